@@ -1,0 +1,1 @@
+//! The protocol state machines: no input or output, no clock, no threads.

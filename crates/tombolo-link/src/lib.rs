@@ -1,0 +1,1 @@
+//! Links between two nodes: shared memory and UDP, one trait and one conformance suite.

@@ -1,0 +1,1 @@
+//! The node: lends memory, borrows it, drives the engine.

@@ -1,0 +1,1 @@
+//! The pager: serves page faults of unmodified programs from far memory.

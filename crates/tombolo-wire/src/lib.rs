@@ -1,0 +1,1 @@
+//! Ids and bit-exact formats of everything that crosses a link.
