@@ -1,1 +1,30 @@
 //! The pager: serves page faults of unmodified programs from far memory.
+//!
+//! ```text
+//!  program + preloaded library        supervisor (this crate)            far memory
+//!  arena (userfaultfd) --faults--> handlers, one a processor --reads--> windows or reads
+//!  agent thread <--drop pages----- evictor --writes-------------------> windows or writes
+//!  agent thread --hello, hang-up-> reception
+//! ```
+//!
+//! [`run`] starts a program under it and comes back when the program and all
+//! its descendants have ended.
+
+mod attach;
+mod evict;
+mod far;
+mod handler;
+mod page;
+mod pager;
+mod prefetch;
+#[path = "../../tombolo-preload/src/protocol.rs"]
+mod protocol;
+mod replacement;
+mod run;
+mod serve;
+mod slots;
+mod space;
+mod stats;
+
+pub use far::{Arrival, FarMemory, LenderGone, Window};
+pub use run::{Finished, Options, RunError, run};

@@ -1,0 +1,153 @@
+//! Another process: reading its memory, pinning our threads, its death.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// A range of another process's memory, or of ours, in bytes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Span {
+    /// First address.
+    pub address: u64,
+    /// Length in bytes.
+    pub length: u64,
+}
+
+/// Most ranges that one vectored call takes (`IOV_MAX`).
+pub const SPANS_MAX: usize = 1024;
+
+/// Copies the `remote` ranges of process `pid` to the `local` ranges of this
+/// one, in order; returns the bytes copied, fewer where a range ends.
+///
+/// # Safety
+///
+/// Every local range must be writable memory of this process that no Rust
+/// reference points into.
+pub unsafe fn read_memory(pid: u32, local: &[Span], remote: &[Span]) -> io::Result<usize> {
+    // SAFETY: Span has the layout of struct iovec; the local ranges are the
+    // caller's promise; the kernel checks the remote ones.
+    let count = unsafe {
+        libc::process_vm_readv(
+            pid as i32,
+            local.as_ptr().cast(),
+            local.len() as u64,
+            remote.as_ptr().cast(),
+            remote.len() as u64,
+            0,
+        )
+    };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Reads exactly `buffer.len()` bytes at `address` of process `pid`.
+pub fn read_exactly(pid: u32, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+    let length = buffer.len() as u64;
+    let local = [Span { address: buffer.as_mut_ptr() as u64, length }];
+    // SAFETY: the local range is exactly `buffer`, borrowed mutably for the call.
+    let count = unsafe { read_memory(pid, &local, &[Span { address, length }])? };
+    if count == buffer.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// A descriptor that becomes readable when the process ends.
+pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open(2) takes two integers and returns a new descriptor.
+    let made = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if made < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call above has just returned this descriptor to us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(made as i32) })
+}
+
+/// Sends a signal through a pidfd: never to a process that took over the number.
+pub fn signal(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
+    // SAFETY: pidfd_send_signal(2) takes a descriptor, a number, no siginfo and no flags.
+    let result = unsafe {
+        libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, std::ptr::null::<libc::siginfo_t>(), 0)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The processors this process may run on.
+pub fn processors() -> Vec<usize> {
+    // SAFETY: an all-zero cpu_set_t is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the size is that of the structure passed.
+    let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
+    if result < 0 {
+        return vec![0];
+    }
+    // SAFETY: CPU_ISSET reads inside the structure for indices below CPU_SETSIZE.
+    (0..libc::CPU_SETSIZE as usize).filter(|&processor| unsafe { libc::CPU_ISSET(processor, &set) }).collect()
+}
+
+/// Keeps the calling thread on one processor.
+pub fn pin_thread(processor: usize) -> io::Result<()> {
+    // SAFETY: an all-zero cpu_set_t is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    if processor >= libc::CPU_SETSIZE as usize {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: the index was checked against CPU_SETSIZE.
+    unsafe { libc::CPU_SET(processor, &mut set) };
+    // SAFETY: the size is that of the structure passed.
+    let result = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Keeps every page of this process, present and future, in memory. The
+/// supervisor must never wait for the memory that it serves.
+pub fn lock_memory() -> io::Result<()> {
+    // SAFETY: mlockall(2) takes flags only.
+    let result = unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | MCL_ONFAULT) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Lock a page when it is first touched, not when it is mapped: sparse tables stay sparse.
+const MCL_ONFAULT: i32 = 4;
+
+/// Who gets the signals that are sent to this process alone.
+static RECIPIENT: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn pass_on(signal: i32, information: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    let recipient = RECIPIENT.load(Ordering::Relaxed);
+    // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler; kill(2)
+    // may be called in one. What the terminal sends (SI_KERNEL) reaches the
+    // whole foreground group by itself.
+    unsafe {
+        if recipient > 0 && (*information).si_code <= libc::SI_USER {
+            libc::kill(recipient, signal);
+        }
+    }
+}
+
+/// From now on SIGINT, SIGQUIT, SIGTERM and SIGHUP do not end this process: it
+/// lives as long as process `pid`, which gets them instead. Programs executed
+/// later start with the default actions.
+pub fn pass_signals_to(pid: u32) {
+    RECIPIENT.store(pid as i32, Ordering::Relaxed);
+    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: an all-zero sigaction is valid; the handler is async-signal-safe.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = pass_on as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_this_process_is_readable_and_an_unmapped_address_is_an_error() {
+        let source = [7u8; 100];
+        let mut copy = [0u8; 100];
+        read_exactly(std::process::id(), source.as_ptr() as u64, &mut copy).unwrap();
+        assert_eq!(source, copy);
+        assert!(read_exactly(std::process::id(), 8, &mut copy).is_err());
+    }
+}

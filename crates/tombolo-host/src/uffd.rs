@@ -1,0 +1,311 @@
+//! userfaultfd: page faults of a range, served in user space.
+//!
+//! A [`Userfaultfd`] wraps a descriptor that the served process made (only it
+//! can) and that was passed to the supervisor. All operations here work from
+//! another process; `UFFDIO_MOVE` does not and is left out.
+//!
+//! Three return values need care and have a name each in [`UffdError`]:
+//! *again* (a fork or remap is being reported: read events, then retry),
+//! *exists* (somebody else has put the page there) and *gone* (the address
+//! space has ended: exit or exec).
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Size of the pages that faults are served in, in bytes.
+pub const PAGE_BYTES: usize = 4096;
+
+const UFFD_API: u64 = 0xAA;
+
+/// `_IOWR(0xAA, number, size)`.
+const fn iowr(number: u64, size: u64) -> u64 {
+    (3 << 30) | (size << 16) | (UFFD_API << 8) | number
+}
+/// `_IOR(0xAA, number, size)`.
+const fn ior(number: u64, size: u64) -> u64 {
+    (2 << 30) | (size << 16) | (UFFD_API << 8) | number
+}
+
+const UFFDIO_API: u64 = iowr(0x3F, 24);
+const UFFDIO_REGISTER: u64 = iowr(0x00, 32);
+const UFFDIO_WAKE: u64 = ior(0x02, 16);
+const UFFDIO_COPY: u64 = iowr(0x03, 40);
+const UFFDIO_ZEROPAGE: u64 = iowr(0x04, 32);
+const UFFDIO_WRITEPROTECT: u64 = iowr(0x06, 24);
+const UFFDIO_POISON: u64 = iowr(0x08, 32);
+
+/// `UFFD_FEATURE_PAGEFAULT_FLAG_WP`.
+pub const FEATURE_WRITE_PROTECT: u64 = 1;
+/// `UFFD_FEATURE_EVENT_FORK`: a child gets a descriptor of its own (needs `CAP_SYS_PTRACE`).
+pub const FEATURE_EVENT_FORK: u64 = 1 << 1;
+/// `UFFD_FEATURE_EVENT_REMAP`: registration survives `mremap`.
+pub const FEATURE_EVENT_REMAP: u64 = 1 << 2;
+/// `UFFD_FEATURE_THREAD_ID`: faults name their thread.
+pub const FEATURE_THREAD_ID: u64 = 1 << 8;
+/// `UFFD_FEATURE_POISON`: a range can be made to raise SIGBUS.
+pub const FEATURE_POISON: u64 = 1 << 14;
+/// `UFFD_FEATURE_MOVE`.
+pub const FEATURE_MOVE: u64 = 1 << 16;
+
+const REGISTER_MISSING: u64 = 1;
+const REGISTER_WRITE_PROTECT: u64 = 2;
+const COPY_DONT_WAKE: u64 = 1;
+const COPY_WRITE_PROTECT: u64 = 2;
+const PROTECT_ON: u64 = 1;
+
+const EVENT_PAGEFAULT: u8 = 0x12;
+const EVENT_FORK: u8 = 0x13;
+const EVENT_REMAP: u8 = 0x14;
+const FAULT_WRITE: u64 = 1;
+const FAULT_WRITE_PROTECT: u64 = 2;
+
+/// Why an operation on a userfaultfd did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum UffdError {
+    /// The address space is changing (fork, remap); read events, then retry.
+    /// Holds the bytes already done.
+    #[error("the address space is changing")]
+    Again(usize),
+    /// A page is present already. Holds the bytes done before it.
+    #[error("a page is already present")]
+    Exists(usize),
+    /// The range is not registered (unmapped in the meantime).
+    #[error("the range is not registered any more")]
+    NotMapped,
+    /// The address space has ended.
+    #[error("the address space has ended")]
+    Gone,
+    /// The source could not be read.
+    #[error("the source of the copy cannot be read")]
+    BadSource,
+    /// Anything else the kernel said.
+    #[error("userfaultfd: {0}")]
+    Other(io::Error),
+}
+
+/// What the kernel reports.
+#[derive(Debug)]
+pub enum Event {
+    /// A thread waits for a page.
+    Fault {
+        /// Page-aligned address.
+        address: u64,
+        /// The access was a write.
+        write: bool,
+        /// The page is present but write-protected.
+        write_protected: bool,
+        /// The thread that waits (0 where the feature is off).
+        thread: u32,
+    },
+    /// The process forked; the descriptor serves the child.
+    Fork(Userfaultfd),
+    /// A registered range moved.
+    Remap {
+        /// Where it was.
+        from: u64,
+        /// Where it is.
+        to: u64,
+        /// Its length in bytes.
+        length: u64,
+    },
+    /// Something this module does not ask for.
+    Unknown(u8),
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Message {
+    event: u8,
+    reserved1: u8,
+    reserved2: u16,
+    reserved3: u32,
+    argument: [u64; 3],
+}
+
+/// One address space's userfaultfd.
+#[derive(Debug)]
+pub struct Userfaultfd(OwnedFd);
+
+impl Userfaultfd {
+    /// Takes a descriptor that the served process made. Not yet usable:
+    /// [`Userfaultfd::enable`] comes first.
+    pub fn from_descriptor(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+
+    /// Makes one for this process: by the system call, else by `/dev/userfaultfd`.
+    pub fn for_this_process() -> io::Result<Self> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // SAFETY: userfaultfd(2) takes flags only and returns a new descriptor.
+        let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+        if made >= 0 {
+            // SAFETY: the call above has just returned this descriptor to us alone.
+            return Ok(Self(unsafe { OwnedFd::from_raw_fd(made as i32) }));
+        }
+        let refused = io::Error::last_os_error();
+        let Ok(device) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd") else {
+            return Err(refused);
+        };
+        const USERFAULTFD_IOC_NEW: u64 = UFFD_API << 8;
+        // SAFETY: USERFAULTFD_IOC_NEW takes flags by value and returns a new descriptor.
+        let made = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW as _, flags) };
+        if made < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call above has just returned this descriptor to us alone.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(made) }))
+    }
+
+    /// A second descriptor of the same address space.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self(self.0.try_clone()?))
+    }
+
+    fn ioctl<T>(&self, request: u64, argument: &mut T) -> io::Result<()> {
+        // SAFETY: every request constant of this module encodes the size of the
+        // structure that its only caller passes, and the kernel writes no further.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, std::ptr::from_mut(argument)) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// The handshake with the kernel; returns the features it has. A descriptor
+    /// can be enabled once. EPERM: the feature needs a privilege.
+    pub fn enable(&self, features: u64) -> io::Result<u64> {
+        let mut api = [UFFD_API, features, 0];
+        self.ioctl(UFFDIO_API, &mut api)?;
+        Ok(api[1])
+    }
+
+    /// From now on missing and write-protected pages of the range are reported.
+    pub fn register(&self, start: u64, length: u64) -> io::Result<()> {
+        self.ioctl(UFFDIO_REGISTER, &mut [start, length, REGISTER_MISSING | REGISTER_WRITE_PROTECT, 0])
+    }
+
+    /// Fills absent pages of `[target, target + length)` from `source` and wakes
+    /// whoever waits for them. `protect`: the first write will be reported.
+    /// Returns the bytes filled.
+    ///
+    /// `source` is only read by the kernel: a bad one is [`UffdError::BadSource`].
+    pub fn copy(&self, target: u64, source: u64, length: usize, protect: bool) -> Result<usize, UffdError> {
+        let mode = if protect { COPY_WRITE_PROTECT } else { 0 };
+        self.copy_with_mode(target, source, length, mode)
+    }
+
+    /// As [`Userfaultfd::copy`], waking nobody.
+    pub fn copy_quietly(&self, target: u64, source: u64, length: usize, protect: bool) -> Result<usize, UffdError> {
+        let mode = COPY_DONT_WAKE | if protect { COPY_WRITE_PROTECT } else { 0 };
+        self.copy_with_mode(target, source, length, mode)
+    }
+
+    fn copy_with_mode(&self, target: u64, source: u64, length: usize, mode: u64) -> Result<usize, UffdError> {
+        let mut request = [target, source, length as u64, mode, 0];
+        match self.ioctl(UFFDIO_COPY, &mut request) {
+            Ok(()) => Ok(length),
+            Err(error) => Err(classify(error, request[4] as i64)),
+        }
+    }
+
+    /// Maps zero pages into the absent pages of a range.
+    pub fn zero(&self, start: u64, length: usize) -> Result<usize, UffdError> {
+        let mut request = [start, length as u64, 0, 0];
+        match self.ioctl(UFFDIO_ZEROPAGE, &mut request) {
+            Ok(()) => Ok(length),
+            Err(error) => Err(classify(error, request[3] as i64)),
+        }
+    }
+
+    /// Present pages of the range report their next write (`on`), or stop doing
+    /// so and wake whoever waits (`!on`).
+    pub fn write_protect(&self, start: u64, length: usize, on: bool) -> Result<(), UffdError> {
+        let mut request = [start, length as u64, if on { PROTECT_ON } else { 0 }];
+        self.ioctl(UFFDIO_WRITEPROTECT, &mut request).map_err(|error| classify(error, 0))
+    }
+
+    /// Wakes whoever waits for a page of the range; they try again.
+    pub fn wake(&self, start: u64, length: usize) -> Result<(), UffdError> {
+        self.ioctl(UFFDIO_WAKE, &mut [start, length as u64]).map_err(|error| classify(error, 0))
+    }
+
+    /// Absent pages of the range raise SIGBUS from now on (EFAULT in system calls).
+    pub fn poison(&self, start: u64, length: usize) -> Result<(), UffdError> {
+        let mut request = [start, length as u64, 0, 0];
+        self.ioctl(UFFDIO_POISON, &mut request).map_err(|error| classify(error, request[3] as i64))
+    }
+
+    /// The next event, if there is one (the descriptor never blocks).
+    pub fn read_event(&self) -> io::Result<Option<Event>> {
+        let mut message = Message::default();
+        let size = size_of::<Message>();
+        // SAFETY: the buffer is a plain structure of exactly `size` bytes, any
+        // content of which is valid.
+        let count = unsafe { libc::read(self.0.as_raw_fd(), std::ptr::from_mut(&mut message).cast(), size) };
+        if count < 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            };
+        }
+        if count as usize != size {
+            return Ok(None);
+        }
+        let [first, second, third] = message.argument;
+        Ok(Some(match message.event {
+            EVENT_PAGEFAULT => Event::Fault {
+                address: second & !(PAGE_BYTES as u64 - 1),
+                write: first & FAULT_WRITE != 0,
+                write_protected: first & FAULT_WRITE_PROTECT != 0,
+                thread: third as u32,
+            },
+            // SAFETY: the kernel installed this descriptor for the reader of the event.
+            EVENT_FORK => Event::Fork(Self(unsafe { OwnedFd::from_raw_fd(first as u32 as i32) })),
+            EVENT_REMAP => Event::Remap { from: first, to: second, length: third },
+            other => Event::Unknown(other),
+        }))
+    }
+}
+
+impl AsFd for Userfaultfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// `done`: the kernel's count field, negative where it holds an error number.
+fn classify(error: io::Error, done: i64) -> UffdError {
+    let done = usize::try_from(done).unwrap_or(0);
+    match error.raw_os_error() {
+        Some(libc::EAGAIN) => UffdError::Again(done),
+        Some(libc::EEXIST) => UffdError::Exists(done),
+        Some(libc::ENOENT) => UffdError::NotMapped,
+        Some(libc::ESRCH) => UffdError::Gone,
+        Some(libc::EFAULT) => UffdError::BadSource,
+        _ => UffdError::Other(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_numbers_are_the_kernels() {
+        assert_eq!(UFFDIO_API, 0xC018_AA3F);
+        assert_eq!(UFFDIO_REGISTER, 0xC020_AA00);
+        assert_eq!(UFFDIO_WAKE, 0x8010_AA02);
+        assert_eq!(UFFDIO_COPY, 0xC028_AA03);
+        assert_eq!(UFFDIO_ZEROPAGE, 0xC020_AA04);
+        assert_eq!(UFFDIO_WRITEPROTECT, 0xC018_AA06);
+        assert_eq!(UFFDIO_POISON, 0xC020_AA08);
+    }
+
+    #[test]
+    fn errors_are_told_apart() {
+        let error = |code| io::Error::from_raw_os_error(code);
+        assert!(matches!(classify(error(libc::EAGAIN), -(libc::EAGAIN as i64)), UffdError::Again(0)));
+        assert!(matches!(classify(error(libc::EAGAIN), 8192), UffdError::Again(8192)));
+        assert!(matches!(classify(error(libc::EEXIST), 4096), UffdError::Exists(4096)));
+        assert!(matches!(classify(error(libc::ESRCH), 0), UffdError::Gone));
+        assert!(matches!(classify(error(libc::EINVAL), 0), UffdError::Other(_)));
+    }
+}

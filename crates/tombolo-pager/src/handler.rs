@@ -1,0 +1,106 @@
+//! Fault handlers: one thread a processor, each with a poll set of its own, so
+//! that a fault is mostly served on the processor where it happened. Waking a
+//! thread elsewhere costs several times as much as serving the fault.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use tombolo_host::process;
+
+use crate::pager::Pager;
+use crate::space::Space;
+
+/// Marks the descriptors of far memory in a poll set.
+const FAR: u64 = u64::MAX;
+/// Marks the descriptor that ends a handler.
+const STOP: u64 = u64::MAX - 1;
+/// How long a handler that has sent for a page polls before it sleeps.
+const SPIN: Duration = Duration::from_micros(150);
+
+/// What one handler sleeps on.
+#[derive(Debug)]
+pub struct PollSet {
+    epoll: OwnedFd,
+    stop: OwnedFd,
+}
+
+impl PollSet {
+    /// An empty set.
+    pub fn new() -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+        epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
+        Ok(Self { epoll, stop })
+    }
+
+    /// Adds a descriptor of far memory.
+    pub fn add_far(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        epoll::add(&self.epoll, descriptor, epoll::EventData::new_u64(FAR), epoll::EventFlags::IN)?;
+        Ok(())
+    }
+
+    /// Adds the faults of a space.
+    pub fn add_space(&self, space: &Space) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(u64::from(space.index));
+        epoll::add(&self.epoll, space.uffd.as_fd(), data, epoll::EventFlags::IN)?;
+        Ok(())
+    }
+
+    /// Removes them. Closing does not: the agent has a duplicate.
+    pub fn remove_space(&self, space: &Space) {
+        let _ = epoll::delete(&self.epoll, space.uffd.as_fd());
+    }
+
+    /// Ends the handler.
+    pub fn stop(&self) {
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+}
+
+/// Serves faults until the run is over. `number` names the poll set and the processor.
+pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
+    if let Some(processor) = processor {
+        // Not being pinned costs speed only.
+        let _ = process::pin_thread(processor);
+    }
+    let Some(set) = pager.polls.get(number) else { return };
+    let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+    let mut events = [nothing; 16];
+    let mut spin_until: Option<Instant> = None;
+    while !pager.stopping.load(Ordering::Relaxed) {
+        let mut timeout = None;
+        if spin_until.is_some_and(|end| Instant::now() < end) || !pager.far.arm() {
+            timeout = Some(rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 });
+        }
+        let count = match epoll::wait(&set.epoll, &mut events[..], timeout.as_ref()) {
+            Ok(count) => count,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+        };
+        let sent = pager.far.in_flight();
+        for event in &events[..count] {
+            match event.data.u64() {
+                STOP => return,
+                FAR => {}
+                index => {
+                    if let Some(space) = pager.space(index as u32) {
+                        pager.serve_next(&space);
+                    }
+                }
+            }
+        }
+        pager.serve_deferred();
+        if pager.far.in_flight() > sent {
+            spin_until = Some(Instant::now() + SPIN);
+        }
+        if pager.far.in_flight() > 0 {
+            pager.far.progress(&mut |arrival| pager.arrived(arrival));
+        } else {
+            spin_until = None;
+        }
+    }
+}

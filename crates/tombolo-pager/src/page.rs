@@ -1,0 +1,178 @@
+//! What the supervisor knows about one page of a program: a word of state.
+//!
+//! ```text
+//!            first touch                        write fault: slot given up
+//!  Untouched ----------> Installing --> Resident (dirty) <---- Resident (clean, has a slot)
+//!      ^                     ^            |    EvictCopy          |  ^
+//!      | zero page           |            v                       v  |
+//!      +------------------ EvictDrop <----+------------------- EvictDrop
+//!                            |
+//!                            v         fault            data is here
+//!                          Remote ------------> Fetching -----------> Installing --> Resident
+//!                            |
+//!                            +--- lender gone ---> Lost
+//! ```
+//!
+//! *EvictCopy*: the contents are being saved, the page is still mapped.
+//! *EvictDrop*: the contents are safe and the page may vanish at any moment.
+//! *Installing*: a userfaultfd ioctl on the page is under way; it ends soon and
+//! always wakes whoever waits. *Fetching* may be cancelled (a discard), and
+//! ends when the far side answers.
+
+/// The states of the diagram above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// Reads as zero; nothing is stored.
+    Untouched = 0,
+    /// Mapped in the program.
+    Resident = 1,
+    /// Only in far memory.
+    Remote = 2,
+    /// On its way from far memory.
+    Fetching = 3,
+    /// Being mapped.
+    Installing = 4,
+    /// Being saved.
+    EvictCopy = 5,
+    /// Saved, being unmapped.
+    EvictDrop = 6,
+    /// Was with a lender that is gone.
+    Lost = 7,
+}
+
+const STATE_MASK: u64 = 7;
+const HAS_SLOT: u64 = 1 << 3;
+const WAITER: u64 = 1 << 4;
+const QUEUED: u64 = 1 << 5;
+const DISCARD: u64 = 1 << 6;
+const REFERENCED: u64 = 1 << 7;
+const WRITABLE: u64 = 1 << 8;
+const SLOT_SHIFT: u32 = 12;
+const SLOT_BITS: u64 = 32;
+const AGE_SHIFT: u32 = 44;
+
+/// Wraps around: a coarse clock of evictions, for telling soon from late.
+pub const AGE_MASK: u64 = (1 << (64 - AGE_SHIFT)) - 1;
+
+/// The word of one page. Copied out of the table, changed, and put back, all
+/// under the table's lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Entry(pub u64);
+
+impl Entry {
+    /// The state.
+    pub fn state(self) -> State {
+        match self.0 & STATE_MASK {
+            0 => State::Untouched,
+            1 => State::Resident,
+            2 => State::Remote,
+            3 => State::Fetching,
+            4 => State::Installing,
+            5 => State::EvictCopy,
+            6 => State::EvictDrop,
+            _ => State::Lost,
+        }
+    }
+
+    /// The same page in another state.
+    #[must_use]
+    pub fn with_state(self, state: State) -> Self {
+        Self(self.0 & !STATE_MASK | state as u64)
+    }
+
+    /// The far slot that holds the page's contents, if one does.
+    pub fn slot(self) -> Option<u32> {
+        (self.0 & HAS_SLOT != 0).then_some((self.0 >> SLOT_SHIFT) as u32)
+    }
+
+    /// With this slot, or none.
+    #[must_use]
+    pub fn with_slot(self, slot: Option<u32>) -> Self {
+        let cleared = self.0 & !(((1 << SLOT_BITS) - 1) << SLOT_SHIFT) & !HAS_SLOT;
+        Self(match slot {
+            Some(slot) => cleared | HAS_SLOT | u64::from(slot) << SLOT_SHIFT,
+            None => cleared,
+        })
+    }
+
+    /// When the page was last evicted, on the coarse clock.
+    pub fn age(self) -> u64 {
+        self.0 >> AGE_SHIFT
+    }
+
+    /// With this eviction time.
+    #[must_use]
+    pub fn with_age(self, age: u64) -> Self {
+        Self(self.0 & !(AGE_MASK << AGE_SHIFT) | (age & AGE_MASK) << AGE_SHIFT)
+    }
+}
+
+macro_rules! flag {
+    ($(#[$doc:meta] $get:ident $set:ident $mask:ident;)*) => {
+        impl Entry {
+            $(
+                #[$doc]
+                pub fn $get(self) -> bool {
+                    self.0 & $mask != 0
+                }
+                #[$doc]
+                #[must_use]
+                pub fn $set(self, on: bool) -> Self {
+                    Self(if on { self.0 | $mask } else { self.0 & !$mask })
+                }
+            )*
+        }
+    };
+}
+
+flag! {
+    /// A thread waits for an eviction of this page to end.
+    has_waiter with_waiter WAITER;
+    /// The page stands in a replacement queue.
+    is_queued with_queued QUEUED;
+    /// The program gave the contents up during an eviction.
+    is_discarded with_discarded DISCARD;
+    /// The page was used again since it was queued.
+    is_referenced with_referenced REFERENCED;
+    /// While it is fetched: a write waits for it, so it is to be mapped writable.
+    is_writable with_writable WRITABLE;
+}
+
+impl std::fmt::Debug for Entry {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{:?}", self.state())?;
+        if let Some(slot) = self.slot() {
+            write!(formatter, " slot {slot}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_do_not_disturb_each_other() {
+        let entry = Entry(0)
+            .with_state(State::Lost)
+            .with_slot(Some(u32::MAX))
+            .with_age(AGE_MASK)
+            .with_waiter(true)
+            .with_referenced(true);
+        assert_eq!(entry.state(), State::Lost);
+        assert_eq!(entry.slot(), Some(u32::MAX));
+        assert_eq!(entry.age(), AGE_MASK);
+        assert!(entry.has_waiter() && entry.is_referenced() && !entry.is_queued() && !entry.is_discarded());
+        let entry = entry.with_slot(None).with_state(State::Resident).with_waiter(false);
+        assert_eq!((entry.state(), entry.slot(), entry.age()), (State::Resident, None, AGE_MASK));
+        assert!(!entry.has_waiter() && entry.is_referenced());
+    }
+
+    #[test]
+    fn an_all_zero_word_is_an_untouched_page() {
+        assert_eq!(Entry(0).state(), State::Untouched);
+        assert_eq!(Entry(0).slot(), None);
+    }
+}

@@ -1,0 +1,185 @@
+//! Which neighbours to bring along: only when the faults show a stride.
+//!
+//! A stride is believed once three faults of the recent ones lie on a line.
+//! Then each fault that lands where the stream was expected to stop doubles the
+//! window. Random faults find no line and fetch nothing.
+
+/// Faults remembered.
+const RECENT: usize = 24;
+/// Streams followed at once.
+const STREAMS: usize = 8;
+/// Longest stride believed, in pages.
+const STRIDE_MAX: i64 = 64;
+/// First and largest window, in pages.
+const WINDOW_MIN: u32 = 4;
+const WINDOW_MAX: u32 = 64;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Stream {
+    /// Where the next fault is expected.
+    next: i64,
+    stride: i64,
+    window: u32,
+    used_at: u64,
+}
+
+/// The fault history of one space.
+#[derive(Debug)]
+pub struct Prefetch {
+    recent: [i64; RECENT],
+    count: u64,
+    streams: [Stream; STREAMS],
+}
+
+/// What to fetch besides the faulting page: `count` pages, each `stride` after the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ahead {
+    /// Distance between pages; may be negative.
+    pub stride: i64,
+    /// How many pages; 0 for none.
+    pub count: u32,
+}
+
+impl Default for Prefetch {
+    fn default() -> Self {
+        Self { recent: [i64::MIN / 4; RECENT], count: 0, streams: [Stream::default(); STREAMS] }
+    }
+}
+
+impl Prefetch {
+    /// A fault on `page`: what should come with it.
+    pub fn fault(&mut self, page: u32) -> Ahead {
+        let page = i64::from(page);
+        self.count += 1;
+        let now = self.count;
+        let ahead = self.follow(page, now).or_else(|| self.discover(page, now));
+        self.recent[(now % RECENT as u64) as usize] = page;
+        ahead.unwrap_or(Ahead { stride: 1, count: 0 })
+    }
+
+    fn follow(&mut self, page: i64, now: u64) -> Option<Ahead> {
+        let stream = self.streams.iter_mut().find(|stream| {
+            // A few pages late is the same stream: some of its pages were there already.
+            let late = page - stream.next;
+            stream.window > 0 && (late == 0 || (late * stream.stride.signum() > 0 && late.abs() <= 2 * stream.stride.abs()))
+        })?;
+        stream.window = (stream.window * 2).min(WINDOW_MAX);
+        stream.used_at = now;
+        stream.next = page + stream.stride * (i64::from(stream.window) + 1);
+        Some(Ahead { stride: stream.stride, count: stream.window })
+    }
+
+    fn discover(&mut self, page: i64, now: u64) -> Option<Ahead> {
+        let stride = self.recent.iter().find_map(|&other| {
+            let stride = page - other;
+            (stride != 0 && stride.abs() <= STRIDE_MAX && self.recent.contains(&(other - stride))).then_some(stride)
+        })?;
+        let oldest = self.streams.iter_mut().min_by_key(|stream| stream.used_at)?;
+        *oldest = Stream {
+            next: page + stride * (i64::from(WINDOW_MIN) + 1),
+            stride,
+            window: WINDOW_MIN,
+            used_at: now,
+        };
+        Some(Ahead { stride, count: WINDOW_MIN })
+    }
+}
+
+/// First touches: memory that is filled from front to back gets more pages at a time.
+#[derive(Debug, Default)]
+pub struct Touches {
+    /// Where the next touch is expected, and how many pages the last one got.
+    runs: [(u32, u32); 8],
+    turn: usize,
+}
+
+/// Most pages mapped for one first touch.
+pub const TOUCH_MAX: u32 = 64;
+
+impl Touches {
+    /// How many pages to map from `page` on.
+    pub fn touch(&mut self, page: u32) -> u32 {
+        let known = self.runs.iter().position(|&(next, pages)| pages > 0 && next == page);
+        let (index, pages) = match known {
+            Some(index) => (index, (self.runs[index].1 * 2).min(TOUCH_MAX)),
+            None => {
+                self.turn = (self.turn + 1) % self.runs.len();
+                (self.turn, 1)
+            }
+        };
+        self.runs[index] = (page.saturating_add(pages), pages);
+        pages
+    }
+
+    /// Fewer pages than asked for were mapped from `page` on.
+    pub fn stopped(&mut self, page: u32, pages: u32, mapped: u32) {
+        if let Some(run) = self.runs.iter_mut().find(|run| **run == (page.saturating_add(pages), pages)) {
+            *run = (page + mapped, mapped);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a reader over `pages`, faulting only where nothing was fetched ahead.
+    fn faults(pages: impl Iterator<Item = u32>) -> (usize, usize) {
+        let mut prefetch = Prefetch::default();
+        let mut present = std::collections::HashSet::new();
+        let (mut faults, mut fetched) = (0, 0);
+        for page in pages {
+            if present.insert(page) {
+                faults += 1;
+                let ahead = prefetch.fault(page);
+                for step in 1..=i64::from(ahead.count) {
+                    let page = i64::from(page) + ahead.stride * step;
+                    fetched += usize::from(u32::try_from(page).is_ok_and(|page| present.insert(page)));
+                }
+            }
+        }
+        (faults, fetched)
+    }
+
+    #[test]
+    fn sequential_and_strided_readers_rarely_fault() {
+        assert!(faults(0..10_000).0 < 200);
+        assert!(faults((0..10_000).rev()).0 < 200);
+        assert!(faults((0..10_000).map(|page| page * 7)).0 < 200);
+    }
+
+    #[test]
+    fn interleaved_streams_are_told_apart() {
+        let pages = (0..5_000).flat_map(|step| [step, 1_000_000 + step, 2_000_000 - step]);
+        assert!(faults(pages).0 < 400);
+    }
+
+    #[test]
+    fn first_touches_grow_along_a_run_only() {
+        let mut touches = Touches::default();
+        let (mut page, mut count) = (100, 0);
+        while page < 10_000 {
+            page += touches.touch(page);
+            count += 1;
+        }
+        assert!(count < 200);
+        assert_eq!(touches.touch(5), 1);
+        assert_eq!(touches.touch(6), 2);
+        touches.stopped(6, 2, 1);
+        assert_eq!(touches.touch(7), 2);
+        assert_eq!(touches.touch(50), 1);
+    }
+
+    #[test]
+    fn random_readers_fetch_next_to_nothing_ahead() {
+        let mut state = 0x9E37_79B9_7F4A_7C15u64;
+        let pages = (0..10_000).map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state % 1_000_000) as u32
+        });
+        let (faults, fetched) = faults(pages);
+        assert!(fetched * 50 < faults, "{fetched} pages fetched ahead for {faults} faults");
+    }
+}

@@ -1,0 +1,125 @@
+//! Which page goes next: S3-FIFO, fed by what a supervisor can see.
+//!
+//! New pages enter a *small* queue (a tenth of the room) and leave from there,
+//! unless they come back soon after: a page that faults again within one
+//! memory's worth of evictions (its age, kept in its table entry, is the ghost
+//! queue) enters the *main* queue. In both queues a page that was seen in use
+//! meanwhile (a write fault) gets a second round.
+//!
+//! The queues hold names of pages, not pages: a name whose page is no longer
+//! resident is dropped when it comes up.
+
+use std::collections::VecDeque;
+
+use crate::page::AGE_MASK;
+
+/// Names a page of a space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageName {
+    /// Index of the space.
+    pub space: u32,
+    /// Index of the page in the space's arena.
+    pub page: u32,
+}
+
+/// The two queues and the clock of evictions.
+#[derive(Debug)]
+pub struct Replacement {
+    small: VecDeque<PageName>,
+    main: VecDeque<PageName>,
+    limit_pages: usize,
+    evictions: u64,
+}
+
+/// Evictions per tick of the coarse clock.
+const TICK: u64 = 64;
+
+impl Replacement {
+    /// For a memory of `limit_pages`.
+    pub fn new(limit_pages: usize) -> Self {
+        let room = limit_pages + limit_pages / 2 + 1024;
+        Self {
+            small: VecDeque::with_capacity(room),
+            main: VecDeque::with_capacity(room),
+            limit_pages,
+            evictions: 0,
+        }
+    }
+
+    /// A page was mapped. `evicted_at`: its age if it came back from far memory.
+    pub fn insert(&mut self, name: PageName, evicted_at: Option<u64>) {
+        let soon = evicted_at.is_some_and(|age| {
+            let elapsed = self.age().wrapping_sub(age) & AGE_MASK;
+            elapsed * TICK < self.limit_pages as u64
+        });
+        if soon { self.main.push_back(name) } else { self.small.push_back(name) }
+    }
+
+    /// A page that came up but was in use: another round.
+    pub fn reinsert(&mut self, name: PageName) {
+        self.main.push_back(name);
+    }
+
+    /// The next page to look at.
+    pub fn pop(&mut self) -> Option<PageName> {
+        let small_first = self.small.len() * 10 > self.limit_pages || self.main.is_empty();
+        if small_first { self.small.pop_front().or_else(|| self.main.pop_front()) } else { self.main.pop_front() }
+    }
+
+    /// Now, on the coarse clock.
+    pub fn age(&self) -> u64 {
+        self.evictions / TICK & AGE_MASK
+    }
+
+    /// `count` pages were evicted.
+    pub fn advance(&mut self, count: u64) {
+        self.evictions += count;
+    }
+
+    /// Names in the queues.
+    pub fn len(&self) -> usize {
+        self.small.len() + self.main.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(page: u32) -> PageName {
+        PageName { space: 0, page }
+    }
+
+    #[test]
+    fn a_page_that_comes_back_soon_outlives_a_scan() {
+        let mut replacement = Replacement::new(100);
+        replacement.insert(name(1000), Some(replacement.age()));
+        for page in 0..50 {
+            replacement.insert(name(page), None);
+        }
+        let gone: Vec<u32> = (0..40).filter_map(|_| replacement.pop()).map(|name| name.page).collect();
+        assert_eq!(gone, (0..40).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_page_that_comes_back_late_is_new() {
+        let mut replacement = Replacement::new(100);
+        let age = replacement.age();
+        replacement.advance(100 * TICK);
+        replacement.insert(name(7), Some(age));
+        replacement.insert(name(8), Some(replacement.age()));
+        assert_eq!(replacement.pop(), Some(name(8)));
+    }
+
+    #[test]
+    fn everything_inserted_comes_up_once() {
+        let mut replacement = Replacement::new(10);
+        for page in 0..30 {
+            replacement.insert(name(page), (page % 3 == 0).then_some(0));
+        }
+        let mut pages: Vec<u32> = std::iter::from_fn(|| replacement.pop()).map(|name| name.page).collect();
+        pages.sort_unstable();
+        assert_eq!(pages, (0..30).collect::<Vec<_>>());
+        assert_eq!(replacement.len(), 0);
+    }
+}

@@ -1,0 +1,290 @@
+//! Starts a program under the pager and waits for it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tombolo_host::process;
+
+use crate::attach::Reception;
+use crate::evict::Evictor;
+use crate::far::FarMemory;
+use crate::handler;
+use crate::pager::{Notify, Pager};
+use crate::protocol::{VARIABLE, VERSION};
+
+/// What to run, and within which limits.
+pub struct Options {
+    /// The program, as a shell would find it.
+    pub program: OsString,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Most bytes of far ranges resident at once.
+    pub local_bytes: u64,
+    /// Anonymous mappings of at least this many bytes are far.
+    pub minimum_bytes: u64,
+    /// The preloaded library's file contents.
+    pub library: &'static [u8],
+    /// Gets messages for the user.
+    pub notify: Notify,
+    /// Called once with a way to follow the run while it lasts.
+    pub started: Option<Box<dyn FnOnce(Monitor) + Send>>,
+}
+
+/// Follows a run from outside.
+#[derive(Clone)]
+pub struct Monitor {
+    pager: Arc<Pager>,
+    pid: u32,
+}
+
+impl Monitor {
+    /// Process id of the program.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// All counters, by name.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.pager.stats.counters.all()
+    }
+
+    /// Pages resident now.
+    pub fn resident_pages(&self) -> u64 {
+        self.pager.resident.load(Ordering::Relaxed)
+    }
+
+    /// Far pages in use now.
+    pub fn far_pages(&self) -> u64 {
+        self.pager.slots.lock().used() as u64
+    }
+
+    /// A lender is gone: its pages are not given out any more. `kill`: programs that had
+    /// pages there get SIGBUS now instead of when they touch one.
+    pub fn lender_gone(&self, who: &str, why: &str) {
+        self.pager.lender_gone(who, why);
+    }
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// The program's own status.
+    pub status: ExitStatus,
+    /// Wall-clock time of the program.
+    pub elapsed: Duration,
+    /// All counters, by name.
+    pub counters: Vec<(&'static str, u64)>,
+    /// Service time of far faults in nanoseconds: median, 99th percentile, maximum.
+    pub far_fault_ns: [u64; 3],
+    /// Limit on resident pages.
+    pub limit_pages: u64,
+}
+
+impl Finished {
+    /// The program's exit code, or 128 and its signal, as a shell reports it.
+    pub fn exit_code(&self) -> u8 {
+        match (self.status.code(), self.status.signal()) {
+            (Some(code), _) => code as u8,
+            (None, Some(signal)) => 128u8.wrapping_add(signal as u8),
+            (None, None) => 125,
+        }
+    }
+
+    /// A counter.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters.iter().find(|(known, _)| *known == name).map_or(0, |&(_, value)| value)
+    }
+}
+
+/// Why a program was not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Too little to run anything.
+    #[error("--local {0} bytes is too little: give at least 4 MiB")]
+    LimitTooSmall(u64),
+    /// The program could not be started.
+    #[error("cannot run {program}: {source}")]
+    Program {
+        /// Its name.
+        program: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The supervisor could not be set up.
+    #[error("cannot set the pager up ({what}): {source}")]
+    SetUp {
+        /// What failed.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn set_up<T>(what: &'static str, result: io::Result<T>) -> Result<T, RunError> {
+    result.map_err(|source| RunError::SetUp { what, source })
+}
+
+/// A private directory with the socket and the library, removed on drop.
+struct RunDirectory(PathBuf);
+
+impl RunDirectory {
+    fn new(library: &[u8]) -> io::Result<Self> {
+        let parent = std::env::temp_dir();
+        remove_stale(&parent);
+        let path = parent.join(format!("{DIRECTORY_PREFIX}{}", std::process::id()));
+        fs::DirBuilder::new().mode(0o700).create(&path)?;
+        let directory = Self(path);
+        let mut file =
+            fs::OpenOptions::new().write(true).create_new(true).mode(0o500).open(directory.library())?;
+        file.write_all(library)?;
+        Ok(directory)
+    }
+
+    fn library(&self) -> PathBuf {
+        self.0.join("libtombolo.so")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join("pager")
+    }
+}
+
+impl Drop for RunDirectory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const DIRECTORY_PREFIX: &str = "tombolo-run-";
+
+/// Supervisors that were killed leave their directory behind.
+fn remove_stale(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(DIRECTORY_PREFIX)?.parse::<u32>().ok());
+        if let Some(pid) = pid
+            && !Path::new(&format!("/proc/{pid}")).exists()
+        {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Address space for each program: virtual only, so generous.
+fn arena_bytes(local_bytes: u64, far_bytes: u64) -> u64 {
+    const LEAST: u64 = 64 << 30;
+    const MOST: u64 = 4 << 40;
+    ((local_bytes + far_bytes).saturating_mul(8)).next_multiple_of(1 << 30).clamp(LEAST, MOST)
+}
+
+/// Runs a program whose memory beyond `local_bytes` lives in `far`.
+pub fn run(options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunError> {
+    if options.local_bytes < 4 << 20 {
+        return Err(RunError::LimitTooSmall(options.local_bytes));
+    }
+    let directory = set_up("its directory", RunDirectory::new(options.library))?;
+    let processors = process::processors();
+    // Two at least: one may wait for the other's event.
+    let handlers = processors.len().clamp(2, 16);
+    let far_bytes = u64::from(far.pages()) * 4096;
+    let pager = set_up("tables", Pager::new(options.local_bytes, handlers, far, options.notify))?;
+    let pager = Arc::new(pager);
+    let reception = set_up("its socket", Reception::new(&directory.socket(), pager.clone()))?;
+    let evictor = set_up("the evictor", Evictor::new(pager.clone()))?;
+
+    let mut threads = Vec::new();
+    let mut start = |name: &str, work: Box<dyn FnOnce() + Send>| -> Result<(), RunError> {
+        threads.push(set_up("threads", thread::Builder::new().name(name.into()).spawn(work))?);
+        Ok(())
+    };
+    for number in 0..handlers {
+        let (pager, processor) = (pager.clone(), processors.get(number).copied());
+        start("fault", Box::new(move || handler::run(&pager, number, processor)))?;
+    }
+    start("evict", Box::new(move || evictor.run()))?;
+    start("reception", Box::new(move || reception.run()))?;
+    if let Err(error) = process::lock_memory() {
+        pager.say_once(
+            "lock",
+            &format!("the supervisor's memory cannot be locked ({error}): under memory pressure it may be slow"),
+        );
+    }
+
+    let setting = format!(
+        "{VERSION}:{}:{}:{}",
+        arena_bytes(options.local_bytes, far_bytes),
+        options.minimum_bytes,
+        directory.socket().display()
+    );
+    let mut preload = directory.library().into_os_string();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let since = Instant::now();
+    let spawned = Command::new(&options.program)
+        .args(&options.arguments)
+        .env("LD_PRELOAD", preload)
+        .env(VARIABLE, setting)
+        .spawn();
+    let result = match spawned {
+        Ok(mut child) => {
+            process::pass_signals_to(child.id());
+            if let Some(started) = options.started {
+                started(Monitor { pager: pager.clone(), pid: child.id() });
+            }
+            let status = child.wait();
+            let elapsed = since.elapsed();
+            wait_for_descendants(&pager);
+            status.map(|status| (status, elapsed))
+        }
+        Err(error) => Err(error),
+    };
+    pager.stopping.store(true, Ordering::Relaxed);
+    pager.evictor.ring();
+    for poll in &pager.polls {
+        poll.stop();
+    }
+    for thread in threads {
+        let _ = thread.join();
+    }
+    let (status, elapsed) = result.map_err(|source| RunError::Program {
+        program: options.program.to_string_lossy().into_owned(),
+        source,
+    })?;
+    let latencies = pager.stats.far_latency_ns(&[50.0, 99.0, 100.0]);
+    Ok(Finished {
+        status,
+        elapsed,
+        counters: pager.stats.counters.all(),
+        far_fault_ns: [latencies[0], latencies[1], latencies[2]],
+        limit_pages: pager.limit_pages,
+    })
+}
+
+/// Descendants that outlive the program need the supervisor as long as they live.
+fn wait_for_descendants(pager: &Pager) {
+    let since = Instant::now();
+    let mut told = false;
+    loop {
+        let alive = pager.all_spaces().len();
+        if alive == 0 {
+            return;
+        }
+        if !told && since.elapsed() > Duration::from_secs(2) {
+            told = true;
+            (pager.notify)(&format!("the program has ended; waiting for {alive} process(es) that it left behind"));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}

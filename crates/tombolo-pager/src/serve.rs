@@ -1,0 +1,538 @@
+//! Serving faults: decide under the table's lock, act without it, settle under
+//! it again.
+//!
+//! Events are *read* under the lock, too. The kernel refuses to map pages from
+//! the moment a fork begins to copy page tables until its event is read, so at
+//! that moment, with the lock held, the table says what the child has.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use parking_lot::MutexGuard;
+use tombolo_host::process;
+use tombolo_host::uffd::{Event, PAGE_BYTES, UffdError, Userfaultfd};
+
+use crate::far::Arrival;
+use crate::page::{Entry, State};
+use crate::pager::{Fault, Pager};
+use crate::prefetch::TOUCH_MAX;
+use crate::protocol::{ATTACH, Answer, DISCARD, RESERVED_PAGES, Request};
+use crate::space::{PendingDiscard, Space, Table};
+use crate::stats::Counters;
+
+/// Runs of pages mapped for one fault, at most.
+const RUNS_MAX: usize = 65;
+
+/// Pages to map from consecutive memory.
+#[derive(Clone, Copy, Debug, Default)]
+struct Run {
+    page: u32,
+    count: u32,
+    source: u64,
+    /// Map write-protected: the slot stays valid until the first write.
+    protect: bool,
+}
+
+/// What a fault needs, decided under the lock.
+enum Plan {
+    Nothing,
+    /// The page should be present; if it is not, the program dropped it behind our back.
+    Probe,
+    Zero(Run),
+    Copy { runs: [Run; RUNS_MAX], count: usize },
+    Sent,
+    Unprotect,
+    Poison,
+    Doorbell,
+}
+
+/// A page on a page boundary.
+#[repr(C, align(4096))]
+struct PageBuffer([u8; PAGE_BYTES]);
+
+fn ticket(space: &Space, page: u32) -> u64 {
+    u64::from(space.index) << 32 | u64::from(page)
+}
+
+impl Pager {
+    /// Reads and serves the next event of a space. False: there was none.
+    pub fn serve_next(&self, space: &Arc<Space>) -> bool {
+        let table = space.table.lock();
+        if table.closed {
+            return false;
+        }
+        match space.uffd.read_event() {
+            Ok(Some(Event::Fault { address, write, write_protected, thread })) => {
+                let Some(page) = space.page_at(address) else { return true };
+                let fault =
+                    Fault { space: space.index, page, write, protected: write_protected, thread, since: Instant::now() };
+                self.serve(space, table, fault);
+                true
+            }
+            Ok(Some(Event::Fork(uffd))) => {
+                self.adopt(space, &table, uffd);
+                true
+            }
+            Ok(Some(Event::Remap { .. } | Event::Unknown(_))) => true,
+            Ok(None) | Err(_) => false,
+        }
+    }
+
+    /// Serves a fault that was read earlier.
+    pub fn serve_again(&self, fault: Fault) {
+        if let Some(space) = self.space(fault.space) {
+            let table = space.table.lock();
+            self.serve(&space, table, fault);
+        }
+    }
+
+    /// Serves the faults that somebody read while busy with another one.
+    pub fn serve_deferred(&self) {
+        loop {
+            let next = self.deferred.lock().pop_front();
+            match next {
+                Some(fault) => self.serve_again(fault),
+                None => return,
+            }
+        }
+    }
+
+    fn serve(&self, space: &Arc<Space>, mut table: MutexGuard<'_, Table>, fault: Fault) {
+        if table.closed {
+            return;
+        }
+        let plan = self.decide(space, &mut table, fault);
+        drop(table);
+        Counters::add(&self.stats.counters.faults, 1);
+        let page = fault.page;
+        match plan {
+            Plan::Nothing => {}
+            Plan::Sent => self.far.flush(),
+            Plan::Probe => {
+                let run = Run { page, count: 1, source: self.zeroes.address(), protect: false };
+                self.map(space, run, false);
+            }
+            Plan::Zero(run) => self.map(space, run, true),
+            Plan::Copy { runs, count } => {
+                self.map(space, runs[0], true);
+                self.stats.far_fault(fault.since.elapsed());
+                for &run in &runs[1..count] {
+                    self.map(space, run, true);
+                }
+            }
+            Plan::Unprotect => self.unprotect(space, page),
+            Plan::Poison => self.poison(space, page),
+            Plan::Doorbell => self.answer_doorbell(space, fault.thread),
+        }
+    }
+
+    fn decide(&self, space: &Arc<Space>, table: &mut Table, fault: Fault) -> Plan {
+        let page = fault.page;
+        if (page as usize) < RESERVED_PAGES {
+            return Plan::Doorbell;
+        }
+        let entry = table.get(page);
+        match entry.state() {
+            State::Lost => Plan::Poison,
+            State::EvictCopy if !fault.protected => Plan::Probe,
+            State::EvictCopy | State::EvictDrop => {
+                Counters::add(&self.stats.counters.eviction_waits, 1);
+                table.set(page, entry.with_waiter(true));
+                Plan::Nothing
+            }
+            // Mapped for reading a moment ago, and not settled yet: a writer came too early.
+            State::Installing if fault.protected => {
+                table.set(page, entry.with_waiter(true));
+                Plan::Nothing
+            }
+            // Whoever maps it wakes everybody.
+            State::Installing => Plan::Nothing,
+            State::Fetching => {
+                table.set(page, entry.with_writable(entry.is_writable() || fault.write));
+                Plan::Nothing
+            }
+            State::Resident | State::Untouched | State::Remote if fault.protected => Plan::Unprotect,
+            State::Resident => Plan::Probe,
+            State::Untouched => self.plan_zero(space, table, fault),
+            State::Remote => self.plan_fetch(space, table, fault, entry),
+        }
+    }
+
+    /// A first touch.
+    fn plan_zero(&self, space: &Arc<Space>, table: &mut Table, fault: Fault) -> Plan {
+        let page = fault.page;
+        let want = table.touches.touch(page);
+        let mut count = 1;
+        while count < want
+            && table.find(i64::from(page + count), space.pages).is_some_and(|(_, entry)| entry.state() == State::Untouched)
+        {
+            count += 1;
+        }
+        // What runs ahead of the program must not push out what it uses.
+        let free = self.limit_pages.saturating_sub(self.resident.load(Ordering::Relaxed) + self.headroom_pages);
+        count = count.min((free / 4).clamp(1, u64::from(TOUCH_MAX)) as u32);
+        let granted = self.reserve(space, u64::from(count)) as u32;
+        if granted == 0 {
+            return self.wait_for_room(fault);
+        }
+        table.touches.stopped(page, want, granted);
+        for page in page..page + granted {
+            let entry = table.get(page);
+            table.set(page, entry.with_state(State::Installing));
+        }
+        Counters::add(&self.stats.counters.zero_faults, 1);
+        Counters::add(&self.stats.counters.zero_pages, u64::from(granted));
+        Plan::Zero(Run { page, count: granted, source: self.zeroes.address(), protect: false })
+    }
+
+    /// A page that is in far memory.
+    fn plan_fetch(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, entry: Entry) -> Plan {
+        let Some(slot) = entry.slot() else { return Plan::Poison };
+        if self.far.is_lost(slot) {
+            table.set(fault.page, entry.with_state(State::Lost));
+            return Plan::Poison;
+        }
+        if self.reserve(space, 1) == 0 {
+            return self.wait_for_room(fault);
+        }
+        Counters::add(&self.stats.counters.far_faults, 1);
+        let protect = !fault.write;
+        let ahead = table.prefetch.fault(fault.page);
+        let windowed = self.far.window(slot).is_some();
+        let mut runs = [Run::default(); RUNS_MAX];
+        let mut count = 0usize;
+        let mut taken = 0u64;
+        for step in 0..=i64::from(ahead.count) {
+            let Some((page, entry)) = table.find(i64::from(fault.page) + ahead.stride * step, space.pages) else { break };
+            let Some(slot) = entry.slot().filter(|_| entry.state() == State::Remote) else { continue };
+            if step > 0 {
+                let room = self.resident.load(Ordering::Relaxed) + self.headroom_pages / 4 < self.limit_pages;
+                if self.far.is_lost(slot) || !room || self.reserve(space, 1) == 0 {
+                    break;
+                }
+                Counters::add(&self.stats.counters.prefetched_pages, 1);
+            }
+            taken += 1;
+            if !windowed {
+                table.set(page, entry.with_state(State::Fetching).with_writable(!protect));
+                self.reads.lock().insert(ticket(space, page), fault.since);
+                self.far.read(slot, ticket(space, page));
+                continue;
+            }
+            let Some(window) = self.far.window(slot) else {
+                self.unreserve(space, 1);
+                break;
+            };
+            table.set(page, entry.with_state(State::Installing));
+            match count.checked_sub(1).and_then(|last| runs.get_mut(last)) {
+                Some(run)
+                    if run.page + run.count == page
+                        && run.source + u64::from(run.count) * PAGE_BYTES as u64 == window.address =>
+                {
+                    run.count += 1;
+                }
+                _ => {
+                    runs[count] = Run { page, count: 1, source: window.address, protect };
+                    count += 1;
+                }
+            }
+        }
+        Counters::add(&self.stats.counters.pages_in, taken);
+        if windowed { Plan::Copy { runs, count } } else { Plan::Sent }
+    }
+
+    /// Serves a fault even though there is no room: nothing could be evicted.
+    pub fn serve_beyond_limit(&self, fault: Fault) {
+        self.overdraft.fetch_add(1, Ordering::Relaxed);
+        self.serve_again(fault);
+    }
+
+    fn wait_for_room(&self, fault: Fault) -> Plan {
+        Counters::add(&self.stats.counters.room_waits, 1);
+        self.waiting.lock().push_back(fault);
+        self.evictor.ring();
+        Plan::Nothing
+    }
+
+    /// Maps the pages of a run. `claimed`: their entries say *Installing* and
+    /// room was reserved for them; otherwise this only probes for holes.
+    fn map(&self, space: &Arc<Space>, run: Run, claimed: bool) {
+        let mut done = 0u32;
+        while done < run.count {
+            let page = run.page + done;
+            let offset = u64::from(done) * PAGE_BYTES as u64;
+            let rest = (run.count - done) as usize * PAGE_BYTES;
+            let (mapped, error) =
+                match space.uffd.copy(space.address(page), run.source + offset, rest, run.protect) {
+                    Ok(bytes) => (bytes, None),
+                    Err(UffdError::Again(bytes)) => (bytes, Some(UffdError::Again(0))),
+                    Err(UffdError::Exists(bytes)) => (bytes, Some(UffdError::Exists(0))),
+                    Err(other) => (0, Some(other)),
+                };
+            let mapped = (mapped / PAGE_BYTES) as u32;
+            if claimed && mapped > 0 {
+                self.settle(space, page, mapped, run.protect);
+            }
+            done += mapped;
+            let Some(error) = error else { continue };
+            let page = run.page + done;
+            match error {
+                UffdError::Again(_) => self.read_past_change(space),
+                UffdError::Exists(_) => {
+                    // Present, by whatever way: nothing is known of its contents but that they are the program's.
+                    if claimed {
+                        self.settle(space, page, 1, false);
+                    }
+                    let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
+                    done += 1;
+                }
+                UffdError::Gone => return,
+                other => {
+                    self.map_failed(space, page, run.count - done, claimed, &other);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Pages are mapped: their entries say so from now on.
+    fn settle(&self, space: &Arc<Space>, first: u32, count: u32, protect: bool) {
+        let mut table = space.table.lock();
+        if table.closed {
+            return;
+        }
+        for page in first..first + count {
+            let entry = table.get(page);
+            if entry.state() != State::Installing {
+                continue;
+            }
+            if entry.has_waiter() {
+                let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
+            }
+            let evicted_at = entry.slot().map(|_| entry.age());
+            let mut settled = entry.with_state(State::Resident).with_writable(false).with_waiter(false);
+            if !protect && let Some(slot) = entry.slot() {
+                self.slots.lock().release(slot);
+                settled = settled.with_slot(None);
+            }
+            table.set(page, self.queue(space, page, settled, evicted_at));
+        }
+    }
+
+    /// Pages could not be mapped.
+    fn map_failed(&self, space: &Arc<Space>, first: u32, count: u32, claimed: bool, error: &UffdError) {
+        if claimed {
+            let mut table = space.table.lock();
+            for page in first..first + count {
+                let entry = table.get(page);
+                let back = if entry.slot().is_some() { State::Remote } else { State::Untouched };
+                table.set(page, entry.with_state(back).with_waiter(false));
+                if entry.has_waiter() {
+                    let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
+                }
+            }
+            drop(table);
+            self.unreserve(space, u64::from(count));
+        }
+        match error {
+            // Unmapped in the meantime: whoever waits faults again, and finds what is there now.
+            UffdError::NotMapped => {
+                let _ = space.uffd.wake(space.address(first), count as usize * PAGE_BYTES);
+            }
+            other => {
+                self.say_once("map", &format!("a page could not be mapped ({other}); the program gets SIGBUS"));
+                self.poison(space, first);
+            }
+        }
+    }
+
+    /// The address space is changing: the event that ends the change may be ours
+    /// to read. Faults read on the way are served later.
+    fn read_past_change(&self, space: &Arc<Space>) {
+        let table = space.table.lock();
+        match space.uffd.read_event() {
+            Ok(Some(Event::Fork(uffd))) => self.adopt(space, &table, uffd),
+            Ok(Some(Event::Fault { address, write, write_protected, thread })) => {
+                if let Some(page) = space.page_at(address) {
+                    let since = Instant::now();
+                    let fault = Fault { space: space.index, page, write, protected: write_protected, thread, since };
+                    self.deferred.lock().push_back(fault);
+                }
+            }
+            _ => {
+                drop(table);
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// A write to a protected page. The protection comes off under the lock: an
+    /// eviction relies on it from the moment it has claimed the page.
+    fn unprotect(&self, space: &Arc<Space>, page: u32) {
+        loop {
+            let mut table = space.table.lock();
+            let entry = table.get(page);
+            match entry.state() {
+                State::Resident => {
+                    if let Some(slot) = entry.slot() {
+                        // From now on the page may differ from its slot.
+                        Counters::add(&self.stats.counters.write_faults, 1);
+                        self.slots.lock().release(slot);
+                    }
+                    table.set(page, entry.with_slot(None).with_referenced(true));
+                }
+                // Whoever ends this state wakes the writer.
+                State::EvictCopy | State::EvictDrop | State::Installing => {
+                    table.set(page, entry.with_waiter(true));
+                    return;
+                }
+                // Mapping it wakes everybody.
+                State::Fetching => return,
+                // An old event, or a page that a fork left mapped (see `Space::inherit`).
+                State::Untouched | State::Remote | State::Lost => {}
+            }
+            let protection = space.uffd.write_protect(space.address(page), PAGE_BYTES, false);
+            drop(table);
+            match protection {
+                Err(UffdError::Again(_)) => self.read_past_change(space),
+                Err(_) => {
+                    let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
+                    return;
+                }
+                Ok(()) => return,
+            }
+        }
+    }
+
+    /// A page that cannot be served raises SIGBUS from now on.
+    pub fn poison(&self, space: &Arc<Space>, page: u32) {
+        {
+            let mut table = space.table.lock();
+            let entry = table.get(page);
+            if let Some(slot) = entry.slot() {
+                self.slots.lock().release(slot);
+            }
+            table.set(page, entry.with_slot(None).with_state(State::Lost));
+        }
+        loop {
+            match space.uffd.poison(space.address(page), PAGE_BYTES) {
+                Err(UffdError::Again(_)) => self.read_past_change(space),
+                Err(UffdError::Exists(_)) => {
+                    let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
+                    return;
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// A read of far memory has ended.
+    pub fn arrived(&self, arrival: Arrival) {
+        let since = self.reads.lock().remove(&arrival.ticket);
+        let Some(space) = self.space((arrival.ticket >> 32) as u32) else { return };
+        let page = arrival.ticket as u32;
+        let protect = {
+            let mut table = space.table.lock();
+            let entry = table.get(page);
+            if table.closed || entry.state() != State::Fetching {
+                // Discarded in the meantime; the room was given back then.
+                let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
+                return;
+            }
+            if arrival.address.is_none() {
+                table.set(page, entry.with_state(State::Remote));
+            } else {
+                table.set(page, entry.with_state(State::Installing));
+            }
+            !entry.is_writable()
+        };
+        let Some(source) = arrival.address else {
+            self.unreserve(&space, 1);
+            self.poison(&space, page);
+            return;
+        };
+        self.map(&space, Run { page, count: 1, source, protect }, true);
+        if let Some(since) = since {
+            self.stats.far_fault(since.elapsed());
+        }
+    }
+
+    /// The process forked: the child starts with its parent's table.
+    fn adopt(&self, parent: &Arc<Space>, table: &Table, uffd: Userfaultfd) {
+        Counters::add(&self.stats.counters.forks, 1);
+        let bytes = u64::from(parent.pages) * PAGE_BYTES as u64;
+        let made = self.add_space(|index| Space::new(index, 0, uffd, parent.arena, bytes, parent.request));
+        let child = match made {
+            Ok(child) => child,
+            Err(error) => {
+                (self.notify)(&format!("a forked child cannot be served: {error}"));
+                return;
+            }
+        };
+        let mut slots = self.slots.lock();
+        let resident = child.inherit(table, |slot| slots.share(slot));
+        drop(slots);
+        self.resident.fetch_add(resident, Ordering::Relaxed);
+        {
+            let mut table = child.table.lock();
+            for page in 0..table.high_water {
+                let entry = table.get(page);
+                if entry.state() == State::Resident {
+                    let queued = self.queue(&child, page, entry, None);
+                    table.set(page, queued);
+                }
+            }
+        }
+        self.evictor.ring();
+    }
+
+    /// A thread of the program touched the doorbell page.
+    fn answer_doorbell(&self, space: &Arc<Space>, thread: u32) {
+        let mut bytes = [0u8; size_of::<Request>()];
+        let mut answer = Answer { served: 0, value: 0 };
+        if process::read_exactly(thread, space.request, &mut bytes).is_ok() {
+            let field = |index: usize| {
+                u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default())
+            };
+            let (operation, start, length) = (field(0), field(1), field(2));
+            match operation {
+                DISCARD => {
+                    if let Some(first) = space.page_at(start) {
+                        let count = u32::try_from(length / PAGE_BYTES as u64).unwrap_or(u32::MAX);
+                        if !self.discard(space, first, count) {
+                            space.table.lock().pending = Some(PendingDiscard { first, count });
+                            self.finish_pending(space);
+                            return;
+                        }
+                        answer.served = 1;
+                    }
+                }
+                ATTACH => {
+                    space.pid.store(thread, Ordering::Relaxed);
+                    answer = Answer { served: 1, value: u64::from(space.index) + 1 };
+                }
+                _ => {}
+            }
+        }
+        self.send_answer(space, answer);
+    }
+
+    /// Answers a discard that waited for an eviction, if that has ended.
+    pub fn finish_pending(&self, space: &Arc<Space>) {
+        let Some(PendingDiscard { first, count }) = space.table.lock().pending.take() else { return };
+        if self.discard(space, first, count) {
+            self.send_answer(space, Answer { served: 1, value: 0 });
+        } else {
+            space.table.lock().pending = Some(PendingDiscard { first, count });
+        }
+    }
+
+    fn send_answer(&self, space: &Arc<Space>, answer: Answer) {
+        let mut page = PageBuffer([0; PAGE_BYTES]);
+        page.0[..8].copy_from_slice(&answer.served.to_ne_bytes());
+        page.0[8..16].copy_from_slice(&answer.value.to_ne_bytes());
+        let source = page.0.as_ptr() as u64;
+        self.map(space, Run { page: 0, count: 1, source, protect: false }, false);
+    }
+}

@@ -1,0 +1,185 @@
+//! One address space of the program's family: its arena, page table and agent.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tombolo_host::sparse::Pages;
+use tombolo_host::uffd::{PAGE_BYTES, Userfaultfd};
+
+use crate::page::{Entry, State};
+use crate::prefetch::{Prefetch, Touches};
+use crate::protocol::{Command, DROP, Done};
+
+/// A doorbell request that waits for an eviction to end.
+#[derive(Clone, Copy, Debug)]
+pub struct PendingDiscard {
+    /// First page.
+    pub first: u32,
+    /// Number of pages.
+    pub count: u32,
+}
+
+/// What the lock of a space guards: the page table and what goes with it.
+#[derive(Debug)]
+pub struct Table {
+    words: Pages,
+    /// No page at or above this one was ever used.
+    pub high_water: u32,
+    /// The fault history.
+    pub prefetch: Prefetch,
+    /// Where first touches go on.
+    pub touches: Touches,
+    /// A discard that could not be answered yet.
+    pub pending: Option<PendingDiscard>,
+    /// The space is closed: its slots are free, nothing may change any more.
+    pub closed: bool,
+}
+
+impl Table {
+    /// The word of a page.
+    pub fn get(&self, page: u32) -> Entry {
+        Entry(self.words.words()[page as usize].load(Ordering::Relaxed))
+    }
+
+    /// Changes the word of a page.
+    pub fn set(&mut self, page: u32, entry: Entry) {
+        self.high_water = self.high_water.max(page + 1);
+        self.words.words()[page as usize].store(entry.0, Ordering::Relaxed);
+    }
+
+    /// The word of a page that may lie outside the arena.
+    pub fn find(&self, page: i64, pages: u32) -> Option<(u32, Entry)> {
+        let page = u32::try_from(page).ok().filter(|&page| page < pages)?;
+        Some((page, self.get(page)))
+    }
+}
+
+/// One address space.
+#[derive(Debug)]
+pub struct Space {
+    /// Its index among the spaces.
+    pub index: u32,
+    /// The process, for reading its memory.
+    pub pid: AtomicU32,
+    /// Serves its faults.
+    pub uffd: Userfaultfd,
+    /// First address of the arena.
+    pub arena: u64,
+    /// Pages of the arena.
+    pub pages: u32,
+    /// Where the process puts doorbell requests.
+    pub request: u64,
+    /// The page table.
+    pub table: Mutex<Table>,
+    /// The agent's socket, once it has said hello. Commands go one at a time.
+    pub agent: Mutex<Option<Arc<OwnedFd>>>,
+    /// Whether evictions from here are possible at all.
+    pub has_agent: AtomicBool,
+    /// Pages that are or are about to be resident.
+    pub resident: AtomicU64,
+}
+
+impl Space {
+    /// A space with an empty page table.
+    pub fn new(
+        index: u32,
+        pid: u32,
+        uffd: Userfaultfd,
+        arena: u64,
+        arena_bytes: u64,
+        request: u64,
+    ) -> io::Result<Self> {
+        let pages = u32::try_from(arena_bytes / PAGE_BYTES as u64)
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the arena is too large"))?;
+        Ok(Self {
+            index,
+            pid: AtomicU32::new(pid),
+            uffd,
+            arena,
+            pages,
+            request,
+            table: Mutex::new(Table {
+                words: Pages::new(pages as usize * 8)?,
+                high_water: 0,
+                prefetch: Prefetch::default(),
+                touches: Touches::default(),
+                pending: None,
+                closed: false,
+            }),
+            agent: Mutex::new(None),
+            has_agent: AtomicBool::new(false),
+            resident: AtomicU64::new(0),
+        })
+    }
+
+    /// The address of a page.
+    pub fn address(&self, page: u32) -> u64 {
+        self.arena + u64::from(page) * PAGE_BYTES as u64
+    }
+
+    /// The page at an address, if it is of the arena.
+    pub fn page_at(&self, address: u64) -> Option<u32> {
+        let offset = address.checked_sub(self.arena)?;
+        u32::try_from(offset / PAGE_BYTES as u64).ok().filter(|&page| page < self.pages)
+    }
+
+    /// Tells the agent to drop pages; returns when it has. `spans`: (first page, count), at most
+    /// [`crate::protocol::SPANS_MAX`].
+    pub fn drop_pages(&self, spans: &[(u32, u32)], buffer: &mut Vec<u8>) -> io::Result<()> {
+        let agent = self.agent.lock();
+        let Some(socket) = agent.as_ref() else { return Err(io::ErrorKind::NotConnected.into()) };
+        buffer.clear();
+        let command = Command { operation: DROP, count: spans.len() as u32 };
+        buffer.extend_from_slice(&command.operation.to_ne_bytes());
+        buffer.extend_from_slice(&command.count.to_ne_bytes());
+        for &(first, count) in spans {
+            buffer.extend_from_slice(&self.address(first).to_ne_bytes());
+            buffer.extend_from_slice(&(u64::from(count) * PAGE_BYTES as u64).to_ne_bytes());
+        }
+        rustix::net::send(socket, buffer, rustix::net::SendFlags::NOSIGNAL)?;
+        let mut answer = [0u8; size_of::<Done>()];
+        let (count, _) =
+            rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut answer[..], rustix::net::RecvFlags::empty()))?;
+        if count != answer.len() {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        let error = u32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]]);
+        if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error as i32)) }
+    }
+
+    /// Copies the parent's page table into this new space of its forked child.
+    /// `share` adds a user to a slot; the count of resident pages is returned.
+    ///
+    /// The parent's table is locked, and the fork event was read under that
+    /// same lock: no page was mapped in the parent since the kernel copied its
+    /// page tables. So *Resident* is present in the child, and whatever has a
+    /// slot has its contents of that moment there.
+    pub fn inherit(&self, parent: &Table, mut share: impl FnMut(u32) -> bool) -> u64 {
+        let mut table = self.table.lock();
+        let mut resident = 0;
+        for page in 0..parent.high_water {
+            let entry = parent.get(page);
+            let (state, slot) = match entry.state() {
+                State::Untouched => continue,
+                State::Resident => (State::Resident, entry.slot()),
+                State::EvictCopy => (State::Resident, None),
+                State::Remote | State::Fetching | State::Installing | State::EvictDrop => {
+                    (if entry.slot().is_some() { State::Remote } else { State::Untouched }, entry.slot())
+                }
+                State::Lost => (State::Lost, None),
+            };
+            // A slot that cannot be shared any further: the page is poisoned when it is touched.
+            let (state, slot) = match slot {
+                Some(slot) if !share(slot) => (State::Lost, None),
+                _ => (state, slot),
+            };
+            resident += u64::from(state == State::Resident);
+            table.set(page, Entry(0).with_state(state).with_slot(slot).with_age(entry.age()));
+        }
+        self.resident.store(resident, Ordering::Relaxed);
+        resident
+    }
+}

@@ -1,0 +1,112 @@
+//! `malloc` and its family, over mimalloc, whose memory comes from our `mmap`.
+
+use libc::{c_int, c_void, size_t};
+use libmimalloc_sys as mi;
+
+use crate::sys::set_errno;
+
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc(size: size_t) -> *mut c_void {
+    // SAFETY: no precondition.
+    or_no_memory(unsafe { mi::mi_malloc(size) })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn calloc(count: size_t, size: size_t) -> *mut c_void {
+    // SAFETY: no precondition.
+    or_no_memory(unsafe { mi::mi_calloc(count, size) })
+}
+
+/// # Safety
+///
+/// As POSIX says: `block` is null or came from this family and was not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(block: *mut c_void, size: size_t) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    or_no_memory(unsafe { mi::mi_realloc(block, size) })
+}
+
+/// # Safety
+///
+/// As for [`realloc`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: size_t, size: size_t) -> *mut c_void {
+    let Some(bytes) = count.checked_mul(size) else {
+        set_errno(libc::ENOMEM);
+        return core::ptr::null_mut();
+    };
+    // SAFETY: the caller's promise.
+    unsafe { realloc(block, bytes) }
+}
+
+/// # Safety
+///
+/// As for [`realloc`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(block: *mut c_void) {
+    // SAFETY: the caller's promise.
+    unsafe { mi::mi_free(block) }
+}
+
+/// # Safety
+///
+/// As for [`realloc`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_usable_size(block: *const c_void) -> size_t {
+    // SAFETY: the caller's promise.
+    unsafe { mi::mi_usable_size(block) }
+}
+
+fn aligned(alignment: size_t, size: size_t) -> *mut c_void {
+    if !alignment.is_power_of_two() {
+        set_errno(libc::EINVAL);
+        return core::ptr::null_mut();
+    }
+    // SAFETY: the alignment is a power of two.
+    or_no_memory(unsafe { mi::mi_malloc_aligned(size, alignment) })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn memalign(alignment: size_t, size: size_t) -> *mut c_void {
+    aligned(alignment.checked_next_power_of_two().unwrap_or(0), size)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn aligned_alloc(alignment: size_t, size: size_t) -> *mut c_void {
+    aligned(alignment, size)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn valloc(size: size_t) -> *mut c_void {
+    aligned(4096, size)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn pvalloc(size: size_t) -> *mut c_void {
+    aligned(4096, size.checked_next_multiple_of(4096).unwrap_or(size))
+}
+
+/// # Safety
+///
+/// As POSIX says: `block` points to where the address goes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(block: *mut *mut c_void, alignment: size_t, size: size_t) -> c_int {
+    if !alignment.is_power_of_two() || alignment % size_of::<*mut c_void>() != 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: the alignment is a power of two.
+    let made = unsafe { mi::mi_malloc_aligned(size, alignment) };
+    if made.is_null() {
+        return libc::ENOMEM;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { *block = made };
+    0
+}
+
+fn or_no_memory(block: *mut c_void) -> *mut c_void {
+    if block.is_null() {
+        set_errno(libc::ENOMEM);
+    }
+    block
+}

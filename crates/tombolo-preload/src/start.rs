@@ -1,0 +1,188 @@
+//! Start-up: find the supervisor, reserve the arena, start the agent.
+//!
+//! It runs inside the first `malloc` or `mmap` of the process, possibly before
+//! libc has set `environ`; so it reads the environment from the kernel if need be.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use crate::protocol::{PAGE_BYTES, VARIABLE, VERSION};
+use crate::sys::{self, call};
+use crate::{agent, arena};
+
+const NOT_YET: u32 = 0;
+const STARTING: u32 = 1;
+const FAR: u32 = 2;
+const LOCAL: u32 = 3;
+
+static STATE: AtomicU32 = AtomicU32::new(NOT_YET);
+/// Mappings of at least this many bytes come from the arena.
+static MINIMUM_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+const SETTING_MAX: usize = 256;
+
+struct Setting {
+    text: [u8; SETTING_MAX],
+    length: usize,
+    address: libc::sockaddr_un,
+}
+struct Shared(UnsafeCell<Setting>);
+// SAFETY: written once, by the thread that moves STATE out of NOT_YET, before anyone reads it.
+unsafe impl Sync for Shared {}
+static SETTING: Shared = Shared(UnsafeCell::new(Setting {
+    text: [0; SETTING_MAX],
+    length: 0,
+    address: libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: [0; 108] },
+}));
+
+fn setting() -> &'static Setting {
+    // SAFETY: read only after start-up has filled it, never written again.
+    unsafe { &*SETTING.0.get() }
+}
+
+/// The supervisor's socket.
+pub fn socket_address() -> &'static libc::sockaddr_un {
+    &setting().address
+}
+
+/// The value of the environment variable that named the supervisor.
+pub fn variable_value() -> &'static [u8] {
+    let setting = setting();
+    setting.text.get(..setting.length).unwrap_or(&[])
+}
+
+/// Whether far memory is served in this process; starts it up at the first call.
+pub fn far() -> bool {
+    match STATE.load(Ordering::Acquire) {
+        FAR => true,
+        LOCAL => false,
+        _ => start(),
+    }
+}
+
+/// Whether a mapping of this size should be far.
+pub fn wants(length: usize) -> bool {
+    far() && length >= MINIMUM_BYTES.load(Ordering::Relaxed)
+}
+
+#[cold]
+fn start() -> bool {
+    if STATE.compare_exchange(NOT_YET, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // Another thread is at it, or this one is inside it: the latter needs
+        // nothing far, and the former cannot exist before the first malloc.
+        return STATE.load(Ordering::Acquire) == FAR;
+    }
+    let far = set_up().is_some();
+    STATE.store(if far { FAR } else { LOCAL }, Ordering::Release);
+    far
+}
+
+fn set_up() -> Option<()> {
+    // SAFETY: STATE says STARTING, so this thread is the only one here.
+    let setting = unsafe { &mut *SETTING.0.get() };
+    setting.length = find_variable(&mut setting.text)?;
+    let text = setting.text.get(..setting.length)?;
+    let (version, rest) = number(text)?;
+    let (bytes, rest) = number(rest)?;
+    let (minimum, path) = number(rest)?;
+    if version != VERSION as usize || bytes < PAGE_BYTES * 1024 || path.len() >= setting.address.sun_path.len() {
+        return None;
+    }
+    for (target, &byte) in setting.address.sun_path.iter_mut().zip(path) {
+        *target = byte as libc::c_char;
+    }
+    MINIMUM_BYTES.store(minimum, Ordering::Relaxed);
+
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let base = sys::mmap(0, bytes, libc::PROT_NONE, flags, -1, 0).ok()?;
+    let ready = sys::madvise(base, bytes, libc::MADV_NOHUGEPAGE)
+        .and_then(|_| sys::mprotect(base, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE))
+        .and_then(|_| arena::establish(base, bytes).map(|()| 0))
+        .and_then(|_| agent::start(0).map(|()| 0));
+    if ready.is_err() {
+        arena::abandon();
+        let _ = sys::munmap(base, bytes);
+        return None;
+    }
+    Some(())
+}
+
+/// Decimal digits up to a colon.
+fn number(text: &[u8]) -> Option<(usize, &[u8])> {
+    let colon = text.iter().position(|&byte| byte == b':')?;
+    let (digits, rest) = (text.get(..colon)?, text.get(colon + 1..)?);
+    let mut value = 0usize;
+    for &digit in digits {
+        if !digit.is_ascii_digit() {
+            return None;
+        }
+        value = value.checked_mul(10)?.checked_add((digit - b'0') as usize)?;
+    }
+    (!digits.is_empty()).then_some((value, rest))
+}
+
+unsafe extern "C" {
+    static environ: *const *const libc::c_char;
+}
+
+/// Copies the variable's value; returns its length.
+fn find_variable(value: &mut [u8; SETTING_MAX]) -> Option<usize> {
+    // SAFETY: libc's environment is a null-terminated array of C strings; at
+    // this point of the start no other thread changes it.
+    unsafe {
+        let mut entry = environ;
+        if entry.is_null() {
+            return find_variable_in_kernel(value);
+        }
+        while !(*entry).is_null() {
+            if let Some(found) = value_of(core::ffi::CStr::from_ptr(*entry).to_bytes()) {
+                value.get_mut(..found.len())?.copy_from_slice(found);
+                return Some(found.len());
+            }
+            entry = entry.add(1);
+        }
+    }
+    None
+}
+
+/// The value, where `entry` is the variable's `NAME=value`.
+pub fn value_of(entry: &[u8]) -> Option<&[u8]> {
+    entry.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"=")
+}
+
+/// The same from `/proc/self/environ`, streamed through a small buffer.
+fn find_variable_in_kernel(value: &mut [u8; SETTING_MAX]) -> Option<usize> {
+    let mut entry = [0u8; SETTING_MAX + VARIABLE.len() + 1];
+    let mut length = 0;
+    let mut buffer = [0u8; 4096];
+    // SAFETY: a constant path, and buffers of this function.
+    unsafe {
+        let path = c"/proc/self/environ".as_ptr() as usize;
+        let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
+        let file = call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0]).ok()?;
+        let mut found = None;
+        'reading: while let Ok(count @ 1..) =
+            call(libc::SYS_read, [file, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0])
+        {
+            for &byte in buffer.iter().take(count) {
+                if byte != 0 {
+                    if let Some(target) = entry.get_mut(length) {
+                        *target = byte;
+                    }
+                    length += 1;
+                    continue;
+                }
+                if let Some(text) = entry.get(..length).and_then(value_of) {
+                    if let Some(target) = value.get_mut(..text.len()) {
+                        target.copy_from_slice(text);
+                        found = Some(text.len());
+                    }
+                    break 'reading;
+                }
+                length = 0;
+            }
+        }
+        let _ = call(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
+        found
+    }
+}

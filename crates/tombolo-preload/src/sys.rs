@@ -1,0 +1,133 @@
+//! Raw system calls: no `errno`, no thread-local storage, no interposed names.
+//!
+//! The agent runs on a thread that libc does not know, with the thread pointer
+//! of whoever made it, so it may not touch thread-local storage at all.
+
+use core::arch::asm;
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+compile_error!("the preloaded library speaks x86-64 Linux only, so far");
+
+/// The result of a system call: a value, or a positive error number.
+pub type Result = core::result::Result<usize, i32>;
+
+/// Makes a system call.
+///
+/// # Safety
+///
+/// As the system call itself: every address passed must be good for what the
+/// kernel does with it.
+#[inline]
+pub unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> Result {
+    let mut result = number as isize;
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: the Linux x86-64 convention; rcx and r11 are clobbered by the instruction.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    if (-4095..0).contains(&result) { Err(-result as i32) } else { Ok(result as usize) }
+}
+
+/// Starts `entry` on a new thread that shares memory and signal handlers with
+/// this process but not descriptors, and that libc does not count.
+///
+/// # Safety
+///
+/// `stack_top` must end a writable stack that nothing else uses, and `entry`
+/// must follow this module's rules for code without thread-local storage.
+pub unsafe fn spawn(stack_top: usize, entry: extern "C" fn() -> !) -> Result {
+    let flags = libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
+    let mut result = libc::SYS_clone as isize;
+    // SAFETY: the child starts on its own stack, aligned as the ABI wants before
+    // a call, calls `entry`, and never comes back; the parent falls through.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "call r12",
+            "ud2",
+            "2:",
+            inlateout("rax") result,
+            in("rdi") flags as usize,
+            in("rsi") stack_top & !15,
+            in("rdx") 0usize, in("r10") 0usize, in("r8") 0usize,
+            in("r12") entry as usize,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    if result < 0 { Err(-result as i32) } else { Ok(result as usize) }
+}
+
+pub fn mmap(address: usize, length: usize, protection: i32, flags: i32, descriptor: i32, offset: i64) -> Result {
+    let arguments =
+        [address, length, protection as usize, flags as usize, descriptor as isize as usize, offset as usize];
+    // SAFETY: what a program may pass to mmap(2) is the program's business.
+    unsafe { call(libc::SYS_mmap, arguments) }
+}
+
+pub fn munmap(address: usize, length: usize) -> Result {
+    // SAFETY: as for mmap.
+    unsafe { call(libc::SYS_munmap, [address, length, 0, 0, 0, 0]) }
+}
+
+pub fn mprotect(address: usize, length: usize, protection: i32) -> Result {
+    // SAFETY: as for mmap.
+    unsafe { call(libc::SYS_mprotect, [address, length, protection as usize, 0, 0, 0]) }
+}
+
+pub fn madvise(address: usize, length: usize, advice: i32) -> Result {
+    // SAFETY: as for mmap.
+    unsafe { call(libc::SYS_madvise, [address, length, advice as usize, 0, 0, 0]) }
+}
+
+pub fn mremap(address: usize, old: usize, new: usize, flags: i32, target: usize) -> Result {
+    // SAFETY: as for mmap.
+    unsafe { call(libc::SYS_mremap, [address, old, new, flags as usize, target, 0]) }
+}
+
+/// Sleeps while `*word == value` (or wakes spuriously).
+pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32) {
+    let address = core::ptr::from_ref(word) as usize;
+    // SAFETY: the word outlives the call; the kernel only reads it.
+    let _ = unsafe { call(libc::SYS_futex, [address, libc::FUTEX_WAIT as usize, value as usize, 0, 0, 0]) };
+}
+
+/// Wakes `count` sleepers.
+pub fn futex_wake(word: &core::sync::atomic::AtomicU32, count: usize) {
+    let address = core::ptr::from_ref(word) as usize;
+    // SAFETY: FUTEX_WAKE does not access memory.
+    let _ = unsafe { call(libc::SYS_futex, [address, libc::FUTEX_WAKE as usize, count, 0, 0, 0]) };
+}
+
+/// Blocks or unblocks all signals of this thread: returns the old mask.
+pub fn set_signal_mask(mask: u64) -> u64 {
+    let mut old = 0u64;
+    let (new, previous) = (core::ptr::from_ref(&mask) as usize, core::ptr::from_mut(&mut old) as usize);
+    // SAFETY: both masks are 8 bytes, as the kernel's sigset_t.
+    let _ = unsafe { call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, previous, 8, 0, 0]) };
+    old
+}
+
+/// Sets `errno` and returns -1 or the value, as libc's wrappers do.
+pub fn with_errno(result: Result) -> isize {
+    match result {
+        Ok(value) => value as isize,
+        Err(code) => {
+            set_errno(code);
+            -1
+        }
+    }
+}
+
+pub fn set_errno(code: i32) {
+    // SAFETY: __errno_location returns this thread's own errno.
+    unsafe { *libc::__errno_location() = code };
+}
