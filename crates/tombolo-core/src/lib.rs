@@ -1,1 +1,17 @@
 //! The protocol state machines: no input or output, no clock, no threads.
+//!
+//! **What.** [`rdma`] is the engine that moves bytes between the memories of two
+//! nodes (QOS ch. 3-4); [`segment`] says where a borrowed byte lies (REMAP §III).
+//!
+//! **Why.** A machine that is only told events and the time, and only answers
+//! with actions, is the same machine on a real link and in a simulated one: a
+//! failure found by a seed is a failure of the code that runs.
+//!
+//! **How.** The caller owns the clock, the links, the memory and the lock. It
+//! hands packets and posts in, polls for actions until there are none, and comes
+//! back at the deadline it is given.
+
+#![forbid(unsafe_code)]
+
+pub mod rdma;
+pub mod segment;

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
 /// A range of another process's memory, or of ours, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +133,31 @@ pub fn pass_signals_to(pid: u32) {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = pass_on as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+}
+
+/// Where SIGINT and SIGTERM are noted.
+static STOP_FLAG: AtomicPtr<AtomicBool> = AtomicPtr::new(std::ptr::null_mut());
+
+extern "C" fn note_stop(_signal: i32) {
+    let flag = STOP_FLAG.load(Ordering::Acquire);
+    if !flag.is_null() {
+        // SAFETY: the only pointer ever stored is of a 'static flag.
+        unsafe { (*flag).store(true, Ordering::Release) };
+    }
+}
+
+/// From now on SIGINT and SIGTERM set this flag instead of ending the process.
+pub fn stop_on_signals(flag: &'static AtomicBool) {
+    STOP_FLAG.store(std::ptr::from_ref(flag).cast_mut(), Ordering::Release);
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: an all-zero sigaction is valid; the handler is async-signal-safe.
+        // Without SA_RESTART: a sleep ends, and the flag is looked at.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = note_stop as *const () as usize;
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }
     }

@@ -3,13 +3,16 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tombolo_host::sparse::Pages;
-use tombolo_pager::{Arrival, FarMemory, LenderGone, Options, Window, run};
+use tombolo_node::{FarMemory, FarSink, LenderGone, Staging, Window};
+use tombolo_pager::{Options, run};
 
 struct Own(Pages);
 
 impl FarMemory for Own {
+    fn start(&self, _sink: FarSink) {}
     fn pages(&self) -> u32 {
         (self.0.length() / 4096) as u32
     }
@@ -19,20 +22,23 @@ impl FarMemory for Own {
     fn is_lost(&self, _page: u32) -> bool {
         false
     }
-    fn write(&self, _pages: &[(u32, u64)], _arrived: &mut dyn FnMut(Arrival)) -> Result<(), LenderGone> {
+    fn staging(&self) -> Staging {
+        Staging { address: 0, pages: 0 }
+    }
+    fn write(&self, _pages: &[(u32, u32)]) -> Result<(), LenderGone> {
         Ok(())
     }
     fn read(&self, _page: u32, _ticket: u64) {}
     fn flush(&self) {}
-    fn progress(&self, _arrived: &mut dyn FnMut(Arrival)) {}
+    fn progress(&self) {}
     fn in_flight(&self) -> u64 {
         0
     }
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+    fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {
         Vec::new()
     }
-    fn arm(&self) -> bool {
-        true
+    fn sleep_time(&self) -> Option<Duration> {
+        None
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tombolo_host::process::{self, Span};
-use tombolo_host::sparse::{Pages, page_is_zero};
+use tombolo_host::sparse::page_is_zero;
 use tombolo_host::uffd::PAGE_BYTES;
 
 use crate::page::{Entry, State};
@@ -34,6 +34,8 @@ struct Victim {
     clean: bool,
     /// Where the contents are (or will be) in this process.
     copy: u64,
+    /// Which page of the staging memory that is, where the slot has no window.
+    staged: Option<u32>,
     failed: bool,
 }
 
@@ -51,17 +53,13 @@ enum Outcome {
 /// The evictor's own memory.
 pub struct Evictor {
     pager: Arc<Pager>,
-    /// Copies of pages on their way over a link without windows.
-    bounce: Pages,
     message: Vec<u8>,
 }
 
 impl Evictor {
     /// An evictor for this pager.
-    pub fn new(pager: Arc<Pager>) -> std::io::Result<Self> {
-        let bounce = Pages::new(BATCH * PAGE_BYTES)?;
-        bounce.prefault();
-        Ok(Self { pager, bounce, message: Vec::with_capacity(16 * 1024) })
+    pub fn new(pager: Arc<Pager>) -> Self {
+        Self { pager, message: Vec::with_capacity(16 * 1024) }
     }
 
     /// Evicts whenever room is short, until the run is over.
@@ -173,6 +171,8 @@ impl Evictor {
     fn claim(&self, space: &Space, pages: &[u32]) -> (Vec<Victim>, bool) {
         let mut victims = Vec::with_capacity(pages.len());
         let mut full = false;
+        let staging = self.pager.far.staging();
+        let mut staged = 0;
         let mut table = space.table.lock();
         let mut slots = self.pager.slots.lock();
         let mut replacement = self.pager.replacement.lock();
@@ -198,7 +198,7 @@ impl Evictor {
                     continue;
                 }
                 table.set(page, entry.with_state(State::EvictDrop));
-                victims.push(Victim { page, slot: Some(slot), clean: true, copy: 0, failed: false });
+                victims.push(Victim { page, slot: Some(slot), clean: true, copy: 0, staged: None, failed: false });
                 continue;
             }
             let Some(slot) = slots.take() else {
@@ -206,12 +206,20 @@ impl Evictor {
                 table.set(page, again(entry));
                 continue;
             };
-            let copy = match self.pager.far.window(slot) {
-                Some(window) => window.address,
-                None => self.bounce.address() + (victims.len() * PAGE_BYTES) as u64,
+            let (copy, stage) = match self.pager.far.window(slot) {
+                Some(window) => (window.address, None),
+                None if staged < staging.pages => {
+                    staged += 1;
+                    (staging.address + u64::from(staged - 1) * PAGE_BYTES as u64, Some(staged - 1))
+                }
+                None => {
+                    slots.release(slot);
+                    table.set(page, again(entry));
+                    continue;
+                }
             };
             table.set(page, entry.with_state(State::EvictCopy).with_slot(Some(slot)));
-            victims.push(Victim { page, slot: Some(slot), clean: false, copy, failed: false });
+            victims.push(Victim { page, slot: Some(slot), clean: false, copy, staged: stage, failed: false });
         }
         (victims, full)
     }
@@ -291,16 +299,13 @@ impl Evictor {
                 continue;
             }
             Counters::add(&counters.pages_out, 1);
-            if self.pager.far.window(slot).is_none() {
-                send.push((slot, victim.copy));
-            }
+            send.extend(victim.staged.map(|staged| (slot, staged)));
         }
         if send.is_empty() {
             return;
         }
-        let written = self.pager.far.write(&send, &mut |arrival| self.pager.arrived(arrival));
-        if written.is_err() {
-            for victim in victims.iter_mut().filter(|victim| !victim.clean && victim.slot.is_some()) {
+        if self.pager.far.write(&send).is_err() {
+            for victim in victims.iter_mut().filter(|victim| victim.staged.is_some() && victim.slot.is_some()) {
                 victim.failed = true;
             }
         }

@@ -3,13 +3,14 @@
 //! thread elsewhere costs several times as much as serving the fault.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use tombolo_host::process;
+use tombolo_node::FarMemory;
 
 use crate::pager::Pager;
 use crate::space::Space;
@@ -37,10 +38,18 @@ impl PollSet {
         Ok(Self { epoll, stop })
     }
 
-    /// Adds a descriptor of far memory.
-    pub fn add_far(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        epoll::add(&self.epoll, descriptor, epoll::EventData::new_u64(FAR), epoll::EventFlags::IN)?;
-        Ok(())
+    /// Polls far memory's descriptors, and no longer those of lenders that are
+    /// lost: they stay ready for ever.
+    pub fn set_far(&self, far: &dyn FarMemory) {
+        for (descriptor, alive) in far.descriptors() {
+            // Present or absent already is fine.
+            if alive {
+                let data = epoll::EventData::new_u64(FAR);
+                let _ = epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN);
+            } else {
+                let _ = epoll::delete(&self.epoll, descriptor);
+            }
+        }
     }
 
     /// Adds the faults of a space.
@@ -72,20 +81,24 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
     let mut events = [nothing; 16];
     let mut spin_until: Option<Instant> = None;
     while !pager.stopping.load(Ordering::Relaxed) {
-        let mut timeout = None;
-        if spin_until.is_some_and(|end| Instant::now() < end) || !pager.far.arm() {
-            timeout = Some(rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 });
-        }
+        // Whoever has sent for a page polls for it; the others sleep.
+        let spinning = spin_until.is_some_and(|end| Instant::now() < end);
+        let sleep = if spinning { Some(Duration::ZERO) } else { pager.far.sleep_time() };
+        let timeout = sleep.map(|sleep| rustix::time::Timespec {
+            tv_sec: sleep.as_secs() as i64,
+            tv_nsec: i64::from(sleep.subsec_nanos()),
+        });
         let count = match epoll::wait(&set.epoll, &mut events[..], timeout.as_ref()) {
             Ok(count) => count,
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return,
         };
         let sent = pager.far.in_flight();
+        let mut far = spinning || (count == 0 && sleep.is_some());
         for event in &events[..count] {
             match event.data.u64() {
                 STOP => return,
-                FAR => {}
+                FAR => far = true,
                 index => {
                     if let Some(space) = pager.space(index as u32) {
                         pager.serve_next(&space);
@@ -93,14 +106,14 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
                 }
             }
         }
+        if far {
+            pager.far.progress();
+        }
         pager.serve_deferred();
-        if pager.far.in_flight() > sent {
-            spin_until = Some(Instant::now() + SPIN);
-        }
-        if pager.far.in_flight() > 0 {
-            pager.far.progress(&mut |arrival| pager.arrived(arrival));
-        } else {
-            spin_until = None;
-        }
+        spin_until = match pager.far.in_flight() {
+            0 => None,
+            now if now > sent => Some(Instant::now() + SPIN),
+            _ => spin_until,
+        };
     }
 }

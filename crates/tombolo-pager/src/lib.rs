@@ -12,7 +12,6 @@
 
 mod attach;
 mod evict;
-mod far;
 mod handler;
 mod page;
 mod pager;
@@ -26,5 +25,4 @@ mod slots;
 mod space;
 mod stats;
 
-pub use far::{Arrival, FarMemory, LenderGone, Window};
-pub use run::{Finished, Options, RunError, run};
+pub use run::{Finished, Monitor, Options, RunError, run};

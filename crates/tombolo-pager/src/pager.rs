@@ -12,8 +12,8 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex, RwLock};
 use tombolo_host::sparse::Pages;
 use tombolo_host::uffd::PAGE_BYTES;
+use tombolo_node::FarMemory;
 
-use crate::far::FarMemory;
 use crate::handler::PollSet;
 use crate::page::{Entry, State};
 use crate::prefetch::TOUCH_MAX;
@@ -131,9 +131,7 @@ impl Pager {
         let mut polls = Vec::with_capacity(handlers);
         for _ in 0..handlers {
             let poll = PollSet::new()?;
-            for descriptor in far.descriptors() {
-                poll.add_far(descriptor)?;
-            }
+            poll.set_far(&*far);
             polls.push(poll);
         }
         let zeroes = Pages::new(TOUCH_MAX as usize * PAGE_BYTES)?;
@@ -302,6 +300,9 @@ impl Pager {
     /// A lender is gone. Its pages are withdrawn, and every process that had
     /// some there gets SIGBUS now: its memory is not whole any more.
     pub fn lender_gone(&self, who: &str, why: &str) {
+        for poll in &self.polls {
+            poll.set_far(&*self.far);
+        }
         let mut hurt = Vec::new();
         for space in self.all_spaces() {
             let mut lost = 0;

@@ -13,10 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tombolo_host::process;
+use tombolo_node::FarMemory;
 
 use crate::attach::Reception;
 use crate::evict::Evictor;
-use crate::far::FarMemory;
 use crate::handler;
 use crate::pager::{Notify, Pager};
 use crate::protocol::{VARIABLE, VERSION};
@@ -65,12 +65,6 @@ impl Monitor {
     /// Far pages in use now.
     pub fn far_pages(&self) -> u64 {
         self.pager.slots.lock().used() as u64
-    }
-
-    /// A lender is gone: its pages are not given out any more. `kill`: programs that had
-    /// pages there get SIGBUS now instead of when they touch one.
-    pub fn lender_gone(&self, who: &str, why: &str) {
-        self.pager.lender_gone(who, why);
     }
 }
 
@@ -200,7 +194,13 @@ pub fn run(options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunErr
     let pager = set_up("tables", Pager::new(options.local_bytes, handlers, far, options.notify))?;
     let pager = Arc::new(pager);
     let reception = set_up("its socket", Reception::new(&directory.socket(), pager.clone()))?;
-    let evictor = set_up("the evictor", Evictor::new(pager.clone()))?;
+    let evictor = Evictor::new(pager.clone());
+    let weak = Arc::downgrade(&pager);
+    pager.far.start(Box::new(move |event| {
+        if let Some(pager) = weak.upgrade() {
+            pager.far_event(event);
+        }
+    }));
 
     let mut threads = Vec::new();
     let mut start = |name: &str, work: Box<dyn FnOnce() + Send>| -> Result<(), RunError> {

@@ -12,8 +12,8 @@ use std::time::Instant;
 use parking_lot::MutexGuard;
 use tombolo_host::process;
 use tombolo_host::uffd::{Event, PAGE_BYTES, UffdError, Userfaultfd};
+use tombolo_node::FarEvent;
 
-use crate::far::Arrival;
 use crate::page::{Entry, State};
 use crate::pager::{Fault, Pager};
 use crate::prefetch::TOUCH_MAX;
@@ -427,11 +427,19 @@ impl Pager {
         }
     }
 
-    /// A read of far memory has ended.
-    pub fn arrived(&self, arrival: Arrival) {
-        let since = self.reads.lock().remove(&arrival.ticket);
-        let Some(space) = self.space((arrival.ticket >> 32) as u32) else { return };
-        let page = arrival.ticket as u32;
+    /// Far memory has something to say.
+    pub fn far_event(&self, event: FarEvent) {
+        match event {
+            FarEvent::Arrived { ticket, address } => self.arrived(ticket, address),
+            FarEvent::LenderLost { lender, reason } => self.lender_gone(&lender, &reason),
+        }
+    }
+
+    /// A read of far memory has ended; `source` is where the page is.
+    fn arrived(&self, ticket: u64, source: Option<u64>) {
+        let since = self.reads.lock().remove(&ticket);
+        let Some(space) = self.space((ticket >> 32) as u32) else { return };
+        let page = ticket as u32;
         let protect = {
             let mut table = space.table.lock();
             let entry = table.get(page);
@@ -440,14 +448,14 @@ impl Pager {
                 let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
                 return;
             }
-            if arrival.address.is_none() {
+            if source.is_none() {
                 table.set(page, entry.with_state(State::Remote));
             } else {
                 table.set(page, entry.with_state(State::Installing));
             }
             !entry.is_writable()
         };
-        let Some(source) = arrival.address else {
+        let Some(source) = source else {
             self.unreserve(&space, 1);
             self.poison(&space, page);
             return;

@@ -1,1 +1,75 @@
 //! Ids and bit-exact formats of everything that crosses a link.
+//!
+//! **What.** One [`Packet`] is one datagram of a link: a header of 16 to 64
+//! bytes, little-endian, and for [`Packet::Data`] a payload behind it. The kinds
+//! are those of the engine of QOS ch. 3: data and completion notifications of a
+//! block, acknowledgements, negative acknowledgements, read requests and their
+//! answers.
+//!
+//! **Why.** The engine (`tombolo-core`) reasons about *meaning*: it must not be
+//! possible to hand it a packet whose bytes were never checked. So bytes become a
+//! checked [`View`] first (magic, kind, length, header checksum), and only a view
+//! becomes a [`Packet`] (ranges, reserved fields, alignment). Whatever the bytes
+//! are, the answer is a packet or a [`WireError`], never a panic.
+//!
+//! **How.** Receiving: [`Packet::parse`]. Sending control packets:
+//! [`Packet::emit`]. Sending data without a second copy: put the payload at
+//! [`DataHeader::header_bytes`] of the datagram and call [`DataHeader::seal`].
+//!
+//! ```text
+//!  0       1      2       3         4            8
+//!  +-------+------+-------+---------+------------+--------------------------+
+//!  | magic | kind | flags | attempt | header CRC | fields of the kind ...   |
+//!  +-------+------+-------+---------+------------+--------------------------+
+//! ```
+//!
+//! Two checksums, because they have two consequences: a damaged header names
+//! nobody to complain to and the packet is dropped; a damaged payload under an
+//! intact header is answered with [`NackCode::PacketCorrupted`] (QOS Table 3.2),
+//! which repairs the block without waiting for a timeout. A link that cannot
+//! damage bytes (shared memory) agrees on [`Checksums::Off`].
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+mod checksum;
+mod data;
+mod error;
+mod ids;
+mod nack;
+mod packet;
+mod reading;
+mod view;
+
+pub use checksum::Checksums;
+pub use data::{DataHeader, Notification, NotificationMark, NotifyHeader, Payload};
+pub use error::WireError;
+pub use ids::{Attempt, Domain, Generation, RequestId, TransactionId};
+pub use nack::NackCode;
+pub use packet::{Ack, Nack, Packet, Resume};
+pub use reading::{ReadAccept, ReadReject, ReadRequest};
+pub use view::{Kind, View};
+
+/// The first byte of every packet: it names the protocol and its version. A
+/// packet of another version is dropped, not guessed at.
+pub const MAGIC: u8 = 0xb1;
+
+/// The longest header of any kind, in bytes.
+pub const MAX_HEADER_BYTES: usize = 64;
+
+/// The longest block, in bytes (QOS §3.2.2: 16 KB).
+pub const MAX_BLOCK_BYTES: u32 = 16 * 1024;
+
+/// The unit in which a receiver remembers which bytes of a block it has: 64
+/// units make a block (QOS §4.4: 64 packets of 256 B), so one 64-bit word is the
+/// whole memory of a block. A packet starts on a unit and ends on one, or at the
+/// end of its block; so packets cut for different path MTUs still merge.
+pub const GRANULE_BYTES: u32 = 256;
+
+/// How many request ids one peer may have between its oldest live read and its
+/// newest, at most. Both sides rely on it: the requester never asks beyond, and
+/// the target remembers exactly this many.
+pub const READ_WINDOW: u32 = 1024;

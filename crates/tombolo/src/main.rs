@@ -1,2 +1,82 @@
-//! The command line.
-fn main() {}
+//! The `tombolo` command: one subcommand a module.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod demo;
+mod doctor;
+mod node;
+mod output;
+mod run;
+mod size;
+mod status;
+
+/// The preloaded library, built beside this binary.
+static LIBRARY: &[u8] = include_bytes!(env!("TOMBOLO_PRELOAD"));
+
+/// Linux machines use each other's memory as if it were their own.
+///
+/// Start a lender, then run any dynamically linked program on its memory:
+///
+///     tombolo node --listen shm:/tmp/lender --lend 4G &
+///     tombolo run --from shm:/tmp/lender --local 256M -- sort big.txt
+#[derive(Parser)]
+#[command(version, verbatim_doc_comment, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show it all on this machine: a lender, and a real program on its memory.
+    Demo(demo::Arguments),
+    /// Lend memory to others until interrupted.
+    Node(node::Arguments),
+    /// Run a program with part of its memory at lenders.
+    Run(run::Arguments),
+    /// Ask a node how it is.
+    Status(status::Arguments),
+    /// Say what this kernel and these privileges allow.
+    Doctor(doctor::Arguments),
+}
+
+/// A command's own failure, told to the user in one line.
+#[derive(Debug)]
+pub struct Failure {
+    /// What failed, why, and what to do.
+    pub text: String,
+    /// The exit code.
+    pub code: u8,
+}
+
+impl Failure {
+    /// A failure of Tombolo itself, as other wrappers of programs report theirs (125).
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), code: 125 }
+    }
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::new(error.to_string())
+    }
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Demo(arguments) => demo::main(&arguments),
+        Command::Node(arguments) => node::main(&arguments),
+        Command::Run(arguments) => run::main(arguments),
+        Command::Status(arguments) => status::main(&arguments),
+        Command::Doctor(arguments) => doctor::main(&arguments),
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            eprintln!("tombolo: {}", failure.text);
+            ExitCode::from(failure.code)
+        }
+    }
+}

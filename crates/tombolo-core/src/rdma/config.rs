@@ -1,0 +1,146 @@
+//! The bounds and times of an engine, with the documents' numbers as defaults.
+
+use super::congestion::CongestionConfig;
+use tombolo_wire::{GRANULE_BYTES, MAX_BLOCK_BYTES, READ_WINDOW};
+
+/// How long an unanswered block waits before it goes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retransmission {
+    /// Always this long: QOS §4.2 measures with 20 ms.
+    Fixed {
+        /// The timeout.
+        timeout_ns: u64,
+    },
+    /// From the round trips measured to that peer (after RFC 6298), doubled with
+    /// each timeout in a row.
+    Measured {
+        /// Before the first measurement.
+        initial_ns: u64,
+        /// Never shorter. Below the pauses that an ordinary scheduler makes
+        /// (about a millisecond) it fires for nothing.
+        min_ns: u64,
+        /// Never longer.
+        max_ns: u64,
+    },
+}
+
+/// Bounds and times of one engine. Out-of-range values are clamped by
+/// [`crate::rdma::Engine::new`], not refused: a configuration never panics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Slots of the table of pending transactions (QOS §3.2.4).
+    pub transactions: u16,
+    /// Slots that a peer's engine may use towards this one; at least its
+    /// `transactions`, or blocks in the slots above are dropped.
+    pub peer_transactions: u16,
+    /// Transfers posted and not yet completed (QOS §3.2.1: 1024 channels).
+    pub transfers: u32,
+    /// Length of a block; a power of two from 256 to 16 KiB (QOS §3.2.2).
+    pub block_bytes: u32,
+    /// Blocks of one transfer that may be unacknowledged (QOS §3.2.3: 2).
+    pub outstanding_blocks: u32,
+    /// Blocks that a transfer issues before the next of its class has its turn.
+    pub turn_blocks: u32,
+    /// A class with work is served at the latest after this many blocks of
+    /// higher classes (plus one, if two classes come due together).
+    pub starvation_blocks: u32,
+    /// Largest remainder of the high class.
+    pub high_max_bytes: u32,
+    /// Largest remainder of the medium class.
+    pub medium_max_bytes: u32,
+    /// Whether a small transfer with none of its class before it skips the
+    /// queue (QOS §3.3).
+    pub bypass: bool,
+    /// When an unanswered block goes again.
+    pub retransmission: Retransmission,
+    /// Send a block again once a later one was acknowledged and a round trip
+    /// and a quarter has passed, instead of waiting for the timeout.
+    pub fast_retransmit: bool,
+    /// The least time beyond a round trip before a block overtaken by another
+    /// counts as lost: what reordering and scheduling alone may cost.
+    pub reorder_ns: u64,
+    /// Give a peer up after this long without any packet from it.
+    pub give_up_ns: u64,
+    /// Give a block or a read request up after this many unanswered attempts.
+    pub max_attempts: u32,
+    /// Give a block or a read up that was only refused for this long (codes 1,
+    /// 4, 7).
+    pub refused_give_up_ns: u64,
+    /// Delay before a block or read refused with *destination buffer full* (7)
+    /// goes again.
+    pub full_delay_ns: u64,
+    /// Delay before a block refused with *slave error* (1), or whose source page
+    /// is absent, goes again if no resume comes (FAULT ch. 4 measures 1 to 25 ms).
+    pub fault_pause_ns: u64,
+    /// Congestion control; `None` on a link that cannot be overrun.
+    pub congestion: Option<CongestionConfig>,
+    /// Read requests to one peer that may be open; at most
+    /// [`tombolo_wire::READ_WINDOW`].
+    pub outstanding_reads: u32,
+    /// The least time before an unanswered read request is repeated: a target
+    /// may have much to do before it.
+    pub read_retry_ns: u64,
+    /// Reads served at once, per peer and domain (QOS §3.2.1: 32 channels).
+    pub read_channels: u32,
+    /// Reads served at once per peer, over all domains.
+    pub served_reads: u32,
+    /// Read requests of a peer that wait for a channel (QOS §3.6.2).
+    pub pending_reads: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            transactions: 1024,
+            peer_transactions: 1024,
+            transfers: 1024,
+            block_bytes: MAX_BLOCK_BYTES,
+            outstanding_blocks: 2,
+            turn_blocks: 2,
+            starvation_blocks: 16,
+            high_max_bytes: 16 * 1024,
+            medium_max_bytes: 512 * 1024,
+            bypass: true,
+            retransmission: Retransmission::Measured {
+                initial_ns: 20_000_000,
+                min_ns: 2_000_000,
+                max_ns: 1_000_000_000,
+            },
+            fast_retransmit: true,
+            reorder_ns: 100_000,
+            give_up_ns: 5_000_000_000,
+            max_attempts: 64,
+            refused_give_up_ns: 30_000_000_000,
+            full_delay_ns: 500_000,
+            fault_pause_ns: 1_000_000,
+            congestion: Some(CongestionConfig::default()),
+            outstanding_reads: 512,
+            read_retry_ns: 4_000_000,
+            read_channels: 32,
+            served_reads: 512,
+            pending_reads: 512,
+        }
+    }
+}
+
+impl Config {
+    /// The nearest configuration that can work.
+    pub(crate) fn clamped(mut self) -> Self {
+        self.transactions = self.transactions.max(1);
+        self.peer_transactions = self.peer_transactions.max(1);
+        self.transfers = self.transfers.clamp(1, 1 << 20);
+        self.block_bytes = match self.block_bytes.clamp(GRANULE_BYTES, MAX_BLOCK_BYTES) {
+            power if power.is_power_of_two() => power,
+            other => other.next_power_of_two() / 2,
+        };
+        self.outstanding_blocks = self.outstanding_blocks.max(1);
+        self.turn_blocks = self.turn_blocks.max(1);
+        self.starvation_blocks = self.starvation_blocks.max(1);
+        self.outstanding_reads = self.outstanding_reads.clamp(1, READ_WINDOW);
+        self.read_channels = self.read_channels.max(1);
+        self.served_reads = self.served_reads.clamp(1, 1 << 16);
+        self.pending_reads = self.pending_reads.min(1 << 16);
+        self.max_attempts = self.max_attempts.max(1);
+        self
+    }
+}

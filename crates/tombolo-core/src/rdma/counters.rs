@@ -1,0 +1,72 @@
+//! What an engine has done, in plain numbers.
+
+/// Counters since the engine was made; they only grow (and wrap).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Transfers taken.
+    pub transfers_posted: u64,
+    /// Transfers completed with success.
+    pub transfers_done: u64,
+    /// Transfers completed with an error.
+    pub transfers_failed: u64,
+    /// Small transfers that skipped the queue.
+    pub bypasses: u64,
+    /// Blocks handed out to be sent, the repeated ones too.
+    pub blocks_sent: u64,
+    /// Bytes of those blocks.
+    pub block_bytes_sent: u64,
+    /// First transmissions by class: high, medium, low.
+    pub blocks_by_class: [u64; 3],
+    /// Blocks a class got because it had waited too long.
+    pub starvation_relief: u64,
+    /// Blocks sent again, for any reason.
+    pub blocks_retransmitted: u64,
+    /// Timeouts.
+    pub timeouts: u64,
+    /// Blocks taken for lost because later ones were acknowledged.
+    pub fast_retransmits: u64,
+    /// Notifications sent apart from their block.
+    pub notifies_sent: u64,
+    /// Acknowledgements that changed something.
+    pub acks: u64,
+    /// Answers to a block or read that is over.
+    pub stale_answers: u64,
+    /// Negative acknowledgements received, by code (0 and 6 stay 0).
+    pub nacks_received: [u64; 8],
+    /// Negative acknowledgements sent, by code.
+    pub nacks_sent: [u64; 8],
+    /// Resumes obeyed.
+    pub resumes: u64,
+    /// Transitions that the state table does not have: must stay 0.
+    pub illegal_transitions: u64,
+    /// Data packets to be placed.
+    pub packets_placed: u64,
+    /// Data packets of a block or granule that was already there.
+    pub duplicates: u64,
+    /// Packets of an older block than the slot's newest.
+    pub stale_packets: u64,
+    /// Packets dropped because bytes of the slot's block before were still
+    /// being copied.
+    pub busy_packets: u64,
+    /// Packets with an intact header and a damaged payload.
+    pub damaged_packets: u64,
+    /// Packets that contradict earlier ones of their block, name a slot that
+    /// does not exist or come from an unknown peer.
+    pub bad_packets: u64,
+    /// Blocks received whole.
+    pub blocks_received: u64,
+    /// Notifications handed out to be written.
+    pub notifications: u64,
+    /// Read requests sent, the repeated ones too.
+    pub reads_sent: u64,
+    /// Read requests sent again.
+    pub reads_retransmitted: u64,
+    /// Reads served to peers.
+    pub reads_served: u64,
+    /// Read requests that had to wait for a channel.
+    pub reads_queued: u64,
+    /// Read requests turned away for lack of room.
+    pub reads_turned_away: u64,
+    /// Repeated read requests.
+    pub read_duplicates: u64,
+}

@@ -1,0 +1,458 @@
+//! The three machines behind one door.
+
+use super::action::{Action, Block, DropReason, NotificationWrite, Placement, Verdict};
+use super::config::Config;
+use super::counters::Counters;
+use super::initiator::Initiator;
+use super::read_server::{ReadServer, Start};
+use super::responder::{BlockEnd, Responder};
+use super::time::Time;
+use super::transfer::{PeerId, PostError, Transfer, TransferError, TransferId};
+use tombolo_wire::{Domain, NackCode, Packet, Payload};
+
+/// An RDMA engine: one node's half of every transfer it takes part in.
+///
+/// The caller serialises access (one lock around it) and may call from any
+/// thread. No method blocks, allocates in steady state, or panics on what a peer
+/// sends. Copies of bytes happen outside: between `handle` and `placed` the lock
+/// may be dropped.
+///
+/// A write of four bytes, the link and both memories played by hand:
+///
+/// ```
+/// use tombolo_core::rdma::{Action, Config, Direction, Engine, PeerId, Time, Transfer, Verdict};
+/// use tombolo_wire::{Checksums, Domain, Packet, Payload};
+///
+/// let (now, peer) = (Time(0), PeerId(0));
+/// let [mut here, mut there] = [Engine::new(Config::default()), Engine::new(Config::default())];
+/// here.add_peer(now, peer);
+/// there.add_peer(now, peer);
+/// let (source, mut destination) = (*b"abcd", [0; 4]);
+///
+/// let transfer = Transfer {
+///     direction: Direction::Write,
+///     domain: Domain(1),
+///     source_address: 0,
+///     destination_address: 0,
+///     size_bytes: 4,
+///     notification: None,
+///     class: None,
+///     user: 7,
+/// };
+/// here.post(now, peer, transfer)?;
+///
+/// let Some(Action::SendBlock(block)) = here.poll(now) else { unreachable!() };
+/// for header in block.packets(1400) {
+///     // Sending: the payload behind the header, then the header.
+///     let mut datagram = [0; 1500];
+///     let from = (block.source_address + u64::from(header.offset_bytes)) as usize;
+///     let payload = &source[from..from + header.payload_bytes as usize];
+///     let start = header.header_bytes();
+///     datagram[start..start + payload.len()].copy_from_slice(payload);
+///     let length = header.seal(&mut datagram, Checksums::On)?;
+///
+///     // Receiving.
+///     let packet = Packet::parse(&datagram[..length], Checksums::On)?;
+///     let Verdict::Place(placement) = there.handle(now, peer, &packet) else { unreachable!() };
+///     let Packet::Data(_, Payload::Intact(bytes)) = packet else { unreachable!() };
+///     let at = placement.address as usize;
+///     destination[at..at + bytes.len()].copy_from_slice(bytes);
+///     there.placed(placement);
+/// }
+/// let Some(Action::Send { packet: ack, .. }) = there.poll(now) else { unreachable!() };
+/// let _ = here.handle(now, peer, &ack);
+///
+/// let Some(Action::Complete(completion)) = here.poll(now) else { unreachable!() };
+/// assert_eq!((completion.user, completion.status), (7, Ok(())));
+/// assert_eq!(destination, source);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Engine {
+    initiator: Initiator,
+    responder: Responder,
+    server: ReadServer,
+}
+
+impl Engine {
+    /// An engine without peers.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        let config = config.clamped();
+        Self {
+            initiator: Initiator::new(config),
+            responder: Responder::new(&config),
+            server: ReadServer::new(config),
+        }
+    }
+
+    /// A link to `peer` is up, and both ends start afresh: whatever was known of
+    /// a peer of this number is forgotten (its transfers fail as lost).
+    pub fn add_peer(&mut self, now: Time, peer: PeerId) {
+        self.initiator.add_peer(now, peer);
+        self.responder.add_peer(peer);
+        self.server.add_peer(peer);
+        self.collect(now);
+    }
+
+    /// The link to `peer` is gone for good: every transfer with it completes
+    /// with [`TransferError::PeerLost`] (a read with bytes still being copied as
+    /// soon as they are handed back), and its packets are dropped from now on.
+    /// Poll afterwards.
+    pub fn peer_lost(&mut self, now: Time, peer: PeerId) {
+        self.initiator.lose_peer(peer);
+        self.responder.lose_peer(peer);
+        self.server.lose_peer(peer);
+        self.collect(now);
+    }
+
+    /// The same, for a peer that takes its leave.
+    pub fn remove_peer(&mut self, now: Time, peer: PeerId) {
+        self.peer_lost(now, peer);
+    }
+
+    /// Start a transfer. Poll afterwards.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was started.
+    pub fn post(
+        &mut self,
+        now: Time,
+        peer: PeerId,
+        transfer: Transfer,
+    ) -> Result<TransferId, PostError> {
+        self.initiator.post(now, peer, transfer)
+    }
+
+    /// A packet arrived from `peer`. Carry out the verdict, then poll.
+    pub fn handle(&mut self, now: Time, peer: PeerId, packet: &Packet<'_>) -> Verdict {
+        if !self.initiator.heard(now, peer) {
+            return Verdict::Dropped(DropReason::UnknownPeer);
+        }
+        match packet {
+            Packet::Data(header, payload) => {
+                let initiator = &self.initiator;
+                let intact = matches!(payload, Payload::Intact(_));
+                let (verdict, end) = self.responder.data(peer, header, intact, |request| {
+                    initiator.admit(
+                        peer,
+                        request,
+                        header.domain,
+                        header.block_address,
+                        header.block_bytes,
+                    )
+                });
+                if let Verdict::Place(Placement {
+                    read: Some(read), ..
+                }) = verdict
+                {
+                    self.initiator.read_placing(now, read);
+                }
+                self.block_end(end);
+                return verdict;
+            }
+            Packet::Notify(header) => {
+                let initiator = &self.initiator;
+                let (verdict, end) = self.responder.notify(peer, header, |request| {
+                    initiator.admit(
+                        peer,
+                        request,
+                        header.domain,
+                        header.block_address,
+                        header.block_bytes,
+                    )
+                });
+                self.block_end(end);
+                return verdict;
+            }
+            Packet::Ack(ack) => self.initiator.acknowledge(now, peer, ack),
+            Packet::Nack(nack) => self.initiator.refused(now, peer, nack),
+            Packet::Resume(resume) => self.initiator.resume(peer, resume),
+            Packet::ReadRequest(request) => {
+                let start = self.server.request(peer, request);
+                self.start(now, start);
+            }
+            Packet::ReadReject(reject) => {
+                self.initiator
+                    .read_rejected(now, peer, reject.request, reject.code);
+            }
+            Packet::ReadAccept(accept) => self.initiator.read_accepted(now, peer, accept.request),
+        }
+        self.collect(now);
+        Verdict::Taken
+    }
+
+    /// The bytes of a placement are in memory. Poll afterwards.
+    pub fn placed(&mut self, placement: Placement) {
+        let end = self.responder.placed(&placement);
+        self.block_end(end);
+        if let Some(read) = placement.read {
+            self.initiator.read_placed(read);
+        }
+    }
+
+    /// The memory refused a placement: the sender is told `code`. For an absent
+    /// page say [`NackCode::SlaveError`], and `page_ready` when it is there; for
+    /// no memory at all [`NackCode::DecodeError`]; for another's memory
+    /// [`NackCode::DomainMismatch`]; for an unknown domain
+    /// [`NackCode::NoContext`]. Poll afterwards.
+    pub fn refused(&mut self, placement: Placement, code: NackCode) {
+        let end = self.responder.refused(&placement, code);
+        self.block_end(end);
+        if let Some(read) = placement.read {
+            self.initiator.read_placed(read);
+        }
+    }
+
+    /// The page for which `placement` was refused is there: the sender is told
+    /// to send the block again (FAULT §3.2.3). Poll afterwards.
+    pub fn page_ready(&mut self, placement: &Placement) {
+        self.responder.page_ready(placement);
+    }
+
+    /// The words of a notification are in memory. Poll afterwards.
+    pub fn notified(&mut self, write: NotificationWrite) {
+        let end = self.responder.notified(&write);
+        self.block_end(end);
+        if let Some(read) = write.read {
+            self.initiator.read_placed(read);
+        }
+    }
+
+    /// The memory refused a notification; codes as for [`Self::refused`]. An
+    /// absent page is tried again when the sender's pause is over.
+    pub fn notification_refused(&mut self, write: NotificationWrite, code: NackCode) {
+        self.responder.notification_refused(&write, code);
+        if let Some(read) = write.read {
+            self.initiator.read_placed(read);
+        }
+    }
+
+    /// The source of a block cannot be read, and the block was not sent. With
+    /// [`NackCode::SlaveError`] (absent page) the block waits for `source_ready`
+    /// or the pause's end (FAULT §3.2.2); with any other code its transfer fails,
+    /// and if it answered a read, the read's. Poll afterwards.
+    pub fn source_refused(&mut self, now: Time, block: &Block, code: NackCode) {
+        self.initiator.source_refused(now, block, code);
+        self.collect(now);
+    }
+
+    /// The source page of a block is there. Poll afterwards.
+    pub fn source_ready(&mut self, block: &Block) {
+        self.initiator.source_ready(block);
+    }
+
+    /// Time has passed; harmless if called early. Poll afterwards.
+    pub fn expire(&mut self, now: Time) {
+        self.initiator.expire(now);
+        self.collect(now);
+    }
+
+    /// When `expire` is to be called at the latest; `None` if nothing waits for
+    /// time. Ask again after each round of polling. It may name a moment at which
+    /// nothing turns out to be due, at most once per timeout.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Time> {
+        self.initiator.deadline()
+    }
+
+    /// The next thing to do. Call until `None`; then again after any other call
+    /// on this engine. The pull is the flow control towards the link: a caller
+    /// whose link is full just stops polling, and the timer of a block starts
+    /// only when it is polled.
+    ///
+    /// Order: what others wait for first (answers, notifications, completions),
+    /// then notifications and requests of our own, what goes again, and blocks by
+    /// class.
+    #[must_use = "an action that is not carried out is lost"]
+    pub fn poll(&mut self, now: Time) -> Option<Action> {
+        if let Some(action) = self.responder.poll_reply() {
+            return Some(action);
+        }
+        while let Some(write) = self.responder.poll_write() {
+            // The words of a read that failed meanwhile must not be written: the
+            // program may use that memory for something else.
+            if write
+                .read
+                .is_none_or(|read| self.initiator.read_placing(now, read))
+            {
+                return Some(Action::WriteNotification(write));
+            }
+            self.responder
+                .notification_refused(&write, NackCode::NoContext);
+        }
+        if let Some((peer, packet)) = self.server.poll_reply() {
+            return Some(Action::Send { peer, packet });
+        }
+        if let Some(action) = self.initiator.poll_complete() {
+            return Some(action);
+        }
+        self.initiator.poll_send(now)
+    }
+
+    /// Whether a read request of this domain would be taken now. A caller that
+    /// keeps requests in a queue of their own looks first (QOS §3.6.3); one that
+    /// does not, loses nothing but a round trip.
+    #[must_use]
+    pub fn has_read_room(&self, peer: PeerId, domain: Domain) -> bool {
+        self.server.has_room(peer, domain)
+    }
+
+    /// Bytes that may be under way to a peer (congestion).
+    #[must_use]
+    pub fn window_bytes(&self, peer: PeerId) -> Option<u64> {
+        self.initiator.window_bytes(peer)
+    }
+
+    /// What the engine has done so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let mut sum = *self.initiator.counters();
+        let (received, served) = (self.responder.counters(), self.server.counters());
+        sum.nacks_sent = received.nacks_sent;
+        sum.packets_placed = received.packets_placed;
+        sum.duplicates = received.duplicates;
+        sum.stale_packets = received.stale_packets + served.stale_packets;
+        sum.busy_packets = received.busy_packets;
+        sum.damaged_packets = received.damaged_packets;
+        sum.bad_packets = received.bad_packets;
+        sum.blocks_received = received.blocks_received;
+        sum.notifications = received.notifications;
+        sum.reads_served = served.reads_served;
+        sum.reads_queued = served.reads_queued;
+        sum.reads_turned_away = served.reads_turned_away;
+        sum.read_duplicates = served.read_duplicates;
+        sum
+    }
+
+    /// Whether every table is empty: nothing open, nothing to be told or
+    /// answered, no timer. O(everything); for tests and for shutting down.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.initiator.is_idle() && self.responder.is_idle() && self.server.is_idle()
+    }
+
+    fn block_end(&mut self, end: Option<BlockEnd>) {
+        if let Some(BlockEnd {
+            peer,
+            request: Some(request),
+            length_bytes,
+            last,
+        }) = end
+        {
+            self.initiator.read_block(peer, request, length_bytes, last);
+        }
+    }
+
+    /// Write-backs that ended free their channels for the reads that wait.
+    fn collect(&mut self, now: Time) {
+        while let Some(end) = self.initiator.take_served_end() {
+            let failure = end.status.err().map(|error| match error {
+                // Not a transient one: part of the read may be there, and
+                // beginning it anew would count that part twice.
+                TransferError::Refused(code) | TransferError::Local(code)
+                    if !code.is_transient() =>
+                {
+                    code
+                }
+                // The requester is deaf or gone; whoever asks again is told to
+                // give up.
+                TransferError::Refused(_)
+                | TransferError::Local(_)
+                | TransferError::PeerUnreachable
+                | TransferError::PeerLost
+                | TransferError::Incomplete => NackCode::NoContext,
+            });
+            let start = self
+                .server
+                .ended(end.peer, end.request, end.domain, failure);
+            self.start(now, start);
+        }
+    }
+
+    fn start(&mut self, now: Time, mut start: Option<Start>) {
+        while let Some(Start {
+            peer,
+            request,
+            transfer,
+        }) = start
+        {
+            if self.initiator.serve(now, peer, transfer, request) {
+                return;
+            }
+            let full = Some(NackCode::BufferFull);
+            start = self.server.ended(peer, request, transfer.domain, full);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rdma::Direction;
+
+    /// Ids wrap around in the middle of this, on both sides.
+    #[test]
+    fn ids_wrap() {
+        let config = Config {
+            transactions: 1,
+            ..Config::default()
+        };
+        let (now, peer) = (Time(0), PeerId(0));
+        let mut engines = [Engine::new(config), Engine::new(config)];
+        for engine in &mut engines {
+            engine.add_peer(now, peer);
+            engine.initiator.age(peer);
+            engine.server.age(peer);
+        }
+        for number in 0..20u64 {
+            for direction in [Direction::Write, Direction::Read] {
+                let transfer = Transfer {
+                    direction,
+                    domain: Domain(0),
+                    source_address: 0,
+                    destination_address: 0,
+                    size_bytes: 40_000,
+                    notification: None,
+                    class: None,
+                    user: number,
+                };
+                engines[0].post(now, peer, transfer).expect("room");
+            }
+            let mut completed = 0;
+            while completed < 2 {
+                for node in 0..2 {
+                    while let Some(action) = engines[node].poll(now) {
+                        let other = &mut engines[1 - node];
+                        match action {
+                            Action::SendBlock(block) => {
+                                for header in block.packets(16384) {
+                                    let packet = Packet::Data(header, Payload::Intact(&[]));
+                                    match other.handle(now, peer, &packet) {
+                                        Verdict::Place(placement) => other.placed(placement),
+                                        verdict => panic!("{verdict:?}"),
+                                    }
+                                }
+                            }
+                            Action::Send { packet, .. } => {
+                                assert_eq!(other.handle(now, peer, &packet), Verdict::Taken);
+                            }
+                            Action::Complete(completion) => {
+                                assert_eq!(completion.status, Ok(()));
+                                completed += 1;
+                            }
+                            Action::WriteNotification(write) => panic!("{write:?}"),
+                        }
+                    }
+                }
+            }
+        }
+        assert!(engines.iter().all(Engine::is_idle));
+        assert_eq!(
+            engines
+                .each_ref()
+                .map(|engine| engine.counters().stale_answers),
+            [0, 0]
+        );
+    }
+}

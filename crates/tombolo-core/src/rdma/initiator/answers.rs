@@ -1,0 +1,246 @@
+//! Answers arrive: acknowledgements, refusals, resumes (QOS §3.2.6, §4.4).
+
+use super::Initiator;
+use super::tables::{Place, Queue};
+use crate::rdma::action::Block;
+use crate::rdma::time::Time;
+use crate::rdma::transaction::{Event, State};
+use crate::rdma::transfer::{PeerId, TransferError};
+use tombolo_wire::{Ack, Attempt, Generation, Nack, NackCode, Resume, TransactionId};
+
+impl Initiator {
+    /// The slot, if it holds this very block for this peer and still waits.
+    fn current(&self, peer: PeerId, slot: TransactionId, generation: Generation) -> Option<u32> {
+        let transaction = self.table.entries.get(slot.index())?;
+        let same = transaction.peer == peer
+            && transaction.generation == generation
+            && transaction.state != State::Free;
+        same.then_some(slot.0.into())
+    }
+
+    /// An acknowledgement of any attempt ends the block: the bytes are there.
+    pub(crate) fn acknowledge(&mut self, now: Time, id: PeerId, ack: &Ack) {
+        let Some(slot) = self.current(id, ack.transaction, ack.generation) else {
+            self.counters.stale_answers += 1;
+            return;
+        };
+        if !self.table.entries[slot as usize].sent {
+            self.counters.stale_answers += 1;
+            return;
+        }
+        self.counters.acks += 1;
+        self.measure(now, id, slot, ack.attempt);
+        let state = self.table.entries[slot as usize].state;
+        if ack.bytes_only {
+            self.bytes_acknowledged(slot, state);
+        } else {
+            self.block_acknowledged(slot);
+        }
+        self.find_overtaken(now, id);
+        self.refresh(id);
+    }
+
+    /// The round trip belongs to the transmission that the answer names; what
+    /// was sent before that one and is unanswered has been overtaken.
+    fn measure(&mut self, now: Time, id: PeerId, slot: u32, attempt: Attempt) {
+        let Some(peer) = self.peers[id.index()].as_mut() else {
+            return;
+        };
+        let transaction = &mut self.table.entries[slot as usize];
+        let (sent_at, order) = if attempt == transaction.attempt {
+            (Some(transaction.sent_at), transaction.order)
+        } else if attempt.next() == transaction.attempt {
+            (transaction.sent_before_at, transaction.order_before)
+        } else {
+            (None, 0)
+        };
+        transaction.unanswered = 0;
+        peer.answered_order = peer.answered_order.max(order);
+        let trip_ns = sent_at.map(|sent_at| now.since_ns(sent_at));
+        if let Some(ns) = trip_ns {
+            peer.trip.sample(ns);
+        }
+        if transaction.counted {
+            let bytes = u64::from(transaction.length_bytes);
+            peer.congestion
+                .acknowledged(now, bytes, peer.in_flight_bytes, trip_ns);
+            peer.in_flight_bytes -= bytes;
+            transaction.counted = false;
+        }
+    }
+
+    fn bytes_acknowledged(&mut self, slot: u32, state: State) {
+        let transaction = &self.table.entries[slot as usize];
+        let transfer = &self.transfers.entries[transaction.transfer as usize];
+        if !(transaction.last && transfer.owes_notification()) || state == State::Notifying {
+            // Not a block with a notification, or the answer crossed with it:
+            // what is under way stays under way.
+            return;
+        }
+        let (index, may_notify) = (transaction.transfer, transfer.may_notify());
+        self.unplace(slot);
+        self.step(slot, Event::BytesAck);
+        if may_notify && self.transfers.entries[index as usize].queue == Queue::None {
+            self.queue_notify(index);
+        }
+    }
+
+    fn block_acknowledged(&mut self, slot: u32) {
+        self.step(slot, Event::Ack);
+        let index = self.table.entries[slot as usize].transfer;
+        self.release(slot);
+        let transfer = &mut self.transfers.entries[index as usize];
+        transfer.acked += 1;
+        if transfer.acked == transfer.blocks {
+            self.end(index, Ok(()));
+        } else if transfer.queue == Queue::None {
+            if transfer.issued == transfer.blocks {
+                if transfer.may_notify() {
+                    self.queue_notify(index);
+                }
+            } else if transfer.outstanding < self.config.outstanding_blocks {
+                let class = transfer.class(&self.config);
+                self.enqueue(index, class);
+            }
+        }
+    }
+
+    fn queue_notify(&mut self, index: u32) {
+        self.transfers.entries[index as usize].queue = Queue::Notify;
+        self.notify.push_back(&mut self.transfers.chain, index);
+    }
+
+    /// A refusal counts only for the attempt it names: a late one of an earlier
+    /// attempt says nothing about the one under way (QOS §4.4).
+    pub(crate) fn refused(&mut self, now: Time, id: PeerId, nack: &Nack) {
+        self.counters.nacks_received[nack.code as usize] += 1;
+        let slot = self
+            .current(id, nack.transaction, nack.generation)
+            .filter(|slot| {
+                let transaction = &self.table.entries[*slot as usize];
+                transaction.attempt == nack.attempt && transaction.place == Place::Timeout
+            });
+        let Some(slot) = slot else {
+            self.counters.stale_answers += 1;
+            return;
+        };
+        let index = self.table.entries[slot as usize].transfer;
+        if !nack.code.is_transient() || self.refused_too_long(now, slot) {
+            self.end(index, Err(TransferError::Refused(nack.code)));
+            return;
+        }
+        self.set_aside(now, slot, nack.code);
+    }
+
+    fn refused_too_long(&self, now: Time, slot: u32) -> bool {
+        let issued_at = self.table.entries[slot as usize].issued_at;
+        now.since_ns(issued_at) >= self.config.refused_give_up_ns
+    }
+
+    /// A block that cannot go on now: at once again (4), after a delay (7), or
+    /// paused until a resume or a timer (1).
+    fn set_aside(&mut self, now: Time, slot: u32, code: NackCode) {
+        self.unplace(slot);
+        self.step(slot, Event::Nack);
+        self.uncount(slot);
+        let transaction = &mut self.table.entries[slot as usize];
+        transaction.unanswered = 0;
+        let id = transaction.peer;
+        let (place, delay_ns, list) = match code {
+            NackCode::SlaveError => (
+                Place::DelayFault,
+                self.config.fault_pause_ns,
+                &mut self.delay_fault,
+            ),
+            NackCode::BufferFull => (
+                Place::DelayFull,
+                self.config.full_delay_ns,
+                &mut self.delay_full,
+            ),
+            _ => {
+                self.queue_resend(slot);
+                return;
+            }
+        };
+        transaction.place = place;
+        transaction.due = now.after_ns(delay_ns);
+        list.push_back(&mut self.table.chain, slot);
+        let due = transaction.due;
+        self.arm(due);
+        self.refresh(id);
+    }
+
+    /// Its bytes are not under way any more.
+    pub(super) fn uncount(&mut self, slot: u32) {
+        let transaction = &mut self.table.entries[slot as usize];
+        if let Some(peer) = self.peers[transaction.peer.index()].as_mut()
+            && transaction.counted
+        {
+            transaction.counted = false;
+            peer.in_flight_bytes -= u64::from(transaction.length_bytes);
+        }
+    }
+
+    /// To the peer's blocks that go again.
+    pub(super) fn queue_resend(&mut self, slot: u32) {
+        let transaction = &mut self.table.entries[slot as usize];
+        let id = transaction.peer;
+        let Some(peer) = self.peers[id.index()].as_mut() else {
+            return;
+        };
+        transaction.place = Place::Resend;
+        peer.resend.push_back(&mut self.table.chain, slot);
+        self.refresh(id);
+    }
+
+    /// The page is there (FAULT §3.2.3): obeyed for the current generation and
+    /// the block's own domain only.
+    pub(crate) fn resume(&mut self, id: PeerId, resume: &Resume) {
+        let slot = self
+            .current(id, resume.transaction, resume.generation)
+            .filter(|slot| {
+                let transaction = &self.table.entries[*slot as usize];
+                let domain = self.transfers.entries[transaction.transfer as usize]
+                    .spec
+                    .domain;
+                domain == resume.domain
+                    && transaction.state.is_open()
+                    && matches!(transaction.place, Place::Timeout | Place::DelayFault)
+            });
+        let Some(slot) = slot else {
+            self.counters.stale_answers += 1;
+            return;
+        };
+        self.counters.resumes += 1;
+        self.unplace(slot);
+        self.uncount(slot);
+        self.queue_resend(slot);
+    }
+
+    /// The caller cannot read a block's source (FAULT §3.2.2). An absent page
+    /// (code 1) pauses the block, as at the destination; anything else ends the
+    /// transfer.
+    pub(crate) fn source_refused(&mut self, now: Time, block: &Block, code: NackCode) {
+        let slot = self
+            .current(block.peer, block.transaction, block.generation)
+            .filter(|slot| self.table.entries[*slot as usize].place == Place::Timeout);
+        let Some(slot) = slot else { return };
+        let index = self.table.entries[slot as usize].transfer;
+        if code == NackCode::SlaveError && !self.refused_too_long(now, slot) {
+            self.set_aside(now, slot, code);
+        } else {
+            self.end(index, Err(TransferError::Local(code)));
+        }
+    }
+
+    /// The page of a block set aside by `source_refused` is there.
+    pub(crate) fn source_ready(&mut self, block: &Block) {
+        let slot = self
+            .current(block.peer, block.transaction, block.generation)
+            .filter(|slot| self.table.entries[*slot as usize].place == Place::DelayFault);
+        if let Some(slot) = slot {
+            self.unplace(slot);
+            self.queue_resend(slot);
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Blocks leave: the scheduler's turn, the bypass, what goes again.
+
+use super::Initiator;
+use super::tables::{Place, Queue};
+use crate::rdma::action::{Action, Block, BlockNotification};
+use crate::rdma::scheduler::{RESEND, ring_of};
+use crate::rdma::segmentation::block_length;
+use crate::rdma::time::Time;
+use crate::rdma::transaction::{Event, State};
+use tombolo_wire::{Attempt, NotifyHeader, Packet, TransactionId};
+
+impl Initiator {
+    /// The next thing to send. `None`: nothing now; ask again after the next
+    /// event (post, packet, expiry).
+    pub(crate) fn poll_send(&mut self, now: Time) -> Option<Action> {
+        if let Some(slot) = self.bypass.front() {
+            return self.hand_out(now, slot);
+        }
+        while let Some(index) = self.notify.pop_front(&mut self.transfers.chain) {
+            self.transfers.entries[index as usize].queue = Queue::None;
+            if let Some(action) = self.notify_apart(now, index) {
+                return Some(action);
+            }
+        }
+        if let Some(action) = self.poll_read(now) {
+            return Some(action);
+        }
+        if let Some(peer) = self.rings.front(RESEND) {
+            self.rings.rotate(RESEND, peer);
+            let slot = self.peers[peer as usize].as_ref()?.resend.front()?;
+            return self.hand_out(now, slot);
+        }
+        self.poll_schedule(now)
+    }
+
+    /// One block of the transfer whose turn it is (QOS §3.2.3, 3.2.5).
+    fn poll_schedule(&mut self, now: Time) -> Option<Action> {
+        if self.table.tickets.is_empty() {
+            return None;
+        }
+        let (class, relief) = self.picker.pick(self.rings.has_work())?;
+        self.counters.starvation_relief += u64::from(relief);
+        let ring = ring_of(class);
+        let id = self.rings.front(ring)?;
+        let index = self.peers[id as usize].as_ref()?.queues[class as usize].front()?;
+        let slot = self.issue(now, index)?;
+        let transfer = &mut self.transfers.entries[index as usize];
+        transfer.turn += 1;
+        let all_issued = transfer.issued == transfer.blocks;
+        let full = transfer.outstanding >= self.config.outstanding_blocks;
+        let class_now = transfer.class(&self.config);
+        if all_issued || full {
+            // Comes back with the next acknowledgement, if blocks are left.
+            self.leave_queue(index);
+            self.rings.rotate(ring, id);
+        } else if transfer.turn >= self.config.turn_blocks || class_now != class {
+            self.leave_queue(index);
+            self.enqueue(index, class_now);
+            self.rings.rotate(ring, id);
+        }
+        self.hand_out(now, slot)
+    }
+
+    /// A small transfer goes at once; what has no slot is queued after all.
+    pub(super) fn issue_past_queue(&mut self, now: Time, index: u32) {
+        loop {
+            let transfer = &self.transfers.entries[index as usize];
+            if transfer.issued == transfer.blocks {
+                return;
+            }
+            if transfer.outstanding >= self.config.outstanding_blocks {
+                return;
+            }
+            let Some(slot) = self.issue(now, index) else {
+                break;
+            };
+            self.table.entries[slot as usize].place = Place::Bypass;
+            self.bypass.push_back(&mut self.table.chain, slot);
+        }
+        let class = self.transfers.entries[index as usize].class(&self.config);
+        self.enqueue(index, class);
+    }
+
+    /// The next block of a transfer takes a slot.
+    fn issue(&mut self, now: Time, index: u32) -> Option<u32> {
+        let transfer = &mut self.transfers.entries[index as usize];
+        let peer = self.peers[transfer.peer.index()].as_mut()?;
+        let slot = u32::from(self.table.tickets.pop_front()?);
+        let class = transfer.class(&self.config);
+        let spec = &transfer.spec;
+        let offset_bytes = transfer.cursor_bytes;
+        let length_bytes = block_length(
+            spec.destination_address,
+            spec.size_bytes,
+            offset_bytes,
+            self.config.block_bytes,
+        );
+        transfer.cursor_bytes += length_bytes;
+        transfer.issued += 1;
+        transfer.outstanding += 1;
+        transfer.slots.push_back(&mut self.table.siblings, slot);
+        let last = transfer.issued == transfer.blocks;
+        if last {
+            transfer.last_slot = Some(slot);
+        }
+        let generation = peer.generations[slot as usize].next();
+        peer.generations[slot as usize] = generation;
+        peer.in_flight_bytes += u64::from(length_bytes);
+        let id = transfer.peer;
+        let transaction = &mut self.table.entries[slot as usize];
+        transaction.place = Place::None;
+        transaction.peer = id;
+        transaction.transfer = index;
+        transaction.generation = generation;
+        transaction.attempt = Attempt(0);
+        transaction.offset_bytes = offset_bytes;
+        transaction.length_bytes = length_bytes;
+        transaction.last = last;
+        transaction.sent = false;
+        transaction.carried = false;
+        transaction.counted = true;
+        transaction.issued_at = now;
+        transaction.sent_before_at = None;
+        transaction.unanswered = 0;
+        self.counters.blocks_by_class[class as usize] += 1;
+        self.step(slot, Event::Issue);
+        self.refresh(id);
+        Some(slot)
+    }
+
+    /// The caller takes a block: its timer starts now.
+    fn hand_out(&mut self, now: Time, slot: u32) -> Option<Action> {
+        self.unplace(slot);
+        let resend = self.table.entries[slot as usize].sent;
+        if resend {
+            if !self.step(slot, Event::Resend) {
+                return None;
+            }
+            if self.table.entries[slot as usize].state == State::Notifying {
+                return self.send_notify(now, slot);
+            }
+            self.counters.blocks_retransmitted += 1;
+        }
+        let transaction = &mut self.table.entries[slot as usize];
+        let transfer = &self.transfers.entries[transaction.transfer as usize];
+        let owes = transaction.last && transfer.owes_notification();
+        transaction.carried = owes && transfer.may_notify();
+        let notification = match (owes, transaction.carried) {
+            (false, _) => BlockNotification::None,
+            (true, false) => BlockNotification::Later,
+            (true, true) => BlockNotification::Now(transfer.spec.notification.unwrap_or_default()),
+        };
+        if resend {
+            transaction.attempt = transaction.attempt.next();
+        }
+        let block = Block {
+            peer: transaction.peer,
+            domain: transfer.spec.domain,
+            source_address: transfer.spec.source_address + u64::from(transaction.offset_bytes),
+            destination_address: transfer.spec.destination_address
+                + u64::from(transaction.offset_bytes),
+            length_bytes: transaction.length_bytes,
+            transaction: TransactionId(slot as u16),
+            generation: transaction.generation,
+            attempt: transaction.attempt,
+            in_reply_to: transfer.served,
+            notification,
+        };
+        self.counters.blocks_sent += 1;
+        self.counters.block_bytes_sent += u64::from(block.length_bytes);
+        self.start_timer(now, slot, true);
+        Some(Action::SendBlock(block))
+    }
+
+    /// The transfer's other blocks are acknowledged: release the notification of
+    /// the last, unless it is on its way already or will go with a resend.
+    fn notify_apart(&mut self, now: Time, index: u32) -> Option<Action> {
+        let slot = self.transfers.entries[index as usize].last_slot?;
+        let transaction = &mut self.table.entries[slot as usize];
+        match (transaction.state, transaction.place) {
+            (State::Acked, _) => {
+                self.step(slot, Event::Notify);
+                self.send_notify(now, slot)
+            }
+            (State::Issued | State::Retransmitted, Place::Timeout) if !transaction.carried => {
+                // Its bytes are still unanswered: their timer goes on.
+                transaction.carried = true;
+                self.counters.notifies_sent += 1;
+                Some(self.notify_action(slot))
+            }
+            _ => None,
+        }
+    }
+
+    /// Send the notification alone and wait for its answer.
+    fn send_notify(&mut self, now: Time, slot: u32) -> Option<Action> {
+        self.counters.notifies_sent += 1;
+        let transaction = &mut self.table.entries[slot as usize];
+        transaction.attempt = transaction.attempt.next();
+        transaction.carried = true;
+        self.start_timer(now, slot, false);
+        Some(self.notify_action(slot))
+    }
+
+    fn notify_action(&self, slot: u32) -> Action {
+        let transaction = &self.table.entries[slot as usize];
+        let transfer = &self.transfers.entries[transaction.transfer as usize];
+        let offset_bytes = u64::from(transaction.offset_bytes);
+        let packet = Packet::Notify(NotifyHeader {
+            domain: transfer.spec.domain,
+            transaction: TransactionId(slot as u16),
+            generation: transaction.generation,
+            attempt: transaction.attempt,
+            block_address: transfer.spec.destination_address + offset_bytes,
+            block_bytes: transaction.length_bytes,
+            in_reply_to: transfer.served,
+            notification: transfer.spec.notification.unwrap_or_default(),
+        });
+        Action::Send {
+            peer: transaction.peer,
+            packet,
+        }
+    }
+
+    /// The transmission begins: to the rear of its peer's timeouts.
+    fn start_timer(&mut self, now: Time, slot: u32, with_bytes: bool) {
+        let transaction = &mut self.table.entries[slot as usize];
+        let id = transaction.peer;
+        let Some(peer) = self.peers[id.index()].as_mut() else {
+            return;
+        };
+        transaction.sent_before_at = transaction.sent.then_some(transaction.sent_at);
+        transaction.order_before = transaction.order;
+        transaction.sent = true;
+        transaction.sent_at = now;
+        peer.order += 1;
+        transaction.order = peer.order;
+        if with_bytes && !transaction.counted {
+            transaction.counted = true;
+            peer.in_flight_bytes += u64::from(transaction.length_bytes);
+        }
+        transaction.place = Place::Timeout;
+        peer.timeouts.push_back(&mut self.table.chain, slot);
+        let timeout_ns = peer.trip.timeout_ns(self.config.retransmission);
+        self.arm(now.after_ns(timeout_ns));
+        self.refresh(id);
+    }
+}

@@ -1,0 +1,433 @@
+//! The controller and send side: transfers become blocks, blocks become
+//! transactions, and every transaction ends in an acknowledgement, a refusal or
+//! a peer that is given up (QOS §3.2, 3.3, ch. 4).
+//!
+//! ```text
+//!  transfer:  queued in its class ──► all it may have is under way ──► queued ...
+//!                                                                  └─► done
+//!  transaction: see `State`; in at most one list: its peer's timeouts (by time
+//!  of sending), its peer's resends, the bypass, or one of the two delays
+//! ```
+//!
+//! All lists are over table indices and every step is O(1), except the pass over
+//! the peers when a timer fires and over the transfers when a peer is lost.
+
+mod answers;
+mod issue;
+mod reads;
+mod tables;
+mod timers;
+
+pub use reads::ReadGrant;
+
+use super::action::{Action, Completion};
+use super::config::Config;
+use super::counters::Counters;
+use super::list::List;
+use super::scheduler::{ClassPicker, RESEND, Rings, ring_of};
+use super::segmentation::block_count;
+use super::time::Time;
+use super::transaction::{Event, State};
+use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
+use tables::{Place, Queue, SendPeer, Transactions, Transfers};
+use tombolo_wire::{Domain, RequestId};
+
+/// The send side of an engine.
+#[derive(Debug)]
+pub struct Initiator {
+    config: Config,
+    counters: Counters,
+    transfers: Transfers,
+    table: Transactions,
+    peers: Vec<Option<Box<SendPeer>>>,
+    rings: Rings,
+    picker: ClassPicker,
+    /// Peers with reads to be asked for.
+    asking: Rings,
+    bypass: List,
+    delay_full: List,
+    delay_fault: List,
+    delayed_reads: List,
+    notify: List,
+    again: List,
+    done: List,
+    served_ended: List,
+    /// Entries in a list with a timer.
+    armed: u32,
+    /// No timer fires before this.
+    wake: Time,
+}
+
+/// A write-back of a peer's read that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServedEnd {
+    /// Whose read.
+    pub peer: PeerId,
+    /// Which.
+    pub request: RequestId,
+    /// In which domain it held a channel.
+    pub domain: Domain,
+    /// How it ended.
+    pub status: Result<(), TransferError>,
+}
+
+impl Initiator {
+    pub(crate) fn new(config: Config) -> Self {
+        let mut transfers = Transfers::default();
+        transfers.reserve(config.transfers as usize);
+        Self {
+            config,
+            counters: Counters::default(),
+            transfers,
+            table: Transactions::new(config.transactions),
+            peers: Vec::new(),
+            rings: Rings::default(),
+            picker: ClassPicker::new(config.starvation_blocks),
+            asking: Rings::default(),
+            bypass: List::default(),
+            delay_full: List::default(),
+            delay_fault: List::default(),
+            delayed_reads: List::default(),
+            notify: List::default(),
+            again: List::default(),
+            done: List::default(),
+            served_ended: List::default(),
+            armed: 0,
+            wake: Time(u64::MAX),
+        }
+    }
+
+    pub(crate) fn add_peer(&mut self, now: Time, peer: PeerId) {
+        self.lose_peer(peer);
+        if self.peers.len() <= peer.index() {
+            self.peers.resize_with(peer.index() + 1, || None);
+            self.rings.grow(self.peers.len());
+            self.asking.grow(self.peers.len());
+        }
+        self.peers[peer.index()] = Some(Box::new(SendPeer::new(&self.config, now)));
+        // Room for what this peer's reads may need, apart from our own posts: a
+        // full table here must not keep the other side waiting (SPEC M10).
+        let peers = self.peers.iter().flatten().count();
+        let served = peers * self.config.served_reads as usize;
+        self.transfers
+            .reserve(self.config.transfers as usize + served);
+    }
+
+    /// Everything to this peer ends at once.
+    pub(crate) fn lose_peer(&mut self, peer: PeerId) {
+        if self.peers.get(peer.index()).is_none_or(Option::is_none) {
+            return;
+        }
+        for index in 0..self.transfers.entries.len() as u32 {
+            let transfer = &self.transfers.entries[index as usize];
+            if transfer.live && transfer.peer == peer {
+                self.end(index, Err(TransferError::PeerLost));
+            }
+        }
+        self.peers[peer.index()] = None;
+        self.refresh(peer);
+    }
+
+    pub(crate) fn heard(&mut self, now: Time, peer: PeerId) -> bool {
+        match self.peers.get_mut(peer.index()) {
+            Some(Some(known)) => {
+                known.heard_at = now;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn post(
+        &mut self,
+        now: Time,
+        peer: PeerId,
+        spec: Transfer,
+    ) -> Result<TransferId, PostError> {
+        if self.peers.get(peer.index()).is_none_or(Option::is_none) {
+            return Err(PostError::UnknownPeer(peer));
+        }
+        let fits = |address: u64, bytes: u64| address.checked_add(bytes).is_some();
+        let size = u64::from(spec.size_bytes);
+        if !fits(spec.source_address, size)
+            || !fits(spec.destination_address, size)
+            || spec
+                .notification
+                .is_some_and(|words| !fits(words.address, 16))
+        {
+            return Err(PostError::AddressOverflow);
+        }
+        if self.transfers.posted >= self.config.transfers {
+            return Err(PostError::Full);
+        }
+        let index = self
+            .transfers
+            .take(peer, spec, None)
+            .ok_or(PostError::Full)?;
+        self.counters.transfers_posted += 1;
+        match spec.direction {
+            Direction::Write => self.start_write(now, index),
+            Direction::Read => self.start_read(index),
+        }
+        Ok(self.transfers.id(index))
+    }
+
+    /// Write a peer's read back. The caller has checked that there is room.
+    pub(crate) fn serve(
+        &mut self,
+        now: Time,
+        peer: PeerId,
+        spec: Transfer,
+        request: RequestId,
+    ) -> bool {
+        if self.peers.get(peer.index()).is_none_or(Option::is_none) {
+            return false;
+        }
+        let Some(index) = self.transfers.take(peer, spec, Some(request)) else {
+            return false;
+        };
+        self.start_write(now, index);
+        true
+    }
+
+    fn start_write(&mut self, now: Time, index: u32) {
+        let block_bytes = self.config.block_bytes;
+        let transfer = &mut self.transfers.entries[index as usize];
+        let spec = transfer.spec;
+        transfer.blocks = block_count(spec.destination_address, spec.size_bytes, block_bytes);
+        let class = transfer.class(&self.config);
+        if class == Class::High && self.may_bypass(transfer_peer(&self.transfers, index)) {
+            self.counters.bypasses += 1;
+            self.issue_past_queue(now, index);
+        } else {
+            self.enqueue(index, class);
+        }
+    }
+
+    /// A small transfer skips the queue if nothing of its class waits (QOS
+    /// §3.3), and no lower class has been passed over for too long.
+    fn may_bypass(&mut self, peer: PeerId) -> bool {
+        let has_work = self.rings.has_work();
+        self.config.bypass
+            && !has_work[0]
+            && self.peers[peer.index()]
+                .as_ref()
+                .is_some_and(|peer| peer.is_open())
+            && self.picker.pass_over_lower(has_work)
+    }
+
+    fn enqueue(&mut self, index: u32, class: Class) {
+        let transfer = &mut self.transfers.entries[index as usize];
+        let id = transfer.peer;
+        let Some(peer) = self.peers[id.index()].as_mut() else {
+            return;
+        };
+        transfer.queue = Queue::Class(class);
+        transfer.turn = 0;
+        peer.queues[class as usize].push_back(&mut self.transfers.chain, index);
+        self.refresh(id);
+    }
+
+    /// Put the peer into the rings where it has work and may send, and out of
+    /// the others.
+    fn refresh(&mut self, id: PeerId) {
+        let index = id.0;
+        let (mut work, mut ask) = ([false; 4], false);
+        if let Some(peer) = self.peers[id.index()].as_ref() {
+            let open = peer.is_open();
+            work[RESEND] = open && !peer.resend.is_empty();
+            for class in Class::ALL {
+                work[ring_of(class)] = open && !peer.queues[class as usize].is_empty();
+            }
+            ask = peer.may_ask(&self.config);
+        }
+        for (ring, has_work) in work.into_iter().enumerate() {
+            self.rings.set(ring, index, has_work);
+        }
+        self.asking.set(RESEND, index, ask);
+    }
+
+    /// Take the transfer out of whatever list it is in.
+    fn leave_queue(&mut self, index: u32) {
+        let transfer = &mut self.transfers.entries[index as usize];
+        let queue = std::mem::replace(&mut transfer.queue, Queue::None);
+        let chain = &mut self.transfers.chain;
+        let peer = self.peers[transfer.peer.index()].as_mut();
+        match (queue, peer) {
+            (Queue::Class(class), Some(peer)) => peer.queues[class as usize].remove(chain, index),
+            (Queue::Ask(class), Some(peer)) => peer.reads[class as usize].remove(chain, index),
+            (Queue::Asked, Some(peer)) => {
+                peer.asked.remove(chain, index);
+                self.armed -= 1;
+            }
+            (Queue::Notify, _) => self.notify.remove(chain, index),
+            (Queue::Again, _) => self.again.remove(chain, index),
+            (Queue::Delayed, _) => {
+                self.delayed_reads.remove(chain, index);
+                self.armed -= 1;
+            }
+            (Queue::Done, _) => self.done.remove(chain, index),
+            _ => {}
+        }
+    }
+
+    /// The transfer is over: its slots are freed, and its end will be told.
+    fn end(&mut self, index: u32, status: Result<(), TransferError>) {
+        if matches!(
+            self.transfers.entries[index as usize].queue,
+            Queue::Done | Queue::Ending
+        ) {
+            return;
+        }
+        self.leave_queue(index);
+        while let Some(slot) = self.transfers.entries[index as usize].slots.front() {
+            self.release(slot);
+        }
+        self.forget_request(index);
+        let transfer = &mut self.transfers.entries[index as usize];
+        transfer.status = status;
+        let peer = transfer.peer;
+        if transfer.placing > 0 {
+            // Bytes of a read are still being copied into the program's memory,
+            // which it may reuse once it is told.
+            transfer.queue = Queue::Ending;
+        } else {
+            self.tell(index);
+        }
+        self.refresh(peer);
+    }
+
+    fn tell(&mut self, index: u32) {
+        let transfer = &mut self.transfers.entries[index as usize];
+        transfer.queue = Queue::Done;
+        let list = match transfer.served {
+            Some(_) => &mut self.served_ended,
+            None => &mut self.done,
+        };
+        list.push_back(&mut self.transfers.chain, index);
+    }
+
+    /// Free a slot: out of its lists, into the ticket queue.
+    fn release(&mut self, slot: u32) {
+        self.unplace(slot);
+        let transaction = &mut self.table.entries[slot as usize];
+        let index = transaction.transfer;
+        let transfer = &mut self.transfers.entries[index as usize];
+        transfer.slots.remove(&mut self.table.siblings, slot);
+        transfer.outstanding -= 1;
+        if transaction.counted {
+            transaction.counted = false;
+            if let Some(peer) = self.peers[transaction.peer.index()].as_mut() {
+                peer.in_flight_bytes -= u64::from(transaction.length_bytes);
+            }
+        }
+        self.step(slot, Event::Release);
+        self.table.tickets.push_back(slot as u16);
+    }
+
+    /// Take the transaction out of whatever list it is in.
+    fn unplace(&mut self, slot: u32) {
+        let transaction = &mut self.table.entries[slot as usize];
+        let place = std::mem::replace(&mut transaction.place, Place::None);
+        let chain = &mut self.table.chain;
+        let peer = self.peers[transaction.peer.index()].as_mut();
+        match (place, peer) {
+            (Place::Timeout, Some(peer)) => peer.timeouts.remove(chain, slot),
+            (Place::Resend, Some(peer)) => peer.resend.remove(chain, slot),
+            (Place::Bypass, _) => self.bypass.remove(chain, slot),
+            (Place::DelayFull, _) => self.delay_full.remove(chain, slot),
+            (Place::DelayFault, _) => self.delay_fault.remove(chain, slot),
+            _ => {}
+        }
+        if matches!(place, Place::Timeout | Place::DelayFull | Place::DelayFault) {
+            self.armed -= 1;
+        }
+    }
+
+    /// Move a transaction along its table; an impossible event is counted and
+    /// changes nothing.
+    fn step(&mut self, slot: u32, event: Event) -> bool {
+        let transaction = &mut self.table.entries[slot as usize];
+        match transaction.state.after(event) {
+            Ok(state) => {
+                transaction.state = state;
+                true
+            }
+            Err(_) => {
+                self.counters.illegal_transitions += 1;
+                if event == Event::Release {
+                    transaction.state = State::Free;
+                }
+                false
+            }
+        }
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// A completion to be told, if there is one.
+    pub(crate) fn poll_complete(&mut self) -> Option<Action> {
+        let index = self.done.pop_front(&mut self.transfers.chain)?;
+        let transfer = &self.transfers.entries[index as usize];
+        let completion = Completion {
+            transfer: self.transfers.id(index),
+            user: transfer.spec.user,
+            peer: transfer.peer,
+            status: transfer.status,
+        };
+        match completion.status {
+            Ok(()) => self.counters.transfers_done += 1,
+            Err(_) => self.counters.transfers_failed += 1,
+        }
+        self.transfers.give_back(index);
+        Some(Action::Complete(completion))
+    }
+
+    /// A write-back that is over, for the read server.
+    pub(crate) fn take_served_end(&mut self) -> Option<ServedEnd> {
+        let index = self.served_ended.pop_front(&mut self.transfers.chain)?;
+        let transfer = &self.transfers.entries[index as usize];
+        let end = transfer.served.map(|request| ServedEnd {
+            peer: transfer.peer,
+            request,
+            domain: transfer.spec.domain,
+            status: transfer.status,
+        });
+        self.transfers.give_back(index);
+        end
+    }
+
+    /// Whether nothing is open and nothing waits to be told.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.transfers.posted == 0
+            && self.transfers.served == 0
+            && self.table.tickets.len() == self.table.entries.len()
+            && self.armed == 0
+            && self.peers.iter().flatten().all(|peer| {
+                peer.in_flight_bytes == 0 && peer.open_reads == 0 && peer.resend.is_empty()
+            })
+    }
+
+    /// As after 2³² reads and blocks, less a few.
+    #[cfg(test)]
+    pub(crate) fn age(&mut self, id: PeerId) {
+        let Some(peer) = self.peers[id.index()].as_mut() else {
+            return;
+        };
+        peer.next_request = RequestId(u32::MAX - 5);
+        peer.oldest_request = RequestId(u32::MAX - 5);
+        peer.generations
+            .fill(tombolo_wire::Generation(u32::MAX - 5));
+    }
+
+    pub(crate) fn window_bytes(&self, peer: PeerId) -> Option<u64> {
+        let peer = self.peers.get(peer.index())?.as_ref()?;
+        Some(peer.congestion.window_bytes())
+    }
+}
+
+fn transfer_peer(transfers: &Transfers, index: u32) -> PeerId {
+    transfers.entries[index as usize].peer
+}

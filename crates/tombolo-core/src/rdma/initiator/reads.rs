@@ -1,0 +1,256 @@
+//! Reads, seen by who asks (QOS §3.6).
+//!
+//! A read is a request and then somebody else's writes. The requester repeats
+//! the request until it hears something, admits only write-backs of a read that
+//! is open and only inside its range, and is done when the write-back's last
+//! block and its notification are in and every byte has been counted.
+
+use super::Initiator;
+use super::tables::{Queue, request_place};
+use crate::rdma::action::Action;
+use crate::rdma::list::NONE;
+use crate::rdma::scheduler::RESEND;
+use crate::rdma::time::Time;
+use crate::rdma::transfer::{PeerId, TransferError, TransferId};
+use tombolo_wire::{Attempt, Domain, NackCode, Notification, Packet, ReadRequest, RequestId};
+
+/// An open read that a block may answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadGrant {
+    /// Which.
+    pub transfer: TransferId,
+    /// The words to write at its end: the requester's own, whatever the target
+    /// sends.
+    pub notification: Option<Notification>,
+}
+
+impl Initiator {
+    pub(super) fn start_read(&mut self, index: u32) {
+        let transfer = &mut self.transfers.entries[index as usize];
+        let class = transfer.class(&self.config);
+        let id = transfer.peer;
+        let Some(peer) = self.peers[id.index()].as_mut() else {
+            return;
+        };
+        transfer.queue = Queue::Ask(class);
+        peer.reads[class as usize].push_back(&mut self.transfers.chain, index);
+        self.refresh(id);
+    }
+
+    /// The next request to send: one to be repeated, or a new one.
+    pub(super) fn poll_read(&mut self, now: Time) -> Option<Action> {
+        if let Some(index) = self.again.front() {
+            self.leave_queue(index);
+            self.counters.reads_retransmitted += 1;
+            let transfer = &mut self.transfers.entries[index as usize];
+            transfer.attempt = transfer.attempt.next();
+            return self.ask(now, index);
+        }
+        let id = self.asking.front(RESEND)?;
+        self.asking.rotate(RESEND, id);
+        let peer = self.peers[id as usize].as_mut()?;
+        let (class, _) = peer
+            .read_picker
+            .pick(peer.reads.map(|queue| !queue.is_empty()))?;
+        let index = peer.reads[class as usize].front()?;
+        let request = peer.next_request;
+        peer.next_request = request.next();
+        peer.requests[request_place(request)] = index;
+        peer.open_reads += 1;
+        self.leave_queue(index);
+        let transfer = &mut self.transfers.entries[index as usize];
+        transfer.request = Some(request);
+        transfer.attempt = Attempt(0);
+        transfer.first_asked_at = now;
+        self.refresh(PeerId(id));
+        self.ask(now, index)
+    }
+
+    fn ask(&mut self, now: Time, index: u32) -> Option<Action> {
+        let transfer = &mut self.transfers.entries[index as usize];
+        let id = transfer.peer;
+        let peer = self.peers[id.index()].as_mut()?;
+        let spec = transfer.spec;
+        let packet = Packet::ReadRequest(ReadRequest {
+            request: transfer.request?,
+            watermark: peer.oldest_request,
+            attempt: transfer.attempt,
+            domain: spec.domain,
+            size_bytes: spec.size_bytes,
+            source_address: spec.source_address,
+            destination_address: spec.destination_address,
+            notification: spec.notification,
+            class: spec.class.map(|class| class as u8),
+        });
+        peer.ask_order += 1;
+        transfer.ask_order = peer.ask_order;
+        transfer.asked_at = now;
+        transfer.queue = Queue::Asked;
+        peer.asked.push_back(&mut self.transfers.chain, index);
+        let timeout_ns = peer.read_timeout_ns(&self.config);
+        self.counters.reads_sent += 1;
+        self.arm(now.after_ns(timeout_ns));
+        Some(Action::Send { peer: id, packet })
+    }
+
+    fn open_read(&self, id: PeerId, request: RequestId) -> Option<u32> {
+        let peer = self.peers.get(id.index())?.as_ref()?;
+        let index = peer.requests[request_place(request)];
+        let transfer = self.transfers.entries.get(index as usize)?;
+        (transfer.request == Some(request)).then_some(index)
+    }
+
+    /// Whether a block may answer this read.
+    pub(crate) fn admit(
+        &self,
+        id: PeerId,
+        request: RequestId,
+        domain: Domain,
+        address: u64,
+        length_bytes: u32,
+    ) -> Result<ReadGrant, NackCode> {
+        let index = self.open_read(id, request).ok_or(NackCode::NoContext)?;
+        let spec = &self.transfers.entries[index as usize].spec;
+        let start = address.checked_sub(spec.destination_address);
+        let inside = start
+            .and_then(|start| start.checked_add(length_bytes.into()))
+            .is_some_and(|end| end <= spec.size_bytes.into());
+        if domain != spec.domain || !inside {
+            return Err(NackCode::DomainMismatch);
+        }
+        Ok(ReadGrant {
+            transfer: self.transfers.id(index),
+            notification: spec.notification,
+        })
+    }
+
+    /// Bytes or words of a read are about to be written to memory; `false`: it
+    /// is over, they must not.
+    pub(crate) fn read_placing(&mut self, now: Time, read: TransferId) -> bool {
+        let Some(transfer) = self.transfers.find(read) else {
+            return false;
+        };
+        if matches!(transfer.queue, Queue::Ending | Queue::Done) {
+            return false;
+        }
+        transfer.placing += 1;
+        self.read_heard(now, read.index);
+        true
+    }
+
+    /// They are, or will not be.
+    pub(crate) fn read_placed(&mut self, read: TransferId) {
+        let Some(transfer) = self.transfers.find(read) else {
+            return;
+        };
+        transfer.placing = transfer.placing.saturating_sub(1);
+        if transfer.placing == 0 && transfer.queue == Queue::Ending {
+            self.tell(read.index);
+        }
+    }
+
+    /// A sign of life: the timer starts again.
+    fn read_heard(&mut self, now: Time, index: u32) {
+        let transfer = &mut self.transfers.entries[index as usize];
+        transfer.unanswered = 0;
+        if transfer.queue != Queue::Asked {
+            return;
+        }
+        let Some(peer) = self.peers[transfer.peer.index()].as_mut() else {
+            return;
+        };
+        // An answer does not say which attempt it answers: only a read that was
+        // asked for once measures.
+        if !transfer.heard && transfer.attempt == Attempt(0) {
+            peer.read_trip.sample(now.since_ns(transfer.asked_at));
+        } else {
+            peer.read_trip.alive();
+        }
+        let first = !std::mem::replace(&mut transfer.heard, true);
+        transfer.asked_at = now;
+        peer.asked.remove(&mut self.transfers.chain, index);
+        peer.asked.push_back(&mut self.transfers.chain, index);
+        if first {
+            peer.answered_ask_order = peer.answered_ask_order.max(transfer.ask_order);
+            let id = transfer.peer;
+            self.find_overtaken_reads(now, id);
+        }
+    }
+
+    /// A block of a read's answer is whole, and if it is the last, its
+    /// notification is written.
+    pub(crate) fn read_block(&mut self, id: PeerId, request: RequestId, bytes: u32, last: bool) {
+        let Some(index) = self.open_read(id, request) else {
+            return;
+        };
+        let transfer = &mut self.transfers.entries[index as usize];
+        transfer.received_bytes += u64::from(bytes);
+        if last {
+            let whole = transfer.received_bytes == u64::from(transfer.spec.size_bytes);
+            self.end(
+                index,
+                if whole {
+                    Ok(())
+                } else {
+                    Err(TransferError::Incomplete)
+                },
+            );
+        }
+    }
+
+    /// The target turned a read away: for good, or for now (1, 4, 7).
+    pub(crate) fn read_rejected(
+        &mut self,
+        now: Time,
+        id: PeerId,
+        request: RequestId,
+        code: NackCode,
+    ) {
+        self.counters.nacks_received[code as usize] += 1;
+        let Some(index) = self.open_read(id, request) else {
+            self.counters.stale_answers += 1;
+            return;
+        };
+        let transfer = &mut self.transfers.entries[index as usize];
+        let too_long = now.since_ns(transfer.first_asked_at) >= self.config.refused_give_up_ns;
+        if !code.is_transient() || too_long {
+            self.end(index, Err(TransferError::Refused(code)));
+        } else if transfer.queue == Queue::Asked {
+            self.leave_queue(index);
+            let transfer = &mut self.transfers.entries[index as usize];
+            transfer.unanswered = 0;
+            transfer.asked_at = now;
+            transfer.queue = Queue::Delayed;
+            self.delayed_reads
+                .push_back(&mut self.transfers.chain, index);
+            self.arm(now.after_ns(self.config.full_delay_ns));
+        }
+    }
+
+    /// The target knows the read and will serve it.
+    pub(crate) fn read_accepted(&mut self, now: Time, id: PeerId, request: RequestId) {
+        match self.open_read(id, request) {
+            Some(index) => self.read_heard(now, index),
+            None => self.counters.stale_answers += 1,
+        }
+    }
+
+    /// The read is over: its id means nothing any more, and the watermark rises
+    /// past all that are over.
+    pub(super) fn forget_request(&mut self, index: u32) {
+        let transfer = &mut self.transfers.entries[index as usize];
+        let Some(request) = transfer.request.take() else {
+            return;
+        };
+        let Some(peer) = self.peers[transfer.peer.index()].as_mut() else {
+            return;
+        };
+        peer.requests[request_place(request)] = NONE;
+        peer.open_reads -= 1;
+        while peer.oldest_request != peer.next_request
+            && peer.requests[request_place(peer.oldest_request)] == NONE
+        {
+            peer.oldest_request = peer.oldest_request.next();
+        }
+    }
+}

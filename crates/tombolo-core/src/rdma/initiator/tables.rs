@@ -1,0 +1,370 @@
+//! The tables of the initiator: transfers, transactions and peers.
+
+use crate::rdma::config::Config;
+use crate::rdma::congestion::Congestion;
+use crate::rdma::list::{Chain, List, NONE};
+use crate::rdma::round_trip::RoundTrip;
+use crate::rdma::scheduler::ClassPicker;
+use crate::rdma::time::Time;
+use crate::rdma::transaction::State;
+use crate::rdma::transfer::{Class, PeerId, Transfer, TransferError, TransferId};
+use std::collections::VecDeque;
+use tombolo_wire::{Attempt, Generation, READ_WINDOW, RequestId};
+
+/// The list a transfer is in. It is in one at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    /// None: free, or all it may have under way is under way.
+    None,
+    /// A write with blocks to issue, at its peer.
+    Class(Class),
+    /// A write whose notification may go.
+    Notify,
+    /// A read to be asked for, at its peer.
+    Ask(Class),
+    /// A read that was asked for: the peer's list of read timeouts.
+    Asked,
+    /// A read to be asked for again at once.
+    Again,
+    /// A read turned away, waiting to be asked for again.
+    Delayed,
+    /// Over, but bytes are still being copied: out of every list.
+    Ending,
+    /// Over, to be told.
+    Done,
+}
+
+#[derive(Debug)]
+pub(super) struct TransferState {
+    pub serial: u32,
+    pub live: bool,
+    pub peer: PeerId,
+    pub spec: Transfer,
+    /// The peer's read that this write answers.
+    pub served: Option<RequestId>,
+    pub queue: Queue,
+    pub status: Result<(), TransferError>,
+    // Writes.
+    pub cursor_bytes: u32,
+    pub blocks: u32,
+    pub issued: u32,
+    pub outstanding: u32,
+    pub acked: u32,
+    pub turn: u32,
+    pub slots: List,
+    pub last_slot: Option<u32>,
+    // Reads.
+    pub request: Option<RequestId>,
+    pub attempt: Attempt,
+    pub received_bytes: u64,
+    pub placing: u32,
+    pub asked_at: Time,
+    /// A sign of the read's life has come.
+    pub heard: bool,
+    /// Position among its peer's requests.
+    pub ask_order: u64,
+    pub first_asked_at: Time,
+    pub unanswered: u32,
+}
+
+impl TransferState {
+    fn free() -> Self {
+        Self {
+            serial: 0,
+            live: false,
+            peer: PeerId(0),
+            spec: Transfer {
+                direction: crate::rdma::Direction::Write,
+                domain: tombolo_wire::Domain(0),
+                source_address: 0,
+                destination_address: 0,
+                size_bytes: 0,
+                notification: None,
+                class: None,
+                user: 0,
+            },
+            served: None,
+            queue: Queue::None,
+            status: Ok(()),
+            cursor_bytes: 0,
+            blocks: 0,
+            issued: 0,
+            outstanding: 0,
+            acked: 0,
+            turn: 0,
+            slots: List::default(),
+            last_slot: None,
+            request: None,
+            attempt: Attempt(0),
+            received_bytes: 0,
+            placing: 0,
+            asked_at: Time(0),
+            heard: false,
+            ask_order: 0,
+            first_asked_at: Time(0),
+            unanswered: 0,
+        }
+    }
+
+    /// Whether the last block has a notification: a write-back always has one,
+    /// its end is what completes the read.
+    pub fn owes_notification(&self) -> bool {
+        self.spec.notification.is_some() || self.served.is_some()
+    }
+
+    /// Whether every block but the last is acknowledged (QOS §3.2.6).
+    pub fn may_notify(&self) -> bool {
+        self.owes_notification() && self.acked + 1 == self.blocks
+    }
+
+    /// The class now: the user's, or by what is still to be issued (QOS §3.3).
+    pub fn class(&self, config: &Config) -> Class {
+        let left = self.spec.size_bytes - self.cursor_bytes;
+        match self.spec.class {
+            Some(class) => class,
+            None if left <= config.high_max_bytes => Class::High,
+            None if left <= config.medium_max_bytes => Class::Medium,
+            None => Class::Low,
+        }
+    }
+}
+
+/// The transfer table: slots are used again, serial numbers are not.
+#[derive(Debug, Default)]
+pub(super) struct Transfers {
+    pub entries: Vec<TransferState>,
+    pub chain: Chain,
+    free: Vec<u32>,
+    /// Posted by this node's programs and open.
+    pub posted: u32,
+    /// Write-backs of peers' reads, open.
+    pub served: u32,
+}
+
+impl Transfers {
+    /// Make room for `entries` in all, so that taking one does not allocate.
+    pub fn reserve(&mut self, entries: usize) {
+        while self.entries.len() < entries {
+            self.free.push(self.entries.len() as u32);
+            self.entries.push(TransferState::free());
+        }
+        // Lowest first: a table that is mostly empty stays in the cache.
+        self.free.sort_unstable_by(|left, right| right.cmp(left));
+        self.chain.grow(entries);
+    }
+
+    pub fn take(&mut self, peer: PeerId, spec: Transfer, served: Option<RequestId>) -> Option<u32> {
+        let index = self.free.pop()?;
+        let serial = self.entries[index as usize].serial.wrapping_add(1);
+        self.entries[index as usize] = TransferState {
+            serial,
+            live: true,
+            peer,
+            spec,
+            served,
+            ..TransferState::free()
+        };
+        match served {
+            Some(_) => self.served += 1,
+            None => self.posted += 1,
+        }
+        Some(index)
+    }
+
+    pub fn give_back(&mut self, index: u32) {
+        let transfer = &mut self.entries[index as usize];
+        transfer.live = false;
+        transfer.queue = Queue::None;
+        match transfer.served {
+            Some(_) => self.served -= 1,
+            None => self.posted -= 1,
+        }
+        self.free.push(index);
+    }
+
+    pub fn id(&self, index: u32) -> TransferId {
+        TransferId {
+            index,
+            serial: self.entries[index as usize].serial,
+        }
+    }
+
+    pub fn find(&mut self, id: TransferId) -> Option<&mut TransferState> {
+        let transfer = self.entries.get_mut(id.index as usize)?;
+        (transfer.live && transfer.serial == id.serial).then_some(transfer)
+    }
+}
+
+/// The list a transaction is in. It is in one at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    None,
+    /// Its peer's timeouts, in the order of sending (QOS §4.1).
+    Timeout,
+    /// Its peer's blocks to be sent again. A block sits here once, however often
+    /// it is lost: this is the "retransmission bit" (QOS §3.3).
+    Resend,
+    /// Small transfers that skip the queue.
+    Bypass,
+    /// Refused for lack of room.
+    DelayFull,
+    /// Refused for an absent page.
+    DelayFault,
+}
+
+/// One slot of the table of pending transactions (QOS §3.2.4).
+#[derive(Debug)]
+pub(super) struct Transaction {
+    pub state: State,
+    pub place: Place,
+    pub peer: PeerId,
+    pub transfer: u32,
+    pub generation: Generation,
+    pub attempt: Attempt,
+    pub offset_bytes: u32,
+    pub length_bytes: u32,
+    pub last: bool,
+    /// Handed out at least once.
+    pub sent: bool,
+    /// The transmission under way carries the notification.
+    pub carried: bool,
+    /// Its bytes count as under way.
+    pub counted: bool,
+    pub issued_at: Time,
+    pub sent_at: Time,
+    pub sent_before_at: Option<Time>,
+    /// Position among its peer's transmissions, of this one and the one before.
+    pub order: u64,
+    pub order_before: u64,
+    pub due: Time,
+    pub unanswered: u32,
+}
+
+/// The table of pending transactions with its ticket queue (QOS §3.3).
+#[derive(Debug)]
+pub(super) struct Transactions {
+    pub entries: Vec<Transaction>,
+    pub tickets: VecDeque<u16>,
+    pub chain: Chain,
+    /// The slots of each transfer.
+    pub siblings: Chain,
+}
+
+impl Transactions {
+    pub fn new(slots: u16) -> Self {
+        let entries = (0..slots)
+            .map(|_| Transaction {
+                state: State::Free,
+                place: Place::None,
+                peer: PeerId(0),
+                transfer: NONE,
+                generation: Generation(0),
+                attempt: Attempt(0),
+                offset_bytes: 0,
+                length_bytes: 0,
+                last: false,
+                sent: false,
+                carried: false,
+                counted: false,
+                issued_at: Time(0),
+                sent_at: Time(0),
+                sent_before_at: None,
+                order: 0,
+                order_before: 0,
+                due: Time(0),
+                unanswered: 0,
+            })
+            .collect();
+        Self {
+            entries,
+            tickets: (0..slots).collect(),
+            chain: Chain::new(slots.into()),
+            siblings: Chain::new(slots.into()),
+        }
+    }
+}
+
+/// What the initiator knows of one peer.
+#[derive(Debug)]
+pub(super) struct SendPeer {
+    pub trip: RoundTrip,
+    /// From a read request to the first sign of its answer. Apart from `trip`,
+    /// because it has the target's waiting in it.
+    pub read_trip: RoundTrip,
+    pub congestion: Congestion,
+    pub in_flight_bytes: u64,
+    pub heard_at: Time,
+    /// Occurrences of each slot towards this peer. Per peer, so that the peer
+    /// sees every one of them and a wrap-around cannot fool it.
+    pub generations: Box<[Generation]>,
+    /// Transmissions so far, and the latest one that was answered.
+    pub order: u64,
+    pub answered_order: u64,
+    pub timeouts: List,
+    pub resend: List,
+    pub queues: [List; 3],
+    pub reads: [List; 3],
+    pub read_picker: ClassPicker,
+    pub asked: List,
+    /// Open reads by id, modulo the window.
+    pub requests: Box<[u32]>,
+    pub next_request: RequestId,
+    pub oldest_request: RequestId,
+    pub open_reads: u32,
+    /// Requests so far, and the latest one that was answered.
+    pub ask_order: u64,
+    pub answered_ask_order: u64,
+}
+
+impl SendPeer {
+    pub fn new(config: &Config, now: Time) -> Self {
+        Self {
+            trip: RoundTrip::new(),
+            read_trip: RoundTrip::new(),
+            congestion: Congestion::new(config.congestion),
+            in_flight_bytes: 0,
+            heard_at: now,
+            generations: vec![Generation(0); config.transactions.into()].into(),
+            order: 0,
+            answered_order: 0,
+            timeouts: List::default(),
+            resend: List::default(),
+            queues: Default::default(),
+            reads: Default::default(),
+            read_picker: ClassPicker::new(config.starvation_blocks),
+            asked: List::default(),
+            requests: vec![NONE; READ_WINDOW as usize].into(),
+            next_request: RequestId(0),
+            oldest_request: RequestId(0),
+            open_reads: 0,
+            ask_order: 0,
+            answered_ask_order: 0,
+        }
+    }
+
+    /// Whether another block may be sent: there is always room for one.
+    pub fn is_open(&self) -> bool {
+        self.in_flight_bytes == 0 || self.in_flight_bytes < self.congestion.window_bytes()
+    }
+
+    pub fn may_ask(&self, config: &Config) -> bool {
+        self.open_reads < config.outstanding_reads
+            && self
+                .next_request
+                .after(self.oldest_request)
+                .is_some_and(|span| span < READ_WINDOW)
+            && self.reads.iter().any(|queue| !queue.is_empty())
+    }
+
+    /// How long a read request waits for a sign of life.
+    pub fn read_timeout_ns(&self, config: &Config) -> u64 {
+        self.read_trip
+            .timeout_ns(config.retransmission)
+            .max(config.read_retry_ns)
+    }
+}
+
+/// The place of a request id in a window-sized table.
+pub(super) fn request_place(request: RequestId) -> usize {
+    (request.0 % READ_WINDOW) as usize
+}

@@ -1,0 +1,258 @@
+//! What happens when nothing happens (QOS ch. 4).
+//!
+//! A peer's unanswered blocks are a list in the order they were sent (QOS §4.1).
+//! The timeout is the peer's, not the block's, so the head always expires first.
+//! `wake` is a lower bound of all timers: arming lowers it, and only a visit that
+//! finds it passed computes it anew. So `deadline` is O(1), and an early wake-up
+//! (the block it was for was acknowledged meanwhile) happens at most once per
+//! timeout.
+
+use super::Initiator;
+use super::tables::{Place, Queue, SendPeer};
+use crate::rdma::time::Time;
+use crate::rdma::transfer::{PeerId, TransferError};
+use tombolo_wire::Attempt;
+
+/// Why a block goes again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    Timeout,
+    Overtaken,
+}
+
+impl Initiator {
+    pub(super) fn arm(&mut self, due: Time) {
+        // With nothing armed, what `wake` says is of timers long gone.
+        self.wake = if self.armed == 0 {
+            due
+        } else {
+            self.wake.min(due)
+        };
+        self.armed += 1;
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        (self.armed > 0).then_some(self.wake)
+    }
+
+    /// Let every timer that is due fire.
+    pub(crate) fn expire(&mut self, now: Time) {
+        if self.armed == 0 || now < self.wake {
+            return;
+        }
+        self.expire_delays(now);
+        for index in 0..self.peers.len() as u32 {
+            self.expire_blocks(now, PeerId(index));
+            self.expire_reads(now, PeerId(index));
+        }
+        self.wake = self.next_wake();
+    }
+
+    fn expire_delays(&mut self, now: Time) {
+        // Each list has one constant delay, so it is in the order of its due times.
+        for list in 0..2 {
+            loop {
+                let head = [self.delay_full.front(), self.delay_fault.front()][list];
+                let Some(slot) = head else { break };
+                if self.table.entries[slot as usize].due > now {
+                    break;
+                }
+                self.unplace(slot);
+                self.queue_resend(slot);
+            }
+        }
+        while let Some(index) = self.delayed_reads.front() {
+            if self.transfers.entries[index as usize]
+                .asked_at
+                .after_ns(self.config.full_delay_ns)
+                > now
+            {
+                break;
+            }
+            self.ask_again(index);
+        }
+    }
+
+    fn expire_blocks(&mut self, now: Time, id: PeerId) {
+        // The timeout as it is before this visit doubles it: what was sent
+        // together expires together.
+        let Some(peer) = self.peers[id.index()].as_ref() else {
+            return;
+        };
+        let timeout_ns = peer.trip.timeout_ns(self.config.retransmission);
+        let mut doubled = false;
+        while let Some(peer) = self.peers[id.index()].as_mut() {
+            let Some(slot) = peer.timeouts.front() else {
+                break;
+            };
+            let sent_at = self.table.entries[slot as usize].sent_at;
+            if sent_at.after_ns(timeout_ns) > now {
+                break;
+            }
+            if !doubled {
+                peer.trip.back_off();
+                doubled = true;
+            }
+            peer.congestion.timed_out(now, sent_at);
+            self.counters.timeouts += 1;
+            self.lose(now, slot, Loss::Timeout);
+        }
+        self.find_overtaken(now, id);
+    }
+
+    /// Blocks sent before one that is answered, and a round trip and a quarter
+    /// ago, are lost: waiting for the timeout would cost many round trips.
+    pub(super) fn find_overtaken(&mut self, now: Time, id: PeerId) {
+        if !self.config.fast_retransmit {
+            return;
+        }
+        while let Some(peer) = self.peers[id.index()].as_mut() {
+            let Some(slot) = peer.timeouts.front() else {
+                break;
+            };
+            let transaction = &self.table.entries[slot as usize];
+            if transaction.order >= peer.answered_order {
+                break;
+            }
+            let Some(patience_ns) = peer.trip.overtaken_ns(self.config.reorder_ns) else {
+                break;
+            };
+            let due = transaction.sent_at.after_ns(patience_ns);
+            if due > now {
+                self.wake = self.wake.min(due);
+                break;
+            }
+            peer.congestion.lost(now, transaction.sent_at);
+            self.counters.fast_retransmits += 1;
+            self.lose(now, slot, Loss::Overtaken);
+        }
+    }
+
+    /// A block got no answer: it goes again, or its transfer ends.
+    fn lose(&mut self, now: Time, slot: u32, loss: Loss) {
+        self.unplace(slot);
+        self.uncount(slot);
+        let transaction = &mut self.table.entries[slot as usize];
+        let (index, id, issued_at) = (
+            transaction.transfer,
+            transaction.peer,
+            transaction.issued_at,
+        );
+        transaction.unanswered += u32::from(loss == Loss::Timeout);
+        if transaction.unanswered >= self.config.max_attempts || self.is_silent(now, id, issued_at)
+        {
+            self.end(index, Err(TransferError::PeerUnreachable));
+        } else {
+            self.queue_resend(slot);
+        }
+    }
+
+    /// Nothing came from the peer for too long, although something was asked of
+    /// it since `since`.
+    fn is_silent(&self, now: Time, id: PeerId, since: Time) -> bool {
+        self.peers[id.index()]
+            .as_ref()
+            .is_none_or(|peer| now.since_ns(peer.heard_at.max(since)) >= self.config.give_up_ns)
+    }
+
+    fn expire_reads(&mut self, now: Time, id: PeerId) {
+        let Some(peer) = self.peers[id.index()].as_ref() else {
+            return;
+        };
+        let timeout_ns = peer.read_timeout_ns(&self.config);
+        let mut doubled = false;
+        while let Some(peer) = self.peers[id.index()].as_mut() {
+            let Some(index) = peer.asked.front() else {
+                break;
+            };
+            let transfer = &mut self.transfers.entries[index as usize];
+            if transfer.asked_at.after_ns(timeout_ns) > now {
+                break;
+            }
+            if !doubled {
+                peer.read_trip.back_off();
+                doubled = true;
+            }
+            transfer.unanswered += 1;
+            let first_asked_at = transfer.first_asked_at;
+            let hopeless = transfer.unanswered >= self.config.max_attempts;
+            if hopeless || self.is_silent(now, id, first_asked_at) {
+                self.end(index, Err(TransferError::PeerUnreachable));
+            } else {
+                self.ask_again(index);
+            }
+        }
+        self.find_overtaken_reads(now, id);
+    }
+
+    /// Requests sent before one that is answered, and an answer's time and a
+    /// quarter ago, are asked for once more. Only once: a target may well serve
+    /// another class first, and then says so.
+    pub(super) fn find_overtaken_reads(&mut self, now: Time, id: PeerId) {
+        while let Some(peer) = self.peers[id.index()].as_ref() {
+            let Some(index) = peer.asked.front() else {
+                break;
+            };
+            let Some(due) = self.overtaken_read_due(peer, index) else {
+                break;
+            };
+            if due > now {
+                self.wake = self.wake.min(due);
+                break;
+            }
+            self.ask_again(index);
+        }
+    }
+
+    fn overtaken_read_due(&self, peer: &SendPeer, index: u32) -> Option<Time> {
+        let transfer = &self.transfers.entries[index as usize];
+        let overtaken = self.config.fast_retransmit
+            && !transfer.heard
+            && transfer.attempt == Attempt(0)
+            && transfer.ask_order < peer.answered_ask_order;
+        let patience_ns = peer.read_trip.overtaken_ns(self.config.reorder_ns)?;
+        overtaken.then(|| transfer.asked_at.after_ns(patience_ns))
+    }
+
+    pub(super) fn ask_again(&mut self, index: u32) {
+        self.leave_queue(index);
+        self.transfers.entries[index as usize].queue = Queue::Again;
+        self.again.push_back(&mut self.transfers.chain, index);
+    }
+
+    fn next_wake(&self) -> Time {
+        let mut wake = Time(u64::MAX);
+        for slot in [self.delay_full.front(), self.delay_fault.front()]
+            .into_iter()
+            .flatten()
+        {
+            wake = wake.min(self.table.entries[slot as usize].due);
+        }
+        if let Some(index) = self.delayed_reads.front() {
+            let asked_at = self.transfers.entries[index as usize].asked_at;
+            wake = wake.min(asked_at.after_ns(self.config.full_delay_ns));
+        }
+        for peer in self.peers.iter().flatten() {
+            if let Some(slot) = peer.timeouts.front() {
+                let transaction = &self.table.entries[slot as usize];
+                debug_assert!(transaction.place == Place::Timeout);
+                let sent_at = transaction.sent_at;
+                wake = wake.min(sent_at.after_ns(peer.trip.timeout_ns(self.config.retransmission)));
+                if self.config.fast_retransmit
+                    && transaction.order < peer.answered_order
+                    && let Some(patience_ns) = peer.trip.overtaken_ns(self.config.reorder_ns)
+                {
+                    wake = wake.min(sent_at.after_ns(patience_ns));
+                }
+            }
+            if let Some(index) = peer.asked.front() {
+                let asked_at = self.transfers.entries[index as usize].asked_at;
+                wake = wake.min(asked_at.after_ns(peer.read_timeout_ns(&self.config)));
+                if let Some(due) = self.overtaken_read_due(peer, index) {
+                    wake = wake.min(due);
+                }
+            }
+        }
+        wake
+    }
+}

@@ -1,0 +1,119 @@
+//! Doubly linked lists over table indices.
+//!
+//! The timeout list of QOS §4.1 must drop any entry in O(1) when its
+//! acknowledgement comes; so must the queues when a transfer dies. The links
+//! live in a [`Chain`] beside the table, so that a list costs no allocation and
+//! an entry can sit in as many lists as there are chains.
+
+/// No entry.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// The links of one membership: entry `i` of a table has `links[i]`.
+#[derive(Debug, Default)]
+pub(crate) struct Chain {
+    links: Vec<(u32, u32)>,
+}
+
+impl Chain {
+    pub(crate) fn new(entries: usize) -> Self {
+        Self {
+            links: vec![(NONE, NONE); entries],
+        }
+    }
+
+    pub(crate) fn grow(&mut self, entries: usize) {
+        if self.links.len() < entries {
+            self.links.resize(entries, (NONE, NONE));
+        }
+    }
+}
+
+/// First and last entry of a list whose links are in a [`Chain`]. The caller
+/// knows which entries are in it; an entry is in at most one list of a chain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct List {
+    head: u32,
+    tail: u32,
+}
+
+impl Default for List {
+    fn default() -> Self {
+        Self {
+            head: NONE,
+            tail: NONE,
+        }
+    }
+}
+
+impl List {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == NONE
+    }
+
+    pub(crate) fn front(&self) -> Option<u32> {
+        (self.head != NONE).then_some(self.head)
+    }
+
+    pub(crate) fn push_back(&mut self, chain: &mut Chain, entry: u32) {
+        chain.links[entry as usize] = (self.tail, NONE);
+        match self.tail {
+            NONE => self.head = entry,
+            tail => chain.links[tail as usize].1 = entry,
+        }
+        self.tail = entry;
+    }
+
+    pub(crate) fn remove(&mut self, chain: &mut Chain, entry: u32) {
+        let (before, behind) = chain.links[entry as usize];
+        match before {
+            NONE => self.head = behind,
+            _ => chain.links[before as usize].1 = behind,
+        }
+        match behind {
+            NONE => self.tail = before,
+            _ => chain.links[behind as usize].0 = before,
+        }
+        chain.links[entry as usize] = (NONE, NONE);
+    }
+
+    pub(crate) fn pop_front(&mut self, chain: &mut Chain) -> Option<u32> {
+        let entry = self.front()?;
+        self.remove(chain, entry);
+        Some(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_queue_with_removal(steps in proptest::collection::vec((0..3u8, 0..16u32), 0..200)) {
+            let mut chain = Chain::new(16);
+            let mut list = List::default();
+            let mut oracle = VecDeque::new();
+            for (step, entry) in steps {
+                match step {
+                    0 if !oracle.contains(&entry) => {
+                        list.push_back(&mut chain, entry);
+                        oracle.push_back(entry);
+                    }
+                    1 if oracle.contains(&entry) => {
+                        list.remove(&mut chain, entry);
+                        oracle.retain(|other| *other != entry);
+                    }
+                    2 => prop_assert_eq!(list.pop_front(&mut chain), oracle.pop_front()),
+                    _ => {}
+                }
+                prop_assert_eq!(list.front(), oracle.front().copied());
+                prop_assert_eq!(list.is_empty(), oracle.is_empty());
+            }
+            while let Some(entry) = oracle.pop_front() {
+                prop_assert_eq!(list.pop_front(&mut chain), Some(entry));
+            }
+        }
+    }
+}

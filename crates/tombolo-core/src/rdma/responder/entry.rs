@@ -1,0 +1,105 @@
+//! What the receiver remembers of one slot of a sender.
+
+use crate::rdma::initiator::ReadGrant;
+use tombolo_wire::{Attempt, Domain, GRANULE_BYTES, Generation, NackCode, Notification, RequestId};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Nothing yet in this slot.
+    Empty,
+    Receiving,
+    /// The notification is with the caller.
+    Writing,
+    Done,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    Ack { bytes_only: bool },
+    Nack(NackCode),
+    Resume(Domain),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub phase: Phase,
+    pub generation: Generation,
+    pub attempt: Attempt,
+    pub domain: Domain,
+    pub address: u64,
+    pub length_bytes: u32,
+    pub request: Option<RequestId>,
+    /// The read of our own that the block answers.
+    pub own: Option<ReadGrant>,
+    pub expects_notification: bool,
+    pub notification: Option<Notification>,
+    pub claimed: u64,
+    pub placed: u64,
+    pub placing: u16,
+    pub reply: Option<(Reply, Generation, Attempt)>,
+}
+
+impl Entry {
+    pub fn empty() -> Self {
+        Self {
+            phase: Phase::Empty,
+            generation: Generation(0),
+            attempt: Attempt(0),
+            domain: Domain(0),
+            address: 0,
+            length_bytes: 0,
+            request: None,
+            own: None,
+            expects_notification: false,
+            notification: None,
+            claimed: 0,
+            placed: 0,
+            placing: 0,
+            reply: None,
+        }
+    }
+
+    pub fn whole(&self) -> u64 {
+        granules(0, self.length_bytes)
+    }
+
+    pub fn is_whole(&self) -> bool {
+        self.placing == 0 && self.placed == self.whole()
+    }
+
+    /// The words that complete the block, if it has any to write.
+    pub fn words(&self) -> Option<Notification> {
+        let words = match self.own {
+            // Our own words, whatever the target of the read sends.
+            Some(grant) => grant.notification,
+            None => self.notification,
+        };
+        words.filter(|_| self.expects_notification)
+    }
+}
+
+/// The bits of the granules that a range of a block touches.
+pub(super) fn granules(offset_bytes: u32, length_bytes: u32) -> u64 {
+    let first = offset_bytes / GRANULE_BYTES;
+    let count = length_bytes.div_ceil(GRANULE_BYTES);
+    let ones = match count {
+        64.. => u64::MAX,
+        count => (1 << count) - 1,
+    };
+    ones.checked_shl(first).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::granules;
+
+    #[test]
+    fn granules_of_a_range() {
+        assert_eq!(granules(0, 0), 0);
+        assert_eq!(granules(0, 1), 1);
+        assert_eq!(granules(256, 512), 0b110);
+        assert_eq!(granules(0, 16384), u64::MAX);
+        assert_eq!(granules(16128, 256), 1 << 63);
+        assert_eq!(granules(512, 300), 0b1100);
+    }
+}

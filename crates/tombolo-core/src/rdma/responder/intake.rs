@@ -1,0 +1,218 @@
+//! Packets come in: which block they belong to, and whether they still matter.
+
+use super::entry::{Phase, Reply, granules};
+use super::{BlockEnd, Responder};
+use crate::rdma::action::{DropReason, Placement, Verdict};
+use crate::rdma::initiator::ReadGrant;
+use crate::rdma::transfer::PeerId;
+use tombolo_wire::{
+    Attempt, DataHeader, Domain, Generation, NackCode, NotificationMark, NotifyHeader, RequestId,
+    TransactionId,
+};
+
+/// What identifies the block a packet belongs to.
+#[derive(Clone, Copy)]
+struct BlockName {
+    slot: TransactionId,
+    generation: Generation,
+    attempt: Attempt,
+    domain: Domain,
+    address: u64,
+    length_bytes: u32,
+    request: Option<RequestId>,
+    expects_notification: bool,
+}
+
+impl Responder {
+    /// A packet with bytes. `admit` says whether a block that answers a read may
+    /// (only asked when bytes would be placed).
+    pub(crate) fn data(
+        &mut self,
+        id: PeerId,
+        header: &DataHeader,
+        intact: bool,
+        admit: impl FnOnce(RequestId) -> Result<ReadGrant, NackCode>,
+    ) -> (Verdict, Option<BlockEnd>) {
+        let name = BlockName {
+            slot: header.transaction,
+            generation: header.generation,
+            attempt: header.attempt,
+            domain: header.domain,
+            address: header.block_address,
+            length_bytes: header.block_bytes,
+            request: header.in_reply_to,
+            expects_notification: header.notification != NotificationMark::None,
+        };
+        let words = match header.notification {
+            NotificationMark::Here(words) => Some(words),
+            NotificationMark::None | NotificationMark::Elsewhere => None,
+        };
+        if !intact {
+            self.counters.damaged_packets += 1;
+        }
+        let slot = name.slot.0;
+        let grant = match self.enter(id, &name, intact, admit) {
+            Ok(grant) => grant,
+            Err(reason) => return (Verdict::Dropped(reason), None),
+        };
+        let peer = &mut self.peers[id.index()];
+        let epoch = peer.epoch;
+        let entry = &mut peer.entries[usize::from(slot)];
+        if entry.notification.is_none() {
+            entry.notification = words;
+        }
+        let mask = granules(header.offset_bytes, header.payload_bytes);
+        if mask & !entry.claimed == 0 {
+            let empty = mask == 0;
+            let end = self.settle(id, slot);
+            if !empty {
+                self.counters.duplicates += 1;
+                return (Verdict::Dropped(DropReason::Duplicate), end);
+            }
+            return (Verdict::Taken, end);
+        }
+        if !intact {
+            self.reply(
+                id,
+                slot,
+                name.generation,
+                name.attempt,
+                Reply::Nack(NackCode::PacketCorrupted),
+            );
+            return (Verdict::Dropped(DropReason::Damaged), None);
+        }
+        entry.claimed |= mask;
+        entry.placing += 1;
+        self.counters.packets_placed += 1;
+        let placement = Placement {
+            domain: name.domain,
+            address: name.address + u64::from(header.offset_bytes),
+            length_bytes: header.payload_bytes,
+            peer: id,
+            read: grant.map(|grant| grant.transfer),
+            epoch,
+            slot,
+            generation: name.generation,
+            attempt: name.attempt,
+            mask,
+        };
+        (Verdict::Place(placement), None)
+    }
+
+    /// A notification without bytes.
+    pub(crate) fn notify(
+        &mut self,
+        id: PeerId,
+        header: &NotifyHeader,
+        admit: impl FnOnce(RequestId) -> Result<ReadGrant, NackCode>,
+    ) -> (Verdict, Option<BlockEnd>) {
+        let name = BlockName {
+            slot: header.transaction,
+            generation: header.generation,
+            attempt: header.attempt,
+            domain: header.domain,
+            address: header.block_address,
+            length_bytes: header.block_bytes,
+            request: header.in_reply_to,
+            expects_notification: true,
+        };
+        if let Err(reason) = self.enter(id, &name, true, admit) {
+            return (Verdict::Dropped(reason), None);
+        }
+        let entry = &mut self.peers[id.index()].entries[name.slot.index()];
+        if entry.notification.is_none() {
+            entry.notification = Some(header.notification);
+        }
+        (Verdict::Taken, self.settle(id, name.slot.0))
+    }
+
+    /// Bring the entry of a block to the packet's generation, if the packet
+    /// still matters. On success the entry is Receiving this very block.
+    fn enter(
+        &mut self,
+        id: PeerId,
+        name: &BlockName,
+        intact: bool,
+        admit: impl FnOnce(RequestId) -> Result<ReadGrant, NackCode>,
+    ) -> Result<Option<ReadGrant>, DropReason> {
+        let slot = name.slot.0;
+        let Some(peer) = self.peers.get_mut(id.index()).filter(|peer| peer.connected) else {
+            self.counters.bad_packets += 1;
+            return Err(DropReason::UnknownPeer);
+        };
+        let Some(entry) = peer.entries.get_mut(name.slot.index()) else {
+            self.counters.bad_packets += 1;
+            return Err(DropReason::Bad);
+        };
+        let is_new = entry.phase == Phase::Empty || name.generation.is_after(entry.generation);
+        if !is_new {
+            if entry.generation != name.generation {
+                self.counters.stale_packets += 1;
+                return Err(DropReason::Stale);
+            }
+            if entry.domain != name.domain
+                || entry.address != name.address
+                || entry.length_bytes != name.length_bytes
+                || entry.request != name.request
+                || entry.expects_notification != name.expects_notification
+            {
+                self.counters.bad_packets += 1;
+                return Err(DropReason::Bad);
+            }
+            entry.attempt = name.attempt;
+            match entry.phase {
+                Phase::Done => {
+                    self.counters.duplicates += 1;
+                    self.reply(
+                        id,
+                        slot,
+                        name.generation,
+                        name.attempt,
+                        Reply::Ack { bytes_only: false },
+                    );
+                    return Err(DropReason::Duplicate);
+                }
+                Phase::Writing => {
+                    self.counters.duplicates += 1;
+                    return Err(DropReason::Duplicate);
+                }
+                Phase::Empty | Phase::Receiving => {}
+            }
+        } else if entry.placing > 0 || entry.phase == Phase::Writing {
+            self.counters.busy_packets += 1;
+            return Err(DropReason::Busy);
+        } else if !intact {
+            self.reply(
+                id,
+                slot,
+                name.generation,
+                name.attempt,
+                Reply::Nack(NackCode::PacketCorrupted),
+            );
+            return Err(DropReason::Damaged);
+        }
+        let grant = match name.request.map(admit).transpose() {
+            Ok(grant) => grant,
+            Err(code) => {
+                self.reply(id, slot, name.generation, name.attempt, Reply::Nack(code));
+                return Err(DropReason::Unasked);
+            }
+        };
+        if is_new {
+            let entry = &mut self.peers[id.index()].entries[name.slot.index()];
+            entry.phase = Phase::Receiving;
+            entry.generation = name.generation;
+            entry.attempt = name.attempt;
+            entry.domain = name.domain;
+            entry.address = name.address;
+            entry.length_bytes = name.length_bytes;
+            entry.request = name.request;
+            entry.own = grant;
+            entry.expects_notification = name.expects_notification;
+            entry.notification = None;
+            entry.claimed = 0;
+            entry.placed = 0;
+        }
+        Ok(grant)
+    }
+}

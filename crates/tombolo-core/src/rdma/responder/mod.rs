@@ -1,0 +1,351 @@
+//! The receive side: every byte of a block is placed, its notification written
+//! once and after them, and the answer sent when both are done (QOS §3.2.6).
+//!
+//! Per peer a table of the sender's slots. An entry remembers the newest
+//! generation it saw and, in one word, which granules of the block are claimed
+//! (handed to the caller to copy) and which are placed:
+//!
+//! ```text
+//!  newer generation ──► Receiving ── all placed ──┬─ no notification ─────► Done
+//!                        ▲      │                 ├─ it is here ─► Writing ─► Done
+//!                        └─ refused ◄── caller    └─ not yet: "bytes only" answer
+//! ```
+//!
+//! A repeat of a Done block is acknowledged again and not placed: what was
+//! written after it must stay. While the caller still copies bytes of a block,
+//! a newer generation is dropped: the slot is not free of the old one yet.
+//!
+//! An answer is a mark on the entry, and entries with marks are chained: there
+//! is no queue of answers that could fill, and many answers about one block
+//! become one.
+
+mod entry;
+mod intake;
+
+use super::action::{Action, NotificationWrite, Placement};
+use super::config::Config;
+use super::counters::Counters;
+use super::list::{Chain, List};
+use super::transfer::PeerId;
+use entry::{Entry, Phase, Reply};
+use tombolo_wire::{
+    Ack, Attempt, Generation, Nack, NackCode, Packet, RequestId, Resume, TransactionId,
+};
+
+#[derive(Debug)]
+struct ReceivePeer {
+    connected: bool,
+    /// Grows when the peer is added again: what the caller still holds from
+    /// before then means nothing.
+    epoch: u32,
+    entries: Box<[Entry]>,
+}
+
+/// A block is whole, its notification written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockEnd {
+    /// Whose.
+    pub peer: PeerId,
+    /// The own read it answers.
+    pub request: Option<RequestId>,
+    /// Its bytes.
+    pub length_bytes: u32,
+    /// Whether it ends its transfer with a notification.
+    pub last: bool,
+}
+
+/// The receive side of an engine.
+#[derive(Debug)]
+pub struct Responder {
+    slots: usize,
+    counters: Counters,
+    peers: Vec<ReceivePeer>,
+    replies: List,
+    reply_chain: Chain,
+    writes: List,
+    write_chain: Chain,
+}
+
+impl Responder {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            slots: config.peer_transactions.into(),
+            counters: Counters::default(),
+            peers: Vec::new(),
+            replies: List::default(),
+            reply_chain: Chain::default(),
+            writes: List::default(),
+            write_chain: Chain::default(),
+        }
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub(crate) fn add_peer(&mut self, id: PeerId) {
+        self.lose_peer(id);
+        while self.peers.len() <= id.index() {
+            self.peers.push(ReceivePeer {
+                connected: false,
+                epoch: 0,
+                entries: Box::default(),
+            });
+        }
+        self.reply_chain.grow(self.peers.len() * self.slots);
+        self.write_chain.grow(self.peers.len() * self.slots);
+        let peer = &mut self.peers[id.index()];
+        peer.connected = true;
+        peer.epoch = peer.epoch.wrapping_add(1);
+        peer.entries = vec![Entry::empty(); self.slots].into();
+    }
+
+    pub(crate) fn lose_peer(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id.index()) else {
+            return;
+        };
+        let base = (id.index() * self.slots) as u32;
+        for (slot, entry) in peer.entries.iter_mut().enumerate() {
+            if entry.reply.take().is_some() {
+                self.replies
+                    .remove(&mut self.reply_chain, base + slot as u32);
+            }
+            if entry.phase == Phase::Writing && entry.placing == 0 {
+                self.writes
+                    .remove(&mut self.write_chain, base + slot as u32);
+            }
+        }
+        peer.connected = false;
+        peer.epoch = peer.epoch.wrapping_add(1);
+        peer.entries = Box::default();
+    }
+
+    fn reply(
+        &mut self,
+        id: PeerId,
+        slot: u16,
+        generation: Generation,
+        attempt: Attempt,
+        reply: Reply,
+    ) {
+        let at = (id.index() * self.slots + usize::from(slot)) as u32;
+        let entry = &mut self.peers[id.index()].entries[usize::from(slot)];
+        if entry.reply.replace((reply, generation, attempt)).is_none() {
+            self.replies.push_back(&mut self.reply_chain, at);
+        }
+        if let Reply::Nack(code) = reply {
+            self.counters.nacks_sent[code as usize] += 1;
+        }
+    }
+
+    /// See whether a block being received is over.
+    fn settle(&mut self, id: PeerId, slot: u16) -> Option<BlockEnd> {
+        let entry = &mut self.peers[id.index()].entries[usize::from(slot)];
+        if entry.phase != Phase::Receiving || !entry.is_whole() {
+            return None;
+        }
+        let (generation, attempt) = (entry.generation, entry.attempt);
+        if entry.expects_notification && entry.notification.is_none() {
+            self.reply(
+                id,
+                slot,
+                generation,
+                attempt,
+                Reply::Ack { bytes_only: true },
+            );
+            return None;
+        }
+        if entry.words().is_some() {
+            entry.phase = Phase::Writing;
+            let at = (id.index() * self.slots + usize::from(slot)) as u32;
+            self.writes.push_back(&mut self.write_chain, at);
+            return None;
+        }
+        self.finish(id, slot)
+    }
+
+    fn finish(&mut self, id: PeerId, slot: u16) -> Option<BlockEnd> {
+        let entry = &mut self.peers[id.index()].entries[usize::from(slot)];
+        entry.phase = Phase::Done;
+        let end = BlockEnd {
+            peer: id,
+            request: entry.request,
+            length_bytes: entry.length_bytes,
+            last: entry.expects_notification,
+        };
+        let (generation, attempt) = (entry.generation, entry.attempt);
+        self.counters.blocks_received += 1;
+        self.reply(
+            id,
+            slot,
+            generation,
+            attempt,
+            Reply::Ack { bytes_only: false },
+        );
+        Some(end)
+    }
+
+    /// The entry a placement or notification was made for, if it still is.
+    fn held(
+        &mut self,
+        id: PeerId,
+        epoch: u32,
+        slot: u16,
+        generation: Generation,
+    ) -> Option<&mut Entry> {
+        let peer = self
+            .peers
+            .get_mut(id.index())
+            .filter(|peer| peer.epoch == epoch)?;
+        let entry = peer.entries.get_mut(usize::from(slot))?;
+        (entry.generation == generation).then_some(entry)
+    }
+
+    /// The caller copied the bytes.
+    pub(crate) fn placed(&mut self, placement: &Placement) -> Option<BlockEnd> {
+        let Placement {
+            peer,
+            epoch,
+            slot,
+            generation,
+            mask,
+            ..
+        } = *placement;
+        let entry = self.held(peer, epoch, slot, generation)?;
+        entry.placing = entry.placing.saturating_sub(1);
+        entry.placed |= mask;
+        self.settle(peer, slot)
+    }
+
+    /// The caller could not: the memory refused.
+    pub(crate) fn refused(&mut self, placement: &Placement, code: NackCode) -> Option<BlockEnd> {
+        let Placement {
+            peer,
+            epoch,
+            slot,
+            generation,
+            attempt,
+            mask,
+            ..
+        } = *placement;
+        let entry = self.held(peer, epoch, slot, generation)?;
+        entry.placing = entry.placing.saturating_sub(1);
+        entry.claimed &= !mask | entry.placed;
+        if entry.is_whole() {
+            return self.settle(peer, slot);
+        }
+        // For the attempt that came last: an answer to an older one is ignored.
+        let newest = entry.attempt;
+        let attempt = if code.is_transient() { attempt } else { newest };
+        self.reply(peer, slot, generation, attempt, Reply::Nack(code));
+        None
+    }
+
+    /// The page a placement was refused for is there (FAULT §3.2.3).
+    pub(crate) fn page_ready(&mut self, placement: &Placement) {
+        let Placement {
+            peer,
+            epoch,
+            slot,
+            generation,
+            ..
+        } = *placement;
+        let Some(entry) = self.held(peer, epoch, slot, generation) else {
+            return;
+        };
+        if entry.phase == Phase::Receiving && !entry.is_whole() {
+            let (domain, attempt) = (entry.domain, entry.attempt);
+            self.reply(peer, slot, generation, attempt, Reply::Resume(domain));
+        }
+    }
+
+    /// The caller wrote the words.
+    pub(crate) fn notified(&mut self, write: &NotificationWrite) -> Option<BlockEnd> {
+        let entry = self.held(write.peer, write.epoch, write.slot, write.generation)?;
+        if entry.phase != Phase::Writing {
+            return None;
+        }
+        entry.placing = 0;
+        self.finish(write.peer, write.slot)
+    }
+
+    /// The caller could not.
+    pub(crate) fn notification_refused(&mut self, write: &NotificationWrite, code: NackCode) {
+        let Some(entry) = self.held(write.peer, write.epoch, write.slot, write.generation) else {
+            return;
+        };
+        if entry.phase != Phase::Writing {
+            return;
+        }
+        entry.placing = 0;
+        entry.phase = Phase::Receiving;
+        let attempt = entry.attempt;
+        self.reply(
+            write.peer,
+            write.slot,
+            write.generation,
+            attempt,
+            Reply::Nack(code),
+        );
+    }
+
+    /// The next words to write.
+    pub(crate) fn poll_write(&mut self) -> Option<NotificationWrite> {
+        let at = self.writes.pop_front(&mut self.write_chain)? as usize;
+        let (id, slot) = (PeerId((at / self.slots) as u32), at % self.slots);
+        let peer = &mut self.peers[id.index()];
+        let epoch = peer.epoch;
+        let entry = &mut peer.entries[slot];
+        // Out of the list, in the caller's hands: counts as bytes being copied.
+        entry.placing = 1;
+        let words = entry.words()?;
+        self.counters.notifications += 1;
+        Some(NotificationWrite {
+            domain: entry.domain,
+            words,
+            peer: id,
+            read: entry.own.map(|grant| grant.transfer),
+            epoch,
+            slot: slot as u16,
+            generation: entry.generation,
+        })
+    }
+
+    /// The next answer to send.
+    pub(crate) fn poll_reply(&mut self) -> Option<Action> {
+        let at = self.replies.pop_front(&mut self.reply_chain)? as usize;
+        let (peer, slot) = (PeerId((at / self.slots) as u32), at % self.slots);
+        let transaction = TransactionId(slot as u16);
+        let (reply, generation, attempt) = self.peers[peer.index()].entries[slot].reply.take()?;
+        let packet = match reply {
+            Reply::Ack { bytes_only } => Packet::Ack(Ack {
+                transaction,
+                generation,
+                attempt,
+                bytes_only,
+            }),
+            Reply::Nack(code) => Packet::Nack(Nack {
+                transaction,
+                generation,
+                attempt,
+                code,
+            }),
+            Reply::Resume(domain) => Packet::Resume(Resume {
+                transaction,
+                generation,
+                domain,
+            }),
+        };
+        Some(Action::Send { peer, packet })
+    }
+
+    /// Whether nothing is being copied, written or waiting to be answered.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.replies.is_empty()
+            && self.writes.is_empty()
+            && self
+                .peers
+                .iter()
+                .all(|peer| peer.entries.iter().all(|entry| entry.placing == 0))
+    }
+}

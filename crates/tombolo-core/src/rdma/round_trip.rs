@@ -1,0 +1,118 @@
+//! The round trip to a peer, measured (QOS §3.3: "to be estimated one day").
+
+use super::config::Retransmission;
+
+/// Smoothed round trip and its variation, after RFC 6298. Every answer names the
+/// transmission it answers, so repeated blocks may be measured too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RoundTrip {
+    smoothed_ns: Option<u64>,
+    variation_ns: u64,
+    /// Timeouts in a row, as a power of two.
+    backoff: u32,
+}
+
+/// More doublings would pass any maximum.
+const MAX_BACKOFF: u32 = 16;
+
+impl RoundTrip {
+    pub(crate) fn new() -> Self {
+        Self {
+            smoothed_ns: None,
+            variation_ns: 0,
+            backoff: 0,
+        }
+    }
+
+    pub(crate) fn sample(&mut self, ns: u64) {
+        self.backoff = 0;
+        match self.smoothed_ns {
+            None => {
+                self.smoothed_ns = Some(ns);
+                self.variation_ns = ns / 2;
+            }
+            Some(smoothed) => {
+                let distance = smoothed.abs_diff(ns);
+                self.variation_ns = self.variation_ns - self.variation_ns / 4 + distance / 4;
+                self.smoothed_ns = Some(smoothed - smoothed / 8 + ns / 8);
+            }
+        }
+    }
+
+    /// A sign of life that measures nothing.
+    pub(crate) fn alive(&mut self) {
+        self.backoff = 0;
+    }
+
+    pub(crate) fn back_off(&mut self) {
+        self.backoff = (self.backoff + 1).min(MAX_BACKOFF);
+    }
+
+    /// How long an unanswered block waits.
+    pub(crate) fn timeout_ns(&self, rule: Retransmission) -> u64 {
+        match rule {
+            Retransmission::Fixed { timeout_ns } => timeout_ns,
+            Retransmission::Measured {
+                initial_ns,
+                min_ns,
+                max_ns,
+            } => {
+                let base = self.smoothed_ns.map_or(initial_ns, |smoothed| {
+                    smoothed
+                        .saturating_add(self.variation_ns.saturating_mul(4))
+                        .max(min_ns)
+                });
+                base.saturating_mul(1 << self.backoff).min(max_ns)
+            }
+        }
+    }
+
+    /// How long a block that others have overtaken waits.
+    pub(crate) fn overtaken_ns(&self, reorder_ns: u64) -> Option<u64> {
+        self.smoothed_ns
+            .map(|smoothed| smoothed.saturating_add((smoothed / 4).max(reorder_ns)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn follows_the_measurements_within_its_bounds() {
+        let rule = Retransmission::Measured {
+            initial_ns: 500,
+            min_ns: 100,
+            max_ns: 10_000,
+        };
+        let mut trip = RoundTrip::new();
+        assert_eq!(trip.timeout_ns(rule), 500);
+        trip.sample(1000);
+        assert_eq!(trip.timeout_ns(rule), 3000);
+        for _ in 0..100 {
+            trip.sample(1000);
+        }
+        assert!(trip.timeout_ns(rule) < 1100);
+        trip.back_off();
+        assert!(trip.timeout_ns(rule) > 2000);
+        for _ in 0..40 {
+            trip.back_off();
+        }
+        assert_eq!(trip.timeout_ns(rule), 10_000);
+        for _ in 0..100 {
+            trip.sample(1);
+        }
+        assert_eq!(trip.timeout_ns(rule), 100);
+    }
+
+    #[test]
+    fn the_documents_timeout_is_fixed() {
+        let rule = Retransmission::Fixed {
+            timeout_ns: 20_000_000,
+        };
+        let mut trip = RoundTrip::new();
+        trip.sample(1_000_000_000);
+        trip.back_off();
+        assert_eq!(trip.timeout_ns(rule), 20_000_000);
+    }
+}

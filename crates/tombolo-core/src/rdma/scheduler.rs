@@ -1,0 +1,165 @@
+//! Which class is served next (QOS §3.2.3), and which peer of it.
+//!
+//! Strict order starves: under a steady load of small transfers a large one
+//! would never end. So each class counts the blocks that higher ones were given
+//! while it had work, and is given one when the count reaches the bound. Low is
+//! asked before medium: low never waits for more than `bound` blocks, medium for
+//! at most `bound + 1`.
+//!
+//! Inside a class, peers take turns, and at each peer its transfers. A peer whose
+//! congestion window is full leaves the rings until it opens: its transfers
+//! cost nothing meanwhile and hold nobody up.
+
+use super::list::{Chain, List};
+use super::transfer::Class;
+
+/// Strict order with a bound on starvation, over anything that has work by class.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClassPicker {
+    bound: u32,
+    /// Blocks of higher classes while this one had work.
+    passed_over: [u32; 3],
+}
+
+impl ClassPicker {
+    pub(crate) fn new(bound: u32) -> Self {
+        Self {
+            bound,
+            passed_over: [0; 3],
+        }
+    }
+
+    /// The class to serve now, and whether only because it had waited too long.
+    pub(crate) fn pick(&mut self, has_work: [bool; 3]) -> Option<(Class, bool)> {
+        let strict = (0..3).find(|class| has_work[*class])?;
+        let due = (strict + 1..3)
+            .rev()
+            .find(|class| has_work[*class] && self.passed_over[*class] >= self.bound);
+        let chosen = due.unwrap_or(strict);
+        for (class, has_work) in has_work.into_iter().enumerate() {
+            if class == chosen || !has_work {
+                self.passed_over[class] = 0;
+            } else if class > chosen || due.is_some() {
+                self.passed_over[class] = self.passed_over[class].saturating_add(1);
+            }
+        }
+        Some((Class::ALL[chosen], due.is_some()))
+    }
+
+    /// A block goes past the queue: count it against the classes with work.
+    /// Refused (and not counted) if one of them is due.
+    pub(crate) fn pass_over_lower(&mut self, has_work: [bool; 3]) -> bool {
+        let waiting = |class: &usize| has_work[*class];
+        if (1..3)
+            .filter(waiting)
+            .any(|class| self.passed_over[class] >= self.bound)
+        {
+            return false;
+        }
+        for class in (1..3).filter(waiting) {
+            self.passed_over[class] += 1;
+        }
+        true
+    }
+}
+
+/// The rings of peers with something to send: what must go again, then one ring
+/// for each class.
+#[derive(Debug, Default)]
+pub(crate) struct Rings {
+    rings: [Ring; 4],
+}
+
+/// The ring of peers with blocks to be sent again.
+pub(crate) const RESEND: usize = 0;
+
+/// The ring of a class.
+pub(crate) fn ring_of(class: Class) -> usize {
+    1 + class as usize
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    list: List,
+    chain: Chain,
+    member: Vec<bool>,
+}
+
+impl Rings {
+    pub(crate) fn grow(&mut self, peers: usize) {
+        for ring in &mut self.rings {
+            ring.chain.grow(peers);
+            if ring.member.len() < peers {
+                ring.member.resize(peers, false);
+            }
+        }
+    }
+
+    /// Put a peer into a ring, or take it out.
+    pub(crate) fn set(&mut self, ring: usize, peer: u32, member: bool) {
+        let ring = &mut self.rings[ring];
+        let is_member = &mut ring.member[peer as usize];
+        if *is_member == member {
+            return;
+        }
+        *is_member = member;
+        if member {
+            ring.list.push_back(&mut ring.chain, peer);
+        } else {
+            ring.list.remove(&mut ring.chain, peer);
+        }
+    }
+
+    pub(crate) fn front(&self, ring: usize) -> Option<u32> {
+        self.rings[ring].list.front()
+    }
+
+    /// Another peer's turn.
+    pub(crate) fn rotate(&mut self, ring: usize, peer: u32) {
+        let ring = &mut self.rings[ring];
+        if ring.member[peer as usize] {
+            ring.list.remove(&mut ring.chain, peer);
+            ring.list.push_back(&mut ring.chain, peer);
+        }
+    }
+
+    pub(crate) fn has_work(&self) -> [bool; 3] {
+        Class::ALL.map(|class| self.front(ring_of(class)).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn no_class_waits_longer_than_the_bound(bound in 1..20u32, work in proptest::collection::vec(any::<[bool; 3]>(), 0..400)) {
+            let mut picker = ClassPicker::new(bound);
+            let mut waited = [0; 3];
+            for has_work in work {
+                let picked = picker.pick(has_work);
+                prop_assert_eq!(picked.is_some(), has_work.contains(&true));
+                let Some((class, _)) = picked else { continue };
+                prop_assert!(has_work[class as usize]);
+                for other in 0..3 {
+                    let passed = has_work[other] && other != class as usize;
+                    waited[other] = if passed { waited[other] + 1 } else { 0 };
+                }
+                prop_assert!(waited[1] <= bound + 1 && waited[2] <= bound, "{waited:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn order_is_strict_until_the_bound() {
+        let mut picker = ClassPicker::new(3);
+        let picks: Vec<_> = (0..8)
+            .map(|_| picker.pick([true, false, true]).map(|(class, _)| class))
+            .collect();
+        let [high, low] = [Some(Class::High), Some(Class::Low)];
+        assert_eq!(picks, [high, high, high, low, high, high, high, low]);
+        assert_eq!(picker.pick([false; 3]), None);
+    }
+}

@@ -1,0 +1,155 @@
+//! The states of a transaction, declared in one place (QOS §3.2.4).
+//!
+//! Five states are the document's: free, issued, acked, nacked, retransmitted.
+//! `Notifying` is ours: the last block of a transfer may be acknowledged before
+//! its notification is released (QOS §3.2.6), and then only the notification,
+//! not the block, waits for an answer.
+
+/// Where a transaction is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// The slot is in the ticket queue.
+    Free,
+    /// Sent once (or about to be), unanswered.
+    Issued,
+    /// The bytes are at the receiver. If a notification is owed, the slot stays.
+    Acked,
+    /// The bytes are at the receiver and the notification was sent after them.
+    Notifying,
+    /// Refused; waits to be sent again.
+    Nacked,
+    /// Sent more than once (or about to be), unanswered.
+    Retransmitted,
+}
+
+impl State {
+    /// Every state.
+    pub const ALL: [Self; 6] = [
+        Self::Free,
+        Self::Issued,
+        Self::Acked,
+        Self::Notifying,
+        Self::Nacked,
+        Self::Retransmitted,
+    ];
+
+    /// Whether an answer would still change something.
+    #[must_use]
+    pub fn is_open(self) -> bool {
+        matches!(
+            self,
+            Self::Issued | Self::Notifying | Self::Nacked | Self::Retransmitted
+        )
+    }
+}
+
+/// What can happen to a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// A block takes the slot.
+    Issue,
+    /// The block, notification included, is acknowledged.
+    Ack,
+    /// The block's bytes are acknowledged, its notification is not.
+    BytesAck,
+    /// The block is refused.
+    Nack,
+    /// The block goes again: timeout, fast retransmission, resume or delay over.
+    Resend,
+    /// The notification is sent apart from the bytes.
+    Notify,
+    /// The slot goes back to the ticket queue.
+    Release,
+}
+
+impl Event {
+    /// Every event.
+    pub const ALL: [Self; 7] = [
+        Self::Issue,
+        Self::Ack,
+        Self::BytesAck,
+        Self::Nack,
+        Self::Resend,
+        Self::Notify,
+        Self::Release,
+    ];
+}
+
+/// An event that cannot happen in a state: a defect of the engine, never of a
+/// peer. It is counted, and the event is ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{event:?} is impossible in state {state:?}")]
+pub struct IllegalTransition {
+    /// The state.
+    pub state: State,
+    /// The event.
+    pub event: Event,
+}
+
+impl State {
+    /// The state after `event`.
+    ///
+    /// # Errors
+    /// [`IllegalTransition`] for a pair that the table does not have.
+    pub fn after(self, event: Event) -> Result<Self, IllegalTransition> {
+        use State::{Acked, Free, Issued, Nacked, Notifying, Retransmitted};
+        Ok(match (self, event) {
+            (Free, Event::Issue) => Issued,
+            (Issued | Retransmitted | Nacked | Notifying | Acked, Event::Ack) => Acked,
+            (Issued | Retransmitted | Nacked | Acked, Event::BytesAck) => Acked,
+            (Notifying, Event::BytesAck | Event::Resend) => Notifying,
+            (Issued | Retransmitted | Notifying | Nacked, Event::Nack) => Nacked,
+            (Issued | Retransmitted | Nacked, Event::Resend) => Retransmitted,
+            (Acked, Event::Notify) => Notifying,
+            (Issued | Retransmitted | Nacked | Notifying | Acked, Event::Release) => Free,
+            (state, event) => return Err(IllegalTransition { state, event }),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fmt::Write;
+
+    /// The whole table; `.` is impossible. A change here is a change of protocol.
+    const TABLE: &str = "\
+State         Issue          Ack            BytesAck       Nack           Resend         Notify         Release
+Free          Issued         .              .              .              .              .              .
+Issued        .              Acked          Acked          Nacked         Retransmitted  .              Free
+Acked         .              Acked          Acked          .              .              Notifying      Free
+Notifying     .              Acked          Notifying      Nacked         Notifying      .              Free
+Nacked        .              Acked          Acked          Nacked         Retransmitted  .              Free
+Retransmitted .              Acked          Acked          Nacked         Retransmitted  .              Free
+";
+
+    #[test]
+    fn the_table_is_the_declared_one() {
+        let mut table = format!("{:<14}", "State");
+        for event in Event::ALL {
+            let _ = write!(table, "{:<15}", format!("{event:?}"));
+        }
+        table = table.trim_end().to_owned() + "\n";
+        for state in State::ALL {
+            let mut row = format!("{:<14}", format!("{state:?}"));
+            for event in Event::ALL {
+                let after = state
+                    .after(event)
+                    .map_or(".".to_owned(), |next| format!("{next:?}"));
+                let _ = write!(row, "{after:<15}");
+            }
+            table += row.trim_end();
+            table += "\n";
+        }
+        println!("{table}");
+        assert_eq!(table, TABLE);
+    }
+
+    #[test]
+    fn an_impossible_transition_has_a_name() {
+        let error = State::Free
+            .after(Event::Ack)
+            .expect_err("nothing to acknowledge");
+        assert_eq!(error.to_string(), "Ack is impossible in state Free");
+    }
+}

@@ -1,0 +1,118 @@
+//! What a program asks for, and how it can end.
+
+use tombolo_wire::{Domain, NackCode, Notification};
+
+/// A node at the other end of a link (or this one, over a loop-back link). The
+/// caller chooses the numbers, small ones: they index tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub u32);
+
+impl PeerId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A posted transfer. Never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TransferId {
+    pub(crate) index: u32,
+    pub(crate) serial: u32,
+}
+
+/// Which way the bytes go, seen from the node that posts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From here to the peer (QOS §3.2).
+    Write,
+    /// From the peer to here (QOS §3.6).
+    Read,
+}
+
+/// Class of service (QOS §3.2.3): strict order, with a bound on starvation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Class {
+    /// Remainder of at most 16 KiB.
+    High = 0,
+    /// Remainder of at most 512 KiB.
+    Medium = 1,
+    /// Anything larger.
+    Low = 2,
+}
+
+impl Class {
+    /// All classes, highest first.
+    pub const ALL: [Self; 3] = [Self::High, Self::Medium, Self::Low];
+
+    pub(crate) fn from_wire(class: u8) -> Self {
+        match class {
+            0 => Self::High,
+            1 => Self::Medium,
+            _ => Self::Low,
+        }
+    }
+}
+
+/// One descriptor (QOS §2.3.3.2). All addresses are virtual addresses of the
+/// domain, at the node the field names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// Which way.
+    pub direction: Direction,
+    /// Whose memory, at both ends.
+    pub domain: Domain,
+    /// Where the bytes are: here for a write, at the peer for a read.
+    pub source_address: u64,
+    /// Where they go: at the peer for a write, here for a read.
+    pub destination_address: u64,
+    /// How many bytes. 32 bits as in the descriptor, so one transfer is at most
+    /// 4 GiB - 1. Zero is allowed: a notification alone.
+    pub size_bytes: u32,
+    /// Two words written at the destination's node after the last byte.
+    pub notification: Option<Notification>,
+    /// A class for the transfer's whole life (QOS §1.2, hints from the user).
+    /// `None`: by the bytes still to be issued, so that it rises as it shrinks.
+    pub class: Option<Class>,
+    /// Given back in the completion, never looked at.
+    pub user: u64,
+}
+
+/// Why a transfer was not taken. Nothing has happened; post it again later or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// No such peer; it was never added, or lost.
+    #[error("peer {0:?} is not connected")]
+    UnknownPeer(PeerId),
+    /// As many transfers are open as [`crate::rdma::Config::transfers`] allows:
+    /// take completions first.
+    #[error("the transfer table is full")]
+    Full,
+    /// Source, destination or notification passes the end of the address space.
+    #[error("an address range passes the end of the address space")]
+    AddressOverflow,
+}
+
+/// Why a transfer ended without success. The destination then holds any mixture
+/// of old and new bytes. After a failed *write*, packets still on their way may
+/// arrive at the peer later; after a failed *read* nothing is placed any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransferError {
+    /// The peer did not answer for [`crate::rdma::Config::give_up_ns`], or not
+    /// after [`crate::rdma::Config::max_attempts`] attempts.
+    #[error("the peer does not answer")]
+    PeerUnreachable,
+    /// The caller said that the peer is gone.
+    #[error("the peer is gone")]
+    PeerLost,
+    /// The peer refused: for a write its destination, for a read its source.
+    #[error("the peer refused the access: {0:?}")]
+    Refused(NackCode),
+    /// This node's own side refused: the source of a write.
+    #[error("the local memory refused the access: {0:?}")]
+    Local(NackCode),
+    /// The peer says a read is complete, but not all bytes came.
+    #[error("the peer ended the read early")]
+    Incomplete,
+}

@@ -1,0 +1,76 @@
+//! Links that break, nodes that restart, and what may then be anywhere.
+
+use super::{BASE, Bench, Event, OTHER};
+use std::cmp::Reverse;
+use tombolo_core::rdma::{Direction, Engine, TransferError};
+
+impl Bench {
+    /// A transfer failed. Its destination may hold anything; but that of a read
+    /// is its program's again, and nothing may be written there any more.
+    pub(super) fn forget(&mut self, which: usize) {
+        let watched = &self.watched[which];
+        let (to, spec) = (watched.destination(), watched.spec);
+        let at = (spec.destination_address - BASE) as usize;
+        let bytes = at..at + watched.source.len();
+        let words = spec.notification.map(|words| {
+            let at = (words.address - BASE) as usize;
+            at..at + 16
+        });
+        for range in [Some(bytes), words].into_iter().flatten() {
+            match spec.direction {
+                Direction::Read => {
+                    let value = self.rng.next() as u8;
+                    self.memory[to][range.clone()].fill(value);
+                    self.expected[to][range].fill(value);
+                }
+                Direction::Write => self.anything.push((to, range)),
+            }
+        }
+    }
+
+    /// The link breaks and comes back: a new session, nothing of the old one
+    /// arrives any more, but copies that were begun go on.
+    pub fn reset_link(&mut self) {
+        self.events
+            .retain(|_, event| !matches!(event, Event::Arrive { .. }));
+        let events = &self.events;
+        self.queue
+            .retain(|Reverse((_, sequence))| events.contains_key(sequence));
+        for engine in &mut self.engines {
+            engine.peer_lost(self.now, OTHER);
+            engine.add_peer(self.now, OTHER);
+        }
+    }
+
+    /// A node dies with all it was doing and starts afresh; the other notices.
+    pub fn restart(&mut self, node: usize) {
+        self.events.retain(|_, event| match event {
+            Event::Arrive { .. } => false,
+            Event::Copied { at, .. }
+            | Event::Written { at, .. }
+            | Event::PageReady { at, .. }
+            | Event::SourceReady { at, .. } => *at != node,
+        });
+        let events = &self.events;
+        self.queue
+            .retain(|Reverse((_, sequence))| events.contains_key(sequence));
+        self.engines[node] = Engine::new(self.config);
+        self.engines[node].add_peer(self.now, OTHER);
+        self.engines[1 - node].peer_lost(self.now, OTHER);
+        self.engines[1 - node].add_peer(self.now, OTHER);
+        for watched in &mut self.watched {
+            if watched.poster != node || watched.status.is_some() {
+                continue;
+            }
+            watched.status = Some(Err(TransferError::PeerLost));
+            self.open -= 1;
+            let to = watched.destination();
+            let at = (watched.spec.destination_address - BASE) as usize;
+            self.anything.push((to, at..at + watched.source.len()));
+            if let Some(words) = watched.spec.notification {
+                let at = (words.address - BASE) as usize;
+                self.anything.push((to, at..at + 16));
+            }
+        }
+    }
+}

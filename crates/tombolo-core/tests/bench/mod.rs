@@ -1,0 +1,494 @@
+//! The test bench: a virtual clock, two engines with a memory each, and a wire
+//! that loses, repeats, reorders, damages and delays, all from one seed.
+//!
+//! Everything that crosses is bytes: emitted and parsed by `tombolo-wire`. The
+//! bench plays the runtime: it copies, writes notifications, and may take its
+//! time, or refuse, as a runtime with absent pages would.
+
+#![allow(dead_code, reason = "each test file uses a part of the bench")]
+
+mod breaks;
+mod faults;
+
+pub use faults::{Faults, Rng};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use tombolo_core::rdma::{
+    Action, Block, Completion, Config, Direction, Engine, NotificationWrite, PeerId, Placement,
+    PostError, Time, Transfer, TransferError, TransferId, Verdict,
+};
+use tombolo_wire::{Checksums, Domain, NackCode, Notification, Packet, Payload};
+
+enum Event {
+    Arrive {
+        to: usize,
+        bytes: Vec<u8>,
+    },
+    Copied {
+        at: usize,
+        placement: Placement,
+        bytes: Vec<u8>,
+    },
+    Written {
+        at: usize,
+        write: NotificationWrite,
+    },
+    PageReady {
+        at: usize,
+        placement: Placement,
+    },
+    SourceReady {
+        at: usize,
+        block: Block,
+    },
+}
+
+/// A transfer the bench keeps an eye on.
+pub struct Watched {
+    pub poster: usize,
+    pub spec: Transfer,
+    pub source: Vec<u8>,
+    pub notified: u32,
+    pub status: Option<Result<(), TransferError>>,
+}
+
+impl Watched {
+    /// The node whose memory is written.
+    pub fn destination(&self) -> usize {
+        match self.spec.direction {
+            Direction::Write => 1 - self.poster,
+            Direction::Read => self.poster,
+        }
+    }
+}
+
+pub const OTHER: PeerId = PeerId(0);
+pub const DOMAIN: Domain = Domain(5);
+pub const BASE: u64 = 0x4_0000_0000;
+
+pub struct Bench {
+    config: Config,
+    pub now: Time,
+    pub engines: [Engine; 2],
+    pub memory: [Vec<u8>; 2],
+    /// What each memory must hold.
+    pub expected: [Vec<u8>; 2],
+    /// First byte of each memory not given to a transfer yet.
+    pub unused: [usize; 2],
+    pub faults: Faults,
+    pub rng: Rng,
+    pub payload_bytes: u32,
+    pub watched: Vec<Watched>,
+    pub by_notification: BTreeMap<(usize, u64), usize>,
+    pub open: usize,
+    /// Every action handed out, if somebody wants to see.
+    pub log: Option<Vec<(usize, Action)>>,
+    /// Scribble over the destination of what is complete: a late write shows.
+    pub scribble: bool,
+    pub dropped: u64,
+    /// Where failed writes may have left anything.
+    pub anything: Vec<(usize, std::ops::Range<usize>)>,
+    queue: BinaryHeap<Reverse<(Time, u64)>>,
+    events: BTreeMap<u64, Event>,
+    sequence: u64,
+    line_free: [Time; 2],
+}
+
+impl Bench {
+    pub fn new(config: Config, seed: u64, memory_bytes: usize) -> Self {
+        let mut rng = Rng::new(seed);
+        let mut fill = || {
+            let mut bytes = vec![0; memory_bytes];
+            for word in bytes.chunks_mut(8) {
+                let random = rng.next().to_le_bytes();
+                word.copy_from_slice(&random[..word.len()]);
+            }
+            bytes
+        };
+        let memory = [fill(), fill()];
+        let now = Time(1_000);
+        let mut engines = [Engine::new(config), Engine::new(config)];
+        for engine in &mut engines {
+            engine.add_peer(now, OTHER);
+        }
+        Self {
+            config,
+            now,
+            engines,
+            expected: memory.clone(),
+            memory,
+            unused: [0; 2],
+            faults: Faults::default(),
+            rng,
+            payload_bytes: 1024,
+            watched: Vec::new(),
+            by_notification: BTreeMap::new(),
+            open: 0,
+            log: None,
+            scribble: true,
+            dropped: 0,
+            anything: Vec::new(),
+            queue: BinaryHeap::new(),
+            events: BTreeMap::new(),
+            sequence: 0,
+            line_free: [Time(0); 2],
+        }
+    }
+
+    /// A fresh range of a node's memory, at some alignment; `None` if used up.
+    pub fn allocate(&mut self, node: usize, size: usize) -> Option<u64> {
+        let start = self.unused[node] + self.rng.below(600) as usize;
+        let end = start + size;
+        (end + 64 <= self.memory[node].len()).then(|| {
+            self.unused[node] = end;
+            BASE + start as u64
+        })
+    }
+
+    /// Post a transfer between fresh ranges and watch it.
+    pub fn post(
+        &mut self,
+        poster: usize,
+        direction: Direction,
+        size_bytes: u32,
+        with_notification: bool,
+        class: Option<tombolo_core::rdma::Class>,
+    ) -> Option<Result<TransferId, PostError>> {
+        let (from, to) = match direction {
+            Direction::Write => (poster, 1 - poster),
+            Direction::Read => (1 - poster, poster),
+        };
+        let source_address = self.allocate(from, size_bytes as usize)?;
+        let destination_address = self.allocate(to, size_bytes as usize)?;
+        let notification = match with_notification {
+            true => Some(Notification {
+                address: self.allocate(to, 16)?,
+                first: self.rng.next(),
+                last: self.rng.next(),
+            }),
+            false => None,
+        };
+        let spec = Transfer {
+            direction,
+            domain: DOMAIN,
+            source_address,
+            destination_address,
+            size_bytes,
+            notification,
+            class,
+            user: self.watched.len() as u64,
+        };
+        let posted = self.engines[poster].post(self.now, OTHER, spec);
+        if posted.is_ok() {
+            let at = (source_address - BASE) as usize;
+            let source = self.memory[from][at..at + size_bytes as usize].to_vec();
+            if let Some(words) = notification {
+                self.by_notification
+                    .insert((to, words.address), self.watched.len());
+            }
+            self.watched.push(Watched {
+                poster,
+                spec,
+                source,
+                notified: 0,
+                status: None,
+            });
+            self.open += 1;
+        }
+        Some(posted)
+    }
+
+    fn at(&mut self, time: Time, event: Event) {
+        self.sequence += 1;
+        self.queue.push(Reverse((time, self.sequence)));
+        self.events.insert(self.sequence, event);
+    }
+
+    /// Bytes leave for the other node.
+    pub fn transmit(&mut self, from: usize, bytes: &[u8]) {
+        let faults = self.faults;
+        if self.rng.chance(faults.loss) {
+            self.dropped += 1;
+            return;
+        }
+        let copies = 1 + u64::from(self.rng.chance(faults.duplication));
+        for _ in 0..copies {
+            let mut bytes = bytes.to_vec();
+            if self.rng.chance(faults.corruption) {
+                let at = self.rng.below(bytes.len() as u64 * 8) as usize;
+                bytes[at / 8] ^= 1 << (at % 8);
+                if self.rng.chance(100_000) {
+                    bytes.truncate(at / 8);
+                }
+            }
+            let mut leaves = self.now;
+            let waits_ns = self.line_free[from].since_ns(self.now);
+            if let Some(waiting_bytes) = (waits_ns * 1000).checked_div(faults.byte_picos) {
+                if faults
+                    .buffer_bytes
+                    .is_some_and(|limit| waiting_bytes > limit)
+                {
+                    self.dropped += 1;
+                    continue;
+                }
+                leaves = self.now.max(self.line_free[from]);
+                leaves = leaves.after_ns(bytes.len() as u64 * faults.byte_picos / 1000);
+                self.line_free[from] = leaves;
+            }
+            let mut delay_ns = 10_000 + self.rng.below(faults.jitter_ns);
+            if self.rng.chance(faults.stall) {
+                delay_ns += self.rng.below(50_000_000);
+            }
+            self.at(
+                leaves.after_ns(delay_ns),
+                Event::Arrive {
+                    to: 1 - from,
+                    bytes,
+                },
+            );
+        }
+    }
+
+    /// Do everything both engines ask for now.
+    pub fn drain(&mut self) {
+        for node in 0..2 {
+            while let Some(action) = self.engines[node].poll(self.now) {
+                self.perform(node, action);
+            }
+        }
+    }
+
+    pub fn perform(&mut self, node: usize, action: Action) {
+        if let Some(log) = &mut self.log {
+            log.push((node, action));
+        }
+        match action {
+            Action::SendBlock(block) => self.send_block(node, &block),
+            Action::Send { packet, .. } => {
+                let mut bytes = [0; 64];
+                let length = packet
+                    .emit(&mut bytes, Checksums::On)
+                    .expect("a packet of the engine");
+                self.transmit(node, &bytes[..length]);
+            }
+            Action::WriteNotification(write) => {
+                if self.rng.chance(self.faults.slow_copy) {
+                    let delay_ns = self.rng.below(self.faults.slow_ns);
+                    self.at(
+                        self.now.after_ns(delay_ns),
+                        Event::Written { at: node, write },
+                    );
+                } else if self.rng.chance(self.faults.absent_page) {
+                    self.engines[node].notification_refused(write, NackCode::SlaveError);
+                } else {
+                    self.write_notification(node, write);
+                }
+            }
+            Action::Complete(completion) => self.complete(node, completion),
+        }
+    }
+
+    fn send_block(&mut self, node: usize, block: &Block) {
+        if self.rng.chance(self.faults.absent_source) {
+            self.engines[node].source_refused(self.now, block, NackCode::SlaveError);
+            let delay_ns = self.rng.below(3_000_000);
+            self.at(
+                self.now.after_ns(delay_ns),
+                Event::SourceReady {
+                    at: node,
+                    block: *block,
+                },
+            );
+            return;
+        }
+        let start = (block.source_address - BASE) as usize;
+        for header in block.packets(self.payload_bytes) {
+            let from = start + header.offset_bytes as usize;
+            let payload = &self.memory[node][from..from + header.payload_bytes as usize];
+            let mut bytes = vec![0; header.header_bytes() + payload.len()];
+            bytes[header.header_bytes()..].copy_from_slice(payload);
+            header
+                .seal(&mut bytes, Checksums::On)
+                .expect("a packet of the engine");
+            self.transmit(node, &bytes);
+        }
+    }
+
+    fn copy(&mut self, node: usize, placement: Placement, bytes: &[u8]) {
+        let at = (placement.address - BASE) as usize;
+        self.memory[node][at..at + bytes.len()].copy_from_slice(bytes);
+        self.engines[node].placed(placement);
+    }
+
+    fn write_notification(&mut self, node: usize, write: NotificationWrite) {
+        let which = self.by_notification[&(node, write.words.address)];
+        let watched = &mut self.watched[which];
+        watched.notified += 1;
+        assert_eq!(watched.notified, 1, "transfer {which} notified twice");
+        let at = (watched.spec.destination_address - BASE) as usize;
+        let there = &self.memory[node][at..at + watched.source.len()];
+        assert!(
+            there == watched.source,
+            "transfer {which} notified before its bytes"
+        );
+        let at = (write.words.address - BASE) as usize;
+        for memory in [&mut self.memory[node], &mut self.expected[node]] {
+            memory[at..at + 8].copy_from_slice(&write.words.first.to_le_bytes());
+            memory[at + 8..at + 16].copy_from_slice(&write.words.last.to_le_bytes());
+        }
+        self.engines[node].notified(write);
+    }
+
+    fn complete(&mut self, node: usize, completion: Completion) {
+        let which = completion.user as usize;
+        let watched = &mut self.watched[which];
+        assert_eq!(watched.poster, node);
+        assert_eq!(watched.status, None, "transfer {which} completed twice");
+        watched.status = Some(completion.status);
+        self.open -= 1;
+        if completion.status.is_err() {
+            self.forget(which);
+            return;
+        }
+        let owed = u32::from(watched.spec.notification.is_some());
+        assert_eq!(
+            watched.notified, owed,
+            "transfer {which} complete, notification not"
+        );
+        let to = watched.destination();
+        let at = (watched.spec.destination_address - BASE) as usize;
+        let range = at..at + watched.source.len();
+        assert!(
+            self.memory[to][range.clone()] == watched.source,
+            "transfer {which}: wrong bytes"
+        );
+        self.expected[to][range.clone()].copy_from_slice(&watched.source);
+        if self.scribble {
+            let value = self.rng.next() as u8;
+            self.memory[to][range.clone()].fill(value);
+            self.expected[to][range].fill(value);
+        }
+    }
+
+    pub fn arrive(&mut self, node: usize, bytes: &[u8]) {
+        let Ok(packet) = Packet::parse(bytes, Checksums::On) else {
+            return;
+        };
+        let verdict = self.engines[node].handle(self.now, OTHER, &packet);
+        let (Verdict::Place(placement), Packet::Data(_, Payload::Intact(payload))) =
+            (verdict, packet)
+        else {
+            return;
+        };
+        if self.rng.chance(self.faults.absent_page) {
+            self.engines[node].refused(placement, NackCode::SlaveError);
+            let delay_ns = self.rng.below(3_000_000);
+            self.at(
+                self.now.after_ns(delay_ns),
+                Event::PageReady {
+                    at: node,
+                    placement,
+                },
+            );
+        } else if self.rng.chance(self.faults.full) {
+            self.engines[node].refused(placement, NackCode::BufferFull);
+        } else if self.rng.chance(self.faults.slow_copy) {
+            let delay_ns = self.rng.below(self.faults.slow_ns);
+            let bytes = payload.to_vec();
+            self.at(
+                self.now.after_ns(delay_ns),
+                Event::Copied {
+                    at: node,
+                    placement,
+                    bytes,
+                },
+            );
+        } else {
+            self.copy(node, placement, payload);
+        }
+    }
+
+    /// The next moment at which anything happens; false if none.
+    pub fn step(&mut self) -> bool {
+        self.drain();
+        let event = self.queue.peek().map(|Reverse((time, _))| *time);
+        let timers = self.engines.iter().filter_map(Engine::deadline).min();
+        let Some(next) = event.into_iter().chain(timers).min() else {
+            return false;
+        };
+        self.now = self.now.max(next);
+        for engine in &mut self.engines {
+            engine.expire(self.now);
+        }
+        while let Some(Reverse((time, sequence))) = self.queue.peek().copied() {
+            if time > self.now {
+                break;
+            }
+            self.queue.pop();
+            match self
+                .events
+                .remove(&sequence)
+                .expect("each event is queued once")
+            {
+                Event::Arrive { to, bytes } => self.arrive(to, &bytes),
+                Event::Copied {
+                    at,
+                    placement,
+                    bytes,
+                } => self.copy(at, placement, &bytes),
+                Event::Written { at, write } => self.write_notification(at, write),
+                Event::PageReady { at, placement } => self.engines[at].page_ready(&placement),
+                Event::SourceReady { at, block } => self.engines[at].source_ready(&block),
+            }
+        }
+        self.drain();
+        true
+    }
+
+    /// Run until nothing is open and nothing is under way. Panics if that takes
+    /// longer than `limit_ns` of virtual time: something hangs.
+    pub fn settle(&mut self, limit_ns: u64) {
+        let limit = self.now.after_ns(limit_ns);
+        while self.step() {
+            assert!(
+                self.now < limit,
+                "hangs: {} transfers open, {:#?}",
+                self.open,
+                self.report()
+            );
+        }
+        assert_eq!(
+            self.open,
+            0,
+            "silent with transfers open: {:#?}",
+            self.report()
+        );
+        for engine in &self.engines {
+            assert!(
+                engine.is_idle(),
+                "a table is not empty: {:#?}",
+                self.report()
+            );
+            assert_eq!(engine.counters().illegal_transitions, 0);
+        }
+    }
+
+    pub fn report(&self) -> [tombolo_core::rdma::Counters; 2] {
+        [self.engines[0].counters(), self.engines[1].counters()]
+    }
+
+    /// Every byte of both memories is what it must be.
+    pub fn check_memory(&mut self) {
+        for (node, range) in &self.anything {
+            let bytes = self.memory[*node][range.clone()].to_vec();
+            self.expected[*node][range.clone()].copy_from_slice(&bytes);
+        }
+        for node in 0..2 {
+            if self.memory[node] != self.expected[node] {
+                let at = (0..self.memory[node].len())
+                    .find(|at| self.memory[node][*at] != self.expected[node][*at]);
+                panic!("memory of node {node} differs at {at:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Seeds against the oracle. Safety: every byte right, nothing else touched,
+//! each notification once and after its bytes, each transfer completes once.
+//! Liveness: when the faults end, everything completes and all tables empty.
+//!
+//! `TOMBOLO_SEED=7` replays one seed, `TOMBOLO_SEEDS=5000` runs many,
+//! `TOMBOLO_SECONDS=600` runs until the time is over.
+
+mod bench;
+
+use bench::{Bench, Faults, Rng};
+use std::time::{Duration, Instant};
+use tombolo_core::rdma::congestion::CongestionConfig;
+use tombolo_core::rdma::{Class, Config, Direction, PostError, Retransmission, TransferError};
+
+#[derive(Debug)]
+struct Options {
+    config: Config,
+    faults: Faults,
+    payload_bytes: u32,
+    posts: u64,
+    largest_bytes: u64,
+    /// Chance of a pause between two posts.
+    pause: u64,
+    /// Chance that the link breaks or a node restarts after a post.
+    reset: u64,
+}
+
+fn options(rng: &mut Rng) -> Options {
+    let mut sometimes = |most: u64| {
+        if rng.chance(500_000) {
+            rng.below(most)
+        } else {
+            0
+        }
+    };
+    let faults = Faults {
+        loss: sometimes(100_000),
+        duplication: sometimes(100_000),
+        corruption: sometimes(50_000),
+        jitter_ns: sometimes(300_000),
+        stall: sometimes(2_000),
+        slow_copy: sometimes(200_000),
+        slow_ns: 2_000_000,
+        absent_page: sometimes(20_000),
+        full: sometimes(20_000),
+        absent_source: sometimes(50_000),
+        buffer_bytes: None,
+        byte_picos: sometimes(2_000),
+    };
+    let retransmission = if rng.chance(250_000) {
+        Retransmission::Fixed {
+            timeout_ns: 20_000_000,
+        }
+    } else {
+        Config::default().retransmission
+    };
+    let config = Config {
+        transactions: rng.range(2, 64) as u16,
+        peer_transactions: 64,
+        transfers: rng.range(2, 64) as u32,
+        block_bytes: 256 << rng.range(2, 6),
+        outstanding_blocks: rng.range(1, 6) as u32,
+        turn_blocks: rng.range(1, 4) as u32,
+        starvation_blocks: rng.range(1, 20) as u32,
+        bypass: rng.chance(700_000),
+        retransmission,
+        fast_retransmit: rng.chance(800_000),
+        congestion: rng.chance(700_000).then(CongestionConfig::default),
+        outstanding_reads: rng.range(1, 64) as u32,
+        read_channels: rng.range(1, 8) as u32,
+        served_reads: rng.range(1, 32) as u32,
+        pending_reads: rng.below(16) as u32,
+        ..Config::default()
+    };
+    let largest_bytes = [1, 300, 5_000, 40_000, 200_000, 1 << 20][rng.below(6) as usize];
+    Options {
+        config,
+        faults,
+        payload_bytes: [256, 1024, 1400, 4096, 8192, 16384][rng.below(6) as usize],
+        posts: rng.range(1, if largest_bytes > 100_000 { 12 } else { 120 }),
+        largest_bytes,
+        pause: [0, 100_000, 900_000][rng.below(3) as usize],
+        reset: if rng.chance(250_000) { 50_000 } else { 0 },
+    }
+}
+
+fn size(rng: &mut Rng, largest: u64) -> u32 {
+    match rng.below(20) {
+        0 => 0,
+        1..4 => rng.range(1, 300.min(largest)) as u32,
+        4..6 => (rng.range(1, largest.div_ceil(4096)) * 4096).min(largest) as u32,
+        _ => rng.range(1, largest) as u32,
+    }
+}
+
+fn run(seed: u64, options: &Options) {
+    let mut rng = Rng::new(seed ^ 0x5eed);
+    let mut bench = Bench::new(options.config, seed, 3 << 20);
+    bench.faults = options.faults;
+    bench.payload_bytes = options.payload_bytes;
+    let mut posted = 0;
+    'posting: while posted < options.posts {
+        // Both ends at once, both ways (SPEC M10).
+        let poster = rng.below(2) as usize;
+        let direction = if rng.chance(500_000) {
+            Direction::Write
+        } else {
+            Direction::Read
+        };
+        let class = rng
+            .chance(200_000)
+            .then(|| Class::ALL[rng.below(3) as usize]);
+        let size = size(&mut rng, options.largest_bytes);
+        let words = rng.chance(500_000);
+        match bench.post(poster, direction, size, words, class) {
+            None => break 'posting,
+            Some(Ok(_)) => posted += 1,
+            Some(Err(PostError::Full)) => {
+                let open = bench.open;
+                assert!(
+                    bench.step() || bench.open < open,
+                    "full and nothing happens"
+                );
+            }
+            Some(Err(error)) => panic!("{error}"),
+        }
+        while rng.chance(options.pause) {
+            bench.step();
+        }
+        if rng.chance(options.reset) {
+            match rng.below(3) {
+                2 => bench.reset_link(),
+                node => bench.restart(node as usize),
+            }
+        }
+        if rng.chance(100_000) {
+            // Packets get cut for another path from now on.
+            bench.payload_bytes = [256, 1400, 16384][rng.below(3) as usize];
+        }
+    }
+    for _ in 0..rng.below(2_000) {
+        bench.step();
+    }
+    bench.faults = Faults::default();
+    bench.settle(60_000_000_000);
+    bench.check_memory();
+    for (which, watched) in bench.watched.iter().enumerate() {
+        match watched.status {
+            Some(Ok(())) => {}
+            Some(Err(TransferError::PeerLost)) if options.reset > 0 => {}
+            other => panic!("transfer {which} ended as {other:?}: {:?}", watched.spec),
+        }
+    }
+}
+
+fn run_seed(seed: u64) {
+    let options = options(&mut Rng::new(seed));
+    let outcome = std::panic::catch_unwind(|| run(seed, &options));
+    if let Err(panic) = outcome {
+        eprintln!("seed {seed} failed with {options:#?}");
+        eprintln!("replay: TOMBOLO_SEED={seed} cargo test -p tombolo-core --test random");
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn seeds() {
+    if let Some(seed) = number("TOMBOLO_SEED") {
+        println!("{:#?}", options(&mut Rng::new(seed)));
+        return run_seed(seed);
+    }
+    if let Some(seconds) = number("TOMBOLO_SECONDS") {
+        let end = Instant::now() + Duration::from_secs(seconds);
+        let start = std::time::SystemTime::UNIX_EPOCH
+            .elapsed()
+            .map_or(0, |time| time.as_secs());
+        let first = start << 20;
+        let mut seed = first;
+        while Instant::now() < end {
+            run_seed(seed);
+            seed += 1;
+            if (seed - first).is_multiple_of(1000) {
+                println!("{} seeds", seed - first);
+            }
+        }
+        println!("{} seeds from {first} on", seed - first);
+        return;
+    }
+    let seeds = number("TOMBOLO_SEEDS").unwrap_or(300);
+    for seed in 1..=seeds {
+        run_seed(seed);
+    }
+    println!("{seeds} seeds");
+}

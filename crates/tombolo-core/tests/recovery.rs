@@ -1,0 +1,500 @@
+//! What is lost, late, refused or gone, case by case.
+
+mod bench;
+
+use bench::{BASE, DOMAIN, OTHER};
+use tombolo_core::rdma::{
+    Action, Block, Config, Direction, DropReason, Engine, Placement, Time, Transfer, TransferError,
+    Verdict,
+};
+use tombolo_wire::{
+    Ack, Attempt, Checksums, DataHeader, Generation, Nack, NackCode, Packet, Payload, ReadReject,
+    RequestId, Resume, TransactionId,
+};
+
+const SECOND: u64 = 1_000_000_000;
+
+fn engine(config: Config) -> Engine {
+    let mut engine = Engine::new(config);
+    engine.add_peer(Time(0), OTHER);
+    engine
+}
+
+fn transfer(direction: Direction, size_bytes: u32) -> Transfer {
+    Transfer {
+        direction,
+        domain: DOMAIN,
+        source_address: BASE,
+        destination_address: 2 * BASE,
+        size_bytes,
+        notification: None,
+        class: None,
+        user: 0,
+    }
+}
+
+fn next_block(engine: &mut Engine, now: Time) -> Option<Block> {
+    std::iter::from_fn(|| engine.poll(now)).find_map(|action| match action {
+        Action::SendBlock(block) => Some(block),
+        _ => None,
+    })
+}
+
+fn status(engine: &mut Engine, now: Time) -> Option<Result<(), TransferError>> {
+    std::iter::from_fn(|| engine.poll(now)).find_map(|action| match action {
+        Action::Complete(completion) => Some(completion.status),
+        _ => None,
+    })
+}
+
+fn ack(block: &Block) -> Packet<'static> {
+    Packet::Ack(Ack {
+        transaction: block.transaction,
+        generation: block.generation,
+        attempt: block.attempt,
+        bytes_only: false,
+    })
+}
+
+fn nack(block: &Block, code: NackCode) -> Packet<'static> {
+    Packet::Nack(Nack {
+        transaction: block.transaction,
+        generation: block.generation,
+        attempt: block.attempt,
+        code,
+    })
+}
+
+/// A data packet of one whole small block.
+fn data(slot: u16, generation: u32, request: Option<u32>, address: u64) -> DataHeader {
+    DataHeader {
+        domain: DOMAIN,
+        transaction: TransactionId(slot),
+        generation: Generation(generation),
+        attempt: Attempt(0),
+        block_address: address,
+        block_bytes: 8,
+        offset_bytes: 0,
+        payload_bytes: 8,
+        in_reply_to: request.map(RequestId),
+        notification: tombolo_wire::NotificationMark::None,
+    }
+}
+
+fn receive(engine: &mut Engine, header: DataHeader) -> Verdict {
+    engine.handle(
+        Time(0),
+        OTHER,
+        &Packet::Data(header, Payload::Intact(&[1; 8])),
+    )
+}
+
+fn place(engine: &mut Engine, header: DataHeader) -> Placement {
+    match receive(engine, header) {
+        Verdict::Place(placement) => placement,
+        other => panic!("not placed: {other:?}"),
+    }
+}
+
+#[test]
+fn a_late_acknowledgement_of_an_early_attempt_ends_the_block() {
+    let mut engine = engine(Config::default());
+    engine
+        .post(Time(0), OTHER, transfer(Direction::Write, 100))
+        .expect("room");
+    let first = next_block(&mut engine, Time(0)).expect("a block");
+    let later = engine.deadline().expect("a timer");
+    engine.expire(later);
+    let second = next_block(&mut engine, later).expect("the block again");
+    assert_eq!(
+        (second.generation, second.attempt),
+        (first.generation, Attempt(1))
+    );
+    // A refusal of the first attempt says nothing about the second.
+    let _ = engine.handle(later, OTHER, &nack(&first, NackCode::DecodeError));
+    assert_eq!(status(&mut engine, later), None);
+    let _ = engine.handle(later, OTHER, &ack(&first));
+    assert_eq!(status(&mut engine, later), Some(Ok(())));
+    assert!(engine.is_idle());
+}
+
+#[test]
+fn final_refusals_end_the_transfer_and_transient_ones_do_not() {
+    for code in NackCode::ALL {
+        let mut engine = engine(Config::default());
+        engine
+            .post(Time(0), OTHER, transfer(Direction::Write, 100))
+            .expect("room");
+        let block = next_block(&mut engine, Time(0)).expect("a block");
+        let _ = engine.handle(Time(1), OTHER, &nack(&block, code));
+        if !code.is_transient() {
+            assert_eq!(
+                status(&mut engine, Time(1)),
+                Some(Err(TransferError::Refused(code)))
+            );
+            continue;
+        }
+        let again = match next_block(&mut engine, Time(1)) {
+            Some(block) => block,
+            None => {
+                assert_ne!(code, NackCode::PacketCorrupted, "goes again at once");
+                let later = engine.deadline().expect("a delay");
+                engine.expire(later);
+                next_block(&mut engine, later).expect("the block again")
+            }
+        };
+        assert_eq!(again.attempt, Attempt(1));
+        let _ = engine.handle(Time(SECOND), OTHER, &ack(&again));
+        assert_eq!(status(&mut engine, Time(SECOND)), Some(Ok(())));
+    }
+}
+
+#[test]
+fn a_block_refused_for_ever_is_given_up() {
+    let mut engine = engine(Config::default());
+    engine
+        .post(Time(0), OTHER, transfer(Direction::Write, 100))
+        .expect("room");
+    let mut now = Time(0);
+    loop {
+        if let Some(block) = next_block(&mut engine, now) {
+            let _ = engine.handle(now, OTHER, &nack(&block, NackCode::BufferFull));
+        }
+        if let Some(status) = status(&mut engine, now) {
+            assert_eq!(status, Err(TransferError::Refused(NackCode::BufferFull)));
+            break;
+        }
+        now = engine.deadline().expect("a delay");
+        assert!(now < Time(60 * SECOND), "hangs");
+        engine.expire(now);
+    }
+}
+
+#[test]
+fn a_resume_is_obeyed_only_for_the_blocks_own_domain() {
+    let mut engine = engine(Config::default());
+    engine
+        .post(Time(0), OTHER, transfer(Direction::Write, 100))
+        .expect("room");
+    let block = next_block(&mut engine, Time(0)).expect("a block");
+    let _ = engine.handle(Time(1), OTHER, &nack(&block, NackCode::SlaveError));
+    let mut resume = Resume {
+        transaction: block.transaction,
+        generation: block.generation,
+        domain: tombolo_wire::Domain(DOMAIN.0 + 1),
+    };
+    let _ = engine.handle(Time(2), OTHER, &Packet::Resume(resume));
+    assert_eq!(next_block(&mut engine, Time(2)), None);
+    resume.domain = DOMAIN;
+    let _ = engine.handle(Time(3), OTHER, &Packet::Resume(resume));
+    assert!(next_block(&mut engine, Time(3)).is_some());
+}
+
+#[test]
+fn a_silent_peer_is_given_up() {
+    for direction in [Direction::Write, Direction::Read] {
+        let mut engine = engine(Config::default());
+        engine
+            .post(Time(0), OTHER, transfer(direction, 100_000))
+            .expect("room");
+        let mut now = Time(0);
+        let ended = loop {
+            if let Some(status) = status(&mut engine, now) {
+                break status;
+            }
+            now = engine.deadline().expect("never without a timer");
+            assert!(now < Time(20 * SECOND), "hangs");
+            engine.expire(now);
+        };
+        assert_eq!(ended, Err(TransferError::PeerUnreachable));
+        assert!(engine.is_idle());
+        assert!(now >= Time(5 * SECOND));
+    }
+}
+
+#[test]
+fn a_lost_peer_ends_everything_at_once() {
+    let mut engine = engine(Config::default());
+    for size in [0, 100, 100_000, 10_000_000] {
+        for direction in [Direction::Write, Direction::Read] {
+            engine
+                .post(Time(0), OTHER, transfer(direction, size))
+                .expect("room");
+        }
+    }
+    while next_block(&mut engine, Time(0)).is_some() {}
+    engine.peer_lost(Time(1), OTHER);
+    for _ in 0..8 {
+        assert_eq!(
+            status(&mut engine, Time(1)),
+            Some(Err(TransferError::PeerLost))
+        );
+    }
+    assert!(engine.is_idle() && engine.deadline().is_none());
+    assert!(
+        engine
+            .post(Time(1), OTHER, transfer(Direction::Read, 1))
+            .is_err()
+    );
+    assert_eq!(
+        receive(&mut engine, data(0, 1, None, 0)),
+        Verdict::Dropped(DropReason::UnknownPeer)
+    );
+    // And it may come back, from the beginning.
+    engine.add_peer(Time(2), OTHER);
+    engine
+        .post(Time(2), OTHER, transfer(Direction::Write, 100))
+        .expect("room");
+    let block = next_block(&mut engine, Time(2)).expect("a block");
+    assert_eq!(block.generation, Generation(1));
+}
+
+#[test]
+fn a_failed_read_completes_only_when_no_byte_of_it_is_being_copied() {
+    let mut engine = engine(Config::default());
+    engine
+        .post(Time(0), OTHER, transfer(Direction::Read, 8))
+        .expect("room");
+    assert_eq!(status(&mut engine, Time(0)), None);
+    let placement = place(&mut engine, data(0, 1, Some(0), 2 * BASE));
+    engine.peer_lost(Time(1), OTHER);
+    assert_eq!(status(&mut engine, Time(1)), None);
+    engine.placed(placement);
+    assert_eq!(
+        status(&mut engine, Time(1)),
+        Some(Err(TransferError::PeerLost))
+    );
+    assert!(engine.is_idle());
+}
+
+#[test]
+fn a_write_back_is_admitted_for_an_open_read_and_its_range_only() {
+    let mut engine = engine(Config::default());
+    let nacked = |engine: &mut Engine| {
+        std::iter::from_fn(|| engine.poll(Time(0))).find_map(|action| match action {
+            Action::Send {
+                packet: Packet::Nack(nack),
+                ..
+            } => Some(nack.code),
+            _ => None,
+        })
+    };
+    let refused = Verdict::Dropped(DropReason::Unasked);
+    assert_eq!(receive(&mut engine, data(0, 1, Some(0), 2 * BASE)), refused);
+    assert_eq!(nacked(&mut engine), Some(NackCode::NoContext));
+    engine
+        .post(Time(0), OTHER, transfer(Direction::Read, 8))
+        .expect("room");
+    while engine.poll(Time(0)).is_some() {}
+    for outside in [0, 2 * BASE - 1, 2 * BASE + 1, u64::MAX - 8] {
+        assert_eq!(receive(&mut engine, data(0, 1, Some(0), outside)), refused);
+        assert_eq!(nacked(&mut engine), Some(NackCode::DomainMismatch));
+    }
+    let mut foreign = data(0, 1, Some(0), 2 * BASE);
+    foreign.domain.0 += 1;
+    assert_eq!(receive(&mut engine, foreign), refused);
+    let placement = place(&mut engine, data(0, 1, Some(0), 2 * BASE));
+    assert!(placement.read.is_some());
+    engine.placed(placement);
+}
+
+#[test]
+fn a_repeat_of_a_finished_block_is_acknowledged_and_not_placed() {
+    let mut engine = engine(Config::default());
+    let header = data(3, 1, None, BASE);
+    let placement = place(&mut engine, header);
+    // While it is being copied, a repeat is dropped and a newer block waits.
+    assert_eq!(
+        receive(&mut engine, header),
+        Verdict::Dropped(DropReason::Duplicate)
+    );
+    let newer = data(3, 2, None, BASE);
+    assert_eq!(
+        receive(&mut engine, newer),
+        Verdict::Dropped(DropReason::Busy)
+    );
+    assert_eq!(engine.poll(Time(0)), None);
+    engine.placed(placement);
+    let acked = |engine: &mut Engine| match engine.poll(Time(0)) {
+        Some(Action::Send {
+            packet: Packet::Ack(ack),
+            ..
+        }) => Some((ack.generation.0, ack.attempt.0)),
+        _ => None,
+    };
+    assert_eq!(acked(&mut engine), Some((1, 0)));
+    let again = DataHeader {
+        attempt: Attempt(4),
+        ..header
+    };
+    assert_eq!(
+        receive(&mut engine, again),
+        Verdict::Dropped(DropReason::Duplicate)
+    );
+    assert_eq!(acked(&mut engine), Some((1, 4)));
+    let placement = place(&mut engine, newer);
+    engine.placed(placement);
+    assert_eq!(acked(&mut engine), Some((2, 0)));
+    assert_eq!(
+        receive(&mut engine, header),
+        Verdict::Dropped(DropReason::Stale)
+    );
+    assert_eq!(engine.poll(Time(0)), None);
+}
+
+#[test]
+fn generations_wrap() {
+    let mut engine = engine(Config::default());
+    for generation in [u32::MAX - 1, u32::MAX, 0, 1] {
+        let placement = place(&mut engine, data(3, generation, None, BASE));
+        engine.placed(placement);
+    }
+    let old = data(3, u32::MAX, None, BASE);
+    assert_eq!(
+        receive(&mut engine, old),
+        Verdict::Dropped(DropReason::Stale)
+    );
+}
+
+#[test]
+fn what_contradicts_its_block_is_dropped() {
+    let mut engine = engine(Config::default());
+    let placement = place(&mut engine, data(3, 1, None, BASE));
+    let moved = data(3, 1, None, BASE + 8);
+    assert_eq!(
+        receive(&mut engine, moved),
+        Verdict::Dropped(DropReason::Bad)
+    );
+    let beyond = data(1024, 1, None, BASE);
+    assert_eq!(
+        receive(&mut engine, beyond),
+        Verdict::Dropped(DropReason::Bad)
+    );
+    engine.placed(placement);
+}
+
+#[test]
+fn an_unreadable_source_fails_the_write_or_the_read_behind_it() {
+    let mut engine = engine(Config::default());
+    engine
+        .post(Time(0), OTHER, transfer(Direction::Write, 100))
+        .expect("room");
+    let block = next_block(&mut engine, Time(0)).expect("a block");
+    engine.source_refused(Time(0), &block, NackCode::DomainMismatch);
+    let local = TransferError::Local(NackCode::DomainMismatch);
+    assert_eq!(status(&mut engine, Time(0)), Some(Err(local)));
+    // A read: the target refuses, its requester hears, and hears again if asked.
+    let mut requester = self::engine(Config::default());
+    requester
+        .post(Time(0), OTHER, transfer(Direction::Read, 100))
+        .expect("room");
+    let Some(Action::Send {
+        packet: request, ..
+    }) = requester.poll(Time(0))
+    else {
+        panic!("the request is due");
+    };
+    let _ = engine.handle(Time(0), OTHER, &request);
+    let block = next_block(&mut engine, Time(0)).expect("a block");
+    engine.source_refused(Time(0), &block, NackCode::DecodeError);
+    for _ in 0..2 {
+        let Some(Action::Send {
+            packet: Packet::ReadReject(reject),
+            ..
+        }) = engine.poll(Time(0))
+        else {
+            panic!("the answer is due");
+        };
+        assert_eq!(reject.code, NackCode::DecodeError);
+        let _ = requester.handle(Time(0), OTHER, &Packet::ReadReject(reject));
+        let _ = engine.handle(Time(0), OTHER, &request);
+    }
+    let refused = TransferError::Refused(NackCode::DecodeError);
+    assert_eq!(status(&mut requester, Time(0)), Some(Err(refused)));
+    assert!(requester.is_idle());
+    let stale = ReadReject {
+        request: RequestId(0),
+        code: NackCode::DecodeError,
+    };
+    let _ = requester.handle(Time(0), OTHER, &Packet::ReadReject(stale));
+    assert_eq!(requester.counters().stale_answers, 2);
+}
+
+#[test]
+fn a_busy_target_is_not_a_dead_one() {
+    // The target never sends a block (its link is full), but it answers repeated
+    // requests: the requester waits longer than it would for a silent peer.
+    let [mut requester, mut target] = [engine(Config::default()), engine(Config::default())];
+    requester
+        .post(Time(0), OTHER, transfer(Direction::Read, 100))
+        .expect("room");
+    let mut now = Time(0);
+    while now < Time(30 * SECOND) {
+        while let Some(action) = requester.poll(now) {
+            let Action::Send { packet, .. } = action else {
+                panic!("gave up: {action:?}")
+            };
+            let _ = target.handle(now, OTHER, &packet);
+        }
+        if let Some(Action::Send { packet, .. }) = target.poll(now) {
+            let _ = requester.handle(now, OTHER, &packet);
+        }
+        now = requester.deadline().expect("a timer");
+        requester.expire(now);
+    }
+    assert!(target.counters().read_duplicates > 0);
+}
+
+#[test]
+fn arbitrary_packets_from_a_peer_do_no_harm() {
+    let mut engine = engine(Config {
+        transactions: 4,
+        peer_transactions: 4,
+        ..Config::default()
+    });
+    let mut rng = bench::Rng::new(9);
+    let mut placements: Vec<Placement> = Vec::new();
+    for step in 0..200_000 {
+        let now = Time(step * 1000);
+        let mut bytes = [0u8; 72];
+        for byte in &mut bytes {
+            *byte = [0, 1, 2, 3, 255, rng.next() as u8][rng.below(6) as usize];
+        }
+        bytes[0] = tombolo_wire::MAGIC;
+        bytes[1] = rng.range(1, 8) as u8;
+        let length = rng.range(16, 72) as usize;
+        for length in [length, 16, 40, 64] {
+            let Ok(packet) = Packet::parse(&bytes[..length], Checksums::Off) else {
+                continue;
+            };
+            if let Verdict::Place(placement) = engine.handle(now, OTHER, &packet) {
+                placements.push(placement);
+            }
+        }
+        if rng.chance(300_000) && !placements.is_empty() {
+            let at = rng.below(placements.len() as u64) as usize;
+            engine.placed(placements.swap_remove(at));
+        }
+        if rng.chance(10_000) {
+            let direction = [Direction::Read, Direction::Write][rng.below(2) as usize];
+            let _ = engine.post(now, OTHER, transfer(direction, rng.below(40_000) as u32));
+        }
+        engine.expire(now);
+        while let Some(action) = engine.poll(now) {
+            match action {
+                Action::WriteNotification(write) => engine.notified(write),
+                Action::SendBlock(block) if rng.chance(200_000) => {
+                    engine.source_refused(now, &block, NackCode::DecodeError);
+                }
+                _ => {}
+            }
+        }
+    }
+    assert_eq!(engine.counters().illegal_transitions, 0);
+    engine.peer_lost(Time(SECOND), OTHER);
+    for placement in placements {
+        engine.placed(placement);
+    }
+    while engine.poll(Time(SECOND)).is_some() {}
+    assert!(engine.is_idle());
+}

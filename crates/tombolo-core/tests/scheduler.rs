@@ -1,0 +1,303 @@
+//! Who goes first, and how much at once (QOS §3.2.3, 3.3). No wire: the tests
+//! look at what the engine hands out, and answer by hand.
+
+mod bench;
+
+use bench::{BASE, DOMAIN, OTHER};
+use tombolo_core::rdma::{
+    Action, Block, BlockNotification, Class, Config, Direction, Engine, Time, Transfer,
+};
+use tombolo_wire::{Ack, Notification, Packet};
+
+const KIB: u32 = 1024;
+const NOW: Time = Time(1);
+
+fn engine(config: Config) -> Engine {
+    let mut engine = Engine::new(Config {
+        congestion: None,
+        ..config
+    });
+    engine.add_peer(NOW, OTHER);
+    engine
+}
+
+/// Post a write; `user` is also its source address, to know its blocks by.
+fn post(engine: &mut Engine, user: u64, size_bytes: u32, class: Option<Class>) {
+    let transfer = Transfer {
+        direction: Direction::Write,
+        domain: DOMAIN,
+        source_address: user << 32,
+        destination_address: BASE,
+        size_bytes,
+        notification: None,
+        class,
+        user,
+    };
+    engine.post(NOW, OTHER, transfer).expect("room");
+}
+
+fn next_block(engine: &mut Engine) -> Option<Block> {
+    while let Some(action) = engine.poll(NOW) {
+        if let Action::SendBlock(block) = action {
+            return Some(block);
+        }
+    }
+    None
+}
+
+fn user(block: &Block) -> u64 {
+    block.source_address >> 32
+}
+
+fn acknowledge(engine: &mut Engine, block: &Block) {
+    let ack = Ack {
+        transaction: block.transaction,
+        generation: block.generation,
+        attempt: block.attempt,
+        bytes_only: false,
+    };
+    let _ = engine.handle(NOW, OTHER, &Packet::Ack(ack));
+}
+
+/// All blocks in the order they are handed out, each acknowledged at once.
+fn order(engine: &mut Engine) -> Vec<u64> {
+    let mut order = Vec::new();
+    while let Some(block) = next_block(engine) {
+        order.push(user(&block));
+        acknowledge(engine, &block);
+    }
+    order
+}
+
+#[test]
+fn a_transfer_has_two_blocks_under_way() {
+    let mut engine = engine(Config::default());
+    post(&mut engine, 1, 1024 * KIB, None);
+    let first = next_block(&mut engine).expect("a block");
+    assert!(next_block(&mut engine).is_some());
+    assert_eq!(next_block(&mut engine), None);
+    acknowledge(&mut engine, &first);
+    assert!(next_block(&mut engine).is_some());
+    assert_eq!(next_block(&mut engine), None);
+}
+
+#[test]
+fn classes_go_in_strict_order() {
+    let config = Config {
+        bypass: false,
+        ..Config::default()
+    };
+    let mut engine = engine(config);
+    post(&mut engine, 3, 600 * KIB, None);
+    post(&mut engine, 2, 100 * KIB, None);
+    post(&mut engine, 1, 4 * KIB, None);
+    let first: Vec<u64> = (0..5)
+        .map(|_| user(&next_block(&mut engine).expect("a block")))
+        .collect();
+    assert_eq!(first, [1, 2, 2, 3, 3]);
+}
+
+#[test]
+fn a_class_is_served_round_robin_in_turns_of_two() {
+    let mut engine = engine(Config {
+        outstanding_blocks: 64,
+        ..Config::default()
+    });
+    for user in 1..4 {
+        post(&mut engine, user, 600 * KIB, None);
+    }
+    let first: Vec<u64> = (0..8)
+        .map(|_| user(&next_block(&mut engine).expect("a block")))
+        .collect();
+    assert_eq!(first, [1, 1, 2, 2, 3, 3, 1, 1]);
+}
+
+#[test]
+fn a_transfer_rises_as_it_shrinks() {
+    let mut engine = engine(Config::default());
+    post(&mut engine, 1, 1024 * KIB, None);
+    assert_eq!(order(&mut engine).len(), 64);
+    // 1024 to 528 KiB left: low; 512 to 32 KiB: medium; the last 16 KiB: high.
+    assert_eq!(engine.counters().blocks_by_class, [1, 31, 32]);
+}
+
+#[test]
+fn a_hint_holds_for_life() {
+    let mut engine = engine(Config::default());
+    post(&mut engine, 1, 1024 * KIB, Some(Class::Medium));
+    post(&mut engine, 2, 4 * KIB, Some(Class::Low));
+    assert_eq!(order(&mut engine).len(), 65);
+    assert_eq!(engine.counters().blocks_by_class, [0, 64, 1]);
+    assert_eq!(engine.counters().bypasses, 0);
+}
+
+#[test]
+fn a_lone_small_transfer_skips_the_queue() {
+    let mut engine = engine(Config::default());
+    post(&mut engine, 1, 1024 * KIB, None);
+    post(&mut engine, 2, 4 * KIB, None);
+    assert_eq!(engine.counters().bypasses, 1);
+    assert_eq!(next_block(&mut engine).map(|block| user(&block)), Some(2));
+}
+
+/// Small transfers without end, and one large transfer beside them.
+fn longest_wait_of_the_large(config: Config) -> u32 {
+    let mut engine = engine(config);
+    post(&mut engine, 9, 4096 * KIB, Some(Class::Low));
+    post(&mut engine, 8, 4096 * KIB, Some(Class::Medium));
+    let (mut waits, mut longest) = (0, 0);
+    // As many small ones come as blocks go: there is always one waiting.
+    post(&mut engine, 1, 4 * KIB, None);
+    for number in 0..3000 {
+        post(&mut engine, number % 8, 4 * KIB, None);
+        let block = next_block(&mut engine).expect("a block");
+        acknowledge(&mut engine, &block);
+        waits = if user(&block) == 9 { 0 } else { waits + 1 };
+        longest = waits.max(longest);
+        if engine.counters().blocks_by_class[2] == 256 {
+            break;
+        }
+        while engine.counters().transfers_posted - engine.counters().transfers_done > 500 {
+            let block = next_block(&mut engine).expect("a block");
+            acknowledge(&mut engine, &block);
+            waits = if user(&block) == 9 { 0 } else { waits + 1 };
+            longest = waits.max(longest);
+        }
+    }
+    longest
+}
+
+#[test]
+fn starvation_is_bounded() {
+    for bypass in [false, true] {
+        let config = Config {
+            starvation_blocks: 10,
+            bypass,
+            ..Config::default()
+        };
+        assert!(longest_wait_of_the_large(config) <= 10);
+    }
+}
+
+/// The twin: with no bound to speak of, strict order does starve.
+#[test]
+fn without_the_bound_the_large_one_starves() {
+    let config = Config {
+        starvation_blocks: 1 << 20,
+        bypass: false,
+        ..Config::default()
+    };
+    assert!(longest_wait_of_the_large(config) > 1000);
+}
+
+#[test]
+fn slots_are_used_again_with_another_generation() {
+    let mut engine = engine(Config {
+        transactions: 2,
+        ..Config::default()
+    });
+    let mut seen = Vec::new();
+    for number in 0..100 {
+        post(&mut engine, number, 16 * KIB, None);
+        let block = next_block(&mut engine).expect("a block");
+        assert!(block.transaction.0 < 2);
+        seen.push((block.transaction, block.generation));
+        acknowledge(&mut engine, &block);
+        // The same acknowledgement again says nothing about the slot's next use.
+        acknowledge(&mut engine, &block);
+    }
+    assert_eq!(engine.counters().stale_answers, 100);
+    let all = seen.len();
+    seen.sort_unstable_by_key(|(slot, generation)| (slot.0, generation.0));
+    seen.dedup();
+    assert_eq!(seen.len(), all, "a block's name came twice");
+}
+
+#[test]
+fn a_full_table_of_transactions_is_back_pressure() {
+    let config = Config {
+        transactions: 3,
+        transfers: 8,
+        ..Config::default()
+    };
+    let mut engine = engine(config);
+    for number in 0..8 {
+        post(&mut engine, number, 4 * KIB, None);
+    }
+    let blocks: Vec<Block> = std::iter::from_fn(|| next_block(&mut engine)).collect();
+    assert_eq!(blocks.len(), 3);
+    for block in &blocks {
+        acknowledge(&mut engine, block);
+    }
+    assert_eq!(order(&mut engine).len(), 5);
+    assert!(engine.is_idle());
+}
+
+#[test]
+fn the_notification_goes_with_a_single_block() {
+    let mut engine = engine(Config::default());
+    let words = Notification {
+        address: BASE,
+        first: 1,
+        last: 2,
+    };
+    let transfer = Transfer {
+        direction: Direction::Write,
+        domain: DOMAIN,
+        source_address: 0,
+        destination_address: BASE,
+        size_bytes: 16 * KIB,
+        notification: Some(words),
+        class: None,
+        user: 0,
+    };
+    engine.post(NOW, OTHER, transfer).expect("room");
+    let block = next_block(&mut engine).expect("a block");
+    assert_eq!(block.notification, BlockNotification::Now(words));
+    // Two blocks: it waits for the first one's acknowledgement (QOS §3.2.6).
+    engine
+        .post(
+            NOW,
+            OTHER,
+            Transfer {
+                size_bytes: 32 * KIB,
+                ..transfer
+            },
+        )
+        .expect("room");
+    let first = next_block(&mut engine).expect("a block");
+    let last = next_block(&mut engine).expect("a block");
+    assert_eq!(first.notification, BlockNotification::None);
+    assert_eq!(last.notification, BlockNotification::Later);
+    assert_eq!(engine.poll(NOW), None);
+    acknowledge(&mut engine, &first);
+    let Some(Action::Send {
+        packet: Packet::Notify(notify),
+        ..
+    }) = engine.poll(NOW)
+    else {
+        panic!("the notification is due");
+    };
+    assert_eq!(
+        (notify.transaction, notify.notification),
+        (last.transaction, words)
+    );
+    // With three, the last block is not issued before the first is acknowledged,
+    // and if the second is too, the last one carries it.
+    engine
+        .post(
+            NOW,
+            OTHER,
+            Transfer {
+                size_bytes: 48 * KIB,
+                ..transfer
+            },
+        )
+        .expect("room");
+    let first = next_block(&mut engine).expect("a block");
+    let second = next_block(&mut engine).expect("a block");
+    acknowledge(&mut engine, &first);
+    acknowledge(&mut engine, &second);
+    let last = next_block(&mut engine).expect("a block");
+    assert_eq!(last.notification, BlockNotification::Now(words));
+}

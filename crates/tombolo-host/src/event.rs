@@ -1,0 +1,140 @@
+//! Ways to sleep until another thread or process has something: eventfd, futex, poll.
+//!
+//! An [`EventFd`] can be polled together with sockets, so it suits a thread with many things to
+//! wait for. A futex is one word of shared memory, cheaper, for a thread that waits for one thing;
+//! a wake of it cannot block, whatever the other process does to the word. Both are only the last
+//! step of a sleep: who sleeps first announces it in shared memory and looks once more (see
+//! `ring`), so that nobody pays a system call to wake someone who is awake.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::thread::futex;
+
+/// A counter that can be polled: [`EventFd::signal`] makes it readable, [`EventFd::drain`] not.
+///
+/// It is for the threads of one process, or processes that trust each other: whoever holds the
+/// descriptor can make it blocking, and a later signal would then wait.
+#[derive(Debug)]
+pub struct EventFd {
+    descriptor: OwnedFd,
+}
+
+impl EventFd {
+    /// A new one, not signalled.
+    pub fn new() -> Result<Self, Errno> {
+        let descriptor = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { descriptor })
+    }
+
+    /// One that another process passed to us.
+    pub fn from_descriptor(descriptor: OwnedFd) -> Self {
+        Self { descriptor }
+    }
+
+    /// Makes the descriptor readable.
+    pub fn signal(&self) -> Result<(), Errno> {
+        match rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes()) {
+            // A full counter is readable already, which is all a signal has to bring about.
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Takes all signals; true when there were any.
+    pub fn drain(&self) -> Result<bool, Errno> {
+        let mut counter = [0_u8; 8];
+        match rustix::io::read(&self.descriptor, &mut counter) {
+            Ok(_) => Ok(true),
+            Err(Errno::AGAIN) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// Sleeps until the word no longer has the expected value, a wake, or the time is over.
+///
+/// Returns at once when the word already differs. May return early; look at the word again.
+pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+    let timeout = timeout.map(timespec);
+    // Every outcome (woken, differs, interrupted, timed out) means the same to the caller: look.
+    let _ = futex::wait(word, futex::Flags::empty(), expected, timeout.as_ref());
+}
+
+/// Wakes up to `count` sleepers on the word, in any process that maps it; returns how many.
+pub fn futex_wake(word: &AtomicU32, count: u32) -> usize {
+    futex::wake(word, futex::Flags::empty(), count).unwrap_or(0)
+}
+
+/// Sleeps until one of the descriptors is readable or hung up, or the time is over.
+///
+/// True when one is. A signal does not cut the sleep short.
+pub fn wait_readable(
+    descriptors: &[BorrowedFd<'_>],
+    timeout: Option<Duration>,
+) -> Result<bool, Errno> {
+    let deadline = timeout.map(|timeout| Instant::now() + timeout);
+    let mut polled: Vec<PollFd<'_>> = descriptors
+        .iter()
+        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+        .collect();
+    loop {
+        let left =
+            deadline.map(|deadline| timespec(deadline.saturating_duration_since(Instant::now())));
+        match rustix::event::poll(&mut polled, left.as_ref()) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    // Longer than i64 seconds is as good as for ever.
+    Timespec::try_from(duration).unwrap_or(Timespec {
+        tv_sec: i64::MAX,
+        tv_nsec: 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn eventfd_signals_once_however_often() {
+        let event = EventFd::new().unwrap();
+        assert!(!wait_readable(&[event.as_fd()], Some(Duration::ZERO)).unwrap());
+        event.signal().unwrap();
+        event.signal().unwrap();
+        assert!(wait_readable(&[event.as_fd()], None).unwrap());
+        assert!(event.drain().unwrap());
+        assert!(!event.drain().unwrap());
+    }
+
+    #[test]
+    fn futex_wakes_a_thread() {
+        let word = Arc::new(AtomicU32::new(0));
+        let sleeper = Arc::clone(&word);
+        let thread = std::thread::spawn(move || {
+            while sleeper.load(Ordering::Acquire) == 0 {
+                futex_wait(&sleeper, 0, Some(Duration::from_secs(10)));
+            }
+        });
+        word.store(1, Ordering::Release);
+        futex_wake(&word, 1);
+        thread.join().unwrap();
+        futex_wait(&word, 1, Some(Duration::from_millis(1)));
+    }
+}

@@ -1,0 +1,494 @@
+//! Memory that another process may write while we read it.
+//!
+//! Rings, lent segments and registered programs' memory are mapped by several processes, and the
+//! other one may be hostile. A Rust reference to such bytes would promise the compiler that they
+//! do not change, which nobody can promise. So they are reached only through spans (a pointer, a
+//! length and the lifetime of the mapping behind it), and whatever is to be *interpreted* is
+//! copied out first and read from the copy:
+//!
+//! ```text
+//! SharedMemory ── span(offset, length) ──► SharedSpan ── copy_to ──► private bytes ──► parse
+//!              ── span_mut ──► SharedSpanMut ◄── copy_from ── SharedSpan (bytes moved once)
+//! ```
+//!
+//! A [`SharedMemory`] is a memfd sealed against resizing, so that a peer cannot truncate it under
+//! us and turn our next access into a SIGBUS. [`SharedMemory::open`] checks that of memory received
+//! from a peer before it maps anything.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Why shared memory could not be made, mapped or reached.
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+pub enum SharedMemoryError {
+    /// A system call failed.
+    #[error("{operation} of shared memory: {errno}")]
+    System {
+        /// What was being done.
+        operation: &'static str,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// The peer's descriptor may still shrink under us.
+    #[error("the peer's shared memory is not a memfd sealed against shrinking")]
+    NotSealed,
+    /// The descriptor does not have the size that was agreed.
+    #[error("shared memory of {found_bytes} bytes where {expected_bytes} were agreed")]
+    WrongSize {
+        /// What was agreed.
+        expected_bytes: usize,
+        /// What the descriptor has.
+        found_bytes: u64,
+    },
+    /// A range that is not inside the memory, or not aligned for what is asked.
+    #[error(
+        "{length_bytes} bytes at {offset_bytes} do not lie, aligned, in {memory_bytes} bytes of shared memory"
+    )]
+    OutOfRange {
+        /// Where the range begins.
+        offset_bytes: usize,
+        /// How long it is.
+        length_bytes: usize,
+        /// How much memory there is.
+        memory_bytes: usize,
+    },
+}
+
+impl SharedMemoryError {
+    fn system(operation: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |errno| Self::System { operation, errno }
+    }
+}
+
+/// Read-only bytes that someone else may write at any time. Never a `&[u8]`.
+#[derive(Clone, Copy)]
+pub struct SharedSpan<'a> {
+    pointer: NonNull<u8>,
+    length_bytes: usize,
+    memory: PhantomData<&'a ()>,
+}
+
+// SAFETY: a span is an address that stays mapped and readable for 'a; reading it from another
+// thread is no different from reading it from this one.
+unsafe impl Send for SharedSpan<'_> {}
+// SAFETY: as for Send; a span has no state of its own.
+unsafe impl Sync for SharedSpan<'_> {}
+
+impl<'a> SharedSpan<'a> {
+    /// No bytes.
+    pub const fn empty() -> Self {
+        Self {
+            pointer: NonNull::dangling(),
+            length_bytes: 0,
+            memory: PhantomData,
+        }
+    }
+
+    /// Bytes at an address of this process.
+    ///
+    /// # Safety
+    ///
+    /// `pointer .. pointer + length_bytes` must stay mapped and readable during `'a`. The bytes
+    /// may change at any time, but only through another process, another thread's span, or the
+    /// kernel.
+    pub unsafe fn from_raw(pointer: *const u8, length_bytes: usize) -> Self {
+        match NonNull::new(pointer.cast_mut()) {
+            Some(pointer) => Self {
+                pointer,
+                length_bytes,
+                memory: PhantomData,
+            },
+            None => Self::empty(),
+        }
+    }
+
+    /// How many bytes there are.
+    pub const fn len(&self) -> usize {
+        self.length_bytes
+    }
+
+    /// True when there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.length_bytes == 0
+    }
+
+    /// Where the bytes are; valid during `'a`.
+    pub const fn as_ptr(&self) -> *const u8 {
+        self.pointer.as_ptr()
+    }
+
+    /// A part of the span, or None where it does not reach.
+    pub fn part(&self, offset_bytes: usize, length_bytes: usize) -> Option<SharedSpan<'a>> {
+        let end = offset_bytes.checked_add(length_bytes)?;
+        if end > self.length_bytes {
+            return None;
+        }
+        // SAFETY: offset ≤ end ≤ length, so the address stays inside the span's one mapping.
+        let pointer = unsafe { self.pointer.add(offset_bytes) };
+        Some(Self {
+            pointer,
+            length_bytes,
+            memory: PhantomData,
+        })
+    }
+
+    /// Copies the first bytes out; returns how many (the shorter of the two lengths).
+    pub fn copy_to(&self, destination: &mut [u8]) -> usize {
+        let count = self.length_bytes.min(destination.len());
+        // SAFETY: `count` is within both; the destination is ours alone (&mut), so they do not
+        // overlap.
+        unsafe { copy_once(self.pointer.as_ptr(), destination.as_mut_ptr(), count) };
+        count
+    }
+
+    /// Appends all bytes to a vector.
+    pub fn append_to(&self, destination: &mut Vec<u8>) {
+        destination.reserve(self.length_bytes);
+        let spare = destination.spare_capacity_mut().as_mut_ptr().cast::<u8>();
+        // SAFETY: `reserve` made room for `length_bytes` past the vector's length, and the copy
+        // has initialised them when the length is raised.
+        unsafe {
+            copy_once(self.pointer.as_ptr(), spare, self.length_bytes);
+            destination.set_len(destination.len() + self.length_bytes);
+        }
+    }
+
+    /// A private copy.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut copy = Vec::new();
+        self.append_to(&mut copy);
+        copy
+    }
+}
+
+impl<'a> From<&'a [u8]> for SharedSpan<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self {
+            pointer: NonNull::from(bytes).cast(),
+            length_bytes: bytes.len(),
+            memory: PhantomData,
+        }
+    }
+}
+
+impl<'a> From<&'a Vec<u8>> for SharedSpan<'a> {
+    fn from(bytes: &'a Vec<u8>) -> Self {
+        Self::from(bytes.as_slice())
+    }
+}
+
+impl fmt::Debug for SharedSpan<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the address: logs should not teach an address space layout.
+        write!(formatter, "SharedSpan({} bytes)", self.length_bytes)
+    }
+}
+
+/// Writable bytes that someone else may read and write at any time. Never a `&mut [u8]`.
+pub struct SharedSpanMut<'a> {
+    span: SharedSpan<'a>,
+}
+
+impl<'a> SharedSpanMut<'a> {
+    /// Bytes at an address of this process.
+    ///
+    /// # Safety
+    ///
+    /// As [`SharedSpan::from_raw`], and the bytes must be writable.
+    pub unsafe fn from_raw(pointer: *mut u8, length_bytes: usize) -> Self {
+        // SAFETY: passed on to our caller.
+        let span = unsafe { SharedSpan::from_raw(pointer, length_bytes) };
+        Self { span }
+    }
+
+    /// How many bytes there are.
+    pub const fn len(&self) -> usize {
+        self.span.length_bytes
+    }
+
+    /// True when there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.span.is_empty()
+    }
+
+    /// Where the bytes are; valid and writable during `'a`.
+    pub const fn as_mut_ptr(&self) -> *mut u8 {
+        self.span.pointer.as_ptr()
+    }
+
+    /// The same bytes, to read.
+    pub const fn as_span(&self) -> SharedSpan<'a> {
+        self.span
+    }
+
+    /// A part of the span, or None where it does not reach.
+    pub fn part(&self, offset_bytes: usize, length_bytes: usize) -> Option<SharedSpanMut<'a>> {
+        let span = self.span.part(offset_bytes, length_bytes)?;
+        Some(Self { span })
+    }
+
+    /// Copies from another span, which may overlap; returns how many bytes (the shorter length).
+    pub fn copy_from(&self, source: SharedSpan<'_>) -> usize {
+        let count = self.len().min(source.len());
+        // SAFETY: `count` is within both spans, which stay mapped, and this one is writable. Two
+        // spans of one mapping may overlap, hence `copy` and not `copy_nonoverlapping`.
+        unsafe { std::ptr::copy(source.as_ptr(), self.as_mut_ptr(), count) };
+        compiler_fence(Ordering::SeqCst);
+        count
+    }
+
+    /// Fills the span with one value.
+    pub fn fill(&self, value: u8) {
+        // SAFETY: the span stays mapped and writable.
+        unsafe { std::ptr::write_bytes(self.as_mut_ptr(), value, self.len()) };
+        compiler_fence(Ordering::SeqCst);
+    }
+}
+
+/// Copies bytes and forbids the compiler to look at the source a second time.
+///
+/// # Safety
+///
+/// `count` bytes must be readable at `source` and writable at `destination`, not overlapping.
+unsafe fn copy_once(source: *const u8, destination: *mut u8, count: usize) {
+    // SAFETY: passed on to our caller.
+    unsafe { std::ptr::copy_nonoverlapping(source, destination, count) };
+    // Without this the compiler might read the source again in place of the copy, and find what a
+    // peer has written since the check.
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// A memfd of fixed size, mapped read-write.
+pub struct SharedMemory {
+    pointer: NonNull<u8>,
+    length_bytes: usize,
+    descriptor: OwnedFd,
+}
+
+// SAFETY: the mapping belongs to the value until drop, and is only reached through spans (raw
+// pointers) and atomics.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as for Send.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// New zeroed memory, sealed against resizing, to be passed to a peer.
+    pub fn create(name: &str, length_bytes: usize) -> Result<Self, SharedMemoryError> {
+        let descriptor =
+            rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .map_err(SharedMemoryError::system("creation"))?;
+        rustix::fs::ftruncate(&descriptor, length_bytes as u64)
+            .map_err(SharedMemoryError::system("sizing"))?;
+        rustix::fs::fcntl_add_seals(
+            &descriptor,
+            SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+        )
+        .map_err(SharedMemoryError::system("sealing"))?;
+        Self::map(descriptor, length_bytes)
+    }
+
+    /// Maps memory that a peer made: checks first that it has the agreed size and cannot shrink.
+    pub fn open(descriptor: OwnedFd, length_bytes: usize) -> Result<Self, SharedMemoryError> {
+        // Only memfds (and hugetlbfs) answer; EINVAL is another kind of file.
+        let seals =
+            rustix::fs::fcntl_get_seals(&descriptor).map_err(|_| SharedMemoryError::NotSealed)?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(SharedMemoryError::NotSealed);
+        }
+        let found_bytes = rustix::fs::fstat(&descriptor)
+            .map_err(SharedMemoryError::system("inspection"))?
+            .st_size
+            .cast_unsigned();
+        if found_bytes != length_bytes as u64 {
+            return Err(SharedMemoryError::WrongSize {
+                expected_bytes: length_bytes,
+                found_bytes,
+            });
+        }
+        Self::map(descriptor, length_bytes)
+    }
+
+    fn map(descriptor: OwnedFd, length_bytes: usize) -> Result<Self, SharedMemoryError> {
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let pointer = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                length_bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &descriptor,
+                0,
+            )
+        }
+        .map_err(SharedMemoryError::system("mapping"))?;
+        let pointer = NonNull::new(pointer.cast::<u8>()).ok_or(SharedMemoryError::System {
+            operation: "mapping",
+            errno: Errno::NOMEM,
+        })?;
+        Ok(Self {
+            pointer,
+            length_bytes,
+            descriptor,
+        })
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.length_bytes
+    }
+
+    /// True when there are none.
+    pub fn is_empty(&self) -> bool {
+        self.length_bytes == 0
+    }
+
+    /// Where the mapping begins; valid while `self` lives.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.pointer.as_ptr()
+    }
+
+    fn range(
+        &self,
+        offset_bytes: usize,
+        length_bytes: usize,
+        align: usize,
+    ) -> Result<NonNull<u8>, SharedMemoryError> {
+        let inside = offset_bytes
+            .checked_add(length_bytes)
+            .is_some_and(|end| end <= self.length_bytes);
+        if !inside || !offset_bytes.is_multiple_of(align) {
+            return Err(SharedMemoryError::OutOfRange {
+                offset_bytes,
+                length_bytes,
+                memory_bytes: self.length_bytes,
+            });
+        }
+        // SAFETY: the offset lies inside the mapping, as just checked.
+        Ok(unsafe { self.pointer.add(offset_bytes) })
+    }
+
+    /// Bytes of the memory, to read.
+    pub fn span(
+        &self,
+        offset_bytes: usize,
+        length_bytes: usize,
+    ) -> Result<SharedSpan<'_>, SharedMemoryError> {
+        let pointer = self.range(offset_bytes, length_bytes, 1)?;
+        Ok(SharedSpan {
+            pointer,
+            length_bytes,
+            memory: PhantomData,
+        })
+    }
+
+    /// Bytes of the memory, to write.
+    pub fn span_mut(
+        &self,
+        offset_bytes: usize,
+        length_bytes: usize,
+    ) -> Result<SharedSpanMut<'_>, SharedMemoryError> {
+        Ok(SharedSpanMut {
+            span: self.span(offset_bytes, length_bytes)?,
+        })
+    }
+
+    /// A 32-bit word of the memory that both processes change atomically.
+    pub fn atomic_u32(&self, offset_bytes: usize) -> Result<&AtomicU32, SharedMemoryError> {
+        let pointer = self.range(offset_bytes, 4, 4)?;
+        // SAFETY: mapped while self lives, aligned (mappings are page-aligned, the offset was
+        // checked), and an atomic may change under a shared reference.
+        Ok(unsafe { AtomicU32::from_ptr(pointer.as_ptr().cast()) })
+    }
+
+    /// A 64-bit word of the memory that both processes change atomically.
+    pub fn atomic_u64(&self, offset_bytes: usize) -> Result<&AtomicU64, SharedMemoryError> {
+        let pointer = self.range(offset_bytes, 8, 8)?;
+        // SAFETY: as in `atomic_u32`.
+        Ok(unsafe { AtomicU64::from_ptr(pointer.as_ptr().cast()) })
+    }
+}
+
+impl AsFd for SharedMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl fmt::Debug for SharedMemory {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "SharedMemory({} bytes)", self.length_bytes)
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: this mapping is ours, and every span borrows `self`, so none outlives it. An
+        // error could only mean wrong arguments, and there is nobody to tell.
+        let _ = unsafe {
+            rustix::mm::munmap(self.pointer.as_ptr().cast::<c_void>(), self.length_bytes)
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mappings_see_each_other() {
+        let ours = SharedMemory::create("test", 8192).unwrap();
+        let descriptor = ours.as_fd().try_clone_to_owned().unwrap();
+        let theirs = SharedMemory::open(descriptor, 8192).unwrap();
+        ours.span_mut(100, 5)
+            .unwrap()
+            .copy_from(b"hello".as_slice().into());
+        assert_eq!(theirs.span(100, 5).unwrap().to_vec(), b"hello");
+        theirs.atomic_u32(8).unwrap().store(7, Ordering::Release);
+        assert_eq!(ours.atomic_u32(8).unwrap().load(Ordering::Acquire), 7);
+    }
+
+    #[test]
+    fn ranges_are_checked() {
+        let memory = SharedMemory::create("test", 4096).unwrap();
+        assert!(memory.span(4096, 0).is_ok());
+        assert!(memory.span(4096, 1).is_err());
+        assert!(memory.span(usize::MAX, 2).is_err());
+        assert!(memory.atomic_u64(4).is_err());
+        assert!(memory.atomic_u32(4094).is_err());
+        let span = memory.span(0, 10).unwrap();
+        assert!(span.part(5, 5).is_some());
+        assert!(span.part(5, 6).is_none());
+        assert!(span.part(usize::MAX, 1).is_none());
+    }
+
+    #[test]
+    fn unsealed_and_mis_sized_memory_is_refused() {
+        let unsealed =
+            rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .unwrap();
+        rustix::fs::ftruncate(&unsealed, 4096).unwrap();
+        assert_eq!(
+            SharedMemory::open(unsealed, 4096).unwrap_err(),
+            SharedMemoryError::NotSealed
+        );
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(
+            SharedMemory::open(file.into(), 4096).unwrap_err(),
+            SharedMemoryError::NotSealed
+        );
+        let sealed = SharedMemory::create("test", 4096).unwrap();
+        let descriptor = sealed.as_fd().try_clone_to_owned().unwrap();
+        assert!(matches!(
+            SharedMemory::open(descriptor, 8192),
+            Err(SharedMemoryError::WrongSize { .. })
+        ));
+    }
+}

@@ -1,0 +1,452 @@
+//! Unix SEQPACKET sockets: whole messages, in order, with descriptors, between local processes.
+//!
+//! The kernel says who the peer is ([`SeqpacketSocket::peer`]) and tells at once when it is gone,
+//! which makes such a socket the life line of a shared-memory link. Every call is non-blocking;
+//! a message that does not fit the caller's buffer or carries too many descriptors is an error, and
+//! no descriptor leaks.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+/// The most descriptors one message carries.
+pub const MAX_DESCRIPTORS: usize = 8;
+
+/// How long `bind` waits for others that are binding in the same directory.
+const BIND_LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why a Unix socket operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum UnixError {
+    /// Someone listens at the path already.
+    #[error("another process listens at {}", path.display())]
+    InUse {
+        /// The path asked for.
+        path: PathBuf,
+    },
+    /// The path names a file that is no socket; it is left alone.
+    #[error("{} exists and is not a socket", path.display())]
+    NotASocket {
+        /// The path asked for.
+        path: PathBuf,
+    },
+    /// A system call failed at a path.
+    #[error("{operation} {}: {errno}", path.display())]
+    Path {
+        /// What was being done.
+        operation: &'static str,
+        /// The path asked for.
+        path: PathBuf,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// The socket cannot take or give anything now.
+    #[error("the socket would block")]
+    WouldBlock,
+    /// The peer has closed, or is dead.
+    #[error("the peer has hung up")]
+    Closed,
+    /// The message was longer than the buffer, or had more descriptors than [`MAX_DESCRIPTORS`].
+    #[error("the peer's message is too long or carries too many descriptors")]
+    Truncated,
+    /// A system call failed.
+    #[error("{operation}: {errno}")]
+    System {
+        /// What was being done.
+        operation: &'static str,
+        /// What the kernel answered.
+        errno: Errno,
+    },
+}
+
+fn at<'a>(operation: &'static str, path: &'a Path) -> impl Fn(Errno) -> UnixError + 'a {
+    move |errno| UnixError::Path {
+        operation,
+        path: path.to_owned(),
+        errno,
+    }
+}
+
+/// Who is at the other end, as the kernel saw it when the connection was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerIdentity {
+    /// Its process, or None when it is in a process namespace we do not see.
+    pub process_id: Option<u32>,
+    /// Its user.
+    pub user_id: u32,
+}
+
+fn new_socket() -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
+}
+
+/// A listening socket at a path, which it removes when dropped.
+#[derive(Debug)]
+pub struct SeqpacketListener {
+    descriptor: OwnedFd,
+    path: PathBuf,
+    /// Device and inode of our socket file: a file that replaced it is not ours to remove.
+    file: (u64, u64),
+}
+
+impl SeqpacketListener {
+    /// Listens at a path, for processes of the same user.
+    ///
+    /// A socket file that nobody listens at any more is replaced; a live one is
+    /// [`UnixError::InUse`].
+    pub fn bind(path: &Path) -> Result<Self, UnixError> {
+        let address = SocketAddrUnix::new(path).map_err(at("cannot listen at", path))?;
+        // Two processes that both find a stale file must not remove each other's new one.
+        let _lock = lock_directory(path);
+        let descriptor = new_socket().map_err(at("cannot listen at", path))?;
+        match rustix::net::bind(&descriptor, &address) {
+            Ok(()) => {}
+            Err(Errno::ADDRINUSE) => {
+                remove_stale(path, &address)?;
+                rustix::net::bind(&descriptor, &address).map_err(at("cannot listen at", path))?;
+            }
+            Err(errno) => return Err(at("cannot listen at", path)(errno)),
+        }
+        // Nobody can connect before `listen`, so the mode is right from the first connection on.
+        rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(at("cannot restrict", path))?;
+        let status = rustix::fs::lstat(path).map_err(at("cannot inspect", path))?;
+        rustix::net::listen(&descriptor, 64).map_err(at("cannot listen at", path))?;
+        Ok(Self {
+            descriptor,
+            path: path.to_owned(),
+            file: (status.st_dev, status.st_ino),
+        })
+    }
+
+    /// The next connection, or None when nobody is waiting.
+    pub fn accept(&self) -> Result<Option<SeqpacketSocket>, UnixError> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(&self.descriptor, flags) {
+            Ok(descriptor) => Ok(Some(SeqpacketSocket { descriptor })),
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
+            Err(errno) => Err(UnixError::System {
+                operation: "accept",
+                errno,
+            }),
+        }
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for SeqpacketListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Drop for SeqpacketListener {
+    fn drop(&mut self) {
+        let _lock = lock_directory(&self.path);
+        if let Ok(status) = rustix::fs::lstat(&self.path)
+            && (status.st_dev, status.st_ino) == self.file
+        {
+            let _ = rustix::fs::unlink(&self.path);
+        }
+    }
+}
+
+/// Holds the directory of a socket path for the moment of binding or removing.
+///
+/// None when that is not possible in time: then the operation goes on without, since a stranger's
+/// lock on a public directory must not stop us, and the race it guards against is narrow.
+fn lock_directory(path: &Path) -> Option<OwnedFd> {
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let descriptor = rustix::fs::open(directory, flags, Mode::empty()).ok()?;
+    let deadline = Instant::now() + BIND_LOCK_PATIENCE;
+    while rustix::fs::flock(&descriptor, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() >= deadline {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Some(descriptor)
+}
+
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), UnixError> {
+    let status = rustix::fs::lstat(path).map_err(at("cannot inspect", path))?;
+    if FileType::from_raw_mode(status.st_mode) != FileType::Socket {
+        return Err(UnixError::NotASocket {
+            path: path.to_owned(),
+        });
+    }
+    let probe = new_socket().map_err(at("cannot probe", path))?;
+    match rustix::net::connect(&probe, address) {
+        Err(Errno::CONNREFUSED) => {
+            rustix::fs::unlink(path).map_err(at("cannot replace the stale socket", path))
+        }
+        // Connected, its queue is full, or it is a socket of another type: someone is there.
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(UnixError::InUse {
+            path: path.to_owned(),
+        }),
+        Err(errno) => Err(at("cannot probe", path)(errno)),
+    }
+}
+
+/// What one message brought.
+#[derive(Debug, Default)]
+pub struct Received {
+    /// How many bytes of the buffer it filled.
+    pub length_bytes: usize,
+    /// The descriptors that came with it, closed on exec.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct SeqpacketSocket {
+    descriptor: OwnedFd,
+}
+
+impl SeqpacketSocket {
+    /// Connects to whoever listens at a path; does not wait.
+    ///
+    /// [`UnixError::WouldBlock`] means that the listener's queue is full: try again.
+    pub fn connect(path: &Path) -> Result<Self, UnixError> {
+        let address = SocketAddrUnix::new(path).map_err(at("cannot connect to", path))?;
+        let descriptor = new_socket().map_err(at("cannot connect to", path))?;
+        match rustix::net::connect(&descriptor, &address) {
+            Ok(()) => Ok(Self { descriptor }),
+            Err(Errno::AGAIN) => Err(UnixError::WouldBlock),
+            Err(errno) => Err(at("cannot connect to", path)(errno)),
+        }
+    }
+
+    /// Two ends of one connection.
+    pub fn pair() -> Result<(Self, Self), UnixError> {
+        let (one, other) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )
+        .map_err(|errno| UnixError::System {
+            operation: "socketpair",
+            errno,
+        })?;
+        Ok((Self { descriptor: one }, Self { descriptor: other }))
+    }
+
+    /// A connected socket received from elsewhere.
+    pub fn from_descriptor(descriptor: OwnedFd) -> Self {
+        Self { descriptor }
+    }
+
+    /// Sends one whole message, gathered from parts, or nothing at all.
+    ///
+    /// An empty message could not be told from the end of the connection; send at least one byte.
+    pub fn send(&self, parts: &[&[u8]], descriptors: &[BorrowedFd<'_>]) -> Result<(), UnixError> {
+        if descriptors.len() > MAX_DESCRIPTORS {
+            return Err(UnixError::System {
+                operation: "send",
+                errno: Errno::TOOMANYREFS,
+            });
+        }
+        let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let mut space =
+            [MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            match rustix::net::sendmsg(&self.descriptor, &slices, &mut ancillary, flags) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                // Too many descriptors in flight passes when the peer takes some.
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => {
+                    return Err(UnixError::WouldBlock);
+                }
+                Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
+                    return Err(UnixError::Closed);
+                }
+                Err(errno) => {
+                    return Err(UnixError::System {
+                        operation: "send",
+                        errno,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Takes the next message, if there is one.
+    pub fn receive(&self, buffer: &mut [u8]) -> Result<Received, UnixError> {
+        let mut space =
+            [MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut resets = 0;
+        let message = loop {
+            let mut slices = [IoSliceMut::new(buffer)];
+            match rustix::net::recvmsg(&self.descriptor, &mut slices, &mut ancillary, flags) {
+                Ok(message) => break message,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Err(UnixError::WouldBlock),
+                // Reported once, when the peer closed without reading all; what it sent before is
+                // still to be read.
+                Err(Errno::CONNRESET) if resets == 0 => resets += 1,
+                Err(Errno::CONNRESET | Errno::NOTCONN) => return Err(UnixError::Closed),
+                Err(errno) => {
+                    return Err(UnixError::System {
+                        operation: "receive",
+                        errno,
+                    });
+                }
+            }
+        };
+        // Collected first, so that they are closed whatever follows.
+        let descriptors: Vec<OwnedFd> = ancillary
+            .drain()
+            .filter_map(|part| match part {
+                RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if message
+            .flags
+            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        {
+            return Err(UnixError::Truncated);
+        }
+        if message.bytes == 0 {
+            return Err(UnixError::Closed);
+        }
+        Ok(Received {
+            length_bytes: message.bytes,
+            descriptors,
+        })
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> Result<PeerIdentity, UnixError> {
+        let mut credentials = libc::ucred {
+            pid: 0,
+            uid: 0,
+            gid: 0,
+        };
+        let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
+        // Not through rustix: it takes the process id for non-zero, and the kernel says 0 for a
+        // peer in another process namespace.
+        // SAFETY: the descriptor is open, and the kernel writes at most `length` bytes into the
+        // structure, all of whose values are valid.
+        let result = unsafe {
+            libc::getsockopt(
+                self.descriptor.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut credentials).cast(),
+                &raw mut length,
+            )
+        };
+        if result != 0 {
+            let errno = Errno::from_io_error(&std::io::Error::last_os_error());
+            return Err(UnixError::System {
+                operation: "peer credentials",
+                errno: errno.unwrap_or(Errno::INVAL),
+            });
+        }
+        let process_id = u32::try_from(credentials.pid).ok().filter(|pid| *pid != 0);
+        Ok(PeerIdentity {
+            process_id,
+            user_id: credentials.uid,
+        })
+    }
+}
+
+impl AsFd for SeqpacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("tombolo-unix-{}-{name}", std::process::id()))
+    }
+
+    #[test]
+    fn messages_and_descriptors_arrive_whole() {
+        let (one, other) = SeqpacketSocket::pair().unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        one.send(&[b"ab", b"cd"], &[file.as_fd(), file.as_fd()])
+            .unwrap();
+        let mut buffer = [0_u8; 16];
+        let received = other.receive(&mut buffer).unwrap();
+        assert_eq!(&buffer[..received.length_bytes], b"abcd");
+        assert_eq!(received.descriptors.len(), 2);
+        assert!(matches!(
+            other.receive(&mut buffer),
+            Err(UnixError::WouldBlock)
+        ));
+        one.send(&[&[0_u8; 32]], &[]).unwrap();
+        assert!(matches!(
+            other.receive(&mut buffer),
+            Err(UnixError::Truncated)
+        ));
+        assert_eq!(one.peer().unwrap().process_id, Some(std::process::id()));
+        drop(one);
+        assert!(matches!(other.receive(&mut buffer), Err(UnixError::Closed)));
+        assert!(matches!(other.send(&[b"x"], &[]), Err(UnixError::Closed)));
+    }
+
+    #[test]
+    fn stale_sockets_are_replaced_and_live_ones_are_not() {
+        let path = scratch("stale");
+        let listener = SeqpacketListener::bind(&path).unwrap();
+        assert!(matches!(
+            SeqpacketListener::bind(&path),
+            Err(UnixError::InUse { .. })
+        ));
+        // What a killed process leaves behind: the file without the listener.
+        let kept = path.with_extension("kept");
+        std::fs::hard_link(&path, &kept).unwrap();
+        drop(listener);
+        assert!(!path.exists());
+        std::fs::rename(&kept, &path).unwrap();
+        assert!(SeqpacketSocket::connect(&path).is_err());
+        let listener = SeqpacketListener::bind(&path).unwrap();
+        let client = SeqpacketSocket::connect(&path).unwrap();
+        let server = listener.accept().unwrap().unwrap();
+        client.send(&[b"hi"], &[]).unwrap();
+        assert_eq!(server.receive(&mut [0; 8]).unwrap().length_bytes, 2);
+        drop(listener);
+        std::fs::write(&path, b"a file").unwrap();
+        assert!(matches!(
+            SeqpacketListener::bind(&path),
+            Err(UnixError::NotASocket { .. })
+        ));
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,72 @@
+//! What a link has done, counted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$meta:meta])* $name:ident),* $(,)?) => {
+        /// What a link has done since it was opened.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct LinkCounters {
+            $($(#[$meta])* pub $name: u64,)*
+        }
+
+        /// The live counters behind [`LinkCounters`].
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: Counter,)*
+        }
+
+        impl Counters {
+            pub(crate) fn snapshot(&self) -> LinkCounters {
+                LinkCounters { $($name: self.$name.0.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets taken by `send`.
+    packets_sent,
+    /// Their bytes, header and payload.
+    bytes_sent,
+    /// Packets handed out by `receive`.
+    packets_received,
+    /// Their bytes.
+    bytes_received,
+    /// Times that `send` had no room.
+    full,
+    /// Times that a sleeping peer was woken with a system call.
+    wakes_sent,
+    /// Control messages taken.
+    control_sent,
+    /// Control messages handed out.
+    control_received,
+    /// Control fragments sent again because no acknowledgement came.
+    control_retransmitted,
+    /// Keep-alive requests sent.
+    pings_sent,
+    /// Datagrams that were not ours or made no sense.
+    discarded,
+    /// Packets that the system refused to send, lost.
+    send_failures,
+}
+
+/// One number that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds, from any thread.
+    pub(crate) fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Adds, where a mutex makes the caller the only writer: no locked instruction per packet.
+    pub(crate) fn add_exclusively(&self, amount: u64) {
+        self.0.store(
+            self.0.load(Ordering::Relaxed).wrapping_add(amount),
+            Ordering::Relaxed,
+        );
+    }
+}

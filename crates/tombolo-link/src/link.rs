@@ -1,0 +1,257 @@
+//! The traits that every link implements, and the words they use.
+
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tombolo_host::event;
+use tombolo_host::shared::SharedSpan;
+
+use crate::{AcceptError, Address, LinkCounters, LinkError, LossReason, SendError};
+
+/// The largest control message.
+pub const MAX_CONTROL_BYTES: usize = 16 * 1024;
+
+/// How much of a packet's beginning is copied out before it is handed to the sink, to be parsed.
+pub const PACKET_HEAD_BYTES: usize = 256;
+
+/// A received packet, valid while the sink runs.
+///
+/// On a shared-memory link the packet still lies where its sender can write. So its beginning is a
+/// private copy, safe to parse, and the rest is a span, to be copied once to where it belongs.
+#[derive(Clone, Copy)]
+pub struct Packet<'a> {
+    head: &'a [u8],
+    whole: SharedSpan<'a>,
+}
+
+impl<'a> Packet<'a> {
+    /// A packet of private bytes.
+    pub fn from_bytes(bytes: &'a [u8]) -> Self {
+        Self {
+            head: &bytes[..bytes.len().min(PACKET_HEAD_BYTES)],
+            whole: bytes.into(),
+        }
+    }
+
+    /// A packet in shared memory; its beginning is copied to `scratch`.
+    pub(crate) fn from_shared(
+        whole: SharedSpan<'a>,
+        scratch: &'a mut [u8; PACKET_HEAD_BYTES],
+    ) -> Self {
+        let length_bytes = whole.copy_to(scratch);
+        Self {
+            head: &scratch[..length_bytes],
+            whole,
+        }
+    }
+
+    /// The whole packet's length.
+    pub fn len(&self) -> usize {
+        self.whole.len()
+    }
+
+    /// True for a packet without bytes.
+    pub fn is_empty(&self) -> bool {
+        self.whole.is_empty()
+    }
+
+    /// The first [`PACKET_HEAD_BYTES`] (or all, when shorter): private, so it can be parsed.
+    pub fn head(&self) -> &'a [u8] {
+        self.head
+    }
+
+    /// All bytes, the head's included. They may change while they are looked at.
+    pub fn span(&self) -> SharedSpan<'a> {
+        self.whole
+    }
+
+    /// What follows the first bytes, or None when the packet is shorter: the payload after a
+    /// header of that size.
+    pub fn payload(&self, header_bytes: usize) -> Option<SharedSpan<'a>> {
+        let length_bytes = self.whole.len().checked_sub(header_bytes)?;
+        self.whole.part(header_bytes, length_bytes)
+    }
+
+    /// A private copy of all bytes, the head's as they were parsed.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = self.head.to_vec();
+        if let Some(rest) = self.payload(self.head.len()) {
+            rest.append_to(&mut bytes);
+        }
+        bytes
+    }
+}
+
+impl fmt::Debug for Packet<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Packet({} bytes)", self.len())
+    }
+}
+
+/// A received control message.
+#[derive(Debug, Default)]
+pub struct ControlMessage {
+    /// What it says.
+    pub bytes: Vec<u8>,
+    /// The descriptors that came with it, closed on exec. They are the peer's choice: check what
+    /// they are before use.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// Whether a link can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkState {
+    /// It can.
+    Up,
+    /// It cannot, and will not again.
+    Lost(LossReason),
+}
+
+/// One end of a connection between two nodes.
+///
+/// Any thread may call any method; sending and receiving each serialise on a mutex of their own, so
+/// one thread can send while another receives. No method blocks but [`Link::wait`]. Dropping the
+/// last reference closes the link and tells the peer.
+pub trait Link: Send + Sync + fmt::Debug {
+    /// The largest packet, header and payload together, that `send` takes.
+    fn max_packet_bytes(&self) -> usize;
+
+    /// Queues one packet, header and payload side by side.
+    ///
+    /// The bytes have been copied when it returns. The peer may see the packet at once, or only
+    /// after [`Link::flush`]; so call that after the last of a batch, and before sleeping.
+    /// [`SendError::Full`] is back-pressure: nothing was taken; [`Link::arm`] then wakes for room.
+    fn send(&self, header: &[u8], payload: SharedSpan<'_>) -> Result<(), SendError>;
+
+    /// Pushes out what is batched and wakes the peer if it sleeps.
+    fn flush(&self) -> Result<(), LinkError>;
+
+    /// Hands up to `budget` packets that have arrived to `sink`, and returns how many.
+    ///
+    /// The sink may call any method of this link but `receive` and `receive_control`, which it
+    /// would wait for itself to finish. Packets that came before the link was lost are still handed
+    /// out; the error follows when there are none left.
+    fn receive(&self, budget: usize, sink: &mut dyn FnMut(Packet<'_>)) -> Result<usize, LinkError>;
+
+    /// About to sleep on the descriptor: true when there is something to do, so don't.
+    ///
+    /// After false, the descriptor becomes readable with the next packet, control message, or loss
+    /// of the link, or with room when the last `send` found the link full. It flushes first. Waking
+    /// up for nothing is possible: receive, and arm again.
+    fn arm(&self) -> Result<bool, LinkError>;
+
+    /// Readable when there is something to do, once [`Link::arm`] has said false. Never read from
+    /// it; for poll and epoll.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// Sleeps until there may be something to do (true) or the time is over (false); runs the
+    /// timers meanwhile.
+    fn wait(&self, timeout: Duration) -> Result<bool, LinkError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if self.arm()? {
+                return Ok(true);
+            }
+            let now = Instant::now();
+            let timer = self.tick(now);
+            if self.state() != LinkState::Up {
+                return Ok(true);
+            }
+            let until = timer.map_or(deadline, |timer| timer.min(deadline));
+            let left = until.saturating_duration_since(now);
+            let ready =
+                event::wait_readable(&[self.descriptor()], Some(left)).map_err(|errno| {
+                    LossReason::System {
+                        operation: "poll",
+                        errno,
+                    }
+                })?;
+            if ready {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Queues one control message of 1 to [`MAX_CONTROL_BYTES`] bytes: delivered once and in order,
+    /// unless the link is lost. Sent at once; needs no flush.
+    ///
+    /// Descriptors can go along where [`Link::supports_windows`] says so, at most
+    /// [`MAX_DESCRIPTORS`](crate::MAX_DESCRIPTORS).
+    fn send_control(&self, message: &[u8], descriptors: &[BorrowedFd<'_>])
+    -> Result<(), SendError>;
+
+    /// The next control message that has arrived.
+    ///
+    /// Messages may be queued behind packets that nobody has received yet: a loop that receives
+    /// both comes to both.
+    fn receive_control(&self) -> Result<Option<ControlMessage>, LinkError>;
+
+    /// Runs the timers: keep-alive, retransmission of control messages, detection of silence.
+    ///
+    /// Call it by the instant it returns (None: no timer), and at least every few hundred
+    /// milliseconds while polling without sleeping; early calls are harmless and cheap.
+    fn tick(&self, now: Instant) -> Option<Instant>;
+
+    /// Whether the peer is still there, as far as known.
+    fn state(&self) -> LinkState;
+
+    /// True when descriptors can be passed, so that memory can be shared with the peer.
+    fn supports_windows(&self) -> bool;
+
+    /// The peer's process on this machine, as the kernel says, where known.
+    fn peer_process_id(&self) -> Option<u32> {
+        None
+    }
+
+    /// What it has done so far.
+    fn counters(&self) -> LinkCounters;
+}
+
+/// Waits for nodes that connect.
+pub trait Listener: Send + Sync + fmt::Debug {
+    /// The next link whose handshake is complete, or None. Does not block.
+    ///
+    /// An error is about one peer; the listener goes on. It also does the work of handshakes, so
+    /// call it whenever the descriptor is readable, until it says None.
+    fn accept(&self) -> Result<Option<Arc<dyn Link>>, AcceptError>;
+
+    /// Readable when `accept` has something to do.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// Where it listens, with the port that the system chose when 0 was asked for.
+    fn address(&self) -> Address;
+
+    /// Sleeps until a link is accepted (or refused), or the time is over.
+    fn accept_within(&self, timeout: Duration) -> Result<Option<Arc<dyn Link>>, AcceptError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(link) = self.accept()? {
+                return Ok(Some(link));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let failed = |errno| crate::OpenError::System {
+                operation: "poll",
+                errno,
+            };
+            if !event::wait_readable(&[self.descriptor()], Some(left)).map_err(failed)? {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// What every link asks of a control message.
+pub(crate) fn check_control(message: &[u8]) -> Result<(), SendError> {
+    if message.is_empty() || message.len() > MAX_CONTROL_BYTES {
+        return Err(SendError::TooLarge {
+            bytes: message.len(),
+            max_bytes: MAX_CONTROL_BYTES,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,402 @@
+//! The shared-memory link: two processes of one machine.
+//!
+//! Packets go through two rings in one memfd (see [`tombolo_host::ring`]); a Unix socket carries
+//! the handshake, control messages with their descriptors, wakes for a side that sleeps, and the
+//! news of the peer's death, which the kernel delivers at once. While both sides are awake no
+//! packet costs a system call.
+//!
+//! Wakes are one-byte messages on the socket and not an eventfd: whoever shares an eventfd can make
+//! a write to it block for ever, and a socket send with `MSG_DONTWAIT` cannot be.
+//!
+//! ```text
+//! connector                          listener
+//!     │ ── hello (magic, version) ──────► │
+//!     │ ◄─ welcome (ring size) + memfd ── │   or: reject (its version)
+//!     │ ═══════ ring 0 ◄   ring 1 ► ═════ │   packets
+//!     │ ◄────── wake · control · bye ───► │   Unix socket
+//! ```
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tombolo_host::ring::{Consumer, Producer, PushError, RingError};
+use tombolo_host::shared::{SharedMemory, SharedSpan};
+use tombolo_host::unix::{MAX_DESCRIPTORS, SeqpacketSocket, UnixError};
+
+use crate::counters::Counters;
+use crate::link::{MAX_CONTROL_BYTES, PACKET_HEAD_BYTES};
+use crate::{
+    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet,
+    SendError,
+};
+
+mod handshake;
+mod listener;
+
+pub use listener::ShmListener;
+
+/// The largest packet: a block of 16 KiB and room for headers.
+pub const MAX_PACKET_BYTES: usize = 16 * 1024 + 256;
+/// The size of each ring unless the listener is told otherwise.
+pub const DEFAULT_RING_BYTES: usize = 1 << 20;
+
+/// The first byte of each message on the socket, after the handshake.
+mod kind {
+    pub(super) const WAKE: u8 = 0x10;
+    pub(super) const CONTROL: u8 = 0x11;
+    pub(super) const BYE: u8 = 0x12;
+}
+
+/// Received control messages that wait for `receive_control`; beyond that they wait in the socket.
+const INBOX_MESSAGES: usize = 64;
+/// Messages taken from the socket in one go, so that a peer cannot keep us there.
+const PUMP_MESSAGES: usize = 128;
+/// How often `tick` looks at the socket while nobody sleeps on it.
+const PUMP_PERIOD: Duration = Duration::from_millis(1);
+
+/// Which end of the link this is: each has its own ring to write.
+#[derive(Debug, Clone, Copy)]
+enum Side {
+    Listener,
+    Connector,
+}
+
+#[derive(Debug)]
+struct Sending {
+    producer: Producer,
+    /// Something was pushed since the last look at the peer's sleeping flag.
+    unflushed: bool,
+    /// The size of the packet that found the ring full; `arm` wakes for room for it.
+    refused_bytes: Option<usize>,
+}
+
+#[derive(Debug)]
+struct Inbox {
+    messages: VecDeque<ControlMessage>,
+    buffer: Vec<u8>,
+    pumped: Instant,
+}
+
+/// One end of a shared-memory link.
+#[derive(Debug)]
+pub struct ShmLink {
+    sending: Mutex<Sending>,
+    receiving: Mutex<Consumer>,
+    inbox: Mutex<Inbox>,
+    socket: SeqpacketSocket,
+    lost: OnceLock<LossReason>,
+    peer_process_id: Option<u32>,
+    counters: Counters,
+}
+
+impl ShmLink {
+    /// Connects to the node that listens at a path, and keeps trying until the time is over.
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self, OpenError> {
+        handshake::connect(path, timeout)
+    }
+
+    fn new(
+        socket: SeqpacketSocket,
+        memory: SharedMemory,
+        ring_bytes: usize,
+        side: Side,
+    ) -> Result<Self, OpenError> {
+        let memory = Arc::new(memory);
+        let (first, second) = (0, tombolo_host::ring::footprint_bytes(ring_bytes));
+        let (ours, theirs) = match side {
+            Side::Listener => (first, second),
+            Side::Connector => (second, first),
+        };
+        let producer = Producer::new(Arc::clone(&memory), ours, ring_bytes)?;
+        let consumer = Consumer::new(memory, theirs, ring_bytes)?;
+        let peer_process_id = socket.peer()?.process_id;
+        Ok(Self {
+            sending: Mutex::new(Sending {
+                producer,
+                unflushed: false,
+                refused_bytes: None,
+            }),
+            receiving: Mutex::new(consumer),
+            inbox: Mutex::new(Inbox {
+                messages: VecDeque::new(),
+                buffer: vec![0; 1 + MAX_CONTROL_BYTES],
+                pumped: Instant::now(),
+            }),
+            socket,
+            lost: OnceLock::new(),
+            peer_process_id,
+            counters: Counters::default(),
+        })
+    }
+
+    fn lose(&self, reason: LossReason) -> LossReason {
+        *self.lost.get_or_init(|| reason)
+    }
+
+    fn check(&self) -> Result<(), LossReason> {
+        self.lost.get().map_or(Ok(()), |reason| Err(*reason))
+    }
+
+    /// A broken ring ends the link, and the peer is told by the end of the socket's life.
+    fn ring<T>(&self, result: Result<T, RingError>) -> Result<T, LossReason> {
+        result.map_err(|error| self.lose(error.into()))
+    }
+
+    fn wake_peer(&self) {
+        self.counters.wakes_sent.add(1);
+        match self.socket.send(&[&[kind::WAKE]], &[]) {
+            // A full socket is readable for the peer, so it does not sleep. The reader of the
+            // socket will notice that the peer has gone, and why.
+            Ok(()) | Err(UnixError::WouldBlock | UnixError::Closed) => {}
+            Err(error) => {
+                self.lose(loss_of(&error));
+            }
+        }
+    }
+
+    fn flush_locked(&self, sending: &mut Sending) {
+        if sending.unflushed {
+            sending.unflushed = false;
+            sending.producer.publish();
+            if sending.producer.take_wake() {
+                self.wake_peer();
+            }
+        }
+    }
+
+    /// Takes what has arrived on the socket: wakes, control messages, the end.
+    fn pump(&self, inbox: &mut Inbox) {
+        for _ in 0..PUMP_MESSAGES {
+            if inbox.messages.len() >= INBOX_MESSAGES || self.lost.get().is_some() {
+                return;
+            }
+            match self.socket.receive(&mut inbox.buffer) {
+                Ok(received) => match inbox.buffer[..received.length_bytes].split_first() {
+                    Some((&kind::WAKE, [])) => {}
+                    Some((&kind::CONTROL, bytes)) if !bytes.is_empty() => {
+                        inbox.messages.push_back(ControlMessage {
+                            bytes: bytes.to_vec(),
+                            descriptors: received.descriptors,
+                        });
+                    }
+                    Some((&kind::BYE, [])) => {
+                        self.lose(LossReason::ClosedByPeer);
+                    }
+                    _ => {
+                        self.lose(LossReason::Protocol(
+                            "an unknown message on the Unix socket",
+                        ));
+                    }
+                },
+                Err(UnixError::WouldBlock) => return,
+                Err(error) => {
+                    self.lose(loss_of(&error));
+                }
+            }
+        }
+    }
+}
+
+fn loss_of(error: &UnixError) -> LossReason {
+    match error {
+        UnixError::Closed => LossReason::PeerGone,
+        UnixError::Truncated => LossReason::Protocol("an oversized message on the Unix socket"),
+        UnixError::System { operation, errno } => LossReason::System {
+            operation,
+            errno: *errno,
+        },
+        _ => LossReason::Protocol("the Unix socket failed"),
+    }
+}
+
+impl Link for ShmLink {
+    fn max_packet_bytes(&self) -> usize {
+        MAX_PACKET_BYTES
+    }
+
+    fn send(&self, header: &[u8], payload: SharedSpan<'_>) -> Result<(), SendError> {
+        self.check()?;
+        let bytes = header.len().saturating_add(payload.len());
+        if bytes > MAX_PACKET_BYTES {
+            return Err(SendError::TooLarge {
+                bytes,
+                max_bytes: MAX_PACKET_BYTES,
+            });
+        }
+        let mut sending = self.sending.lock();
+        match sending.producer.push(header, payload) {
+            Ok(()) => {
+                sending.unflushed = true;
+                sending.refused_bytes = None;
+                self.counters.packets_sent.add_exclusively(1);
+                self.counters.bytes_sent.add_exclusively(bytes as u64);
+                Ok(())
+            }
+            Err(PushError::Full) => {
+                sending.refused_bytes = Some(bytes);
+                self.counters.full.add_exclusively(1);
+                // Room will only come when the peer is awake.
+                self.flush_locked(&mut sending);
+                Err(SendError::Full)
+            }
+            Err(PushError::TooLarge) => Err(SendError::TooLarge {
+                bytes,
+                max_bytes: sending.producer.max_packet_bytes(),
+            }),
+            Err(PushError::Broken(error)) => Err(self.lose(error.into()).into()),
+        }
+    }
+
+    fn flush(&self) -> Result<(), LinkError> {
+        self.check()?;
+        self.flush_locked(&mut self.sending.lock());
+        Ok(())
+    }
+
+    fn receive(&self, budget: usize, sink: &mut dyn FnMut(Packet<'_>)) -> Result<usize, LinkError> {
+        let mut consumer = self.receiving.lock();
+        consumer.disarm();
+        let mut scratch = [0; PACKET_HEAD_BYTES];
+        let (mut count, mut bytes) = (0, 0);
+        // A ring that the peer broke is not looked at again, whatever it shows now.
+        let broken = matches!(
+            self.lost.get(),
+            Some(LossReason::Ring(_) | LossReason::Protocol(_))
+        );
+        while count < budget && !broken {
+            let popped = consumer.pop(|span| {
+                bytes += span.len() as u64;
+                sink(Packet::from_shared(span, &mut scratch));
+            });
+            match self.ring(popped) {
+                Ok(true) => count += 1,
+                Ok(false) | Err(_) => break,
+            }
+        }
+        if count == 0 {
+            self.check()?;
+            return Ok(0);
+        }
+        consumer.release();
+        self.counters.packets_received.add_exclusively(count as u64);
+        self.counters.bytes_received.add_exclusively(bytes);
+        if consumer.take_room_wake() {
+            self.wake_peer();
+        }
+        Ok(count)
+    }
+
+    fn arm(&self) -> Result<bool, LinkError> {
+        {
+            // First: a wake that is still in the socket must not hide a later sleep.
+            let mut inbox = self.inbox.lock();
+            self.pump(&mut inbox);
+            if !inbox.messages.is_empty() {
+                return Ok(true);
+            }
+        }
+        if self.lost.get().is_some() {
+            // `receive` hands out what is left, then says why.
+            return Ok(true);
+        }
+        {
+            let mut sending = self.sending.lock();
+            self.flush_locked(&mut sending);
+            if let Some(bytes) = sending.refused_bytes
+                && self.ring(sending.producer.arm_for_room(bytes))?
+            {
+                sending.refused_bytes = None;
+                return Ok(true);
+            }
+        }
+        Ok(self.ring(self.receiving.lock().arm())?)
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn send_control(
+        &self,
+        message: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), SendError> {
+        self.check()?;
+        crate::link::check_control(message)?;
+        if descriptors.len() > MAX_DESCRIPTORS {
+            return Err(SendError::Descriptors(descriptors.len()));
+        }
+        match self.socket.send(&[&[kind::CONTROL], message], descriptors) {
+            Ok(()) => {
+                self.counters.control_sent.add(1);
+                Ok(())
+            }
+            Err(UnixError::WouldBlock) => Err(SendError::Full),
+            Err(error) => {
+                // The socket may still hold the peer's own account of why it went.
+                self.pump(&mut self.inbox.lock());
+                Err(self.lose(loss_of(&error)).into())
+            }
+        }
+    }
+
+    fn receive_control(&self) -> Result<Option<ControlMessage>, LinkError> {
+        let mut inbox = self.inbox.lock();
+        if inbox.messages.is_empty() {
+            self.pump(&mut inbox);
+        }
+        match inbox.messages.pop_front() {
+            Some(message) => {
+                self.counters.control_received.add(1);
+                Ok(Some(message))
+            }
+            None => {
+                self.check()?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn tick(&self, now: Instant) -> Option<Instant> {
+        // A sleeper hears from the socket; this is for one that polls the rings only.
+        if let Some(mut inbox) = self.inbox.try_lock()
+            && now.saturating_duration_since(inbox.pumped) >= PUMP_PERIOD
+        {
+            inbox.pumped = now;
+            self.pump(&mut inbox);
+        }
+        None
+    }
+
+    fn state(&self) -> LinkState {
+        self.lost
+            .get()
+            .map_or(LinkState::Up, |reason| LinkState::Lost(*reason))
+    }
+
+    fn supports_windows(&self) -> bool {
+        true
+    }
+
+    fn peer_process_id(&self) -> Option<u32> {
+        self.peer_process_id
+    }
+
+    fn counters(&self) -> LinkCounters {
+        self.counters.snapshot()
+    }
+}
+
+impl Drop for ShmLink {
+    fn drop(&mut self) {
+        if self.lost.get().is_none() {
+            // When it does not fit, the end of the socket says nearly the same.
+            let _ = self.socket.send(&[&[kind::BYE]], &[]);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The first words on the Unix socket: who speaks which version, and where the rings are.
+//!
+//! Every message is 24 bytes: magic (8), version (1), kind (1), zero (6), ring size (8, little
+//! endian). Magic, version and kind stay where they are in all versions, so that two releases can
+//! always tell each other apart.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use tombolo_host::event::wait_readable;
+use tombolo_host::ring::footprint_bytes;
+use tombolo_host::shared::SharedMemory;
+use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
+
+use super::{MAX_PACKET_BYTES, ShmLink, Side};
+use crate::{Address, OpenError, PROTOCOL_VERSION};
+use std::os::fd::AsFd;
+
+pub(super) const MESSAGE_BYTES: usize = 24;
+const MAGIC: [u8; 8] = *b"TOMBOLO\0";
+/// The rings that we agree to: large enough for the largest packet, small enough to map unseen.
+pub(super) const RING_BYTES: std::ops::RangeInclusive<usize> = 1 << 16..=1 << 28;
+
+/// First and longest pause between two attempts to connect.
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Message {
+    Hello,
+    Welcome { ring_bytes: u64 },
+    Reject,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Malformed {
+    /// Not one of ours at all.
+    Garbage,
+    /// Ours, of another version.
+    Version(u8),
+}
+
+impl Message {
+    pub(super) fn encode(self) -> [u8; MESSAGE_BYTES] {
+        let (kind, ring_bytes) = match self {
+            Self::Hello => (1, 0),
+            Self::Welcome { ring_bytes } => (2, ring_bytes),
+            Self::Reject => (3, 0),
+        };
+        let mut bytes = [0; MESSAGE_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8] = PROTOCOL_VERSION;
+        bytes[9] = kind;
+        bytes[16..].copy_from_slice(&ring_bytes.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let rest = bytes.strip_prefix(&MAGIC).ok_or(Malformed::Garbage)?;
+        let (&version, rest) = rest.split_first().ok_or(Malformed::Garbage)?;
+        if version != PROTOCOL_VERSION {
+            return Err(Malformed::Version(version));
+        }
+        let (&kind, rest) = rest.split_first().ok_or(Malformed::Garbage)?;
+        let ring_bytes: [u8; 8] = rest
+            .get(6..)
+            .and_then(|size| size.try_into().ok())
+            .ok_or(Malformed::Garbage)?;
+        match kind {
+            1 => Ok(Self::Hello),
+            2 => Ok(Self::Welcome {
+                ring_bytes: u64::from_le_bytes(ring_bytes),
+            }),
+            3 => Ok(Self::Reject),
+            _ => Err(Malformed::Garbage),
+        }
+    }
+}
+
+pub(super) fn connect(path: &Path, timeout: Duration) -> Result<ShmLink, OpenError> {
+    let started = Instant::now();
+    let no_answer = || OpenError::NoAnswer {
+        address: address(path),
+        waited: timeout,
+    };
+    let left = || timeout.checked_sub(started.elapsed());
+    let mut pause = RETRY_PAUSE.0;
+    let socket = loop {
+        match SeqpacketSocket::connect(path) {
+            Ok(socket) => break socket,
+            // Nobody there yet, or busy: a node that starts together with us.
+            Err(
+                UnixError::WouldBlock
+                | UnixError::Path {
+                    errno: Errno::NOENT | Errno::CONNREFUSED,
+                    ..
+                },
+            ) => {}
+            Err(error) => return Err(error.into()),
+        }
+        std::thread::sleep(pause.min(left().ok_or_else(no_answer)?));
+        pause = (pause * 2).min(RETRY_PAUSE.1);
+    };
+    socket.send(&[&Message::Hello.encode()], &[])?;
+    let mut buffer = [0; MESSAGE_BYTES];
+    let received = loop {
+        match socket.receive(&mut buffer) {
+            Ok(received) => break received,
+            Err(UnixError::WouldBlock) => {}
+            Err(UnixError::Closed) => {
+                return Err(not_a_node(
+                    path,
+                    "it closed the connection during the handshake",
+                ));
+            }
+            Err(UnixError::Truncated) => return Err(not_a_node(path, "its answer is too long")),
+            Err(error) => return Err(error.into()),
+        }
+        let left = left().ok_or_else(no_answer)?;
+        wait_readable(&[socket.as_fd()], Some(left)).map_err(|errno| OpenError::System {
+            operation: "poll",
+            errno,
+        })?;
+    };
+    finish(path, socket, &buffer[..received.length_bytes], received)
+}
+
+fn finish(
+    path: &Path,
+    socket: SeqpacketSocket,
+    answer: &[u8],
+    mut received: Received,
+) -> Result<ShmLink, OpenError> {
+    let ring_bytes = match Message::decode(answer) {
+        Ok(Message::Welcome { ring_bytes }) => ring_bytes,
+        Ok(Message::Reject) => return Err(not_a_node(path, "it rejects its own version")),
+        Ok(Message::Hello) => return Err(not_a_node(path, "it answers hello with hello")),
+        Err(Malformed::Garbage) => return Err(not_a_node(path, "its answer makes no sense")),
+        Err(Malformed::Version(theirs)) => {
+            return Err(OpenError::VersionMismatch {
+                address: address(path),
+                ours: PROTOCOL_VERSION,
+                theirs,
+            });
+        }
+    };
+    let ring_bytes = usize::try_from(ring_bytes)
+        .ok()
+        .filter(|bytes| bytes.is_power_of_two() && RING_BYTES.contains(bytes))
+        .filter(|bytes| *bytes >= 2 * MAX_PACKET_BYTES)
+        .ok_or_else(|| not_a_node(path, "its rings have an impossible size"))?;
+    let memory = match (received.descriptors.pop(), received.descriptors.is_empty()) {
+        (Some(memory), true) => memory,
+        _ => return Err(not_a_node(path, "it did not pass exactly one memory")),
+    };
+    let memory = SharedMemory::open(memory, 2 * footprint_bytes(ring_bytes))?;
+    ShmLink::new(socket, memory, ring_bytes, Side::Connector)
+}
+
+fn address(path: &Path) -> Address {
+    Address::Shm(path.to_owned())
+}
+
+fn not_a_node(path: &Path, reason: &'static str) -> OpenError {
+    OpenError::NotANode {
+        address: address(path),
+        reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_read_back_and_garbage_does_not() {
+        for message in [
+            Message::Hello,
+            Message::Welcome { ring_bytes: 77 },
+            Message::Reject,
+        ] {
+            assert_eq!(Message::decode(&message.encode()), Ok(message));
+        }
+        let hello = Message::Hello.encode();
+        for cut in 0..hello.len() {
+            assert_eq!(Message::decode(&hello[..cut]), Err(Malformed::Garbage));
+        }
+        let mut newer = hello;
+        newer[8] = 9;
+        assert_eq!(Message::decode(&newer), Err(Malformed::Version(9)));
+        assert_eq!(Message::decode(&[0xFF; 24]), Err(Malformed::Garbage));
+    }
+}

@@ -1,0 +1,235 @@
+//! A link that misbehaves as a seed says: it loses, repeats, reorders, corrupts and stalls packets.
+//!
+//! It wraps any link, so that whatever stands above can be tried against everything a link may do.
+//! Control messages, whose delivery a link does promise, pass untouched.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tombolo_host::shared::SharedSpan;
+
+use super::Random;
+use crate::{ControlMessage, Link, LinkCounters, LinkError, LinkState, Packet, SendError};
+
+/// How often what goes wrong, in packets out of a thousand.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Lost.
+    pub loss_per_mille: u32,
+    /// Sent twice.
+    pub duplication_per_mille: u32,
+    /// Held back until up to eight later ones have gone.
+    pub reordering_per_mille: u32,
+    /// One bit flipped. No real link does that unnoticed; for checksums above.
+    pub corruption_per_mille: u32,
+    /// The beginning of a stall: this packet and all later ones wait for `stall`.
+    pub stall_per_mille: u32,
+    /// How long a stall lasts.
+    pub stall: Duration,
+}
+
+/// Packets that wait, all told; then the link is full.
+const MAX_WAITING: usize = 256;
+/// What was held back to be overtaken goes after this in any case.
+const MAX_HOLD: Duration = Duration::from_millis(5);
+
+#[derive(Debug)]
+struct Held {
+    packet: Vec<u8>,
+    overtakers_left: u64,
+    until: Instant,
+}
+
+#[derive(Debug)]
+struct Disorder {
+    random: Random,
+    /// To be overtaken.
+    held: Vec<Held>,
+    /// To go next, in this order.
+    due: VecDeque<Vec<u8>>,
+    stalled_until: Option<Instant>,
+}
+
+/// A link that misbehaves.
+#[derive(Debug)]
+pub struct FaultyLink {
+    inner: Arc<dyn Link>,
+    faults: Faults,
+    disorder: Mutex<Disorder>,
+}
+
+impl FaultyLink {
+    /// Makes a link misbehave in sending.
+    pub fn new(inner: Arc<dyn Link>, faults: Faults, seed: u64) -> Self {
+        let disorder = Disorder {
+            random: Random::new(seed),
+            held: Vec::new(),
+            due: VecDeque::new(),
+            stalled_until: None,
+        };
+        Self {
+            inner,
+            faults,
+            disorder: Mutex::new(disorder),
+        }
+    }
+
+    /// Passes on what is due, as far as the link below takes it.
+    fn pass_on(&self, disorder: &mut Disorder, now: Instant) -> Result<(), SendError> {
+        let mut index = 0;
+        while index < disorder.held.len() {
+            if disorder.held[index].overtakers_left == 0 || disorder.held[index].until <= now {
+                let packet = disorder.held.remove(index).packet;
+                disorder.due.push_back(packet);
+            } else {
+                index += 1;
+            }
+        }
+        if disorder.stalled_until.is_some_and(|until| now < until) {
+            return Ok(());
+        }
+        disorder.stalled_until = None;
+        while let Some(packet) = disorder.due.front() {
+            match self.inner.send(packet, SharedSpan::empty()) {
+                Ok(()) => {
+                    disorder.due.pop_front();
+                }
+                Err(SendError::Full) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn afflict(&self, disorder: &mut Disorder, mut packet: Vec<u8>, now: Instant) {
+        let faults = self.faults;
+        for held in &mut disorder.held {
+            held.overtakers_left = held.overtakers_left.saturating_sub(1);
+        }
+        if disorder.random.per_mille(faults.loss_per_mille) {
+            return;
+        }
+        if disorder.random.per_mille(faults.corruption_per_mille) && !packet.is_empty() {
+            let bit = disorder.random.below(packet.len() as u64 * 8);
+            packet[(bit / 8) as usize] ^= 1 << (bit % 8);
+        }
+        if disorder.random.per_mille(faults.stall_per_mille) {
+            disorder.stalled_until = Some(now + faults.stall);
+        }
+        if disorder.random.per_mille(faults.duplication_per_mille) {
+            disorder.due.push_back(packet.clone());
+        }
+        if disorder.random.per_mille(faults.reordering_per_mille) {
+            let overtakers_left = 1 + disorder.random.below(8);
+            disorder.held.push(Held {
+                packet,
+                overtakers_left,
+                until: now + MAX_HOLD,
+            });
+        } else {
+            disorder.due.push_back(packet);
+        }
+    }
+
+    /// When what waits may go, whatever comes after it.
+    fn deadline(disorder: &Disorder, now: Instant) -> Option<Instant> {
+        let held = disorder.held.iter().map(|held| held.until).min();
+        let due = (!disorder.due.is_empty()).then(|| {
+            disorder
+                .stalled_until
+                .unwrap_or(now + Duration::from_millis(1))
+        });
+        held.into_iter().chain(due).min()
+    }
+}
+
+impl Link for FaultyLink {
+    fn max_packet_bytes(&self) -> usize {
+        self.inner.max_packet_bytes()
+    }
+
+    fn send(&self, header: &[u8], payload: SharedSpan<'_>) -> Result<(), SendError> {
+        let bytes = header.len().saturating_add(payload.len());
+        let max_bytes = self.max_packet_bytes();
+        if bytes > max_bytes {
+            return Err(SendError::TooLarge { bytes, max_bytes });
+        }
+        let mut packet = header.to_vec();
+        payload.append_to(&mut packet);
+        let mut disorder = self.disorder.lock();
+        let now = Instant::now();
+        self.pass_on(&mut disorder, now)?;
+        if disorder.due.len() + disorder.held.len() >= MAX_WAITING {
+            return Err(SendError::Full);
+        }
+        self.afflict(&mut disorder, packet, now);
+        self.pass_on(&mut disorder, now)
+    }
+
+    fn flush(&self) -> Result<(), LinkError> {
+        {
+            let mut disorder = self.disorder.lock();
+            // Sizes were checked when it was taken.
+            if let Err(SendError::Lost(reason)) = self.pass_on(&mut disorder, Instant::now()) {
+                return Err(reason.into());
+            }
+        }
+        self.inner.flush()
+    }
+
+    fn receive(&self, budget: usize, sink: &mut dyn FnMut(Packet<'_>)) -> Result<usize, LinkError> {
+        self.inner.receive(budget, sink)
+    }
+
+    fn arm(&self) -> Result<bool, LinkError> {
+        // A loss shows in what the link below says.
+        let _ = self.pass_on(&mut self.disorder.lock(), Instant::now());
+        self.inner.arm()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.inner.descriptor()
+    }
+
+    fn send_control(
+        &self,
+        message: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), SendError> {
+        self.inner.send_control(message, descriptors)
+    }
+
+    fn receive_control(&self) -> Result<Option<ControlMessage>, LinkError> {
+        self.inner.receive_control()
+    }
+
+    fn tick(&self, now: Instant) -> Option<Instant> {
+        let ours = {
+            let mut disorder = self.disorder.lock();
+            let _ = self.pass_on(&mut disorder, now);
+            let _ = self.inner.flush();
+            Self::deadline(&disorder, now)
+        };
+        let theirs = self.inner.tick(now);
+        ours.into_iter().chain(theirs).min()
+    }
+
+    fn state(&self) -> LinkState {
+        self.inner.state()
+    }
+
+    fn supports_windows(&self) -> bool {
+        self.inner.supports_windows()
+    }
+
+    fn peer_process_id(&self) -> Option<u32> {
+        self.inner.peer_process_id()
+    }
+
+    fn counters(&self) -> LinkCounters {
+        self.inner.counters()
+    }
+}

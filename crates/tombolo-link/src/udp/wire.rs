@@ -1,0 +1,196 @@
+//! The bytes that begin every datagram of a UDP link.
+//!
+//! ```text
+//!  0        2         3      4       5        8                 16
+//!  │ magic  │ version │ kind │ flags │ zero   │ session         │ body …
+//! ```
+//!
+//! All little endian. Magic, version and kind stay where they are in all versions, so that two
+//! releases can always tell each other apart. The session is 64 random bits chosen by the accepting
+//! side: a datagram of an earlier life of the same address does not pass for one of this.
+
+use crate::PROTOCOL_VERSION;
+
+/// The header before every body.
+pub(super) const HEADER_BYTES: usize = 16;
+/// A hello is padded to this, and no answer to one is longer: nobody is a target for reflection.
+pub(super) const HELLO_BYTES: usize = 64;
+/// What a control datagram has between header and text: the sequence number.
+pub(super) const SEQUENCE_BYTES: usize = 4;
+
+const MAGIC: [u8; 2] = *b"Tm";
+
+/// The text goes on in the next control datagram.
+pub(super) const FLAG_MORE: u8 = 1;
+
+/// What a datagram is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// Asks for a session; body: a nonce, padded.
+    Hello = 1,
+    /// Grants one; body: the nonce.
+    Welcome = 2,
+    /// Refuses one because of its version; body: the nonce.
+    Reject = 3,
+    /// A packet.
+    Packet = 4,
+    /// A part of a control message; body: sequence number, text.
+    Control = 5,
+    /// Body: the sequence number that arrived.
+    ControlAck = 6,
+    /// Asks for a sign of life.
+    Ping = 7,
+    /// Gives it.
+    Pong = 8,
+    /// The session is over.
+    Bye = 9,
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        [
+            Self::Hello,
+            Self::Welcome,
+            Self::Reject,
+            Self::Packet,
+            Self::Control,
+            Self::ControlAck,
+            Self::Ping,
+            Self::Pong,
+            Self::Bye,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// The header, understood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) kind: Kind,
+    pub(super) flags: u8,
+    pub(super) session: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Malformed {
+    /// Not one of ours at all.
+    Garbage,
+    /// Ours, of another version, and of this kind if it is known.
+    Version { theirs: u8, kind: Option<Kind> },
+}
+
+impl Header {
+    pub(super) fn new(kind: Kind, session: u64) -> Self {
+        Self {
+            kind,
+            flags: 0,
+            session,
+        }
+    }
+
+    pub(super) fn encode(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..2].copy_from_slice(&MAGIC);
+        bytes[2] = PROTOCOL_VERSION;
+        bytes[3] = self.kind as u8;
+        bytes[4] = self.flags;
+        bytes[8..].copy_from_slice(&self.session.to_le_bytes());
+        bytes
+    }
+
+    /// The header and what follows it.
+    pub(super) fn decode(datagram: &[u8]) -> Result<(Self, &[u8]), Malformed> {
+        let (header, body) = datagram
+            .split_first_chunk::<HEADER_BYTES>()
+            .ok_or(Malformed::Garbage)?;
+        let [m0, m1, version, kind, flags, _, _, _, session @ ..] = *header;
+        if [m0, m1] != MAGIC {
+            return Err(Malformed::Garbage);
+        }
+        let kind = Kind::from_byte(kind);
+        if version != PROTOCOL_VERSION {
+            return Err(Malformed::Version {
+                theirs: version,
+                kind,
+            });
+        }
+        let kind = kind.ok_or(Malformed::Garbage)?;
+        Ok((
+            Self {
+                kind,
+                flags,
+                session: u64::from_le_bytes(session),
+            },
+            body,
+        ))
+    }
+}
+
+/// The nonce at the beginning of a handshake's body.
+pub(super) fn nonce_of(body: &[u8]) -> Option<u64> {
+    body.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+}
+
+/// The sequence number at the beginning of a control body, and the text after it.
+pub(super) fn sequence_of(body: &[u8]) -> Option<(u32, &[u8])> {
+    let (sequence, text) = body.split_first_chunk::<SEQUENCE_BYTES>()?;
+    Some((u32::from_le_bytes(*sequence), text))
+}
+
+pub(super) fn hello(nonce: u64) -> [u8; HELLO_BYTES] {
+    let mut datagram = [0; HELLO_BYTES];
+    datagram[..HEADER_BYTES].copy_from_slice(&Header::new(Kind::Hello, 0).encode());
+    datagram[HEADER_BYTES..HEADER_BYTES + 8].copy_from_slice(&nonce.to_le_bytes());
+    datagram
+}
+
+/// A welcome or a reject.
+pub(super) fn answer(kind: Kind, session: u64, nonce: u64) -> [u8; HEADER_BYTES + 8] {
+    let mut datagram = [0; HEADER_BYTES + 8];
+    datagram[..HEADER_BYTES].copy_from_slice(&Header::new(kind, session).encode());
+    datagram[HEADER_BYTES..].copy_from_slice(&nonce.to_le_bytes());
+    datagram
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_read_back() {
+        for byte in 0..=255 {
+            if let Some(kind) = Kind::from_byte(byte) {
+                let header = Header {
+                    kind,
+                    flags: 3,
+                    session: 0x0123_4567_89AB_CDEF,
+                };
+                let datagram = [header.encode().as_slice(), b"body"].concat();
+                assert_eq!(Header::decode(&datagram), Ok((header, b"body".as_slice())));
+            }
+        }
+    }
+
+    #[test]
+    fn garbage_and_other_versions_are_told_apart() {
+        let mut datagram = hello(7);
+        for cut in 0..HEADER_BYTES {
+            assert_eq!(Header::decode(&datagram[..cut]), Err(Malformed::Garbage));
+        }
+        datagram[3] = 200;
+        assert_eq!(Header::decode(&datagram), Err(Malformed::Garbage));
+        datagram[3] = 1;
+        datagram[2] = 9;
+        let other = Malformed::Version {
+            theirs: 9,
+            kind: Some(Kind::Hello),
+        };
+        assert_eq!(Header::decode(&datagram), Err(other));
+        datagram[0] = 0;
+        assert_eq!(Header::decode(&datagram), Err(Malformed::Garbage));
+        assert_eq!(nonce_of(&[1; 7]), None);
+        assert_eq!(sequence_of(&[1; 3]), None);
+    }
+}

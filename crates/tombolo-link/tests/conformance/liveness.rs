@@ -1,0 +1,211 @@
+//! Sleeping, waking, and noticing the end.
+
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::harness::{PATIENCE, Pair, check, send, try_send};
+use tombolo_link::{Link, LinkError, LinkState, LossReason, SendError, SharedSpan};
+
+/// Sends until the other side, asleep most of the time, has been woken so many times.
+pub fn a_packet_wakes_a_sleeper(pair: &Pair) {
+    const ROUNDS: u64 = 300;
+    let echo = |link: &dyn Link, first: bool| {
+        let mut next = 0;
+        let mut last_sent = Instant::now();
+        let deadline = Instant::now() + PATIENCE;
+        if first {
+            send(link, 0, 64);
+            link.flush().unwrap();
+        }
+        while next < ROUNDS {
+            assert!(Instant::now() < deadline, "stuck at {next}");
+            link.wait(Duration::from_millis(if pair.lossless { 5000 } else { 20 }))
+                .unwrap();
+            let mut arrived = None;
+            let received = link.receive(16, &mut |bytes| arrived = Some(check(bytes)));
+            match received {
+                Err(LinkError::Lost(_)) if next + 2 >= ROUNDS => return,
+                other => other.unwrap(),
+            };
+            let repeat = !pair.lossless && last_sent.elapsed() > Duration::from_millis(20);
+            if let Some(number) = arrived.filter(|number| *number >= next) {
+                next = number + 1;
+            } else if !repeat {
+                continue;
+            }
+            last_sent = Instant::now();
+            match try_send(link, next, 64) {
+                Ok(()) | Err(SendError::Full) => {}
+                Err(_) => return,
+            }
+            let _ = link.flush();
+        }
+        // In case the last word was lost.
+        for _ in 0..if pair.lossless { 0 } else { 20 } {
+            let _ = try_send(link, next, 64);
+            let _ = link.flush();
+            link.tick(Instant::now());
+        }
+    };
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| echo(&*pair.one, true));
+        scope.spawn(|| echo(&*pair.other, false));
+    });
+    if pair.lossless {
+        // One lost wake costs five seconds.
+        assert!(
+            started.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            started.elapsed()
+        );
+    }
+}
+
+pub fn a_control_message_wakes_a_sleeper(pair: &Pair) {
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                if let Some(message) = pair.other.receive_control().unwrap() {
+                    return message.bytes;
+                }
+                assert!(Instant::now() < deadline);
+                pair.other.wait(PATIENCE).unwrap();
+            }
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        let sent = Instant::now();
+        pair.one.send_control(b"wake up", &[]).unwrap();
+        assert_eq!(sleeper.join().unwrap(), b"wake up");
+        assert!(sent.elapsed() < Duration::from_secs(2));
+    });
+}
+
+pub fn room_wakes_a_sleeper(pair: &Pair) {
+    const PACKETS: u64 = 20_000;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..PACKETS {
+                while let Err(error) = try_send(&*pair.one, number, 1000) {
+                    assert_eq!(error, SendError::Full);
+                    assert!(pair.one.wait(PATIENCE).unwrap(), "no wake for room");
+                }
+                pair.one.flush().unwrap();
+            }
+        });
+        let mut next = 0;
+        while next < PACKETS {
+            assert!(pair.other.wait(PATIENCE).unwrap(), "no wake for a packet");
+            // Slow at times, so that the sender fills the link.
+            if next % 1000 < 10 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            pair.other
+                .receive(200, &mut |bytes| {
+                    assert_eq!(check(bytes), next);
+                    next += 1;
+                })
+                .unwrap();
+        }
+    });
+}
+
+/// Waits until the link is lost, as a node does that only sleeps on it.
+pub fn await_loss(link: &dyn Link, patience: Duration) -> LossReason {
+    let deadline = Instant::now() + patience;
+    loop {
+        if let LinkState::Lost(reason) = link.state() {
+            return reason;
+        }
+        assert!(Instant::now() < deadline, "the loss was not noticed");
+        let _ = link.wait(Duration::from_millis(100));
+        if let (Err(LinkError::Lost(reason)), _) | (_, Err(LinkError::Lost(reason))) =
+            (link.receive(16, &mut |_| {}), link.receive_control())
+        {
+            return reason;
+        }
+    }
+}
+
+/// The check owns only a borrow of the pair, so the drop is that of a second one's end.
+pub fn a_dropped_peer_is_noticed(pair: &Pair) {
+    // Up as long as both are there.
+    assert_eq!(
+        (pair.one.state(), pair.other.state()),
+        (LinkState::Up, LinkState::Up)
+    );
+    let _ = pair.one.wait(Duration::from_millis(1)).unwrap();
+    let doomed = crate::Kind::pair_like(pair);
+    drop(doomed.one);
+    let started = Instant::now();
+    assert_eq!(
+        await_loss(&*doomed.other, PATIENCE),
+        LossReason::ClosedByPeer
+    );
+    assert!(started.elapsed() < Duration::from_secs(1));
+    let lost = SendError::Lost(LossReason::ClosedByPeer);
+    assert_eq!(doomed.other.send(b"x", SharedSpan::empty()), Err(lost));
+    assert_eq!(doomed.other.send_control(b"x", &[]), Err(lost));
+    assert!(doomed.other.wait(Duration::from_secs(1)).unwrap_or(true));
+    assert!(matches!(
+        doomed.other.receive_control(),
+        Err(LinkError::Lost(_))
+    ));
+}
+
+pub fn what_came_before_the_end_is_received(pair: &Pair) {
+    let doomed = crate::Kind::pair_like(pair);
+    for number in 0..30 {
+        send(&*doomed.one, number, 500);
+    }
+    doomed.one.flush().unwrap();
+    drop(doomed.one);
+    let mut count = 0;
+    let error = loop {
+        match doomed
+            .other
+            .receive(7, &mut |bytes| count += u32::from(check(bytes) < 30))
+        {
+            Ok(0) => {
+                let _ = doomed.other.wait(Duration::from_millis(100));
+            }
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, LinkError::Lost(LossReason::ClosedByPeer));
+    assert!(count > 10, "{count}");
+    if doomed.lossless {
+        assert_eq!(count, 30);
+    }
+}
+
+pub fn an_idle_link_uses_no_cpu(pair: &Pair) {
+    let idle = |link: &dyn Link| {
+        let begin = clock_gettime(ClockId::ThreadCPUTime);
+        let started = Instant::now();
+        while let Some(left) = Duration::from_secs(2).checked_sub(started.elapsed()) {
+            link.wait(left).unwrap();
+            link.receive(16, &mut |_| {}).unwrap();
+        }
+        let end = clock_gettime(ClockId::ThreadCPUTime);
+        (end.tv_sec - begin.tv_sec) * 1_000_000 + (end.tv_nsec - begin.tv_nsec) / 1000
+    };
+    let (one_us, other_us) = std::thread::scope(|scope| {
+        let one = scope.spawn(|| idle(&*pair.one));
+        let other = scope.spawn(|| idle(&*pair.other));
+        (one.join().unwrap(), other.join().unwrap())
+    });
+    // One per cent of two seconds; a good link uses a tenth of that.
+    assert!(
+        one_us < 20_000 && other_us < 20_000,
+        "{one_us} and {other_us} us in 2 s"
+    );
+    println!("idle: {one_us} and {other_us} us of CPU in 2 s");
+    assert_eq!(
+        (pair.one.state(), pair.other.state()),
+        (LinkState::Up, LinkState::Up)
+    );
+}

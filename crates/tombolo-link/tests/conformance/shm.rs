@@ -1,0 +1,366 @@
+//! What is particular to the shared-memory link: its socket file, strangers, murder.
+
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::harness::{
+    PATIENCE, accept, check, connected, connected_to, receive_until, scratch_address, scratch_path,
+    send,
+};
+use crate::liveness::await_loss;
+use tombolo_host::event::wait_readable;
+use tombolo_host::shared::SharedMemory;
+use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
+use tombolo_link::shm::ShmListener;
+use tombolo_link::{
+    AcceptError, Address, Link, LinkState, Listener, LossReason, OpenError, connect, listen,
+};
+
+const CHILD_PATH: &str = "TOMBOLO_LINK_TEST_CHILD_PATH";
+
+fn hello(version: u8) -> [u8; 24] {
+    let mut bytes = [0; 24];
+    bytes[..8].copy_from_slice(b"TOMBOLO\0");
+    bytes[8] = version;
+    bytes[9] = 1;
+    bytes
+}
+
+fn path_of(address: &Address) -> &std::path::Path {
+    let Address::Shm(path) = address else {
+        panic!("not shm")
+    };
+    path
+}
+
+fn answer(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<usize, UnixError> {
+    loop {
+        match socket.receive(buffer) {
+            Err(UnixError::WouldBlock) => {
+                assert!(
+                    wait_readable(&[socket.as_fd()], Some(PATIENCE)).unwrap(),
+                    "no answer"
+                );
+            }
+            other => return other.map(|received| received.length_bytes),
+        }
+    }
+}
+
+/// Not a test of its own: the peer that `a_killed_peer_is_noticed_at_once` kills.
+#[test]
+#[ignore = "the child of another test"]
+fn child_that_sends_until_killed() {
+    let path = std::env::var(CHILD_PATH).unwrap();
+    let link = connect(&Address::Shm(path.into()), PATIENCE).unwrap();
+    for number in 0.. {
+        send(&*link, number, 2000);
+        link.flush().unwrap();
+    }
+}
+
+#[test]
+fn a_killed_peer_is_noticed_at_once() {
+    let listener = listen(&scratch_address()).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "shm::child_that_sends_until_killed",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env(CHILD_PATH, path_of(&listener.address()))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let link = accept(&*listener);
+    assert_eq!(link.peer_process_id(), Some(child.id()));
+    let received = std::cell::Cell::new(0_u32);
+    receive_until(
+        &*link,
+        PATIENCE,
+        |bytes| {
+            check(bytes);
+            received.set(received.get() + 1);
+        },
+        || received.get() > 1000,
+    );
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let killed = Instant::now();
+    assert_eq!(await_loss(&*link, PATIENCE), LossReason::PeerGone);
+    assert!(
+        killed.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        killed.elapsed()
+    );
+    // And the listener goes on.
+    connected_to(&*listener);
+}
+
+#[test]
+fn one_that_polls_without_sleeping_notices_too() {
+    let (one, other) = connected(&scratch_address());
+    drop(other);
+    let deadline = Instant::now() + PATIENCE;
+    while one.state() == LinkState::Up {
+        assert!(Instant::now() < deadline);
+        one.tick(Instant::now());
+    }
+}
+
+#[test]
+fn nobody_there_is_a_clear_error() {
+    let address = scratch_address();
+    let started = Instant::now();
+    let error = connect(&address, Duration::from_millis(100)).unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(5));
+    assert_eq!(
+        error.to_string(),
+        format!("no node answers at {address} (waited 0.1 s)")
+    );
+    // A listener that never answers.
+    let silent = SeqpacketListener::bind(path_of(&address)).unwrap();
+    let error = connect(&address, Duration::from_millis(100)).unwrap_err();
+    assert!(matches!(error, OpenError::NoAnswer { .. }), "{error}");
+    drop(silent);
+}
+
+#[test]
+fn a_listener_that_starts_late_is_found() {
+    let address = scratch_address();
+    std::thread::scope(|scope| {
+        let connector = scope.spawn(|| connect(&address, PATIENCE).unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+        let listener = listen(&address).unwrap();
+        let _link = accept(&*listener);
+        connector.join().unwrap();
+    });
+}
+
+#[test]
+fn an_address_in_use_is_an_error_and_a_clean_end_removes_it() {
+    let listener = listen(&scratch_address()).unwrap();
+    let address = listener.address();
+    let error = listen(&address).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("another process listens at {address}")
+    );
+    connected_to(&*listener);
+    drop(listener);
+    assert!(!path_of(&address).exists());
+}
+
+#[test]
+fn versions_that_differ_are_named_on_both_sides() {
+    let listener = listen(&scratch_address()).unwrap();
+    let newer = SeqpacketSocket::connect(path_of(&listener.address())).unwrap();
+    newer.send(&[&hello(9)], &[]).unwrap();
+    let error = listener.accept_within(PATIENCE).unwrap_err();
+    assert!(matches!(
+        error,
+        AcceptError::VersionMismatch { ours: 1, theirs: 9 }
+    ));
+    assert!(error.to_string().contains("version 9") && error.to_string().contains("version 1"));
+    let mut buffer = [0; 64];
+    assert_eq!(answer(&newer, &mut buffer).unwrap(), 24);
+    assert_eq!(
+        (&buffer[..8], buffer[8], buffer[9]),
+        (b"TOMBOLO\0".as_slice(), 1, 3)
+    );
+    connected_to(&*listener);
+
+    // And a connector that meets a newer listener.
+    let error = connect_to_fake(|socket| {
+        let mut reject = hello(9);
+        reject[9] = 3;
+        socket.send(&[&reject], &[]).unwrap();
+    });
+    assert!(
+        matches!(
+            error,
+            OpenError::VersionMismatch {
+                ours: 1,
+                theirs: 9,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(error.to_string().contains("version 9") && error.to_string().contains("version 1"));
+}
+
+/// What `connect` says to a listener that does this after a hello.
+fn connect_to_fake(behave: impl FnOnce(&SeqpacketSocket) + Send) -> OpenError {
+    let path = scratch_path();
+    let fake = SeqpacketListener::bind(&path).unwrap();
+    std::thread::scope(|scope| {
+        let connector =
+            scope.spawn(|| connect(&Address::Shm(path.clone()), Duration::from_secs(5)).map(drop));
+        wait_readable(&[fake.as_fd()], Some(PATIENCE)).unwrap();
+        let socket = fake.accept().unwrap().unwrap();
+        assert_eq!(answer(&socket, &mut [0; 64]).unwrap(), 24);
+        behave(&socket);
+        drop(socket);
+        connector.join().unwrap().unwrap_err()
+    })
+}
+
+#[test]
+fn a_false_listener_is_seen_through() {
+    let welcome = |ring_bytes: u64| {
+        let mut bytes = hello(1);
+        bytes[9] = 2;
+        bytes[16..].copy_from_slice(&ring_bytes.to_le_bytes());
+        bytes
+    };
+    let not_a_node =
+        |error: OpenError| assert!(matches!(error, OpenError::NotANode { .. }), "{error}");
+    not_a_node(connect_to_fake(|_| {}));
+    not_a_node(connect_to_fake(|socket| {
+        socket.send(&[b"HTTP/1.1 200 OK"], &[]).unwrap()
+    }));
+    not_a_node(connect_to_fake(|socket| {
+        socket.send(&[&[7; 500]], &[]).unwrap()
+    }));
+    not_a_node(connect_to_fake(|socket| {
+        socket.send(&[&hello(1)], &[]).unwrap()
+    }));
+    not_a_node(connect_to_fake(|socket| {
+        socket.send(&[&welcome(1 << 20)], &[]).unwrap()
+    }));
+    for ring_bytes in [0, 1, 4096, (1 << 20) + 1, 1 << 40, u64::MAX] {
+        let memory = SharedMemory::create("test", 8192).unwrap();
+        not_a_node(connect_to_fake(|socket| {
+            socket
+                .send(&[&welcome(ring_bytes)], &[memory.as_fd()])
+                .unwrap();
+        }));
+    }
+    // Memory that is too small, and a descriptor that is no memory.
+    let memory = SharedMemory::create("test", 8192).unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for descriptor in [memory.as_fd(), null.as_fd()] {
+        let error = connect_to_fake(|socket| {
+            socket.send(&[&welcome(1 << 20)], &[descriptor]).unwrap();
+        });
+        assert!(matches!(error, OpenError::Memory(_)), "{error}");
+    }
+}
+
+#[test]
+fn strangers_do_no_harm_to_the_others() {
+    let listener = listen(&scratch_address()).unwrap();
+    let address = listener.address();
+    let (one, other) = connected_to(&*listener);
+    let mut strangers = Vec::new();
+    for round in 0..200_usize {
+        let stranger = match SeqpacketSocket::connect(path_of(&address)) {
+            Ok(stranger) => stranger,
+            // The queue of the listener is full for the moment.
+            Err(UnixError::WouldBlock) => {
+                let _ = listener.accept();
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        match round % 5 {
+            0 => {}
+            1 => stranger.send(&[&hello(1)[..round % 24 + 1]], &[]).unwrap(),
+            2 => stranger.send(&[&vec![0xA5; 3000]], &[]).unwrap(),
+            3 => drop(stranger.send(&[b"x"], &[listener.descriptor()])),
+            _ => {
+                strangers.push(stranger);
+                let _ = listener.accept();
+                continue;
+            }
+        }
+        let _ = listener.accept();
+    }
+    let (third, fourth) = connected_to(&*listener);
+    for (from, to) in [(&one, &other), (&fourth, &third)] {
+        send(&**from, 3, 5000);
+        from.flush().unwrap();
+        let mut got = 0;
+        assert_eq!(to.receive(4, &mut |bytes| got = check(bytes)), Ok(1));
+        assert_eq!(got, 3);
+        assert_eq!((from.state(), to.state()), (LinkState::Up, LinkState::Up));
+    }
+}
+
+/// A raw connection that has shaken hands, and the node's end of it.
+fn raw_peer(listener: &ShmListener) -> (SeqpacketSocket, Arc<dyn Link>, SharedMemory) {
+    let socket = SeqpacketSocket::connect(path_of(&listener.address())).unwrap();
+    socket.send(&[&hello(1)], &[]).unwrap();
+    let link = accept(listener);
+    let mut buffer = [0; 64];
+    wait_readable(&[socket.as_fd()], Some(PATIENCE)).unwrap();
+    let mut received = socket.receive(&mut buffer).unwrap();
+    let ring_bytes = u64::from_le_bytes(buffer[16..24].try_into().unwrap()) as usize;
+    let memory = SharedMemory::open(
+        received.descriptors.pop().unwrap(),
+        2 * tombolo_host::ring::footprint_bytes(ring_bytes),
+    )
+    .unwrap();
+    (socket, link, memory)
+}
+
+#[test]
+fn a_hostile_peer_loses_its_own_link_only() {
+    let listener = ShmListener::bind_with_rings(&scratch_path(), 1 << 16).unwrap();
+    let (_honest, honest_link, _) = raw_peer(&listener);
+    // Nonsense on the socket.
+    for nonsense in [b"\xFF".as_slice(), b"\x10more", b"\x11", &[0x11; 20_000]] {
+        let (socket, link, _) = raw_peer(&listener);
+        socket.send(&[nonsense], &[]).unwrap();
+        let reason = await_loss(&*link, PATIENCE);
+        assert!(matches!(reason, LossReason::Protocol(_)), "{reason}");
+    }
+    // Nonsense in the ring that we read: an index, then a length.
+    let theirs = tombolo_host::ring::footprint_bytes(1 << 16);
+    for (offset, value) in [
+        (theirs, u64::MAX),
+        (theirs, 1 << 40),
+        (theirs, 12),
+        (theirs, 16),
+    ] {
+        let (_socket, link, memory) = raw_peer(&listener);
+        if value == 16 {
+            memory
+                .span_mut(theirs + 4096, 4)
+                .unwrap()
+                .copy_from([0xF0; 4].as_slice().into());
+        }
+        let word = memory.atomic_u64(offset).unwrap();
+        word.store(value, std::sync::atomic::Ordering::Release);
+        let reason = await_loss(&*link, PATIENCE);
+        assert!(matches!(reason, LossReason::Ring(_)), "{reason}");
+        assert!(
+            link.receive(1, &mut |_| panic!("from a broken ring"))
+                .is_err()
+        );
+    }
+    // Nonsense in the ring that we write.
+    let (_socket, link, memory) = raw_peer(&listener);
+    memory
+        .atomic_u64(128)
+        .unwrap()
+        .store(1 << 50, std::sync::atomic::Ordering::Release);
+    let mut last = Ok(());
+    for number in 0..10_000 {
+        last = crate::harness::try_send(&*link, number, 4000);
+        if last.is_err() {
+            break;
+        }
+    }
+    let reason = await_loss(&*link, PATIENCE);
+    assert!(
+        matches!(reason, LossReason::Ring(_)),
+        "{reason} after {last:?}"
+    );
+    assert_eq!(honest_link.state(), LinkState::Up);
+}

@@ -1,0 +1,523 @@
+//! What is particular to the UDP link: strangers, silence, a network that loses.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::harness::{PATIENCE, accept, check, connected_to, loopback, receive_until, send};
+use crate::liveness::await_loss;
+use tombolo_link::testing::{LinkPair, Random};
+use tombolo_link::{
+    AcceptError, Address, LinkState, Listener, LossReason, OpenError, connect, listen,
+};
+
+fn socket_address(address: &Address) -> SocketAddr {
+    let Address::Udp(address) = address else {
+        panic!("not udp")
+    };
+    *address
+}
+
+fn stranger() -> UdpSocket {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .unwrap();
+    socket
+}
+
+fn hello(version: u8, nonce: u64) -> [u8; 64] {
+    let mut datagram = [0; 64];
+    datagram[..4].copy_from_slice(&[b'T', b'm', version, 1]);
+    datagram[16..24].copy_from_slice(&nonce.to_le_bytes());
+    datagram
+}
+
+#[test]
+fn nobody_there_is_a_clear_error() {
+    let free = socket_address(&listen(&loopback()).unwrap().address());
+    let error = connect(&Address::Udp(free), Duration::from_millis(100)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("no node answers at udp:{free} (waited 0.1 s)")
+    );
+    // One that is there and says nothing.
+    let silent = stranger();
+    let address = Address::Udp(silent.local_addr().unwrap());
+    let error = connect(&address, Duration::from_millis(100)).unwrap_err();
+    assert!(matches!(error, OpenError::NoAnswer { .. }), "{error}");
+}
+
+#[test]
+fn a_listener_that_starts_late_is_found() {
+    let address = listen(&loopback()).unwrap().address();
+    std::thread::scope(|scope| {
+        let connector = scope.spawn(|| connect(&address, PATIENCE).unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+        let listener = listen(&address).unwrap();
+        let _link = accept(&*listener);
+        connector.join().unwrap();
+    });
+}
+
+#[test]
+fn only_loopback_is_used() {
+    for text in [
+        "udp:0.0.0.0:7000",
+        "udp:192.0.2.1:7000",
+        "udp:[::]:7000",
+        "udp:[2001:db8::1]:1",
+    ] {
+        let address: Address = text.parse().unwrap();
+        let errors = [
+            listen(&address).unwrap_err(),
+            connect(&address, Duration::from_millis(10)).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(
+                error.to_string().contains("not a loopback address"),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn ipv6_works() {
+    let Ok(listener) = listen(&"udp:[::1]:0".parse().unwrap()) else {
+        eprintln!("no IPv6 on this machine");
+        return;
+    };
+    let (one, other) = connected_to(&*listener);
+    send(&*one, 5, 4000);
+    one.flush().unwrap();
+    let mut got = 0;
+    receive_until(
+        &*other,
+        Duration::from_millis(200),
+        |bytes| got = check(bytes),
+        || false,
+    );
+    assert_eq!(got, 5);
+}
+
+#[test]
+fn an_address_in_use_is_an_error() {
+    let listener = listen(&loopback()).unwrap();
+    let address = listener.address();
+    let _pair = connected_to(&*listener);
+    let error = listen(&address).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("another process listens at {address}")
+    );
+}
+
+#[test]
+fn versions_that_differ_are_named_on_both_sides() {
+    let listener = listen(&loopback()).unwrap();
+    let newer = stranger();
+    newer
+        .send_to(&hello(9, 77), socket_address(&listener.address()))
+        .unwrap();
+    let error = listener.accept_within(PATIENCE).unwrap_err();
+    assert!(matches!(
+        error,
+        AcceptError::VersionMismatch { ours: 1, theirs: 9 }
+    ));
+    let mut answer = [0; 128];
+    let bytes = newer.recv(&mut answer).unwrap();
+    assert!(bytes <= 64);
+    assert_eq!(answer[..4], [b'T', b'm', 1, 3]);
+    assert_eq!(answer[16..24], 77_u64.to_le_bytes());
+
+    // And a connector that meets a newer listener.
+    let fake = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = Address::Udp(fake.local_addr().unwrap());
+    std::thread::scope(|scope| {
+        let connector = scope.spawn(|| connect(&address, PATIENCE).map(drop).unwrap_err());
+        let mut received = [0; 128];
+        let (_, from) = fake.recv_from(&mut received).unwrap();
+        let mut reject = received[..24].to_vec();
+        reject[2..4].copy_from_slice(&[9, 3]);
+        fake.send_to(&reject, from).unwrap();
+        let error = connector.join().unwrap();
+        assert!(
+            matches!(
+                error,
+                OpenError::VersionMismatch {
+                    ours: 1,
+                    theirs: 9,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn strangers_do_no_harm_and_get_no_more_than_they_give() {
+    let listener = listen(&loopback()).unwrap();
+    let address = socket_address(&listener.address());
+    let (one, other) = connected_to(&*listener);
+    let mut random = Random::new(42);
+    let strangers: Vec<UdpSocket> = (0..8).map(|_| stranger()).collect();
+    for round in 0..2000_u64 {
+        let mut datagram = hello(1, round).to_vec();
+        match round % 4 {
+            0 => datagram.truncate(random.below(64) as usize),
+            1 => {
+                let bit = random.below(16 * 8);
+                datagram[(bit / 8) as usize] ^= 1 << (bit % 8);
+            }
+            2 => datagram.fill_with(|| random.next_u64() as u8),
+            _ => datagram[3] = 4 + random.below(6) as u8,
+        }
+        strangers[(round % 8) as usize]
+            .send_to(&datagram, address)
+            .unwrap();
+        if round % 16 == 0 {
+            while !matches!(listener.accept(), Ok(None)) {}
+        }
+    }
+    // One that says hello over and over is answered over and over, and never with more.
+    let repeater = stranger();
+    for _ in 0..20 {
+        repeater.send_to(&hello(1, 7), address).unwrap();
+        while !matches!(listener.accept(), Ok(None)) {}
+        let mut answer = [0; 2048];
+        assert!(repeater.recv(&mut answer).unwrap() <= 64);
+    }
+    // The half-open sessions are gone when their time is over; new ones are welcome meanwhile.
+    let (third, fourth) = connected_to(&*listener);
+    for (from, to) in [
+        (&one, &other),
+        (&other, &one),
+        (&third, &fourth),
+        (&fourth, &third),
+    ] {
+        send(&**from, 3, 4000);
+        from.flush().unwrap();
+        let mut got = 0;
+        let done = std::cell::Cell::new(false);
+        receive_until(
+            &**to,
+            PATIENCE,
+            |bytes| {
+                got = check(bytes);
+                done.set(true);
+            },
+            || done.get(),
+        );
+        assert_eq!(got, 3);
+        assert_eq!((from.state(), to.state()), (LinkState::Up, LinkState::Up));
+    }
+}
+
+#[test]
+fn many_sessions_share_one_address() {
+    let listener = listen(&loopback()).unwrap();
+    let pairs: Vec<_> = (0..40).map(|_| connected_to(&*listener)).collect();
+    for (number, (one, other)) in pairs.iter().enumerate() {
+        send(&**one, number as u64, 100);
+        send(&**other, 1000 + number as u64, 100);
+        one.flush().unwrap();
+        other.flush().unwrap();
+    }
+    for (number, (one, other)) in pairs.iter().enumerate() {
+        for (link, expected) in [(other, number as u64), (one, 1000 + number as u64)] {
+            let mut got = Vec::new();
+            link.wait(PATIENCE).unwrap();
+            link.receive(10, &mut |bytes| got.push(check(bytes)))
+                .unwrap();
+            assert_eq!(got, [expected]);
+        }
+    }
+    // The sessions outlive the listener.
+    drop(listener);
+    send(&*pairs[0].1, 9, 50);
+    pairs[0].1.flush().unwrap();
+    assert!(pairs[0].0.wait(PATIENCE).unwrap());
+    assert_eq!(
+        pairs[0]
+            .0
+            .receive(10, &mut |bytes| assert_eq!(check(bytes), 9)),
+        Ok(1)
+    );
+}
+
+#[test]
+fn many_connect_at_once() {
+    let listener = listen(&loopback()).unwrap();
+    let address = listener.address();
+    std::thread::scope(|scope| {
+        let connectors: Vec<_> = (0..30)
+            .map(|_| scope.spawn(|| connect(&address, PATIENCE).unwrap()))
+            .collect();
+        let accepted: Vec<_> = (0..30).map(|_| accept(&*listener)).collect();
+        let connected: Vec<_> = connectors
+            .into_iter()
+            .map(|one| one.join().unwrap())
+            .collect();
+        for (number, link) in connected.iter().enumerate() {
+            send(&**link, number as u64, 100);
+            link.flush().unwrap();
+        }
+        let mut seen: Vec<u64> = Vec::new();
+        for link in &accepted {
+            assert!(link.wait(PATIENCE).unwrap());
+            link.receive(10, &mut |bytes| seen.push(check(bytes)))
+                .unwrap();
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..30).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn a_silent_peer_is_lost_within_two_seconds() {
+    let relay = Relay::new(Fate {
+        loss_per_mille: 0,
+        duplication_per_mille: 0,
+    });
+    let (one, other) = relay.connect();
+    relay.cut();
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        for link in [&one, &other] {
+            scope.spawn(move || {
+                let reason = await_loss(&**link, PATIENCE);
+                assert_eq!(reason.to_string(), "silent for 1.5 s");
+                assert!(started.elapsed() > Duration::from_millis(1000));
+                assert!(
+                    started.elapsed() < Duration::from_secs(2),
+                    "{:?}",
+                    started.elapsed()
+                );
+            });
+        }
+    });
+}
+
+#[test]
+fn a_refused_datagram_is_noticed_at_once() {
+    let listener = listen(&loopback()).unwrap();
+    let peer = stranger();
+    let address = socket_address(&listener.address());
+    peer.send_to(&hello(1, 5), address).unwrap();
+    while !matches!(listener.accept(), Ok(None)) {}
+    let mut welcome = [0; 64];
+    peer.recv(&mut welcome).unwrap();
+    let mut ping = welcome[..16].to_vec();
+    ping[3] = 7;
+    peer.send_to(&ping, address).unwrap();
+    let link = accept(&*listener);
+    drop(peer);
+    let started = Instant::now();
+    send(&*link, 1, 100);
+    link.flush().unwrap();
+    assert_eq!(await_loss(&*link, PATIENCE), LossReason::Refused);
+    assert!(started.elapsed() < Duration::from_millis(500));
+}
+
+#[test]
+fn control_messages_survive_a_network_that_loses_and_repeats() {
+    let relay = Relay::new(Fate {
+        loss_per_mille: 200,
+        duplication_per_mille: 200,
+    });
+    let (one, other) = relay.connect();
+    std::thread::scope(|scope| {
+        for (mine, count) in [(&one, 60_u32), (&other, 60)] {
+            scope.spawn(move || {
+                let (mut sent, mut received) = (0, 0);
+                let deadline = Instant::now() + PATIENCE;
+                let mut finished = None::<Instant>;
+                while finished.is_none_or(|at| at.elapsed() < Duration::from_secs(1)) {
+                    assert!(
+                        Instant::now() < deadline,
+                        "{sent} sent, {received} received"
+                    );
+                    let message = |number: u32| {
+                        [number.to_le_bytes().to_vec(), vec![7; number as usize * 97]].concat()
+                    };
+                    if sent < count && mine.send_control(&message(sent), &[]).is_ok() {
+                        sent += 1;
+                    }
+                    mine.wait(Duration::from_millis(2)).unwrap();
+                    mine.receive(16, &mut |_| {}).unwrap();
+                    while let Some(found) = mine.receive_control().unwrap() {
+                        assert_eq!(found.bytes, message(received));
+                        received += 1;
+                    }
+                    if sent == count && received == count {
+                        finished.get_or_insert_with(Instant::now);
+                    }
+                }
+            });
+        }
+    });
+    assert!(one.counters().control_retransmitted > 10);
+}
+
+#[test]
+fn a_lossy_handshake_succeeds() {
+    for _ in 0..5 {
+        Relay::new(Fate {
+            loss_per_mille: 400,
+            duplication_per_mille: 300,
+        })
+        .connect();
+    }
+}
+
+#[test]
+fn a_peer_that_begins_anew_at_the_same_port_ends_the_old_session() {
+    let listener = listen(&loopback()).unwrap();
+    let address = socket_address(&listener.address());
+    let peer = stranger();
+    let mut welcome = [0; 64];
+    peer.send_to(&hello(1, 5), address).unwrap();
+    while !matches!(listener.accept(), Ok(None)) {}
+    peer.recv(&mut welcome).unwrap();
+    let mut ping = welcome[..16].to_vec();
+    ping[3] = 7;
+    peer.send_to(&ping, address).unwrap();
+    let old = accept(&*listener);
+    // The same hello again is only a repetition.
+    peer.send_to(&hello(1, 5), address).unwrap();
+    old.wait(PATIENCE).unwrap();
+    old.receive(16, &mut |_| {}).unwrap();
+    assert_eq!(old.state(), LinkState::Up);
+    peer.send_to(&hello(1, 6), address).unwrap();
+    assert_eq!(await_loss(&*old, PATIENCE), LossReason::ClosedByPeer);
+    drop(old);
+    // Its next hello finds the listener.
+    peer.send_to(&hello(1, 6), address).unwrap();
+    assert!(
+        listener
+            .accept_within(Duration::from_millis(50))
+            .unwrap()
+            .is_none()
+    );
+    loop {
+        peer.recv(&mut welcome).unwrap();
+        if welcome[3] == 2 && welcome[16..24] == 6_u64.to_le_bytes() {
+            break;
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Fate {
+    loss_per_mille: u32,
+    duplication_per_mille: u32,
+}
+
+/// A network between a connector and a listener that loses, repeats, or is cut.
+struct Relay {
+    listener: Box<dyn Listener>,
+    front: SocketAddr,
+    cut: std::sync::Arc<AtomicBool>,
+    stop: std::sync::Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Relay {
+    fn new(fate: Fate) -> Self {
+        let listener = listen(&loopback()).unwrap();
+        let back_address = socket_address(&listener.address());
+        let front = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let front_address = front.local_addr().unwrap();
+        let (cut, stop) = (
+            <std::sync::Arc<AtomicBool>>::default(),
+            <std::sync::Arc<AtomicBool>>::default(),
+        );
+        let thread = {
+            let (cut, stop) = (cut.clone(), stop.clone());
+            std::thread::spawn(move || relay(&front, back_address, fate, &cut, &stop))
+        };
+        Self {
+            listener,
+            front: front_address,
+            cut,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    fn connect(&self) -> LinkPair {
+        let accepted = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let connector = scope.spawn(|| {
+                let link = connect(&Address::Udp(self.front), PATIENCE).unwrap();
+                // As a node does: if its first ping is lost, the keep-alive asks again.
+                while !accepted.load(Ordering::Relaxed) {
+                    link.wait(Duration::from_millis(5)).unwrap();
+                    link.receive(16, &mut |_| {}).unwrap();
+                }
+                link
+            });
+            let link = accept(&*self.listener);
+            accepted.store(true, Ordering::Relaxed);
+            (link, connector.join().unwrap())
+        })
+    }
+
+    fn cut(&self) {
+        self.cut.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn relay(
+    front: &UdpSocket,
+    back_address: SocketAddr,
+    fate: Fate,
+    cut: &AtomicBool,
+    stop: &AtomicBool,
+) {
+    let back = UdpSocket::bind("127.0.0.1:0").unwrap();
+    front.set_nonblocking(true).unwrap();
+    back.set_nonblocking(true).unwrap();
+    let mut client = None;
+    let mut random = Random::new(9);
+    let mut buffer = vec![0; 65_536];
+    while !stop.load(Ordering::Relaxed) {
+        let mut idle = true;
+        for forward in [true, false] {
+            let received = if forward {
+                front.recv_from(&mut buffer)
+            } else {
+                back.recv_from(&mut buffer)
+            };
+            let Ok((bytes, from)) = received else {
+                continue;
+            };
+            idle = false;
+            if forward {
+                client = Some(from);
+            }
+            if cut.load(Ordering::Relaxed) || random.per_mille(fate.loss_per_mille) {
+                continue;
+            }
+            for _ in 0..1 + u32::from(random.per_mille(fate.duplication_per_mille)) {
+                let _ = match (forward, client) {
+                    (true, _) => back.send_to(&buffer[..bytes], back_address),
+                    (false, Some(client)) => front.send_to(&buffer[..bytes], client),
+                    (false, None) => Ok(0),
+                };
+            }
+        }
+        if idle {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}

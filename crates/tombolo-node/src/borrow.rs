@@ -1,0 +1,577 @@
+//! The borrowing side: far memory made of segments from several lenders.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tombolo_core::rdma::{Direction, Transfer, TransferError};
+use tombolo_core::segment::{DEFAULT_STRIPE_BYTES, PathId, Segment, SegmentId, SegmentTable};
+use tombolo_host::event;
+use tombolo_host::shared::SharedMemory;
+use tombolo_link::{Address, Link, OpenError};
+use tombolo_wire::Domain;
+
+use crate::control::{NodeStatus, Reply, Request};
+use crate::far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
+use crate::ledger::LendError;
+use crate::node::{AskError, Node, Peer};
+
+const PAGE_BYTES: u64 = 4096;
+/// Segments are whole stripes.
+const STRIPE_BYTES: u64 = DEFAULT_STRIPE_BYTES;
+/// Pages that can be read at once without a window.
+const READ_PAGES: u32 = 512;
+/// Pages that can be written at once without a window.
+const STAGING_PAGES: u32 = 256;
+/// How long to wait for a node to answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How long allocating what is lent may take.
+const LEND_PATIENCE: Duration = Duration::from_secs(120);
+/// Marks a completed write among the user numbers of transfers.
+const WRITE: u64 = 1 << 63;
+
+/// Why memory could not be borrowed.
+#[derive(Debug, thiserror::Error)]
+pub enum BorrowError {
+    /// No node there.
+    #[error("{0}")]
+    Open(#[from] OpenError),
+    /// It does not answer.
+    #[error("lender {lender}: {source}")]
+    Ask {
+        /// Who.
+        lender: Address,
+        /// Why.
+        source: AskError,
+    },
+    /// It has not so much.
+    #[error("lender {lender} has {free_bytes} bytes left to lend, and {asked_bytes} are asked of it: ask for less with --remote, or add lenders")]
+    TooMuch {
+        /// Who.
+        lender: Address,
+        /// What was asked.
+        asked_bytes: u64,
+        /// What it has.
+        free_bytes: u64,
+    },
+    /// It has nothing.
+    #[error("the lenders have no memory left to lend: start one with `tombolo node --lend SIZE`")]
+    Nothing,
+    /// It refused.
+    #[error("lender {lender}: {reason}")]
+    Refused {
+        /// Who.
+        lender: Address,
+        /// What it said.
+        reason: String,
+    },
+    /// What it gave is not what was agreed.
+    #[error("lender {lender} sent a wrong segment: {reason}")]
+    WrongSegment {
+        /// Who.
+        lender: Address,
+        /// What is wrong.
+        reason: String,
+    },
+    /// This node could not be set up.
+    #[error("cannot set up the borrowing node: {0}")]
+    SetUp(#[from] LendError),
+}
+
+#[derive(Debug)]
+struct Lender {
+    address: Address,
+    peer: Arc<Peer>,
+    segment: u16,
+    /// Its memory, where the link has windows.
+    window: Option<SharedMemory>,
+    lost: AtomicBool,
+}
+
+/// Where a far page is.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    lender: u32,
+    offset_bytes: u64,
+    /// Bytes from there to the end of the piece.
+    length_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Reads {
+    /// Buffer pages that are free.
+    free: Vec<u32>,
+    /// What each buffer page is waiting for.
+    tickets: Vec<u64>,
+    /// Reads that wait for a buffer page: far page and ticket.
+    waiting: VecDeque<(u32, u64)>,
+}
+
+/// Memory borrowed from one or more nodes, as one range of pages.
+pub struct Borrowed {
+    node: Arc<Node>,
+    lenders: Vec<Lender>,
+    table: SegmentTable,
+    reads: Mutex<Reads>,
+    in_flight: AtomicU64,
+    writes_open: AtomicU64,
+    writes_failed: AtomicBool,
+    writer: Mutex<()>,
+    sink: OnceLock<FarSink>,
+    stop: AtomicBool,
+    service: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Borrowed {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Borrowed").field("lenders", &self.lenders).finish_non_exhaustive()
+    }
+}
+
+/// Asks a node how it is.
+pub fn status_of(address: &Address) -> Result<NodeStatus, BorrowError> {
+    let node = Node::new("status", 0, 0)?;
+    let peer = node.add_peer(tombolo_link::connect(address, PATIENCE)?);
+    ask_status(&node, &peer, address)
+}
+
+fn ask_status(node: &Node, peer: &Arc<Peer>, address: &Address) -> Result<NodeStatus, BorrowError> {
+    match ask(node, peer, address, Request::Status, PATIENCE)?.0 {
+        Reply::Status(status) => Ok(*status),
+        other => Err(refused(address, other)),
+    }
+}
+
+fn refused(lender: &Address, reply: Reply) -> BorrowError {
+    let reason = match reply {
+        Reply::Failed(reason) => reason,
+        other => format!("an answer that does not fit: {other:?}"),
+    };
+    BorrowError::Refused { lender: lender.clone(), reason }
+}
+
+fn ask(
+    node: &Node,
+    peer: &Arc<Peer>,
+    lender: &Address,
+    request: Request,
+    patience: Duration,
+) -> Result<(Reply, Vec<std::os::fd::OwnedFd>), BorrowError> {
+    node.ask(peer, request, patience).map_err(|source| BorrowError::Ask { lender: lender.clone(), source })
+}
+
+/// How `total` is divided among lenders that have `free` each: evenly, as far as they have it.
+fn shares(free: &[u64], total: u64) -> Option<Vec<u64>> {
+    let mut given = vec![0u64; free.len()];
+    let mut left = total.next_multiple_of(STRIPE_BYTES) / STRIPE_BYTES;
+    while left > 0 {
+        let open: Vec<usize> =
+            (0..free.len()).filter(|&index| free[index] / STRIPE_BYTES > given[index]).collect();
+        let each = (left / open.len().max(1) as u64).max(1);
+        if open.is_empty() {
+            return None;
+        }
+        for index in open {
+            let more = each.min(free[index] / STRIPE_BYTES - given[index]).min(left);
+            given[index] += more;
+            left -= more;
+        }
+    }
+    Some(given.into_iter().map(|stripes| stripes * STRIPE_BYTES).collect())
+}
+
+impl Borrowed {
+    /// Borrows `bytes` altogether from the nodes at these addresses; `None`: up to `wish_bytes`,
+    /// as much as they have. `name` introduces this node.
+    pub fn new(
+        name: &str,
+        addresses: &[Address],
+        bytes: Option<u64>,
+        wish_bytes: u64,
+    ) -> Result<Arc<Self>, BorrowError> {
+        let links = addresses
+            .iter()
+            .map(|address| Ok(tombolo_link::connect(address, PATIENCE)?))
+            .collect::<Result<Vec<_>, BorrowError>>()?;
+        let node = Node::new(name, 0, (READ_PAGES + STAGING_PAGES) as usize * PAGE_BYTES as usize)?;
+        Self::over(Arc::new(node), addresses, links, bytes, wish_bytes)
+    }
+
+    /// The same over links that are up, for a node that may lend as well.
+    pub fn over(
+        node: Arc<Node>,
+        addresses: &[Address],
+        links: Vec<Arc<dyn Link>>,
+        bytes: Option<u64>,
+        wish_bytes: u64,
+    ) -> Result<Arc<Self>, BorrowError> {
+        let peers: Vec<Arc<Peer>> = links.into_iter().map(|link| node.add_peer(link)).collect();
+        let mut free = Vec::new();
+        for (peer, address) in peers.iter().zip(addresses) {
+            let introduction = Request::Introduce { name: node.name().to_owned() };
+            ask(&node, peer, address, introduction, PATIENCE)?;
+            let status = ask_status(&node, peer, address)?;
+            free.push(status.lend_bytes.saturating_sub(status.lent_bytes) / STRIPE_BYTES * STRIPE_BYTES);
+        }
+        let total_free: u64 = free.iter().sum();
+        let wanted = bytes.unwrap_or_else(|| wish_bytes.min(total_free));
+        if wanted == 0 || total_free == 0 {
+            return Err(BorrowError::Nothing);
+        }
+        let Some(shares) = shares(&free, wanted) else {
+            // Name the lender that is shortest of its even share.
+            let each = wanted / addresses.len() as u64;
+            let index = (0..free.len()).min_by_key(|&index| free[index]).unwrap_or(0);
+            return Err(BorrowError::TooMuch {
+                lender: addresses[index].clone(),
+                asked_bytes: each,
+                free_bytes: free[index],
+            });
+        };
+        let mut lenders = Vec::new();
+        for ((peer, address), share) in peers.into_iter().zip(addresses).zip(shares) {
+            if share > 0 {
+                lenders.push(borrow_segment(&node, peer, address, share)?);
+            }
+        }
+        let segments: Vec<Segment> = lenders
+            .iter()
+            .enumerate()
+            .map(|(index, (lender, bytes))| Segment {
+                path: PathId(index as u32),
+                segment: SegmentId(u64::from(lender.segment)),
+                length_bytes: *bytes,
+            })
+            .collect();
+        let table = SegmentTable::new(&segments, STRIPE_BYTES).map_err(|error| BorrowError::WrongSegment {
+            lender: addresses[0].clone(),
+            reason: error.to_string(),
+        })?;
+        let borrowed = Arc::new(Self {
+            node,
+            lenders: lenders.into_iter().map(|(lender, _)| lender).collect(),
+            table,
+            reads: Mutex::new(Reads {
+                free: (0..READ_PAGES).rev().collect(),
+                tickets: vec![0; READ_PAGES as usize],
+                waiting: VecDeque::with_capacity(4096),
+            }),
+            in_flight: AtomicU64::new(0),
+            writes_open: AtomicU64::new(0),
+            writes_failed: AtomicBool::new(false),
+            writer: Mutex::new(()),
+            sink: OnceLock::new(),
+            stop: AtomicBool::new(false),
+            service: Mutex::new(None),
+        });
+        let weak = Arc::downgrade(&borrowed);
+        borrowed.node.on_completion(Box::new(move |user, result| {
+            if let Some(borrowed) = weak.upgrade() {
+                borrowed.completed(user, result);
+            }
+        }));
+        let weak = Arc::downgrade(&borrowed);
+        let service = std::thread::Builder::new().name("far".into()).spawn(move || {
+            while weak.upgrade().is_some_and(|borrowed| borrowed.look_after()) {}
+        });
+        *borrowed.service.lock() =
+            Some(service.map_err(|error| LendError::System(format!("cannot start a thread: {error}")))?);
+        Ok(borrowed)
+    }
+
+    /// Gives everything back, politely.
+    pub fn release(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(service) = self.service.lock().take()
+            && service.thread().id() != std::thread::current().id()
+        {
+            let _ = service.join();
+        }
+        for lender in &self.lenders {
+            if !lender.lost.load(Ordering::Relaxed) {
+                let request = Request::Release { segment: lender.segment };
+                let _ = self.node.ask(&lender.peer, request, Duration::from_millis(500));
+            }
+        }
+    }
+
+    /// The borrowing node.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// One round of keeping the links alive and noticing those that are not.
+    fn look_after(&self) -> bool {
+        if self.stop.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.node.tick();
+        // Nobody polls the links with windows for packets: there are none.
+        let windowed: Vec<&Lender> =
+            self.lenders.iter().filter(|lender| lender.window.is_some() && !lender.is_lost()).collect();
+        for lender in &windowed {
+            if lender.peer.link.arm().unwrap_or(true) {
+                self.node.drive(&lender.peer);
+            }
+        }
+        for lender in &self.lenders {
+            if let Some(reason) = lender.peer.loss()
+                && !lender.lost.swap(true, Ordering::SeqCst)
+                && let Some(sink) = self.sink.get()
+            {
+                sink(FarEvent::LenderLost { lender: lender.address.to_string(), reason: reason.to_string() });
+            }
+        }
+        let descriptors: Vec<_> = windowed.iter().map(|lender| lender.peer.link.descriptor()).collect();
+        let nap = Duration::from_millis(100);
+        if descriptors.is_empty() {
+            std::thread::sleep(nap);
+        } else {
+            let _ = event::wait_readable(&descriptors, Some(nap));
+        }
+        true
+    }
+
+    fn place(&self, page: u32) -> Option<Place> {
+        let address = u64::from(page) * PAGE_BYTES;
+        let piece = self.table.resolve(address, PAGE_BYTES).ok()?.next()?;
+        // The table's stripes say how far the piece reaches.
+        let rest = STRIPE_BYTES - piece.offset_bytes % STRIPE_BYTES;
+        let end = self.table.length_bytes() - address;
+        Some(Place { lender: piece.path.0, offset_bytes: piece.offset_bytes, length_bytes: rest.min(end) })
+    }
+
+    fn lender(&self, page: u32) -> Option<(&Lender, Place)> {
+        let place = self.place(page)?;
+        Some((self.lenders.get(place.lender as usize)?, place))
+    }
+
+    /// Posts the read of a far page into a buffer page.
+    fn post_read(&self, page: u32, buffer: u32) {
+        let user = u64::from(buffer);
+        let Some((lender, place)) = self.lender(page) else { return self.completed(user, Err(TransferError::PeerLost)) };
+        let transfer = Transfer {
+            direction: Direction::Read,
+            domain: Domain(lender.segment),
+            source_address: place.offset_bytes,
+            destination_address: user * PAGE_BYTES,
+            size_bytes: PAGE_BYTES as u32,
+            notification: None,
+            class: None,
+            user,
+        };
+        if self.node.post(lender.peer.id, transfer).is_err() {
+            self.completed(user, Err(TransferError::PeerLost));
+        }
+    }
+
+    fn completed(&self, user: u64, result: Result<(), TransferError>) {
+        if user & WRITE != 0 {
+            if result.is_err() {
+                self.writes_failed.store(true, Ordering::Relaxed);
+            }
+            self.writes_open.fetch_sub(1, Ordering::Release);
+            return;
+        }
+        let buffer = user as u32;
+        let Some(ticket) = self.reads.lock().tickets.get(buffer as usize).copied() else { return };
+        let address = result.ok().map(|()| self.node.buffers().as_mut_ptr() as u64 + user * PAGE_BYTES);
+        if let Some(sink) = self.sink.get() {
+            sink(FarEvent::Arrived { ticket, address });
+        }
+        self.in_flight.fetch_sub(1, Ordering::Release);
+        let next = {
+            let mut reads = self.reads.lock();
+            match reads.waiting.pop_front() {
+                Some((page, ticket)) => {
+                    reads.tickets[buffer as usize] = ticket;
+                    Some(page)
+                }
+                None => {
+                    reads.free.push(buffer);
+                    None
+                }
+            }
+        };
+        if let Some(page) = next {
+            self.post_read(page, buffer);
+        }
+    }
+}
+
+impl Lender {
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+fn borrow_segment(
+    node: &Node,
+    peer: Arc<Peer>,
+    address: &Address,
+    bytes: u64,
+) -> Result<(Lender, u64), BorrowError> {
+    let (reply, descriptors) = ask(node, &peer, address, Request::Lend { bytes }, LEND_PATIENCE)?;
+    let segment = match reply {
+        Reply::Lent { segment } => segment,
+        Reply::TooMuch { free_bytes } => {
+            return Err(BorrowError::TooMuch { lender: address.clone(), asked_bytes: bytes, free_bytes });
+        }
+        other => return Err(refused(address, other)),
+    };
+    let wrong = |reason: String| BorrowError::WrongSegment { lender: address.clone(), reason };
+    let window = if peer.link.supports_windows() {
+        let descriptor = descriptors.into_iter().next().ok_or_else(|| wrong("no descriptor came with it".into()))?;
+        let length = usize::try_from(bytes).map_err(|error| wrong(error.to_string()))?;
+        Some(SharedMemory::open(descriptor, length).map_err(|error| wrong(error.to_string()))?)
+    } else {
+        None
+    };
+    let lost = AtomicBool::new(false);
+    Ok((Lender { address: address.clone(), peer, segment, window, lost }, bytes))
+}
+
+impl FarMemory for Borrowed {
+    fn start(&self, sink: FarSink) {
+        let _ = self.sink.set(sink);
+    }
+
+    fn pages(&self) -> u32 {
+        u32::try_from(self.table.length_bytes() / PAGE_BYTES).unwrap_or(u32::MAX)
+    }
+
+    fn window(&self, page: u32) -> Option<Window> {
+        let (lender, place) = self.lender(page)?;
+        let window = lender.window.as_ref()?;
+        let address = window.as_mut_ptr() as u64 + place.offset_bytes;
+        Some(Window { address, pages: (place.length_bytes / PAGE_BYTES) as u32 })
+    }
+
+    fn is_lost(&self, page: u32) -> bool {
+        self.lender(page).is_none_or(|(lender, _)| lender.is_lost() || lender.peer.loss().is_some())
+    }
+
+    fn staging(&self) -> Staging {
+        let address = self.node.buffers().as_mut_ptr() as u64 + u64::from(READ_PAGES) * PAGE_BYTES;
+        Staging { address, pages: STAGING_PAGES }
+    }
+
+    fn write(&self, pages: &[(u32, u32)]) -> Result<(), LenderGone> {
+        let _one_at_a_time = self.writer.lock();
+        self.writes_failed.store(false, Ordering::Relaxed);
+        let mut index = 0;
+        while let Some(&(page, staged)) = pages.get(index) {
+            let (lender, place) = self.lender(page).ok_or(LenderGone)?;
+            // Neighbours in far memory and in the staging memory are one transfer.
+            let most = (place.length_bytes / PAGE_BYTES) as usize;
+            let mut count = 1;
+            while count < most
+                && pages.get(index + count) == Some(&(page + count as u32, staged + count as u32))
+            {
+                count += 1;
+            }
+            let transfer = Transfer {
+                direction: Direction::Write,
+                domain: Domain(lender.segment),
+                source_address: u64::from(READ_PAGES + staged) * PAGE_BYTES,
+                destination_address: place.offset_bytes,
+                size_bytes: (count as u64 * PAGE_BYTES) as u32,
+                notification: None,
+                // Faults go before evictions.
+                class: Some(tombolo_core::rdma::Class::Medium),
+                user: WRITE | index as u64,
+            };
+            self.writes_open.fetch_add(1, Ordering::Relaxed);
+            if self.node.post(lender.peer.id, transfer).is_err() {
+                self.writes_open.fetch_sub(1, Ordering::Relaxed);
+                self.writes_failed.store(true, Ordering::Relaxed);
+                break;
+            }
+            index += count;
+        }
+        self.node.pump();
+        let mut polled_until = Instant::now() + Duration::from_micros(200);
+        while self.writes_open.load(Ordering::Acquire) > 0 {
+            let before = self.writes_open.load(Ordering::Relaxed);
+            self.progress();
+            let now = Instant::now();
+            if self.writes_open.load(Ordering::Relaxed) < before {
+                polled_until = now + Duration::from_micros(200);
+            } else if now > polled_until {
+                let nap = self.node.expire().unwrap_or(Duration::from_millis(1)).min(Duration::from_millis(1));
+                let alive: Vec<_> =
+                    self.descriptors().into_iter().filter_map(|(descriptor, alive)| alive.then_some(descriptor)).collect();
+                let _ = event::wait_readable(&alive, Some(nap));
+            }
+        }
+        if self.writes_failed.load(Ordering::Relaxed) { Err(LenderGone) } else { Ok(()) }
+    }
+
+    fn read(&self, page: u32, ticket: u64) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let buffer = {
+            let mut reads = self.reads.lock();
+            let Some(buffer) = reads.free.pop() else {
+                reads.waiting.push_back((page, ticket));
+                return;
+            };
+            reads.tickets[buffer as usize] = ticket;
+            buffer
+        };
+        self.post_read(page, buffer);
+    }
+
+    fn flush(&self) {
+        self.node.pump();
+    }
+
+    fn progress(&self) {
+        for lender in self.lenders.iter().filter(|lender| lender.window.is_none()) {
+            if lender.peer.loss().is_none() {
+                self.node.drive(&lender.peer);
+            }
+        }
+        self.node.expire();
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
+    fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {
+        let remote = self.lenders.iter().filter(|lender| lender.window.is_none());
+        remote.map(|lender| (lender.peer.link.descriptor(), !lender.is_lost())).collect()
+    }
+
+    fn sleep_time(&self) -> Option<Duration> {
+        let remote = self.lenders.iter().filter(|lender| lender.window.is_none() && !lender.is_lost());
+        for lender in remote {
+            if lender.peer.link.arm().unwrap_or(false) {
+                return Some(Duration::ZERO);
+            }
+        }
+        if self.in_flight() == 0 {
+            return None;
+        }
+        Some(self.node.expire().unwrap_or(Duration::from_millis(10)).max(Duration::from_micros(50)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_asked_of_all_lenders_alike_as_far_as_they_have_it() {
+        const S: u64 = STRIPE_BYTES;
+        assert_eq!(shares(&[10 * S, 10 * S], 8 * S), Some(vec![4 * S, 4 * S]));
+        assert_eq!(shares(&[2 * S, 10 * S], 8 * S), Some(vec![2 * S, 6 * S]));
+        assert_eq!(shares(&[2 * S, 10 * S], 13 * S), None);
+        assert_eq!(shares(&[10 * S, 10 * S], S + 1), Some(vec![S, S]));
+        assert_eq!(shares(&[0, S], S), Some(vec![0, S]));
+    }
+}

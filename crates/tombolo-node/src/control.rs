@@ -1,0 +1,176 @@
+//! Control messages between nodes: asking for memory, giving it back, asking how a node is.
+//!
+//! They travel on a link's control channel (reliable, ordered, small), in
+//! `postcard`, inside a versioned enum: a node that meets a version it does not
+//! know answers with an error that says so.
+
+use serde::{Deserialize, Serialize};
+
+/// Any control message. New versions are new variants at the end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// The first version.
+    V1(MessageV1),
+}
+
+/// Version 1.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MessageV1 {
+    /// Something is asked; the answer bears the same number.
+    Ask {
+        /// Chosen by the asker, unique on its side of the link.
+        number: u32,
+        /// What.
+        request: Request,
+    },
+    /// The answer to a request of that number.
+    Answer {
+        /// The request's.
+        number: u32,
+        /// What is answered.
+        reply: Reply,
+    },
+}
+
+/// What can be asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Who asks: a name for status displays.
+    Introduce {
+        /// Name of the asking node.
+        name: String,
+    },
+    /// Lend memory.
+    Lend {
+        /// How much, in bytes; a multiple of the page size.
+        bytes: u64,
+    },
+    /// A segment is not needed any more.
+    Release {
+        /// Which.
+        segment: u16,
+    },
+    /// How are you?
+    Status,
+}
+
+/// What can be answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// Done.
+    Done,
+    /// Memory is lent. On a link with windows its descriptor comes along.
+    Lent {
+        /// Its number on this link; also the protection domain of its transfers.
+        segment: u16,
+    },
+    /// Not so much can be lent.
+    TooMuch {
+        /// What could be.
+        free_bytes: u64,
+    },
+    /// How the node is.
+    Status(Box<NodeStatus>),
+    /// The request could not be carried out.
+    Failed(String),
+}
+
+/// How a node is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// Its name.
+    pub name: String,
+    /// Its program version.
+    pub version: String,
+    /// Its process, on its machine.
+    pub process_id: u32,
+    /// Seconds since it started.
+    pub uptime_s: u64,
+    /// What it may lend, in bytes.
+    pub lend_bytes: u64,
+    /// What is lent now, in bytes.
+    pub lent_bytes: u64,
+    /// To whom.
+    pub borrowers: Vec<Borrower>,
+    /// Counters of its engine and links.
+    pub counters: Vec<(String, u64)>,
+}
+
+/// One borrower.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Borrower {
+    /// As it introduced itself.
+    pub name: String,
+    /// Its process, where the link knows.
+    pub process_id: Option<u32>,
+    /// What it has, in bytes.
+    pub bytes: u64,
+    /// In how many segments.
+    pub segments: u32,
+}
+
+impl Message {
+    /// The bytes of a message.
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).unwrap_or_default()
+    }
+
+    /// The message in these bytes.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedMessage> {
+        match postcard::take_from_bytes(bytes) {
+            Ok((message, [])) => Ok(message),
+            _ => Err(MalformedMessage),
+        }
+    }
+}
+
+/// A control message that cannot be understood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a control message that this version does not understand")]
+pub struct MalformedMessage;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back_as_they_were() {
+        let status = NodeStatus {
+            name: "n".into(),
+            version: "0".into(),
+            process_id: 7,
+            uptime_s: 1,
+            lend_bytes: u64::MAX,
+            lent_bytes: 0,
+            borrowers: vec![Borrower { name: "b".into(), process_id: None, bytes: 3, segments: 1 }],
+            counters: vec![("c".into(), 9)],
+        };
+        for message in [
+            MessageV1::Ask { number: 5, request: Request::Lend { bytes: 1 << 40 } },
+            MessageV1::Answer { number: u32::MAX, reply: Reply::Status(Box::new(status)) },
+        ] {
+            let message = Message::V1(message);
+            assert_eq!(Message::decode(&message.encode()), Ok(message));
+        }
+    }
+
+    #[test]
+    fn anything_else_is_an_error() {
+        let mut state = 1u64;
+        for length in 0..64 {
+            let bytes: Vec<u8> = (0..length)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    (state >> 56) as u8
+                })
+                .collect();
+            // Random bytes may spell a message; they must not do worse.
+            let _ = Message::decode(&bytes);
+        }
+        assert_eq!(Message::decode(&[]), Err(MalformedMessage));
+        assert_eq!(Message::decode(&[9, 9, 9]), Err(MalformedMessage));
+        let mut longer = Message::V1(MessageV1::Ask { number: 1, request: Request::Status }).encode();
+        longer.push(0);
+        assert_eq!(Message::decode(&longer), Err(MalformedMessage));
+    }
+}

@@ -1,0 +1,499 @@
+//! The node: one engine, its peers, and the memory that their transfers reach.
+//!
+//! The same object lends and borrows, over the same links. Nothing in here has
+//! a thread of its own: whoever waits for something drives the engine
+//! ([`Node::drive`]), under one lock, and copies bytes outside of it where it can.
+//!
+//! **Whose memory.** A transfer's domain is the number of a lent segment. Blocks
+//! that a peer writes, and blocks that answer its reads, are of the segment that
+//! *it* borrowed from us under that number. Blocks that answer *our* reads, and
+//! blocks that we write, are of our buffer memory. So both directions share a
+//! link without sharing numbers.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, RwLock};
+use tombolo_core::rdma::{
+    Action, Block, Completion, Config, Engine, NotificationWrite, PeerId, Placement, Time, Transfer, TransferError,
+    Verdict,
+};
+use tombolo_host::shared::{SharedMemory, SharedSpan};
+use tombolo_link::{Link, LinkState, LossReason, SendError};
+use tombolo_wire::{Checksums, MAX_HEADER_BYTES, NackCode, Packet};
+
+use crate::control::{Borrower, Message, MessageV1, NodeStatus, Reply, Request};
+use crate::ledger::{self, LendError, Ledger};
+
+/// Packets taken from a link before others get their turn.
+const RECEIVE_BUDGET: usize = 64;
+
+/// A node at the other end of a link.
+#[derive(Debug)]
+pub struct Peer {
+    /// Its number in the engine.
+    pub id: PeerId,
+    /// The way to it.
+    pub link: Arc<dyn Link>,
+    checksums: Checksums,
+    max_payload_bytes: u32,
+    name: Mutex<String>,
+    answers: Mutex<HashMap<u32, (Reply, Vec<OwnedFd>)>>,
+    answered: Condvar,
+    next_number: AtomicU32,
+    /// Why it is gone, once it is.
+    lost: Mutex<Option<LossReason>>,
+}
+
+impl Peer {
+    /// Why it is gone, if it is.
+    pub fn loss(&self) -> Option<LossReason> {
+        *self.lost.lock()
+    }
+}
+
+/// Told of completed transfers: user number and result.
+pub type CompletionSink = Box<dyn Fn(u64, Result<(), TransferError>) + Send + Sync>;
+
+/// Asking a peer for something failed.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// The peer is gone.
+    #[error("{0}")]
+    Lost(LossReason),
+    /// It does not answer.
+    #[error("no answer within {} s", .0.as_secs())]
+    TimedOut(Duration),
+    /// The link did not take the question.
+    #[error("cannot ask: {0}")]
+    Send(SendError),
+}
+
+/// A node.
+pub struct Node {
+    name: String,
+    started: Instant,
+    engine: Mutex<Engine>,
+    peers: RwLock<Vec<Option<Arc<Peer>>>>,
+    ledger: Mutex<Ledger>,
+    /// Where our own writes come from and the answers to our reads go.
+    buffers: SharedMemory,
+    completions: OnceLock<CompletionSink>,
+    packets_dropped: AtomicU64,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Node").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// A node that lends up to `lend_bytes` and has `buffer_bytes` of buffers for borrowing.
+    pub fn new(name: &str, lend_bytes: u64, buffer_bytes: usize) -> Result<Self, LendError> {
+        let buffers = ledger::allocate((buffer_bytes.max(4096) as u64).next_multiple_of(4096))?;
+        Ok(Self {
+            name: name.to_owned(),
+            started: Instant::now(),
+            engine: Mutex::new(Engine::new(Config::default())),
+            peers: RwLock::new(Vec::new()),
+            ledger: Mutex::new(Ledger::new(lend_bytes)),
+            buffers,
+            completions: OnceLock::new(),
+            packets_dropped: AtomicU64::new(0),
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Now, on the engine's clock.
+    pub fn now(&self) -> Time {
+        Time(self.started.elapsed().as_nanos() as u64)
+    }
+
+    /// Where completed transfers are told; said once, before anything is posted.
+    pub fn on_completion(&self, sink: CompletionSink) {
+        let _ = self.completions.set(sink);
+    }
+
+    /// The buffer memory.
+    pub fn buffers(&self) -> &SharedMemory {
+        &self.buffers
+    }
+
+    /// A link to a peer is up.
+    pub fn add_peer(&self, link: Arc<dyn Link>) -> Arc<Peer> {
+        let mut peers = self.peers.write();
+        let index = peers.iter().position(Option::is_none).unwrap_or(peers.len());
+        let max_payload_bytes = link.max_packet_bytes().saturating_sub(MAX_HEADER_BYTES).min(16 * 1024) as u32;
+        let peer = Arc::new(Peer {
+            id: PeerId(index as u32),
+            // A ring in shared memory does not damage bytes.
+            checksums: if link.supports_windows() { Checksums::Off } else { Checksums::On },
+            max_payload_bytes,
+            link,
+            name: Mutex::new(String::new()),
+            answers: Mutex::new(HashMap::new()),
+            answered: Condvar::new(),
+            next_number: AtomicU32::new(1),
+            lost: Mutex::new(None),
+        });
+        if index == peers.len() {
+            peers.push(None);
+        }
+        peers[index] = Some(peer.clone());
+        self.engine.lock().add_peer(self.now(), peer.id);
+        peer
+    }
+
+    /// All peers.
+    pub fn peers(&self) -> Vec<Arc<Peer>> {
+        self.peers.read().iter().flatten().cloned().collect()
+    }
+
+    fn peer(&self, id: PeerId) -> Option<Arc<Peer>> {
+        self.peers.read().get(id.0 as usize).cloned().flatten()
+    }
+
+    /// Starts a transfer; [`Node::pump`] sends it.
+    pub fn post(&self, peer: PeerId, transfer: Transfer) -> Result<(), tombolo_core::rdma::PostError> {
+        let now = self.now();
+        self.engine.lock().post(now, peer, transfer).map(|_| ())
+    }
+
+    /// Receives from one peer and does what follows from it. Returns how many
+    /// packets and messages came.
+    pub fn drive(&self, peer: &Arc<Peer>) -> usize {
+        let mut scratch = Vec::with_capacity(peer.link.max_packet_bytes());
+        let received = peer.link.receive(RECEIVE_BUDGET, &mut |packet| {
+            scratch.clear();
+            packet.span().append_to(&mut scratch);
+            self.packet(peer, &scratch);
+        });
+        let mut count = *received.as_ref().unwrap_or(&0);
+        while let Ok(Some(message)) = peer.link.receive_control() {
+            count += 1;
+            self.control(peer, &message.bytes, message.descriptors);
+        }
+        if count > 0 {
+            self.pump();
+        }
+        if let LinkState::Lost(reason) = peer.link.state() {
+            self.lose(peer, reason);
+        }
+        count
+    }
+
+    fn packet(&self, peer: &Arc<Peer>, bytes: &[u8]) {
+        let Ok(packet) = Packet::parse(bytes, peer.checksums) else {
+            self.packets_dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let mut engine = self.engine.lock();
+        let verdict = engine.handle(self.now(), peer.id, &packet);
+        let Verdict::Place(placement) = verdict else { return };
+        let Packet::Data(_, tombolo_wire::Payload::Intact(payload)) = packet else {
+            engine.refused(placement, NackCode::PacketCorrupted);
+            return;
+        };
+        drop(engine);
+        let placed = self.place(peer.id, &placement, payload);
+        let mut engine = self.engine.lock();
+        match placed {
+            Ok(()) => engine.placed(placement),
+            Err(code) => engine.refused(placement, code),
+        }
+    }
+
+    fn place(&self, peer: PeerId, placement: &Placement, payload: &[u8]) -> Result<(), NackCode> {
+        let length = placement.length_bytes as usize;
+        let offset = usize::try_from(placement.address).map_err(|_| NackCode::DecodeError)?;
+        let payload = payload.get(..length).ok_or(NackCode::PacketCorrupted)?;
+        if placement.read.is_some() {
+            let target = self.buffers.span_mut(offset, length).map_err(|_| NackCode::DecodeError)?;
+            target.copy_from(SharedSpan::from(payload));
+            return Ok(());
+        }
+        let memory = self.ledger.lock().find(peer, placement.domain.0).ok_or(NackCode::NoContext)?;
+        let target = memory.span_mut(offset, length).map_err(|_| NackCode::DecodeError)?;
+        target.copy_from(SharedSpan::from(payload));
+        Ok(())
+    }
+
+    /// Carries out what the engine wants done.
+    pub fn pump(&self) {
+        let mut touched: Vec<Arc<Peer>> = Vec::new();
+        loop {
+            let now = self.now();
+            let action = self.engine.lock().poll(now);
+            let id = match &action {
+                None => break,
+                Some(Action::SendBlock(block)) => block.peer,
+                Some(Action::Send { peer, .. }) => *peer,
+                Some(Action::WriteNotification(write)) => {
+                    self.write_notification(*write);
+                    continue;
+                }
+                Some(Action::Complete(Completion { user, status, .. })) => {
+                    if let Some(sink) = self.completions.get() {
+                        sink(*user, *status);
+                    }
+                    continue;
+                }
+            };
+            let Some(peer) = touched.iter().find(|peer| peer.id == id).cloned().or_else(|| {
+                let peer = self.peer(id)?;
+                touched.push(peer.clone());
+                Some(peer)
+            }) else {
+                continue;
+            };
+            match action {
+                Some(Action::SendBlock(block)) => self.send_block(&peer, &block),
+                Some(Action::Send { packet, .. }) => {
+                    let mut header = [0; MAX_HEADER_BYTES];
+                    if let Ok(length) = packet.emit(&mut header, peer.checksums) {
+                        self.send(&peer, &header[..length], SharedSpan::empty());
+                    }
+                }
+                _ => {}
+            }
+        }
+        for peer in touched {
+            let _ = peer.link.flush();
+        }
+    }
+
+    /// Sends a packet, or loses it: a link that stays full for so long is as
+    /// good as one that loses packets, and the engine sends again.
+    fn send(&self, peer: &Peer, header: &[u8], payload: SharedSpan<'_>) {
+        for attempt in 0..64 {
+            match peer.link.send(header, payload) {
+                Err(SendError::Full) => {
+                    let _ = peer.link.flush();
+                    if attempt > 8 {
+                        std::thread::yield_now();
+                    }
+                }
+                _ => return,
+            }
+        }
+        self.packets_dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn send_block(&self, peer: &Peer, block: &Block) {
+        let lent;
+        let memory = if block.in_reply_to.is_some() {
+            lent = self.ledger.lock().find(peer.id, block.domain.0);
+            match &lent {
+                Some(memory) => &**memory,
+                None => return self.engine.lock().source_refused(self.now(), block, NackCode::NoContext),
+            }
+        } else {
+            &self.buffers
+        };
+        let length = block.length_bytes as usize;
+        let source = usize::try_from(block.source_address).ok().and_then(|offset| memory.span(offset, length).ok());
+        let Some(source) = source else {
+            return self.engine.lock().source_refused(self.now(), block, NackCode::DecodeError);
+        };
+        let mut header = [0; MAX_HEADER_BYTES];
+        // The checksum and the datagram must be of the same bytes, whatever others do to the memory meanwhile.
+        let mut copy = Vec::with_capacity(peer.max_payload_bytes as usize);
+        for packet in block.packets(peer.max_payload_bytes) {
+            let part = source.part(packet.offset_bytes as usize, packet.payload_bytes as usize);
+            let Some(part) = part else { return };
+            copy.clear();
+            part.append_to(&mut copy);
+            if let Ok(length) = packet.emit_apart(&copy, &mut header, peer.checksums) {
+                self.send(peer, &header[..length], SharedSpan::from(&copy));
+            }
+        }
+    }
+
+    /// Nobody here asks for notifications in memory; whoever does is told so.
+    fn write_notification(&self, write: NotificationWrite) {
+        self.engine.lock().notification_refused(write, NackCode::DecodeError);
+    }
+
+    /// Runs the timers that are due. Returns how long until the next, if any.
+    pub fn expire(&self) -> Option<Duration> {
+        let now = self.now();
+        let mut engine = self.engine.lock();
+        let deadline = engine.deadline()?;
+        if deadline.0 > now.0 {
+            return Some(Duration::from_nanos(deadline.0 - now.0));
+        }
+        engine.expire(now);
+        drop(engine);
+        self.pump();
+        let deadline = self.engine.lock().deadline()?;
+        Some(Duration::from_nanos(deadline.0.saturating_sub(self.now().0)))
+    }
+
+    /// Runs the timers of the links; returns when to come back.
+    pub fn tick(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let mut next: Option<Instant> = None;
+        for peer in self.peers() {
+            if let Some(time) = peer.link.tick(now) {
+                next = Some(next.map_or(time, |next| next.min(time)));
+            }
+            if let LinkState::Lost(reason) = peer.link.state() {
+                self.lose(&peer, reason);
+            }
+        }
+        next
+    }
+
+    /// The link to a peer is gone: its transfers fail, what it borrowed comes back.
+    fn lose(&self, peer: &Arc<Peer>, reason: LossReason) {
+        {
+            let mut lost = peer.lost.lock();
+            if lost.is_some() {
+                return;
+            }
+            *lost = Some(reason);
+        }
+        self.engine.lock().peer_lost(self.now(), peer.id);
+        self.pump();
+        peer.answered.notify_all();
+    }
+
+    /// Forgets a lost peer: its number may be used again. Returns the bytes that it had borrowed.
+    pub fn forget(&self, peer: &Peer) -> u64 {
+        let bytes = self.ledger.lock().release_all(peer.id);
+        if let Some(slot) = self.peers.write().get_mut(peer.id.0 as usize) {
+            *slot = None;
+        }
+        bytes
+    }
+
+    /// Asks a peer and waits for its answer, driving the link meanwhile.
+    pub fn ask(
+        &self,
+        peer: &Arc<Peer>,
+        request: Request,
+        timeout: Duration,
+    ) -> Result<(Reply, Vec<OwnedFd>), AskError> {
+        let number = peer.next_number.fetch_add(1, Ordering::Relaxed);
+        let message = Message::V1(MessageV1::Ask { number, request }).encode();
+        let deadline = Instant::now() + timeout;
+        while let Err(error) = peer.link.send_control(&message, &[]) {
+            if !matches!(error, SendError::Full) || Instant::now() > deadline {
+                return Err(AskError::Send(error));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        loop {
+            self.drive(peer);
+            if let Some(answer) = peer.answers.lock().remove(&number) {
+                return Ok(answer);
+            }
+            if let Some(reason) = peer.loss() {
+                return Err(AskError::Lost(reason));
+            }
+            if Instant::now() > deadline {
+                return Err(AskError::TimedOut(timeout));
+            }
+            // Another thread may take the answer off the link: not for long.
+            let _ = peer.link.wait(Duration::from_millis(5));
+            self.tick();
+        }
+    }
+
+    fn control(&self, peer: &Arc<Peer>, bytes: &[u8], descriptors: Vec<OwnedFd>) {
+        match Message::decode(bytes) {
+            Ok(Message::V1(MessageV1::Answer { number, reply })) => {
+                peer.answers.lock().insert(number, (reply, descriptors));
+                peer.answered.notify_all();
+            }
+            Ok(Message::V1(MessageV1::Ask { number, request })) => {
+                let (reply, memory) = self.answer(peer, request);
+                let message = Message::V1(MessageV1::Answer { number, reply }).encode();
+                let memory = memory.filter(|_| peer.link.supports_windows());
+                let descriptors: Vec<_> = memory.iter().map(|memory| memory.as_fd()).collect();
+                // A peer that asks and does not take the answers is on its own.
+                let _ = peer.link.send_control(&message, &descriptors);
+            }
+            Err(_) => {
+                self.packets_dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn answer(&self, peer: &Arc<Peer>, request: Request) -> (Reply, Option<Arc<SharedMemory>>) {
+        match request {
+            Request::Introduce { mut name } => {
+                name.truncate(name.floor_char_boundary(64));
+                *peer.name.lock() = name;
+                (Reply::Done, None)
+            }
+            Request::Lend { bytes } => match self.lend(peer, bytes) {
+                Ok((segment, memory)) => (Reply::Lent { segment }, Some(memory)),
+                Err(LendError::TooMuch { free_bytes, .. }) => (Reply::TooMuch { free_bytes }, None),
+                Err(error) => (Reply::Failed(error.to_string()), None),
+            },
+            Request::Release { segment } => {
+                if self.ledger.lock().release(peer.id, segment) {
+                    (Reply::Done, None)
+                } else {
+                    (Reply::Failed(format!("segment {segment} is not lent to you")), None)
+                }
+            }
+            Request::Status => (Reply::Status(Box::new(self.status())), None),
+        }
+    }
+
+    fn lend(&self, peer: &Peer, bytes: u64) -> Result<(u16, Arc<SharedMemory>), LendError> {
+        self.ledger.lock().reserve(bytes)?;
+        let entered = ledger::allocate(bytes).and_then(|memory| {
+            let memory = Arc::new(memory);
+            self.ledger.lock().enter(peer.id, memory.clone()).map(|segment| (segment, memory))
+        });
+        if entered.is_err() {
+            self.ledger.lock().unreserve(bytes);
+        }
+        entered
+    }
+
+    /// How this node is.
+    pub fn status(&self) -> NodeStatus {
+        let mut counters = vec![("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed))];
+        counters.extend(crate::counters::engine(&self.engine.lock().counters()));
+        let ledger = self.ledger.lock();
+        let mut borrowers = Vec::new();
+        for peer in self.peers() {
+            let (mut bytes, mut segments) = (0, 0);
+            for (_, memory) in ledger.segments_of(peer.id) {
+                bytes += memory.len() as u64;
+                segments += 1;
+            }
+            if segments > 0 {
+                let name = peer.name.lock().clone();
+                borrowers.push(Borrower { name, process_id: peer.link.peer_process_id(), bytes, segments });
+            }
+        }
+        NodeStatus {
+            name: self.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            process_id: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs(),
+            lend_bytes: ledger.lend_bytes(),
+            lent_bytes: ledger.lent_bytes(),
+            borrowers,
+            counters,
+        }
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.engine.lock().is_idle()
+    }
+}

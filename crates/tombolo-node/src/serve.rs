@@ -1,0 +1,84 @@
+//! The lending side: accepts links, drives their peers, takes memory back.
+//!
+//! It polls for a short while after the last packet and sleeps then, so that an
+//! answer comes at once under load and an idle node costs nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tombolo_host::event;
+use tombolo_link::Listener;
+
+use crate::node::{Node, Peer};
+
+/// How long to poll after the last packet.
+const POLL: Duration = Duration::from_micros(60);
+/// Longest sleep, so that a stop is noticed.
+const NAP: Duration = Duration::from_millis(250);
+
+/// Something happened to a peer.
+#[derive(Debug)]
+pub enum PeerEvent {
+    /// A link came up; from which process, where known.
+    Came(Option<u32>),
+    /// A link was refused.
+    Refused(String),
+    /// A link is gone, why, and how many bytes came back with it.
+    Gone(String, u64),
+}
+
+/// Serves until `stop` says so. `told` hears of peers that come and go.
+pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told: &dyn Fn(PeerEvent)) {
+    let mut peers: Vec<Arc<Peer>> = Vec::new();
+    let mut last_packet = Instant::now();
+    let mut next_tick = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        let mut busy = 0;
+        loop {
+            match listener.accept() {
+                Ok(Some(link)) => {
+                    told(PeerEvent::Came(link.peer_process_id()));
+                    peers.push(node.add_peer(link));
+                    busy += 1;
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    told(PeerEvent::Refused(error.to_string()));
+                    break;
+                }
+            }
+        }
+        for peer in &peers {
+            busy += node.drive(peer);
+        }
+        let now = Instant::now();
+        let mut nap = node.expire().unwrap_or(NAP).min(NAP);
+        if now >= next_tick || busy == 0 {
+            next_tick = node.tick().unwrap_or(now + NAP).min(now + NAP);
+        }
+        peers.retain(|peer| {
+            let Some(reason) = peer.loss() else { return true };
+            let back = node.forget(peer);
+            told(PeerEvent::Gone(reason.to_string(), back));
+            false
+        });
+        if busy > 0 {
+            last_packet = now;
+            continue;
+        }
+        if now.duration_since(last_packet) < POLL {
+            std::hint::spin_loop();
+            continue;
+        }
+        if peers.iter().any(|peer| peer.link.arm().unwrap_or(true)) {
+            last_packet = now;
+            continue;
+        }
+        nap = nap.min(next_tick.saturating_duration_since(now));
+        let mut descriptors = Vec::with_capacity(peers.len() + 1);
+        descriptors.push(listener.descriptor());
+        descriptors.extend(peers.iter().map(|peer| peer.link.descriptor()));
+        let _ = event::wait_readable(&descriptors, Some(nap));
+    }
+}

@@ -1,0 +1,197 @@
+//! The meaning of a packet, and the short answers about a block.
+
+use crate::checksum::Checksums;
+use crate::data::{DataHeader, NotifyHeader, Payload};
+use crate::reading::{ReadAccept, ReadReject, ReadRequest};
+use crate::view::{Draft, Kind, View};
+use crate::{Attempt, Domain, Generation, NackCode, TransactionId, WireError};
+
+/// Everything that crosses a link between two engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packet<'a> {
+    /// Bytes of a block.
+    Data(DataHeader, Payload<'a>),
+    /// A notification without bytes.
+    Notify(NotifyHeader),
+    /// A block arrived.
+    Ack(Ack),
+    /// A block was refused.
+    Nack(Nack),
+    /// A block refused for an absent page may go again.
+    Resume(Resume),
+    /// A read is asked for.
+    ReadRequest(ReadRequest),
+    /// A read is refused.
+    ReadReject(ReadReject),
+    /// A read is known.
+    ReadAccept(ReadAccept),
+}
+
+impl<'a> Packet<'a> {
+    /// Check one datagram and say what it means.
+    ///
+    /// # Errors
+    /// Any [`WireError`]: drop the packet. A damaged payload under an intact
+    /// header is not an error but [`Payload::Damaged`], because it has an answer.
+    pub fn parse(bytes: &'a [u8], checksums: Checksums) -> Result<Self, WireError> {
+        let view = View::check(bytes, checksums)?;
+        Ok(match view.kind() {
+            Kind::Data => {
+                let (header, payload) = DataHeader::interpret(&view, checksums)?;
+                Self::Data(header, payload)
+            }
+            Kind::Notify => Self::Notify(NotifyHeader::interpret(&view)?),
+            Kind::Ack => Self::Ack(Ack::interpret(&view)?),
+            Kind::Nack => Self::Nack(Nack::interpret(&view)?),
+            Kind::Resume => Self::Resume(Resume::interpret(&view)?),
+            Kind::ReadRequest => Self::ReadRequest(ReadRequest::interpret(&view)?),
+            Kind::ReadReject => Self::ReadReject(ReadReject::interpret(&view)?),
+            Kind::ReadAccept => Self::ReadAccept(ReadAccept::interpret(&view)?),
+        })
+    }
+
+    /// Write the packet to the front of `out`; returns its length in bytes. No
+    /// packet without payload is longer than [`crate::MAX_HEADER_BYTES`].
+    ///
+    /// # Errors
+    /// [`WireError::TooShort`] if `out` does not hold it; range errors if its
+    /// fields could not be parsed again; [`WireError::PayloadLength`] for a
+    /// damaged payload.
+    pub fn emit(&self, out: &mut [u8], checksums: Checksums) -> Result<usize, WireError> {
+        match self {
+            Self::Data(header, payload) => {
+                let payload = match payload {
+                    Payload::Intact(bytes) => *bytes,
+                    Payload::Damaged => &[],
+                };
+                let start = header.emit_apart(payload, out, checksums)?;
+                let need = start + payload.len();
+                let have = out.len();
+                out.get_mut(start..need)
+                    .ok_or(WireError::TooShort { have, need })?
+                    .copy_from_slice(payload);
+                Ok(need)
+            }
+            Self::Notify(notify) => notify.emit(out, checksums),
+            Self::Ack(ack) => ack.emit(out, checksums),
+            Self::Nack(nack) => nack.emit(out, checksums),
+            Self::Resume(resume) => resume.emit(out, checksums),
+            Self::ReadRequest(request) => request.emit(out, checksums),
+            Self::ReadReject(reject) => reject.emit(out, checksums),
+            Self::ReadAccept(accept) => accept.emit(out, checksums),
+        }
+    }
+}
+
+const FLAG_BYTES_ONLY: u8 = 1 << 0;
+
+/// A block arrived (QOS §3.2.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ack {
+    /// The sender's slot.
+    pub transaction: TransactionId,
+    /// Which block in that slot.
+    pub generation: Generation,
+    /// The transmission that was answered.
+    pub attempt: Attempt,
+    /// The bytes are placed, but the notification the block announced has not
+    /// come yet: the block is not over.
+    pub bytes_only: bool,
+}
+
+impl Ack {
+    fn emit(self, out: &mut [u8], checksums: Checksums) -> Result<usize, WireError> {
+        let flags = if self.bytes_only { FLAG_BYTES_ONLY } else { 0 };
+        let mut draft = Draft::new(Kind::Ack, flags, self.attempt.0);
+        draft.u16_at::<8>(self.transaction.0);
+        draft.u32_at::<12>(self.generation.0);
+        draft.finish(out, checksums)
+    }
+
+    fn interpret(view: &View<'_>) -> Result<Self, WireError> {
+        view.ends_here()?;
+        view.only_flags(FLAG_BYTES_ONLY)?;
+        if view.u16_at::<10>() != 0 {
+            return Err(WireError::Reserved);
+        }
+        Ok(Self {
+            transaction: TransactionId(view.u16_at::<8>()),
+            generation: Generation(view.u32_at::<12>()),
+            attempt: Attempt(view.attempt()),
+            bytes_only: view.flags() & FLAG_BYTES_ONLY != 0,
+        })
+    }
+}
+
+/// A block was refused (QOS Table 3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nack {
+    /// The sender's slot.
+    pub transaction: TransactionId,
+    /// Which block in that slot.
+    pub generation: Generation,
+    /// The transmission that was answered.
+    pub attempt: Attempt,
+    /// Why.
+    pub code: NackCode,
+}
+
+impl Nack {
+    fn emit(self, out: &mut [u8], checksums: Checksums) -> Result<usize, WireError> {
+        let mut draft = Draft::new(Kind::Nack, 0, self.attempt.0);
+        draft.u16_at::<8>(self.transaction.0);
+        draft.u8_at::<10>(self.code as u8);
+        draft.u32_at::<12>(self.generation.0);
+        draft.finish(out, checksums)
+    }
+
+    fn interpret(view: &View<'_>) -> Result<Self, WireError> {
+        view.ends_here()?;
+        view.only_flags(0)?;
+        if view.u8_at::<11>() != 0 {
+            return Err(WireError::Reserved);
+        }
+        Ok(Self {
+            transaction: TransactionId(view.u16_at::<8>()),
+            generation: Generation(view.u32_at::<12>()),
+            attempt: Attempt(view.attempt()),
+            code: NackCode::try_from(view.u8_at::<10>())?,
+        })
+    }
+}
+
+/// The page a block was refused for is there: send the block again (FAULT
+/// §3.2.3, *retransmit-after-page-fault*). Obeyed only for the current
+/// generation and the block's own domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resume {
+    /// The sender's slot.
+    pub transaction: TransactionId,
+    /// Which block in that slot.
+    pub generation: Generation,
+    /// The domain the page belongs to; must be the block's.
+    pub domain: Domain,
+}
+
+impl Resume {
+    fn emit(self, out: &mut [u8], checksums: Checksums) -> Result<usize, WireError> {
+        let mut draft = Draft::new(Kind::Resume, 0, 0);
+        draft.u16_at::<8>(self.transaction.0);
+        draft.u16_at::<10>(self.domain.0);
+        draft.u32_at::<12>(self.generation.0);
+        draft.finish(out, checksums)
+    }
+
+    fn interpret(view: &View<'_>) -> Result<Self, WireError> {
+        view.ends_here()?;
+        view.only_flags(0)?;
+        if view.attempt() != 0 {
+            return Err(WireError::Reserved);
+        }
+        Ok(Self {
+            transaction: TransactionId(view.u16_at::<8>()),
+            generation: Generation(view.u32_at::<12>()),
+            domain: Domain(view.u16_at::<10>()),
+        })
+    }
+}

@@ -1,0 +1,152 @@
+//! Replays the fuzzer's corpus (`tests/corpus`) in an ordinary test run, so that
+//! what the fuzzer once found stays found without a fuzzer. `TOMBOLO_BLESS=1`
+//! writes one sample of each kind anew.
+
+use std::fs;
+use std::path::PathBuf;
+use tombolo_wire::{
+    Ack, Attempt, Checksums, DataHeader, Domain, Generation, Nack, NackCode, Notification,
+    NotificationMark, NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest,
+    RequestId, Resume, TransactionId,
+};
+
+fn samples() -> Vec<(&'static str, Packet<'static>)> {
+    let transaction = TransactionId(17);
+    let generation = Generation(0xffff_fffe);
+    let attempt = Attempt(1);
+    let domain = Domain(3);
+    let request = RequestId(42);
+    let notification = Notification {
+        address: 0x7000,
+        first: 1,
+        last: 2,
+    };
+    let data = DataHeader {
+        domain,
+        transaction,
+        generation,
+        attempt,
+        block_address: 0x4_0000_0100,
+        block_bytes: 300,
+        offset_bytes: 256,
+        payload_bytes: 44,
+        in_reply_to: None,
+        notification: NotificationMark::None,
+    };
+    let carrying = DataHeader {
+        notification: NotificationMark::Here(notification),
+        in_reply_to: Some(request),
+        ..data
+    };
+    vec![
+        ("data", Packet::Data(data, Payload::Intact(&[0x5a; 44]))),
+        (
+            "data-notification",
+            Packet::Data(carrying, Payload::Intact(&[0xa5; 44])),
+        ),
+        (
+            "notify",
+            Packet::Notify(NotifyHeader {
+                domain,
+                transaction,
+                generation,
+                attempt,
+                block_address: 0x4_0000_0100,
+                block_bytes: 300,
+                in_reply_to: None,
+                notification,
+            }),
+        ),
+        (
+            "ack",
+            Packet::Ack(Ack {
+                transaction,
+                generation,
+                attempt,
+                bytes_only: false,
+            }),
+        ),
+        (
+            "nack",
+            Packet::Nack(Nack {
+                transaction,
+                generation,
+                attempt,
+                code: NackCode::BufferFull,
+            }),
+        ),
+        (
+            "resume",
+            Packet::Resume(Resume {
+                transaction,
+                generation,
+                domain,
+            }),
+        ),
+        (
+            "read-request",
+            Packet::ReadRequest(ReadRequest {
+                request,
+                watermark: RequestId(40),
+                attempt,
+                domain,
+                size_bytes: 4096,
+                source_address: 0x1000,
+                destination_address: 0x2000,
+                notification: Some(notification),
+                class: Some(1),
+            }),
+        ),
+        (
+            "read-reject",
+            Packet::ReadReject(ReadReject {
+                request,
+                code: NackCode::NoContext,
+            }),
+        ),
+        ("read-accept", Packet::ReadAccept(ReadAccept { request })),
+    ]
+}
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/corpus")
+}
+
+#[test]
+fn samples_have_not_changed() {
+    for (name, packet) in samples() {
+        let mut bytes = [0; 200];
+        let length = packet
+            .emit(&mut bytes, Checksums::On)
+            .expect("a well-formed packet");
+        let path = folder().join(name);
+        if std::env::var_os("TOMBOLO_BLESS").is_some() {
+            fs::write(&path, &bytes[..length]).expect("the corpus can be written");
+        }
+        let kept = fs::read(&path).expect("the corpus holds a sample of every kind");
+        assert_eq!(
+            kept,
+            &bytes[..length],
+            "the format of {name} changed: raise the version"
+        );
+        assert_eq!(Packet::parse(&kept, Checksums::On), Ok(packet));
+    }
+}
+
+#[test]
+fn the_corpus_does_no_harm() {
+    for entry in fs::read_dir(folder()).expect("the corpus is there") {
+        let bytes = fs::read(entry.expect("an entry").path()).expect("a file");
+        for checksums in [Checksums::On, Checksums::Off] {
+            // Every prefix and every flipped byte of every sample.
+            for end in 0..=bytes.len() {
+                let _ = Packet::parse(&bytes[..end], checksums);
+            }
+            for at in 0..bytes.len() {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 0xff;
+                let _ = Packet::parse(&damaged, checksums);
+            }
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! The codec against its own promises: every packet survives the round trip, no
+//! bytes make it panic, damage is detected or has an answer.
+
+use proptest::prelude::*;
+use tombolo_wire::{
+    Ack, Attempt, Checksums, DataHeader, Domain, Generation, Nack, NackCode, Notification,
+    NotificationMark, NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest,
+    RequestId, Resume, TransactionId, WireError,
+};
+
+fn notification() -> impl Strategy<Value = Notification> {
+    any::<(u64, u64, u64)>().prop_map(|(address, first, last)| Notification {
+        address,
+        first,
+        last,
+    })
+}
+
+fn mark() -> impl Strategy<Value = NotificationMark> {
+    prop_oneof![
+        Just(NotificationMark::None),
+        Just(NotificationMark::Elsewhere),
+        notification().prop_map(NotificationMark::Here),
+    ]
+}
+
+/// A well-formed data header: any granule of any block.
+fn data() -> impl Strategy<Value = DataHeader> {
+    (
+        any::<(u16, u16, u32, u8, u32, Option<u32>)>(),
+        0..=16384u32,
+        any::<(u32, u32)>(),
+        mark(),
+    )
+        .prop_map(|(ids, block_bytes, (start, length), notification)| {
+            let (domain, slot, generation, attempt, address, reply) = ids;
+            let granules = block_bytes.div_ceil(256).max(1);
+            let first = start % granules;
+            let offset_bytes = first * 256;
+            let payload_bytes =
+                ((1 + length % (granules - first)) * 256).min(block_bytes - offset_bytes);
+            DataHeader {
+                domain: Domain(domain),
+                transaction: TransactionId(slot),
+                generation: Generation(generation),
+                attempt: Attempt(attempt),
+                block_address: u64::from(address) << 20,
+                block_bytes,
+                offset_bytes,
+                payload_bytes,
+                in_reply_to: reply.map(RequestId),
+                notification,
+            }
+        })
+}
+
+fn control() -> impl Strategy<Value = Packet<'static>> {
+    let code = proptest::sample::select(NackCode::ALL.to_vec());
+    let ids = any::<(u16, u32, u8, bool, u16, u32)>();
+    (
+        ids,
+        code,
+        data(),
+        notification(),
+        any::<(u32, u32, u64, Option<u64>)>(),
+        0..8u8,
+    )
+        .prop_map(
+            |(
+                (slot, generation, attempt, flag, domain, request),
+                code,
+                data,
+                words,
+                read,
+                kind,
+            )| {
+                let transaction = TransactionId(slot);
+                let generation = Generation(generation);
+                let attempt = Attempt(attempt);
+                let domain = Domain(domain);
+                let request = RequestId(request);
+                match kind {
+                    0 => Packet::Ack(Ack {
+                        transaction,
+                        generation,
+                        attempt,
+                        bytes_only: flag,
+                    }),
+                    1 => Packet::Nack(Nack {
+                        transaction,
+                        generation,
+                        attempt,
+                        code,
+                    }),
+                    2 => Packet::Resume(Resume {
+                        transaction,
+                        generation,
+                        domain,
+                    }),
+                    3 => Packet::ReadReject(ReadReject { request, code }),
+                    4 => Packet::ReadAccept(ReadAccept { request }),
+                    5 => Packet::Notify(NotifyHeader {
+                        domain,
+                        transaction,
+                        generation,
+                        attempt,
+                        block_address: data.block_address,
+                        block_bytes: data.block_bytes,
+                        in_reply_to: data.in_reply_to,
+                        notification: words,
+                    }),
+                    _ => Packet::ReadRequest(ReadRequest {
+                        request,
+                        watermark: RequestId(read.0),
+                        attempt,
+                        domain,
+                        size_bytes: read.1,
+                        source_address: read.2 >> 1,
+                        destination_address: data.block_address,
+                        notification: read.3.map(|first| Notification { first, ..words }),
+                        class: (kind == 7).then_some(attempt.0 % 3),
+                    }),
+                }
+            },
+        )
+}
+
+fn emit(packet: &Packet<'_>, checksums: Checksums) -> Vec<u8> {
+    let mut bytes = vec![0; 64 + 16384];
+    let length = packet
+        .emit(&mut bytes, checksums)
+        .expect("a well-formed packet");
+    bytes.truncate(length);
+    bytes
+}
+
+proptest! {
+    #[test]
+    fn control_packets_survive_the_round_trip(packet in control(), check in any::<bool>()) {
+        let checksums = if check { Checksums::On } else { Checksums::Off };
+        let bytes = emit(&packet, checksums);
+        prop_assert!(bytes.len() <= 64);
+        prop_assert_eq!(Packet::parse(&bytes, checksums), Ok(packet));
+    }
+
+    #[test]
+    fn data_packets_survive_the_round_trip(header in data(), fill in any::<u8>()) {
+        let payload: Vec<u8> =
+            (0..header.payload_bytes).map(|at| fill.wrapping_add(at as u8)).collect();
+        let packet = Packet::Data(header, Payload::Intact(&payload));
+        let bytes = emit(&packet, Checksums::On);
+        prop_assert_eq!(Packet::parse(&bytes, Checksums::On), Ok(packet));
+        // The way without a second copy gives the same bytes.
+        let mut sealed = vec![0; bytes.len()];
+        sealed[header.header_bytes()..].copy_from_slice(&payload);
+        prop_assert_eq!(header.seal(&mut sealed, Checksums::On), Ok(bytes.len()));
+        prop_assert_eq!(sealed, bytes);
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in any::<u8>()) {
+        let _ = Packet::parse(&bytes, Checksums::On);
+        let _ = Packet::parse(&bytes, Checksums::Off);
+        // And again past the first two gates, where the fields are read.
+        if let [magic, kind_byte, ..] = bytes.as_mut_slice() {
+            *magic = tombolo_wire::MAGIC;
+            *kind_byte = kind % 10;
+        }
+        if let Ok(packet) = Packet::parse(&bytes, Checksums::Off) {
+            // What parses can be written again, to the same bytes but the checksums.
+            if !matches!(packet, Packet::Data(_, Payload::Damaged)) {
+                let again = emit(&packet, Checksums::Off);
+                prop_assert_eq!(Packet::parse(&again, Checksums::Off), Ok(packet));
+            }
+        }
+    }
+
+    #[test]
+    fn truncation_is_an_error_or_a_damaged_payload(header in data(), cut in any::<usize>()) {
+        let payload = vec![7; header.payload_bytes as usize];
+        let bytes = emit(&Packet::Data(header, Payload::Intact(&payload)), Checksums::On);
+        let short = &bytes[..cut % bytes.len()];
+        match Packet::parse(short, Checksums::On) {
+            Err(WireError::TooShort { .. }) => prop_assert!(short.len() < header.header_bytes()),
+            other => prop_assert_eq!(other, Ok(Packet::Data(header, Payload::Damaged))),
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_detected(header in data(), control in control(), at in any::<usize>()) {
+        let payload = vec![7; header.payload_bytes as usize];
+        let mut bytes = emit(&Packet::Data(header, Payload::Intact(&payload)), Checksums::On);
+        let bit = at % (bytes.len() * 8);
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        match Packet::parse(&bytes, Checksums::On) {
+            Err(_) => prop_assert!(bit / 8 < header.header_bytes()),
+            // The header names a block that can be refused, and it is the right one.
+            other => prop_assert_eq!(other, Ok(Packet::Data(header, Payload::Damaged))),
+        }
+        let mut bytes = emit(&control, Checksums::On);
+        let bit = at % (bytes.len() * 8);
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        prop_assert!(Packet::parse(&bytes, Checksums::On).is_err());
+    }
+
+    #[test]
+    fn a_buffer_too_small_is_an_error(packet in control(), room in 0..64usize) {
+        let whole = emit(&packet, Checksums::On);
+        let mut bytes = vec![0; room];
+        let outcome = packet.emit(&mut bytes, Checksums::On);
+        prop_assert_eq!(outcome.is_ok(), room >= whole.len());
+    }
+}
+
+#[test]
+fn the_layout_is_what_the_documentation_draws() {
+    let header = DataHeader {
+        domain: Domain(0x0201),
+        transaction: TransactionId(0x0403),
+        generation: Generation(0x0807_0605),
+        attempt: Attempt(9),
+        block_address: 0x1817_1615_1413_1211,
+        block_bytes: 0x0203,
+        offset_bytes: 0x0100,
+        payload_bytes: 0x0103,
+        in_reply_to: Some(RequestId(0x2423_2221)),
+        notification: NotificationMark::Elsewhere,
+    };
+    let payload = [0; 0x103];
+    let bytes = emit(
+        &Packet::Data(header, Payload::Intact(&payload)),
+        Checksums::Off,
+    );
+    assert_eq!(
+        bytes[..40],
+        [
+            0xb1, 1, 0b011, 9, 0, 0, 0, 0, // prefix
+            3, 4, 1, 2, 5, 6, 7, 8, // slot, domain, generation
+            0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, // block address
+            3, 2, 0, 1, 3, 1, 0, 0, // block, offset and payload lengths
+            0, 0, 0, 0, 0x21, 0x22, 0x23, 0x24, // data CRC, in reply to
+        ]
+    );
+    let ack = Ack {
+        transaction: TransactionId(1),
+        generation: Generation(2),
+        attempt: Attempt(3),
+        bytes_only: true,
+    };
+    let bytes = emit(&Packet::Ack(ack), Checksums::Off);
+    assert_eq!(bytes, [0xb1, 3, 1, 3, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]);
+}
+
+#[test]
+fn impossible_ranges_are_refused() {
+    let good = DataHeader {
+        domain: Domain(0),
+        transaction: TransactionId(0),
+        generation: Generation(0),
+        attempt: Attempt(0),
+        block_address: 0,
+        block_bytes: 1024,
+        offset_bytes: 256,
+        payload_bytes: 256,
+        in_reply_to: None,
+        notification: NotificationMark::None,
+    };
+    let outcome = |header: DataHeader| header.seal(&mut [0; 20_000], Checksums::On).map(|_| ());
+    assert_eq!(outcome(good), Ok(()));
+    assert_eq!(
+        outcome(DataHeader {
+            offset_bytes: 1,
+            ..good
+        }),
+        Err(WireError::Range)
+    );
+    assert_eq!(
+        outcome(DataHeader {
+            payload_bytes: 255,
+            ..good
+        }),
+        Err(WireError::Range)
+    );
+    assert_eq!(
+        outcome(DataHeader {
+            payload_bytes: 1024,
+            ..good
+        }),
+        Err(WireError::Range)
+    );
+    assert_eq!(
+        outcome(DataHeader {
+            block_bytes: 16640,
+            ..good
+        }),
+        Err(WireError::Range)
+    );
+    let high = DataHeader {
+        block_address: u64::MAX - 1000,
+        ..good
+    };
+    assert_eq!(outcome(high), Err(WireError::AddressOverflow));
+    assert!(
+        outcome(DataHeader {
+            payload_bytes: u32::MAX,
+            ..good
+        })
+        .is_err()
+    );
+}

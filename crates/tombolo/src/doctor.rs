@@ -1,0 +1,162 @@
+//! `tombolo doctor`: what this kernel and these privileges allow.
+
+use clap::Args;
+use serde::Serialize;
+use tombolo_host::uffd::{self, Userfaultfd};
+
+use crate::{Failure, output};
+
+/// Arguments of `tombolo doctor`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Outcome {
+    Ok,
+    /// It works, but less well.
+    Limited,
+    Missing,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    outcome: Outcome,
+    detail: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<&'static str>,
+}
+
+const USERFAULTFD_ADVICE: &str =
+    "run as root, or `sysctl vm.unprivileged_userfaultfd=1`, or give this user access to /dev/userfaultfd";
+const FORK_ADVICE: &str =
+    "run as root or with CAP_SYS_PTRACE: without it a forked child would not keep its far memory";
+
+fn check_userfaultfd() -> (Check, Option<Userfaultfd>) {
+    match Userfaultfd::for_this_process() {
+        Ok(made) => {
+            let detail = "page faults of programs can be served, system calls included".into();
+            (Check { name: "userfaultfd", outcome: Outcome::Ok, detail, advice: None }, Some(made))
+        }
+        Err(error) => {
+            let advice = Some(USERFAULTFD_ADVICE);
+            (Check { name: "userfaultfd", outcome: Outcome::Missing, detail: error.to_string(), advice }, None)
+        }
+    }
+}
+
+fn check_features(made: Option<Userfaultfd>) -> Vec<Check> {
+    let Some(made) = made else { return Vec::new() };
+    let fork = match made.enable(uffd::FEATURE_EVENT_FORK) {
+        Ok(_) => Check {
+            name: "fork events",
+            outcome: Outcome::Ok,
+            detail: "forked children keep their memory".into(),
+            advice: None,
+        },
+        Err(error) => Check {
+            name: "fork events",
+            outcome: Outcome::Missing,
+            detail: error.to_string(),
+            advice: Some(FORK_ADVICE),
+        },
+    };
+    // A descriptor is enabled once; the list of features needs a fresh one.
+    let features = Userfaultfd::for_this_process().and_then(|made| made.enable(0)).unwrap_or(0);
+    let needed = [
+        ("write protection", uffd::FEATURE_WRITE_PROTECT),
+        ("poison", uffd::FEATURE_POISON),
+        ("thread ids", uffd::FEATURE_THREAD_ID),
+    ];
+    let mut checks = vec![fork];
+    for (name, bit) in needed {
+        let there = features & bit != 0;
+        checks.push(Check {
+            name,
+            outcome: if there { Outcome::Ok } else { Outcome::Missing },
+            detail: if there { "there" } else { "this kernel has not got it" }.into(),
+            advice: (!there).then_some("use Linux 6.6 or later"),
+        });
+    }
+    checks
+}
+
+fn check_processors() -> Check {
+    let count = tombolo_host::process::processors().len();
+    Check {
+        name: "processors",
+        outcome: if count > 1 { Outcome::Ok } else { Outcome::Limited },
+        detail: format!("{count}: a fault handler on each"),
+        advice: (count < 2).then_some("with one processor eviction takes time from the program"),
+    }
+}
+
+fn check_lock() -> Check {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let root = rustix::process::geteuid().is_root();
+    let enough = root || limit.is_none_or(|bytes| bytes >= 256 << 20);
+    Check {
+        name: "locked memory",
+        outcome: if enough { Outcome::Ok } else { Outcome::Limited },
+        detail: limit.map_or_else(|| "unlimited".into(), |bytes| format!("limit {} KiB", bytes / 1024)),
+        advice: (!enough).then_some("raise `ulimit -l`: the supervisor should not be swapped out itself"),
+    }
+}
+
+fn checks() -> Vec<Check> {
+    let (userfaultfd, made) = check_userfaultfd();
+    let mut checks = vec![userfaultfd];
+    checks.extend(check_features(made));
+    checks.push(check_processors());
+    checks.push(check_lock());
+    checks
+}
+
+/// Prints what is there and what is missing; exit code 1 if programs cannot be run.
+pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    let checks = checks();
+    let able = checks.iter().all(|check| check.outcome != Outcome::Missing);
+    if arguments.json {
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        output::json(&serde_json::json!({ "kernel": kernel, "paging": able, "checks": checks }))?;
+        return Ok(u8::from(!able));
+    }
+    for check in &checks {
+        let mark = match check.outcome {
+            Outcome::Ok => "ok     ",
+            Outcome::Limited => "limited",
+            Outcome::Missing => "MISSING",
+        };
+        output::line(&format!("{mark}  {:18} {}", check.name, check.detail));
+        if let Some(advice) = check.advice {
+            output::line(&format!("                            -> {advice}"));
+        }
+    }
+    output::line(if able {
+        "programs can be run on far memory"
+    } else {
+        "programs cannot be run on far memory; lending works without any of this"
+    });
+    output::line("not served, ever: statically linked programs, set-user-id programs, and memory that a program maps without libc");
+    Ok(u8::from(!able))
+}
+
+/// Fails with advice where `tombolo run` could not serve a program.
+pub fn require_paging() -> Result<(), Failure> {
+    match checks().into_iter().find(|check| check.outcome == Outcome::Missing) {
+        None => Ok(()),
+        Some(check) => Err(Failure::new(format!(
+            "{}: {}; {} (see `tombolo doctor`)",
+            check.name,
+            check.detail,
+            check.advice.unwrap_or("this kernel is too old")
+        ))),
+    }
+}

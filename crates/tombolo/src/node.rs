@@ -1,0 +1,66 @@
+//! `tombolo node`: lend memory until interrupted.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::Args;
+use tombolo_node::{Address, Node, PeerEvent};
+
+use crate::size::Size;
+use crate::{Failure, output};
+
+/// Arguments of `tombolo node`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Where to listen: shm:PATH for this machine, udp:HOST:PORT (loopback only, until links are authenticated).
+    #[arg(long, value_name = "ADDR")]
+    listen: Address,
+    /// How much memory may be lent.
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    lend: Size,
+    /// What others see this node as; the host's name unless given.
+    #[arg(long)]
+    name: Option<String>,
+}
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// This machine's name.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Runs until SIGINT or SIGTERM.
+pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    let available = available_bytes().unwrap_or(u64::MAX);
+    if arguments.lend.0 > available {
+        return Err(Failure::new(format!(
+            "--lend {} is more than the {} that this machine has available",
+            arguments.lend,
+            Size(available)
+        )));
+    }
+    let name = arguments.name.clone().unwrap_or_else(host_name);
+    let listener = tombolo_node::listen(&arguments.listen)?;
+    let node = Arc::new(Node::new(&name, arguments.lend.0 / 4096 * 4096, 0)?);
+    tombolo_host::process::stop_on_signals(&STOP);
+    output::line(&format!("node {name} lends {} at {}", arguments.lend, listener.address()));
+    tombolo_node::serve(&node, &*listener, &STOP, &|event| match event {
+        PeerEvent::Came(Some(process)) => eprintln!("tombolo: process {process} connected"),
+        PeerEvent::Came(None) => eprintln!("tombolo: a peer connected"),
+        PeerEvent::Refused(reason) => eprintln!("tombolo: a peer was refused: {reason}"),
+        PeerEvent::Gone(reason, 0) => eprintln!("tombolo: a peer is gone: {reason}"),
+        PeerEvent::Gone(reason, bytes) => {
+            eprintln!("tombolo: a borrower is gone ({reason}): {} came back", Size(bytes));
+        }
+    });
+    eprintln!("tombolo: stopped");
+    Ok(0)
+}
+
+/// What the kernel says could be used without swapping.
+fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
+}

@@ -1,0 +1,198 @@
+//! `tombolo run`: a program with part of its memory at lenders.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Map, Value, json};
+use tombolo_node::{Address, Borrowed};
+use tombolo_pager::{Finished, Options};
+
+use crate::size::Size;
+use crate::{Failure, LIBRARY, doctor};
+
+/// Arguments of `tombolo run`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Lenders: shm:PATH or udp:HOST:PORT, several separated by commas.
+    #[arg(long, value_name = "ADDR[,ADDR...]", value_delimiter = ',', required = true)]
+    from: Vec<Address>,
+    /// Most memory of the program's heap and large mappings that stays local.
+    #[arg(long, value_name = "SIZE")]
+    local: Size,
+    /// How much to borrow; four times --local unless given, or less if the lenders have less.
+    #[arg(long, value_name = "SIZE")]
+    remote: Option<Size>,
+    /// Anonymous mappings of at least this size are far.
+    #[arg(long, value_name = "SIZE", default_value = "128K")]
+    minimum: Size,
+    /// Write what happened to this file, as JSON.
+    #[arg(long, value_name = "FILE.json")]
+    report: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// Runs the program; its exit status is this command's.
+pub fn main(arguments: Arguments) -> Result<u8, Failure> {
+    let mut command = arguments.command.into_iter();
+    let program = command.next().ok_or_else(|| Failure::new("no program given"))?;
+    check_program(&program)?;
+    doctor::require_paging()?;
+    if let Some(report) = &arguments.report {
+        // Better now than after hours.
+        fs::write(report, "{}\n")
+            .map_err(|error| Failure::new(format!("cannot write the report {}: {error}", report.display())))?;
+    }
+    let name = format!("run {}", Path::new(&program).file_name().unwrap_or(&program).to_string_lossy());
+    let wish = arguments.local.0.saturating_mul(4);
+    let remote = arguments.remote.map(|size| size.0);
+    let borrowed = Borrowed::new(&name, &arguments.from, remote, wish)?;
+    let options = Options {
+        program,
+        arguments: command.collect(),
+        local_bytes: arguments.local.0,
+        minimum_bytes: arguments.minimum.0,
+        library: LIBRARY,
+        notify: Box::new(|text| eprintln!("tombolo: {text}")),
+        started: None,
+    };
+    let finished = tombolo_pager::run(options, borrowed.clone());
+    borrowed.release();
+    let finished = finished?;
+    if let Some(path) = arguments.report {
+        let text = serde_json::to_string_pretty(&report(&finished))?;
+        fs::write(&path, text + "\n")
+            .map_err(|error| Failure::new(format!("cannot write the report {}: {error}", path.display())))?;
+    }
+    Ok(finished.exit_code())
+}
+
+/// What happened, for `--report`.
+pub fn report(finished: &Finished) -> Value {
+    let [median, high, longest] = finished.far_fault_ns;
+    let counters: Map<String, Value> =
+        finished.counters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+    json!({
+        "exit_code": finished.exit_code(),
+        "elapsed_s": finished.elapsed.as_secs_f64(),
+        "local_bytes": finished.limit_pages * 4096,
+        "resident_peak_bytes": finished.counter("resident_peak") * 4096,
+        "bytes_in": finished.counter("pages_in") * 4096,
+        "bytes_out": finished.counter("pages_out") * 4096,
+        "far_fault_ns": { "median": median, "p99": high, "max": longest },
+        "counters": counters,
+    })
+}
+
+/// The file that a shell would execute.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    let path = Path::new(program);
+    if program.to_string_lossy().contains('/') {
+        return path.exists().then(|| path.to_owned());
+    }
+    let executable = |path: &Path| {
+        fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+    };
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(path)).find(|path| executable(path))
+}
+
+/// Says in one line what cannot be served, before anything is started.
+fn check_program(program: &OsStr) -> Result<(), Failure> {
+    let name = program.to_string_lossy();
+    let failed = |code, text: String| Err(Failure { text, code });
+    let Some(path) = find(program) else {
+        return failed(127, format!("{name}: no such program"));
+    };
+    // A script is as good as its interpreter; a chain of them ends soon.
+    let mut path = path;
+    for _ in 0..4 {
+        let metadata = fs::metadata(&path)?;
+        if metadata.is_dir() {
+            return failed(126, format!("{}: is a directory", path.display()));
+        }
+        let Ok(file) = fs::File::open(&path) else { return Ok(()) };
+        if metadata.mode() & 0o6000 != 0 && !rustix::process::geteuid().is_root() {
+            return failed(
+                126,
+                format!("{}: the kernel ignores preloaded libraries for set-user-id programs, so its memory cannot be served", path.display()),
+            );
+        }
+        let mut reader = BufReader::new(file);
+        let mut start = [0; 2];
+        if reader.read_exact(&mut start).is_err() || &start != b"#!" {
+            return check_binary(&path);
+        }
+        let mut line = String::new();
+        let _ = reader.take(4096).read_line(&mut line);
+        match line.split_whitespace().next().map(PathBuf::from) {
+            Some(interpreter) if interpreter.exists() => path = interpreter,
+            _ => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+fn check_binary(path: &Path) -> Result<(), Failure> {
+    let bytes = fs::File::open(path).and_then(|file| {
+        let mut bytes = Vec::new();
+        file.take(64 * 1024).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    })?;
+    match dynamic(&bytes) {
+        Some(false) => Err(Failure {
+            text: format!(
+                "{}: is statically linked, so no library can be preloaded and its memory cannot be served",
+                path.display()
+            ),
+            code: 126,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a 64-bit ELF program names an interpreter (the dynamic linker).
+fn dynamic(bytes: &[u8]) -> Option<bool> {
+    const INTERPRETER: u32 = 3;
+    if bytes.get(..5)? != b"\x7fELF\x02" {
+        return None;
+    }
+    let half = |at: usize| Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
+    let headers = u64::from_le_bytes(bytes.get(32..40)?.try_into().ok()?);
+    let (size, count) = (usize::from(half(54)?), usize::from(half(56)?));
+    for index in 0..count {
+        let at = usize::try_from(headers).ok()?.checked_add(index * size)?;
+        let kind = u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?);
+        if kind == INTERPRETER {
+            return Some(true);
+        }
+    }
+    Some(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_test_is_a_dynamic_program_and_rubbish_is_none() {
+        let own = fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(dynamic(&own), Some(true));
+        assert_eq!(dynamic(b"#!/bin/sh"), None);
+        assert_eq!(dynamic(&own[..40]), None);
+        let mut wild = own[..4096].to_vec();
+        wild[32..40].fill(0xff);
+        assert_eq!(dynamic(&wild), None);
+    }
+
+    #[test]
+    fn what_is_not_there_is_told_apart_from_what_cannot_run() {
+        assert_eq!(check_program(OsStr::new("no-such-program-anywhere")).unwrap_err().code, 127);
+        assert_eq!(check_program(OsStr::new("/tmp")).unwrap_err().code, 126);
+        assert!(check_program(OsStr::new("sh")).is_ok());
+    }
+}
