@@ -197,6 +197,7 @@ impl Evictor {
                     table.set(page, again(entry.with_slot(None)));
                     continue;
                 }
+                self.pager.habit.observe(false);
                 table.set(page, entry.with_state(State::EvictDrop));
                 victims.push(Victim { page, slot: Some(slot), clean: true, copy: 0, staged: None, failed: false });
                 continue;

@@ -21,11 +21,19 @@ const FAR: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 /// How long a handler that has sent for a page polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(150);
+/// Wake-ups in a row that found the fault taken, after which a handler rests.
+const MISSES_MAX: u32 = 8;
+/// For how long. Every fault wakes all handlers that do not rest, and the one
+/// on the wrong processor only disturbs; a program that moves is caught up with
+/// after this time.
+const REST: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 4_000_000 };
 
 /// What one handler sleeps on.
 #[derive(Debug)]
 pub struct PollSet {
     epoll: OwnedFd,
+    /// Holds `stop` only, for resting.
+    resting: OwnedFd,
     stop: OwnedFd,
 }
 
@@ -34,8 +42,11 @@ impl PollSet {
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
-        epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
-        Ok(Self { epoll, stop })
+        let resting = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for set in [&epoll, &resting] {
+            epoll::add(set, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
+        }
+        Ok(Self { epoll, resting, stop })
     }
 
     /// Polls far memory's descriptors, and no longer those of lenders that are
@@ -80,7 +91,13 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
     let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
     let mut events = [nothing; 16];
     let mut spin_until: Option<Instant> = None;
+    let mut misses = 0;
     while !pager.stopping.load(Ordering::Relaxed) {
+        if misses >= MISSES_MAX {
+            misses = 0;
+            rest(pager, set);
+            continue;
+        }
         // Whoever has sent for a page polls for it; the others sleep.
         let spinning = spin_until.is_some_and(|end| Instant::now() < end);
         let sleep = if spinning { Some(Duration::ZERO) } else { pager.far.sleep_time() };
@@ -101,7 +118,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
                 FAR => far = true,
                 index => {
                     if let Some(space) = pager.space(index as u32) {
-                        pager.serve_next(&space);
+                        misses = if pager.serve_next(&space) { 0 } else { misses + 1 };
                     }
                 }
             }
@@ -116,4 +133,14 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
             _ => spin_until,
         };
     }
+}
+
+/// Leaves the faults to the other handlers for a while, if there are others.
+fn rest(pager: &Pager, set: &PollSet) {
+    let last = pager.awake.fetch_sub(1, Ordering::AcqRel) == 1;
+    if !last {
+        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let _ = epoll::wait(&set.resting, &mut [nothing][..], Some(&REST));
+    }
+    pager.awake.fetch_add(1, Ordering::AcqRel);
 }

@@ -17,6 +17,7 @@ mod page;
 mod pager;
 mod prefetch;
 #[path = "../../tombolo-preload/src/protocol.rs"]
+#[allow(dead_code, reason = "some of it is for the other end")]
 mod protocol;
 mod replacement;
 mod run;

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -16,7 +16,7 @@ use tombolo_node::FarMemory;
 
 use crate::handler::PollSet;
 use crate::page::{Entry, State};
-use crate::prefetch::TOUCH_MAX;
+use crate::prefetch::{TOUCH_MAX, WriteHabit};
 use crate::replacement::{PageName, Replacement};
 use crate::slots::Slots;
 use crate::space::Space;
@@ -76,6 +76,10 @@ pub struct Pager {
     pub notify: Notify,
     /// The run is over.
     pub stopping: AtomicBool,
+    /// Handlers that do not rest.
+    pub awake: AtomicUsize,
+    /// Whether pages that are fetched for reading tend to be written.
+    pub habit: WriteHabit,
     /// What the handlers poll, one set each.
     pub polls: Vec<PollSet>,
     /// What was said once is not said again.
@@ -153,6 +157,8 @@ impl Pager {
             far,
             notify,
             stopping: AtomicBool::new(false),
+            awake: AtomicUsize::new(handlers),
+            habit: WriteHabit::default(),
             polls,
             said: Mutex::new(Vec::new()),
         })

@@ -4,6 +4,8 @@
 //! Then each fault that lands where the stream was expected to stop doubles the
 //! window. Random faults find no line and fetch nothing.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 /// Faults remembered.
 const RECENT: usize = 24;
 /// Streams followed at once.
@@ -119,6 +121,40 @@ impl Touches {
     }
 }
 
+/// Whether pages that are fetched for reading tend to be written afterwards.
+///
+/// A page mapped write-protected is cheap to evict while it stays clean, but its
+/// first write costs a fault, which is dearer than what a clean page saves. So
+/// where writes usually follow, pages are mapped writable at once, but for a
+/// sample of them, by which the habit is watched.
+#[derive(Debug, Default)]
+pub struct WriteHabit {
+    /// Share of watched pages that were written, in 1/65536, moving average.
+    written: AtomicU32,
+    turn: AtomicU32,
+}
+
+/// One page in so many stays protected whatever the habit.
+const SAMPLE: u32 = 16;
+/// Above this share, in 1/65536, pages are mapped writable.
+const HABIT: u32 = 65536 / 4;
+
+impl WriteHabit {
+    /// A protected page was written (or evicted without).
+    pub fn observe(&self, written: bool) {
+        let old = self.written.load(Ordering::Relaxed);
+        let target = if written { 65536 } else { 0 };
+        // A lost update among threads loses one observation of many.
+        self.written.store((old * 63 + target) / 64, Ordering::Relaxed);
+    }
+
+    /// Whether to map the next page that is read write-protected.
+    pub fn protect(&self) -> bool {
+        self.written.load(Ordering::Relaxed) < HABIT
+            || self.turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLE)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,6 +204,20 @@ mod tests {
         touches.stopped(6, 2, 1);
         assert_eq!(touches.touch(7), 2);
         assert_eq!(touches.touch(50), 1);
+    }
+
+    #[test]
+    fn pages_are_mapped_writable_where_writes_follow_and_protected_again_where_not() {
+        let habit = WriteHabit::default();
+        assert!((0..100).all(|_| habit.protect()));
+        for _ in 0..100 {
+            habit.observe(true);
+        }
+        assert_eq!((0..160).filter(|_| habit.protect()).count(), 10);
+        for _ in 0..200 {
+            habit.observe(false);
+        }
+        assert!((0..100).all(|_| habit.protect()));
     }
 
     #[test]

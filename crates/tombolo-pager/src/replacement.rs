@@ -75,11 +75,6 @@ impl Replacement {
     pub fn advance(&mut self, count: u64) {
         self.evictions += count;
     }
-
-    /// Names in the queues.
-    pub fn len(&self) -> usize {
-        self.small.len() + self.main.len()
-    }
 }
 
 #[cfg(test)]
@@ -120,6 +115,5 @@ mod tests {
         let mut pages: Vec<u32> = std::iter::from_fn(|| replacement.pop()).map(|name| name.page).collect();
         pages.sort_unstable();
         assert_eq!(pages, (0..30).collect::<Vec<_>>());
-        assert_eq!(replacement.len(), 0);
     }
 }

@@ -197,7 +197,7 @@ impl Pager {
             return self.wait_for_room(fault);
         }
         Counters::add(&self.stats.counters.far_faults, 1);
-        let protect = !fault.write;
+        let protect = !fault.write && self.habit.protect();
         let ahead = table.prefetch.fault(fault.page);
         let windowed = self.far.window(slot).is_some();
         let mut runs = [Run::default(); RUNS_MAX];
@@ -378,6 +378,7 @@ impl Pager {
                     if let Some(slot) = entry.slot() {
                         // From now on the page may differ from its slot.
                         Counters::add(&self.stats.counters.write_faults, 1);
+                        self.habit.observe(true);
                         self.slots.lock().release(slot);
                     }
                     table.set(page, entry.with_slot(None).with_referenced(true));

@@ -27,11 +27,6 @@ impl Slots {
         self.used
     }
 
-    /// Slots that can be in use, in pages.
-    pub fn capacity(&self) -> usize {
-        self.users.len() - self.withdrawn
-    }
-
     /// Takes a free slot: the next one after the last taken, if that is free.
     pub fn take(&mut self) -> Option<u32> {
         if self.used + self.withdrawn >= self.users.len() {
@@ -115,7 +110,7 @@ mod tests {
         assert_eq!(slots.take(), Some(0));
         assert!(slots.withdraw(0));
         assert!(!slots.withdraw(1));
-        assert_eq!((slots.take(), slots.used(), slots.capacity()), (None, 0, 0));
+        assert_eq!((slots.take(), slots.used()), (None, 0));
         slots.release(0);
         assert_eq!(slots.take(), None);
     }
