@@ -87,36 +87,49 @@ impl Prefetch {
     }
 }
 
-/// First touches: memory that is filled from front to back gets more pages at a time.
+/// First touches: memory that is filled from front to back, or from back to
+/// front, gets more pages at a time.
 #[derive(Debug, Default)]
 pub struct Touches {
-    /// Where the next touch is expected, and how many pages the last one got.
-    runs: [(u32, u32); 8],
+    runs: [Touch; 8],
     turn: usize,
+}
+
+/// A run of pages that were touched first one after the other.
+#[derive(Clone, Copy, Debug, Default)]
+struct Touch {
+    /// Pages mapped so far: the next touch is expected at `end`, or below `first`.
+    first: u32,
+    end: u32,
+    /// How many pages the last touch got; 0 for none.
+    pages: u32,
 }
 
 /// Most pages mapped for one first touch.
 pub const TOUCH_MAX: u32 = 64;
 
 impl Touches {
-    /// How many pages to map from `page` on.
-    pub fn touch(&mut self, page: u32) -> u32 {
-        let known = self.runs.iter().position(|&(next, pages)| pages > 0 && next == page);
-        let (index, pages) = match known {
-            Some(index) => (index, (self.runs[index].1 * 2).min(TOUCH_MAX)),
-            None => {
-                self.turn = (self.turn + 1) % self.runs.len();
-                (self.turn, 1)
-            }
+    /// Which pages to map for a touch of `page`: the first, and how many. `page` is among them.
+    pub fn touch(&mut self, page: u32) -> (u32, u32) {
+        let known = self.runs.iter().position(|run| run.pages > 0 && (run.end == page || run.first == page + 1));
+        let Some(index) = known else {
+            self.turn = (self.turn + 1) % self.runs.len();
+            self.runs[self.turn] = Touch { first: page, end: page + 1, pages: 1 };
+            return (page, 1);
         };
-        self.runs[index] = (page.saturating_add(pages), pages);
-        pages
+        let run = &mut self.runs[index];
+        let pages = (run.pages * 2).min(TOUCH_MAX);
+        let first = if run.end == page { page } else { (page + 1).saturating_sub(pages) };
+        (first, if run.end == page { pages } else { page + 1 - first })
     }
 
-    /// Fewer pages than asked for were mapped from `page` on.
-    pub fn stopped(&mut self, page: u32, pages: u32, mapped: u32) {
-        if let Some(run) = self.runs.iter_mut().find(|run| **run == (page.saturating_add(pages), pages)) {
-            *run = (page + mapped, mapped);
+    /// So many pages from `first` on were mapped for a touch of `page`.
+    pub fn mapped(&mut self, page: u32, first: u32, pages: u32) {
+        let run = self.runs.iter_mut().find(|run| run.pages > 0 && (run.end == page || run.first == page + 1));
+        if let Some(run) = run {
+            run.pages = pages;
+            run.first = run.first.min(first);
+            run.end = run.end.max(first + pages);
         }
     }
 }
@@ -191,19 +204,25 @@ mod tests {
     }
 
     #[test]
-    fn first_touches_grow_along_a_run_only() {
+    fn first_touches_grow_along_a_run_up_or_down_only() {
         let mut touches = Touches::default();
-        let (mut page, mut count) = (100, 0);
-        while page < 10_000 {
-            page += touches.touch(page);
+        let (mut up, mut down, mut count) = (100, 9_000, 0);
+        while up < 3_000 {
+            for page in [up, down] {
+                let (first, pages) = touches.touch(page);
+                assert!((first..first + pages).contains(&page));
+                touches.mapped(page, first, pages);
+            }
+            (up, down) = (touches.runs[1].end, touches.runs[2].first - 1);
             count += 1;
         }
-        assert!(count < 200);
-        assert_eq!(touches.touch(5), 1);
-        assert_eq!(touches.touch(6), 2);
-        touches.stopped(6, 2, 1);
-        assert_eq!(touches.touch(7), 2);
-        assert_eq!(touches.touch(50), 1);
+        assert!(count < 60 && down < 7_000);
+        assert_eq!(touches.touch(50_000), (50_000, 1));
+        assert_eq!(touches.touch(50_001), (50_001, 2));
+        touches.mapped(50_001, 50_001, 1);
+        assert_eq!(touches.touch(50_002), (50_002, 2));
+        assert_eq!(touches.touch(60_000), (60_000, 1));
+        assert_eq!(touches.touch(0), (0, 1));
     }
 
     #[test]

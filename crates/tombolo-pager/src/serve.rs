@@ -24,6 +24,9 @@ use crate::stats::Counters;
 /// Runs of pages mapped for one fault, at most.
 const RUNS_MAX: usize = 65;
 
+/// Pages mapped for a first touch along a run even where room is short.
+const TOUCH_CROWDED: u64 = 16;
+
 /// Pages to map from consecutive memory.
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
@@ -162,28 +165,41 @@ impl Pager {
     /// A first touch.
     fn plan_zero(&self, space: &Arc<Space>, table: &mut Table, fault: Fault) -> Plan {
         let page = fault.page;
-        let want = table.touches.touch(page);
-        let mut count = 1;
-        while count < want
-            && table.find(i64::from(page + count), space.pages).is_some_and(|(_, entry)| entry.state() == State::Untouched)
-        {
-            count += 1;
-        }
+        let (mut first, mut count) = table.touches.touch(page);
         // What runs ahead of the program must not push out what it uses.
         let free = self.limit_pages.saturating_sub(self.resident.load(Ordering::Relaxed) + self.headroom_pages);
-        count = count.min((free / 4).clamp(1, u64::from(TOUCH_MAX)) as u32);
+        let most = (free / 4).clamp(TOUCH_CROWDED, u64::from(TOUCH_MAX)) as u32;
+        if count > most {
+            if first < page {
+                first += count - most;
+            }
+            count = most;
+        }
+        let untouched = |table: &Table, page: u32| {
+            page as usize >= RESERVED_PAGES
+                && table.find(i64::from(page), space.pages).is_some_and(|(_, entry)| entry.state() == State::Untouched)
+        };
+        while first < page && !(first..page).all(|page| untouched(table, page)) {
+            first += 1;
+            count -= 1;
+        }
+        count = (0..count).take_while(|&step| untouched(table, first + step)).count() as u32;
         let granted = self.reserve(space, u64::from(count)) as u32;
         if granted == 0 {
             return self.wait_for_room(fault);
         }
-        table.touches.stopped(page, want, granted);
-        for page in page..page + granted {
+        // The page that is waited for is the last one of a run downwards.
+        if first < page {
+            first += count - granted;
+        }
+        table.touches.mapped(page, first, granted);
+        for page in first..first + granted {
             let entry = table.get(page);
             table.set(page, entry.with_state(State::Installing));
         }
         Counters::add(&self.stats.counters.zero_faults, 1);
         Counters::add(&self.stats.counters.zero_pages, u64::from(granted));
-        Plan::Zero(Run { page, count: granted, source: self.zeroes.address(), protect: false })
+        Plan::Zero(Run { page: first, count: granted, source: self.zeroes.address(), protect: false })
     }
 
     /// A page that is in far memory.
