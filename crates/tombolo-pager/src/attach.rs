@@ -134,6 +134,7 @@ impl Reception {
             arena_bytes: long(2),
             request: long(3),
             token: long(4),
+            thread: long(5),
         };
         if hello.version != VERSION {
             return Err(io::Error::other("its preloaded library is of another build"));
@@ -143,6 +144,7 @@ impl Reception {
             let space = space.filter(|space| !space.has_agent.load(Ordering::Relaxed));
             let space = space.ok_or_else(|| io::Error::other("it names a fork that is not known"))?;
             space.pid.store(pid, Ordering::Relaxed);
+            space.agent_thread.store(hello.thread as u32, Ordering::Relaxed);
             return Ok(space);
         }
         if hello.error != 0 {
@@ -153,8 +155,10 @@ impl Reception {
         let uffd = Userfaultfd::from_descriptor(descriptor);
         uffd.enable(FEATURES)?;
         uffd.register(hello.arena, hello.arena_bytes)?;
-        self.pager
-            .add_space(|index| Space::new(index, pid, uffd, hello.arena, hello.arena_bytes, hello.request))
+        let made =
+            self.pager.add_space(|index| Space::new(index, pid, uffd, hello.arena, hello.arena_bytes, hello.request))?;
+        made.agent_thread.store(hello.thread as u32, Ordering::Relaxed);
+        Ok(made)
     }
 
     /// Answers an agent; a forked child's gets its userfaultfd to hold.

@@ -11,6 +11,7 @@
 //! its descendants have ended.
 
 mod attach;
+mod batch;
 mod evict;
 mod handler;
 mod page;

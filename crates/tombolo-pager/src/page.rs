@@ -13,7 +13,8 @@
 //!                            +--- lender gone ---> Lost
 //! ```
 //!
-//! *EvictCopy*: the contents are being saved, the page is still mapped.
+//! *EvictCopy*: the contents are being saved; the page is in the staging area, or
+//! on its way there, or (*kept*) still mapped, write-protected.
 //! *EvictDrop*: the contents are safe and the page may vanish at any moment.
 //! *Installing*: a userfaultfd ioctl on the page is under way; it ends soon and
 //! always wakes whoever waits. *Fetching* may be cancelled (a discard), and
@@ -48,6 +49,7 @@ const QUEUED: u64 = 1 << 5;
 const DISCARD: u64 = 1 << 6;
 const REFERENCED: u64 = 1 << 7;
 const WRITABLE: u64 = 1 << 8;
+const KEPT: u64 = 1 << 9;
 const SLOT_SHIFT: u32 = 12;
 const SLOT_BITS: u64 = 32;
 const AGE_SHIFT: u32 = 44;
@@ -137,6 +139,8 @@ flag! {
     is_referenced with_referenced REFERENCED;
     /// While it is fetched: a write waits for it, so it is to be mapped writable.
     is_writable with_writable WRITABLE;
+    /// While it is evicted: it stays mapped until its contents are safe.
+    is_kept with_kept KEPT;
 }
 
 impl std::fmt::Debug for Entry {

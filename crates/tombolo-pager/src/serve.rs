@@ -17,8 +17,8 @@ use tombolo_node::FarEvent;
 use crate::page::{Entry, State};
 use crate::pager::{Fault, Pager};
 use crate::prefetch::TOUCH_MAX;
-use crate::protocol::{ATTACH, Answer, DISCARD, RESERVED_PAGES, Request};
-use crate::space::{PendingDiscard, Space, Table};
+use crate::protocol::{ATTACH, Answer, DISCARD, FORK, FORKED, RESERVED_PAGES, Request};
+use crate::space::{Pending, Space, Table};
 use crate::stats::Counters;
 
 /// Runs of pages mapped for one fault, at most.
@@ -132,13 +132,16 @@ impl Pager {
 
     fn decide(&self, space: &Arc<Space>, table: &mut Table, fault: Fault) -> Plan {
         let page = fault.page;
-        if (page as usize) < RESERVED_PAGES {
+        if page == 0 {
             return Plan::Doorbell;
+        }
+        if (page as usize) < RESERVED_PAGES {
+            return Plan::Probe;
         }
         let entry = table.get(page);
         match entry.state() {
             State::Lost => Plan::Poison,
-            State::EvictCopy if !fault.protected => Plan::Probe,
+            State::EvictCopy if entry.is_kept() && !fault.protected => Plan::Probe,
             State::EvictCopy | State::EvictDrop => {
                 Counters::add(&self.stats.counters.eviction_waits, 1);
                 table.set(page, entry.with_waiter(true));
@@ -184,7 +187,7 @@ impl Pager {
             count -= 1;
         }
         count = (0..count).take_while(|&step| untouched(table, first + step)).count() as u32;
-        let granted = self.reserve(space, u64::from(count)) as u32;
+        let granted = self.reserve_for(space, fault, u64::from(count)) as u32;
         if granted == 0 {
             return self.wait_for_room(fault);
         }
@@ -209,7 +212,7 @@ impl Pager {
             table.set(fault.page, entry.with_state(State::Lost));
             return Plan::Poison;
         }
-        if self.reserve(space, 1) == 0 {
+        if self.reserve_for(space, fault, 1) == 0 {
             return self.wait_for_room(fault);
         }
         Counters::add(&self.stats.counters.far_faults, 1);
@@ -262,6 +265,17 @@ impl Pager {
     pub fn serve_beyond_limit(&self, fault: Fault) {
         self.overdraft.fetch_add(1, Ordering::Relaxed);
         self.serve_again(fault);
+    }
+
+    /// Claims room for up to `want` pages. The agent is never refused: an
+    /// eviction may be waiting for it.
+    fn reserve_for(&self, space: &Space, fault: Fault, want: u64) -> u64 {
+        let granted = self.reserve(space, want);
+        if granted > 0 || fault.thread != space.agent_thread.load(Ordering::Relaxed) {
+            return granted;
+        }
+        self.overdraft.fetch_add(1, Ordering::Relaxed);
+        self.reserve(space, 1)
     }
 
     fn wait_for_room(&self, fault: Fault) -> Plan {
@@ -521,35 +535,57 @@ impl Pager {
                 u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default())
             };
             let (operation, start, length) = (field(0), field(1), field(2));
-            match operation {
-                DISCARD => {
-                    if let Some(first) = space.page_at(start) {
-                        let count = u32::try_from(length / PAGE_BYTES as u64).unwrap_or(u32::MAX);
-                        if !self.discard(space, first, count) {
-                            space.table.lock().pending = Some(PendingDiscard { first, count });
-                            self.finish_pending(space);
-                            return;
-                        }
-                        answer.served = 1;
-                    }
+            answer.served = 1;
+            let wait = match operation {
+                DISCARD => space.page_at(start).map(|first| Pending::Discard {
+                    first,
+                    count: u32::try_from(length / PAGE_BYTES as u64).unwrap_or(u32::MAX),
+                }),
+                FORK => Some(Pending::Fork),
+                FORKED => {
+                    let mut table = space.table.lock();
+                    table.forking = table.forking.saturating_sub(1);
+                    None
                 }
                 ATTACH => {
                     space.pid.store(thread, Ordering::Relaxed);
-                    answer = Answer { served: 1, value: u64::from(space.index) + 1 };
+                    answer.value = u64::from(space.index) + 1;
+                    None
                 }
-                _ => {}
+                _ => {
+                    answer.served = 0;
+                    None
+                }
+            };
+            if let Some(request) = wait {
+                space.table.lock().pending = Some(request);
+                return self.finish_pending(space);
             }
         }
         self.send_answer(space, answer);
     }
 
-    /// Answers a discard that waited for an eviction, if that has ended.
+    /// Carries out a request that may have to wait for an eviction, and answers it when done.
     pub fn finish_pending(&self, space: &Arc<Space>) {
-        let Some(PendingDiscard { first, count }) = space.table.lock().pending.take() else { return };
-        if self.discard(space, first, count) {
-            self.send_answer(space, Answer { served: 1, value: 0 });
-        } else {
-            space.table.lock().pending = Some(PendingDiscard { first, count });
+        let Some(request) = space.table.lock().pending.take() else { return };
+        let done = match request {
+            Pending::Discard { first, count } => self.discard(space, first, count),
+            Pending::Fork => {
+                let mut table = space.table.lock();
+                // From here on no eviction begins.
+                table.forking += u32::from(!table.evicting);
+                !table.evicting
+            }
+        };
+        if done {
+            return self.send_answer(space, Answer { served: 1, value: 0 });
+        }
+        let mut table = space.table.lock();
+        table.pending = Some(request);
+        if !table.evicting {
+            // The eviction ended in between, and found nothing pending.
+            drop(table);
+            self.finish_pending(space);
         }
     }
 

@@ -11,15 +11,20 @@ use tombolo_host::uffd::{PAGE_BYTES, Userfaultfd};
 
 use crate::page::{Entry, State};
 use crate::prefetch::{Prefetch, Touches};
-use crate::protocol::{Command, DROP, Done};
+use crate::protocol::{Command, Done, STAGING_PAGES};
 
 /// A doorbell request that waits for an eviction to end.
 #[derive(Clone, Copy, Debug)]
-pub struct PendingDiscard {
-    /// First page.
-    pub first: u32,
-    /// Number of pages.
-    pub count: u32,
+pub enum Pending {
+    /// Discard `count` pages from `first` on.
+    Discard {
+        /// First page.
+        first: u32,
+        /// Number of pages.
+        count: u32,
+    },
+    /// Begin a fork.
+    Fork,
 }
 
 /// What the lock of a space guards: the page table and what goes with it.
@@ -32,8 +37,12 @@ pub struct Table {
     pub prefetch: Prefetch,
     /// Where first touches go on.
     pub touches: Touches,
-    /// A discard that could not be answered yet.
-    pub pending: Option<PendingDiscard>,
+    /// A request that could not be answered yet.
+    pub pending: Option<Pending>,
+    /// Forks that were announced and are not over: nothing is evicted meanwhile.
+    pub forking: u32,
+    /// Pages are on their way out.
+    pub evicting: bool,
     /// The space is closed: its slots are free, nothing may change any more.
     pub closed: bool,
 }
@@ -54,6 +63,25 @@ impl Table {
     pub fn find(&self, page: i64, pages: u32) -> Option<(u32, Entry)> {
         let page = u32::try_from(page).ok().filter(|&page| page < pages)?;
         Some((page, self.get(page)))
+    }
+}
+
+/// What an agent is told to do: spans of pages, as first and count.
+#[derive(Debug, Default)]
+pub struct Order {
+    /// Drop these.
+    pub drop: Vec<(u32, u32)>,
+    /// Move these to the staging area.
+    pub move_out: Vec<(u32, u32)>,
+    /// Undo the sharing of these.
+    pub unshare: Vec<(u32, u32)>,
+}
+
+/// Adds a page to a list of spans, joining it to the last where they touch.
+pub fn extend(spans: &mut Vec<(u32, u32)>, page: u32) {
+    match spans.last_mut() {
+        Some((first, count)) if *first + *count == page => *count += 1,
+        _ => spans.push((page, 1)),
     }
 }
 
@@ -78,6 +106,8 @@ pub struct Space {
     pub agent: Mutex<Option<Arc<OwnedFd>>>,
     /// Whether evictions from here are possible at all.
     pub has_agent: AtomicBool,
+    /// The agent's thread: its own faults never wait for an eviction, for which it would be needed.
+    pub agent_thread: AtomicU32,
     /// Pages that are or are about to be resident.
     pub resident: AtomicU64,
 }
@@ -107,10 +137,13 @@ impl Space {
                 prefetch: Prefetch::default(),
                 touches: Touches::default(),
                 pending: None,
+                forking: 0,
+                evicting: false,
                 closed: false,
             }),
             agent: Mutex::new(None),
             has_agent: AtomicBool::new(false),
+            agent_thread: AtomicU32::new(0),
             resident: AtomicU64::new(0),
         })
     }
@@ -126,19 +159,19 @@ impl Space {
         u32::try_from(offset / PAGE_BYTES as u64).ok().filter(|&page| page < self.pages)
     }
 
-    /// Tells the agent to drop pages; returns when it has. `spans`: (first page, count), at most
-    /// [`crate::protocol::SPANS_MAX`].
-    pub fn drop_pages(&self, spans: &[(u32, u32)], buffer: &mut Vec<u8>) -> io::Result<()> {
+    /// Has the agent carry out an order; returns its answer.
+    pub fn command(&self, order: &Order, buffer: &mut Vec<u8>) -> io::Result<Done> {
         let agent = self.agent.lock();
         let Some(socket) = agent.as_ref() else { return Err(io::ErrorKind::NotConnected.into()) };
         buffer.clear();
-        let command = Command { operation: DROP, count: spans.len() as u32 };
-        buffer.extend_from_slice(&command.operation.to_ne_bytes());
-        buffer.extend_from_slice(&command.count.to_ne_bytes());
-        for &(first, count) in spans {
+        for count in [order.drop.len(), order.move_out.len(), order.unshare.len(), 0] {
+            buffer.extend_from_slice(&(count as u32).to_ne_bytes());
+        }
+        for &(first, count) in order.drop.iter().chain(&order.move_out).chain(&order.unshare) {
             buffer.extend_from_slice(&self.address(first).to_ne_bytes());
             buffer.extend_from_slice(&(u64::from(count) * PAGE_BYTES as u64).to_ne_bytes());
         }
+        debug_assert_eq!(size_of::<Command>(), 16);
         rustix::net::send(socket, buffer, rustix::net::SendFlags::NOSIGNAL)?;
         let mut answer = [0u8; size_of::<Done>()];
         let (count, _) =
@@ -146,8 +179,28 @@ impl Space {
         if count != answer.len() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
-        let error = u32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]]);
-        if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error as i32)) }
+        let mut done = Done { drop_error: 0, reserved: 0, moved: [0; STAGING_PAGES] };
+        done.drop_error = u32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]]);
+        done.moved.copy_from_slice(&answer[8..8 + STAGING_PAGES]);
+        Ok(done)
+    }
+
+    /// Whether a present page is mapped more than once, as after a fork. A page
+    /// that is cannot be pinned for writing.
+    pub fn is_shared(&self, page: u32) -> Option<bool> {
+        const PRESENT: u64 = 1 << 63;
+        const MAPPED_ONCE: u64 = 1 << 56;
+        let pid = self.pid.load(Ordering::Relaxed);
+        let mut word = [0u8; 8];
+        let file = std::fs::File::open(format!("/proc/{pid}/pagemap")).ok()?;
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut word, self.address(page) / PAGE_BYTES as u64 * 8).ok()?;
+        let word = u64::from_ne_bytes(word);
+        (word & PRESENT != 0).then_some(word & MAPPED_ONCE == 0)
+    }
+
+    /// Address of a page of the staging area.
+    pub fn staging_address(&self, index: u32) -> u64 {
+        self.address(1 + index)
     }
 
     /// Copies the parent's page table into this new space of its forked child.
@@ -165,7 +218,10 @@ impl Space {
             let (state, slot) = match entry.state() {
                 State::Untouched => continue,
                 State::Resident => (State::Resident, entry.slot()),
-                State::EvictCopy => (State::Resident, None),
+                State::EvictCopy if entry.is_kept() => (State::Resident, None),
+                // Somewhere in between: `fork` waits for such pages, but a bare
+                // clone(2) does not. Better no byte than a wrong one.
+                State::EvictCopy => (State::Lost, None),
                 State::Remote | State::Fetching | State::Installing | State::EvictDrop => {
                     (if entry.slot().is_some() { State::Remote } else { State::Untouched }, entry.slot())
                 }

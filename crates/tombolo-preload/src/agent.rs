@@ -11,7 +11,7 @@ use core::cell::UnsafeCell;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::protocol::{Command, DROP, Done, Hello, SPANS_MAX, VERSION, Welcome};
+use crate::protocol::{Command, Done, Hello, PAGE_BYTES, SPANS_MAX, STAGING_PAGES, VERSION, Welcome};
 use crate::sys::{self, call};
 use crate::{arena, doorbell, start};
 
@@ -20,12 +20,12 @@ use crate::{arena, doorbell, start};
 #[repr(C, align(4096))]
 struct Room {
     stack: [u8; 32 * 1024],
-    spans: [u64; 2 * SPANS_MAX + 1],
+    spans: [u64; 2 * SPANS_MAX + 2],
 }
 struct Shared(UnsafeCell<Room>);
 // SAFETY: used by the one agent of this address space only.
 unsafe impl Sync for Shared {}
-static ROOM: Shared = Shared(UnsafeCell::new(Room { stack: [0; 32 * 1024], spans: [0; 2 * SPANS_MAX + 1] }));
+static ROOM: Shared = Shared(UnsafeCell::new(Room { stack: [0; 32 * 1024], spans: [0; 2 * SPANS_MAX + 2] }));
 
 /// 0 while the agent introduces itself, then [`READY`] or an error number.
 static STATUS: AtomicU32 = AtomicU32::new(0);
@@ -72,9 +72,9 @@ extern "C" fn main() -> ! {
         let _ = call(libc::SYS_close_range, [0, u32::MAX as usize, 0, 0, 0, 0]);
     }
     match introduce() {
-        Ok((socket, itself)) => {
+        Ok(held) => {
             report(READY);
-            obey(socket, itself);
+            obey(&held);
             end_program()
         }
         Err(error) => {
@@ -135,117 +135,197 @@ struct Rights {
     padding: i32,
 }
 
-/// Says hello; returns the socket and a pidfd of this process.
-fn introduce() -> Result<(usize, usize), i32> {
-    let token = TOKEN.load(Ordering::Relaxed);
-    let socket = connect()?;
-    let (userfaultfd, error) = match if token == 0 { make_userfaultfd() } else { Err(0) } {
-        Ok(descriptor) => (descriptor as i32, 0),
-        Err(error) => (-1, error as u32),
-    };
-    let mut hello = Hello {
-        version: VERSION,
-        error,
-        arena: arena::base() as u64,
-        arena_bytes: arena::length() as u64,
-        request: doorbell::request_address() as u64,
-        token,
-    };
-    let mut rights =
-        Rights { length: 20, level: libc::SOL_SOCKET, kind: libc::SCM_RIGHTS, descriptor: userfaultfd, padding: 0 };
-    let mut part =
-        libc::iovec { iov_base: core::ptr::from_mut(&mut hello).cast(), iov_len: size_of::<Hello>() };
+/// What the agent has in its own descriptor table.
+struct Held {
+    socket: usize,
+    userfaultfd: usize,
+    /// A pidfd of this process.
+    itself: usize,
+}
+
+/// Sends or receives one message with room for one descriptor; returns the bytes.
+fn transfer(number: libc::c_long, socket: usize, buffer: usize, length: usize, rights: &mut Rights) -> sys::Result {
+    let mut part = libc::iovec { iov_base: buffer as *mut libc::c_void, iov_len: length };
     // SAFETY: an all-zero msghdr is an empty message.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
-    if userfaultfd >= 0 {
-        message.msg_control = core::ptr::from_mut(&mut rights).cast();
+    if rights.descriptor >= 0 || number == libc::SYS_recvmsg {
+        message.msg_control = core::ptr::from_mut(rights).cast();
         message.msg_controllen = size_of::<Rights>();
     }
     let pointer = core::ptr::from_mut(&mut message) as usize;
-    // SAFETY: the message refers to locals that outlive the call.
-    unsafe { call(libc::SYS_sendmsg, [socket, pointer, libc::MSG_NOSIGNAL as usize, 0, 0, 0])? };
-
-    let mut welcome = Welcome { error: u32::MAX, reserved: 0 };
-    part = libc::iovec { iov_base: core::ptr::from_mut(&mut welcome).cast(), iov_len: size_of::<Welcome>() };
-    message.msg_control = core::ptr::from_mut(&mut rights).cast();
-    message.msg_controllen = size_of::<Rights>();
+    let flags = if number == libc::SYS_sendmsg { libc::MSG_NOSIGNAL as usize } else { 0 };
     loop {
-        // SAFETY: as above; a child's userfaultfd lands in this thread's table, where it stays.
-        match unsafe { call(libc::SYS_recvmsg, [socket, pointer, 0, 0, 0, 0]) } {
+        // SAFETY: the message refers to the caller's buffer and locals that outlive the call.
+        match unsafe { call(number, [socket, pointer, flags, 0, 0, 0]) } {
             Err(libc::EINTR) => {}
-            Err(error) => return Err(error),
-            Ok(count) if count < size_of::<Welcome>() => return Err(libc::ECONNRESET),
-            Ok(_) => break,
+            other => return other,
         }
     }
-    if welcome.error != 0 {
-        return Err(welcome.error as i32);
+}
+
+/// Says hello.
+fn introduce() -> Result<Held, i32> {
+    let token = TOKEN.load(Ordering::Relaxed);
+    let socket = connect()?;
+    let made = if token == 0 { make_userfaultfd() } else { Err(0) };
+    let mut rights = Rights {
+        length: 20,
+        level: libc::SOL_SOCKET,
+        kind: libc::SCM_RIGHTS,
+        descriptor: made.map_or(-1, |descriptor| descriptor as i32),
+        padding: 0,
+    };
+    let hello = Hello {
+        version: VERSION,
+        error: made.err().unwrap_or(0) as u32,
+        arena: arena::base() as u64,
+        arena_bytes: arena::length() as u64,
+        request: doorbell::request_address() as u64,
+        token,
+        // SAFETY: gettid(2) takes nothing.
+        thread: unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u64,
+    };
+    transfer(libc::SYS_sendmsg, socket, core::ptr::from_ref(&hello) as usize, size_of::<Hello>(), &mut rights)?;
+    rights.descriptor = -1;
+    let mut welcome = Welcome { error: u32::MAX, reserved: 0 };
+    let pointer = core::ptr::from_mut(&mut welcome) as usize;
+    if transfer(libc::SYS_recvmsg, socket, pointer, size_of::<Welcome>(), &mut rights)? < size_of::<Welcome>() {
+        return Err(libc::ECONNRESET);
     }
+    // SAFETY: the kernel has written it; the compiler does not know.
+    let error = unsafe { core::ptr::read_volatile(&raw const welcome.error) };
+    if error != 0 {
+        return Err(error as i32);
+    }
+    // The supervisor sends the descriptor back to whoever did not make it.
+    let userfaultfd = made.or_else(|_| usize::try_from(rights.descriptor).map_err(|_| libc::EBADF))?;
     // SAFETY: two integers in, a descriptor out.
     let itself = unsafe {
         let process = call(libc::SYS_getpid, [0; 6])?;
         call(libc::SYS_pidfd_open, [process, 0, 0, 0, 0, 0])?
     };
-    Ok((socket, itself))
+    Ok(Held { socket, userfaultfd, itself })
 }
 
 /// Obeys commands until the supervisor hangs up.
-fn obey(socket: usize, itself: usize) {
+fn obey(held: &Held) {
+    const HEADER: usize = size_of::<Command>();
     let buffer = ROOM.0.get() as usize + core::mem::offset_of!(Room, spans);
-    let capacity = (2 * SPANS_MAX + 1) * 8;
+    let capacity = (2 * SPANS_MAX + 2) * 8;
     loop {
         // SAFETY: the buffer is static, of that capacity, and the agent's alone.
-        let count = match unsafe { call(libc::SYS_read, [socket, buffer, capacity, 0, 0, 0]) } {
+        let count = match unsafe { call(libc::SYS_read, [held.socket, buffer, capacity, 0, 0, 0]) } {
             Ok(0) => return,
             Ok(count) => count,
             Err(libc::EINTR) => continue,
             Err(_) => return,
         };
-        // SAFETY: the buffer is aligned and holds at least a header's bytes.
-        let command = unsafe { core::ptr::read(buffer as *const Command) };
-        let spans = command.count as usize;
-        let mut done = Done { error: libc::EINVAL as u32, reserved: 0, bytes: 0 };
-        if command.operation == DROP && spans <= SPANS_MAX && count >= 8 + spans * 16 {
-            done = drop_pages(itself, buffer + 8, spans);
+        // SAFETY: the buffer is aligned and large enough.
+        let command = unsafe { core::ptr::read_volatile(buffer as *const Command) };
+        let (drop, move_out, unshare) = (command.drop as usize, command.move_out as usize, command.unshare as usize);
+        let mut done = Done { drop_error: libc::EINVAL as u32, reserved: 0, moved: [libc::EINVAL as u8; STAGING_PAGES] };
+        if drop.max(move_out).max(unshare) <= SPANS_MAX && count >= HEADER + (drop + move_out + unshare) * SPAN {
+            let spans = buffer + HEADER;
+            done.drop_error = drop_pages(held, spans, drop);
+            move_pages(held, spans + drop * SPAN, move_out, &mut done.moved);
+            unshare_pages(spans + (drop + move_out) * SPAN, unshare);
         }
         let pointer = core::ptr::from_ref(&done) as usize;
         let flags = libc::MSG_NOSIGNAL as usize;
         // SAFETY: `done` outlives the call.
-        if unsafe { call(libc::SYS_sendto, [socket, pointer, size_of::<Done>(), flags, 0, 0]) }.is_err() {
+        if unsafe { call(libc::SYS_sendto, [held.socket, pointer, size_of::<Done>(), flags, 0, 0]) }.is_err() {
             return;
         }
     }
 }
 
-/// Drops the pages of `count` spans at `spans`.
-fn drop_pages(itself: usize, spans: usize, count: usize) -> Done {
+/// Bytes of a span in a command.
+const SPAN: usize = 16;
+
+/// A span of a command: start and length.
+fn span(spans: usize, index: usize) -> (usize, usize) {
+    // SAFETY: inside the buffer, checked by `obey`.
+    let [start, length] = unsafe { core::ptr::read_volatile((spans + index * SPAN) as *const [usize; 2]) };
+    (start, length)
+}
+
+/// Drops the pages of `count` spans. Returns an error number, or 0.
+fn drop_pages(held: &Held, spans: usize, count: usize) -> u32 {
+    if count == 0 {
+        return 0;
+    }
     // SAFETY: only ranges that the supervisor names are dropped, and it names
-    // only pages of the arena that it has saved and write-protected.
+    // only pages of the arena whose contents it has.
     let all = unsafe {
-        call(libc::SYS_process_madvise, [itself, spans, count, libc::MADV_DONTNEED as usize, 0, 0])
+        call(libc::SYS_process_madvise, [held.itself, spans, count, libc::MADV_DONTNEED as usize, 0, 0])
     };
-    let mut total = 0;
     let mut dropped = all.unwrap_or(0);
-    let mut done = Done::default();
-    for index in 0..count {
-        // SAFETY: inside the buffer, checked by the caller.
-        let [start, length] = unsafe { core::ptr::read((spans + index * 16) as *const [usize; 2]) };
-        total += length;
+    let mut error = 0;
+    for (start, length) in (0..count).map(|index| span(spans, index)) {
         if dropped >= length {
             dropped -= length;
             continue;
         }
         // Kernels before 6.13 refuse the vectored call; a hole stops it.
         dropped = 0;
-        if let Err(error) = sys::madvise(start, length, libc::MADV_DONTNEED) {
-            done.error = error as u32;
-            total -= length;
+        if let Err(refused) = sys::madvise(start, length, libc::MADV_DONTNEED) {
+            error = refused as u32;
         }
     }
-    done.bytes = total as u64;
-    done
+    error
+}
+
+/// Moves the pages of `count` spans to the staging area, one page after the
+/// other. A page that the kernel has pinned (a device or io_uring writes to it)
+/// does not move: that is the point.
+fn move_pages(held: &Held, spans: usize, count: usize, moved: &mut [u8; STAGING_PAGES]) {
+    const MOVE: usize = 0xC028_AA05;
+    if count == 0 {
+        return;
+    }
+    let staging = arena::base() + PAGE_BYTES;
+    let _ = sys::madvise(staging, STAGING_PAGES * PAGE_BYTES, libc::MADV_DONTNEED);
+    let mut index = 0;
+    for (start, length) in (0..count).map(|index| span(spans, index)) {
+        let end = (index + length / PAGE_BYTES).min(STAGING_PAGES);
+        let mut source = start;
+        while index < end {
+            let mut request = [staging + index * PAGE_BYTES, source, (end - index) * PAGE_BYTES, 0, 0];
+            let pointer = core::ptr::from_mut(&mut request) as usize;
+            // SAFETY: both ranges are of the arena; the request outlives the call.
+            let result = unsafe { call(libc::SYS_ioctl, [held.userfaultfd, MOVE, pointer, 0, 0, 0]) };
+            // SAFETY: the kernel has written the count; the compiler does not know.
+            let bytes = unsafe { core::ptr::read_volatile(&raw const request[4]) } as isize;
+            let pages = if result.is_ok() { end - index } else { bytes.max(0) as usize / PAGE_BYTES };
+            for status in moved.iter_mut().skip(index).take(pages) {
+                *status = 0;
+            }
+            index += pages;
+            source += pages * PAGE_BYTES;
+            if let Err(error) = result
+                && let Some(status) = moved.get_mut(index)
+                && index < end
+            {
+                // The kernel says EAGAIN too when it moved less than all of it:
+                // the next round shows the reason.
+                if error == libc::EAGAIN && pages > 0 {
+                    continue;
+                }
+                *status = error as u8;
+                index += 1;
+                source += PAGE_BYTES;
+            }
+        }
+    }
+}
+
+/// Makes pages this process's own that a fork left shared.
+fn unshare_pages(spans: usize, count: usize) {
+    for (start, length) in (0..count).map(|index| span(spans, index)) {
+        let _ = sys::madvise(start, length, libc::MADV_POPULATE_WRITE);
+    }
 }
 
 /// The supervisor is gone and with it the memory that it kept: no thread may go on.

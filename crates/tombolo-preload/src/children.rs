@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use libc::{c_char, c_int, c_void, pid_t};
 
-use crate::protocol::ATTACH;
+use crate::protocol::{ATTACH, FORK, FORKED};
 use crate::sys::{self, with_errno};
 use crate::{agent, arena, doorbell, start};
 
@@ -31,6 +31,8 @@ extern "C" fn loaded() {
 }
 
 unsafe extern "C" fn before_fork() {
+    // While pages are on their way out, a child would miss them.
+    let _ = doorbell::ring(FORK, 0, 0);
     core::mem::forget(doorbell::LOCK.lock());
     core::mem::forget(arena::LOCK.lock());
 }
@@ -38,6 +40,7 @@ unsafe extern "C" fn before_fork() {
 unsafe extern "C" fn after_fork_in_parent() {
     arena::LOCK.release();
     doorbell::LOCK.release();
+    let _ = doorbell::ring(FORKED, 0, 0);
 }
 
 unsafe extern "C" fn after_fork_in_child() {

@@ -5,7 +5,7 @@
 //!
 //! - **the agent**, a thread of the program with a descriptor table of its own,
 //!   holds a Unix socket and the userfaultfd. It says [`Hello`] once, then obeys
-//!   [`DROP`] messages. It notices the supervisor's death, and its hang-up
+//!   [`Command`]s. It notices the supervisor's death, and its hang-up
 //!   tells the supervisor that the address space has ended.
 //! - **the doorbell**, the first page of the arena, which is always missing. A
 //!   thread that wants something fills a [`Request`] and touches the page; the
@@ -17,7 +17,7 @@
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Names the supervisor to the program: `VERSION:ARENA_BYTES:MINIMUM_BYTES:SOCKET`.
 pub const VARIABLE: &str = "TOMBOLO_PAGER";
@@ -25,8 +25,12 @@ pub const VARIABLE: &str = "TOMBOLO_PAGER";
 /// Size of a page.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Pages at the start of the arena that are never given to the program: the doorbell.
-pub const RESERVED_PAGES: usize = 1;
+/// Pages on their way out are moved to the staging area, which follows the doorbell.
+pub const STAGING_PAGES: usize = 128;
+
+/// Pages at the start of the arena that are never given to the program: the
+/// doorbell and the staging area.
+pub const RESERVED_PAGES: usize = 1 + STAGING_PAGES;
 
 /// First message of an agent, with the userfaultfd attached when `token` is 0.
 #[repr(C)]
@@ -44,6 +48,8 @@ pub struct Hello {
     pub request: u64,
     /// 0 from a new program; from a forked child, what [`ATTACH`] answered.
     pub token: u64,
+    /// The agent's own thread number.
+    pub thread: u64,
 }
 
 /// The supervisor's answer; a forked child's userfaultfd is attached.
@@ -60,7 +66,7 @@ pub struct Welcome {
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Request {
-    /// [`DISCARD`] or [`ATTACH`].
+    /// [`DISCARD`], [`ATTACH`], [`FORK`] or [`FORKED`].
     pub operation: u64,
     /// First address concerned.
     pub start: u64,
@@ -73,6 +79,11 @@ pub const DISCARD: u64 = 1;
 /// Doorbell: a forked child asks for the token that its agent will name.
 pub const ATTACH: u64 = 2;
 
+/// Doorbell: a fork is about to begin; answered when no page is in between.
+pub const FORK: u64 = 3;
+/// Doorbell: the fork is over, in the parent, whether it succeeded or not.
+pub const FORKED: u64 = 4;
+
 /// The answer, at the start of the doorbell page.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -83,17 +94,20 @@ pub struct Answer {
     pub value: u64,
 }
 
-/// To the agent: drop these ranges (`count` spans follow the header).
-pub const DROP: u32 = 1;
-
-/// Header of a message to the agent.
+/// Header of a message to the agent. Spans follow, each a start address and a
+/// length in bytes (two u64): first those to drop, then to move, then to unshare.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Command {
-    /// [`DROP`].
-    pub operation: u32,
-    /// Spans that follow, each a start and a length (two u64).
-    pub count: u32,
+    /// Ranges to drop.
+    pub drop: u32,
+    /// Ranges to move to the staging area, page after page, at most
+    /// [`STAGING_PAGES`] pages; what lay there is dropped first.
+    pub move_out: u32,
+    /// Ranges to make this process's own (copy-on-write sharing is undone).
+    pub unshare: u32,
+    /// Unused.
+    pub reserved: u32,
 }
 
 /// Most spans in one command.
@@ -101,12 +115,12 @@ pub const SPANS_MAX: usize = 512;
 
 /// The agent's answer to a command.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub struct Done {
-    /// 0, or the error number that stopped it.
-    pub error: u32,
+    /// 0, or the error number that dropping gave.
+    pub drop_error: u32,
     /// Unused.
     pub reserved: u32,
-    /// Bytes dropped.
-    pub bytes: u64,
+    /// For each page to be moved: 0, or the error number.
+    pub moved: [u8; STAGING_PAGES],
 }

@@ -6,7 +6,7 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::protocol::{PAGE_BYTES, VARIABLE, VERSION};
+use crate::protocol::{PAGE_BYTES, RESERVED_PAGES, VARIABLE, VERSION};
 use crate::sys::{self, call};
 use crate::{agent, arena};
 
@@ -96,7 +96,7 @@ fn set_up() -> Option<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let base = sys::mmap(0, bytes, libc::PROT_NONE, flags, -1, 0).ok()?;
     let ready = sys::madvise(base, bytes, libc::MADV_NOHUGEPAGE)
-        .and_then(|_| sys::mprotect(base, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE))
+        .and_then(|_| sys::mprotect(base, RESERVED_PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE))
         .and_then(|_| arena::establish(base, bytes).map(|()| 0))
         .and_then(|_| agent::start(0).map(|()| 0));
     if ready.is_err() {
