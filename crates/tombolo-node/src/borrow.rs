@@ -107,6 +107,8 @@ struct Reads {
     free: Vec<u32>,
     /// What each buffer page is waiting for.
     tickets: Vec<u64>,
+    /// Buffer pages whose read could not be posted.
+    unposted: Vec<u32>,
     /// Reads that wait for a buffer page: far page and ticket.
     waiting: VecDeque<(u32, u64)>,
 }
@@ -167,7 +169,7 @@ fn ask(
 /// How `total` is divided among lenders that have `free` each: evenly, as far as they have it.
 fn shares(free: &[u64], total: u64) -> Option<Vec<u64>> {
     let mut given = vec![0u64; free.len()];
-    let mut left = total.next_multiple_of(STRIPE_BYTES) / STRIPE_BYTES;
+    let mut left = total.div_ceil(STRIPE_BYTES);
     while left > 0 {
         let open: Vec<usize> =
             (0..free.len()).filter(|&index| free[index] / STRIPE_BYTES > given[index]).collect();
@@ -258,6 +260,7 @@ impl Borrowed {
             reads: Mutex::new(Reads {
                 free: (0..READ_PAGES).rev().collect(),
                 tickets: vec![0; READ_PAGES as usize],
+                unposted: Vec::with_capacity(READ_PAGES as usize),
                 waiting: VecDeque::with_capacity(4096),
             }),
             in_flight: AtomicU64::new(0),
@@ -350,10 +353,10 @@ impl Borrowed {
         Some((self.lenders.get(place.lender as usize)?, place))
     }
 
-    /// Posts the read of a far page into a buffer page.
-    fn post_read(&self, page: u32, buffer: u32) {
+    /// Posts the read of a far page into a buffer page. False: it cannot be.
+    fn post_read(&self, page: u32, buffer: u32) -> bool {
         let user = u64::from(buffer);
-        let Some((lender, place)) = self.lender(page) else { return self.completed(user, Err(TransferError::PeerLost)) };
+        let Some((lender, place)) = self.lender(page) else { return false };
         let transfer = Transfer {
             direction: Direction::Read,
             domain: Domain(lender.segment),
@@ -364,9 +367,7 @@ impl Borrowed {
             class: None,
             user,
         };
-        if self.node.post(lender.peer.id, transfer).is_err() {
-            self.completed(user, Err(TransferError::PeerLost));
-        }
+        self.node.post(lender.peer.id, transfer).is_ok()
     }
 
     fn completed(&self, user: u64, result: Result<(), TransferError>) {
@@ -377,28 +378,40 @@ impl Borrowed {
             self.writes_open.fetch_sub(1, Ordering::Release);
             return;
         }
-        let buffer = user as u32;
-        let Some(ticket) = self.reads.lock().tickets.get(buffer as usize).copied() else { return };
-        let address = result.ok().map(|()| self.node.buffers().as_mut_ptr() as u64 + user * PAGE_BYTES);
-        if let Some(sink) = self.sink.get() {
-            sink(FarEvent::Arrived { ticket, address });
-        }
-        self.in_flight.fetch_sub(1, Ordering::Release);
-        let next = {
-            let mut reads = self.reads.lock();
-            match reads.waiting.pop_front() {
-                Some((page, ticket)) => {
-                    reads.tickets[buffer as usize] = ticket;
-                    Some(page)
-                }
-                None => {
-                    reads.free.push(buffer);
-                    None
-                }
+        self.read_ended(user as u32, result.is_ok());
+    }
+
+    /// Reports the end of a read, and starts the next that waits for its buffer page.
+    fn read_ended(&self, buffer: u32, mut good: bool) {
+        loop {
+            let Some(ticket) = self.reads.lock().tickets.get(buffer as usize).copied() else { return };
+            let address = good.then(|| self.node.buffers().as_mut_ptr() as u64 + u64::from(buffer) * PAGE_BYTES);
+            if let Some(sink) = self.sink.get() {
+                sink(FarEvent::Arrived { ticket, address });
             }
-        };
-        if let Some(page) = next {
-            self.post_read(page, buffer);
+            self.in_flight.fetch_sub(1, Ordering::Release);
+            let page = {
+                let mut reads = self.reads.lock();
+                let Some((page, ticket)) = reads.waiting.pop_front() else {
+                    reads.free.push(buffer);
+                    return;
+                };
+                reads.tickets[buffer as usize] = ticket;
+                page
+            };
+            good = self.post_read(page, buffer);
+            if good {
+                return;
+            }
+        }
+    }
+
+    /// Reports reads that could not even be posted. Not done at once: whoever
+    /// asked for them holds locks that the report needs.
+    fn report_unposted(&self) {
+        loop {
+            let Some(buffer) = self.reads.lock().unposted.pop() else { return };
+            self.read_ended(buffer, false);
         }
     }
 }
@@ -522,11 +535,14 @@ impl FarMemory for Borrowed {
             reads.tickets[buffer as usize] = ticket;
             buffer
         };
-        self.post_read(page, buffer);
+        if !self.post_read(page, buffer) {
+            self.reads.lock().unposted.push(buffer);
+        }
     }
 
     fn flush(&self) {
         self.node.pump();
+        self.report_unposted();
     }
 
     fn progress(&self) {
@@ -536,6 +552,7 @@ impl FarMemory for Borrowed {
             }
         }
         self.node.expire();
+        self.report_unposted();
     }
 
     fn in_flight(&self) -> u64 {

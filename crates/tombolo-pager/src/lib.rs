@@ -27,4 +27,4 @@ mod slots;
 mod space;
 mod stats;
 
-pub use run::{Finished, Monitor, Options, RunError, run};
+pub use run::{Finished, LOCAL_LEAST_BYTES, Monitor, Options, RunError, run};

@@ -17,8 +17,8 @@
 //! on its way there, or (*kept*) still mapped, write-protected.
 //! *EvictDrop*: the contents are safe and the page may vanish at any moment.
 //! *Installing*: a userfaultfd ioctl on the page is under way; it ends soon and
-//! always wakes whoever waits. *Fetching* may be cancelled (a discard), and
-//! ends when the far side answers.
+//! always wakes whoever waits. *Fetching* ends when the far side answers or is
+//! given up.
 
 /// The states of the diagram above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -54,8 +54,10 @@ pub struct Pager {
     pub slots: Mutex<Slots>,
     /// Which page goes next.
     pub replacement: Mutex<Replacement>,
-    /// The address spaces; an index is reused once its space has ended.
-    pub spaces: RwLock<Vec<Option<Arc<Space>>>>,
+    /// The address spaces. An index is never used twice: what is under way for a
+    /// space that has ended must not reach another.
+    pub spaces: RwLock<HashMap<u32, Arc<Space>>>,
+    next_space: AtomicU32,
     /// Pages resident or about to be.
     pub resident: AtomicU64,
     /// Pages that may exceed the limit, because nothing could be evicted for them.
@@ -145,7 +147,8 @@ impl Pager {
             headroom_pages: (limit_pages / 16).clamp(96, 2048),
             slots: Mutex::new(Slots::new(far.pages() as usize)),
             replacement: Mutex::new(Replacement::new(limit_pages as usize)),
-            spaces: RwLock::new(Vec::with_capacity(64)),
+            spaces: RwLock::new(HashMap::with_capacity(64)),
+            next_space: AtomicU32::new(0),
             resident: AtomicU64::new(0),
             overdraft: AtomicU64::new(0),
             waiting: Mutex::new(VecDeque::with_capacity(1024)),
@@ -166,12 +169,12 @@ impl Pager {
 
     /// The space of this index.
     pub fn space(&self, index: u32) -> Option<Arc<Space>> {
-        self.spaces.read().get(index as usize).cloned().flatten()
+        self.spaces.read().get(&index).cloned()
     }
 
     /// All spaces.
     pub fn all_spaces(&self) -> Vec<Arc<Space>> {
-        self.spaces.read().iter().flatten().cloned().collect()
+        self.spaces.read().values().cloned().collect()
     }
 
     /// Adds a space made by `make` from its index.
@@ -179,13 +182,9 @@ impl Pager {
         &self,
         make: impl FnOnce(u32) -> std::io::Result<Space>,
     ) -> std::io::Result<Arc<Space>> {
-        let mut spaces = self.spaces.write();
-        let index = spaces.iter().position(Option::is_none).unwrap_or(spaces.len());
-        let space = Arc::new(make(index as u32)?);
-        if index == spaces.len() {
-            spaces.push(None);
-        }
-        spaces[index] = Some(space.clone());
+        let index = self.next_space.fetch_add(1, Ordering::Relaxed);
+        let space = Arc::new(make(index)?);
+        self.spaces.write().insert(index, space.clone());
         for poll in &self.polls {
             poll.add_space(&space)?;
         }
@@ -212,7 +211,7 @@ impl Pager {
         for poll in &self.polls {
             poll.remove_space(space);
         }
-        self.spaces.write()[space.index as usize] = None;
+        self.spaces.write().remove(&space.index);
         self.evictor.ring();
     }
 
@@ -274,7 +273,8 @@ impl Pager {
                 let entry = table.get(page);
                 match entry.state() {
                     State::Untouched => continue,
-                    State::Installing => {
+                    // What is under way must not arrive after the page has another use.
+                    State::Installing | State::Fetching => {
                         installing = true;
                         continue;
                     }
@@ -283,7 +283,7 @@ impl Pager {
                         table.set(page, entry.with_discarded(true));
                         continue;
                     }
-                    State::Resident | State::Fetching => freed += 1,
+                    State::Resident => freed += 1,
                     State::Remote | State::Lost => {}
                 }
                 if let Some(slot) = entry.slot() {
@@ -298,7 +298,8 @@ impl Pager {
             if !installing {
                 return !evicting;
             }
-            // An ioctl on the page is under way on another thread; it ends soon.
+            // It ends soon, or when its lender is given up; this thread may be the one to see to it.
+            self.far.progress();
             std::thread::yield_now();
         }
     }

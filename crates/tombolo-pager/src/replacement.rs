@@ -68,7 +68,7 @@ impl Replacement {
 
     /// Now, on the coarse clock.
     pub fn age(&self) -> u64 {
-        self.evictions / TICK & AGE_MASK
+        (self.evictions / TICK) & AGE_MASK
     }
 
     /// `count` pages were evicted.

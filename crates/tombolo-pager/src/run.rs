@@ -21,6 +21,9 @@ use crate::handler;
 use crate::pager::{Notify, Pager};
 use crate::protocol::{VARIABLE, VERSION};
 
+/// Least `local_bytes` of [`Options`].
+pub const LOCAL_LEAST_BYTES: u64 = 4 << 20;
+
 /// What to run, and within which limits.
 pub struct Options {
     /// The program, as a shell would find it.
@@ -183,7 +186,7 @@ fn arena_bytes(local_bytes: u64, far_bytes: u64) -> u64 {
 
 /// Runs a program whose memory beyond `local_bytes` lives in `far`.
 pub fn run(options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunError> {
-    if options.local_bytes < 4 << 20 {
+    if options.local_bytes < LOCAL_LEAST_BYTES {
         return Err(RunError::LimitTooSmall(options.local_bytes));
     }
     let directory = set_up("its directory", RunDirectory::new(options.library))?;

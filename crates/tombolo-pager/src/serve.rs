@@ -38,6 +38,7 @@ struct Run {
 }
 
 /// What a fault needs, decided under the lock.
+#[allow(clippy::large_enum_variant, reason = "a box would allocate on the fault path")]
 enum Plan {
     Nothing,
     /// The page should be present; if it is not, the program dropped it behind our back.
@@ -475,7 +476,7 @@ impl Pager {
             let mut table = space.table.lock();
             let entry = table.get(page);
             if table.closed || entry.state() != State::Fetching {
-                // Discarded in the meantime; the room was given back then.
+                // The space has ended.
                 let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
                 return;
             }

@@ -91,7 +91,7 @@ pub extern "C" fn pvalloc(size: size_t) -> *mut c_void {
 /// As POSIX says: `block` points to where the address goes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(block: *mut *mut c_void, alignment: size_t, size: size_t) -> c_int {
-    if !alignment.is_power_of_two() || alignment % size_of::<*mut c_void>() != 0 {
+    if !alignment.is_power_of_two() || !alignment.is_multiple_of(size_of::<*mut c_void>()) {
         return libc::EINVAL;
     }
     // SAFETY: the alignment is a power of two.

@@ -94,7 +94,7 @@ pub extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
     let Some((inside, bytes)) = round_up(length).and_then(|length| arena::intersection(start, length)) else {
         return with_errno(sys::munmap(start, length)) as c_int;
     };
-    if start % PAGE_BYTES != 0 || length == 0 {
+    if !start.is_multiple_of(PAGE_BYTES) || length == 0 {
         set_errno(libc::EINVAL);
         return -1;
     }
@@ -118,7 +118,7 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
     if let Some((inside, bytes)) = round_up(length).and_then(|length| arena::intersection(start, length)) {
         match advice {
             // FREE may drop at any time; at once is one of them.
-            libc::MADV_DONTNEED | libc::MADV_FREE if start % PAGE_BYTES == 0 => {
+            libc::MADV_DONTNEED | libc::MADV_FREE if start.is_multiple_of(PAGE_BYTES) => {
                 let dropped = discard(inside, bytes).map(|_| 0);
                 return with_errno(dropped) as c_int;
             }
@@ -166,7 +166,7 @@ fn remap_far(start: usize, old_length: usize, new_length: usize, flags: c_int, t
     let fixed = flags & libc::MREMAP_FIXED != 0;
     let keep_old = flags & libc::MREMAP_DONTUNMAP != 0;
     // A zero old length duplicates a *shared* mapping, which far memory never is.
-    if start % PAGE_BYTES != 0 || old == 0 || (keep_old && new != old) {
+    if !start.is_multiple_of(PAGE_BYTES) || old == 0 || (keep_old && new != old) {
         return Err(libc::EINVAL);
     }
     if !fixed && !keep_old {
@@ -188,7 +188,7 @@ fn remap_far(start: usize, old_length: usize, new_length: usize, flags: c_int, t
         }
     }
     let moved = if fixed {
-        if target % PAGE_BYTES != 0 || (target < start + old && start < target + new) {
+        if !target.is_multiple_of(PAGE_BYTES) || (target < start + old && start < target + new) {
             return Err(libc::EINVAL);
         }
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
