@@ -17,6 +17,7 @@ use tombolo_node::FarMemory;
 use crate::handler::PollSet;
 use crate::page::{Entry, State};
 use crate::prefetch::{TOUCH_MAX, WriteHabit};
+use crate::protocol::STAGING_PAGES;
 use crate::replacement::{PageName, Replacement};
 use crate::slots::Slots;
 use crate::space::Space;
@@ -44,7 +45,7 @@ pub type Notify = Box<dyn Fn(&str) + Send + Sync>;
 
 /// Everything the handlers, the evictor and the attach thread share.
 pub struct Pager {
-    /// Most pages resident at once, over all spaces.
+    /// Most pages resident at once, over all spaces, besides the staging area.
     pub limit_pages: u64,
     /// Room that the evictor keeps free ahead of need.
     pub headroom_pages: u64,
@@ -133,7 +134,8 @@ impl Pager {
         far: Arc<dyn FarMemory>,
         notify: Notify,
     ) -> std::io::Result<Self> {
-        let limit_pages = limit_bytes / PAGE_BYTES as u64;
+        // What waits in the staging area is local memory, too.
+        let limit_pages = (limit_bytes / PAGE_BYTES as u64).saturating_sub(STAGING_PAGES as u64);
         let mut polls = Vec::with_capacity(handlers);
         for _ in 0..handlers {
             let poll = PollSet::new()?;
@@ -144,7 +146,7 @@ impl Pager {
         zeroes.prefault();
         Ok(Self {
             limit_pages,
-            headroom_pages: (limit_pages / 16).clamp(96, 2048),
+            headroom_pages: (limit_pages / 16).clamp(64, 2048),
             slots: Mutex::new(Slots::new(far.pages() as usize)),
             replacement: Mutex::new(Replacement::new(limit_pages as usize)),
             spaces: RwLock::new(HashMap::with_capacity(64)),

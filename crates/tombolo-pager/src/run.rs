@@ -271,7 +271,7 @@ pub fn run(options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunErr
         elapsed,
         counters: pager.stats.counters.all(),
         far_fault_ns: [latencies[0], latencies[1], latencies[2]],
-        limit_pages: pager.limit_pages,
+        limit_pages: options.local_bytes / 4096,
     })
 }
 

@@ -118,12 +118,18 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
     if let Some((inside, bytes)) = round_up(length).and_then(|length| arena::intersection(start, length)) {
         match advice {
             // FREE may drop at any time; at once is one of them.
-            libc::MADV_DONTNEED | libc::MADV_FREE if start.is_multiple_of(PAGE_BYTES) => {
+            libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE if start.is_multiple_of(PAGE_BYTES) => {
                 let dropped = discard(inside, bytes).map(|_| 0);
                 return with_errno(dropped) as c_int;
             }
             // Transparent huge pages would be split at every eviction.
             libc::MADV_HUGEPAGE | libc::MADV_COLLAPSE => return 0,
+            // A child's pages come from its parent's table, contents and all: who
+            // relies on a wipe must hear that there is none.
+            libc::MADV_WIPEONFORK => {
+                set_errno(libc::EINVAL);
+                return -1;
+            }
             // Advice about the kernel's own reclaim.
             libc::MADV_COLD | libc::MADV_PAGEOUT => return 0,
             _ => {}
@@ -139,6 +145,42 @@ pub extern "C" fn posix_madvise(address: *mut c_void, length: size_t, advice: c_
         return 0;
     }
     sys::madvise(address as usize, length, advice).err().unwrap_or(0)
+}
+
+/// Far memory cannot be locked: that is what makes it far. Said as the kernel
+/// says it when it could not lock everything.
+fn refuse_lock() -> c_int {
+    set_errno(libc::EAGAIN);
+    -1
+}
+
+fn is_far(address: *const c_void, length: size_t) -> bool {
+    round_up(length).is_some_and(|length| arena::intersection(address as usize, length).is_some())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn mlock(address: *const c_void, length: size_t) -> c_int {
+    mlock2(address, length, 0)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn mlock2(address: *const c_void, length: size_t, flags: libc::c_uint) -> c_int {
+    if is_far(address, length) {
+        return refuse_lock();
+    }
+    // SAFETY: locking does not change what memory holds.
+    let locked =
+        unsafe { sys::call(libc::SYS_mlock2, [address as usize, length, flags as usize, 0, 0, 0]) };
+    with_errno(locked) as c_int
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn mlockall(flags: c_int) -> c_int {
+    if start::far() {
+        return refuse_lock();
+    }
+    // SAFETY: as for mlock2.
+    with_errno(unsafe { sys::call(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) }) as c_int
 }
 
 /// The variadic fifth argument arrives in its register whether it was passed or not.
