@@ -8,11 +8,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tombolo_core::rdma::{Direction, Transfer, TransferError};
+use tombolo_core::rdma::{Direction, PeerId, Transfer, TransferError};
 use tombolo_core::segment::{DEFAULT_STRIPE_BYTES, PathId, Segment, SegmentId, SegmentTable};
 use tombolo_host::event;
 use tombolo_host::shared::SharedMemory;
-use tombolo_link::{Address, Link, OpenError};
+use tombolo_link::{Address, Link, LossReason, OpenError};
 use tombolo_wire::Domain;
 
 use crate::control::{NodeStatus, Reply, Request};
@@ -278,6 +278,12 @@ impl Borrowed {
             }
         }));
         let weak = Arc::downgrade(&borrowed);
+        borrowed.node.on_loss(Box::new(move |peer, reason| {
+            if let Some(borrowed) = weak.upgrade() {
+                borrowed.lender_lost(peer, reason);
+            }
+        }));
+        let weak = Arc::downgrade(&borrowed);
         let service = std::thread::Builder::new().name("far".into()).spawn(move || {
             while weak.upgrade().is_some_and(|borrowed| borrowed.look_after()) {}
         });
@@ -307,6 +313,17 @@ impl Borrowed {
         &self.node
     }
 
+    /// A lender is gone.
+    fn lender_lost(&self, peer: PeerId, reason: LossReason) {
+        for lender in self.lenders.iter().filter(|lender| lender.peer.id == peer) {
+            if !lender.lost.swap(true, Ordering::SeqCst)
+                && let Some(sink) = self.sink.get()
+            {
+                sink(FarEvent::LenderLost { lender: lender.address.to_string(), reason: reason.to_string() });
+            }
+        }
+    }
+
     /// One round of keeping the links alive and noticing those that are not.
     fn look_after(&self) -> bool {
         if self.stop.load(Ordering::Relaxed) {
@@ -319,14 +336,6 @@ impl Borrowed {
         for lender in &windowed {
             if lender.peer.link.arm().unwrap_or(true) {
                 self.node.drive(&lender.peer);
-            }
-        }
-        for lender in &self.lenders {
-            if let Some(reason) = lender.peer.loss()
-                && !lender.lost.swap(true, Ordering::SeqCst)
-                && let Some(sink) = self.sink.get()
-            {
-                sink(FarEvent::LenderLost { lender: lender.address.to_string(), reason: reason.to_string() });
             }
         }
         let descriptors: Vec<_> = windowed.iter().map(|lender| lender.peer.link.descriptor()).collect();

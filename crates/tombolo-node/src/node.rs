@@ -58,6 +58,9 @@ impl Peer {
 /// Told of completed transfers: user number and result.
 pub type CompletionSink = Box<dyn Fn(u64, Result<(), TransferError>) + Send + Sync>;
 
+/// Told of a peer that is gone, before its transfers fail.
+pub type LossSink = Box<dyn Fn(PeerId, LossReason) + Send + Sync>;
+
 /// Asking a peer for something failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
@@ -82,6 +85,7 @@ pub struct Node {
     /// Where our own writes come from and the answers to our reads go.
     buffers: SharedMemory,
     completions: OnceLock<CompletionSink>,
+    losses: OnceLock<LossSink>,
     packets_dropped: AtomicU64,
 }
 
@@ -103,6 +107,7 @@ impl Node {
             ledger: Mutex::new(Ledger::new(lend_bytes)),
             buffers,
             completions: OnceLock::new(),
+            losses: OnceLock::new(),
             packets_dropped: AtomicU64::new(0),
         })
     }
@@ -120,6 +125,11 @@ impl Node {
     /// Where completed transfers are told; said once, before anything is posted.
     pub fn on_completion(&self, sink: CompletionSink) {
         let _ = self.completions.set(sink);
+    }
+
+    /// Where lost peers are told; said once.
+    pub fn on_loss(&self, sink: LossSink) {
+        let _ = self.losses.set(sink);
     }
 
     /// The buffer memory.
@@ -360,6 +370,9 @@ impl Node {
                 return;
             }
             *lost = Some(reason);
+        }
+        if let Some(sink) = self.losses.get() {
+            sink(peer.id, reason);
         }
         self.engine.lock().peer_lost(self.now(), peer.id);
         self.pump();
