@@ -14,6 +14,8 @@ use crate::node::{Node, Peer};
 
 /// How long to poll after the last packet.
 const POLL: Duration = Duration::from_micros(60);
+/// While polling, one round in so many asks for newcomers.
+const ACCEPT_ROUNDS: u32 = 32;
 /// Longest sleep, so that a stop is noticed.
 const NAP: Duration = Duration::from_millis(250);
 
@@ -33,9 +35,12 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
     let mut peers: Vec<Arc<Peer>> = Vec::new();
     let mut last_packet = Instant::now();
     let mut next_tick = Instant::now();
+    let (mut round, mut polling) = (0, false);
     while !stop.load(Ordering::Relaxed) {
         let mut busy = 0;
-        loop {
+        round = (round + 1) % ACCEPT_ROUNDS;
+        // Under load newcomers wait for a few rounds: asking costs a system call.
+        while round == 0 || !polling {
             match listener.accept() {
                 Ok(Some(link)) => {
                     told(PeerEvent::Came(link.peer_process_id()));
@@ -63,6 +68,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             told(PeerEvent::Gone(reason.to_string(), back));
             false
         });
+        polling = true;
         if busy > 0 {
             last_packet = now;
             continue;
@@ -75,6 +81,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             last_packet = now;
             continue;
         }
+        polling = false;
         nap = nap.min(next_tick.saturating_duration_since(now));
         let mut descriptors = Vec::with_capacity(peers.len() + 1);
         descriptors.push(listener.descriptor());

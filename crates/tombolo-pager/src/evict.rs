@@ -11,6 +11,9 @@ use crate::page::State;
 use crate::pager::Pager;
 use crate::replacement::PageName;
 
+/// Names looked at in a row before the evictor looks up.
+const LOOK_MAX: usize = 8 * BATCH;
+
 /// The evictor's own memory.
 pub struct Evictor {
     pub(crate) pager: Arc<Pager>,
@@ -81,20 +84,63 @@ impl Evictor {
         }
     }
 
-    fn make_room(&mut self) -> Outcome {
+    /// Takes names from the queues until `want` of them are to go, by space and in
+    /// order. Spares those that were used, or came back quickly before.
+    /// Also returns how many were looked at.
+    fn select(&self, want: usize) -> (BTreeMap<u32, Vec<u32>>, usize) {
         let mut batches: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-        {
+        let (mut found, mut looked_at) = (0, 0);
+        let mut names = Vec::with_capacity(BATCH);
+        let mut spared = Vec::with_capacity(BATCH);
+        while found < want && looked_at < LOOK_MAX {
+            names.clear();
+            {
+                let mut replacement = self.pager.replacement.lock();
+                names.extend(std::iter::from_fn(|| replacement.pop()).take(want - found));
+            }
+            if names.is_empty() {
+                break;
+            }
+            looked_at += names.len();
+            let mut at = 0;
+            while let Some(&PageName { space: index, .. }) = names.get(at) {
+                let end = names[at..].iter().position(|name| name.space != index).map_or(names.len(), |more| at + more);
+                let run = &names[at..end];
+                at = end;
+                let Some(space) = self.pager.space(index) else { continue };
+                let mut table = space.table.lock();
+                for &name in run {
+                    let entry = table.get(name.page);
+                    if entry.state() != State::Resident {
+                        table.set(name.page, entry.with_queued(false));
+                    } else if entry.is_referenced() || entry.lives() > 0 {
+                        let lives = entry.lives().saturating_sub(1);
+                        table.set(name.page, entry.with_referenced(false).with_lives(lives));
+                        spared.push(name);
+                    } else {
+                        batches.entry(index).or_default().push(name.page);
+                        found += 1;
+                    }
+                }
+            }
             let mut replacement = self.pager.replacement.lock();
-            let short = (self.pager.resident.load(Ordering::Relaxed) + self.pager.headroom_pages)
-                .saturating_sub(self.pager.limit_pages);
-            let count = (short as usize).clamp(BATCH / 2, BATCH);
-            for _ in 0..count {
-                let Some(PageName { space, page }) = replacement.pop() else { break };
-                batches.entry(space).or_default().push(page);
+            for name in spared.drain(..) {
+                replacement.reinsert(name);
             }
         }
-        if batches.is_empty() {
+        (batches, looked_at)
+    }
+
+    fn make_room(&mut self) -> Outcome {
+        let short = (self.pager.resident.load(Ordering::Relaxed) + self.pager.headroom_pages)
+            .saturating_sub(self.pager.limit_pages);
+        let (batches, looked_at) = self.select((short as usize).clamp(BATCH / 2, BATCH));
+        if looked_at == 0 {
             return Outcome::NoVictims;
+        }
+        if batches.is_empty() {
+            // All of them were spared this time: that is progress.
+            return Outcome::Evicted(0);
         }
         let (mut evicted, mut full) = (0, false);
         for (index, mut pages) in batches {

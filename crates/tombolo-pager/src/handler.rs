@@ -21,6 +21,8 @@ const FAR: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 /// How long a handler that has sent for a page polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(150);
+/// How often it looks for the page before it looks for other faults.
+const SPIN_ROUNDS: u32 = 8;
 /// Wake-ups in a row that found the fault taken, after which a handler rests.
 const MISSES_MAX: u32 = 8;
 /// For how long. Every fault wakes all handlers that do not rest, and the one
@@ -100,6 +102,14 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         }
         // Whoever has sent for a page polls for it; the others sleep.
         let spinning = spin_until.is_some_and(|end| Instant::now() < end);
+        if spinning {
+            for _ in 0..SPIN_ROUNDS {
+                pager.far.progress();
+                if pager.far.in_flight() == 0 {
+                    break;
+                }
+            }
+        }
         let sleep = if spinning { Some(Duration::ZERO) } else { pager.far.sleep_time() };
         let timeout = sleep.map(|sleep| rustix::time::Timespec {
             tv_sec: sleep.as_secs() as i64,

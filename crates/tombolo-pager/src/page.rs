@@ -50,12 +50,17 @@ const DISCARD: u64 = 1 << 6;
 const REFERENCED: u64 = 1 << 7;
 const WRITABLE: u64 = 1 << 8;
 const KEPT: u64 = 1 << 9;
-const SLOT_SHIFT: u32 = 12;
+const LIVES_SHIFT: u32 = 10;
+const LIVES_MASK: u64 = 7;
+const SLOT_SHIFT: u32 = 14;
 const SLOT_BITS: u64 = 32;
-const AGE_SHIFT: u32 = 44;
+const AGE_SHIFT: u32 = 46;
 
 /// Wraps around: a coarse clock of evictions, for telling soon from late.
 pub const AGE_MASK: u64 = (1 << (64 - AGE_SHIFT)) - 1;
+
+/// Most lives a page can have.
+pub const LIVES_MAX: u8 = LIVES_MASK as u8;
 
 /// The word of one page. Copied out of the table, changed, and put back, all
 /// under the table's lock.
@@ -96,6 +101,18 @@ impl Entry {
             Some(slot) => cleared | HAS_SLOT | u64::from(slot) << SLOT_SHIFT,
             None => cleared,
         })
+    }
+
+    /// How often it is still spared when its turn comes.
+    pub fn lives(self) -> u8 {
+        (self.0 >> LIVES_SHIFT & LIVES_MASK) as u8
+    }
+
+    /// With so many lives, at most [`LIVES_MAX`].
+    #[must_use]
+    pub fn with_lives(self, lives: u8) -> Self {
+        let lives = u64::from(lives.min(LIVES_MAX));
+        Self(self.0 & !(LIVES_MASK << LIVES_SHIFT) | lives << LIVES_SHIFT)
     }
 
     /// When the page was last evicted, on the coarse clock.
@@ -163,11 +180,13 @@ mod tests {
             .with_state(State::Lost)
             .with_slot(Some(u32::MAX))
             .with_age(AGE_MASK)
+            .with_lives(5)
             .with_waiter(true)
             .with_referenced(true);
         assert_eq!(entry.state(), State::Lost);
         assert_eq!(entry.slot(), Some(u32::MAX));
-        assert_eq!(entry.age(), AGE_MASK);
+        assert_eq!((entry.age(), entry.lives()), (AGE_MASK, 5));
+        assert_eq!(entry.with_lives(200).lives(), LIVES_MAX);
         assert!(entry.has_waiter() && entry.is_referenced() && !entry.is_queued() && !entry.is_discarded());
         let entry = entry.with_slot(None).with_state(State::Resident).with_waiter(false);
         assert_eq!((entry.state(), entry.slot(), entry.age()), (State::Resident, None, AGE_MASK));

@@ -146,7 +146,7 @@ impl Pager {
         zeroes.prefault();
         Ok(Self {
             limit_pages,
-            headroom_pages: (limit_pages / 16).clamp(64, 2048),
+            headroom_pages: (limit_pages / 64).clamp(64, 384),
             slots: Mutex::new(Slots::new(far.pages() as usize)),
             replacement: Mutex::new(Replacement::new(limit_pages as usize)),
             spaces: RwLock::new(HashMap::with_capacity(64)),
@@ -256,10 +256,11 @@ impl Pager {
     /// Puts the name of a page that became resident into the queues, once.
     #[must_use]
     pub fn queue(&self, space: &Space, page: u32, entry: Entry, evicted_at: Option<u64>) -> Entry {
-        if !entry.is_queued() {
-            self.replacement.lock().insert(PageName { space: space.index, page }, evicted_at);
+        if entry.is_queued() {
+            return entry;
         }
-        entry.with_queued(true)
+        let lives = self.replacement.lock().insert(PageName { space: space.index, page }, evicted_at);
+        entry.with_queued(true).with_lives(lives)
     }
 
     /// Contents of a range are not wanted any more. False: an eviction of some of

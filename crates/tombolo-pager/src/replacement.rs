@@ -3,15 +3,19 @@
 //! New pages enter a *small* queue (a tenth of the room) and leave from there,
 //! unless they come back soon after: a page that faults again within one
 //! memory's worth of evictions (its age, kept in its table entry, is the ghost
-//! queue) enters the *main* queue. In both queues a page that was seen in use
-//! meanwhile (a write fault) gets a second round.
+//! queue) enters the *main* queue.
+//!
+//! Uses of a resident page cannot be seen. But how soon a page came back tells
+//! how often it is used: each halving of that time is worth one more *life*, a
+//! round through the main queue. So a page that is used a hundred times as often
+//! as others, like an index, is rarely away. A write fault counts as a use.
 //!
 //! The queues hold names of pages, not pages: a name whose page is no longer
 //! resident is dropped when it comes up.
 
 use std::collections::VecDeque;
 
-use crate::page::AGE_MASK;
+use crate::page::{AGE_MASK, LIVES_MAX};
 
 /// Names a page of a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,12 +51,16 @@ impl Replacement {
     }
 
     /// A page was mapped. `evicted_at`: its age if it came back from far memory.
-    pub fn insert(&mut self, name: PageName, evicted_at: Option<u64>) {
-        let soon = evicted_at.is_some_and(|age| {
-            let elapsed = self.age().wrapping_sub(age) & AGE_MASK;
-            elapsed * TICK < self.limit_pages as u64
-        });
-        if soon { self.main.push_back(name) } else { self.small.push_back(name) }
+    /// Returns its lives.
+    pub fn insert(&mut self, name: PageName, evicted_at: Option<u64>) -> u8 {
+        let away = evicted_at.map(|age| (self.age().wrapping_sub(age) & AGE_MASK) * TICK);
+        let Some(away) = away.filter(|&away| away < self.limit_pages as u64) else {
+            self.small.push_back(name);
+            return 0;
+        };
+        self.main.push_back(name);
+        let times = self.limit_pages as u64 / (away + TICK / 2).max(1);
+        (times.max(1).ilog2() as u8).min(LIVES_MAX)
     }
 
     /// A page that came up but was in use: another round.
@@ -94,6 +102,19 @@ mod tests {
         }
         let gone: Vec<u32> = (0..40).filter_map(|_| replacement.pop()).map(|name| name.page).collect();
         assert_eq!(gone, (0..40).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_sooner_a_page_comes_back_the_more_lives_it_has() {
+        let mut replacement = Replacement::new(100 * TICK as usize);
+        let age = replacement.age();
+        let mut lives = Vec::new();
+        for step in [0, 1, 6, 24, 60, 200] {
+            replacement.advance(step * TICK);
+            lives.push(replacement.insert(name(1), Some(age)));
+        }
+        assert!(lives.is_sorted_by(|a, b| a >= b), "{lives:?}");
+        assert_eq!((lives[0], lives[4], lives[5]), (LIVES_MAX, 0, 0));
     }
 
     #[test]
