@@ -1,2 +1,38 @@
-//! What developers and CI run.
-fn main() {}
+//! What developers and CI run: `cargo xtask test | lint | ci | bench`.
+
+use std::process::ExitCode;
+
+mod bench;
+mod command;
+mod lint;
+mod test;
+
+const USAGE: &str = "\
+usage: cargo xtask <task>
+
+  test [ARGUMENT...]   install what the tests need, then run them all
+                       (arguments go to the end-to-end tests, as in `cargo test -- ARGUMENT`;
+                       TOMBOLO_REQUIRE_ALL=1: leaving a test out is a failure;
+                       TOMBOLO_FULL=1: the full sizes, about an hour)
+  lint                 formatting, clippy, documentation, licences and advisories
+  ci                   both, and nothing may be left out
+  bench paging         measure, and write bench/RESULTS.md";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let rest = arguments.get(1..).unwrap_or_default();
+    let done = match arguments.first().map(String::as_str) {
+        Some("test") => test::main(rest, false),
+        Some("lint") => lint::main(),
+        Some("ci") => test::main(rest, true).and_then(|()| lint::main()),
+        Some("bench") => bench::main(rest),
+        _ => Err(USAGE.to_owned()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(text) => {
+            eprintln!("{text}");
+            ExitCode::FAILURE
+        }
+    }
+}

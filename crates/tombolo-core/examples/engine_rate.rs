@@ -15,10 +15,7 @@ const TRANSFERS: u64 = 1_000_000;
 const OTHER: PeerId = PeerId(0);
 
 fn run(direction: Direction, notify: bool, copy: bool, clock: bool) {
-    let config = Config {
-        congestion: None,
-        ..Config::default()
-    };
+    let config = Config { congestion: None, ..Config::default() };
     let mut engines = [Engine::new(config), Engine::new(config)];
     for engine in &mut engines {
         engine.add_peer(Time(0), OTHER);
@@ -30,18 +27,10 @@ fn run(direction: Direction, notify: bool, copy: bool, clock: bool) {
     let start = Instant::now();
     let mut now = Time(0);
     while done < TRANSFERS {
-        now = if clock {
-            Time(start.elapsed().as_nanos() as u64)
-        } else {
-            Time(now.0 + 1000)
-        };
+        now = if clock { Time(start.elapsed().as_nanos() as u64) } else { Time(now.0 + 1000) };
         while posted < TRANSFERS && posted - done < DEPTH {
             let address = (posted % DEPTH) * SIZE as u64;
-            let words = Notification {
-                address,
-                first: posted,
-                last: posted,
-            };
+            let words = Notification { address, first: posted, last: posted };
             let transfer = Transfer {
                 direction,
                 domain: Domain(0),
@@ -61,11 +50,9 @@ fn run(direction: Direction, notify: bool, copy: bool, clock: bool) {
                 match action {
                     Action::SendBlock(block) => {
                         for header in block.packets(8192) {
-                            let from =
-                                (block.source_address + u64::from(header.offset_bytes)) as usize;
+                            let from = (block.source_address + u64::from(header.offset_bytes)) as usize;
                             let bytes = &source[from..from + header.payload_bytes as usize];
-                            queues[1 - node]
-                                .push_back(Packet::Data(header, Payload::Intact(bytes)));
+                            queues[1 - node].push_back(Packet::Data(header, Payload::Intact(bytes)));
                         }
                     }
                     Action::Send { packet, .. } => queues[1 - node].push_back(packet),

@@ -72,9 +72,7 @@ pub enum SegmentError {
     #[error("the segments together are longer than an address can say")]
     TooLong,
     /// A range outside the table.
-    #[error(
-        "{length_bytes} bytes at {address:#x} are outside the {table_bytes} bytes of far memory"
-    )]
+    #[error("{length_bytes} bytes at {address:#x} are outside the {table_bytes} bytes of far memory")]
     OutOfRange {
         /// Where the range begins.
         address: u64,
@@ -121,17 +119,9 @@ impl SegmentTable {
         if stripe_bytes < MIN_STRIPE_BYTES || !stripe_bytes.is_power_of_two() {
             return Err(SegmentError::Stripe(stripe_bytes));
         }
-        for &Segment {
-            segment,
-            length_bytes,
-            ..
-        } in segments
-        {
+        for &Segment { segment, length_bytes, .. } in segments {
             if length_bytes == 0 || !length_bytes.is_multiple_of(stripe_bytes) {
-                return Err(SegmentError::Length {
-                    segment,
-                    length_bytes,
-                });
+                return Err(SegmentError::Length { segment, length_bytes });
             }
         }
         let mut table = Self {
@@ -142,31 +132,17 @@ impl SegmentTable {
         };
         let mut done_bytes = 0;
         loop {
-            let left = || {
-                segments
-                    .iter()
-                    .filter(|segment| segment.length_bytes > done_bytes)
-            };
+            let left = || segments.iter().filter(|segment| segment.length_bytes > done_bytes);
             let Some(end_bytes) = left().map(|segment| segment.length_bytes).min() else {
                 break;
             };
             let first = table.members.len();
-            table
-                .members
-                .extend(left().map(|segment| (segment.path, segment.segment)));
+            table.members.extend(left().map(|segment| (segment.path, segment.segment)));
             let members = first..table.members.len();
-            let band_bytes = (members.len() as u64)
-                .checked_mul(end_bytes - done_bytes)
-                .ok_or(SegmentError::TooLong)?;
-            table.bands.push(Band {
-                start: table.length_bytes,
-                segment_start: done_bytes,
-                members,
-            });
-            table.length_bytes = table
-                .length_bytes
-                .checked_add(band_bytes)
-                .ok_or(SegmentError::TooLong)?;
+            let band_bytes =
+                (members.len() as u64).checked_mul(end_bytes - done_bytes).ok_or(SegmentError::TooLong)?;
+            table.bands.push(Band { start: table.length_bytes, segment_start: done_bytes, members });
+            table.length_bytes = table.length_bytes.checked_add(band_bytes).ok_or(SegmentError::TooLong)?;
             done_bytes = end_bytes;
         }
         Ok(table)
@@ -190,44 +166,27 @@ impl SegmentTable {
     /// [`SegmentError::OutOfRange`]; nothing of the range is resolved then.
     pub fn resolve(&self, address: u64, length_bytes: u64) -> Result<Pieces<'_>, SegmentError> {
         match address.checked_add(length_bytes) {
-            Some(end) if end <= self.length_bytes => Ok(Pieces {
-                table: self,
-                address,
-                left_bytes: length_bytes,
-            }),
+            Some(end) if end <= self.length_bytes => {
+                Ok(Pieces { table: self, address, left_bytes: length_bytes })
+            }
             _ => {
                 let table_bytes = self.length_bytes;
-                Err(SegmentError::OutOfRange {
-                    address,
-                    length_bytes,
-                    table_bytes,
-                })
+                Err(SegmentError::OutOfRange { address, length_bytes, table_bytes })
             }
         }
     }
 
     /// The place of one byte, and how many bytes from there lie together.
     fn locate(&self, address: u64) -> Option<Piece> {
-        let at = self
-            .bands
-            .partition_point(|band| band.start <= address)
-            .checked_sub(1)?;
+        let at = self.bands.partition_point(|band| band.start <= address).checked_sub(1)?;
         let band = &self.bands[at];
-        let end = self
-            .bands
-            .get(at + 1)
-            .map_or(self.length_bytes, |next| next.start);
+        let end = self.bands.get(at + 1).map_or(self.length_bytes, |next| next.start);
         let in_band = address - band.start;
         let width = band.members.len() as u64;
         if width == 1 {
             let (path, segment) = self.members[band.members.start];
             let offset_bytes = band.segment_start + in_band;
-            return Some(Piece {
-                path,
-                segment,
-                offset_bytes,
-                length_bytes: end - address,
-            });
+            return Some(Piece { path, segment, offset_bytes, length_bytes: end - address });
         }
         let stripe = in_band >> self.stripe_shift;
         let in_stripe = in_band & (self.stripe_bytes() - 1);
@@ -298,10 +257,7 @@ mod tests {
     fn oracle(segments: &[Segment]) -> Vec<(SegmentId, u64)> {
         let (mut dealt, mut round) = (Vec::new(), 0);
         while segments.iter().any(|segment| segment.length_bytes > round) {
-            for segment in segments
-                .iter()
-                .filter(|segment| segment.length_bytes > round)
-            {
+            for segment in segments.iter().filter(|segment| segment.length_bytes > round) {
                 dealt.push((segment.segment, round));
             }
             round += 4096;
@@ -363,48 +319,21 @@ mod tests {
         let table = SegmentTable::new(&segments(&[64]), 4096).expect("whole stripes");
         let pieces: Vec<_> = table.resolve(1000, 200_000).expect("inside").collect();
         assert_eq!(pieces.len(), 1);
-        assert_eq!(
-            (pieces[0].offset_bytes, pieces[0].length_bytes),
-            (1000, 200_000)
-        );
+        assert_eq!((pieces[0].offset_bytes, pieces[0].length_bytes), (1000, 200_000));
     }
 
     #[test]
     fn mistakes_are_named() {
         let two = segments(&[2, 1]);
-        assert_eq!(
-            SegmentTable::new(&two, 2048),
-            Err(SegmentError::Stripe(2048))
-        );
-        assert_eq!(
-            SegmentTable::new(&two, 12288),
-            Err(SegmentError::Stripe(12288))
-        );
-        assert!(matches!(
-            SegmentTable::new(&two, 8192),
-            Err(SegmentError::Length { .. })
-        ));
+        assert_eq!(SegmentTable::new(&two, 2048), Err(SegmentError::Stripe(2048)));
+        assert_eq!(SegmentTable::new(&two, 12288), Err(SegmentError::Stripe(12288)));
+        assert!(matches!(SegmentTable::new(&two, 8192), Err(SegmentError::Length { .. })));
         let table = SegmentTable::new(&two, 4096).expect("whole stripes");
         assert!(table.resolve(12288, 0).is_ok());
-        assert!(matches!(
-            table.resolve(12288, 1),
-            Err(SegmentError::OutOfRange { .. })
-        ));
-        assert!(matches!(
-            table.resolve(u64::MAX, 2),
-            Err(SegmentError::OutOfRange { .. })
-        ));
-        let vast = Segment {
-            length_bytes: 1 << 63,
-            ..two[0]
-        };
-        let many = [
-            vast,
-            Segment {
-                length_bytes: 1 << 63,
-                ..two[1]
-            },
-        ];
+        assert!(matches!(table.resolve(12288, 1), Err(SegmentError::OutOfRange { .. })));
+        assert!(matches!(table.resolve(u64::MAX, 2), Err(SegmentError::OutOfRange { .. })));
+        let vast = Segment { length_bytes: 1 << 63, ..two[0] };
+        let many = [vast, Segment { length_bytes: 1 << 63, ..two[1] }];
         assert_eq!(SegmentTable::new(&many, 4096), Err(SegmentError::TooLong));
     }
 }

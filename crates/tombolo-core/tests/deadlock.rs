@@ -28,11 +28,7 @@ enum Queues {
 /// transfers completed before nothing moved any more (no timer ever helps: the
 /// clock stands still).
 fn run(queues: Queues) -> usize {
-    let config = Config {
-        pending_reads: 0,
-        congestion: None,
-        ..Config::default()
-    };
+    let config = Config { pending_reads: 0, congestion: None, ..Config::default() };
     let mut bench = Bench::new(config, 1, 1 << 20);
     for node in 0..2 {
         for number in 0..64u64 {
@@ -46,9 +42,7 @@ fn run(queues: Queues) -> usize {
                 class: None,
                 user: number,
             };
-            bench.engines[node]
-                .post(bench.now, OTHER, spec)
-                .expect("room for 64");
+            bench.engines[node].post(bench.now, OTHER, spec).expect("room for 64");
         }
     }
     let mut boxes = [Mailbox::default(), Mailbox::default()];
@@ -130,17 +124,10 @@ fn one_shared_queue_locks_up() {
 /// back, and everything completes.
 #[test]
 fn turned_away_reads_come_back() {
-    let config = Config {
-        pending_reads: 1,
-        read_channels: 2,
-        ..Config::default()
-    };
+    let config = Config { pending_reads: 1, read_channels: 2, ..Config::default() };
     let mut bench = Bench::new(config, 3, 1 << 20);
     for node in [0, 1].repeat(40) {
-        bench
-            .post(node, Direction::Read, 5000, true, None)
-            .expect("memory")
-            .expect("room");
+        bench.post(node, Direction::Read, 5000, true, None).expect("memory").expect("room");
     }
     bench.settle(2_000_000_000);
     bench.check_memory();

@@ -5,9 +5,7 @@ mod bench;
 use bench::Rng;
 use std::collections::VecDeque;
 use tombolo_core::rdma::congestion::CongestionConfig;
-use tombolo_core::rdma::{
-    Action, Config, Direction, Engine, PeerId, Time, Transfer, TransferError, Verdict,
-};
+use tombolo_core::rdma::{Action, Config, Direction, Engine, PeerId, Time, Transfer, TransferError, Verdict};
 use tombolo_wire::{Ack, Checksums, Domain, Packet, Payload};
 
 const NODES: usize = 4;
@@ -40,15 +38,7 @@ impl Mesh {
                 bytes
             })
             .collect();
-        Self {
-            engines,
-            memory,
-            now: Time(0),
-            wire: VecDeque::new(),
-            rng,
-            done: 0,
-            failed: 0,
-        }
+        Self { engines, memory, now: Time(0), wire: VecDeque::new(), rng, done: 0, failed: 0 }
     }
 
     fn post(&mut self, node: usize, peer: usize, direction: Direction) {
@@ -67,9 +57,7 @@ impl Mesh {
             class: None,
             user: 0,
         };
-        self.engines[node]
-            .post(self.now, PeerId(peer as u32), transfer)
-            .expect("room");
+        self.engines[node].post(self.now, PeerId(peer as u32), transfer).expect("room");
     }
 
     /// Run until so many transfers are over.
@@ -131,9 +119,7 @@ impl Mesh {
     fn arrive(&mut self, from: usize, to: usize, bytes: &[u8]) {
         let packet = Packet::parse(bytes, Checksums::Off).expect("undamaged");
         let verdict = self.engines[to].handle(self.now, PeerId(from as u32), &packet);
-        if let (Verdict::Place(placement), Packet::Data(_, Payload::Intact(bytes))) =
-            (verdict, packet)
-        {
+        if let (Verdict::Place(placement), Packet::Data(_, Payload::Intact(bytes))) = (verdict, packet) {
             let at = placement.address as usize;
             self.memory[to][at..at + bytes.len()].copy_from_slice(bytes);
             self.engines[to].placed(placement);
@@ -144,11 +130,7 @@ impl Mesh {
 #[test]
 fn everyone_writes_to_and_reads_from_everyone() {
     for congestion in [None, Some(CongestionConfig::default())] {
-        let config = Config {
-            transactions: 16,
-            congestion,
-            ..Config::default()
-        };
+        let config = Config { transactions: 16, congestion, ..Config::default() };
         let mut mesh = Mesh::new(config);
         for node in 0..NODES {
             for peer in 0..NODES {
@@ -161,10 +143,7 @@ fn everyone_writes_to_and_reads_from_everyone() {
             for other in 0..NODES {
                 for area in [1 + other, 1 + NODES + other] {
                     let there = &mesh.memory[node][area * AREA..(area + 1) * AREA];
-                    assert!(
-                        there == &mesh.memory[other][..AREA],
-                        "node {node} from {other}"
-                    );
+                    assert!(there == &mesh.memory[other][..AREA], "node {node} from {other}");
                 }
             }
         }
@@ -182,8 +161,7 @@ fn a_lost_peer_takes_nobody_along() {
     mesh.run(0, 1);
     let before = mesh.done;
     mesh.engines[0].peer_lost(mesh.now, PeerId(2));
-    mesh.wire
-        .retain(|(from, to, _)| (*from, *to) != (2, 0) && (*from, *to) != (0, 2));
+    mesh.wire.retain(|(from, to, _)| (*from, *to) != (2, 0) && (*from, *to) != (0, 2));
     mesh.run(0, 2 * NODES);
     assert!(mesh.failed <= 2 && mesh.done >= 2 * NODES - 2 && mesh.done >= before);
     mesh.run_while(0, |mesh| !mesh.engines[0].is_idle());
@@ -191,15 +169,8 @@ fn a_lost_peer_takes_nobody_along() {
 
 #[test]
 fn a_full_window_to_one_peer_holds_up_no_other() {
-    let congestion = Some(CongestionConfig {
-        initial_bytes: 32 * 1024,
-        ..CongestionConfig::default()
-    });
-    let config = Config {
-        congestion,
-        outstanding_blocks: 8,
-        ..Config::default()
-    };
+    let congestion = Some(CongestionConfig { initial_bytes: 32 * 1024, ..CongestionConfig::default() });
+    let config = Config { congestion, outstanding_blocks: 8, ..Config::default() };
     let mut mesh = Mesh::new(config);
     for _ in 0..10 {
         mesh.post(0, 1, Direction::Write);
@@ -209,9 +180,7 @@ fn a_full_window_to_one_peer_holds_up_no_other() {
     }
     let mut blocks: [Vec<_>; NODES] = Default::default();
     while let Some(action) = mesh.engines[0].poll(mesh.now) {
-        let Action::SendBlock(block) = action else {
-            panic!("only writes were posted")
-        };
+        let Action::SendBlock(block) = action else { panic!("only writes were posted") };
         blocks[block.peer.0 as usize].push(block);
     }
     // Two blocks fill each window, and each window is its own.

@@ -27,11 +27,7 @@ struct Options {
 
 fn options(rng: &mut Rng) -> Options {
     let mut sometimes = |most: u64| {
-        if rng.chance(500_000) {
-            rng.below(most)
-        } else {
-            0
-        }
+        if rng.chance(500_000) { rng.below(most) } else { 0 }
     };
     let faults = Faults {
         loss: sometimes(100_000),
@@ -48,9 +44,7 @@ fn options(rng: &mut Rng) -> Options {
         byte_picos: sometimes(2_000),
     };
     let retransmission = if rng.chance(250_000) {
-        Retransmission::Fixed {
-            timeout_ns: 20_000_000,
-        }
+        Retransmission::Fixed { timeout_ns: 20_000_000 }
     } else {
         Config::default().retransmission
     };
@@ -102,14 +96,8 @@ fn run(seed: u64, options: &Options) {
     'posting: while posted < options.posts {
         // Both ends at once, both ways (SPEC M10).
         let poster = rng.below(2) as usize;
-        let direction = if rng.chance(500_000) {
-            Direction::Write
-        } else {
-            Direction::Read
-        };
-        let class = rng
-            .chance(200_000)
-            .then(|| Class::ALL[rng.below(3) as usize]);
+        let direction = if rng.chance(500_000) { Direction::Write } else { Direction::Read };
+        let class = rng.chance(200_000).then(|| Class::ALL[rng.below(3) as usize]);
         let size = size(&mut rng, options.largest_bytes);
         let words = rng.chance(500_000);
         match bench.post(poster, direction, size, words, class) {
@@ -117,10 +105,7 @@ fn run(seed: u64, options: &Options) {
             Some(Ok(_)) => posted += 1,
             Some(Err(PostError::Full)) => {
                 let open = bench.open;
-                assert!(
-                    bench.step() || bench.open < open,
-                    "full and nothing happens"
-                );
+                assert!(bench.step() || bench.open < open, "full and nothing happens");
             }
             Some(Err(error)) => panic!("{error}"),
         }
@@ -175,9 +160,7 @@ fn seeds() {
     }
     if let Some(seconds) = number("TOMBOLO_SECONDS") {
         let end = Instant::now() + Duration::from_secs(seconds);
-        let start = std::time::SystemTime::UNIX_EPOCH
-            .elapsed()
-            .map_or(0, |time| time.as_secs());
+        let start = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
         let first = start << 20;
         let mut seed = first;
         while Instant::now() < end {

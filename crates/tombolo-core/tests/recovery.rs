@@ -4,12 +4,11 @@ mod bench;
 
 use bench::{BASE, DOMAIN, OTHER};
 use tombolo_core::rdma::{
-    Action, Block, Config, Direction, DropReason, Engine, Placement, Time, Transfer, TransferError,
-    Verdict,
+    Action, Block, Config, Direction, DropReason, Engine, Placement, Time, Transfer, TransferError, Verdict,
 };
 use tombolo_wire::{
-    Ack, Attempt, Checksums, DataHeader, Generation, Nack, NackCode, Packet, Payload, ReadReject,
-    RequestId, Resume, TransactionId,
+    Ack, Attempt, Checksums, DataHeader, Generation, Nack, NackCode, Packet, Payload, ReadReject, RequestId,
+    Resume, TransactionId,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -82,11 +81,7 @@ fn data(slot: u16, generation: u32, request: Option<u32>, address: u64) -> DataH
 }
 
 fn receive(engine: &mut Engine, header: DataHeader) -> Verdict {
-    engine.handle(
-        Time(0),
-        OTHER,
-        &Packet::Data(header, Payload::Intact(&[1; 8])),
-    )
+    engine.handle(Time(0), OTHER, &Packet::Data(header, Payload::Intact(&[1; 8])))
 }
 
 fn place(engine: &mut Engine, header: DataHeader) -> Placement {
@@ -99,17 +94,12 @@ fn place(engine: &mut Engine, header: DataHeader) -> Placement {
 #[test]
 fn a_late_acknowledgement_of_an_early_attempt_ends_the_block() {
     let mut engine = engine(Config::default());
-    engine
-        .post(Time(0), OTHER, transfer(Direction::Write, 100))
-        .expect("room");
+    engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
     let first = next_block(&mut engine, Time(0)).expect("a block");
     let later = engine.deadline().expect("a timer");
     engine.expire(later);
     let second = next_block(&mut engine, later).expect("the block again");
-    assert_eq!(
-        (second.generation, second.attempt),
-        (first.generation, Attempt(1))
-    );
+    assert_eq!((second.generation, second.attempt), (first.generation, Attempt(1)));
     // A refusal of the first attempt says nothing about the second.
     let _ = engine.handle(later, OTHER, &nack(&first, NackCode::DecodeError));
     assert_eq!(status(&mut engine, later), None);
@@ -122,16 +112,11 @@ fn a_late_acknowledgement_of_an_early_attempt_ends_the_block() {
 fn final_refusals_end_the_transfer_and_transient_ones_do_not() {
     for code in NackCode::ALL {
         let mut engine = engine(Config::default());
-        engine
-            .post(Time(0), OTHER, transfer(Direction::Write, 100))
-            .expect("room");
+        engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
         let block = next_block(&mut engine, Time(0)).expect("a block");
         let _ = engine.handle(Time(1), OTHER, &nack(&block, code));
         if !code.is_transient() {
-            assert_eq!(
-                status(&mut engine, Time(1)),
-                Some(Err(TransferError::Refused(code)))
-            );
+            assert_eq!(status(&mut engine, Time(1)), Some(Err(TransferError::Refused(code))));
             continue;
         }
         let again = match next_block(&mut engine, Time(1)) {
@@ -152,9 +137,7 @@ fn final_refusals_end_the_transfer_and_transient_ones_do_not() {
 #[test]
 fn a_block_refused_for_ever_is_given_up() {
     let mut engine = engine(Config::default());
-    engine
-        .post(Time(0), OTHER, transfer(Direction::Write, 100))
-        .expect("room");
+    engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
     let mut now = Time(0);
     loop {
         if let Some(block) = next_block(&mut engine, now) {
@@ -173,9 +156,7 @@ fn a_block_refused_for_ever_is_given_up() {
 #[test]
 fn a_resume_is_obeyed_only_for_the_blocks_own_domain() {
     let mut engine = engine(Config::default());
-    engine
-        .post(Time(0), OTHER, transfer(Direction::Write, 100))
-        .expect("room");
+    engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
     let block = next_block(&mut engine, Time(0)).expect("a block");
     let _ = engine.handle(Time(1), OTHER, &nack(&block, NackCode::SlaveError));
     let mut resume = Resume {
@@ -194,9 +175,7 @@ fn a_resume_is_obeyed_only_for_the_blocks_own_domain() {
 fn a_silent_peer_is_given_up() {
     for direction in [Direction::Write, Direction::Read] {
         let mut engine = engine(Config::default());
-        engine
-            .post(Time(0), OTHER, transfer(direction, 100_000))
-            .expect("room");
+        engine.post(Time(0), OTHER, transfer(direction, 100_000)).expect("room");
         let mut now = Time(0);
         let ended = loop {
             if let Some(status) = status(&mut engine, now) {
@@ -217,34 +196,20 @@ fn a_lost_peer_ends_everything_at_once() {
     let mut engine = engine(Config::default());
     for size in [0, 100, 100_000, 10_000_000] {
         for direction in [Direction::Write, Direction::Read] {
-            engine
-                .post(Time(0), OTHER, transfer(direction, size))
-                .expect("room");
+            engine.post(Time(0), OTHER, transfer(direction, size)).expect("room");
         }
     }
     while next_block(&mut engine, Time(0)).is_some() {}
     engine.peer_lost(Time(1), OTHER);
     for _ in 0..8 {
-        assert_eq!(
-            status(&mut engine, Time(1)),
-            Some(Err(TransferError::PeerLost))
-        );
+        assert_eq!(status(&mut engine, Time(1)), Some(Err(TransferError::PeerLost)));
     }
     assert!(engine.is_idle() && engine.deadline().is_none());
-    assert!(
-        engine
-            .post(Time(1), OTHER, transfer(Direction::Read, 1))
-            .is_err()
-    );
-    assert_eq!(
-        receive(&mut engine, data(0, 1, None, 0)),
-        Verdict::Dropped(DropReason::UnknownPeer)
-    );
+    assert!(engine.post(Time(1), OTHER, transfer(Direction::Read, 1)).is_err());
+    assert_eq!(receive(&mut engine, data(0, 1, None, 0)), Verdict::Dropped(DropReason::UnknownPeer));
     // And it may come back, from the beginning.
     engine.add_peer(Time(2), OTHER);
-    engine
-        .post(Time(2), OTHER, transfer(Direction::Write, 100))
-        .expect("room");
+    engine.post(Time(2), OTHER, transfer(Direction::Write, 100)).expect("room");
     let block = next_block(&mut engine, Time(2)).expect("a block");
     assert_eq!(block.generation, Generation(1));
 }
@@ -252,18 +217,13 @@ fn a_lost_peer_ends_everything_at_once() {
 #[test]
 fn a_failed_read_completes_only_when_no_byte_of_it_is_being_copied() {
     let mut engine = engine(Config::default());
-    engine
-        .post(Time(0), OTHER, transfer(Direction::Read, 8))
-        .expect("room");
+    engine.post(Time(0), OTHER, transfer(Direction::Read, 8)).expect("room");
     assert_eq!(status(&mut engine, Time(0)), None);
     let placement = place(&mut engine, data(0, 1, Some(0), 2 * BASE));
     engine.peer_lost(Time(1), OTHER);
     assert_eq!(status(&mut engine, Time(1)), None);
     engine.placed(placement);
-    assert_eq!(
-        status(&mut engine, Time(1)),
-        Some(Err(TransferError::PeerLost))
-    );
+    assert_eq!(status(&mut engine, Time(1)), Some(Err(TransferError::PeerLost)));
     assert!(engine.is_idle());
 }
 
@@ -272,19 +232,14 @@ fn a_write_back_is_admitted_for_an_open_read_and_its_range_only() {
     let mut engine = engine(Config::default());
     let nacked = |engine: &mut Engine| {
         std::iter::from_fn(|| engine.poll(Time(0))).find_map(|action| match action {
-            Action::Send {
-                packet: Packet::Nack(nack),
-                ..
-            } => Some(nack.code),
+            Action::Send { packet: Packet::Nack(nack), .. } => Some(nack.code),
             _ => None,
         })
     };
     let refused = Verdict::Dropped(DropReason::Unasked);
     assert_eq!(receive(&mut engine, data(0, 1, Some(0), 2 * BASE)), refused);
     assert_eq!(nacked(&mut engine), Some(NackCode::NoContext));
-    engine
-        .post(Time(0), OTHER, transfer(Direction::Read, 8))
-        .expect("room");
+    engine.post(Time(0), OTHER, transfer(Direction::Read, 8)).expect("room");
     while engine.poll(Time(0)).is_some() {}
     for outside in [0, 2 * BASE - 1, 2 * BASE + 1, u64::MAX - 8] {
         assert_eq!(receive(&mut engine, data(0, 1, Some(0), outside)), refused);
@@ -304,41 +259,23 @@ fn a_repeat_of_a_finished_block_is_acknowledged_and_not_placed() {
     let header = data(3, 1, None, BASE);
     let placement = place(&mut engine, header);
     // While it is being copied, a repeat is dropped and a newer block waits.
-    assert_eq!(
-        receive(&mut engine, header),
-        Verdict::Dropped(DropReason::Duplicate)
-    );
+    assert_eq!(receive(&mut engine, header), Verdict::Dropped(DropReason::Duplicate));
     let newer = data(3, 2, None, BASE);
-    assert_eq!(
-        receive(&mut engine, newer),
-        Verdict::Dropped(DropReason::Busy)
-    );
+    assert_eq!(receive(&mut engine, newer), Verdict::Dropped(DropReason::Busy));
     assert_eq!(engine.poll(Time(0)), None);
     engine.placed(placement);
     let acked = |engine: &mut Engine| match engine.poll(Time(0)) {
-        Some(Action::Send {
-            packet: Packet::Ack(ack),
-            ..
-        }) => Some((ack.generation.0, ack.attempt.0)),
+        Some(Action::Send { packet: Packet::Ack(ack), .. }) => Some((ack.generation.0, ack.attempt.0)),
         _ => None,
     };
     assert_eq!(acked(&mut engine), Some((1, 0)));
-    let again = DataHeader {
-        attempt: Attempt(4),
-        ..header
-    };
-    assert_eq!(
-        receive(&mut engine, again),
-        Verdict::Dropped(DropReason::Duplicate)
-    );
+    let again = DataHeader { attempt: Attempt(4), ..header };
+    assert_eq!(receive(&mut engine, again), Verdict::Dropped(DropReason::Duplicate));
     assert_eq!(acked(&mut engine), Some((1, 4)));
     let placement = place(&mut engine, newer);
     engine.placed(placement);
     assert_eq!(acked(&mut engine), Some((2, 0)));
-    assert_eq!(
-        receive(&mut engine, header),
-        Verdict::Dropped(DropReason::Stale)
-    );
+    assert_eq!(receive(&mut engine, header), Verdict::Dropped(DropReason::Stale));
     assert_eq!(engine.poll(Time(0)), None);
 }
 
@@ -350,10 +287,7 @@ fn generations_wrap() {
         engine.placed(placement);
     }
     let old = data(3, u32::MAX, None, BASE);
-    assert_eq!(
-        receive(&mut engine, old),
-        Verdict::Dropped(DropReason::Stale)
-    );
+    assert_eq!(receive(&mut engine, old), Verdict::Dropped(DropReason::Stale));
 }
 
 #[test]
@@ -361,48 +295,31 @@ fn what_contradicts_its_block_is_dropped() {
     let mut engine = engine(Config::default());
     let placement = place(&mut engine, data(3, 1, None, BASE));
     let moved = data(3, 1, None, BASE + 8);
-    assert_eq!(
-        receive(&mut engine, moved),
-        Verdict::Dropped(DropReason::Bad)
-    );
+    assert_eq!(receive(&mut engine, moved), Verdict::Dropped(DropReason::Bad));
     let beyond = data(1024, 1, None, BASE);
-    assert_eq!(
-        receive(&mut engine, beyond),
-        Verdict::Dropped(DropReason::Bad)
-    );
+    assert_eq!(receive(&mut engine, beyond), Verdict::Dropped(DropReason::Bad));
     engine.placed(placement);
 }
 
 #[test]
 fn an_unreadable_source_fails_the_write_or_the_read_behind_it() {
     let mut engine = engine(Config::default());
-    engine
-        .post(Time(0), OTHER, transfer(Direction::Write, 100))
-        .expect("room");
+    engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
     let block = next_block(&mut engine, Time(0)).expect("a block");
     engine.source_refused(Time(0), &block, NackCode::DomainMismatch);
     let local = TransferError::Local(NackCode::DomainMismatch);
     assert_eq!(status(&mut engine, Time(0)), Some(Err(local)));
     // A read: the target refuses, its requester hears, and hears again if asked.
     let mut requester = self::engine(Config::default());
-    requester
-        .post(Time(0), OTHER, transfer(Direction::Read, 100))
-        .expect("room");
-    let Some(Action::Send {
-        packet: request, ..
-    }) = requester.poll(Time(0))
-    else {
+    requester.post(Time(0), OTHER, transfer(Direction::Read, 100)).expect("room");
+    let Some(Action::Send { packet: request, .. }) = requester.poll(Time(0)) else {
         panic!("the request is due");
     };
     let _ = engine.handle(Time(0), OTHER, &request);
     let block = next_block(&mut engine, Time(0)).expect("a block");
     engine.source_refused(Time(0), &block, NackCode::DecodeError);
     for _ in 0..2 {
-        let Some(Action::Send {
-            packet: Packet::ReadReject(reject),
-            ..
-        }) = engine.poll(Time(0))
-        else {
+        let Some(Action::Send { packet: Packet::ReadReject(reject), .. }) = engine.poll(Time(0)) else {
             panic!("the answer is due");
         };
         assert_eq!(reject.code, NackCode::DecodeError);
@@ -412,10 +329,7 @@ fn an_unreadable_source_fails_the_write_or_the_read_behind_it() {
     let refused = TransferError::Refused(NackCode::DecodeError);
     assert_eq!(status(&mut requester, Time(0)), Some(Err(refused)));
     assert!(requester.is_idle());
-    let stale = ReadReject {
-        request: RequestId(0),
-        code: NackCode::DecodeError,
-    };
+    let stale = ReadReject { request: RequestId(0), code: NackCode::DecodeError };
     let _ = requester.handle(Time(0), OTHER, &Packet::ReadReject(stale));
     assert_eq!(requester.counters().stale_answers, 2);
 }
@@ -425,15 +339,11 @@ fn a_busy_target_is_not_a_dead_one() {
     // The target never sends a block (its link is full), but it answers repeated
     // requests: the requester waits longer than it would for a silent peer.
     let [mut requester, mut target] = [engine(Config::default()), engine(Config::default())];
-    requester
-        .post(Time(0), OTHER, transfer(Direction::Read, 100))
-        .expect("room");
+    requester.post(Time(0), OTHER, transfer(Direction::Read, 100)).expect("room");
     let mut now = Time(0);
     while now < Time(30 * SECOND) {
         while let Some(action) = requester.poll(now) {
-            let Action::Send { packet, .. } = action else {
-                panic!("gave up: {action:?}")
-            };
+            let Action::Send { packet, .. } = action else { panic!("gave up: {action:?}") };
             let _ = target.handle(now, OTHER, &packet);
         }
         if let Some(Action::Send { packet, .. }) = target.poll(now) {
@@ -447,11 +357,7 @@ fn a_busy_target_is_not_a_dead_one() {
 
 #[test]
 fn arbitrary_packets_from_a_peer_do_no_harm() {
-    let mut engine = engine(Config {
-        transactions: 4,
-        peer_transactions: 4,
-        ..Config::default()
-    });
+    let mut engine = engine(Config { transactions: 4, peer_transactions: 4, ..Config::default() });
     let mut rng = bench::Rng::new(9);
     let mut placements: Vec<Placement> = Vec::new();
     for step in 0..200_000 {

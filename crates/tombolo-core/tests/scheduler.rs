@@ -13,10 +13,7 @@ const KIB: u32 = 1024;
 const NOW: Time = Time(1);
 
 fn engine(config: Config) -> Engine {
-    let mut engine = Engine::new(Config {
-        congestion: None,
-        ..config
-    });
+    let mut engine = Engine::new(Config { congestion: None, ..config });
     engine.add_peer(NOW, OTHER);
     engine
 }
@@ -83,32 +80,22 @@ fn a_transfer_has_two_blocks_under_way() {
 
 #[test]
 fn classes_go_in_strict_order() {
-    let config = Config {
-        bypass: false,
-        ..Config::default()
-    };
+    let config = Config { bypass: false, ..Config::default() };
     let mut engine = engine(config);
     post(&mut engine, 3, 600 * KIB, None);
     post(&mut engine, 2, 100 * KIB, None);
     post(&mut engine, 1, 4 * KIB, None);
-    let first: Vec<u64> = (0..5)
-        .map(|_| user(&next_block(&mut engine).expect("a block")))
-        .collect();
+    let first: Vec<u64> = (0..5).map(|_| user(&next_block(&mut engine).expect("a block"))).collect();
     assert_eq!(first, [1, 2, 2, 3, 3]);
 }
 
 #[test]
 fn a_class_is_served_round_robin_in_turns_of_two() {
-    let mut engine = engine(Config {
-        outstanding_blocks: 64,
-        ..Config::default()
-    });
+    let mut engine = engine(Config { outstanding_blocks: 64, ..Config::default() });
     for user in 1..4 {
         post(&mut engine, user, 600 * KIB, None);
     }
-    let first: Vec<u64> = (0..8)
-        .map(|_| user(&next_block(&mut engine).expect("a block")))
-        .collect();
+    let first: Vec<u64> = (0..8).map(|_| user(&next_block(&mut engine).expect("a block"))).collect();
     assert_eq!(first, [1, 1, 2, 2, 3, 3, 1, 1]);
 }
 
@@ -170,11 +157,7 @@ fn longest_wait_of_the_large(config: Config) -> u32 {
 #[test]
 fn starvation_is_bounded() {
     for bypass in [false, true] {
-        let config = Config {
-            starvation_blocks: 10,
-            bypass,
-            ..Config::default()
-        };
+        let config = Config { starvation_blocks: 10, bypass, ..Config::default() };
         assert!(longest_wait_of_the_large(config) <= 10);
     }
 }
@@ -182,20 +165,13 @@ fn starvation_is_bounded() {
 /// The twin: with no bound to speak of, strict order does starve.
 #[test]
 fn without_the_bound_the_large_one_starves() {
-    let config = Config {
-        starvation_blocks: 1 << 20,
-        bypass: false,
-        ..Config::default()
-    };
+    let config = Config { starvation_blocks: 1 << 20, bypass: false, ..Config::default() };
     assert!(longest_wait_of_the_large(config) > 1000);
 }
 
 #[test]
 fn slots_are_used_again_with_another_generation() {
-    let mut engine = engine(Config {
-        transactions: 2,
-        ..Config::default()
-    });
+    let mut engine = engine(Config { transactions: 2, ..Config::default() });
     let mut seen = Vec::new();
     for number in 0..100 {
         post(&mut engine, number, 16 * KIB, None);
@@ -215,11 +191,7 @@ fn slots_are_used_again_with_another_generation() {
 
 #[test]
 fn a_full_table_of_transactions_is_back_pressure() {
-    let config = Config {
-        transactions: 3,
-        transfers: 8,
-        ..Config::default()
-    };
+    let config = Config { transactions: 3, transfers: 8, ..Config::default() };
     let mut engine = engine(config);
     for number in 0..8 {
         post(&mut engine, number, 4 * KIB, None);
@@ -236,11 +208,7 @@ fn a_full_table_of_transactions_is_back_pressure() {
 #[test]
 fn the_notification_goes_with_a_single_block() {
     let mut engine = engine(Config::default());
-    let words = Notification {
-        address: BASE,
-        first: 1,
-        last: 2,
-    };
+    let words = Notification { address: BASE, first: 1, last: 2 };
     let transfer = Transfer {
         direction: Direction::Write,
         domain: DOMAIN,
@@ -255,45 +223,20 @@ fn the_notification_goes_with_a_single_block() {
     let block = next_block(&mut engine).expect("a block");
     assert_eq!(block.notification, BlockNotification::Now(words));
     // Two blocks: it waits for the first one's acknowledgement (QOS §3.2.6).
-    engine
-        .post(
-            NOW,
-            OTHER,
-            Transfer {
-                size_bytes: 32 * KIB,
-                ..transfer
-            },
-        )
-        .expect("room");
+    engine.post(NOW, OTHER, Transfer { size_bytes: 32 * KIB, ..transfer }).expect("room");
     let first = next_block(&mut engine).expect("a block");
     let last = next_block(&mut engine).expect("a block");
     assert_eq!(first.notification, BlockNotification::None);
     assert_eq!(last.notification, BlockNotification::Later);
     assert_eq!(engine.poll(NOW), None);
     acknowledge(&mut engine, &first);
-    let Some(Action::Send {
-        packet: Packet::Notify(notify),
-        ..
-    }) = engine.poll(NOW)
-    else {
+    let Some(Action::Send { packet: Packet::Notify(notify), .. }) = engine.poll(NOW) else {
         panic!("the notification is due");
     };
-    assert_eq!(
-        (notify.transaction, notify.notification),
-        (last.transaction, words)
-    );
+    assert_eq!((notify.transaction, notify.notification), (last.transaction, words));
     // With three, the last block is not issued before the first is acknowledged,
     // and if the second is too, the last one carries it.
-    engine
-        .post(
-            NOW,
-            OTHER,
-            Transfer {
-                size_bytes: 48 * KIB,
-                ..transfer
-            },
-        )
-        .expect("room");
+    engine.post(NOW, OTHER, Transfer { size_bytes: 48 * KIB, ..transfer }).expect("room");
     let first = next_block(&mut engine).expect("a block");
     let second = next_block(&mut engine).expect("a block");
     acknowledge(&mut engine, &first);

@@ -78,18 +78,12 @@ pub fn futex_wake(word: &AtomicU32, count: u32) -> usize {
 /// Sleeps until one of the descriptors is readable or hung up, or the time is over.
 ///
 /// True when one is. A signal does not cut the sleep short.
-pub fn wait_readable(
-    descriptors: &[BorrowedFd<'_>],
-    timeout: Option<Duration>,
-) -> Result<bool, Errno> {
+pub fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<bool, Errno> {
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
-    let mut polled: Vec<PollFd<'_>> = descriptors
-        .iter()
-        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
-        .collect();
+    let mut polled: Vec<PollFd<'_>> =
+        descriptors.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
     loop {
-        let left =
-            deadline.map(|deadline| timespec(deadline.saturating_duration_since(Instant::now())));
+        let left = deadline.map(|deadline| timespec(deadline.saturating_duration_since(Instant::now())));
         match rustix::event::poll(&mut polled, left.as_ref()) {
             Ok(ready) => return Ok(ready > 0),
             Err(Errno::INTR) => {}
@@ -100,10 +94,7 @@ pub fn wait_readable(
 
 fn timespec(duration: Duration) -> Timespec {
     // Longer than i64 seconds is as good as for ever.
-    Timespec::try_from(duration).unwrap_or(Timespec {
-        tv_sec: i64::MAX,
-        tv_nsec: 0,
-    })
+    Timespec::try_from(duration).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! The floor with unsafe code: memory mappings, rings, userfaultfd and sockets of the Linux host.
 
+pub mod cgroup;
 pub mod event;
+pub mod probe;
 pub mod process;
 pub mod ring;
 pub mod shared;
@@ -8,3 +10,4 @@ pub mod sparse;
 pub mod udp;
 pub mod uffd;
 pub mod unix;
+pub mod zram;

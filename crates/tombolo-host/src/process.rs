@@ -64,7 +64,13 @@ pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
 pub fn signal(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
     // SAFETY: pidfd_send_signal(2) takes a descriptor, a number, no siginfo and no flags.
     let result = unsafe {
-        libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, std::ptr::null::<libc::siginfo_t>(), 0)
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_raw_fd(),
+            signal,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        )
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

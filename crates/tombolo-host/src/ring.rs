@@ -85,39 +85,23 @@ struct Placement {
 }
 
 impl Placement {
-    fn new(
-        memory: Arc<SharedMemory>,
-        offset_bytes: usize,
-        capacity_bytes: usize,
-    ) -> Result<Self, RingError> {
+    fn new(memory: Arc<SharedMemory>, offset_bytes: usize, capacity_bytes: usize) -> Result<Self, RingError> {
         if !capacity_bytes.is_power_of_two() || !CAPACITY_BYTES.contains(&capacity_bytes) {
             return Err(RingError::Capacity(capacity_bytes));
         }
         let outside = |_: SharedMemoryError| RingError::Placement;
-        memory
-            .span(offset_bytes, footprint_bytes(capacity_bytes))
-            .map_err(outside)?;
+        memory.span(offset_bytes, footprint_bytes(capacity_bytes)).map_err(outside)?;
         if !offset_bytes.is_multiple_of(align_of::<Indexes>()) {
             return Err(RingError::Placement);
         }
-        Ok(Self {
-            memory,
-            offset_bytes,
-            capacity_bytes,
-        })
+        Ok(Self { memory, offset_bytes, capacity_bytes })
     }
 
     fn indexes(&self) -> &Indexes {
         // SAFETY: `new` checked that the footprint lies inside the mapping, which lives as long as
         // `memory`, and that the offset keeps the alignment (mappings are page-aligned). Indexes
         // holds nothing but atomics, so another process may change it under this reference.
-        unsafe {
-            &*self
-                .memory
-                .as_mut_ptr()
-                .add(self.offset_bytes)
-                .cast::<Indexes>()
-        }
+        unsafe { &*self.memory.as_mut_ptr().add(self.offset_bytes).cast::<Indexes>() }
     }
 
     /// The place in the data where a running index points.
@@ -171,11 +155,7 @@ impl Producer {
         capacity_bytes: usize,
     ) -> Result<Self, RingError> {
         let ring = Placement::new(memory, offset_bytes, capacity_bytes)?;
-        Ok(Self {
-            ring,
-            index: ProducerIndex::new(capacity_bytes as u64),
-            unpublished_bytes: 0,
-        })
+        Ok(Self { ring, index: ProducerIndex::new(capacity_bytes as u64), unpublished_bytes: 0 })
     }
 
     /// The largest packet. Half of the ring, so that one always fits once the ring is empty,
@@ -204,16 +184,12 @@ impl Producer {
         }
         let mut place = place;
         if skip > 0 {
-            self.ring
-                .write(place, WRAP.to_ne_bytes().as_slice().into())?;
+            self.ring.write(place, WRAP.to_ne_bytes().as_slice().into())?;
             place = 0;
         }
-        self.ring
-            .write(place, length.to_ne_bytes().as_slice().into())?;
-        self.ring
-            .write(place + RECORD_HEADER_BYTES, header.into())?;
-        self.ring
-            .write(place + RECORD_HEADER_BYTES + header.len(), payload)?;
+        self.ring.write(place, length.to_ne_bytes().as_slice().into())?;
+        self.ring.write(place + RECORD_HEADER_BYTES, header.into())?;
+        self.ring.write(place + RECORD_HEADER_BYTES + header.len(), payload)?;
         self.index.advance(skip + record);
         self.unpublished_bytes += skip + record;
         if self.unpublished_bytes >= self.ring.capacity_bytes as u64 / PUBLISH_SHARE {
@@ -267,11 +243,7 @@ impl Consumer {
     ) -> Result<Self, RingError> {
         let ring = Placement::new(memory, offset_bytes, capacity_bytes)?;
         let index = ConsumerIndex::new(capacity_bytes as u64);
-        Ok(Self {
-            ring,
-            index,
-            unreleased_bytes: 0,
-        })
+        Ok(Self { ring, index, unreleased_bytes: 0 })
     }
 
     /// Hands the next packet to `sink`, in place; false when there is none.
@@ -317,9 +289,7 @@ impl Consumer {
 
     fn read_length(&self, place: usize) -> Result<u32, RingError> {
         let mut length = [0_u8; 4];
-        self.ring
-            .span(place, RECORD_HEADER_BYTES)?
-            .copy_to(&mut length);
+        self.ring.span(place, RECORD_HEADER_BYTES)?.copy_to(&mut length);
         Ok(u32::from_ne_bytes(length))
     }
 

@@ -85,11 +85,7 @@ unsafe impl Sync for SharedSpan<'_> {}
 impl<'a> SharedSpan<'a> {
     /// No bytes.
     pub const fn empty() -> Self {
-        Self {
-            pointer: NonNull::dangling(),
-            length_bytes: 0,
-            memory: PhantomData,
-        }
+        Self { pointer: NonNull::dangling(), length_bytes: 0, memory: PhantomData }
     }
 
     /// Bytes at an address of this process.
@@ -101,11 +97,7 @@ impl<'a> SharedSpan<'a> {
     /// kernel.
     pub unsafe fn from_raw(pointer: *const u8, length_bytes: usize) -> Self {
         match NonNull::new(pointer.cast_mut()) {
-            Some(pointer) => Self {
-                pointer,
-                length_bytes,
-                memory: PhantomData,
-            },
+            Some(pointer) => Self { pointer, length_bytes, memory: PhantomData },
             None => Self::empty(),
         }
     }
@@ -133,11 +125,7 @@ impl<'a> SharedSpan<'a> {
         }
         // SAFETY: offset ≤ end ≤ length, so the address stays inside the span's one mapping.
         let pointer = unsafe { self.pointer.add(offset_bytes) };
-        Some(Self {
-            pointer,
-            length_bytes,
-            memory: PhantomData,
-        })
+        Some(Self { pointer, length_bytes, memory: PhantomData })
     }
 
     /// Copies the first bytes out; returns how many (the shorter of the two lengths).
@@ -171,11 +159,7 @@ impl<'a> SharedSpan<'a> {
 
 impl<'a> From<&'a [u8]> for SharedSpan<'a> {
     fn from(bytes: &'a [u8]) -> Self {
-        Self {
-            pointer: NonNull::from(bytes).cast(),
-            length_bytes: bytes.len(),
-            memory: PhantomData,
-        }
+        Self { pointer: NonNull::from(bytes).cast(), length_bytes: bytes.len(), memory: PhantomData }
     }
 }
 
@@ -282,24 +266,19 @@ unsafe impl Sync for SharedMemory {}
 impl SharedMemory {
     /// New zeroed memory, sealed against resizing, to be passed to a peer.
     pub fn create(name: &str, length_bytes: usize) -> Result<Self, SharedMemoryError> {
-        let descriptor =
-            rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-                .map_err(SharedMemoryError::system("creation"))?;
+        let descriptor = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(SharedMemoryError::system("creation"))?;
         rustix::fs::ftruncate(&descriptor, length_bytes as u64)
             .map_err(SharedMemoryError::system("sizing"))?;
-        rustix::fs::fcntl_add_seals(
-            &descriptor,
-            SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
-        )
-        .map_err(SharedMemoryError::system("sealing"))?;
+        rustix::fs::fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(SharedMemoryError::system("sealing"))?;
         Self::map(descriptor, length_bytes)
     }
 
     /// Maps memory that a peer made: checks first that it has the agreed size and cannot shrink.
     pub fn open(descriptor: OwnedFd, length_bytes: usize) -> Result<Self, SharedMemoryError> {
         // Only memfds (and hugetlbfs) answer; EINVAL is another kind of file.
-        let seals =
-            rustix::fs::fcntl_get_seals(&descriptor).map_err(|_| SharedMemoryError::NotSealed)?;
+        let seals = rustix::fs::fcntl_get_seals(&descriptor).map_err(|_| SharedMemoryError::NotSealed)?;
         if !seals.contains(SealFlags::SHRINK) {
             return Err(SharedMemoryError::NotSealed);
         }
@@ -308,10 +287,7 @@ impl SharedMemory {
             .st_size
             .cast_unsigned();
         if found_bytes != length_bytes as u64 {
-            return Err(SharedMemoryError::WrongSize {
-                expected_bytes: length_bytes,
-                found_bytes,
-            });
+            return Err(SharedMemoryError::WrongSize { expected_bytes: length_bytes, found_bytes });
         }
         Self::map(descriptor, length_bytes)
     }
@@ -329,15 +305,9 @@ impl SharedMemory {
             )
         }
         .map_err(SharedMemoryError::system("mapping"))?;
-        let pointer = NonNull::new(pointer.cast::<u8>()).ok_or(SharedMemoryError::System {
-            operation: "mapping",
-            errno: Errno::NOMEM,
-        })?;
-        Ok(Self {
-            pointer,
-            length_bytes,
-            descriptor,
-        })
+        let pointer = NonNull::new(pointer.cast::<u8>())
+            .ok_or(SharedMemoryError::System { operation: "mapping", errno: Errno::NOMEM })?;
+        Ok(Self { pointer, length_bytes, descriptor })
     }
 
     /// How many bytes there are.
@@ -361,9 +331,7 @@ impl SharedMemory {
         length_bytes: usize,
         align: usize,
     ) -> Result<NonNull<u8>, SharedMemoryError> {
-        let inside = offset_bytes
-            .checked_add(length_bytes)
-            .is_some_and(|end| end <= self.length_bytes);
+        let inside = offset_bytes.checked_add(length_bytes).is_some_and(|end| end <= self.length_bytes);
         if !inside || !offset_bytes.is_multiple_of(align) {
             return Err(SharedMemoryError::OutOfRange {
                 offset_bytes,
@@ -382,11 +350,7 @@ impl SharedMemory {
         length_bytes: usize,
     ) -> Result<SharedSpan<'_>, SharedMemoryError> {
         let pointer = self.range(offset_bytes, length_bytes, 1)?;
-        Ok(SharedSpan {
-            pointer,
-            length_bytes,
-            memory: PhantomData,
-        })
+        Ok(SharedSpan { pointer, length_bytes, memory: PhantomData })
     }
 
     /// Bytes of the memory, to write.
@@ -395,9 +359,7 @@ impl SharedMemory {
         offset_bytes: usize,
         length_bytes: usize,
     ) -> Result<SharedSpanMut<'_>, SharedMemoryError> {
-        Ok(SharedSpanMut {
-            span: self.span(offset_bytes, length_bytes)?,
-        })
+        Ok(SharedSpanMut { span: self.span(offset_bytes, length_bytes)? })
     }
 
     /// A 32-bit word of the memory that both processes change atomically.
@@ -432,9 +394,7 @@ impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: this mapping is ours, and every span borrows `self`, so none outlives it. An
         // error could only mean wrong arguments, and there is nobody to tell.
-        let _ = unsafe {
-            rustix::mm::munmap(self.pointer.as_ptr().cast::<c_void>(), self.length_bytes)
-        };
+        let _ = unsafe { rustix::mm::munmap(self.pointer.as_ptr().cast::<c_void>(), self.length_bytes) };
     }
 }
 
@@ -447,9 +407,7 @@ mod tests {
         let ours = SharedMemory::create("test", 8192).unwrap();
         let descriptor = ours.as_fd().try_clone_to_owned().unwrap();
         let theirs = SharedMemory::open(descriptor, 8192).unwrap();
-        ours.span_mut(100, 5)
-            .unwrap()
-            .copy_from(b"hello".as_slice().into());
+        ours.span_mut(100, 5).unwrap().copy_from(b"hello".as_slice().into());
         assert_eq!(theirs.span(100, 5).unwrap().to_vec(), b"hello");
         theirs.atomic_u32(8).unwrap().store(7, Ordering::Release);
         assert_eq!(ours.atomic_u32(8).unwrap().load(Ordering::Acquire), 7);
@@ -472,23 +430,13 @@ mod tests {
     #[test]
     fn unsealed_and_mis_sized_memory_is_refused() {
         let unsealed =
-            rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-                .unwrap();
+            rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, 4096).unwrap();
-        assert_eq!(
-            SharedMemory::open(unsealed, 4096).unwrap_err(),
-            SharedMemoryError::NotSealed
-        );
+        assert_eq!(SharedMemory::open(unsealed, 4096).unwrap_err(), SharedMemoryError::NotSealed);
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(
-            SharedMemory::open(file.into(), 4096).unwrap_err(),
-            SharedMemoryError::NotSealed
-        );
+        assert_eq!(SharedMemory::open(file.into(), 4096).unwrap_err(), SharedMemoryError::NotSealed);
         let sealed = SharedMemory::create("test", 4096).unwrap();
         let descriptor = sealed.as_fd().try_clone_to_owned().unwrap();
-        assert!(matches!(
-            SharedMemory::open(descriptor, 8192),
-            Err(SharedMemoryError::WrongSize { .. })
-        ));
+        assert!(matches!(SharedMemory::open(descriptor, 8192), Err(SharedMemoryError::WrongSize { .. })));
     }
 }

@@ -35,7 +35,9 @@ impl Pages {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        NonNull::new(address.cast()).map(|address| Self { address, length }).ok_or(io::ErrorKind::OutOfMemory.into())
+        NonNull::new(address.cast())
+            .map(|address| Self { address, length })
+            .ok_or(io::ErrorKind::OutOfMemory.into())
     }
 
     /// First address.

@@ -51,11 +51,7 @@ pub struct UdpSocket {
 
 impl UdpSocket {
     fn new(address: SocketAddr) -> Result<Self, Errno> {
-        let family = if address.is_ipv4() {
-            AddressFamily::INET
-        } else {
-            AddressFamily::INET6
-        };
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let descriptor = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
         let socket = StandardSocket::from(descriptor);
@@ -66,10 +62,7 @@ impl UdpSocket {
         } else {
             sockopt::set_ipv6_mtu_discover(&socket, sockopt::Ipv6PathMtuDiscovery::DO)?;
         }
-        Ok(Self {
-            socket,
-            segmentation: AtomicBool::new(true),
-        })
+        Ok(Self { socket, segmentation: AtomicBool::new(true) })
     }
 
     fn bind_descriptor(&self, address: SocketAddr) -> Result<(), Errno> {
@@ -134,9 +127,7 @@ impl UdpSocket {
         } else {
             (sockopt::ipv6_mtu(&self.socket)?, 40 + 8)
         };
-        Ok((mtu_bytes as usize)
-            .saturating_sub(headers_bytes)
-            .min(65_507))
+        Ok((mtu_bytes as usize).saturating_sub(headers_bytes).min(65_507))
     }
 
     /// Sends one datagram to the connected peer. `EAGAIN`: not now.
@@ -197,10 +188,8 @@ impl UdpSocket {
 
     fn send_segmented(&self, datagrams: &[u8], segment_bytes: usize) -> Result<usize, Errno> {
         let segment = u16::try_from(segment_bytes).map_err(|_| Errno::INVAL)?;
-        let mut slice = libc::iovec {
-            iov_base: datagrams.as_ptr().cast_mut().cast(),
-            iov_len: datagrams.len(),
-        };
+        let mut slice =
+            libc::iovec { iov_base: datagrams.as_ptr().cast_mut().cast(), iov_len: datagrams.len() };
         let mut space = ControlSpace([0; 64]);
         // SAFETY: all-zero is a valid msghdr: null pointers with zero lengths.
         let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -215,9 +204,7 @@ impl UdpSocket {
             (*header).cmsg_level = libc::SOL_UDP;
             (*header).cmsg_type = libc::UDP_SEGMENT;
             (*header).cmsg_len = libc::CMSG_LEN(size_of::<u16>() as u32) as usize;
-            libc::CMSG_DATA(header)
-                .cast::<u16>()
-                .write_unaligned(segment);
+            libc::CMSG_DATA(header).cast::<u16>().write_unaligned(segment);
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: the message points at live buffers, and the kernel only reads the datagrams.
@@ -230,10 +217,7 @@ impl UdpSocket {
     /// Give it [`RECEIVE_BUFFER_BYTES`]. `EAGAIN`: nothing there. `ECONNREFUSED`: nobody is bound
     /// where we are connected.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<ReceivedBatch, Errno> {
-        let mut slice = libc::iovec {
-            iov_base: buffer.as_mut_ptr().cast(),
-            iov_len: buffer.len(),
-        };
+        let mut slice = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         let mut space = ControlSpace([0; 64]);
         // SAFETY: all-zero is a valid sockaddr_storage (family AF_UNSPEC).
         let mut name: libc::sockaddr_storage = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -246,15 +230,9 @@ impl UdpSocket {
         message.msg_control = (&raw mut space).cast();
         message.msg_controllen = size_of::<ControlSpace>();
         // SAFETY: the message points at live buffers with their true lengths.
-        let received = unsafe {
-            libc::recvmsg(
-                self.socket.as_raw_fd(),
-                &raw mut message,
-                libc::MSG_DONTWAIT,
-            )
-        };
-        let length_bytes =
-            usize::try_from(received).map_err(|_| errno_of(&io::Error::last_os_error()))?;
+        let received =
+            unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        let length_bytes = usize::try_from(received).map_err(|_| errno_of(&io::Error::last_os_error()))?;
         if message.msg_flags & libc::MSG_TRUNC != 0 {
             return Err(Errno::MSGSIZE);
         }
@@ -262,11 +240,7 @@ impl UdpSocket {
             .filter(|segment| *segment > 0)
             .unwrap_or(length_bytes)
             .min(length_bytes);
-        Ok(ReceivedBatch {
-            length_bytes,
-            segment_bytes,
-            from: address_of(&name),
-        })
+        Ok(ReceivedBatch { length_bytes, segment_bytes, from: address_of(&name) })
     }
 }
 
@@ -323,19 +297,9 @@ fn address_of(name: &libc::sockaddr_storage) -> Option<SocketAddr> {
 fn set_int(socket: &impl AsRawFd, level: i32, name: i32, value: i32) -> Result<(), Errno> {
     // SAFETY: the kernel reads four bytes from a live i32.
     let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            (&raw const value).cast(),
-            size_of::<i32>() as u32,
-        )
+        libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), size_of::<i32>() as u32)
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(errno_of(&io::Error::last_os_error()))
-    }
+    if result == 0 { Ok(()) } else { Err(errno_of(&io::Error::last_os_error())) }
 }
 
 fn errno_of(error: &io::Error) -> Errno {
@@ -413,10 +377,7 @@ mod tests {
 
     #[test]
     fn nobody_there_is_refused() {
-        let gone = UdpSocket::bind(loopback())
-            .unwrap()
-            .local_address()
-            .unwrap();
+        let gone = UdpSocket::bind(loopback()).unwrap().local_address().unwrap();
         let client = UdpSocket::connect(gone).unwrap();
         client.send(b"hello").unwrap();
         let mut buffer = [0; 64];

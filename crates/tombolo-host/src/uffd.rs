@@ -181,6 +181,11 @@ impl Userfaultfd {
         self.ioctl(UFFDIO_REGISTER, &mut [start, length, REGISTER_MISSING | REGISTER_WRITE_PROTECT, 0])
     }
 
+    /// From now on missing pages of the range are reported, and nothing else.
+    pub fn register_missing(&self, start: u64, length: u64) -> io::Result<()> {
+        self.ioctl(UFFDIO_REGISTER, &mut [start, length, REGISTER_MISSING, 0])
+    }
+
     /// Fills absent pages of `[target, target + length)` from `source` and wakes
     /// whoever waits for them. `protect`: the first write will be reported.
     /// Returns the bytes filled.
@@ -192,7 +197,13 @@ impl Userfaultfd {
     }
 
     /// As [`Userfaultfd::copy`], waking nobody.
-    pub fn copy_quietly(&self, target: u64, source: u64, length: usize, protect: bool) -> Result<usize, UffdError> {
+    pub fn copy_quietly(
+        &self,
+        target: u64,
+        source: u64,
+        length: usize,
+        protect: bool,
+    ) -> Result<usize, UffdError> {
         let mode = COPY_DONT_WAKE | if protect { COPY_WRITE_PROTECT } else { 0 };
         self.copy_with_mode(target, source, length, mode)
     }

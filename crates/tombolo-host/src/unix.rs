@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 /// The most descriptors one message carries.
@@ -69,11 +69,7 @@ pub enum UnixError {
 }
 
 fn at<'a>(operation: &'static str, path: &'a Path) -> impl Fn(Errno) -> UnixError + 'a {
-    move |errno| UnixError::Path {
-        operation,
-        path: path.to_owned(),
-        errno,
-    }
+    move |errno| UnixError::Path { operation, path: path.to_owned(), errno }
 }
 
 /// Who is at the other end, as the kernel saw it when the connection was made.
@@ -125,11 +121,7 @@ impl SeqpacketListener {
         rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(at("cannot restrict", path))?;
         let status = rustix::fs::lstat(path).map_err(at("cannot inspect", path))?;
         rustix::net::listen(&descriptor, 64).map_err(at("cannot listen at", path))?;
-        Ok(Self {
-            descriptor,
-            path: path.to_owned(),
-            file: (status.st_dev, status.st_ino),
-        })
+        Ok(Self { descriptor, path: path.to_owned(), file: (status.st_dev, status.st_ino) })
     }
 
     /// The next connection, or None when nobody is waiting.
@@ -138,10 +130,7 @@ impl SeqpacketListener {
         match rustix::net::accept_with(&self.descriptor, flags) {
             Ok(descriptor) => Ok(Some(SeqpacketSocket { descriptor })),
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
-            Err(errno) => Err(UnixError::System {
-                operation: "accept",
-                errno,
-            }),
+            Err(errno) => Err(UnixError::System { operation: "accept", errno }),
         }
     }
 
@@ -192,9 +181,7 @@ fn lock_directory(path: &Path) -> Option<OwnedFd> {
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), UnixError> {
     let status = rustix::fs::lstat(path).map_err(at("cannot inspect", path))?;
     if FileType::from_raw_mode(status.st_mode) != FileType::Socket {
-        return Err(UnixError::NotASocket {
-            path: path.to_owned(),
-        });
+        return Err(UnixError::NotASocket { path: path.to_owned() });
     }
     let probe = new_socket().map_err(at("cannot probe", path))?;
     match rustix::net::connect(&probe, address) {
@@ -202,9 +189,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), UnixError> 
             rustix::fs::unlink(path).map_err(at("cannot replace the stale socket", path))
         }
         // Connected, its queue is full, or it is a socket of another type: someone is there.
-        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(UnixError::InUse {
-            path: path.to_owned(),
-        }),
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(UnixError::InUse { path: path.to_owned() }),
         Err(errno) => Err(at("cannot probe", path)(errno)),
     }
 }
@@ -246,10 +231,7 @@ impl SeqpacketSocket {
             SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
             None,
         )
-        .map_err(|errno| UnixError::System {
-            operation: "socketpair",
-            errno,
-        })?;
+        .map_err(|errno| UnixError::System { operation: "socketpair", errno })?;
         Ok((Self { descriptor: one }, Self { descriptor: other }))
     }
 
@@ -263,14 +245,10 @@ impl SeqpacketSocket {
     /// An empty message could not be told from the end of the connection; send at least one byte.
     pub fn send(&self, parts: &[&[u8]], descriptors: &[BorrowedFd<'_>]) -> Result<(), UnixError> {
         if descriptors.len() > MAX_DESCRIPTORS {
-            return Err(UnixError::System {
-                operation: "send",
-                errno: Errno::TOOMANYREFS,
-            });
+            return Err(UnixError::System { operation: "send", errno: Errno::TOOMANYREFS });
         }
         let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
-        let mut space =
-            [MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut space = [MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
@@ -288,10 +266,7 @@ impl SeqpacketSocket {
                     return Err(UnixError::Closed);
                 }
                 Err(errno) => {
-                    return Err(UnixError::System {
-                        operation: "send",
-                        errno,
-                    });
+                    return Err(UnixError::System { operation: "send", errno });
                 }
             }
         }
@@ -299,8 +274,7 @@ impl SeqpacketSocket {
 
     /// Takes the next message, if there is one.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Received, UnixError> {
-        let mut space =
-            [MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut space = [MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let mut resets = 0;
@@ -315,10 +289,7 @@ impl SeqpacketSocket {
                 Err(Errno::CONNRESET) if resets == 0 => resets += 1,
                 Err(Errno::CONNRESET | Errno::NOTCONN) => return Err(UnixError::Closed),
                 Err(errno) => {
-                    return Err(UnixError::System {
-                        operation: "receive",
-                        errno,
-                    });
+                    return Err(UnixError::System { operation: "receive", errno });
                 }
             }
         };
@@ -331,28 +302,18 @@ impl SeqpacketSocket {
             })
             .flatten()
             .collect();
-        if message
-            .flags
-            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
-        {
+        if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(UnixError::Truncated);
         }
         if message.bytes == 0 {
             return Err(UnixError::Closed);
         }
-        Ok(Received {
-            length_bytes: message.bytes,
-            descriptors,
-        })
+        Ok(Received { length_bytes: message.bytes, descriptors })
     }
 
     /// Who is at the other end.
     pub fn peer(&self) -> Result<PeerIdentity, UnixError> {
-        let mut credentials = libc::ucred {
-            pid: 0,
-            uid: 0,
-            gid: 0,
-        };
+        let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
         // Not through rustix: it takes the process id for non-zero, and the kernel says 0 for a
         // peer in another process namespace.
@@ -375,10 +336,7 @@ impl SeqpacketSocket {
             });
         }
         let process_id = u32::try_from(credentials.pid).ok().filter(|pid| *pid != 0);
-        Ok(PeerIdentity {
-            process_id,
-            user_id: credentials.uid,
-        })
+        Ok(PeerIdentity { process_id, user_id: credentials.uid })
     }
 }
 
@@ -400,21 +358,14 @@ mod tests {
     fn messages_and_descriptors_arrive_whole() {
         let (one, other) = SeqpacketSocket::pair().unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
-        one.send(&[b"ab", b"cd"], &[file.as_fd(), file.as_fd()])
-            .unwrap();
+        one.send(&[b"ab", b"cd"], &[file.as_fd(), file.as_fd()]).unwrap();
         let mut buffer = [0_u8; 16];
         let received = other.receive(&mut buffer).unwrap();
         assert_eq!(&buffer[..received.length_bytes], b"abcd");
         assert_eq!(received.descriptors.len(), 2);
-        assert!(matches!(
-            other.receive(&mut buffer),
-            Err(UnixError::WouldBlock)
-        ));
+        assert!(matches!(other.receive(&mut buffer), Err(UnixError::WouldBlock)));
         one.send(&[&[0_u8; 32]], &[]).unwrap();
-        assert!(matches!(
-            other.receive(&mut buffer),
-            Err(UnixError::Truncated)
-        ));
+        assert!(matches!(other.receive(&mut buffer), Err(UnixError::Truncated)));
         assert_eq!(one.peer().unwrap().process_id, Some(std::process::id()));
         drop(one);
         assert!(matches!(other.receive(&mut buffer), Err(UnixError::Closed)));
@@ -425,10 +376,7 @@ mod tests {
     fn stale_sockets_are_replaced_and_live_ones_are_not() {
         let path = scratch("stale");
         let listener = SeqpacketListener::bind(&path).unwrap();
-        assert!(matches!(
-            SeqpacketListener::bind(&path),
-            Err(UnixError::InUse { .. })
-        ));
+        assert!(matches!(SeqpacketListener::bind(&path), Err(UnixError::InUse { .. })));
         // What a killed process leaves behind: the file without the listener.
         let kept = path.with_extension("kept");
         std::fs::hard_link(&path, &kept).unwrap();
@@ -443,10 +391,7 @@ mod tests {
         assert_eq!(server.receive(&mut [0; 8]).unwrap().length_bytes, 2);
         drop(listener);
         std::fs::write(&path, b"a file").unwrap();
-        assert!(matches!(
-            SeqpacketListener::bind(&path),
-            Err(UnixError::NotASocket { .. })
-        ));
+        assert!(matches!(SeqpacketListener::bind(&path), Err(UnixError::NotASocket { .. })));
         std::fs::remove_file(&path).unwrap();
     }
 }

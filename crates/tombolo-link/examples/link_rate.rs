@@ -25,32 +25,19 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 const WINDOW_BYTES: u64 = 1 << 20;
 
 fn main() -> Result<(), Failure> {
-    let seconds: f64 = std::env::args()
-        .nth(1)
-        .map_or(Ok(1.0), |text| text.parse())?;
+    let seconds: f64 = std::env::args().nth(1).map_or(Ok(1.0), |text| text.parse())?;
     let duration = Duration::from_secs_f64(seconds);
     let path = std::env::temp_dir().join(format!("tombolo-link-rate-{}", std::process::id()));
     pin(0);
-    println!(
-        "{:<34} {:>12} {:>12} {:>12}",
-        "", "median us", "p99 us", "GB/s"
-    );
+    println!("{:<34} {:>12} {:>12} {:>12}", "", "median us", "p99 us", "GB/s");
     for address in [Address::Shm(path), "udp:127.0.0.1:0".parse()?] {
-        let name = if matches!(address, Address::Shm(_)) {
-            "shm"
-        } else {
-            "udp"
-        };
+        let name = if matches!(address, Address::Shm(_)) { "shm" } else { "udp" };
         for bytes in [64, 4096] {
             for sleeping in [false, true] {
                 let pair = pair(&address)?;
                 let how = if sleeping { "asleep" } else { "polling" };
                 let times = round_trips(&pair, bytes, sleeping, duration)?;
-                row(
-                    &format!("{name} round trip {bytes} B, {how}"),
-                    Some(times),
-                    None,
-                );
+                row(&format!("{name} round trip {bytes} B, {how}"), Some(times), None);
             }
         }
         for bytes in [4096, 16_384] {
@@ -64,24 +51,12 @@ fn main() -> Result<(), Failure> {
     }
     for bytes in [64, 4096] {
         let times = raw_round_trips(bytes, duration)?;
-        row(
-            &format!("raw UDP round trip {bytes} B, asleep"),
-            Some(times),
-            None,
-        );
+        row(&format!("raw UDP round trip {bytes} B, asleep"), Some(times), None);
     }
     for segmentation in [true, false] {
         let rate = raw_stream(4096, segmentation, duration)?;
-        let how = if segmentation {
-            "GSO/GRO"
-        } else {
-            "one by one"
-        };
-        row(
-            &format!("raw UDP stream of 4096 B, {how}"),
-            None,
-            Some(rate),
-        );
+        let how = if segmentation { "GSO/GRO" } else { "one by one" };
+        row(&format!("raw UDP stream of 4096 B, {how}"), None, Some(rate));
     }
     Ok(())
 }
@@ -116,9 +91,7 @@ fn pair(address: &Address) -> Result<Pair, Failure> {
     let listener = listen(address)?;
     let target = listener.address();
     let connector = std::thread::spawn(move || connect(&target, Duration::from_secs(5)));
-    let accepted = listener
-        .accept_within(Duration::from_secs(5))?
-        .ok_or("nobody connected")?;
+    let accepted = listener.accept_within(Duration::from_secs(5))?.ok_or("nobody connected")?;
     let connected = connector.join().map_err(|_| "the connector failed")??;
     Ok((accepted, connected))
 }
@@ -198,10 +171,7 @@ fn stream(pair: &Pair, bytes: usize, lossless: bool, duration: Duration) -> Resu
                     continue;
                 }
                 for _ in 0..15 {
-                    match pair
-                        .0
-                        .send(&[1; 32], (&source[place..place + bytes]).into())
-                    {
+                    match pair.0.send(&[1; 32], (&source[place..place + bytes]).into()) {
                         Ok(()) => sent += bytes as u64,
                         Err(SendError::Full) => {
                             std::thread::yield_now();
@@ -251,11 +221,7 @@ fn raw_pair() -> Result<(UdpSocket, UdpSocket), Failure> {
     Ok((one, other))
 }
 
-fn raw_receive(
-    socket: &UdpSocket,
-    buffer: &mut [u8],
-    patience: Duration,
-) -> Result<usize, Failure> {
+fn raw_receive(socket: &UdpSocket, buffer: &mut [u8], patience: Duration) -> Result<usize, Failure> {
     loop {
         match socket.receive(buffer) {
             Ok(batch) => return Ok(batch.length_bytes),

@@ -60,16 +60,9 @@ fn parse_udp(text: &str) -> Result<SocketAddr, AddressError> {
         return Err(no_host_port());
     }
     let port: u16 = port.parse().map_err(|_| no_host_port())?;
-    let unknown = |reason: String| AddressError::UnknownHost {
-        host: host.to_owned(),
-        reason,
-    };
-    let mut found = (host, port)
-        .to_socket_addrs()
-        .map_err(|error| unknown(error.to_string()))?;
-    found
-        .next()
-        .ok_or_else(|| unknown("it has none".to_owned()))
+    let unknown = |reason: String| AddressError::UnknownHost { host: host.to_owned(), reason };
+    let mut found = (host, port).to_socket_addrs().map_err(|error| unknown(error.to_string()))?;
+    found.next().ok_or_else(|| unknown("it has none".to_owned()))
 }
 
 impl fmt::Display for Address {
@@ -87,12 +80,7 @@ mod tests {
 
     #[test]
     fn addresses_read_back_as_written() {
-        for text in [
-            "shm:/run/a b.sock",
-            "shm:relative:colon",
-            "udp:127.0.0.1:7000",
-            "udp:[::1]:1",
-        ] {
+        for text in ["shm:/run/a b.sock", "shm:relative:colon", "udp:127.0.0.1:7000", "udp:[::1]:1"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
         let named: Address = "udp:localhost:7000".parse().unwrap();
@@ -102,20 +90,10 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let error = |text: &str| text.parse::<Address>().unwrap_err().to_string();
-        assert_eq!(
-            error("tcp:1.2.3.4:5"),
-            "expected shm:PATH or udp:HOST:PORT, got `tcp:1.2.3.4:5`"
-        );
+        assert_eq!(error("tcp:1.2.3.4:5"), "expected shm:PATH or udp:HOST:PORT, got `tcp:1.2.3.4:5`");
         assert_eq!(error(""), "expected shm:PATH or udp:HOST:PORT, got ``");
         assert!(error("shm:").contains("path"));
-        for text in [
-            "udp:",
-            "udp:7000",
-            "udp:host:",
-            "udp:host:99999",
-            "udp:::1:5",
-            "udp::5",
-        ] {
+        for text in ["udp:", "udp:7000", "udp:host:", "udp:host:99999", "udp:::1:5", "udp::5"] {
             assert!(error(text).contains("HOST:PORT"), "{text}");
         }
     }

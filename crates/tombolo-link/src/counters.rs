@@ -64,9 +64,6 @@ impl Counter {
 
     /// Adds, where a mutex makes the caller the only writer: no locked instruction per packet.
     pub(crate) fn add_exclusively(&self, amount: u64) {
-        self.0.store(
-            self.0.load(Ordering::Relaxed).wrapping_add(amount),
-            Ordering::Relaxed,
-        );
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
     }
 }

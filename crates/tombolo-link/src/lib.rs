@@ -33,9 +33,7 @@ pub mod udp;
 pub use address::{Address, AddressError};
 pub use counters::LinkCounters;
 pub use error::{AcceptError, LinkError, LossReason, OpenError, SendError};
-pub use link::{
-    ControlMessage, Link, LinkState, Listener, MAX_CONTROL_BYTES, PACKET_HEAD_BYTES, Packet,
-};
+pub use link::{ControlMessage, Link, LinkState, Listener, MAX_CONTROL_BYTES, PACKET_HEAD_BYTES, Packet};
 /// Bytes to send that another process may write meanwhile.
 pub use tombolo_host::shared::SharedSpan;
 /// The largest number of descriptors that one control message carries.

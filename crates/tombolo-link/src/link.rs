@@ -29,22 +29,13 @@ pub struct Packet<'a> {
 impl<'a> Packet<'a> {
     /// A packet of private bytes.
     pub fn from_bytes(bytes: &'a [u8]) -> Self {
-        Self {
-            head: &bytes[..bytes.len().min(PACKET_HEAD_BYTES)],
-            whole: bytes.into(),
-        }
+        Self { head: &bytes[..bytes.len().min(PACKET_HEAD_BYTES)], whole: bytes.into() }
     }
 
     /// A packet in shared memory; its beginning is copied to `scratch`.
-    pub(crate) fn from_shared(
-        whole: SharedSpan<'a>,
-        scratch: &'a mut [u8; PACKET_HEAD_BYTES],
-    ) -> Self {
+    pub(crate) fn from_shared(whole: SharedSpan<'a>, scratch: &'a mut [u8; PACKET_HEAD_BYTES]) -> Self {
         let length_bytes = whole.copy_to(scratch);
-        Self {
-            head: &scratch[..length_bytes],
-            whole,
-        }
+        Self { head: &scratch[..length_bytes], whole }
     }
 
     /// The whole packet's length.
@@ -161,13 +152,8 @@ pub trait Link: Send + Sync + fmt::Debug {
             }
             let until = timer.map_or(deadline, |timer| timer.min(deadline));
             let left = until.saturating_duration_since(now);
-            let ready =
-                event::wait_readable(&[self.descriptor()], Some(left)).map_err(|errno| {
-                    LossReason::System {
-                        operation: "poll",
-                        errno,
-                    }
-                })?;
+            let ready = event::wait_readable(&[self.descriptor()], Some(left))
+                .map_err(|errno| LossReason::System { operation: "poll", errno })?;
             if ready {
                 return Ok(true);
             }
@@ -182,8 +168,7 @@ pub trait Link: Send + Sync + fmt::Debug {
     ///
     /// Descriptors can go along where [`Link::supports_windows`] says so, at most
     /// [`MAX_DESCRIPTORS`](crate::MAX_DESCRIPTORS).
-    fn send_control(&self, message: &[u8], descriptors: &[BorrowedFd<'_>])
-    -> Result<(), SendError>;
+    fn send_control(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError>;
 
     /// The next control message that has arrived.
     ///
@@ -234,10 +219,7 @@ pub trait Listener: Send + Sync + fmt::Debug {
                 return Ok(Some(link));
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            let failed = |errno| crate::OpenError::System {
-                operation: "poll",
-                errno,
-            };
+            let failed = |errno| crate::OpenError::System { operation: "poll", errno };
             if !event::wait_readable(&[self.descriptor()], Some(left)).map_err(failed)? {
                 return Ok(None);
             }
@@ -248,10 +230,7 @@ pub trait Listener: Send + Sync + fmt::Debug {
 /// What every link asks of a control message.
 pub(crate) fn check_control(message: &[u8]) -> Result<(), SendError> {
     if message.is_empty() || message.len() > MAX_CONTROL_BYTES {
-        return Err(SendError::TooLarge {
-            bytes: message.len(),
-            max_bytes: MAX_CONTROL_BYTES,
-        });
+        return Err(SendError::TooLarge { bytes: message.len(), max_bytes: MAX_CONTROL_BYTES });
     }
     Ok(())
 }

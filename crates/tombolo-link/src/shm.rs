@@ -31,8 +31,7 @@ use tombolo_host::unix::{MAX_DESCRIPTORS, SeqpacketSocket, UnixError};
 use crate::counters::Counters;
 use crate::link::{MAX_CONTROL_BYTES, PACKET_HEAD_BYTES};
 use crate::{
-    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet,
-    SendError,
+    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet, SendError,
 };
 
 mod handshake;
@@ -116,11 +115,7 @@ impl ShmLink {
         let consumer = Consumer::new(memory, theirs, ring_bytes)?;
         let peer_process_id = socket.peer()?.process_id;
         Ok(Self {
-            sending: Mutex::new(Sending {
-                producer,
-                unflushed: false,
-                refused_bytes: None,
-            }),
+            sending: Mutex::new(Sending { producer, unflushed: false, refused_bytes: None }),
             receiving: Mutex::new(consumer),
             inbox: Mutex::new(Inbox {
                 messages: VecDeque::new(),
@@ -188,9 +183,7 @@ impl ShmLink {
                         self.lose(LossReason::ClosedByPeer);
                     }
                     _ => {
-                        self.lose(LossReason::Protocol(
-                            "an unknown message on the Unix socket",
-                        ));
+                        self.lose(LossReason::Protocol("an unknown message on the Unix socket"));
                     }
                 },
                 Err(UnixError::WouldBlock) => return,
@@ -206,10 +199,7 @@ fn loss_of(error: &UnixError) -> LossReason {
     match error {
         UnixError::Closed => LossReason::PeerGone,
         UnixError::Truncated => LossReason::Protocol("an oversized message on the Unix socket"),
-        UnixError::System { operation, errno } => LossReason::System {
-            operation,
-            errno: *errno,
-        },
+        UnixError::System { operation, errno } => LossReason::System { operation, errno: *errno },
         _ => LossReason::Protocol("the Unix socket failed"),
     }
 }
@@ -223,10 +213,7 @@ impl Link for ShmLink {
         self.check()?;
         let bytes = header.len().saturating_add(payload.len());
         if bytes > MAX_PACKET_BYTES {
-            return Err(SendError::TooLarge {
-                bytes,
-                max_bytes: MAX_PACKET_BYTES,
-            });
+            return Err(SendError::TooLarge { bytes, max_bytes: MAX_PACKET_BYTES });
         }
         let mut sending = self.sending.lock();
         match sending.producer.push(header, payload) {
@@ -244,10 +231,9 @@ impl Link for ShmLink {
                 self.flush_locked(&mut sending);
                 Err(SendError::Full)
             }
-            Err(PushError::TooLarge) => Err(SendError::TooLarge {
-                bytes,
-                max_bytes: sending.producer.max_packet_bytes(),
-            }),
+            Err(PushError::TooLarge) => {
+                Err(SendError::TooLarge { bytes, max_bytes: sending.producer.max_packet_bytes() })
+            }
             Err(PushError::Broken(error)) => Err(self.lose(error.into()).into()),
         }
     }
@@ -264,10 +250,7 @@ impl Link for ShmLink {
         let mut scratch = [0; PACKET_HEAD_BYTES];
         let (mut count, mut bytes) = (0, 0);
         // A ring that the peer broke is not looked at again, whatever it shows now.
-        let broken = matches!(
-            self.lost.get(),
-            Some(LossReason::Ring(_) | LossReason::Protocol(_))
-        );
+        let broken = matches!(self.lost.get(), Some(LossReason::Ring(_) | LossReason::Protocol(_)));
         while count < budget && !broken {
             let popped = consumer.pop(|span| {
                 bytes += span.len() as u64;
@@ -321,11 +304,7 @@ impl Link for ShmLink {
         self.socket.as_fd()
     }
 
-    fn send_control(
-        &self,
-        message: &[u8],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(), SendError> {
+    fn send_control(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
         self.check()?;
         crate::link::check_control(message)?;
         if descriptors.len() > MAX_DESCRIPTORS {
@@ -374,9 +353,7 @@ impl Link for ShmLink {
     }
 
     fn state(&self) -> LinkState {
-        self.lost
-            .get()
-            .map_or(LinkState::Up, |reason| LinkState::Lost(*reason))
+        self.lost.get().map_or(LinkState::Up, |reason| LinkState::Lost(*reason))
     }
 
     fn supports_windows(&self) -> bool {

@@ -34,8 +34,7 @@ use tombolo_host::udp::UdpSocket;
 
 use crate::counters::Counters;
 use crate::{
-    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet,
-    SendError,
+    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet, SendError,
 };
 
 mod batch;
@@ -82,11 +81,7 @@ pub struct UdpLink {
 
 /// A refusal for addresses that other machines could reach.
 fn check_loopback(address: SocketAddr) -> Result<(), OpenError> {
-    if address.ip().to_canonical().is_loopback() {
-        Ok(())
-    } else {
-        Err(OpenError::NotLoopback(address))
-    }
+    if address.ip().to_canonical().is_loopback() { Ok(()) } else { Err(OpenError::NotLoopback(address)) }
 }
 
 impl UdpLink {
@@ -96,16 +91,8 @@ impl UdpLink {
         handshake::connect(address, timeout)
     }
 
-    fn new(
-        socket: UdpSocket,
-        incoming: IncomingBatch,
-        session: u64,
-        nonce: u64,
-    ) -> Result<Self, OpenError> {
-        let system = |errno| OpenError::System {
-            operation: "MTU of the route",
-            errno,
-        };
+    fn new(socket: UdpSocket, incoming: IncomingBatch, session: u64, nonce: u64) -> Result<Self, OpenError> {
+        let system = |errno| OpenError::System { operation: "MTU of the route", errno };
         let datagram_bytes = socket.max_datagram_bytes().map_err(system)?;
         let max_packet_bytes = MAX_PACKET_BYTES.min(datagram_bytes.saturating_sub(HEADER_BYTES));
         let opened = Instant::now();
@@ -116,9 +103,7 @@ impl UdpLink {
             max_packet_bytes,
             sending: Mutex::new(OutgoingBatch::new()),
             receiving: Mutex::new(incoming),
-            control: Mutex::new(ControlChannel::new(
-                max_packet_bytes.saturating_sub(SEQUENCE_BYTES),
-            )),
+            control: Mutex::new(ControlChannel::new(max_packet_bytes.saturating_sub(SEQUENCE_BYTES))),
             keep_alive: Mutex::new(KeepAlive::new(opened)),
             heard_ns: AtomicU64::new(0),
             opened,
@@ -265,10 +250,7 @@ impl UdpLink {
     }
 
     fn send_welcome(&self) {
-        match self
-            .socket
-            .send(&wire::answer(Kind::Welcome, self.session, self.nonce))
-        {
+        match self.socket.send(&wire::answer(Kind::Welcome, self.session, self.nonce)) {
             Ok(()) | Err(Errno::AGAIN) => {}
             Err(errno) => self.failed(errno),
         }
@@ -283,9 +265,7 @@ impl UdpLink {
                 break;
             };
             match Header::decode(incoming.datagram(range.clone())) {
-                Ok((header, _))
-                    if header.kind == Kind::Packet && header.session == self.session =>
-                {
+                Ok((header, _)) if header.kind == Kind::Packet && header.session == self.session => {
                     return true;
                 }
                 Ok((header, body)) => {
@@ -312,10 +292,7 @@ impl Link for UdpLink {
         self.check()?;
         let bytes = header.len().saturating_add(payload.len());
         if bytes > self.max_packet_bytes {
-            return Err(SendError::TooLarge {
-                bytes,
-                max_bytes: self.max_packet_bytes,
-            });
+            return Err(SendError::TooLarge { bytes, max_bytes: self.max_packet_bytes });
         }
         let mut batch = self.sending.lock();
         if !batch.accepts(HEADER_BYTES + bytes) {
@@ -346,9 +323,7 @@ impl Link for UdpLink {
                 break;
             };
             match Header::decode(incoming.datagram(range.clone())) {
-                Ok((header, body))
-                    if header.kind == Kind::Packet && header.session == self.session =>
-                {
+                Ok((header, body)) if header.kind == Kind::Packet && header.session == self.session => {
                     count += 1;
                     bytes += body.len() as u64;
                     sink(Packet::from_bytes(body));
@@ -394,11 +369,7 @@ impl Link for UdpLink {
         self.socket.as_fd()
     }
 
-    fn send_control(
-        &self,
-        message: &[u8],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(), SendError> {
+    fn send_control(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
         self.check()?;
         crate::link::check_control(message)?;
         if !descriptors.is_empty() {
@@ -422,10 +393,7 @@ impl Link for UdpLink {
         match message {
             Some(bytes) => {
                 self.counters.control_received.add(1);
-                Ok(Some(ControlMessage {
-                    bytes,
-                    descriptors: Vec::new(),
-                }))
+                Ok(Some(ControlMessage { bytes, descriptors: Vec::new() }))
             }
             None => {
                 self.check()?;
@@ -464,9 +432,7 @@ impl Link for UdpLink {
 
     fn state(&self) -> LinkState {
         let _ = self.check();
-        self.lost
-            .get()
-            .map_or(LinkState::Up, |reason| LinkState::Lost(*reason))
+        self.lost.get().map_or(LinkState::Up, |reason| LinkState::Lost(*reason))
     }
 
     fn supports_windows(&self) -> bool {

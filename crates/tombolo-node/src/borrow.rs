@@ -49,7 +49,9 @@ pub enum BorrowError {
         source: AskError,
     },
     /// It has not so much.
-    #[error("lender {lender} has {free_bytes} bytes left to lend, and {asked_bytes} are asked of it: ask for less with --remote, or add lenders")]
+    #[error(
+        "lender {lender} has {free_bytes} bytes left to lend, and {asked_bytes} are asked of it: ask for less with --remote, or add lenders"
+    )]
     TooMuch {
         /// Who.
         lender: Address,
@@ -249,9 +251,8 @@ impl Borrowed {
                 length_bytes: *bytes,
             })
             .collect();
-        let table = SegmentTable::new(&segments, STRIPE_BYTES).map_err(|error| BorrowError::WrongSegment {
-            lender: addresses[0].clone(),
-            reason: error.to_string(),
+        let table = SegmentTable::new(&segments, STRIPE_BYTES).map_err(|error| {
+            BorrowError::WrongSegment { lender: addresses[0].clone(), reason: error.to_string() }
         })?;
         let borrowed = Arc::new(Self {
             node,
@@ -284,9 +285,9 @@ impl Borrowed {
             }
         }));
         let weak = Arc::downgrade(&borrowed);
-        let service = std::thread::Builder::new().name("far".into()).spawn(move || {
-            while weak.upgrade().is_some_and(|borrowed| borrowed.look_after()) {}
-        });
+        let service = std::thread::Builder::new()
+            .name("far".into())
+            .spawn(move || while weak.upgrade().is_some_and(|borrowed| borrowed.look_after()) {});
         *borrowed.service.lock() =
             Some(service.map_err(|error| LendError::System(format!("cannot start a thread: {error}")))?);
         Ok(borrowed)
@@ -394,7 +395,8 @@ impl Borrowed {
     fn read_ended(&self, buffer: u32, mut good: bool) {
         loop {
             let Some(ticket) = self.reads.lock().tickets.get(buffer as usize).copied() else { return };
-            let address = good.then(|| self.node.buffers().as_mut_ptr() as u64 + u64::from(buffer) * PAGE_BYTES);
+            let address =
+                good.then(|| self.node.buffers().as_mut_ptr() as u64 + u64::from(buffer) * PAGE_BYTES);
             if let Some(sink) = self.sink.get() {
                 sink(FarEvent::Arrived { ticket, address });
             }
@@ -447,7 +449,8 @@ fn borrow_segment(
     };
     let wrong = |reason: String| BorrowError::WrongSegment { lender: address.clone(), reason };
     let window = if peer.link.supports_windows() {
-        let descriptor = descriptors.into_iter().next().ok_or_else(|| wrong("no descriptor came with it".into()))?;
+        let descriptor =
+            descriptors.into_iter().next().ok_or_else(|| wrong("no descriptor came with it".into()))?;
         let length = usize::try_from(bytes).map_err(|error| wrong(error.to_string()))?;
         Some(SharedMemory::open(descriptor, length).map_err(|error| wrong(error.to_string()))?)
     } else {
@@ -524,9 +527,13 @@ impl FarMemory for Borrowed {
             if self.writes_open.load(Ordering::Relaxed) < before {
                 polled_until = now + Duration::from_micros(200);
             } else if now > polled_until {
-                let nap = self.node.expire().unwrap_or(Duration::from_millis(1)).min(Duration::from_millis(1));
-                let alive: Vec<_> =
-                    self.descriptors().into_iter().filter_map(|(descriptor, alive)| alive.then_some(descriptor)).collect();
+                let nap =
+                    self.node.expire().unwrap_or(Duration::from_millis(1)).min(Duration::from_millis(1));
+                let alive: Vec<_> = self
+                    .descriptors()
+                    .into_iter()
+                    .filter_map(|(descriptor, alive)| alive.then_some(descriptor))
+                    .collect();
                 let _ = event::wait_readable(&alive, Some(nap));
             }
         }

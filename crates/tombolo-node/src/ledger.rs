@@ -114,14 +114,16 @@ impl Ledger {
 /// New memory of this size, with all its pages.
 pub fn allocate(bytes: u64) -> Result<SharedMemory, LendError> {
     let length = usize::try_from(bytes).map_err(|_| LendError::BadSize(bytes))?;
-    let memory = SharedMemory::create("tombolo-segment", length).map_err(|error| LendError::System(error.to_string()))?;
+    let memory = SharedMemory::create("tombolo-segment", length)
+        .map_err(|error| LendError::System(error.to_string()))?;
     // Pages on demand could fail when a borrower writes, as SIGBUS or worse.
     const STEP: u64 = 64 << 20;
     let mut offset = 0;
     while offset < bytes {
         let step = STEP.min(bytes - offset);
-        let allocated =
-            rustix::io::retry_on_intr(|| rustix::fs::fallocate(&memory, FallocateFlags::empty(), offset, step));
+        let allocated = rustix::io::retry_on_intr(|| {
+            rustix::fs::fallocate(&memory, FallocateFlags::empty(), offset, step)
+        });
         allocated.map_err(|error| LendError::System(error.to_string()))?;
         offset += step;
     }

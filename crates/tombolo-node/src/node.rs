@@ -12,21 +12,21 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use tombolo_core::rdma::{
-    Action, Block, Completion, Config, Engine, NotificationWrite, PeerId, Placement, Time, Transfer, TransferError,
-    Verdict,
+    Action, Block, Completion, Config, Engine, NotificationWrite, PeerId, Placement, Time, Transfer,
+    TransferError, Verdict,
 };
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_link::{Link, LinkState, LossReason, SendError};
 use tombolo_wire::{Checksums, MAX_HEADER_BYTES, NackCode, Packet};
 
 use crate::control::{Borrower, Message, MessageV1, NodeStatus, Reply, Request};
-use crate::ledger::{self, LendError, Ledger};
+use crate::ledger::{self, Ledger, LendError};
 
 /// Packets taken from a link before others get their turn.
 const RECEIVE_BUDGET: usize = 64;
@@ -141,7 +141,8 @@ impl Node {
     pub fn add_peer(&self, link: Arc<dyn Link>) -> Arc<Peer> {
         let mut peers = self.peers.write();
         let index = peers.iter().position(Option::is_none).unwrap_or(peers.len());
-        let max_payload_bytes = link.max_packet_bytes().saturating_sub(MAX_HEADER_BYTES).min(16 * 1024) as u32;
+        let max_payload_bytes =
+            link.max_packet_bytes().saturating_sub(MAX_HEADER_BYTES).min(16 * 1024) as u32;
         let peer = Arc::new(Peer {
             id: PeerId(index as u32),
             // A ring in shared memory does not damage bytes.
@@ -309,7 +310,8 @@ impl Node {
             &self.buffers
         };
         let length = block.length_bytes as usize;
-        let source = usize::try_from(block.source_address).ok().and_then(|offset| memory.span(offset, length).ok());
+        let source =
+            usize::try_from(block.source_address).ok().and_then(|offset| memory.span(offset, length).ok());
         let Some(source) = source else {
             return self.engine.lock().source_refused(self.now(), block, NackCode::DecodeError);
         };

@@ -40,19 +40,8 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         let mut busy = 0;
         round = (round + 1) % ACCEPT_ROUNDS;
         // Under load newcomers wait for a few rounds: asking costs a system call.
-        while round == 0 || !polling {
-            match listener.accept() {
-                Ok(Some(link)) => {
-                    told(PeerEvent::Came(link.peer_process_id()));
-                    peers.push(node.add_peer(link));
-                    busy += 1;
-                }
-                Ok(None) => break,
-                Err(error) => {
-                    told(PeerEvent::Refused(error.to_string()));
-                    break;
-                }
-            }
+        if round == 0 || !polling {
+            busy += accept(node, listener, &mut peers, told);
         }
         for peer in &peers {
             busy += node.drive(peer);
@@ -88,4 +77,28 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         descriptors.extend(peers.iter().map(|peer| peer.link.descriptor()));
         let _ = event::wait_readable(&descriptors, Some(nap));
     }
+}
+
+/// Takes all links that are there; returns how many.
+fn accept(
+    node: &Node,
+    listener: &dyn Listener,
+    peers: &mut Vec<Arc<Peer>>,
+    told: &dyn Fn(PeerEvent),
+) -> usize {
+    let before = peers.len();
+    loop {
+        match listener.accept() {
+            Ok(Some(link)) => {
+                told(PeerEvent::Came(link.peer_process_id()));
+                peers.push(node.add_peer(link));
+            }
+            Ok(None) => break,
+            Err(error) => {
+                told(PeerEvent::Refused(error.to_string()));
+                break;
+            }
+        }
+    }
+    peers.len() - before
 }

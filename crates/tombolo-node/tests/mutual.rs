@@ -135,7 +135,8 @@ fn both_ways(a: (Box<dyn Listener>, Address), b: (Box<dyn Listener>, Address)) {
                 scope.spawn(move || {
                     let link = tombolo_link::connect(lender, Duration::from_secs(5)).unwrap();
                     let addresses = [lender.clone()];
-                    let far = Borrowed::over(node.clone(), &addresses, vec![link], Some(FAR_BYTES), 0).unwrap();
+                    let far =
+                        Borrowed::over(node.clone(), &addresses, vec![link], Some(FAR_BYTES), 0).unwrap();
                     let done = work(&far, seed, end);
                     far.release();
                     done

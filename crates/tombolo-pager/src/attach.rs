@@ -8,7 +8,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::event::epoll;
-use rustix::net::{self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
 use tombolo_host::uffd::{self, PAGE_BYTES, UffdError, Userfaultfd};
 
 use crate::pager::Pager;
@@ -20,10 +23,8 @@ const LISTENER: u64 = u64::MAX;
 const SWEEP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
 
 /// The features without which nothing can be served.
-pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
-    | uffd::FEATURE_EVENT_FORK
-    | uffd::FEATURE_THREAD_ID
-    | uffd::FEATURE_POISON;
+pub const FEATURES: u64 =
+    uffd::FEATURE_WRITE_PROTECT | uffd::FEATURE_EVENT_FORK | uffd::FEATURE_THREAD_ID | uffd::FEATURE_POISON;
 
 /// The socket that agents connect to.
 pub struct Reception {
@@ -35,8 +36,12 @@ pub struct Reception {
 impl Reception {
     /// Listens at `path`.
     pub fn new(path: &Path, pager: Arc<Pager>) -> io::Result<Self> {
-        let listener =
-            net::socket_with(net::AddressFamily::UNIX, net::SocketType::SEQPACKET, net::SocketFlags::CLOEXEC, None)?;
+        let listener = net::socket_with(
+            net::AddressFamily::UNIX,
+            net::SocketType::SEQPACKET,
+            net::SocketFlags::CLOEXEC,
+            None,
+        )?;
         net::bind(&listener, &net::SocketAddrUnix::new(path)?)?;
         net::listen(&listener, 256)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -85,7 +90,11 @@ impl Reception {
     fn receive(&self) {
         let Ok(socket) = net::accept_with(&self.listener, net::SocketFlags::CLOEXEC) else { return };
         // An agent speaks at once; whoever does not must not keep the others waiting.
-        let _ = net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, Some(Duration::from_millis(500)));
+        let _ = net::sockopt::set_socket_timeout(
+            &socket,
+            net::sockopt::Timeout::Recv,
+            Some(Duration::from_millis(500)),
+        );
         let attached = self.attach(&socket);
         let error = match &attached {
             Ok(_) => 0,
@@ -125,8 +134,10 @@ impl Reception {
             _ => None,
         });
         let pid = net::sockopt::socket_peercred(socket)?.pid.as_raw_nonzero().get() as u32;
-        let word = |index: usize| u32::from_ne_bytes(bytes[index * 4..index * 4 + 4].try_into().unwrap_or_default());
-        let long = |index: usize| u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default());
+        let word =
+            |index: usize| u32::from_ne_bytes(bytes[index * 4..index * 4 + 4].try_into().unwrap_or_default());
+        let long =
+            |index: usize| u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default());
         let hello = Hello {
             version: word(0),
             error: word(1),
@@ -143,21 +154,24 @@ impl Reception {
             let space = u32::try_from(hello.token - 1).ok().and_then(|index| self.pager.space(index));
             let space = space.filter(|space| !space.has_agent.load(Ordering::Relaxed));
             let space = space.ok_or_else(|| io::Error::other("it names a fork that is not known"))?;
-            space.pid.store(pid, Ordering::Relaxed);
-            space.agent_thread.store(hello.thread as u32, Ordering::Relaxed);
+            space.attached(pid, hello.thread as u32);
             return Ok(space);
         }
         if hello.error != 0 {
             let reason = io::Error::from_raw_os_error(hello.error as i32);
-            return Err(io::Error::new(reason.kind(), format!("userfaultfd: {reason} (see `tombolo doctor`)")));
+            return Err(io::Error::new(
+                reason.kind(),
+                format!("userfaultfd: {reason} (see `tombolo doctor`)"),
+            ));
         }
         let descriptor = descriptor.ok_or_else(|| io::Error::other("its hello brought no userfaultfd"))?;
         let uffd = Userfaultfd::from_descriptor(descriptor);
         uffd.enable(FEATURES)?;
         uffd.register(hello.arena, hello.arena_bytes)?;
-        let made =
-            self.pager.add_space(|index| Space::new(index, pid, uffd, hello.arena, hello.arena_bytes, hello.request))?;
-        made.agent_thread.store(hello.thread as u32, Ordering::Relaxed);
+        let made = self
+            .pager
+            .add_space(|index| Space::new(index, pid, uffd, hello.arena, hello.arena_bytes, hello.request))?;
+        made.attached(pid, hello.thread as u32);
         Ok(made)
     }
 

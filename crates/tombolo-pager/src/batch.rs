@@ -60,6 +60,8 @@ enum Way {
     Keep,
     /// It has no contents (any more): it reads as zero.
     Empty,
+    /// It was moved, and cannot be read: rather no contents than wrong ones.
+    Unread,
     /// It stays.
     Stay,
     /// It was moved and could not be saved: it goes back.
@@ -200,7 +202,10 @@ impl Evictor {
             // The pages are saved and protected; that they are still mapped does
             // no harm (see `Space::inherit`), but they take memory.
             let error = std::io::Error::from_raw_os_error(error as i32);
-            self.pager.say_once("drop", &format!("pages could not be dropped ({error}): they stay in local memory"));
+            self.pager.say_once(
+                "drop",
+                &format!("pages could not be dropped ({error}): they stay in local memory"),
+            );
         }
     }
 
@@ -228,7 +233,9 @@ impl Evictor {
         let counters = &self.pager.stats.counters;
         let mut send = Vec::new();
         for victim in victims.iter_mut() {
-            let Some(slot) = victim.slot.filter(|_| matches!(victim.way, Way::Moved(_) | Way::Keep)) else { continue };
+            let Some(slot) = victim.slot.filter(|_| matches!(victim.way, Way::Moved(_) | Way::Keep)) else {
+                continue;
+            };
             // SAFETY: a page of a window or of the staging memory, just written, page-aligned.
             if unsafe { page_is_zero(victim.copy) } {
                 self.pager.slots.lock().release(slot);
@@ -241,7 +248,8 @@ impl Evictor {
         }
         if !send.is_empty() && self.pager.far.write(&send).is_err() {
             // Which of them arrived is not known: those here are the only good copies.
-            for victim in victims.iter_mut().filter(|victim| victim.staged.is_some() && victim.slot.is_some()) {
+            for victim in victims.iter_mut().filter(|victim| victim.staged.is_some() && victim.slot.is_some())
+            {
                 victim.way = if matches!(victim.way, Way::Moved(_)) { Way::Back } else { Way::Stay };
             }
         }
@@ -255,7 +263,8 @@ impl Evictor {
             for victim in victims.iter() {
                 match victim.way {
                     Way::Keep => {
-                        let entry = table.get(victim.page).with_slot(victim.slot).with_state(State::EvictDrop);
+                        let entry =
+                            table.get(victim.page).with_slot(victim.slot).with_state(State::EvictDrop);
                         table.set(victim.page, entry);
                         extend(&mut order.drop, victim.page);
                     }
@@ -265,7 +274,8 @@ impl Evictor {
             }
         }
         // Victims to be unshared are resident again before the agent touches them.
-        let unshare: Vec<Victim> = victims.iter().filter(|victim| victim.way == Way::Unshare).copied().collect();
+        let unshare: Vec<Victim> =
+            victims.iter().filter(|victim| victim.way == Way::Unshare).copied().collect();
         self.stay(space, &unshare);
         if (!order.drop.is_empty() || !order.unshare.is_empty())
             && let Ok(done) = space.command(&order, &mut self.message)
@@ -318,7 +328,8 @@ impl Evictor {
 
     /// The victims are gone, or stay: their entries say so, and whoever waited tries again.
     fn settle(&self, space: &Arc<Space>, victims: &[Victim]) -> u64 {
-        let staying: Vec<Victim> = victims.iter().filter(|victim| matches!(victim.way, Way::Stay | Way::Back)).copied().collect();
+        let staying: Vec<Victim> =
+            victims.iter().filter(|victim| matches!(victim.way, Way::Stay | Way::Back)).copied().collect();
         self.stay(space, &staying);
         let counters = &self.pager.stats.counters;
         let mut waiters = Vec::new();
@@ -331,12 +342,18 @@ impl Evictor {
             }
             let mut slots = self.pager.slots.lock();
             let mut replacement = self.pager.replacement.lock();
-            for victim in victims.iter().filter(|victim| !matches!(victim.way, Way::Stay | Way::Back | Way::Unshare)) {
+            for victim in
+                victims.iter().filter(|victim| !matches!(victim.way, Way::Stay | Way::Back | Way::Unshare))
+            {
                 gone += 1;
                 let entry = table.get(victim.page);
                 waiters.extend(entry.has_waiter().then_some(victim.page));
-                let slot = victim.slot.filter(|_| victim.way != Way::Empty);
-                let left = if entry.is_discarded() || slot.is_none() {
+                let slot = victim.slot.filter(|_| !matches!(victim.way, Way::Empty | Way::Unread));
+                let lost = victim.way == Way::Unread && !entry.is_discarded();
+                let left = if lost {
+                    slots.release(victim.slot.unwrap_or(u32::MAX));
+                    Entry(0).with_state(State::Lost)
+                } else if entry.is_discarded() || slot.is_none() {
                     if let Some(slot) = victim.slot {
                         slots.release(slot);
                     }
@@ -398,11 +415,11 @@ fn read_moved(space: &Space, victims: &mut [Victim]) {
     if vector.local.is_empty() {
         return;
     }
-    let mut left = vector.copy(space.pid.load(Ordering::Relaxed));
+    let mut left = vector.copy(space.reader());
     for victim in victims.iter_mut().filter(|victim| matches!(victim.way, Way::Moved(_))) {
         if left == 0 {
-            // The process ended in between: nobody will ask for the page.
-            victim.way = Way::Empty;
+            // Most likely the process has ended, and nobody will ask for the page.
+            victim.way = Way::Unread;
             continue;
         }
         left -= 1;
@@ -411,7 +428,7 @@ fn read_moved(space: &Space, victims: &mut [Victim]) {
 
 /// Copies the kept victims out of the program. One that cannot be read stays.
 fn read_kept(space: &Space, victims: &mut [Victim]) {
-    let pid = space.pid.load(Ordering::Relaxed);
+    let pid = space.reader();
     for victim in victims.iter_mut().filter(|victim| victim.way == Way::Keep) {
         let mut vector = Vector::default();
         vector.push(victim.copy, space.address(victim.page));

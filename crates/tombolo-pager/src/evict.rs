@@ -104,7 +104,10 @@ impl Evictor {
             looked_at += names.len();
             let mut at = 0;
             while let Some(&PageName { space: index, .. }) = names.get(at) {
-                let end = names[at..].iter().position(|name| name.space != index).map_or(names.len(), |more| at + more);
+                let end = names[at..]
+                    .iter()
+                    .position(|name| name.space != index)
+                    .map_or(names.len(), |more| at + more);
                 let run = &names[at..end];
                 at = end;
                 let Some(space) = self.pager.space(index) else { continue };

@@ -180,10 +180,7 @@ impl Pager {
     }
 
     /// Adds a space made by `make` from its index.
-    pub fn add_space(
-        &self,
-        make: impl FnOnce(u32) -> std::io::Result<Space>,
-    ) -> std::io::Result<Arc<Space>> {
+    pub fn add_space(&self, make: impl FnOnce(u32) -> std::io::Result<Space>) -> std::io::Result<Arc<Space>> {
         let index = self.next_space.fetch_add(1, Ordering::Relaxed);
         let space = Arc::new(make(index)?);
         self.spaces.write().insert(index, space.clone());
@@ -233,7 +230,9 @@ impl Pager {
     }
 
     fn take_overdraft(&self) -> bool {
-        self.overdraft.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |pages| pages.checked_sub(1)).is_ok()
+        self.overdraft
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |pages| pages.checked_sub(1))
+            .is_ok()
     }
 
     fn count_reserved(&self, space: &Space, pages: u64) {

@@ -63,7 +63,8 @@ impl Prefetch {
         let stream = self.streams.iter_mut().find(|stream| {
             // A few pages late is the same stream: some of its pages were there already.
             let late = page - stream.next;
-            stream.window > 0 && (late == 0 || (late * stream.stride.signum() > 0 && late.abs() <= 2 * stream.stride.abs()))
+            stream.window > 0
+                && (late == 0 || (late * stream.stride.signum() > 0 && late.abs() <= 2 * stream.stride.abs()))
         })?;
         stream.window = (stream.window * 2).min(WINDOW_MAX);
         stream.used_at = now;
@@ -74,7 +75,8 @@ impl Prefetch {
     fn discover(&mut self, page: i64, now: u64) -> Option<Ahead> {
         let stride = self.recent.iter().find_map(|&other| {
             let stride = page - other;
-            (stride != 0 && stride.abs() <= STRIDE_MAX && self.recent.contains(&(other - stride))).then_some(stride)
+            (stride != 0 && stride.abs() <= STRIDE_MAX && self.recent.contains(&(other - stride)))
+                .then_some(stride)
         })?;
         let oldest = self.streams.iter_mut().min_by_key(|stream| stream.used_at)?;
         *oldest = Stream {
@@ -111,7 +113,8 @@ pub const TOUCH_MAX: u32 = 64;
 impl Touches {
     /// Which pages to map for a touch of `page`: the first, and how many. `page` is among them.
     pub fn touch(&mut self, page: u32) -> (u32, u32) {
-        let known = self.runs.iter().position(|run| run.pages > 0 && (run.end == page || run.first == page + 1));
+        let known =
+            self.runs.iter().position(|run| run.pages > 0 && (run.end == page || run.first == page + 1));
         let Some(index) = known else {
             self.turn = (self.turn + 1) % self.runs.len();
             self.runs[self.turn] = Touch { first: page, end: page + 1, pages: 1 };
@@ -125,7 +128,8 @@ impl Touches {
 
     /// So many pages from `first` on were mapped for a touch of `page`.
     pub fn mapped(&mut self, page: u32, first: u32, pages: u32) {
-        let run = self.runs.iter_mut().find(|run| run.pages > 0 && (run.end == page || run.first == page + 1));
+        let run =
+            self.runs.iter_mut().find(|run| run.pages > 0 && (run.end == page || run.first == page + 1));
         if let Some(run) = run {
             run.pages = pages;
             run.first = run.first.min(first);

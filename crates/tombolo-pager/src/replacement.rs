@@ -71,7 +71,11 @@ impl Replacement {
     /// The next page to look at.
     pub fn pop(&mut self) -> Option<PageName> {
         let small_first = self.small.len() * 10 > self.limit_pages || self.main.is_empty();
-        if small_first { self.small.pop_front().or_else(|| self.main.pop_front()) } else { self.main.pop_front() }
+        if small_first {
+            self.small.pop_front().or_else(|| self.main.pop_front())
+        } else {
+            self.main.pop_front()
+        }
     }
 
     /// Now, on the coarse clock.

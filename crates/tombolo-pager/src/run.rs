@@ -219,7 +219,9 @@ pub fn run(options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunErr
     if let Err(error) = process::lock_memory() {
         pager.say_once(
             "lock",
-            &format!("the supervisor's memory cannot be locked ({error}): under memory pressure it may be slow"),
+            &format!(
+                "the supervisor's memory cannot be locked ({error}): under memory pressure it may be slow"
+            ),
         );
     }
 
@@ -286,7 +288,9 @@ fn wait_for_descendants(pager: &Pager) {
         }
         if !told && since.elapsed() > Duration::from_secs(2) {
             told = true;
-            (pager.notify)(&format!("the program has ended; waiting for {alive} process(es) that it left behind"));
+            (pager.notify)(&format!(
+                "the program has ended; waiting for {alive} process(es) that it left behind"
+            ));
         }
         thread::sleep(Duration::from_millis(5));
     }

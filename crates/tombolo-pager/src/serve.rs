@@ -44,7 +44,10 @@ enum Plan {
     /// The page should be present; if it is not, the program dropped it behind our back.
     Probe,
     Zero(Run),
-    Copy { runs: [Run; RUNS_MAX], count: usize },
+    Copy {
+        runs: [Run; RUNS_MAX],
+        count: usize,
+    },
     Sent,
     Unprotect,
     Poison,
@@ -69,8 +72,14 @@ impl Pager {
         match space.uffd.read_event() {
             Ok(Some(Event::Fault { address, write, write_protected, thread })) => {
                 let Some(page) = space.page_at(address) else { return true };
-                let fault =
-                    Fault { space: space.index, page, write, protected: write_protected, thread, since: Instant::now() };
+                let fault = Fault {
+                    space: space.index,
+                    page,
+                    write,
+                    protected: write_protected,
+                    thread,
+                    since: Instant::now(),
+                };
                 self.serve(space, table, fault);
                 true
             }
@@ -171,7 +180,8 @@ impl Pager {
         let page = fault.page;
         let (mut first, mut count) = table.touches.touch(page);
         // What runs ahead of the program must not push out what it uses.
-        let free = self.limit_pages.saturating_sub(self.resident.load(Ordering::Relaxed) + self.headroom_pages);
+        let free =
+            self.limit_pages.saturating_sub(self.resident.load(Ordering::Relaxed) + self.headroom_pages);
         let most = (free / 4).clamp(TOUCH_CROWDED, u64::from(TOUCH_MAX)) as u32;
         if count > most {
             if first < page {
@@ -181,7 +191,9 @@ impl Pager {
         }
         let untouched = |table: &Table, page: u32| {
             page as usize >= RESERVED_PAGES
-                && table.find(i64::from(page), space.pages).is_some_and(|(_, entry)| entry.state() == State::Untouched)
+                && table
+                    .find(i64::from(page), space.pages)
+                    .is_some_and(|(_, entry)| entry.state() == State::Untouched)
         };
         while first < page && !(first..page).all(|page| untouched(table, page)) {
             first += 1;
@@ -224,7 +236,10 @@ impl Pager {
         let mut count = 0usize;
         let mut taken = 0u64;
         for step in 0..=i64::from(ahead.count) {
-            let Some((page, entry)) = table.find(i64::from(fault.page) + ahead.stride * step, space.pages) else { break };
+            let Some((page, entry)) = table.find(i64::from(fault.page) + ahead.stride * step, space.pages)
+            else {
+                break;
+            };
             let Some(slot) = entry.slot().filter(|_| entry.state() == State::Remote) else { continue };
             if step > 0 {
                 let room = self.resident.load(Ordering::Relaxed) + self.headroom_pages / 4 < self.limit_pages;
@@ -372,7 +387,10 @@ impl Pager {
                 let _ = space.uffd.wake(space.address(first), count as usize * PAGE_BYTES);
             }
             other => {
-                self.say_once("map", &format!("a page could not be mapped ({other}); the program gets SIGBUS"));
+                self.say_once(
+                    "map",
+                    &format!("a page could not be mapped ({other}); the program gets SIGBUS"),
+                );
                 self.poison(space, first);
             }
         }
@@ -387,7 +405,8 @@ impl Pager {
             Ok(Some(Event::Fault { address, write, write_protected, thread })) => {
                 if let Some(page) = space.page_at(address) {
                     let since = Instant::now();
-                    let fault = Fault { space: space.index, page, write, protected: write_protected, thread, since };
+                    let fault =
+                        Fault { space: space.index, page, write, protected: write_protected, thread, since };
                     self.deferred.lock().push_back(fault);
                 }
             }
@@ -531,7 +550,8 @@ impl Pager {
     fn answer_doorbell(&self, space: &Arc<Space>, thread: u32) {
         let mut bytes = [0u8; size_of::<Request>()];
         let mut answer = Answer { served: 0, value: 0 };
-        if process::read_exactly(thread, space.request, &mut bytes).is_ok() {
+        let reader = if space.reader() == 0 { thread } else { space.reader() };
+        if process::read_exactly(reader, space.request, &mut bytes).is_ok() {
             let field = |index: usize| {
                 u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default())
             };

@@ -55,7 +55,9 @@ impl Slots {
 
     /// One user less; the last one frees the slot.
     pub fn release(&mut self, slot: u32) {
-        if let Some(users) = self.users.get_mut(slot as usize).filter(|users| **users > 0 && **users < WITHDRAWN) {
+        if let Some(users) =
+            self.users.get_mut(slot as usize).filter(|users| **users > 0 && **users < WITHDRAWN)
+        {
             *users -= 1;
             if *users == 0 {
                 self.used -= 1;
@@ -83,7 +85,10 @@ mod tests {
     #[test]
     fn slots_are_consecutive_and_run_out_and_come_back() {
         let mut slots = Slots::new(3);
-        assert_eq!([slots.take(), slots.take(), slots.take(), slots.take()], [Some(0), Some(1), Some(2), None]);
+        assert_eq!(
+            [slots.take(), slots.take(), slots.take(), slots.take()],
+            [Some(0), Some(1), Some(2), None]
+        );
         slots.release(1);
         assert_eq!(slots.take(), Some(1));
         assert_eq!(slots.used(), 3);

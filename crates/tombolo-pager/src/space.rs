@@ -90,7 +90,7 @@ pub fn extend(spans: &mut Vec<(u32, u32)>, page: u32) {
 pub struct Space {
     /// Its index among the spaces.
     pub index: u32,
-    /// The process, for reading its memory.
+    /// The process.
     pub pid: AtomicU32,
     /// Serves its faults.
     pub uffd: Userfaultfd,
@@ -106,6 +106,7 @@ pub struct Space {
     pub agent: Mutex<Option<Arc<OwnedFd>>>,
     /// Whether evictions from here are possible at all.
     pub has_agent: AtomicBool,
+    reader: AtomicU32,
     /// The agent's thread: its own faults never wait for an eviction, for which it would be needed.
     pub agent_thread: AtomicU32,
     /// Pages that are or are about to be resident.
@@ -143,6 +144,7 @@ impl Space {
             }),
             agent: Mutex::new(None),
             has_agent: AtomicBool::new(false),
+            reader: AtomicU32::new(0),
             agent_thread: AtomicU32::new(0),
             resident: AtomicU64::new(0),
         })
@@ -174,8 +176,9 @@ impl Space {
         debug_assert_eq!(size_of::<Command>(), 16);
         rustix::net::send(socket, buffer, rustix::net::SendFlags::NOSIGNAL)?;
         let mut answer = [0u8; size_of::<Done>()];
-        let (count, _) =
-            rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut answer[..], rustix::net::RecvFlags::empty()))?;
+        let (count, _) = rustix::io::retry_on_intr(|| {
+            rustix::net::recv(socket, &mut answer[..], rustix::net::RecvFlags::empty())
+        })?;
         if count != answer.len() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
@@ -185,15 +188,35 @@ impl Space {
         Ok(done)
     }
 
+    /// A thread whose memory is this space's, for reading it: the agent, which
+    /// lives as long as the space (the process's first thread may end before). 0: not known yet.
+    pub fn reader(&self) -> u32 {
+        self.reader.load(Ordering::Relaxed)
+    }
+
+    /// An agent has said hello: `pid` as the kernel says, `thread` as it says itself.
+    pub fn attached(&self, pid: u32, thread: u32) {
+        self.pid.store(pid, Ordering::Relaxed);
+        self.agent_thread.store(thread, Ordering::Relaxed);
+        // In another pid namespace its number means somebody else here.
+        let known = std::path::Path::new(&format!("/proc/{pid}/task/{thread}")).exists();
+        self.reader.store(if known { thread } else { pid }, Ordering::Relaxed);
+    }
+
     /// Whether a present page is mapped more than once, as after a fork. A page
     /// that is cannot be pinned for writing.
     pub fn is_shared(&self, page: u32) -> Option<bool> {
         const PRESENT: u64 = 1 << 63;
         const MAPPED_ONCE: u64 = 1 << 56;
-        let pid = self.pid.load(Ordering::Relaxed);
+        let pid = self.reader();
         let mut word = [0u8; 8];
         let file = std::fs::File::open(format!("/proc/{pid}/pagemap")).ok()?;
-        std::os::unix::fs::FileExt::read_exact_at(&file, &mut word, self.address(page) / PAGE_BYTES as u64 * 8).ok()?;
+        std::os::unix::fs::FileExt::read_exact_at(
+            &file,
+            &mut word,
+            self.address(page) / PAGE_BYTES as u64 * 8,
+        )
+        .ok()?;
         let word = u64::from_ne_bytes(word);
         (word & PRESENT != 0).then_some(word & MAPPED_ONCE == 0)
     }

@@ -84,7 +84,10 @@ impl Default for Stats {
     fn default() -> Self {
         // Bounded: recording never allocates.
         let histogram = Histogram::new_with_bounds(1, 10_000_000_000, 3);
-        Self { counters: Counters::default(), far_latency: Mutex::new(histogram.unwrap_or_else(|_| unreachable!("constant bounds"))) }
+        Self {
+            counters: Counters::default(),
+            far_latency: Mutex::new(histogram.unwrap_or_else(|_| unreachable!("constant bounds"))),
+        }
     }
 }
 

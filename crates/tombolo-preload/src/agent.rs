@@ -104,8 +104,9 @@ fn make_userfaultfd() -> sys::Result {
         call(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]).or_else(|refused| {
             const NEW: usize = 0xAA00;
             let path = c"/dev/userfaultfd".as_ptr() as usize;
-            let device = call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, libc::O_RDWR as usize, 0, 0, 0])
-                .map_err(|_| refused)?;
+            let device =
+                call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, libc::O_RDWR as usize, 0, 0, 0])
+                    .map_err(|_| refused)?;
             let made = call(libc::SYS_ioctl, [device, NEW, flags, 0, 0, 0]);
             let _ = call(libc::SYS_close, [device, 0, 0, 0, 0, 0]);
             made
@@ -144,7 +145,13 @@ struct Held {
 }
 
 /// Sends or receives one message with room for one descriptor; returns the bytes.
-fn transfer(number: libc::c_long, socket: usize, buffer: usize, length: usize, rights: &mut Rights) -> sys::Result {
+fn transfer(
+    number: libc::c_long,
+    socket: usize,
+    buffer: usize,
+    length: usize,
+    rights: &mut Rights,
+) -> sys::Result {
     let mut part = libc::iovec { iov_base: buffer as *mut libc::c_void, iov_len: length };
     // SAFETY: an all-zero msghdr is an empty message.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
@@ -187,11 +194,18 @@ fn introduce() -> Result<Held, i32> {
         // SAFETY: gettid(2) takes nothing.
         thread: unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u64,
     };
-    transfer(libc::SYS_sendmsg, socket, core::ptr::from_ref(&hello) as usize, size_of::<Hello>(), &mut rights)?;
+    transfer(
+        libc::SYS_sendmsg,
+        socket,
+        core::ptr::from_ref(&hello) as usize,
+        size_of::<Hello>(),
+        &mut rights,
+    )?;
     rights.descriptor = -1;
     let mut welcome = Welcome { error: u32::MAX, reserved: 0 };
     let pointer = core::ptr::from_mut(&mut welcome) as usize;
-    if transfer(libc::SYS_recvmsg, socket, pointer, size_of::<Welcome>(), &mut rights)? < size_of::<Welcome>() {
+    if transfer(libc::SYS_recvmsg, socket, pointer, size_of::<Welcome>(), &mut rights)? < size_of::<Welcome>()
+    {
         return Err(libc::ECONNRESET);
     }
     // SAFETY: the kernel has written it; the compiler does not know.
@@ -224,9 +238,13 @@ fn obey(held: &Held) {
         };
         // SAFETY: the buffer is aligned and large enough.
         let command = unsafe { core::ptr::read_volatile(buffer as *const Command) };
-        let (drop, move_out, unshare) = (command.drop as usize, command.move_out as usize, command.unshare as usize);
-        let mut done = Done { drop_error: libc::EINVAL as u32, reserved: 0, moved: [libc::EINVAL as u8; STAGING_PAGES] };
-        if drop.max(move_out).max(unshare) <= SPANS_MAX && count >= HEADER + (drop + move_out + unshare) * SPAN {
+        let (drop, move_out, unshare) =
+            (command.drop as usize, command.move_out as usize, command.unshare as usize);
+        let mut done =
+            Done { drop_error: libc::EINVAL as u32, reserved: 0, moved: [libc::EINVAL as u8; STAGING_PAGES] };
+        if drop.max(move_out).max(unshare) <= SPANS_MAX
+            && count >= HEADER + (drop + move_out + unshare) * SPAN
+        {
             let spans = buffer + HEADER;
             done.drop_error = drop_pages(held, spans, drop);
             move_pages(held, spans + drop * SPAN, move_out, &mut done.moved);
@@ -235,7 +253,8 @@ fn obey(held: &Held) {
         let pointer = core::ptr::from_ref(&done) as usize;
         let flags = libc::MSG_NOSIGNAL as usize;
         // SAFETY: `done` outlives the call.
-        if unsafe { call(libc::SYS_sendto, [held.socket, pointer, size_of::<Done>(), flags, 0, 0]) }.is_err() {
+        if unsafe { call(libc::SYS_sendto, [held.socket, pointer, size_of::<Done>(), flags, 0, 0]) }.is_err()
+        {
             return;
         }
     }

@@ -27,7 +27,8 @@ struct Bitmap {
 struct Shared(UnsafeCell<Bitmap>);
 // SAFETY: the cell is only entered through `with`, under LOCK.
 unsafe impl Sync for Shared {}
-static BITMAP: Shared = Shared(UnsafeCell::new(Bitmap { words: core::ptr::null_mut(), pages: 0, lowest_free: 0 }));
+static BITMAP: Shared =
+    Shared(UnsafeCell::new(Bitmap { words: core::ptr::null_mut(), pages: 0, lowest_free: 0 }));
 
 /// Runs `work` on the bitmap. `_guard` shows that LOCK is held.
 fn with<T>(_guard: &Guard<'_>, work: impl FnOnce(&mut Bitmap) -> T) -> T {
@@ -49,7 +50,11 @@ impl Bitmap {
             let bits = (64 - page % 64).min(end - page);
             let mask = (u64::MAX >> (64 - bits)) << (page % 64);
             let word = self.word(page / 64);
-            if used { *word |= mask } else { *word &= !mask }
+            if used {
+                *word |= mask
+            } else {
+                *word &= !mask
+            }
             page += bits;
         }
         if !used {

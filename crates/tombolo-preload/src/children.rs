@@ -24,7 +24,9 @@ extern "C" fn loaded() {
     // SAFETY: the handlers obey the rules for fork handlers; libc copies the pointers.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
     // Looked up now: dlsym may lock and allocate, which a vfork child must not.
-    for (slot, name) in [(&SPAWN, c"posix_spawn"), (&SPAWN_BY_PATH, c"posix_spawnp"), (&EXEC_BY_PATH, c"execvpe")] {
+    for (slot, name) in
+        [(&SPAWN, c"posix_spawn"), (&SPAWN_BY_PATH, c"posix_spawnp"), (&EXEC_BY_PATH, c"execvpe")]
+    {
         // SAFETY: a constant name.
         slot.store(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) } as usize, Ordering::Relaxed);
     }
@@ -87,7 +89,8 @@ fn remember_library() {
     // SAFETY: see ENTRIES; dladdr fills a structure of ours.
     let (entries, path) = unsafe {
         let mut information: libc::Dl_info = core::mem::zeroed();
-        if libc::dladdr(loaded as *const c_void, &raw mut information) == 0 || information.dli_fname.is_null() {
+        if libc::dladdr(loaded as *const c_void, &raw mut information) == 0 || information.dli_fname.is_null()
+        {
             return;
         }
         (&mut *ENTRIES.0.get(), CStr::from_ptr(information.dli_fname).to_bytes())
@@ -146,7 +149,9 @@ unsafe fn environment(original: *const *const c_char, room: &mut Environment) ->
             } else if start::value_of(text).is_some() {
                 named = true;
             }
-            let Some(slot) = room.entries.get_mut(count).filter(|_| count < ENVIRONMENT_MAX) else { return original };
+            let Some(slot) = room.entries.get_mut(count).filter(|_| count < ENVIRONMENT_MAX) else {
+                return original;
+            };
             *slot = *entry.sub(1);
             count += 1;
         }
@@ -157,7 +162,9 @@ unsafe fn environment(original: *const *const c_char, room: &mut Environment) ->
     if !complete {
         let mut length = ours.preload_length;
         let separator = usize::from(!theirs.is_empty());
-        let Some(target) = room.preload.get_mut(..length + separator + theirs.len() + 1) else { return original };
+        let Some(target) = room.preload.get_mut(..length + separator + theirs.len() + 1) else {
+            return original;
+        };
         target[..length].copy_from_slice(&ours.preload[..length]);
         if !theirs.is_empty() {
             target[length] = b':';
@@ -198,10 +205,8 @@ pub unsafe extern "C" fn execve(
     // SAFETY: the caller's promise.
     unsafe {
         let variables = environment(variables, &mut room);
-        let call = sys::call(
-            libc::SYS_execve,
-            [path as usize, arguments as usize, variables as usize, 0, 0, 0],
-        );
+        let call =
+            sys::call(libc::SYS_execve, [path as usize, arguments as usize, variables as usize, 0, 0, 0]);
         with_errno(call) as c_int
     }
 }

@@ -26,7 +26,10 @@ pub fn ring(operation: u64, start: usize, length: usize) -> Option<u64> {
     let page = arena::base();
     // SAFETY: LOCK is held; volatile, because another process reads it.
     unsafe {
-        ptr::write_volatile(REQUEST.0.get(), Request { operation, start: start as u64, length: length as u64 });
+        ptr::write_volatile(
+            REQUEST.0.get(),
+            Request { operation, start: start as u64, length: length as u64 },
+        );
     }
     core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
     // SAFETY: the doorbell page is mapped readable and the supervisor fills it

@@ -59,7 +59,8 @@ pub extern "C" fn mmap(
             return address as *mut c_void;
         }
     } else if flags & libc::MAP_FIXED != 0
-        && let Some((start, inside)) = round_up(length).and_then(|length| arena::intersection(hint as usize, length))
+        && let Some((start, inside)) =
+            round_up(length).and_then(|length| arena::intersection(hint as usize, length))
     {
         // The program replaces what it has mapped. Fresh anonymous memory there stays far.
         if discard(start, inside).is_err() {
@@ -118,7 +119,9 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
     if let Some((inside, bytes)) = round_up(length).and_then(|length| arena::intersection(start, length)) {
         match advice {
             // FREE may drop at any time; at once is one of them.
-            libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE if start.is_multiple_of(PAGE_BYTES) => {
+            libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE
+                if start.is_multiple_of(PAGE_BYTES) =>
+            {
                 let dropped = discard(inside, bytes).map(|_| 0);
                 return with_errno(dropped) as c_int;
             }
@@ -169,8 +172,7 @@ pub extern "C" fn mlock2(address: *const c_void, length: size_t, flags: libc::c_
         return refuse_lock();
     }
     // SAFETY: locking does not change what memory holds.
-    let locked =
-        unsafe { sys::call(libc::SYS_mlock2, [address as usize, length, flags as usize, 0, 0, 0]) };
+    let locked = unsafe { sys::call(libc::SYS_mlock2, [address as usize, length, flags as usize, 0, 0, 0]) };
     with_errno(locked) as c_int
 }
 

@@ -85,7 +85,11 @@ fn set_up() -> Option<()> {
     let (version, rest) = number(text)?;
     let (bytes, rest) = number(rest)?;
     let (minimum, path) = number(rest)?;
-    if version != VERSION as usize || bytes < PAGE_BYTES * 1024 || path.len() >= setting.address.sun_path.len() {
+    if version != VERSION as usize
+        || bytes < PAGE_BYTES * 1024
+        || path.len() >= setting.address.sun_path.len()
+    {
+        complain(libc::EPROTO);
         return None;
     }
     for (target, &byte) in setting.address.sun_path.iter_mut().zip(path) {
@@ -93,18 +97,50 @@ fn set_up() -> Option<()> {
     }
     MINIMUM_BYTES.store(minimum, Ordering::Relaxed);
 
+    let started = reserve(bytes).and_then(|(base, bytes)| establish(base, bytes));
+    if let Err(error) = started {
+        complain(error);
+        return None;
+    }
+    Some(())
+}
+
+/// Address space for the arena: as much as was asked for, or as much as there is
+/// (`ulimit -v`).
+fn reserve(mut bytes: usize) -> Result<(usize, usize), i32> {
+    const LEAST: usize = 1 << 28;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let base = sys::mmap(0, bytes, libc::PROT_NONE, flags, -1, 0).ok()?;
+    loop {
+        match sys::mmap(0, bytes, libc::PROT_NONE, flags, -1, 0) {
+            Ok(base) => return Ok((base, bytes)),
+            Err(_) if bytes / 2 >= LEAST => bytes = (bytes / 2).next_multiple_of(PAGE_BYTES),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn establish(base: usize, bytes: usize) -> Result<(), i32> {
     let ready = sys::madvise(base, bytes, libc::MADV_NOHUGEPAGE)
         .and_then(|_| sys::mprotect(base, RESERVED_PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE))
         .and_then(|_| arena::establish(base, bytes).map(|()| 0))
         .and_then(|_| agent::start(0).map(|()| 0));
-    if ready.is_err() {
+    if let Err(error) = ready {
         arena::abandon();
         let _ = sys::munmap(base, bytes);
-        return None;
+        return Err(error);
     }
-    Some(())
+    Ok(())
+}
+
+/// The program was to have far memory and has not got it: not silently.
+fn complain(error: i32) {
+    let text: &[u8] = match error {
+        libc::ENOMEM => b"tombolo: this program runs in local memory only: no address space for far memory (see `ulimit -v`)\n",
+        libc::EPERM => b"tombolo: this program runs in local memory only: it may not use userfaultfd (see `tombolo doctor`)\n",
+        _ => b"tombolo: this program runs in local memory only: its supervisor cannot be reached\n",
+    };
+    // SAFETY: writes constant bytes to standard error.
+    let _ = unsafe { call(libc::SYS_write, [2, text.as_ptr() as usize, text.len(), 0, 0, 0]) };
 }
 
 /// Decimal digits up to a colon.

@@ -66,7 +66,14 @@ pub unsafe fn spawn(stack_top: usize, entry: extern "C" fn() -> !) -> Result {
     if result < 0 { Err(-result as i32) } else { Ok(result as usize) }
 }
 
-pub fn mmap(address: usize, length: usize, protection: i32, flags: i32, descriptor: i32, offset: i64) -> Result {
+pub fn mmap(
+    address: usize,
+    length: usize,
+    protection: i32,
+    flags: i32,
+    descriptor: i32,
+    offset: i64,
+) -> Result {
     let arguments =
         [address, length, protection as usize, flags as usize, descriptor as isize as usize, offset as usize];
     // SAFETY: what a program may pass to mmap(2) is the program's business.

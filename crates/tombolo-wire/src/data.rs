@@ -24,8 +24,8 @@
 use crate::checksum::{self, Checksums};
 use crate::view::{DATA_HEADER_BYTES, Draft, FLAG_CARRIES_NOTIFICATION, Kind, View};
 use crate::{
-    Attempt, Domain, GRANULE_BYTES, Generation, MAX_BLOCK_BYTES, MAX_HEADER_BYTES, RequestId,
-    TransactionId, WireError,
+    Attempt, Domain, GRANULE_BYTES, Generation, MAX_BLOCK_BYTES, MAX_HEADER_BYTES, RequestId, TransactionId,
+    WireError,
 };
 
 const FLAG_REPLY: u8 = 1 << 0;
@@ -111,9 +111,7 @@ impl DataHeader {
         let header_bytes = self.header_bytes();
         let need = header_bytes + self.payload_bytes as usize;
         let have = datagram.len();
-        let packet = datagram
-            .get_mut(..need)
-            .ok_or(WireError::TooShort { have, need })?;
+        let packet = datagram.get_mut(..need).ok_or(WireError::TooShort { have, need })?;
         let (front, payload) = packet.split_at_mut(header_bytes);
         self.emit_apart(payload, front, checksums)?;
         Ok(need)
@@ -134,10 +132,7 @@ impl DataHeader {
         check_range(self)?;
         if payload.len() != self.payload_bytes as usize {
             let need = self.payload_bytes as usize;
-            return Err(WireError::PayloadLength {
-                have: payload.len(),
-                need,
-            });
+            return Err(WireError::PayloadLength { have: payload.len(), need });
         }
         let crc = match checksums {
             Checksums::On => checksum::of_payload(payload),
@@ -162,16 +157,8 @@ impl DataHeader {
         if !extra.is_empty() {
             return Err(WireError::TrailingBytes { extra: extra.len() });
         }
-        let damaged =
-            checksums == Checksums::On && view.u32_at::<32>() != checksum::of_payload(bytes);
-        Ok((
-            header,
-            if damaged {
-                Payload::Damaged
-            } else {
-                Payload::Intact(bytes)
-            },
-        ))
+        let damaged = checksums == Checksums::On && view.u32_at::<32>() != checksum::of_payload(bytes);
+        Ok((header, if damaged { Payload::Damaged } else { Payload::Intact(bytes) }))
     }
 }
 
@@ -312,9 +299,7 @@ fn check_range(header: &DataHeader) -> Result<(), WireError> {
         end <= header.block_bytes
             && (end == header.block_bytes || header.payload_bytes.is_multiple_of(GRANULE_BYTES))
     });
-    if header.block_bytes > MAX_BLOCK_BYTES
-        || !in_block
-        || !header.offset_bytes.is_multiple_of(GRANULE_BYTES)
+    if header.block_bytes > MAX_BLOCK_BYTES || !in_block || !header.offset_bytes.is_multiple_of(GRANULE_BYTES)
     {
         return Err(WireError::Range);
     }

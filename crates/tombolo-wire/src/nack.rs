@@ -39,10 +39,7 @@ impl NackCode {
     /// Whether the same block may succeed later (1, 4, 7) or never will (2, 3, 5).
     #[must_use]
     pub fn is_transient(self) -> bool {
-        matches!(
-            self,
-            Self::SlaveError | Self::PacketCorrupted | Self::BufferFull
-        )
+        matches!(self, Self::SlaveError | Self::PacketCorrupted | Self::BufferFull)
     }
 }
 
@@ -50,9 +47,6 @@ impl TryFrom<u8> for NackCode {
     type Error = WireError;
 
     fn try_from(code: u8) -> Result<Self, WireError> {
-        Self::ALL
-            .into_iter()
-            .find(|known| *known as u8 == code)
-            .ok_or(WireError::Code(code))
+        Self::ALL.into_iter().find(|known| *known as u8 == code).ok_or(WireError::Code(code))
     }
 }

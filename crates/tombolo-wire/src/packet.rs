@@ -67,9 +67,7 @@ impl<'a> Packet<'a> {
                 let start = header.emit_apart(payload, out, checksums)?;
                 let need = start + payload.len();
                 let have = out.len();
-                out.get_mut(start..need)
-                    .ok_or(WireError::TooShort { have, need })?
-                    .copy_from_slice(payload);
+                out.get_mut(start..need).ok_or(WireError::TooShort { have, need })?.copy_from_slice(payload);
                 Ok(need)
             }
             Self::Notify(notify) => notify.emit(out, checksums),

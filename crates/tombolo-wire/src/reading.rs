@@ -36,11 +36,7 @@ pub struct ReadRequest {
 impl ReadRequest {
     pub(crate) fn emit(&self, out: &mut [u8], checksums: Checksums) -> Result<usize, WireError> {
         self.check()?;
-        let flags = if self.notification.is_some() {
-            FLAG_NOTIFICATION
-        } else {
-            0
-        };
+        let flags = if self.notification.is_some() { FLAG_NOTIFICATION } else { 0 };
         let notification = self.notification.unwrap_or_default();
         let mut draft = Draft::new(Kind::ReadRequest, flags, self.attempt.0);
         draft.u32_at::<8>(self.request.0);
@@ -121,10 +117,7 @@ impl ReadReject {
             return Err(WireError::Reserved);
         }
         let code = NackCode::try_from(view.u8_at::<12>())?;
-        Ok(Self {
-            request: RequestId(view.u32_at::<8>()),
-            code,
-        })
+        Ok(Self { request: RequestId(view.u32_at::<8>()), code })
     }
 }
 
@@ -149,8 +142,6 @@ impl ReadAccept {
         if view.u32_at::<12>() != 0 || view.attempt() != 0 {
             return Err(WireError::Reserved);
         }
-        Ok(Self {
-            request: RequestId(view.u32_at::<8>()),
-        })
+        Ok(Self { request: RequestId(view.u32_at::<8>()) })
     }
 }

@@ -56,9 +56,7 @@ impl Kind {
         match self {
             Self::Data if flags & FLAG_CARRIES_NOTIFICATION == 0 => DATA_HEADER_BYTES,
             Self::Data | Self::Notify | Self::ReadRequest => MAX_HEADER_BYTES,
-            Self::Ack | Self::Nack | Self::Resume | Self::ReadReject | Self::ReadAccept => {
-                SHORT_HEADER_BYTES
-            }
+            Self::Ack | Self::Nack | Self::Resume | Self::ReadReject | Self::ReadAccept => SHORT_HEADER_BYTES,
         }
     }
 }
@@ -79,10 +77,7 @@ impl<'a> View<'a> {
     /// Every reason for which the bytes are not a header of this version.
     pub fn check(bytes: &'a [u8], checksums: Checksums) -> Result<Self, WireError> {
         let &[magic, kind, flags, ..] = bytes else {
-            return Err(WireError::TooShort {
-                have: bytes.len(),
-                need: SHORT_HEADER_BYTES,
-            });
+            return Err(WireError::TooShort { have: bytes.len(), need: SHORT_HEADER_BYTES });
         };
         if magic != MAGIC {
             return Err(WireError::Magic(magic));
@@ -90,17 +85,12 @@ impl<'a> View<'a> {
         let kind = Kind::from_byte(kind)?;
         let need = kind.header_bytes(flags);
         let Some((front, rest)) = bytes.split_at_checked(need) else {
-            return Err(WireError::TooShort {
-                have: bytes.len(),
-                need,
-            });
+            return Err(WireError::TooShort { have: bytes.len(), need });
         };
         let mut header = [0; MAX_HEADER_BYTES];
         header[..need].copy_from_slice(front);
         let view = Self { kind, header, rest };
-        if checksums == Checksums::On
-            && view.u32_at::<HEADER_CRC_AT>() != checksum::of_header(front)
-        {
+        if checksums == Checksums::On && view.u32_at::<HEADER_CRC_AT>() != checksum::of_header(front) {
             return Err(WireError::HeaderChecksum);
         }
         Ok(view)
@@ -160,11 +150,7 @@ impl<'a> View<'a> {
 
     /// Only these flags may be set.
     pub(crate) fn only_flags(&self, known: u8) -> Result<(), WireError> {
-        if self.flags() & !known == 0 {
-            Ok(())
-        } else {
-            Err(WireError::Reserved)
-        }
+        if self.flags() & !known == 0 { Ok(()) } else { Err(WireError::Reserved) }
     }
 }
 
@@ -181,10 +167,7 @@ impl Draft {
         header[1] = kind as u8;
         header[2] = flags;
         header[3] = attempt;
-        Self {
-            header,
-            bytes: kind.header_bytes(flags),
-        }
+        Self { header, bytes: kind.header_bytes(flags) }
     }
 
     pub(crate) fn u8_at<const AT: usize>(&mut self, value: u8) {
@@ -209,20 +192,13 @@ impl Draft {
 
     /// Close the header with its checksum and put it at the front of `out`.
     /// Returns its length in bytes.
-    pub(crate) fn finish(
-        mut self,
-        out: &mut [u8],
-        checksums: Checksums,
-    ) -> Result<usize, WireError> {
+    pub(crate) fn finish(mut self, out: &mut [u8], checksums: Checksums) -> Result<usize, WireError> {
         if checksums == Checksums::On {
             let crc = checksum::of_header(&self.header[..self.bytes]);
             self.header[HEADER_CRC_AT..FIELDS_AT].copy_from_slice(&crc.to_le_bytes());
         }
         let have = out.len();
-        let front = out.get_mut(..self.bytes).ok_or(WireError::TooShort {
-            have,
-            need: self.bytes,
-        })?;
+        let front = out.get_mut(..self.bytes).ok_or(WireError::TooShort { have, need: self.bytes })?;
         front.copy_from_slice(&self.header[..self.bytes]);
         Ok(self.bytes)
     }

@@ -5,9 +5,8 @@
 use std::fs;
 use std::path::PathBuf;
 use tombolo_wire::{
-    Ack, Attempt, Checksums, DataHeader, Domain, Generation, Nack, NackCode, Notification,
-    NotificationMark, NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest,
-    RequestId, Resume, TransactionId,
+    Ack, Attempt, Checksums, DataHeader, Domain, Generation, Nack, NackCode, Notification, NotificationMark,
+    NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest, RequestId, Resume, TransactionId,
 };
 
 fn samples() -> Vec<(&'static str, Packet<'static>)> {
@@ -16,11 +15,7 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
     let attempt = Attempt(1);
     let domain = Domain(3);
     let request = RequestId(42);
-    let notification = Notification {
-        address: 0x7000,
-        first: 1,
-        last: 2,
-    };
+    let notification = Notification { address: 0x7000, first: 1, last: 2 };
     let data = DataHeader {
         domain,
         transaction,
@@ -33,17 +28,11 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
         in_reply_to: None,
         notification: NotificationMark::None,
     };
-    let carrying = DataHeader {
-        notification: NotificationMark::Here(notification),
-        in_reply_to: Some(request),
-        ..data
-    };
+    let carrying =
+        DataHeader { notification: NotificationMark::Here(notification), in_reply_to: Some(request), ..data };
     vec![
         ("data", Packet::Data(data, Payload::Intact(&[0x5a; 44]))),
-        (
-            "data-notification",
-            Packet::Data(carrying, Payload::Intact(&[0xa5; 44])),
-        ),
+        ("data-notification", Packet::Data(carrying, Payload::Intact(&[0xa5; 44]))),
         (
             "notify",
             Packet::Notify(NotifyHeader {
@@ -57,32 +46,9 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
                 notification,
             }),
         ),
-        (
-            "ack",
-            Packet::Ack(Ack {
-                transaction,
-                generation,
-                attempt,
-                bytes_only: false,
-            }),
-        ),
-        (
-            "nack",
-            Packet::Nack(Nack {
-                transaction,
-                generation,
-                attempt,
-                code: NackCode::BufferFull,
-            }),
-        ),
-        (
-            "resume",
-            Packet::Resume(Resume {
-                transaction,
-                generation,
-                domain,
-            }),
-        ),
+        ("ack", Packet::Ack(Ack { transaction, generation, attempt, bytes_only: false })),
+        ("nack", Packet::Nack(Nack { transaction, generation, attempt, code: NackCode::BufferFull })),
+        ("resume", Packet::Resume(Resume { transaction, generation, domain })),
         (
             "read-request",
             Packet::ReadRequest(ReadRequest {
@@ -97,13 +63,7 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
                 class: Some(1),
             }),
         ),
-        (
-            "read-reject",
-            Packet::ReadReject(ReadReject {
-                request,
-                code: NackCode::NoContext,
-            }),
-        ),
+        ("read-reject", Packet::ReadReject(ReadReject { request, code: NackCode::NoContext })),
         ("read-accept", Packet::ReadAccept(ReadAccept { request })),
     ]
 }
@@ -116,19 +76,13 @@ fn folder() -> PathBuf {
 fn samples_have_not_changed() {
     for (name, packet) in samples() {
         let mut bytes = [0; 200];
-        let length = packet
-            .emit(&mut bytes, Checksums::On)
-            .expect("a well-formed packet");
+        let length = packet.emit(&mut bytes, Checksums::On).expect("a well-formed packet");
         let path = folder().join(name);
         if std::env::var_os("TOMBOLO_BLESS").is_some() {
             fs::write(&path, &bytes[..length]).expect("the corpus can be written");
         }
         let kept = fs::read(&path).expect("the corpus holds a sample of every kind");
-        assert_eq!(
-            kept,
-            &bytes[..length],
-            "the format of {name} changed: raise the version"
-        );
+        assert_eq!(kept, &bytes[..length], "the format of {name} changed: raise the version");
         assert_eq!(Packet::parse(&kept, Checksums::On), Ok(packet));
     }
 }

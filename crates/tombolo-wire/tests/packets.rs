@@ -3,17 +3,13 @@
 
 use proptest::prelude::*;
 use tombolo_wire::{
-    Ack, Attempt, Checksums, DataHeader, Domain, Generation, Nack, NackCode, Notification,
-    NotificationMark, NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest,
-    RequestId, Resume, TransactionId, WireError,
+    Ack, Attempt, Checksums, DataHeader, Domain, Generation, Nack, NackCode, Notification, NotificationMark,
+    NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest, RequestId, Resume, TransactionId,
+    WireError,
 };
 
 fn notification() -> impl Strategy<Value = Notification> {
-    any::<(u64, u64, u64)>().prop_map(|(address, first, last)| Notification {
-        address,
-        first,
-        last,
-    })
+    any::<(u64, u64, u64)>().prop_map(|(address, first, last)| Notification { address, first, last })
 }
 
 fn mark() -> impl Strategy<Value = NotificationMark> {
@@ -26,19 +22,13 @@ fn mark() -> impl Strategy<Value = NotificationMark> {
 
 /// A well-formed data header: any granule of any block.
 fn data() -> impl Strategy<Value = DataHeader> {
-    (
-        any::<(u16, u16, u32, u8, u32, Option<u32>)>(),
-        0..=16384u32,
-        any::<(u32, u32)>(),
-        mark(),
-    )
-        .prop_map(|(ids, block_bytes, (start, length), notification)| {
+    (any::<(u16, u16, u32, u8, u32, Option<u32>)>(), 0..=16384u32, any::<(u32, u32)>(), mark()).prop_map(
+        |(ids, block_bytes, (start, length), notification)| {
             let (domain, slot, generation, attempt, address, reply) = ids;
             let granules = block_bytes.div_ceil(256).max(1);
             let first = start % granules;
             let offset_bytes = first * 256;
-            let payload_bytes =
-                ((1 + length % (granules - first)) * 256).min(block_bytes - offset_bytes);
+            let payload_bytes = ((1 + length % (granules - first)) * 256).min(block_bytes - offset_bytes);
             DataHeader {
                 domain: Domain(domain),
                 transaction: TransactionId(slot),
@@ -51,85 +41,55 @@ fn data() -> impl Strategy<Value = DataHeader> {
                 in_reply_to: reply.map(RequestId),
                 notification,
             }
-        })
+        },
+    )
 }
 
 fn control() -> impl Strategy<Value = Packet<'static>> {
     let code = proptest::sample::select(NackCode::ALL.to_vec());
     let ids = any::<(u16, u32, u8, bool, u16, u32)>();
-    (
-        ids,
-        code,
-        data(),
-        notification(),
-        any::<(u32, u32, u64, Option<u64>)>(),
-        0..8u8,
+    (ids, code, data(), notification(), any::<(u32, u32, u64, Option<u64>)>(), 0..8u8).prop_map(
+        |((slot, generation, attempt, flag, domain, request), code, data, words, read, kind)| {
+            let transaction = TransactionId(slot);
+            let generation = Generation(generation);
+            let attempt = Attempt(attempt);
+            let domain = Domain(domain);
+            let request = RequestId(request);
+            match kind {
+                0 => Packet::Ack(Ack { transaction, generation, attempt, bytes_only: flag }),
+                1 => Packet::Nack(Nack { transaction, generation, attempt, code }),
+                2 => Packet::Resume(Resume { transaction, generation, domain }),
+                3 => Packet::ReadReject(ReadReject { request, code }),
+                4 => Packet::ReadAccept(ReadAccept { request }),
+                5 => Packet::Notify(NotifyHeader {
+                    domain,
+                    transaction,
+                    generation,
+                    attempt,
+                    block_address: data.block_address,
+                    block_bytes: data.block_bytes,
+                    in_reply_to: data.in_reply_to,
+                    notification: words,
+                }),
+                _ => Packet::ReadRequest(ReadRequest {
+                    request,
+                    watermark: RequestId(read.0),
+                    attempt,
+                    domain,
+                    size_bytes: read.1,
+                    source_address: read.2 >> 1,
+                    destination_address: data.block_address,
+                    notification: read.3.map(|first| Notification { first, ..words }),
+                    class: (kind == 7).then_some(attempt.0 % 3),
+                }),
+            }
+        },
     )
-        .prop_map(
-            |(
-                (slot, generation, attempt, flag, domain, request),
-                code,
-                data,
-                words,
-                read,
-                kind,
-            )| {
-                let transaction = TransactionId(slot);
-                let generation = Generation(generation);
-                let attempt = Attempt(attempt);
-                let domain = Domain(domain);
-                let request = RequestId(request);
-                match kind {
-                    0 => Packet::Ack(Ack {
-                        transaction,
-                        generation,
-                        attempt,
-                        bytes_only: flag,
-                    }),
-                    1 => Packet::Nack(Nack {
-                        transaction,
-                        generation,
-                        attempt,
-                        code,
-                    }),
-                    2 => Packet::Resume(Resume {
-                        transaction,
-                        generation,
-                        domain,
-                    }),
-                    3 => Packet::ReadReject(ReadReject { request, code }),
-                    4 => Packet::ReadAccept(ReadAccept { request }),
-                    5 => Packet::Notify(NotifyHeader {
-                        domain,
-                        transaction,
-                        generation,
-                        attempt,
-                        block_address: data.block_address,
-                        block_bytes: data.block_bytes,
-                        in_reply_to: data.in_reply_to,
-                        notification: words,
-                    }),
-                    _ => Packet::ReadRequest(ReadRequest {
-                        request,
-                        watermark: RequestId(read.0),
-                        attempt,
-                        domain,
-                        size_bytes: read.1,
-                        source_address: read.2 >> 1,
-                        destination_address: data.block_address,
-                        notification: read.3.map(|first| Notification { first, ..words }),
-                        class: (kind == 7).then_some(attempt.0 % 3),
-                    }),
-                }
-            },
-        )
 }
 
 fn emit(packet: &Packet<'_>, checksums: Checksums) -> Vec<u8> {
     let mut bytes = vec![0; 64 + 16384];
-    let length = packet
-        .emit(&mut bytes, checksums)
-        .expect("a well-formed packet");
+    let length = packet.emit(&mut bytes, checksums).expect("a well-formed packet");
     bytes.truncate(length);
     bytes
 }
@@ -227,10 +187,7 @@ fn the_layout_is_what_the_documentation_draws() {
         notification: NotificationMark::Elsewhere,
     };
     let payload = [0; 0x103];
-    let bytes = emit(
-        &Packet::Data(header, Payload::Intact(&payload)),
-        Checksums::Off,
-    );
+    let bytes = emit(&Packet::Data(header, Payload::Intact(&payload)), Checksums::Off);
     assert_eq!(
         bytes[..40],
         [
@@ -267,44 +224,11 @@ fn impossible_ranges_are_refused() {
     };
     let outcome = |header: DataHeader| header.seal(&mut [0; 20_000], Checksums::On).map(|_| ());
     assert_eq!(outcome(good), Ok(()));
-    assert_eq!(
-        outcome(DataHeader {
-            offset_bytes: 1,
-            ..good
-        }),
-        Err(WireError::Range)
-    );
-    assert_eq!(
-        outcome(DataHeader {
-            payload_bytes: 255,
-            ..good
-        }),
-        Err(WireError::Range)
-    );
-    assert_eq!(
-        outcome(DataHeader {
-            payload_bytes: 1024,
-            ..good
-        }),
-        Err(WireError::Range)
-    );
-    assert_eq!(
-        outcome(DataHeader {
-            block_bytes: 16640,
-            ..good
-        }),
-        Err(WireError::Range)
-    );
-    let high = DataHeader {
-        block_address: u64::MAX - 1000,
-        ..good
-    };
+    assert_eq!(outcome(DataHeader { offset_bytes: 1, ..good }), Err(WireError::Range));
+    assert_eq!(outcome(DataHeader { payload_bytes: 255, ..good }), Err(WireError::Range));
+    assert_eq!(outcome(DataHeader { payload_bytes: 1024, ..good }), Err(WireError::Range));
+    assert_eq!(outcome(DataHeader { block_bytes: 16640, ..good }), Err(WireError::Range));
+    let high = DataHeader { block_address: u64::MAX - 1000, ..good };
     assert_eq!(outcome(high), Err(WireError::AddressOverflow));
-    assert!(
-        outcome(DataHeader {
-            payload_bytes: u32::MAX,
-            ..good
-        })
-        .is_err()
-    );
+    assert!(outcome(DataHeader { payload_bytes: u32::MAX, ..good }).is_err());
 }

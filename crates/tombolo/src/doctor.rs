@@ -47,7 +47,10 @@ fn check_userfaultfd() -> (Check, Option<Userfaultfd>) {
         }
         Err(error) => {
             let advice = Some(USERFAULTFD_ADVICE);
-            (Check { name: "userfaultfd", outcome: Outcome::Missing, detail: error.to_string(), advice }, None)
+            (
+                Check { name: "userfaultfd", outcome: Outcome::Missing, detail: error.to_string(), advice },
+                None,
+            )
         }
     }
 }
@@ -144,7 +147,9 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     } else {
         "programs cannot be run on far memory; lending works without any of this"
     });
-    output::line("not served, ever: statically linked programs, set-user-id programs, and memory that a program maps without libc");
+    output::line(
+        "not served, ever: statically linked programs, set-user-id programs, and memory that a program maps without libc",
+    );
     Ok(u8::from(!able))
 }
 

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod demo;
 mod doctor;
 mod node;
@@ -24,6 +25,9 @@ static LIBRARY: &[u8] = include_bytes!(env!("TOMBOLO_PRELOAD"));
 #[derive(Parser)]
 #[command(version, verbatim_doc_comment, arg_required_else_help = true)]
 struct Cli {
+    /// End when this process, the parent, does: for commands that start others.
+    #[arg(long, hide = true, value_name = "PID")]
+    end_with: Option<u32>,
     #[command(subcommand)]
     command: Command,
 }
@@ -40,6 +44,8 @@ enum Command {
     Status(status::Arguments),
     /// Say what this kernel and these privileges allow.
     Doctor(doctor::Arguments),
+    /// Measure what far memory costs on this machine.
+    Bench(bench::Arguments),
 }
 
 /// A command's own failure, told to the user in one line.
@@ -64,13 +70,29 @@ impl<E: std::error::Error> From<E> for Failure {
     }
 }
 
+/// Asks the kernel for SIGTERM at the parent's death, however it dies.
+fn end_with(parent: u32) -> Result<(), Failure> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+    // It may have died before it was asked.
+    match rustix::process::getppid().map(rustix::process::Pid::as_raw_nonzero) {
+        Some(pid) if pid.get() as u32 == parent => Ok(()),
+        _ => Err(Failure::new("the process that started this one is gone")),
+    }
+}
+
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let cli = Cli::parse();
+    if let Some(Err(failure)) = cli.end_with.map(end_with) {
+        eprintln!("tombolo: {}", failure.text);
+        return ExitCode::from(failure.code);
+    }
+    let done = match cli.command {
         Command::Demo(arguments) => demo::main(&arguments),
         Command::Node(arguments) => node::main(&arguments),
         Command::Run(arguments) => run::main(arguments),
         Command::Status(arguments) => status::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
+        Command::Bench(arguments) => bench::main(&arguments),
     };
     match done {
         Ok(code) => ExitCode::from(code),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use tombolo_node::{Address, Borrowed};
-use tombolo_pager::{Finished, Options};
+use tombolo_pager::{Finished, LOCAL_LEAST_BYTES, Options, RunError};
 
 use crate::size::Size;
 use crate::{Failure, LIBRARY, doctor};
@@ -42,11 +42,16 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     let mut command = arguments.command.into_iter();
     let program = command.next().ok_or_else(|| Failure::new("no program given"))?;
     check_program(&program)?;
+    if arguments.local.0 < LOCAL_LEAST_BYTES {
+        // Before anything is borrowed: what is borrowed by default depends on it.
+        return Err(RunError::LimitTooSmall(arguments.local.0).into());
+    }
     doctor::require_paging()?;
     if let Some(report) = &arguments.report {
         // Better now than after hours.
-        fs::write(report, "{}\n")
-            .map_err(|error| Failure::new(format!("cannot write the report {}: {error}", report.display())))?;
+        fs::write(report, "{}\n").map_err(|error| {
+            Failure::new(format!("cannot write the report {}: {error}", report.display()))
+        })?;
     }
     let name = format!("run {}", Path::new(&program).file_name().unwrap_or(&program).to_string_lossy());
     let wish = arguments.local.0.saturating_mul(4);
@@ -96,9 +101,12 @@ fn find(program: &OsStr) -> Option<PathBuf> {
         return path.exists().then(|| path.to_owned());
     }
     let executable = |path: &Path| {
-        fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+        fs::metadata(path)
+            .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
     };
-    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(path)).find(|path| executable(path))
+    std::env::split_paths(&std::env::var_os("PATH")?)
+        .map(|folder| folder.join(path))
+        .find(|path| executable(path))
 }
 
 /// Says in one line what cannot be served, before anything is started.
@@ -115,11 +123,17 @@ fn check_program(program: &OsStr) -> Result<(), Failure> {
         if metadata.is_dir() {
             return failed(126, format!("{}: is a directory", path.display()));
         }
+        if metadata.permissions().mode() & 0o111 == 0 {
+            return failed(126, format!("{}: is not executable: permission denied", path.display()));
+        }
         let Ok(file) = fs::File::open(&path) else { return Ok(()) };
         if metadata.mode() & 0o6000 != 0 && !rustix::process::geteuid().is_root() {
             return failed(
                 126,
-                format!("{}: the kernel ignores preloaded libraries for set-user-id programs, so its memory cannot be served", path.display()),
+                format!(
+                    "{}: the kernel ignores preloaded libraries for set-user-id programs, so its memory cannot be served",
+                    path.display()
+                ),
             );
         }
         let mut reader = BufReader::new(file);

@@ -60,9 +60,16 @@ mod tests {
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
-        for (text, bytes) in
-            [("0", 0), ("4096", 4096), ("12B", 12), ("64k", 65536), ("256M", 256 << 20), ("1.5G", 3 << 29), ("2GiB", 2 << 30), ("1TB", 1 << 40)]
-        {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("12B", 12),
+            ("64k", 65536),
+            ("256M", 256 << 20),
+            ("1.5G", 3 << 29),
+            ("2GiB", 2 << 30),
+            ("1TB", 1 << 40),
+        ] {
             assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
         }
         for text in ["", "M", "12X", "-1", "1..5M", "9999999999T", "1IB", "nan"] {

@@ -71,12 +71,7 @@ impl Block {
     #[must_use]
     pub fn packets(&self, max_payload_bytes: u32) -> Packets {
         let payload_bytes = (max_payload_bytes / GRANULE_BYTES * GRANULE_BYTES).max(GRANULE_BYTES);
-        Packets {
-            block: *self,
-            payload_bytes,
-            offset_bytes: 0,
-            over: false,
-        }
+        Packets { block: *self, payload_bytes, offset_bytes: 0, over: false }
     }
 }
 
@@ -97,9 +92,7 @@ impl Iterator for Packets {
             return None;
         }
         let block = &self.block;
-        let payload_bytes = self
-            .payload_bytes
-            .min(block.length_bytes - self.offset_bytes);
+        let payload_bytes = self.payload_bytes.min(block.length_bytes - self.offset_bytes);
         let offset_bytes = self.offset_bytes;
         self.offset_bytes += payload_bytes;
         self.over = self.offset_bytes == block.length_bytes;

@@ -85,13 +85,7 @@ impl Congestion {
 
     /// `bytes` were acknowledged while `in_flight_bytes` (these included) were
     /// under way.
-    pub fn acknowledged(
-        &mut self,
-        now: Time,
-        bytes: u64,
-        in_flight_bytes: u64,
-        round_trip_ns: Option<u64>,
-    ) {
+    pub fn acknowledged(&mut self, now: Time, bytes: u64, in_flight_bytes: u64, round_trip_ns: Option<u64>) {
         let Some(config) = self.config else { return };
         if let Some(ns) = round_trip_ns {
             self.measure(now, ns, config.base_age_ns);

@@ -115,12 +115,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`PostError`]; nothing was started.
-    pub fn post(
-        &mut self,
-        now: Time,
-        peer: PeerId,
-        transfer: Transfer,
-    ) -> Result<TransferId, PostError> {
+    pub fn post(&mut self, now: Time, peer: PeerId, transfer: Transfer) -> Result<TransferId, PostError> {
         self.initiator.post(now, peer, transfer)
     }
 
@@ -134,18 +129,9 @@ impl Engine {
                 let initiator = &self.initiator;
                 let intact = matches!(payload, Payload::Intact(_));
                 let (verdict, end) = self.responder.data(peer, header, intact, |request| {
-                    initiator.admit(
-                        peer,
-                        request,
-                        header.domain,
-                        header.block_address,
-                        header.block_bytes,
-                    )
+                    initiator.admit(peer, request, header.domain, header.block_address, header.block_bytes)
                 });
-                if let Verdict::Place(Placement {
-                    read: Some(read), ..
-                }) = verdict
-                {
+                if let Verdict::Place(Placement { read: Some(read), .. }) = verdict {
                     self.initiator.read_placing(now, read);
                 }
                 self.block_end(end);
@@ -154,13 +140,7 @@ impl Engine {
             Packet::Notify(header) => {
                 let initiator = &self.initiator;
                 let (verdict, end) = self.responder.notify(peer, header, |request| {
-                    initiator.admit(
-                        peer,
-                        request,
-                        header.domain,
-                        header.block_address,
-                        header.block_bytes,
-                    )
+                    initiator.admit(peer, request, header.domain, header.block_address, header.block_bytes)
                 });
                 self.block_end(end);
                 return verdict;
@@ -173,8 +153,7 @@ impl Engine {
                 self.start(now, start);
             }
             Packet::ReadReject(reject) => {
-                self.initiator
-                    .read_rejected(now, peer, reject.request, reject.code);
+                self.initiator.read_rejected(now, peer, reject.request, reject.code);
             }
             Packet::ReadAccept(accept) => self.initiator.read_accepted(now, peer, accept.request),
         }
@@ -272,14 +251,10 @@ impl Engine {
         while let Some(write) = self.responder.poll_write() {
             // The words of a read that failed meanwhile must not be written: the
             // program may use that memory for something else.
-            if write
-                .read
-                .is_none_or(|read| self.initiator.read_placing(now, read))
-            {
+            if write.read.is_none_or(|read| self.initiator.read_placing(now, read)) {
                 return Some(Action::WriteNotification(write));
             }
-            self.responder
-                .notification_refused(&write, NackCode::NoContext);
+            self.responder.notification_refused(&write, NackCode::NoContext);
         }
         if let Some((peer, packet)) = self.server.poll_reply() {
             return Some(Action::Send { peer, packet });
@@ -333,13 +308,7 @@ impl Engine {
     }
 
     fn block_end(&mut self, end: Option<BlockEnd>) {
-        if let Some(BlockEnd {
-            peer,
-            request: Some(request),
-            length_bytes,
-            last,
-        }) = end
-        {
+        if let Some(BlockEnd { peer, request: Some(request), length_bytes, last }) = end {
             self.initiator.read_block(peer, request, length_bytes, last);
         }
     }
@@ -350,11 +319,7 @@ impl Engine {
             let failure = end.status.err().map(|error| match error {
                 // Not a transient one: part of the read may be there, and
                 // beginning it anew would count that part twice.
-                TransferError::Refused(code) | TransferError::Local(code)
-                    if !code.is_transient() =>
-                {
-                    code
-                }
+                TransferError::Refused(code) | TransferError::Local(code) if !code.is_transient() => code,
                 // The requester is deaf or gone; whoever asks again is told to
                 // give up.
                 TransferError::Refused(_)
@@ -363,20 +328,13 @@ impl Engine {
                 | TransferError::PeerLost
                 | TransferError::Incomplete => NackCode::NoContext,
             });
-            let start = self
-                .server
-                .ended(end.peer, end.request, end.domain, failure);
+            let start = self.server.ended(end.peer, end.request, end.domain, failure);
             self.start(now, start);
         }
     }
 
     fn start(&mut self, now: Time, mut start: Option<Start>) {
-        while let Some(Start {
-            peer,
-            request,
-            transfer,
-        }) = start
-        {
+        while let Some(Start { peer, request, transfer }) = start {
             if self.initiator.serve(now, peer, transfer, request) {
                 return;
             }
@@ -394,10 +352,7 @@ mod tests {
     /// Ids wrap around in the middle of this, on both sides.
     #[test]
     fn ids_wrap() {
-        let config = Config {
-            transactions: 1,
-            ..Config::default()
-        };
+        let config = Config { transactions: 1, ..Config::default() };
         let (now, peer) = (Time(0), PeerId(0));
         let mut engines = [Engine::new(config), Engine::new(config)];
         for engine in &mut engines {
@@ -448,11 +403,6 @@ mod tests {
             }
         }
         assert!(engines.iter().all(Engine::is_idle));
-        assert_eq!(
-            engines
-                .each_ref()
-                .map(|engine| engine.counters().stale_answers),
-            [0, 0]
-        );
+        assert_eq!(engines.each_ref().map(|engine| engine.counters().stale_answers), [0, 0]);
     }
 }

@@ -16,9 +16,7 @@ pub(crate) struct Chain {
 
 impl Chain {
     pub(crate) fn new(entries: usize) -> Self {
-        Self {
-            links: vec![(NONE, NONE); entries],
-        }
+        Self { links: vec![(NONE, NONE); entries] }
     }
 
     pub(crate) fn grow(&mut self, entries: usize) {
@@ -38,10 +36,7 @@ pub(crate) struct List {
 
 impl Default for List {
     fn default() -> Self {
-        Self {
-            head: NONE,
-            tail: NONE,
-        }
+        Self { head: NONE, tail: NONE }
     }
 }
 

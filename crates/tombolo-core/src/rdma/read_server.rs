@@ -16,9 +16,7 @@ use super::counters::Counters;
 use super::list::{Chain, List, NONE};
 use super::transfer::{Class, Direction, PeerId, Transfer};
 use std::collections::VecDeque;
-use tombolo_wire::{
-    Domain, NackCode, Packet, READ_WINDOW, ReadAccept, ReadReject, ReadRequest, RequestId,
-};
+use tombolo_wire::{Domain, NackCode, Packet, READ_WINDOW, ReadAccept, ReadReject, ReadRequest, RequestId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
@@ -76,12 +74,7 @@ const REPLIES: usize = 1024;
 impl ReadServer {
     pub(crate) fn new(config: Config) -> Self {
         let replies = VecDeque::with_capacity(REPLIES);
-        Self {
-            config,
-            counters: Counters::default(),
-            peers: Vec::new(),
-            replies,
-        }
+        Self { config, counters: Counters::default(), peers: Vec::new(), replies }
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -122,10 +115,7 @@ impl ReadServer {
     }
 
     fn has_channel(&self, peer: &ServedPeer, domain: Domain) -> bool {
-        let busy = peer
-            .channels
-            .iter()
-            .find(|channels| channels.domain == domain);
+        let busy = peer.channels.iter().find(|channels| channels.domain == domain);
         peer.busy < self.config.served_reads
             && busy.is_none_or(|channels| channels.busy < self.config.read_channels)
     }
@@ -147,10 +137,7 @@ impl ReadServer {
         }
         let name = request.request;
         let place = (name.0 % READ_WINDOW) as usize;
-        if name
-            .after(peer.watermark)
-            .is_none_or(|distance| distance >= READ_WINDOW)
-        {
+        if name.after(peer.watermark).is_none_or(|distance| distance >= READ_WINDOW) {
             self.counters.stale_packets += 1;
             return None;
         }
@@ -162,21 +149,14 @@ impl ReadServer {
                     self.answer(id, Packet::ReadAccept(ReadAccept { request: name }));
                 }
                 Known::Rejected(code) => {
-                    self.answer(
-                        id,
-                        Packet::ReadReject(ReadReject {
-                            request: name,
-                            code,
-                        }),
-                    );
+                    self.answer(id, Packet::ReadReject(ReadReject { request: name, code }));
                 }
                 Known::Served | Known::Nothing => {}
             }
             return None;
         }
-        let has_channel = self.peers[id.index()]
-            .as_ref()
-            .is_some_and(|peer| self.has_channel(peer, request.domain));
+        let has_channel =
+            self.peers[id.index()].as_ref().is_some_and(|peer| self.has_channel(peer, request.domain));
         let peer = self.peers[id.index()].as_mut()?;
         if has_channel {
             peer.window[place] = (name, Known::Running);
@@ -187,21 +167,13 @@ impl ReadServer {
         let Some(slot) = peer.free.pop() else {
             self.counters.reads_turned_away += 1;
             let code = NackCode::BufferFull;
-            self.answer(
-                id,
-                Packet::ReadReject(ReadReject {
-                    request: name,
-                    code,
-                }),
-            );
+            self.answer(id, Packet::ReadReject(ReadReject { request: name, code }));
             return None;
         };
         peer.window[place] = (name, Known::Waiting);
         peer.pending[slot as usize] = Some(*request);
         let at = peer.channels_of(request.domain);
-        peer.channels[at]
-            .waiting
-            .push_back(&mut peer.pending_chain, slot);
+        peer.channels[at].waiting.push_back(&mut peer.pending_chain, slot);
         self.counters.reads_queued += 1;
         None
     }
@@ -247,9 +219,7 @@ impl ReadServer {
                     .position(|channels| channels.domain == domain && may_start(channels));
                 same.or_else(|| peer.channels.iter().position(may_start))
             })??;
-            let slot = peer.channels[at]
-                .waiting
-                .pop_front(&mut peer.pending_chain)?;
+            let slot = peer.channels[at].waiting.pop_front(&mut peer.pending_chain)?;
             peer.free.push(slot);
             let request = peer.pending[slot as usize].take()?;
             let place = (request.request.0 % READ_WINDOW) as usize;
@@ -293,18 +263,10 @@ impl ServedPeer {
     /// The entry of a domain, made if there is none. There are as many entries
     /// as domains with reads open, few enough to look through.
     fn channels_of(&mut self, domain: Domain) -> usize {
-        match self
-            .channels
-            .iter()
-            .position(|channels| channels.domain == domain)
-        {
+        match self.channels.iter().position(|channels| channels.domain == domain) {
             Some(at) => at,
             None => {
-                self.channels.push(Channels {
-                    domain,
-                    busy: 0,
-                    waiting: List::default(),
-                });
+                self.channels.push(Channels { domain, busy: 0, waiting: List::default() });
                 self.channels.len() - 1
             }
         }

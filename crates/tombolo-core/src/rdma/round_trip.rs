@@ -17,11 +17,7 @@ const MAX_BACKOFF: u32 = 16;
 
 impl RoundTrip {
     pub(crate) fn new() -> Self {
-        Self {
-            smoothed_ns: None,
-            variation_ns: 0,
-            backoff: 0,
-        }
+        Self { smoothed_ns: None, variation_ns: 0, backoff: 0 }
     }
 
     pub(crate) fn sample(&mut self, ns: u64) {
@@ -52,15 +48,9 @@ impl RoundTrip {
     pub(crate) fn timeout_ns(&self, rule: Retransmission) -> u64 {
         match rule {
             Retransmission::Fixed { timeout_ns } => timeout_ns,
-            Retransmission::Measured {
-                initial_ns,
-                min_ns,
-                max_ns,
-            } => {
+            Retransmission::Measured { initial_ns, min_ns, max_ns } => {
                 let base = self.smoothed_ns.map_or(initial_ns, |smoothed| {
-                    smoothed
-                        .saturating_add(self.variation_ns.saturating_mul(4))
-                        .max(min_ns)
+                    smoothed.saturating_add(self.variation_ns.saturating_mul(4)).max(min_ns)
                 });
                 base.saturating_mul(1 << self.backoff).min(max_ns)
             }
@@ -69,8 +59,7 @@ impl RoundTrip {
 
     /// How long a block that others have overtaken waits.
     pub(crate) fn overtaken_ns(&self, reorder_ns: u64) -> Option<u64> {
-        self.smoothed_ns
-            .map(|smoothed| smoothed.saturating_add((smoothed / 4).max(reorder_ns)))
+        self.smoothed_ns.map(|smoothed| smoothed.saturating_add((smoothed / 4).max(reorder_ns)))
     }
 }
 
@@ -80,11 +69,7 @@ mod tests {
 
     #[test]
     fn follows_the_measurements_within_its_bounds() {
-        let rule = Retransmission::Measured {
-            initial_ns: 500,
-            min_ns: 100,
-            max_ns: 10_000,
-        };
+        let rule = Retransmission::Measured { initial_ns: 500, min_ns: 100, max_ns: 10_000 };
         let mut trip = RoundTrip::new();
         assert_eq!(trip.timeout_ns(rule), 500);
         trip.sample(1000);
@@ -107,9 +92,7 @@ mod tests {
 
     #[test]
     fn the_documents_timeout_is_fixed() {
-        let rule = Retransmission::Fixed {
-            timeout_ns: 20_000_000,
-        };
+        let rule = Retransmission::Fixed { timeout_ns: 20_000_000 };
         let mut trip = RoundTrip::new();
         trip.sample(1_000_000_000);
         trip.back_off();

@@ -23,18 +23,14 @@ pub(crate) struct ClassPicker {
 
 impl ClassPicker {
     pub(crate) fn new(bound: u32) -> Self {
-        Self {
-            bound,
-            passed_over: [0; 3],
-        }
+        Self { bound, passed_over: [0; 3] }
     }
 
     /// The class to serve now, and whether only because it had waited too long.
     pub(crate) fn pick(&mut self, has_work: [bool; 3]) -> Option<(Class, bool)> {
         let strict = (0..3).find(|class| has_work[*class])?;
-        let due = (strict + 1..3)
-            .rev()
-            .find(|class| has_work[*class] && self.passed_over[*class] >= self.bound);
+        let due =
+            (strict + 1..3).rev().find(|class| has_work[*class] && self.passed_over[*class] >= self.bound);
         let chosen = due.unwrap_or(strict);
         for (class, has_work) in has_work.into_iter().enumerate() {
             if class == chosen || !has_work {
@@ -50,10 +46,7 @@ impl ClassPicker {
     /// Refused (and not counted) if one of them is due.
     pub(crate) fn pass_over_lower(&mut self, has_work: [bool; 3]) -> bool {
         let waiting = |class: &usize| has_work[*class];
-        if (1..3)
-            .filter(waiting)
-            .any(|class| self.passed_over[class] >= self.bound)
-        {
+        if (1..3).filter(waiting).any(|class| self.passed_over[class] >= self.bound) {
             return false;
         }
         for class in (1..3).filter(waiting) {
@@ -155,9 +148,8 @@ mod tests {
     #[test]
     fn order_is_strict_until_the_bound() {
         let mut picker = ClassPicker::new(3);
-        let picks: Vec<_> = (0..8)
-            .map(|_| picker.pick([true, false, true]).map(|(class, _)| class))
-            .collect();
+        let picks: Vec<_> =
+            (0..8).map(|_| picker.pick([true, false, true]).map(|(class, _)| class)).collect();
         let [high, low] = [Some(Class::High), Some(Class::Low)];
         assert_eq!(picks, [high, high, high, low, high, high, high, low]);
         assert_eq!(picker.pick([false; 3]), None);

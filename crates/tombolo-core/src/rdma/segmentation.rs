@@ -16,12 +16,7 @@ pub fn block_count(destination_address: u64, size_bytes: u32, block_bytes: u32) 
 /// The length of the block that starts `offset_bytes` into the transfer: to the
 /// next boundary of the destination, or to the end.
 #[must_use]
-pub fn block_length(
-    destination_address: u64,
-    size_bytes: u32,
-    offset_bytes: u32,
-    block_bytes: u32,
-) -> u32 {
+pub fn block_length(destination_address: u64, size_bytes: u32, offset_bytes: u32, block_bytes: u32) -> u32 {
     let start = destination_address.wrapping_add(offset_bytes.into());
     let to_boundary = block_bytes - (start & (u64::from(block_bytes) - 1)) as u32;
     to_boundary.min(size_bytes - offset_bytes)
@@ -39,10 +34,7 @@ mod tests {
         assert_eq!(block_count(destination, 40_000, 16384), 4);
         assert_eq!(block_length(destination, 40_000, 0, 16384), 6384);
         assert_eq!(block_length(destination, 40_000, 6384, 16384), 16384);
-        assert_eq!(
-            block_length(destination, 40_000, 6384 + 2 * 16384, 16384),
-            848
-        );
+        assert_eq!(block_length(destination, 40_000, 6384 + 2 * 16384, 16384), 848);
     }
 
     proptest! {

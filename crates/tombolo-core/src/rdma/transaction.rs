@@ -24,22 +24,13 @@ pub enum State {
 
 impl State {
     /// Every state.
-    pub const ALL: [Self; 6] = [
-        Self::Free,
-        Self::Issued,
-        Self::Acked,
-        Self::Notifying,
-        Self::Nacked,
-        Self::Retransmitted,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Free, Self::Issued, Self::Acked, Self::Notifying, Self::Nacked, Self::Retransmitted];
 
     /// Whether an answer would still change something.
     #[must_use]
     pub fn is_open(self) -> bool {
-        matches!(
-            self,
-            Self::Issued | Self::Notifying | Self::Nacked | Self::Retransmitted
-        )
+        matches!(self, Self::Issued | Self::Notifying | Self::Nacked | Self::Retransmitted)
     }
 }
 
@@ -64,15 +55,8 @@ pub enum Event {
 
 impl Event {
     /// Every event.
-    pub const ALL: [Self; 7] = [
-        Self::Issue,
-        Self::Ack,
-        Self::BytesAck,
-        Self::Nack,
-        Self::Resend,
-        Self::Notify,
-        Self::Release,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Issue, Self::Ack, Self::BytesAck, Self::Nack, Self::Resend, Self::Notify, Self::Release];
 }
 
 /// An event that cannot happen in a state: a defect of the engine, never of a
@@ -133,9 +117,7 @@ Retransmitted .              Acked          Acked          Nacked         Retran
         for state in State::ALL {
             let mut row = format!("{:<14}", format!("{state:?}"));
             for event in Event::ALL {
-                let after = state
-                    .after(event)
-                    .map_or(".".to_owned(), |next| format!("{next:?}"));
+                let after = state.after(event).map_or(".".to_owned(), |next| format!("{next:?}"));
                 let _ = write!(row, "{after:<15}");
             }
             table += row.trim_end();
@@ -147,9 +129,7 @@ Retransmitted .              Acked          Acked          Nacked         Retran
 
     #[test]
     fn an_impossible_transition_has_a_name() {
-        let error = State::Free
-            .after(Event::Ack)
-            .expect_err("nothing to acknowledge");
+        let error = State::Free.after(Event::Ack).expect_err("nothing to acknowledge");
         assert_eq!(error.to_string(), "Ack is impossible in state Free");
     }
 }

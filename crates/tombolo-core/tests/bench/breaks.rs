@@ -31,11 +31,9 @@ impl Bench {
     /// The link breaks and comes back: a new session, nothing of the old one
     /// arrives any more, but copies that were begun go on.
     pub fn reset_link(&mut self) {
-        self.events
-            .retain(|_, event| !matches!(event, Event::Arrive { .. }));
+        self.events.retain(|_, event| !matches!(event, Event::Arrive { .. }));
         let events = &self.events;
-        self.queue
-            .retain(|Reverse((_, sequence))| events.contains_key(sequence));
+        self.queue.retain(|Reverse((_, sequence))| events.contains_key(sequence));
         for engine in &mut self.engines {
             engine.peer_lost(self.now, OTHER);
             engine.add_peer(self.now, OTHER);
@@ -52,8 +50,7 @@ impl Bench {
             | Event::SourceReady { at, .. } => *at != node,
         });
         let events = &self.events;
-        self.queue
-            .retain(|Reverse((_, sequence))| events.contains_key(sequence));
+        self.queue.retain(|Reverse((_, sequence))| events.contains_key(sequence));
         self.engines[node] = Engine::new(self.config);
         self.engines[node].add_peer(self.now, OTHER);
         self.engines[1 - node].peer_lost(self.now, OTHER);

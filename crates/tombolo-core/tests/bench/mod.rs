@@ -14,33 +14,17 @@ pub use faults::{Faults, Rng};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use tombolo_core::rdma::{
-    Action, Block, Completion, Config, Direction, Engine, NotificationWrite, PeerId, Placement,
-    PostError, Time, Transfer, TransferError, TransferId, Verdict,
+    Action, Block, Completion, Config, Direction, Engine, NotificationWrite, PeerId, Placement, PostError,
+    Time, Transfer, TransferError, TransferId, Verdict,
 };
 use tombolo_wire::{Checksums, Domain, NackCode, Notification, Packet, Payload};
 
 enum Event {
-    Arrive {
-        to: usize,
-        bytes: Vec<u8>,
-    },
-    Copied {
-        at: usize,
-        placement: Placement,
-        bytes: Vec<u8>,
-    },
-    Written {
-        at: usize,
-        write: NotificationWrite,
-    },
-    PageReady {
-        at: usize,
-        placement: Placement,
-    },
-    SourceReady {
-        at: usize,
-        block: Block,
-    },
+    Arrive { to: usize, bytes: Vec<u8> },
+    Copied { at: usize, placement: Placement, bytes: Vec<u8> },
+    Written { at: usize, write: NotificationWrite },
+    PageReady { at: usize, placement: Placement },
+    SourceReady { at: usize, block: Block },
 }
 
 /// A transfer the bench keeps an eye on.
@@ -183,16 +167,9 @@ impl Bench {
             let at = (source_address - BASE) as usize;
             let source = self.memory[from][at..at + size_bytes as usize].to_vec();
             if let Some(words) = notification {
-                self.by_notification
-                    .insert((to, words.address), self.watched.len());
+                self.by_notification.insert((to, words.address), self.watched.len());
             }
-            self.watched.push(Watched {
-                poster,
-                spec,
-                source,
-                notified: 0,
-                status: None,
-            });
+            self.watched.push(Watched { poster, spec, source, notified: 0, status: None });
             self.open += 1;
         }
         Some(posted)
@@ -224,10 +201,7 @@ impl Bench {
             let mut leaves = self.now;
             let waits_ns = self.line_free[from].since_ns(self.now);
             if let Some(waiting_bytes) = (waits_ns * 1000).checked_div(faults.byte_picos) {
-                if faults
-                    .buffer_bytes
-                    .is_some_and(|limit| waiting_bytes > limit)
-                {
+                if faults.buffer_bytes.is_some_and(|limit| waiting_bytes > limit) {
                     self.dropped += 1;
                     continue;
                 }
@@ -239,13 +213,7 @@ impl Bench {
             if self.rng.chance(faults.stall) {
                 delay_ns += self.rng.below(50_000_000);
             }
-            self.at(
-                leaves.after_ns(delay_ns),
-                Event::Arrive {
-                    to: 1 - from,
-                    bytes,
-                },
-            );
+            self.at(leaves.after_ns(delay_ns), Event::Arrive { to: 1 - from, bytes });
         }
     }
 
@@ -266,18 +234,13 @@ impl Bench {
             Action::SendBlock(block) => self.send_block(node, &block),
             Action::Send { packet, .. } => {
                 let mut bytes = [0; 64];
-                let length = packet
-                    .emit(&mut bytes, Checksums::On)
-                    .expect("a packet of the engine");
+                let length = packet.emit(&mut bytes, Checksums::On).expect("a packet of the engine");
                 self.transmit(node, &bytes[..length]);
             }
             Action::WriteNotification(write) => {
                 if self.rng.chance(self.faults.slow_copy) {
                     let delay_ns = self.rng.below(self.faults.slow_ns);
-                    self.at(
-                        self.now.after_ns(delay_ns),
-                        Event::Written { at: node, write },
-                    );
+                    self.at(self.now.after_ns(delay_ns), Event::Written { at: node, write });
                 } else if self.rng.chance(self.faults.absent_page) {
                     self.engines[node].notification_refused(write, NackCode::SlaveError);
                 } else {
@@ -292,13 +255,7 @@ impl Bench {
         if self.rng.chance(self.faults.absent_source) {
             self.engines[node].source_refused(self.now, block, NackCode::SlaveError);
             let delay_ns = self.rng.below(3_000_000);
-            self.at(
-                self.now.after_ns(delay_ns),
-                Event::SourceReady {
-                    at: node,
-                    block: *block,
-                },
-            );
+            self.at(self.now.after_ns(delay_ns), Event::SourceReady { at: node, block: *block });
             return;
         }
         let start = (block.source_address - BASE) as usize;
@@ -307,9 +264,7 @@ impl Bench {
             let payload = &self.memory[node][from..from + header.payload_bytes as usize];
             let mut bytes = vec![0; header.header_bytes() + payload.len()];
             bytes[header.header_bytes()..].copy_from_slice(payload);
-            header
-                .seal(&mut bytes, Checksums::On)
-                .expect("a packet of the engine");
+            header.seal(&mut bytes, Checksums::On).expect("a packet of the engine");
             self.transmit(node, &bytes);
         }
     }
@@ -327,10 +282,7 @@ impl Bench {
         assert_eq!(watched.notified, 1, "transfer {which} notified twice");
         let at = (watched.spec.destination_address - BASE) as usize;
         let there = &self.memory[node][at..at + watched.source.len()];
-        assert!(
-            there == watched.source,
-            "transfer {which} notified before its bytes"
-        );
+        assert!(there == watched.source, "transfer {which} notified before its bytes");
         let at = (write.words.address - BASE) as usize;
         for memory in [&mut self.memory[node], &mut self.expected[node]] {
             memory[at..at + 8].copy_from_slice(&write.words.first.to_le_bytes());
@@ -351,17 +303,11 @@ impl Bench {
             return;
         }
         let owed = u32::from(watched.spec.notification.is_some());
-        assert_eq!(
-            watched.notified, owed,
-            "transfer {which} complete, notification not"
-        );
+        assert_eq!(watched.notified, owed, "transfer {which} complete, notification not");
         let to = watched.destination();
         let at = (watched.spec.destination_address - BASE) as usize;
         let range = at..at + watched.source.len();
-        assert!(
-            self.memory[to][range.clone()] == watched.source,
-            "transfer {which}: wrong bytes"
-        );
+        assert!(self.memory[to][range.clone()] == watched.source, "transfer {which}: wrong bytes");
         self.expected[to][range.clone()].copy_from_slice(&watched.source);
         if self.scribble {
             let value = self.rng.next() as u8;
@@ -375,34 +321,19 @@ impl Bench {
             return;
         };
         let verdict = self.engines[node].handle(self.now, OTHER, &packet);
-        let (Verdict::Place(placement), Packet::Data(_, Payload::Intact(payload))) =
-            (verdict, packet)
-        else {
+        let (Verdict::Place(placement), Packet::Data(_, Payload::Intact(payload))) = (verdict, packet) else {
             return;
         };
         if self.rng.chance(self.faults.absent_page) {
             self.engines[node].refused(placement, NackCode::SlaveError);
             let delay_ns = self.rng.below(3_000_000);
-            self.at(
-                self.now.after_ns(delay_ns),
-                Event::PageReady {
-                    at: node,
-                    placement,
-                },
-            );
+            self.at(self.now.after_ns(delay_ns), Event::PageReady { at: node, placement });
         } else if self.rng.chance(self.faults.full) {
             self.engines[node].refused(placement, NackCode::BufferFull);
         } else if self.rng.chance(self.faults.slow_copy) {
             let delay_ns = self.rng.below(self.faults.slow_ns);
             let bytes = payload.to_vec();
-            self.at(
-                self.now.after_ns(delay_ns),
-                Event::Copied {
-                    at: node,
-                    placement,
-                    bytes,
-                },
-            );
+            self.at(self.now.after_ns(delay_ns), Event::Copied { at: node, placement, bytes });
         } else {
             self.copy(node, placement, payload);
         }
@@ -425,17 +356,9 @@ impl Bench {
                 break;
             }
             self.queue.pop();
-            match self
-                .events
-                .remove(&sequence)
-                .expect("each event is queued once")
-            {
+            match self.events.remove(&sequence).expect("each event is queued once") {
                 Event::Arrive { to, bytes } => self.arrive(to, &bytes),
-                Event::Copied {
-                    at,
-                    placement,
-                    bytes,
-                } => self.copy(at, placement, &bytes),
+                Event::Copied { at, placement, bytes } => self.copy(at, placement, &bytes),
                 Event::Written { at, write } => self.write_notification(at, write),
                 Event::PageReady { at, placement } => self.engines[at].page_ready(&placement),
                 Event::SourceReady { at, block } => self.engines[at].source_ready(&block),
@@ -450,25 +373,11 @@ impl Bench {
     pub fn settle(&mut self, limit_ns: u64) {
         let limit = self.now.after_ns(limit_ns);
         while self.step() {
-            assert!(
-                self.now < limit,
-                "hangs: {} transfers open, {:#?}",
-                self.open,
-                self.report()
-            );
+            assert!(self.now < limit, "hangs: {} transfers open, {:#?}", self.open, self.report());
         }
-        assert_eq!(
-            self.open,
-            0,
-            "silent with transfers open: {:#?}",
-            self.report()
-        );
+        assert_eq!(self.open, 0, "silent with transfers open: {:#?}", self.report());
         for engine in &self.engines {
-            assert!(
-                engine.is_idle(),
-                "a table is not empty: {:#?}",
-                self.report()
-            );
+            assert!(engine.is_idle(), "a table is not empty: {:#?}", self.report());
             assert_eq!(engine.counters().illegal_transitions, 0);
         }
     }

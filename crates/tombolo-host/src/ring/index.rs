@@ -76,11 +76,7 @@ pub(super) struct ProducerIndex {
 
 impl ProducerIndex {
     pub(super) fn new(capacity_bytes: u64) -> Self {
-        Self {
-            capacity_bytes,
-            tail: 0,
-            cached_head: 0,
-        }
+        Self { capacity_bytes, tail: 0, cached_head: 0 }
     }
 
     pub(super) fn tail(&self) -> u64 {
@@ -139,12 +135,7 @@ pub(super) struct ConsumerIndex {
 
 impl ConsumerIndex {
     pub(super) fn new(capacity_bytes: u64) -> Self {
-        Self {
-            capacity_bytes,
-            head: 0,
-            cached_tail: 0,
-            armed: false,
-        }
+        Self { capacity_bytes, head: 0, cached_tail: 0, armed: false }
     }
 
     pub(super) fn head(&self) -> u64 {

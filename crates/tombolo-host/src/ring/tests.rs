@@ -24,11 +24,7 @@ fn pop(consumer: &mut Consumer) -> Result<Option<Vec<u8>>, RingError> {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Push {
-        header_bytes: usize,
-        payload_bytes: usize,
-        value: u8,
-    },
+    Push { header_bytes: usize, payload_bytes: usize, value: u8 },
     Pop,
     Release,
     Arm,
@@ -126,10 +122,7 @@ fn the_largest_packet_fits_wherever_the_indexes_stand() {
         consumer.release();
     }
     let too_large = vec![1_u8; producer.max_packet_bytes() + 1];
-    assert_eq!(
-        producer.push(&too_large, SharedSpan::empty()),
-        Err(PushError::TooLarge)
-    );
+    assert_eq!(producer.push(&too_large, SharedSpan::empty()), Err(PushError::TooLarge));
 }
 
 #[test]
@@ -149,10 +142,7 @@ fn two_threads_pass_everything_in_order() {
     let writer = std::thread::spawn(move || {
         for number in 0..PACKETS {
             let payload = vec![number as u8; number as usize % 700];
-            while producer
-                .push(&number.to_le_bytes(), payload.as_slice().into())
-                .is_err()
-            {
+            while producer.push(&number.to_le_bytes(), payload.as_slice().into()).is_err() {
                 std::thread::yield_now();
             }
         }
@@ -187,10 +177,7 @@ fn survives_a_peer_that_scribbles_meanwhile() {
                 state ^= state >> 7;
                 state ^= state << 17;
                 let place = 4096 + (state as usize % (CAPACITY - 8));
-                memory
-                    .span_mut(place, 4)
-                    .unwrap()
-                    .copy_from(state.to_ne_bytes().as_slice().into());
+                memory.span_mut(place, 4).unwrap().copy_from(state.to_ne_bytes().as_slice().into());
             }
         })
     };

@@ -62,15 +62,11 @@ impl Message {
             return Err(Malformed::Version(version));
         }
         let (&kind, rest) = rest.split_first().ok_or(Malformed::Garbage)?;
-        let ring_bytes: [u8; 8] = rest
-            .get(6..)
-            .and_then(|size| size.try_into().ok())
-            .ok_or(Malformed::Garbage)?;
+        let ring_bytes: [u8; 8] =
+            rest.get(6..).and_then(|size| size.try_into().ok()).ok_or(Malformed::Garbage)?;
         match kind {
             1 => Ok(Self::Hello),
-            2 => Ok(Self::Welcome {
-                ring_bytes: u64::from_le_bytes(ring_bytes),
-            }),
+            2 => Ok(Self::Welcome { ring_bytes: u64::from_le_bytes(ring_bytes) }),
             3 => Ok(Self::Reject),
             _ => Err(Malformed::Garbage),
         }
@@ -79,23 +75,15 @@ impl Message {
 
 pub(super) fn connect(path: &Path, timeout: Duration) -> Result<ShmLink, OpenError> {
     let started = Instant::now();
-    let no_answer = || OpenError::NoAnswer {
-        address: address(path),
-        waited: timeout,
-    };
+    let no_answer = || OpenError::NoAnswer { address: address(path), waited: timeout };
     let left = || timeout.checked_sub(started.elapsed());
     let mut pause = RETRY_PAUSE.0;
     let socket = loop {
         match SeqpacketSocket::connect(path) {
             Ok(socket) => break socket,
             // Nobody there yet, or busy: a node that starts together with us.
-            Err(
-                UnixError::WouldBlock
-                | UnixError::Path {
-                    errno: Errno::NOENT | Errno::CONNREFUSED,
-                    ..
-                },
-            ) => {}
+            Err(UnixError::WouldBlock | UnixError::Path { errno: Errno::NOENT | Errno::CONNREFUSED, .. }) => {
+            }
             Err(error) => return Err(error.into()),
         }
         std::thread::sleep(pause.min(left().ok_or_else(no_answer)?));
@@ -108,19 +96,14 @@ pub(super) fn connect(path: &Path, timeout: Duration) -> Result<ShmLink, OpenErr
             Ok(received) => break received,
             Err(UnixError::WouldBlock) => {}
             Err(UnixError::Closed) => {
-                return Err(not_a_node(
-                    path,
-                    "it closed the connection during the handshake",
-                ));
+                return Err(not_a_node(path, "it closed the connection during the handshake"));
             }
             Err(UnixError::Truncated) => return Err(not_a_node(path, "its answer is too long")),
             Err(error) => return Err(error.into()),
         }
         let left = left().ok_or_else(no_answer)?;
-        wait_readable(&[socket.as_fd()], Some(left)).map_err(|errno| OpenError::System {
-            operation: "poll",
-            errno,
-        })?;
+        wait_readable(&[socket.as_fd()], Some(left))
+            .map_err(|errno| OpenError::System { operation: "poll", errno })?;
     };
     finish(path, socket, &buffer[..received.length_bytes], received)
 }
@@ -162,10 +145,7 @@ fn address(path: &Path) -> Address {
 }
 
 fn not_a_node(path: &Path, reason: &'static str) -> OpenError {
-    OpenError::NotANode {
-        address: address(path),
-        reason,
-    }
+    OpenError::NotANode { address: address(path), reason }
 }
 
 #[cfg(test)]
@@ -174,11 +154,7 @@ mod tests {
 
     #[test]
     fn messages_read_back_and_garbage_does_not() {
-        for message in [
-            Message::Hello,
-            Message::Welcome { ring_bytes: 77 },
-            Message::Reject,
-        ] {
+        for message in [Message::Hello, Message::Welcome { ring_bytes: 77 }, Message::Reject] {
             assert_eq!(Message::decode(&message.encode()), Ok(message));
         }
         let hello = Message::Hello.encode();

@@ -54,24 +54,11 @@ impl ShmListener {
             UnixError::InUse { path } => OpenError::InUse(Address::Shm(path)),
             other => other.into(),
         })?;
-        let system = |errno| OpenError::System {
-            operation: "epoll",
-            errno,
-        };
+        let system = |errno| OpenError::System { operation: "epoll", errno };
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
-        epoll::add(
-            &poller,
-            &listener,
-            epoll::EventData::new_u64(0),
-            epoll::EventFlags::IN,
-        )
-        .map_err(system)?;
-        Ok(Self {
-            listener,
-            poller,
-            ring_bytes,
-            pending: Mutex::new(Vec::new()),
-        })
+        epoll::add(&poller, &listener, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .map_err(system)?;
+        Ok(Self { listener, poller, ring_bytes, pending: Mutex::new(Vec::new()) })
     }
 
     fn admit(&self, pending: &mut Vec<Pending>) -> Result<(), OpenError> {
@@ -84,16 +71,9 @@ impl ShmListener {
                 pending.remove(0);
             }
             let data = epoll::EventData::new_u64(1);
-            epoll::add(&self.poller, &socket, data, epoll::EventFlags::IN).map_err(|errno| {
-                OpenError::System {
-                    operation: "epoll",
-                    errno,
-                }
-            })?;
-            pending.push(Pending {
-                socket,
-                deadline: Instant::now() + PATIENCE,
-            });
+            epoll::add(&self.poller, &socket, data, epoll::EventFlags::IN)
+                .map_err(|errno| OpenError::System { operation: "epoll", errno })?;
+            pending.push(Pending { socket, deadline: Instant::now() + PATIENCE });
         }
         Ok(())
     }
@@ -101,16 +81,9 @@ impl ShmListener {
     fn welcome(&self, socket: SeqpacketSocket) -> Result<Arc<dyn Link>, OpenError> {
         let memory_bytes = 2 * footprint_bytes(self.ring_bytes);
         let memory = SharedMemory::create("tombolo-link", memory_bytes)?;
-        let message = Message::Welcome {
-            ring_bytes: self.ring_bytes as u64,
-        };
+        let message = Message::Welcome { ring_bytes: self.ring_bytes as u64 };
         socket.send(&[&message.encode()], &[memory.as_fd()])?;
-        Ok(Arc::new(ShmLink::new(
-            socket,
-            memory,
-            self.ring_bytes,
-            Side::Listener,
-        )?))
+        Ok(Arc::new(ShmLink::new(socket, memory, self.ring_bytes, Side::Listener)?))
     }
 }
 

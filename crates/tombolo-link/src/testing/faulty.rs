@@ -70,11 +70,7 @@ impl FaultyLink {
             due: VecDeque::new(),
             stalled_until: None,
         };
-        Self {
-            inner,
-            faults,
-            disorder: Mutex::new(disorder),
-        }
+        Self { inner, faults, disorder: Mutex::new(disorder) }
     }
 
     /// Passes on what is due, as far as the link below takes it.
@@ -124,11 +120,7 @@ impl FaultyLink {
         }
         if disorder.random.per_mille(faults.reordering_per_mille) {
             let overtakers_left = 1 + disorder.random.below(8);
-            disorder.held.push(Held {
-                packet,
-                overtakers_left,
-                until: now + MAX_HOLD,
-            });
+            disorder.held.push(Held { packet, overtakers_left, until: now + MAX_HOLD });
         } else {
             disorder.due.push_back(packet);
         }
@@ -137,11 +129,8 @@ impl FaultyLink {
     /// When what waits may go, whatever comes after it.
     fn deadline(disorder: &Disorder, now: Instant) -> Option<Instant> {
         let held = disorder.held.iter().map(|held| held.until).min();
-        let due = (!disorder.due.is_empty()).then(|| {
-            disorder
-                .stalled_until
-                .unwrap_or(now + Duration::from_millis(1))
-        });
+        let due = (!disorder.due.is_empty())
+            .then(|| disorder.stalled_until.unwrap_or(now + Duration::from_millis(1)));
         held.into_iter().chain(due).min()
     }
 }
@@ -194,11 +183,7 @@ impl Link for FaultyLink {
         self.inner.descriptor()
     }
 
-    fn send_control(
-        &self,
-        message: &[u8],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(), SendError> {
+    fn send_control(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
         self.inner.send_control(message, descriptors)
     }
 

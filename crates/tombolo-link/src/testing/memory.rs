@@ -14,8 +14,7 @@ use tombolo_host::shared::SharedSpan;
 use crate::counters::Counters;
 use crate::link::check_control;
 use crate::{
-    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, MAX_DESCRIPTORS, Packet,
-    SendError,
+    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, MAX_DESCRIPTORS, Packet, SendError,
 };
 
 const MAX_PACKET_BYTES: usize = 16 * 1024 + 256;
@@ -41,11 +40,7 @@ struct QueueState {
 
 impl Queue {
     fn new() -> Result<Arc<Self>, Errno> {
-        Ok(Arc::new(Self {
-            state: Mutex::default(),
-            event: EventFd::new()?,
-            closed: AtomicBool::new(false),
-        }))
+        Ok(Arc::new(Self { state: Mutex::default(), event: EventFd::new()?, closed: AtomicBool::new(false) }))
     }
 }
 
@@ -83,10 +78,7 @@ impl MemoryLink {
     }
 
     fn signal(queue: &Queue) -> Result<(), LossReason> {
-        queue.event.signal().map_err(|errno| LossReason::System {
-            operation: "eventfd",
-            errno,
-        })
+        queue.event.signal().map_err(|errno| LossReason::System { operation: "eventfd", errno })
     }
 }
 
@@ -99,10 +91,7 @@ impl Link for MemoryLink {
         self.check()?;
         let bytes = header.len().saturating_add(payload.len());
         if bytes > MAX_PACKET_BYTES {
-            return Err(SendError::TooLarge {
-                bytes,
-                max_bytes: MAX_PACKET_BYTES,
-            });
+            return Err(SendError::TooLarge { bytes, max_bytes: MAX_PACKET_BYTES });
         }
         let mut state = self.outgoing.state.lock();
         if state.packets.len() >= MAX_PACKETS {
@@ -152,13 +141,7 @@ impl Link for MemoryLink {
 
     fn arm(&self) -> Result<bool, LinkError> {
         // Before the look at the queue, so that a signal after it stays.
-        self.incoming
-            .event
-            .drain()
-            .map_err(|errno| LossReason::System {
-                operation: "eventfd",
-                errno,
-            })?;
+        self.incoming.event.drain().map_err(|errno| LossReason::System { operation: "eventfd", errno })?;
         let ready = {
             let state = self.incoming.state.lock();
             !state.packets.is_empty() || !state.controls.is_empty()
@@ -177,11 +160,7 @@ impl Link for MemoryLink {
         self.incoming.event.as_fd()
     }
 
-    fn send_control(
-        &self,
-        message: &[u8],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(), SendError> {
+    fn send_control(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
         self.check()?;
         check_control(message)?;
         if descriptors.len() > MAX_DESCRIPTORS {
@@ -191,15 +170,10 @@ impl Link for MemoryLink {
         if state.controls.len() >= MAX_CONTROLS {
             return Err(SendError::Full);
         }
-        let copies: Result<Vec<_>, _> = descriptors
-            .iter()
-            .map(|descriptor| descriptor.try_clone_to_owned())
-            .collect();
+        let copies: Result<Vec<_>, _> =
+            descriptors.iter().map(|descriptor| descriptor.try_clone_to_owned()).collect();
         let descriptors = copies.map_err(|_| SendError::Descriptors(descriptors.len()))?;
-        state.controls.push_back(ControlMessage {
-            bytes: message.to_vec(),
-            descriptors,
-        });
+        state.controls.push_back(ControlMessage { bytes: message.to_vec(), descriptors });
         self.counters.control_sent.add(1);
         Self::signal(&self.outgoing)?;
         Ok(())
@@ -224,8 +198,7 @@ impl Link for MemoryLink {
     }
 
     fn state(&self) -> LinkState {
-        self.check()
-            .map_or_else(LinkState::Lost, |()| LinkState::Up)
+        self.check().map_or_else(LinkState::Lost, |()| LinkState::Up)
     }
 
     fn supports_windows(&self) -> bool {

@@ -15,11 +15,7 @@ pub(super) struct OutgoingBatch {
 
 impl OutgoingBatch {
     pub(super) fn new() -> Self {
-        Self {
-            buffer: Vec::with_capacity(MAX_BATCH_BYTES),
-            segment_bytes: 0,
-            datagrams: 0,
-        }
+        Self { buffer: Vec::with_capacity(MAX_BATCH_BYTES), segment_bytes: 0, datagrams: 0 }
     }
 
     /// Whether a datagram of this size can join those that wait.
@@ -81,12 +77,7 @@ pub(super) struct IncomingBatch {
 impl IncomingBatch {
     pub(super) fn new() -> Self {
         let buffer = vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice();
-        Self {
-            buffer,
-            filled_bytes: 0,
-            segment_bytes: 0,
-            next: 0,
-        }
+        Self { buffer, filled_bytes: 0, segment_bytes: 0, next: 0 }
     }
 
     /// Whether datagrams are left from the last call.

@@ -12,8 +12,7 @@ use crate::LossReason;
 use crate::link::MAX_CONTROL_BYTES;
 
 /// First and longest wait before a fragment is sent again.
-const RETRANSMIT_AFTER: (Duration, Duration) =
-    (Duration::from_millis(5), Duration::from_millis(200));
+const RETRANSMIT_AFTER: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 /// Messages that wait to be sent, or to be taken by `receive_control`.
 const MAX_MESSAGES: usize = 64;
 
@@ -73,10 +72,7 @@ impl ControlChannel {
         let mut parts = message.chunks(self.fragment_bytes).peekable();
         while let Some(text) = parts.next() {
             let more = parts.peek().is_some();
-            self.outgoing.push_back(Fragment {
-                text: text.to_vec(),
-                more,
-            });
+            self.outgoing.push_back(Fragment { text: text.to_vec(), more });
         }
         true
     }
@@ -98,12 +94,7 @@ impl ControlChannel {
         };
         self.due = Some(now + self.patience);
         let (text, more) = (fragment.text.as_slice(), fragment.more);
-        Some(Transmission {
-            sequence: self.sequence,
-            text,
-            more,
-            again,
-        })
+        Some(Transmission { sequence: self.sequence, text, more, again })
     }
 
     /// When `poll` has something to send again.
@@ -117,23 +108,14 @@ impl ControlChannel {
         if self.due.is_some() && sequence == self.sequence {
             self.due = None;
             self.sequence = self.sequence.wrapping_add(1);
-            if self
-                .outgoing
-                .pop_front()
-                .is_some_and(|fragment| !fragment.more)
-            {
+            if self.outgoing.pop_front().is_some_and(|fragment| !fragment.more) {
                 self.outgoing_messages -= 1;
             }
         }
     }
 
     /// A fragment came; true when it is to be acknowledged.
-    pub(super) fn arrived(
-        &mut self,
-        sequence: u32,
-        text: &[u8],
-        more: bool,
-    ) -> Result<bool, LossReason> {
+    pub(super) fn arrived(&mut self, sequence: u32, text: &[u8], more: bool) -> Result<bool, LossReason> {
         if sequence == self.expected.wrapping_sub(1) {
             // Its acknowledgement was lost.
             return Ok(true);

@@ -20,12 +20,8 @@ const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(10), Duration::
 pub(super) fn random_u64() -> Result<u64, OpenError> {
     let mut bytes = [0_u8; 8];
     // Eight bytes always come whole.
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(
-        |errno| OpenError::System {
-            operation: "getrandom",
-            errno,
-        },
-    )?;
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| OpenError::System { operation: "getrandom", errno })?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
@@ -52,10 +48,7 @@ pub(super) fn connect(peer: SocketAddr, timeout: Duration) -> Result<UdpLink, Op
             return Ok(link);
         }
         if Instant::now() >= deadline {
-            return Err(OpenError::NoAnswer {
-                address: Address::Udp(peer),
-                waited: timeout,
-            });
+            return Err(OpenError::NoAnswer { address: Address::Udp(peer), waited: timeout });
         }
         pause = (pause * 2).min(RETRY_AFTER.1);
     }
@@ -79,10 +72,7 @@ fn await_answer(
                     Ok((header, echo)) if header.kind == Kind::Welcome && echo == Some(nonce) => {
                         return Ok(Some(header.session));
                     }
-                    Err(Malformed::Version {
-                        theirs,
-                        kind: Some(Kind::Reject),
-                    }) => {
+                    Err(Malformed::Version { theirs, kind: Some(Kind::Reject) }) => {
                         return Err(OpenError::VersionMismatch {
                             address: Address::Udp(peer),
                             ours: PROTOCOL_VERSION,
@@ -101,19 +91,14 @@ fn await_answer(
                 return Ok(None);
             }
             Err(errno) => {
-                return Err(OpenError::System {
-                    operation: "UDP receive",
-                    errno,
-                });
+                return Err(OpenError::System { operation: "UDP receive", errno });
             }
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(None);
         }
-        wait_readable(&[socket.as_fd()], Some(left)).map_err(|errno| OpenError::System {
-            operation: "poll",
-            errno,
-        })?;
+        wait_readable(&[socket.as_fd()], Some(left))
+            .map_err(|errno| OpenError::System { operation: "poll", errno })?;
     }
 }

@@ -33,11 +33,7 @@ pub(super) struct KeepAlive {
 
 impl KeepAlive {
     pub(super) fn new(now: Instant) -> Self {
-        Self {
-            asked: now,
-            heard: now,
-            unanswered: 0,
-        }
+        Self { asked: now, heard: now, unanswered: 0 }
     }
 
     /// What to do, and when to call again at the latest.
@@ -61,11 +57,7 @@ impl KeepAlive {
 
     fn next(&self, ask_at: Instant, now: Instant) -> Instant {
         let lost_at = self.heard + LOST_AFTER;
-        if self.unanswered >= MIN_UNANSWERED && lost_at > now {
-            ask_at.min(lost_at)
-        } else {
-            ask_at
-        }
+        if self.unanswered >= MIN_UNANSWERED && lost_at > now { ask_at.min(lost_at) } else { ask_at }
     }
 }
 

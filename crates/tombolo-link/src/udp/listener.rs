@@ -62,24 +62,14 @@ impl UdpListener {
         })?;
         let address = socket.local_address().map_err(system("UDP address"))?;
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
-        epoll::add(
-            &poller,
-            &socket,
-            epoll::EventData::new_u64(0),
-            epoll::EventFlags::IN,
-        )
-        .map_err(system("epoll"))?;
+        epoll::add(&poller, &socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .map_err(system("epoll"))?;
         let strangers = Strangers {
             buffer: vec![0; RECEIVE_BUFFER_BYTES],
             pending: Vec::new(),
             refused: VecDeque::new(),
         };
-        Ok(Self {
-            socket,
-            address,
-            poller,
-            strangers: Mutex::new(strangers),
-        })
+        Ok(Self { socket, address, poller, strangers: Mutex::new(strangers) })
     }
 
     /// Reads what strangers sent to the listening socket.
@@ -120,19 +110,14 @@ impl UdpListener {
                 Some(nonce) => self.hear_hello(strangers, nonce, from),
                 None => Ok(()),
             },
-            Err(Malformed::Version {
-                theirs,
-                kind: Some(Kind::Hello),
-            }) => {
+            Err(Malformed::Version { theirs, kind: Some(Kind::Hello) }) => {
                 let nonce = datagram.get(wire::HEADER_BYTES..).and_then(wire::nonce_of);
                 let reject = wire::answer(Kind::Reject, 0, nonce.unwrap_or(0));
                 // It asks again if this is lost.
                 let _ = self.socket.send_to(&reject, from);
                 if strangers.refused.len() < MAX_PENDING {
                     let ours = PROTOCOL_VERSION;
-                    strangers
-                        .refused
-                        .push_back(AcceptError::VersionMismatch { ours, theirs });
+                    strangers.refused.push_back(AcceptError::VersionMismatch { ours, theirs });
                 }
                 Ok(())
             }
@@ -140,16 +125,9 @@ impl UdpListener {
         }
     }
 
-    fn hear_hello(
-        &self,
-        strangers: &mut Strangers,
-        nonce: u64,
-        from: SocketAddr,
-    ) -> Result<(), OpenError> {
-        if let Some(known) = strangers
-            .pending
-            .iter()
-            .find(|pending| pending.peer == from && pending.link.nonce == nonce)
+    fn hear_hello(&self, strangers: &mut Strangers, nonce: u64, from: SocketAddr) -> Result<(), OpenError> {
+        if let Some(known) =
+            strangers.pending.iter().find(|pending| pending.peer == from && pending.link.nonce == nonce)
         {
             known.link.send_welcome();
             return Ok(());
@@ -181,20 +159,11 @@ impl UdpListener {
         }
         let session = super::handshake::random_u64()?;
         let link = Arc::new(UdpLink::new(socket, IncomingBatch::new(), session, nonce)?);
-        epoll::add(
-            &self.poller,
-            &link.socket,
-            epoll::EventData::new_u64(1),
-            epoll::EventFlags::IN,
-        )
-        .map_err(system("epoll"))?;
+        epoll::add(&self.poller, &link.socket, epoll::EventData::new_u64(1), epoll::EventFlags::IN)
+            .map_err(system("epoll"))?;
         link.send_welcome();
         let deadline = Instant::now() + PATIENCE;
-        strangers.pending.push(Pending {
-            link,
-            peer: from,
-            deadline,
-        });
+        strangers.pending.push(Pending { link, peer: from, deadline });
         // Depth is bounded by MAX_PENDING, since each level makes a session.
         for (datagram, other) in others {
             self.hear_datagram(strangers, &datagram, other)?;

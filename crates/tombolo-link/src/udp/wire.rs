@@ -83,11 +83,7 @@ pub(super) enum Malformed {
 
 impl Header {
     pub(super) fn new(kind: Kind, session: u64) -> Self {
-        Self {
-            kind,
-            flags: 0,
-            session,
-        }
+        Self { kind, flags: 0, session }
     }
 
     pub(super) fn encode(self) -> [u8; HEADER_BYTES] {
@@ -102,29 +98,17 @@ impl Header {
 
     /// The header and what follows it.
     pub(super) fn decode(datagram: &[u8]) -> Result<(Self, &[u8]), Malformed> {
-        let (header, body) = datagram
-            .split_first_chunk::<HEADER_BYTES>()
-            .ok_or(Malformed::Garbage)?;
+        let (header, body) = datagram.split_first_chunk::<HEADER_BYTES>().ok_or(Malformed::Garbage)?;
         let [m0, m1, version, kind, flags, _, _, _, session @ ..] = *header;
         if [m0, m1] != MAGIC {
             return Err(Malformed::Garbage);
         }
         let kind = Kind::from_byte(kind);
         if version != PROTOCOL_VERSION {
-            return Err(Malformed::Version {
-                theirs: version,
-                kind,
-            });
+            return Err(Malformed::Version { theirs: version, kind });
         }
         let kind = kind.ok_or(Malformed::Garbage)?;
-        Ok((
-            Self {
-                kind,
-                flags,
-                session: u64::from_le_bytes(session),
-            },
-            body,
-        ))
+        Ok((Self { kind, flags, session: u64::from_le_bytes(session) }, body))
     }
 }
 
@@ -162,11 +146,7 @@ mod tests {
     fn headers_read_back() {
         for byte in 0..=255 {
             if let Some(kind) = Kind::from_byte(byte) {
-                let header = Header {
-                    kind,
-                    flags: 3,
-                    session: 0x0123_4567_89AB_CDEF,
-                };
+                let header = Header { kind, flags: 3, session: 0x0123_4567_89AB_CDEF };
                 let datagram = [header.encode().as_slice(), b"body"].concat();
                 assert_eq!(Header::decode(&datagram), Ok((header, b"body".as_slice())));
             }
@@ -183,10 +163,7 @@ mod tests {
         assert_eq!(Header::decode(&datagram), Err(Malformed::Garbage));
         datagram[3] = 1;
         datagram[2] = 9;
-        let other = Malformed::Version {
-            theirs: 9,
-            kind: Some(Kind::Hello),
-        };
+        let other = Malformed::Version { theirs: 9, kind: Some(Kind::Hello) };
         assert_eq!(Header::decode(&datagram), Err(other));
         datagram[0] = 0;
         assert_eq!(Header::decode(&datagram), Err(Malformed::Garbage));

@@ -42,10 +42,7 @@ pub fn messages_arrive_once_and_in_order(pair: &Pair) {
         }
         for number in 0..10_u32 {
             let message = next_control(&*pair.other, &*pair.one);
-            assert_eq!(
-                message.bytes,
-                format!("message {round} {number}").as_bytes()
-            );
+            assert_eq!(message.bytes, format!("message {round} {number}").as_bytes());
         }
     }
     std::thread::sleep(Duration::from_millis(20));
@@ -61,10 +58,7 @@ pub fn both_ways_under_load(pair: &Pair) {
         let (mut sent, mut received) = (0, 0_u32);
         let deadline = Instant::now() + PATIENCE;
         while sent < MESSAGES || received < MESSAGES || link.counters().control_sent == 0 {
-            assert!(
-                Instant::now() < deadline,
-                "{sent} sent, {received} received"
-            );
+            assert!(Instant::now() < deadline, "{sent} sent, {received} received");
             if sent < MESSAGES && link.send_control(&message(sent), &[]).is_ok() {
                 sent += 1;
             }
@@ -101,38 +95,20 @@ fn message(number: u32) -> Vec<u8> {
 }
 
 pub fn large_and_impossible_sizes(pair: &Pair) {
-    for bytes in [
-        1,
-        4000,
-        4080,
-        5000,
-        MAX_CONTROL_BYTES - 1,
-        MAX_CONTROL_BYTES,
-    ] {
+    for bytes in [1, 4000, 4080, 5000, MAX_CONTROL_BYTES - 1, MAX_CONTROL_BYTES] {
         let message: Vec<u8> = (0..bytes).map(|index| (index / 3) as u8).collect();
         send_control(&*pair.one, &message);
         assert_eq!(next_control(&*pair.other, &*pair.one).bytes, message);
     }
     for bytes in [0, MAX_CONTROL_BYTES + 1] {
         let error = pair.one.send_control(&vec![0; bytes], &[]).unwrap_err();
-        assert_eq!(
-            error,
-            SendError::TooLarge {
-                bytes,
-                max_bytes: MAX_CONTROL_BYTES
-            }
-        );
+        assert_eq!(error, SendError::TooLarge { bytes, max_bytes: MAX_CONTROL_BYTES });
     }
 }
 
 pub fn descriptors_pass_where_supported(pair: &Pair) {
     let path = crate::harness::scratch_path();
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(&path)
-        .unwrap();
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     let descriptors: [BorrowedFd<'_>; 2] = [file.as_fd(), file.as_fd()];
     let result = pair.one.send_control(b"files", &descriptors);
@@ -150,9 +126,6 @@ pub fn descriptors_pass_where_supported(pair: &Pair) {
     ours.read_to_string(&mut text).unwrap();
     assert_eq!(text, "through the link");
     let many = [file.as_fd(); 9];
-    assert_eq!(
-        pair.one.send_control(b"files", &many),
-        Err(SendError::Descriptors(9))
-    );
+    assert_eq!(pair.one.send_control(b"files", &many), Err(SendError::Descriptors(9)));
     assert_eq!(pair.one.peer_process_id(), Some(std::process::id()));
 }

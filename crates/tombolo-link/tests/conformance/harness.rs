@@ -28,28 +28,14 @@ pub struct Kind {
 
 #[allow(non_upper_case_globals)]
 impl Kind {
-    pub const Memory: Self = Self {
-        transport: Transport::Memory,
-        faulty: false,
-    };
-    pub const Shm: Self = Self {
-        transport: Transport::Shm,
-        faulty: false,
-    };
-    pub const Udp: Self = Self {
-        transport: Transport::Udp,
-        faulty: false,
-    };
-    pub const UdpWithoutSegmentation: Self = Self {
-        transport: Transport::UdpWithoutSegmentation,
-        faulty: false,
-    };
+    pub const Memory: Self = Self { transport: Transport::Memory, faulty: false };
+    pub const Shm: Self = Self { transport: Transport::Shm, faulty: false };
+    pub const Udp: Self = Self { transport: Transport::Udp, faulty: false };
+    pub const UdpWithoutSegmentation: Self =
+        Self { transport: Transport::UdpWithoutSegmentation, faulty: false };
 
     pub fn faulty(self) -> Self {
-        Self {
-            faulty: true,
-            ..self
-        }
+        Self { faulty: true, ..self }
     }
 
     pub fn pair(self) -> Pair {
@@ -58,16 +44,11 @@ impl Kind {
             Transport::Shm => connected(&scratch_address()),
             Transport::Udp => connected(&loopback()),
             Transport::UdpWithoutSegmentation => {
-                let Address::Udp(address) = loopback() else {
-                    unreachable!()
-                };
+                let Address::Udp(address) = loopback() else { unreachable!() };
                 let listener = UdpListener::bind(address).unwrap();
-                let Address::Udp(address) = listener.address() else {
-                    unreachable!()
-                };
+                let Address::Udp(address) = listener.address() else { unreachable!() };
                 std::thread::scope(|scope| {
-                    let connector =
-                        scope.spawn(move || UdpLink::connect(address, PATIENCE).unwrap());
+                    let connector = scope.spawn(move || UdpLink::connect(address, PATIENCE).unwrap());
                     let accepted = accept(&listener);
                     let link = connector.join().unwrap();
                     link.disable_segmentation();
@@ -77,18 +58,9 @@ impl Kind {
         };
         let lossless = !self.faulty && matches!(self.transport, Transport::Memory | Transport::Shm);
         let faulty = |link, seed| -> Arc<dyn Link> {
-            if self.faulty {
-                Arc::new(FaultyLink::new(link, FAULTS, seed))
-            } else {
-                link
-            }
+            if self.faulty { Arc::new(FaultyLink::new(link, FAULTS, seed)) } else { link }
         };
-        Pair {
-            one: faulty(one, 1),
-            other: faulty(other, 2),
-            lossless,
-            kind: self,
-        }
+        Pair { one: faulty(one, 1), other: faulty(other, 2), lossless, kind: self }
     }
 
     /// Another pair of the same kind, to be destroyed.
@@ -130,10 +102,7 @@ pub fn scratch_address() -> Address {
 }
 
 pub fn accept(listener: &dyn Listener) -> Arc<dyn Link> {
-    listener
-        .accept_within(PATIENCE)
-        .unwrap()
-        .expect("nobody connected in time")
+    listener.accept_within(PATIENCE).unwrap().expect("nobody connected in time")
 }
 
 /// Both ends of a link through a listener: the accepting one first.
@@ -195,11 +164,7 @@ pub fn check(received: Packet<'_>) -> u64 {
     let packet_bytes = u64::from_le_bytes(head[8..16].try_into().unwrap());
     assert_eq!(received.len() as u64, packet_bytes);
     assert_eq!(received.payload(16).unwrap().len() + 16, received.len());
-    assert_eq!(
-        received.to_vec(),
-        packet(number, received.len()),
-        "packet {number} is damaged"
-    );
+    assert_eq!(received.to_vec(), packet(number, received.len()), "packet {number} is damaged");
     number
 }
 

@@ -20,8 +20,7 @@ pub fn a_packet_wakes_a_sleeper(pair: &Pair) {
         }
         while next < ROUNDS {
             assert!(Instant::now() < deadline, "stuck at {next}");
-            link.wait(Duration::from_millis(if pair.lossless { 5000 } else { 20 }))
-                .unwrap();
+            link.wait(Duration::from_millis(if pair.lossless { 5000 } else { 20 })).unwrap();
             let mut arrived = None;
             let received = link.receive(16, &mut |bytes| arrived = Some(check(bytes)));
             match received {
@@ -55,11 +54,7 @@ pub fn a_packet_wakes_a_sleeper(pair: &Pair) {
     });
     if pair.lossless {
         // One lost wake costs five seconds.
-        assert!(
-            started.elapsed() < Duration::from_secs(5),
-            "{:?}",
-            started.elapsed()
-        );
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     }
 }
 
@@ -132,27 +127,18 @@ pub fn await_loss(link: &dyn Link, patience: Duration) -> LossReason {
 /// The check owns only a borrow of the pair, so the drop is that of a second one's end.
 pub fn a_dropped_peer_is_noticed(pair: &Pair) {
     // Up as long as both are there.
-    assert_eq!(
-        (pair.one.state(), pair.other.state()),
-        (LinkState::Up, LinkState::Up)
-    );
+    assert_eq!((pair.one.state(), pair.other.state()), (LinkState::Up, LinkState::Up));
     let _ = pair.one.wait(Duration::from_millis(1)).unwrap();
     let doomed = crate::Kind::pair_like(pair);
     drop(doomed.one);
     let started = Instant::now();
-    assert_eq!(
-        await_loss(&*doomed.other, PATIENCE),
-        LossReason::ClosedByPeer
-    );
+    assert_eq!(await_loss(&*doomed.other, PATIENCE), LossReason::ClosedByPeer);
     assert!(started.elapsed() < Duration::from_secs(1));
     let lost = SendError::Lost(LossReason::ClosedByPeer);
     assert_eq!(doomed.other.send(b"x", SharedSpan::empty()), Err(lost));
     assert_eq!(doomed.other.send_control(b"x", &[]), Err(lost));
     assert!(doomed.other.wait(Duration::from_secs(1)).unwrap_or(true));
-    assert!(matches!(
-        doomed.other.receive_control(),
-        Err(LinkError::Lost(_))
-    ));
+    assert!(matches!(doomed.other.receive_control(), Err(LinkError::Lost(_))));
 }
 
 pub fn what_came_before_the_end_is_received(pair: &Pair) {
@@ -164,10 +150,7 @@ pub fn what_came_before_the_end_is_received(pair: &Pair) {
     drop(doomed.one);
     let mut count = 0;
     let error = loop {
-        match doomed
-            .other
-            .receive(7, &mut |bytes| count += u32::from(check(bytes) < 30))
-        {
+        match doomed.other.receive(7, &mut |bytes| count += u32::from(check(bytes) < 30)) {
             Ok(0) => {
                 let _ = doomed.other.wait(Duration::from_millis(100));
             }
@@ -199,13 +182,7 @@ pub fn an_idle_link_uses_no_cpu(pair: &Pair) {
         (one.join().unwrap(), other.join().unwrap())
     });
     // One per cent of two seconds; a good link uses a tenth of that.
-    assert!(
-        one_us < 20_000 && other_us < 20_000,
-        "{one_us} and {other_us} us in 2 s"
-    );
+    assert!(one_us < 20_000 && other_us < 20_000, "{one_us} and {other_us} us in 2 s");
     println!("idle: {one_us} and {other_us} us of CPU in 2 s");
-    assert_eq!(
-        (pair.one.state(), pair.other.state()),
-        (LinkState::Up, LinkState::Up)
-    );
+    assert_eq!((pair.one.state(), pair.other.state()), (LinkState::Up, LinkState::Up));
 }

@@ -24,11 +24,7 @@ pub fn every_size_arrives_whole_or_not_at_all(pair: &Pair) {
         pair.one.flush().unwrap();
         let wanted = Cell::new(chunk.len());
         let mut arrived = Vec::new();
-        let quiet = if pair.lossless {
-            crate::harness::PATIENCE
-        } else {
-            Duration::from_millis(30)
-        };
+        let quiet = if pair.lossless { crate::harness::PATIENCE } else { Duration::from_millis(30) };
         // Driving the sending side's timers releases what a fault holds back.
         pair.one.tick(std::time::Instant::now());
         receive_until(
@@ -46,24 +42,14 @@ pub fn every_size_arrives_whole_or_not_at_all(pair: &Pair) {
         }
         received += arrived.len();
     }
-    assert!(
-        received >= sizes.len() / 2,
-        "only {received} of {} arrived",
-        sizes.len()
-    );
+    assert!(received >= sizes.len() / 2, "only {received} of {} arrived", sizes.len());
 }
 
 pub fn too_large_is_an_error(pair: &Pair) {
     let max = pair.one.max_packet_bytes();
-    let expected = SendError::TooLarge {
-        bytes: max + 1,
-        max_bytes: max,
-    };
+    let expected = SendError::TooLarge { bytes: max + 1, max_bytes: max };
     assert_eq!(try_send(&*pair.one, 1, max + 1), Err(expected));
-    assert_eq!(
-        pair.one.send(&vec![0; max + 1], SharedSpan::empty()),
-        Err(expected)
-    );
+    assert_eq!(pair.one.send(&vec![0; max + 1], SharedSpan::empty()), Err(expected));
 }
 
 pub fn both_directions_at_once(pair: &Pair) {
@@ -119,10 +105,7 @@ pub fn both_directions_at_once(pair: &Pair) {
                 assert_eq!(arrived, PACKETS);
             }
             // A UDP receiver that shares two cores with everything else may lose many.
-            assert!(
-                arrived > PACKETS / 20,
-                "only {arrived} of {PACKETS} arrived"
-            );
+            assert!(arrived > PACKETS / 20, "only {arrived} of {PACKETS} arrived");
         }
     });
 }
@@ -131,11 +114,7 @@ pub fn a_full_link_loses_nothing(pair: &Pair) {
     for round in 0..5_u64 {
         let mut sent = 0_u64;
         loop {
-            match try_send(
-                &*pair.one,
-                sent,
-                16 + ((sent * 613 + round) % 3000) as usize,
-            ) {
+            match try_send(&*pair.one, sent, 16 + ((sent * 613 + round) % 3000) as usize) {
                 Ok(()) => sent += 1,
                 Err(SendError::Full) => break,
                 Err(error) => panic!("{error}"),
@@ -175,12 +154,7 @@ pub fn a_sink_may_send(pair: &Pair) {
     );
     assert!(echoed > 20);
     let mut back = 0;
-    receive_until(
-        &*pair.one,
-        QUIET,
-        |bytes| back += u32::from(check(bytes) < 50),
-        || false,
-    );
+    receive_until(&*pair.one, QUIET, |bytes| back += u32::from(check(bytes) < 50), || false);
     assert!(back > 10);
 }
 
@@ -198,10 +172,7 @@ pub fn a_budget_is_kept(pair: &Pair) {
     }
     assert!(total > 20);
     let counters = pair.other.counters();
-    assert_eq!(
-        (counters.packets_received, counters.bytes_received),
-        (total, total * 64)
-    );
+    assert_eq!((counters.packets_received, counters.bytes_received), (total, total * 64));
 }
 
 pub fn many_threads_send(pair: &Pair) {
@@ -223,11 +194,7 @@ pub fn many_threads_send(pair: &Pair) {
         let total = Cell::new(0);
         receive_until(
             &*pair.other,
-            if pair.lossless {
-                crate::harness::PATIENCE
-            } else {
-                QUIET
-            },
+            if pair.lossless { crate::harness::PATIENCE } else { QUIET },
             |bytes| {
                 let number = check(bytes);
                 let (thread, number) = ((number / EACH) as usize, number % EACH);

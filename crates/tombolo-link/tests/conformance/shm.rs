@@ -6,17 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    PATIENCE, accept, check, connected, connected_to, receive_until, scratch_address, scratch_path,
-    send,
+    PATIENCE, accept, check, connected, connected_to, receive_until, scratch_address, scratch_path, send,
 };
 use crate::liveness::await_loss;
 use tombolo_host::event::wait_readable;
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_link::shm::ShmListener;
-use tombolo_link::{
-    AcceptError, Address, Link, LinkState, Listener, LossReason, OpenError, connect, listen,
-};
+use tombolo_link::{AcceptError, Address, Link, LinkState, Listener, LossReason, OpenError, connect, listen};
 
 const CHILD_PATH: &str = "TOMBOLO_LINK_TEST_CHILD_PATH";
 
@@ -29,9 +26,7 @@ fn hello(version: u8) -> [u8; 24] {
 }
 
 fn path_of(address: &Address) -> &std::path::Path {
-    let Address::Shm(path) = address else {
-        panic!("not shm")
-    };
+    let Address::Shm(path) = address else { panic!("not shm") };
     path
 }
 
@@ -39,10 +34,7 @@ fn answer(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<usize, UnixErro
     loop {
         match socket.receive(buffer) {
             Err(UnixError::WouldBlock) => {
-                assert!(
-                    wait_readable(&[socket.as_fd()], Some(PATIENCE)).unwrap(),
-                    "no answer"
-                );
+                assert!(wait_readable(&[socket.as_fd()], Some(PATIENCE)).unwrap(), "no answer");
             }
             other => return other.map(|received| received.length_bytes),
         }
@@ -65,12 +57,7 @@ fn child_that_sends_until_killed() {
 fn a_killed_peer_is_noticed_at_once() {
     let listener = listen(&scratch_address()).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "shm::child_that_sends_until_killed",
-            "--ignored",
-            "--nocapture",
-        ])
+        .args(["--exact", "shm::child_that_sends_until_killed", "--ignored", "--nocapture"])
         .env(CHILD_PATH, path_of(&listener.address()))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -92,11 +79,7 @@ fn a_killed_peer_is_noticed_at_once() {
     child.wait().unwrap();
     let killed = Instant::now();
     assert_eq!(await_loss(&*link, PATIENCE), LossReason::PeerGone);
-    assert!(
-        killed.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        killed.elapsed()
-    );
+    assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
     // And the listener goes on.
     connected_to(&*listener);
 }
@@ -118,10 +101,7 @@ fn nobody_there_is_a_clear_error() {
     let started = Instant::now();
     let error = connect(&address, Duration::from_millis(100)).unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(5));
-    assert_eq!(
-        error.to_string(),
-        format!("no node answers at {address} (waited 0.1 s)")
-    );
+    assert_eq!(error.to_string(), format!("no node answers at {address} (waited 0.1 s)"));
     // A listener that never answers.
     let silent = SeqpacketListener::bind(path_of(&address)).unwrap();
     let error = connect(&address, Duration::from_millis(100)).unwrap_err();
@@ -146,10 +126,7 @@ fn an_address_in_use_is_an_error_and_a_clean_end_removes_it() {
     let listener = listen(&scratch_address()).unwrap();
     let address = listener.address();
     let error = listen(&address).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        format!("another process listens at {address}")
-    );
+    assert_eq!(error.to_string(), format!("another process listens at {address}"));
     connected_to(&*listener);
     drop(listener);
     assert!(!path_of(&address).exists());
@@ -161,17 +138,11 @@ fn versions_that_differ_are_named_on_both_sides() {
     let newer = SeqpacketSocket::connect(path_of(&listener.address())).unwrap();
     newer.send(&[&hello(9)], &[]).unwrap();
     let error = listener.accept_within(PATIENCE).unwrap_err();
-    assert!(matches!(
-        error,
-        AcceptError::VersionMismatch { ours: 1, theirs: 9 }
-    ));
+    assert!(matches!(error, AcceptError::VersionMismatch { ours: 1, theirs: 9 }));
     assert!(error.to_string().contains("version 9") && error.to_string().contains("version 1"));
     let mut buffer = [0; 64];
     assert_eq!(answer(&newer, &mut buffer).unwrap(), 24);
-    assert_eq!(
-        (&buffer[..8], buffer[8], buffer[9]),
-        (b"TOMBOLO\0".as_slice(), 1, 3)
-    );
+    assert_eq!((&buffer[..8], buffer[8], buffer[9]), (b"TOMBOLO\0".as_slice(), 1, 3));
     connected_to(&*listener);
 
     // And a connector that meets a newer listener.
@@ -180,17 +151,7 @@ fn versions_that_differ_are_named_on_both_sides() {
         reject[9] = 3;
         socket.send(&[&reject], &[]).unwrap();
     });
-    assert!(
-        matches!(
-            error,
-            OpenError::VersionMismatch {
-                ours: 1,
-                theirs: 9,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, OpenError::VersionMismatch { ours: 1, theirs: 9, .. }), "{error}");
     assert!(error.to_string().contains("version 9") && error.to_string().contains("version 1"));
 }
 
@@ -218,27 +179,16 @@ fn a_false_listener_is_seen_through() {
         bytes[16..].copy_from_slice(&ring_bytes.to_le_bytes());
         bytes
     };
-    let not_a_node =
-        |error: OpenError| assert!(matches!(error, OpenError::NotANode { .. }), "{error}");
+    let not_a_node = |error: OpenError| assert!(matches!(error, OpenError::NotANode { .. }), "{error}");
     not_a_node(connect_to_fake(|_| {}));
-    not_a_node(connect_to_fake(|socket| {
-        socket.send(&[b"HTTP/1.1 200 OK"], &[]).unwrap()
-    }));
-    not_a_node(connect_to_fake(|socket| {
-        socket.send(&[&[7; 500]], &[]).unwrap()
-    }));
-    not_a_node(connect_to_fake(|socket| {
-        socket.send(&[&hello(1)], &[]).unwrap()
-    }));
-    not_a_node(connect_to_fake(|socket| {
-        socket.send(&[&welcome(1 << 20)], &[]).unwrap()
-    }));
+    not_a_node(connect_to_fake(|socket| socket.send(&[b"HTTP/1.1 200 OK"], &[]).unwrap()));
+    not_a_node(connect_to_fake(|socket| socket.send(&[&[7; 500]], &[]).unwrap()));
+    not_a_node(connect_to_fake(|socket| socket.send(&[&hello(1)], &[]).unwrap()));
+    not_a_node(connect_to_fake(|socket| socket.send(&[&welcome(1 << 20)], &[]).unwrap()));
     for ring_bytes in [0, 1, 4096, (1 << 20) + 1, 1 << 40, u64::MAX] {
         let memory = SharedMemory::create("test", 8192).unwrap();
         not_a_node(connect_to_fake(|socket| {
-            socket
-                .send(&[&welcome(ring_bytes)], &[memory.as_fd()])
-                .unwrap();
+            socket.send(&[&welcome(ring_bytes)], &[memory.as_fd()]).unwrap();
         }));
     }
     // Memory that is too small, and a descriptor that is no memory.
@@ -322,34 +272,20 @@ fn a_hostile_peer_loses_its_own_link_only() {
     }
     // Nonsense in the ring that we read: an index, then a length.
     let theirs = tombolo_host::ring::footprint_bytes(1 << 16);
-    for (offset, value) in [
-        (theirs, u64::MAX),
-        (theirs, 1 << 40),
-        (theirs, 12),
-        (theirs, 16),
-    ] {
+    for (offset, value) in [(theirs, u64::MAX), (theirs, 1 << 40), (theirs, 12), (theirs, 16)] {
         let (_socket, link, memory) = raw_peer(&listener);
         if value == 16 {
-            memory
-                .span_mut(theirs + 4096, 4)
-                .unwrap()
-                .copy_from([0xF0; 4].as_slice().into());
+            memory.span_mut(theirs + 4096, 4).unwrap().copy_from([0xF0; 4].as_slice().into());
         }
         let word = memory.atomic_u64(offset).unwrap();
         word.store(value, std::sync::atomic::Ordering::Release);
         let reason = await_loss(&*link, PATIENCE);
         assert!(matches!(reason, LossReason::Ring(_)), "{reason}");
-        assert!(
-            link.receive(1, &mut |_| panic!("from a broken ring"))
-                .is_err()
-        );
+        assert!(link.receive(1, &mut |_| panic!("from a broken ring")).is_err());
     }
     // Nonsense in the ring that we write.
     let (_socket, link, memory) = raw_peer(&listener);
-    memory
-        .atomic_u64(128)
-        .unwrap()
-        .store(1 << 50, std::sync::atomic::Ordering::Release);
+    memory.atomic_u64(128).unwrap().store(1 << 50, std::sync::atomic::Ordering::Release);
     let mut last = Ok(());
     for number in 0..10_000 {
         last = crate::harness::try_send(&*link, number, 4000);
@@ -358,9 +294,6 @@ fn a_hostile_peer_loses_its_own_link_only() {
         }
     }
     let reason = await_loss(&*link, PATIENCE);
-    assert!(
-        matches!(reason, LossReason::Ring(_)),
-        "{reason} after {last:?}"
-    );
+    assert!(matches!(reason, LossReason::Ring(_)), "{reason} after {last:?}");
     assert_eq!(honest_link.state(), LinkState::Up);
 }

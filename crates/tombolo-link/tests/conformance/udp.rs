@@ -7,22 +7,16 @@ use std::time::{Duration, Instant};
 use crate::harness::{PATIENCE, accept, check, connected_to, loopback, receive_until, send};
 use crate::liveness::await_loss;
 use tombolo_link::testing::{LinkPair, Random};
-use tombolo_link::{
-    AcceptError, Address, LinkState, Listener, LossReason, OpenError, connect, listen,
-};
+use tombolo_link::{AcceptError, Address, LinkState, Listener, LossReason, OpenError, connect, listen};
 
 fn socket_address(address: &Address) -> SocketAddr {
-    let Address::Udp(address) = address else {
-        panic!("not udp")
-    };
+    let Address::Udp(address) = address else { panic!("not udp") };
     *address
 }
 
 fn stranger() -> UdpSocket {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket
-        .set_read_timeout(Some(Duration::from_millis(200)))
-        .unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     socket
 }
 
@@ -37,10 +31,7 @@ fn hello(version: u8, nonce: u64) -> [u8; 64] {
 fn nobody_there_is_a_clear_error() {
     let free = socket_address(&listen(&loopback()).unwrap().address());
     let error = connect(&Address::Udp(free), Duration::from_millis(100)).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        format!("no node answers at udp:{free} (waited 0.1 s)")
-    );
+    assert_eq!(error.to_string(), format!("no node answers at udp:{free} (waited 0.1 s)"));
     // One that is there and says nothing.
     let silent = stranger();
     let address = Address::Udp(silent.local_addr().unwrap());
@@ -62,22 +53,12 @@ fn a_listener_that_starts_late_is_found() {
 
 #[test]
 fn only_loopback_is_used() {
-    for text in [
-        "udp:0.0.0.0:7000",
-        "udp:192.0.2.1:7000",
-        "udp:[::]:7000",
-        "udp:[2001:db8::1]:1",
-    ] {
+    for text in ["udp:0.0.0.0:7000", "udp:192.0.2.1:7000", "udp:[::]:7000", "udp:[2001:db8::1]:1"] {
         let address: Address = text.parse().unwrap();
-        let errors = [
-            listen(&address).unwrap_err(),
-            connect(&address, Duration::from_millis(10)).unwrap_err(),
-        ];
+        let errors =
+            [listen(&address).unwrap_err(), connect(&address, Duration::from_millis(10)).unwrap_err()];
         for error in errors {
-            assert!(
-                error.to_string().contains("not a loopback address"),
-                "{error}"
-            );
+            assert!(error.to_string().contains("not a loopback address"), "{error}");
         }
     }
 }
@@ -92,12 +73,7 @@ fn ipv6_works() {
     send(&*one, 5, 4000);
     one.flush().unwrap();
     let mut got = 0;
-    receive_until(
-        &*other,
-        Duration::from_millis(200),
-        |bytes| got = check(bytes),
-        || false,
-    );
+    receive_until(&*other, Duration::from_millis(200), |bytes| got = check(bytes), || false);
     assert_eq!(got, 5);
 }
 
@@ -107,24 +83,16 @@ fn an_address_in_use_is_an_error() {
     let address = listener.address();
     let _pair = connected_to(&*listener);
     let error = listen(&address).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        format!("another process listens at {address}")
-    );
+    assert_eq!(error.to_string(), format!("another process listens at {address}"));
 }
 
 #[test]
 fn versions_that_differ_are_named_on_both_sides() {
     let listener = listen(&loopback()).unwrap();
     let newer = stranger();
-    newer
-        .send_to(&hello(9, 77), socket_address(&listener.address()))
-        .unwrap();
+    newer.send_to(&hello(9, 77), socket_address(&listener.address())).unwrap();
     let error = listener.accept_within(PATIENCE).unwrap_err();
-    assert!(matches!(
-        error,
-        AcceptError::VersionMismatch { ours: 1, theirs: 9 }
-    ));
+    assert!(matches!(error, AcceptError::VersionMismatch { ours: 1, theirs: 9 }));
     let mut answer = [0; 128];
     let bytes = newer.recv(&mut answer).unwrap();
     assert!(bytes <= 64);
@@ -142,17 +110,7 @@ fn versions_that_differ_are_named_on_both_sides() {
         reject[2..4].copy_from_slice(&[9, 3]);
         fake.send_to(&reject, from).unwrap();
         let error = connector.join().unwrap();
-        assert!(
-            matches!(
-                error,
-                OpenError::VersionMismatch {
-                    ours: 1,
-                    theirs: 9,
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, OpenError::VersionMismatch { ours: 1, theirs: 9, .. }), "{error}");
     });
 }
 
@@ -174,9 +132,7 @@ fn strangers_do_no_harm_and_get_no_more_than_they_give() {
             2 => datagram.fill_with(|| random.next_u64() as u8),
             _ => datagram[3] = 4 + random.below(6) as u8,
         }
-        strangers[(round % 8) as usize]
-            .send_to(&datagram, address)
-            .unwrap();
+        strangers[(round % 8) as usize].send_to(&datagram, address).unwrap();
         if round % 16 == 0 {
             while !matches!(listener.accept(), Ok(None)) {}
         }
@@ -191,12 +147,7 @@ fn strangers_do_no_harm_and_get_no_more_than_they_give() {
     }
     // The half-open sessions are gone when their time is over; new ones are welcome meanwhile.
     let (third, fourth) = connected_to(&*listener);
-    for (from, to) in [
-        (&one, &other),
-        (&other, &one),
-        (&third, &fourth),
-        (&fourth, &third),
-    ] {
+    for (from, to) in [(&one, &other), (&other, &one), (&third, &fourth), (&fourth, &third)] {
         send(&**from, 3, 4000);
         from.flush().unwrap();
         let mut got = 0;
@@ -229,8 +180,7 @@ fn many_sessions_share_one_address() {
         for (link, expected) in [(other, number as u64), (one, 1000 + number as u64)] {
             let mut got = Vec::new();
             link.wait(PATIENCE).unwrap();
-            link.receive(10, &mut |bytes| got.push(check(bytes)))
-                .unwrap();
+            link.receive(10, &mut |bytes| got.push(check(bytes))).unwrap();
             assert_eq!(got, [expected]);
         }
     }
@@ -239,12 +189,7 @@ fn many_sessions_share_one_address() {
     send(&*pairs[0].1, 9, 50);
     pairs[0].1.flush().unwrap();
     assert!(pairs[0].0.wait(PATIENCE).unwrap());
-    assert_eq!(
-        pairs[0]
-            .0
-            .receive(10, &mut |bytes| assert_eq!(check(bytes), 9)),
-        Ok(1)
-    );
+    assert_eq!(pairs[0].0.receive(10, &mut |bytes| assert_eq!(check(bytes), 9)), Ok(1));
 }
 
 #[test]
@@ -252,14 +197,10 @@ fn many_connect_at_once() {
     let listener = listen(&loopback()).unwrap();
     let address = listener.address();
     std::thread::scope(|scope| {
-        let connectors: Vec<_> = (0..30)
-            .map(|_| scope.spawn(|| connect(&address, PATIENCE).unwrap()))
-            .collect();
+        let connectors: Vec<_> =
+            (0..30).map(|_| scope.spawn(|| connect(&address, PATIENCE).unwrap())).collect();
         let accepted: Vec<_> = (0..30).map(|_| accept(&*listener)).collect();
-        let connected: Vec<_> = connectors
-            .into_iter()
-            .map(|one| one.join().unwrap())
-            .collect();
+        let connected: Vec<_> = connectors.into_iter().map(|one| one.join().unwrap()).collect();
         for (number, link) in connected.iter().enumerate() {
             send(&**link, number as u64, 100);
             link.flush().unwrap();
@@ -267,8 +208,7 @@ fn many_connect_at_once() {
         let mut seen: Vec<u64> = Vec::new();
         for link in &accepted {
             assert!(link.wait(PATIENCE).unwrap());
-            link.receive(10, &mut |bytes| seen.push(check(bytes)))
-                .unwrap();
+            link.receive(10, &mut |bytes| seen.push(check(bytes))).unwrap();
         }
         seen.sort_unstable();
         assert_eq!(seen, (0..30).collect::<Vec<_>>());
@@ -277,10 +217,7 @@ fn many_connect_at_once() {
 
 #[test]
 fn a_silent_peer_is_lost_within_two_seconds() {
-    let relay = Relay::new(Fate {
-        loss_per_mille: 0,
-        duplication_per_mille: 0,
-    });
+    let relay = Relay::new(Fate { loss_per_mille: 0, duplication_per_mille: 0 });
     let (one, other) = relay.connect();
     relay.cut();
     let started = Instant::now();
@@ -290,11 +227,7 @@ fn a_silent_peer_is_lost_within_two_seconds() {
                 let reason = await_loss(&**link, PATIENCE);
                 assert_eq!(reason.to_string(), "silent for 1.5 s");
                 assert!(started.elapsed() > Duration::from_millis(1000));
-                assert!(
-                    started.elapsed() < Duration::from_secs(2),
-                    "{:?}",
-                    started.elapsed()
-                );
+                assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
             });
         }
     });
@@ -323,10 +256,7 @@ fn a_refused_datagram_is_noticed_at_once() {
 
 #[test]
 fn control_messages_survive_a_network_that_loses_and_repeats() {
-    let relay = Relay::new(Fate {
-        loss_per_mille: 200,
-        duplication_per_mille: 200,
-    });
+    let relay = Relay::new(Fate { loss_per_mille: 200, duplication_per_mille: 200 });
     let (one, other) = relay.connect();
     std::thread::scope(|scope| {
         for (mine, count) in [(&one, 60_u32), (&other, 60)] {
@@ -335,13 +265,9 @@ fn control_messages_survive_a_network_that_loses_and_repeats() {
                 let deadline = Instant::now() + PATIENCE;
                 let mut finished = None::<Instant>;
                 while finished.is_none_or(|at| at.elapsed() < Duration::from_secs(1)) {
-                    assert!(
-                        Instant::now() < deadline,
-                        "{sent} sent, {received} received"
-                    );
-                    let message = |number: u32| {
-                        [number.to_le_bytes().to_vec(), vec![7; number as usize * 97]].concat()
-                    };
+                    assert!(Instant::now() < deadline, "{sent} sent, {received} received");
+                    let message =
+                        |number: u32| [number.to_le_bytes().to_vec(), vec![7; number as usize * 97]].concat();
                     if sent < count && mine.send_control(&message(sent), &[]).is_ok() {
                         sent += 1;
                     }
@@ -364,11 +290,7 @@ fn control_messages_survive_a_network_that_loses_and_repeats() {
 #[test]
 fn a_lossy_handshake_succeeds() {
     for _ in 0..5 {
-        Relay::new(Fate {
-            loss_per_mille: 400,
-            duplication_per_mille: 300,
-        })
-        .connect();
+        Relay::new(Fate { loss_per_mille: 400, duplication_per_mille: 300 }).connect();
     }
 }
 
@@ -395,12 +317,7 @@ fn a_peer_that_begins_anew_at_the_same_port_ends_the_old_session() {
     drop(old);
     // Its next hello finds the listener.
     peer.send_to(&hello(1, 6), address).unwrap();
-    assert!(
-        listener
-            .accept_within(Duration::from_millis(50))
-            .unwrap()
-            .is_none()
-    );
+    assert!(listener.accept_within(Duration::from_millis(50)).unwrap().is_none());
     loop {
         peer.recv(&mut welcome).unwrap();
         if welcome[3] == 2 && welcome[16..24] == 6_u64.to_le_bytes() {
@@ -430,21 +347,12 @@ impl Relay {
         let back_address = socket_address(&listener.address());
         let front = UdpSocket::bind("127.0.0.1:0").unwrap();
         let front_address = front.local_addr().unwrap();
-        let (cut, stop) = (
-            <std::sync::Arc<AtomicBool>>::default(),
-            <std::sync::Arc<AtomicBool>>::default(),
-        );
+        let (cut, stop) = (<std::sync::Arc<AtomicBool>>::default(), <std::sync::Arc<AtomicBool>>::default());
         let thread = {
             let (cut, stop) = (cut.clone(), stop.clone());
             std::thread::spawn(move || relay(&front, back_address, fate, &cut, &stop))
         };
-        Self {
-            listener,
-            front: front_address,
-            cut,
-            stop,
-            thread: Some(thread),
-        }
+        Self { listener, front: front_address, cut, stop, thread: Some(thread) }
     }
 
     fn connect(&self) -> LinkPair {
@@ -477,13 +385,7 @@ impl Drop for Relay {
     }
 }
 
-fn relay(
-    front: &UdpSocket,
-    back_address: SocketAddr,
-    fate: Fate,
-    cut: &AtomicBool,
-    stop: &AtomicBool,
-) {
+fn relay(front: &UdpSocket, back_address: SocketAddr, fate: Fate, cut: &AtomicBool, stop: &AtomicBool) {
     let back = UdpSocket::bind("127.0.0.1:0").unwrap();
     front.set_nonblocking(true).unwrap();
     back.set_nonblocking(true).unwrap();
@@ -493,11 +395,7 @@ fn relay(
     while !stop.load(Ordering::Relaxed) {
         let mut idle = true;
         for forward in [true, false] {
-            let received = if forward {
-                front.recv_from(&mut buffer)
-            } else {
-                back.recv_from(&mut buffer)
-            };
+            let received = if forward { front.recv_from(&mut buffer) } else { back.recv_from(&mut buffer) };
             let Ok((bytes, from)) = received else {
                 continue;
             };

@@ -62,8 +62,7 @@ impl Initiator {
         }
         if transaction.counted {
             let bytes = u64::from(transaction.length_bytes);
-            peer.congestion
-                .acknowledged(now, bytes, peer.in_flight_bytes, trip_ns);
+            peer.congestion.acknowledged(now, bytes, peer.in_flight_bytes, trip_ns);
             peer.in_flight_bytes -= bytes;
             transaction.counted = false;
         }
@@ -114,12 +113,10 @@ impl Initiator {
     /// attempt says nothing about the one under way (QOS §4.4).
     pub(crate) fn refused(&mut self, now: Time, id: PeerId, nack: &Nack) {
         self.counters.nacks_received[nack.code as usize] += 1;
-        let slot = self
-            .current(id, nack.transaction, nack.generation)
-            .filter(|slot| {
-                let transaction = &self.table.entries[*slot as usize];
-                transaction.attempt == nack.attempt && transaction.place == Place::Timeout
-            });
+        let slot = self.current(id, nack.transaction, nack.generation).filter(|slot| {
+            let transaction = &self.table.entries[*slot as usize];
+            transaction.attempt == nack.attempt && transaction.place == Place::Timeout
+        });
         let Some(slot) = slot else {
             self.counters.stale_answers += 1;
             return;
@@ -147,16 +144,8 @@ impl Initiator {
         transaction.unanswered = 0;
         let id = transaction.peer;
         let (place, delay_ns, list) = match code {
-            NackCode::SlaveError => (
-                Place::DelayFault,
-                self.config.fault_pause_ns,
-                &mut self.delay_fault,
-            ),
-            NackCode::BufferFull => (
-                Place::DelayFull,
-                self.config.full_delay_ns,
-                &mut self.delay_full,
-            ),
+            NackCode::SlaveError => (Place::DelayFault, self.config.fault_pause_ns, &mut self.delay_fault),
+            NackCode::BufferFull => (Place::DelayFull, self.config.full_delay_ns, &mut self.delay_full),
             _ => {
                 self.queue_resend(slot);
                 return;
@@ -196,17 +185,13 @@ impl Initiator {
     /// The page is there (FAULT §3.2.3): obeyed for the current generation and
     /// the block's own domain only.
     pub(crate) fn resume(&mut self, id: PeerId, resume: &Resume) {
-        let slot = self
-            .current(id, resume.transaction, resume.generation)
-            .filter(|slot| {
-                let transaction = &self.table.entries[*slot as usize];
-                let domain = self.transfers.entries[transaction.transfer as usize]
-                    .spec
-                    .domain;
-                domain == resume.domain
-                    && transaction.state.is_open()
-                    && matches!(transaction.place, Place::Timeout | Place::DelayFault)
-            });
+        let slot = self.current(id, resume.transaction, resume.generation).filter(|slot| {
+            let transaction = &self.table.entries[*slot as usize];
+            let domain = self.transfers.entries[transaction.transfer as usize].spec.domain;
+            domain == resume.domain
+                && transaction.state.is_open()
+                && matches!(transaction.place, Place::Timeout | Place::DelayFault)
+        });
         let Some(slot) = slot else {
             self.counters.stale_answers += 1;
             return;

@@ -89,12 +89,8 @@ impl Initiator {
         let class = transfer.class(&self.config);
         let spec = &transfer.spec;
         let offset_bytes = transfer.cursor_bytes;
-        let length_bytes = block_length(
-            spec.destination_address,
-            spec.size_bytes,
-            offset_bytes,
-            self.config.block_bytes,
-        );
+        let length_bytes =
+            block_length(spec.destination_address, spec.size_bytes, offset_bytes, self.config.block_bytes);
         transfer.cursor_bytes += length_bytes;
         transfer.issued += 1;
         transfer.outstanding += 1;
@@ -157,8 +153,7 @@ impl Initiator {
             peer: transaction.peer,
             domain: transfer.spec.domain,
             source_address: transfer.spec.source_address + u64::from(transaction.offset_bytes),
-            destination_address: transfer.spec.destination_address
-                + u64::from(transaction.offset_bytes),
+            destination_address: transfer.spec.destination_address + u64::from(transaction.offset_bytes),
             length_bytes: transaction.length_bytes,
             transaction: TransactionId(slot as u16),
             generation: transaction.generation,
@@ -216,10 +211,7 @@ impl Initiator {
             in_reply_to: transfer.served,
             notification: transfer.spec.notification.unwrap_or_default(),
         });
-        Action::Send {
-            peer: transaction.peer,
-            packet,
-        }
+        Action::Send { peer: transaction.peer, packet }
     }
 
     /// The transmission begins: to the rear of its peer's timeouts.

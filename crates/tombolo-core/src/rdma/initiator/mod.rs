@@ -109,8 +109,7 @@ impl Initiator {
         // full table here must not keep the other side waiting (SPEC M10).
         let peers = self.peers.iter().flatten().count();
         let served = peers * self.config.served_reads as usize;
-        self.transfers
-            .reserve(self.config.transfers as usize + served);
+        self.transfers.reserve(self.config.transfers as usize + served);
     }
 
     /// Everything to this peer ends at once.
@@ -138,12 +137,7 @@ impl Initiator {
         }
     }
 
-    pub(crate) fn post(
-        &mut self,
-        now: Time,
-        peer: PeerId,
-        spec: Transfer,
-    ) -> Result<TransferId, PostError> {
+    pub(crate) fn post(&mut self, now: Time, peer: PeerId, spec: Transfer) -> Result<TransferId, PostError> {
         if self.peers.get(peer.index()).is_none_or(Option::is_none) {
             return Err(PostError::UnknownPeer(peer));
         }
@@ -151,19 +145,14 @@ impl Initiator {
         let size = u64::from(spec.size_bytes);
         if !fits(spec.source_address, size)
             || !fits(spec.destination_address, size)
-            || spec
-                .notification
-                .is_some_and(|words| !fits(words.address, 16))
+            || spec.notification.is_some_and(|words| !fits(words.address, 16))
         {
             return Err(PostError::AddressOverflow);
         }
         if self.transfers.posted >= self.config.transfers {
             return Err(PostError::Full);
         }
-        let index = self
-            .transfers
-            .take(peer, spec, None)
-            .ok_or(PostError::Full)?;
+        let index = self.transfers.take(peer, spec, None).ok_or(PostError::Full)?;
         self.counters.transfers_posted += 1;
         match spec.direction {
             Direction::Write => self.start_write(now, index),
@@ -173,13 +162,7 @@ impl Initiator {
     }
 
     /// Write a peer's read back. The caller has checked that there is room.
-    pub(crate) fn serve(
-        &mut self,
-        now: Time,
-        peer: PeerId,
-        spec: Transfer,
-        request: RequestId,
-    ) -> bool {
+    pub(crate) fn serve(&mut self, now: Time, peer: PeerId, spec: Transfer, request: RequestId) -> bool {
         if self.peers.get(peer.index()).is_none_or(Option::is_none) {
             return false;
         }
@@ -210,9 +193,7 @@ impl Initiator {
         let has_work = self.rings.has_work();
         self.config.bypass
             && !has_work[0]
-            && self.peers[peer.index()]
-                .as_ref()
-                .is_some_and(|peer| peer.is_open())
+            && self.peers[peer.index()].as_ref().is_some_and(|peer| peer.is_open())
             && self.picker.pass_over_lower(has_work)
     }
 
@@ -273,10 +254,7 @@ impl Initiator {
 
     /// The transfer is over: its slots are freed, and its end will be told.
     fn end(&mut self, index: u32, status: Result<(), TransferError>) {
-        if matches!(
-            self.transfers.entries[index as usize].queue,
-            Queue::Done | Queue::Ending
-        ) {
+        if matches!(self.transfers.entries[index as usize].queue, Queue::Done | Queue::Ending) {
             return;
         }
         self.leave_queue(index);
@@ -405,9 +383,11 @@ impl Initiator {
             && self.transfers.served == 0
             && self.table.tickets.len() == self.table.entries.len()
             && self.armed == 0
-            && self.peers.iter().flatten().all(|peer| {
-                peer.in_flight_bytes == 0 && peer.open_reads == 0 && peer.resend.is_empty()
-            })
+            && self
+                .peers
+                .iter()
+                .flatten()
+                .all(|peer| peer.in_flight_bytes == 0 && peer.open_reads == 0 && peer.resend.is_empty())
     }
 
     /// As after 2³² reads and blocks, less a few.
@@ -418,8 +398,7 @@ impl Initiator {
         };
         peer.next_request = RequestId(u32::MAX - 5);
         peer.oldest_request = RequestId(u32::MAX - 5);
-        peer.generations
-            .fill(tombolo_wire::Generation(u32::MAX - 5));
+        peer.generations.fill(tombolo_wire::Generation(u32::MAX - 5));
     }
 
     pub(crate) fn window_bytes(&self, peer: PeerId) -> Option<u64> {

@@ -49,9 +49,7 @@ impl Initiator {
         let id = self.asking.front(RESEND)?;
         self.asking.rotate(RESEND, id);
         let peer = self.peers[id as usize].as_mut()?;
-        let (class, _) = peer
-            .read_picker
-            .pick(peer.reads.map(|queue| !queue.is_empty()))?;
+        let (class, _) = peer.read_picker.pick(peer.reads.map(|queue| !queue.is_empty()))?;
         let index = peer.reads[class as usize].front()?;
         let request = peer.next_request;
         peer.next_request = request.next();
@@ -118,10 +116,7 @@ impl Initiator {
         if domain != spec.domain || !inside {
             return Err(NackCode::DomainMismatch);
         }
-        Ok(ReadGrant {
-            transfer: self.transfers.id(index),
-            notification: spec.notification,
-        })
+        Ok(ReadGrant { transfer: self.transfers.id(index), notification: spec.notification })
     }
 
     /// Bytes or words of a read are about to be written to memory; `false`: it
@@ -187,25 +182,12 @@ impl Initiator {
         transfer.received_bytes += u64::from(bytes);
         if last {
             let whole = transfer.received_bytes == u64::from(transfer.spec.size_bytes);
-            self.end(
-                index,
-                if whole {
-                    Ok(())
-                } else {
-                    Err(TransferError::Incomplete)
-                },
-            );
+            self.end(index, if whole { Ok(()) } else { Err(TransferError::Incomplete) });
         }
     }
 
     /// The target turned a read away: for good, or for now (1, 4, 7).
-    pub(crate) fn read_rejected(
-        &mut self,
-        now: Time,
-        id: PeerId,
-        request: RequestId,
-        code: NackCode,
-    ) {
+    pub(crate) fn read_rejected(&mut self, now: Time, id: PeerId, request: RequestId, code: NackCode) {
         self.counters.nacks_received[code as usize] += 1;
         let Some(index) = self.open_read(id, request) else {
             self.counters.stale_answers += 1;
@@ -221,8 +203,7 @@ impl Initiator {
             transfer.unanswered = 0;
             transfer.asked_at = now;
             transfer.queue = Queue::Delayed;
-            self.delayed_reads
-                .push_back(&mut self.transfers.chain, index);
+            self.delayed_reads.push_back(&mut self.transfers.chain, index);
             self.arm(now.after_ns(self.config.full_delay_ns));
         }
     }

@@ -156,14 +156,8 @@ impl Transfers {
     pub fn take(&mut self, peer: PeerId, spec: Transfer, served: Option<RequestId>) -> Option<u32> {
         let index = self.free.pop()?;
         let serial = self.entries[index as usize].serial.wrapping_add(1);
-        self.entries[index as usize] = TransferState {
-            serial,
-            live: true,
-            peer,
-            spec,
-            served,
-            ..TransferState::free()
-        };
+        self.entries[index as usize] =
+            TransferState { serial, live: true, peer, spec, served, ..TransferState::free() };
         match served {
             Some(_) => self.served += 1,
             None => self.posted += 1,
@@ -183,10 +177,7 @@ impl Transfers {
     }
 
     pub fn id(&self, index: u32) -> TransferId {
-        TransferId {
-            index,
-            serial: self.entries[index as usize].serial,
-        }
+        TransferId { index, serial: self.entries[index as usize].serial }
     }
 
     pub fn find(&mut self, id: TransferId) -> Option<&mut TransferState> {
@@ -349,18 +340,13 @@ impl SendPeer {
 
     pub fn may_ask(&self, config: &Config) -> bool {
         self.open_reads < config.outstanding_reads
-            && self
-                .next_request
-                .after(self.oldest_request)
-                .is_some_and(|span| span < READ_WINDOW)
+            && self.next_request.after(self.oldest_request).is_some_and(|span| span < READ_WINDOW)
             && self.reads.iter().any(|queue| !queue.is_empty())
     }
 
     /// How long a read request waits for a sign of life.
     pub fn read_timeout_ns(&self, config: &Config) -> u64 {
-        self.read_trip
-            .timeout_ns(config.retransmission)
-            .max(config.read_retry_ns)
+        self.read_trip.timeout_ns(config.retransmission).max(config.read_retry_ns)
     }
 }
 

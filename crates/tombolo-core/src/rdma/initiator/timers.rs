@@ -23,11 +23,7 @@ enum Loss {
 impl Initiator {
     pub(super) fn arm(&mut self, due: Time) {
         // With nothing armed, what `wake` says is of timers long gone.
-        self.wake = if self.armed == 0 {
-            due
-        } else {
-            self.wake.min(due)
-        };
+        self.wake = if self.armed == 0 { due } else { self.wake.min(due) };
         self.armed += 1;
     }
 
@@ -62,11 +58,7 @@ impl Initiator {
             }
         }
         while let Some(index) = self.delayed_reads.front() {
-            if self.transfers.entries[index as usize]
-                .asked_at
-                .after_ns(self.config.full_delay_ns)
-                > now
-            {
+            if self.transfers.entries[index as usize].asked_at.after_ns(self.config.full_delay_ns) > now {
                 break;
             }
             self.ask_again(index);
@@ -133,14 +125,9 @@ impl Initiator {
         self.unplace(slot);
         self.uncount(slot);
         let transaction = &mut self.table.entries[slot as usize];
-        let (index, id, issued_at) = (
-            transaction.transfer,
-            transaction.peer,
-            transaction.issued_at,
-        );
+        let (index, id, issued_at) = (transaction.transfer, transaction.peer, transaction.issued_at);
         transaction.unanswered += u32::from(loss == Loss::Timeout);
-        if transaction.unanswered >= self.config.max_attempts || self.is_silent(now, id, issued_at)
-        {
+        if transaction.unanswered >= self.config.max_attempts || self.is_silent(now, id, issued_at) {
             self.end(index, Err(TransferError::PeerUnreachable));
         } else {
             self.queue_resend(slot);
@@ -222,10 +209,7 @@ impl Initiator {
 
     fn next_wake(&self) -> Time {
         let mut wake = Time(u64::MAX);
-        for slot in [self.delay_full.front(), self.delay_fault.front()]
-            .into_iter()
-            .flatten()
-        {
+        for slot in [self.delay_full.front(), self.delay_fault.front()].into_iter().flatten() {
             wake = wake.min(self.table.entries[slot as usize].due);
         }
         if let Some(index) = self.delayed_reads.front() {

@@ -72,13 +72,7 @@ impl Responder {
             return (Verdict::Taken, end);
         }
         if !intact {
-            self.reply(
-                id,
-                slot,
-                name.generation,
-                name.attempt,
-                Reply::Nack(NackCode::PacketCorrupted),
-            );
+            self.reply(id, slot, name.generation, name.attempt, Reply::Nack(NackCode::PacketCorrupted));
             return (Verdict::Dropped(DropReason::Damaged), None);
         }
         entry.claimed |= mask;
@@ -163,13 +157,7 @@ impl Responder {
             match entry.phase {
                 Phase::Done => {
                     self.counters.duplicates += 1;
-                    self.reply(
-                        id,
-                        slot,
-                        name.generation,
-                        name.attempt,
-                        Reply::Ack { bytes_only: false },
-                    );
+                    self.reply(id, slot, name.generation, name.attempt, Reply::Ack { bytes_only: false });
                     return Err(DropReason::Duplicate);
                 }
                 Phase::Writing => {
@@ -182,13 +170,7 @@ impl Responder {
             self.counters.busy_packets += 1;
             return Err(DropReason::Busy);
         } else if !intact {
-            self.reply(
-                id,
-                slot,
-                name.generation,
-                name.attempt,
-                Reply::Nack(NackCode::PacketCorrupted),
-            );
+            self.reply(id, slot, name.generation, name.attempt, Reply::Nack(NackCode::PacketCorrupted));
             return Err(DropReason::Damaged);
         }
         let grant = match name.request.map(admit).transpose() {

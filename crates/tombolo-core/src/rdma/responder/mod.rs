@@ -28,9 +28,7 @@ use super::counters::Counters;
 use super::list::{Chain, List};
 use super::transfer::PeerId;
 use entry::{Entry, Phase, Reply};
-use tombolo_wire::{
-    Ack, Attempt, Generation, Nack, NackCode, Packet, RequestId, Resume, TransactionId,
-};
+use tombolo_wire::{Ack, Attempt, Generation, Nack, NackCode, Packet, RequestId, Resume, TransactionId};
 
 #[derive(Debug)]
 struct ReceivePeer {
@@ -86,11 +84,7 @@ impl Responder {
     pub(crate) fn add_peer(&mut self, id: PeerId) {
         self.lose_peer(id);
         while self.peers.len() <= id.index() {
-            self.peers.push(ReceivePeer {
-                connected: false,
-                epoch: 0,
-                entries: Box::default(),
-            });
+            self.peers.push(ReceivePeer { connected: false, epoch: 0, entries: Box::default() });
         }
         self.reply_chain.grow(self.peers.len() * self.slots);
         self.write_chain.grow(self.peers.len() * self.slots);
@@ -107,12 +101,10 @@ impl Responder {
         let base = (id.index() * self.slots) as u32;
         for (slot, entry) in peer.entries.iter_mut().enumerate() {
             if entry.reply.take().is_some() {
-                self.replies
-                    .remove(&mut self.reply_chain, base + slot as u32);
+                self.replies.remove(&mut self.reply_chain, base + slot as u32);
             }
             if entry.phase == Phase::Writing && entry.placing == 0 {
-                self.writes
-                    .remove(&mut self.write_chain, base + slot as u32);
+                self.writes.remove(&mut self.write_chain, base + slot as u32);
             }
         }
         peer.connected = false;
@@ -120,14 +112,7 @@ impl Responder {
         peer.entries = Box::default();
     }
 
-    fn reply(
-        &mut self,
-        id: PeerId,
-        slot: u16,
-        generation: Generation,
-        attempt: Attempt,
-        reply: Reply,
-    ) {
+    fn reply(&mut self, id: PeerId, slot: u16, generation: Generation, attempt: Attempt, reply: Reply) {
         let at = (id.index() * self.slots + usize::from(slot)) as u32;
         let entry = &mut self.peers[id.index()].entries[usize::from(slot)];
         if entry.reply.replace((reply, generation, attempt)).is_none() {
@@ -146,13 +131,7 @@ impl Responder {
         }
         let (generation, attempt) = (entry.generation, entry.attempt);
         if entry.expects_notification && entry.notification.is_none() {
-            self.reply(
-                id,
-                slot,
-                generation,
-                attempt,
-                Reply::Ack { bytes_only: true },
-            );
+            self.reply(id, slot, generation, attempt, Reply::Ack { bytes_only: true });
             return None;
         }
         if entry.words().is_some() {
@@ -175,42 +154,20 @@ impl Responder {
         };
         let (generation, attempt) = (entry.generation, entry.attempt);
         self.counters.blocks_received += 1;
-        self.reply(
-            id,
-            slot,
-            generation,
-            attempt,
-            Reply::Ack { bytes_only: false },
-        );
+        self.reply(id, slot, generation, attempt, Reply::Ack { bytes_only: false });
         Some(end)
     }
 
     /// The entry a placement or notification was made for, if it still is.
-    fn held(
-        &mut self,
-        id: PeerId,
-        epoch: u32,
-        slot: u16,
-        generation: Generation,
-    ) -> Option<&mut Entry> {
-        let peer = self
-            .peers
-            .get_mut(id.index())
-            .filter(|peer| peer.epoch == epoch)?;
+    fn held(&mut self, id: PeerId, epoch: u32, slot: u16, generation: Generation) -> Option<&mut Entry> {
+        let peer = self.peers.get_mut(id.index()).filter(|peer| peer.epoch == epoch)?;
         let entry = peer.entries.get_mut(usize::from(slot))?;
         (entry.generation == generation).then_some(entry)
     }
 
     /// The caller copied the bytes.
     pub(crate) fn placed(&mut self, placement: &Placement) -> Option<BlockEnd> {
-        let Placement {
-            peer,
-            epoch,
-            slot,
-            generation,
-            mask,
-            ..
-        } = *placement;
+        let Placement { peer, epoch, slot, generation, mask, .. } = *placement;
         let entry = self.held(peer, epoch, slot, generation)?;
         entry.placing = entry.placing.saturating_sub(1);
         entry.placed |= mask;
@@ -219,15 +176,7 @@ impl Responder {
 
     /// The caller could not: the memory refused.
     pub(crate) fn refused(&mut self, placement: &Placement, code: NackCode) -> Option<BlockEnd> {
-        let Placement {
-            peer,
-            epoch,
-            slot,
-            generation,
-            attempt,
-            mask,
-            ..
-        } = *placement;
+        let Placement { peer, epoch, slot, generation, attempt, mask, .. } = *placement;
         let entry = self.held(peer, epoch, slot, generation)?;
         entry.placing = entry.placing.saturating_sub(1);
         entry.claimed &= !mask | entry.placed;
@@ -243,13 +192,7 @@ impl Responder {
 
     /// The page a placement was refused for is there (FAULT §3.2.3).
     pub(crate) fn page_ready(&mut self, placement: &Placement) {
-        let Placement {
-            peer,
-            epoch,
-            slot,
-            generation,
-            ..
-        } = *placement;
+        let Placement { peer, epoch, slot, generation, .. } = *placement;
         let Some(entry) = self.held(peer, epoch, slot, generation) else {
             return;
         };
@@ -280,13 +223,7 @@ impl Responder {
         entry.placing = 0;
         entry.phase = Phase::Receiving;
         let attempt = entry.attempt;
-        self.reply(
-            write.peer,
-            write.slot,
-            write.generation,
-            attempt,
-            Reply::Nack(code),
-        );
+        self.reply(write.peer, write.slot, write.generation, attempt, Reply::Nack(code));
     }
 
     /// The next words to write.
@@ -318,23 +255,9 @@ impl Responder {
         let transaction = TransactionId(slot as u16);
         let (reply, generation, attempt) = self.peers[peer.index()].entries[slot].reply.take()?;
         let packet = match reply {
-            Reply::Ack { bytes_only } => Packet::Ack(Ack {
-                transaction,
-                generation,
-                attempt,
-                bytes_only,
-            }),
-            Reply::Nack(code) => Packet::Nack(Nack {
-                transaction,
-                generation,
-                attempt,
-                code,
-            }),
-            Reply::Resume(domain) => Packet::Resume(Resume {
-                transaction,
-                generation,
-                domain,
-            }),
+            Reply::Ack { bytes_only } => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
+            Reply::Nack(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+            Reply::Resume(domain) => Packet::Resume(Resume { transaction, generation, domain }),
         };
         Some(Action::Send { peer, packet })
     }
@@ -343,9 +266,6 @@ impl Responder {
     pub(crate) fn is_idle(&self) -> bool {
         self.replies.is_empty()
             && self.writes.is_empty()
-            && self
-                .peers
-                .iter()
-                .all(|peer| peer.entries.iter().all(|entry| entry.placing == 0))
+            && self.peers.iter().all(|peer| peer.entries.iter().all(|entry| entry.placing == 0))
     }
 }

@@ -72,9 +72,7 @@ fn explore(slots: u64, packets: u64) {
                     }
                 }
                 // SAFETY: loom checks that nobody else is in this cell.
-                theirs
-                    .slot(index.tail())
-                    .with_mut(|slot| unsafe { *slot = value });
+                theirs.slot(index.tail()).with_mut(|slot| unsafe { *slot = value });
                 index.advance(RECORD_BYTES);
                 index.publish(&theirs.indexes);
                 if theirs.indexes.take_sleeping() {

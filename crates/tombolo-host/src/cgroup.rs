@@ -1,0 +1,116 @@
+//! A memory cgroup for a comparison with the kernel's own swapping: version 1 or 2.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The names that the two versions have for the same things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// A group of processes with a memory limit, removed when dropped.
+#[derive(Debug)]
+pub struct MemoryGroup {
+    folder: PathBuf,
+    version: Version,
+}
+
+/// How long to wait for the last process of a group to be gone.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(2);
+
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    fs::write(path, text)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+/// Where the memory controller is mounted, and which version it is.
+fn find_mount(mounts: &str) -> Option<(PathBuf, Version)> {
+    let mut second = None;
+    for line in mounts.lines() {
+        let mut fields = line.split_whitespace().skip(1);
+        let (Some(target), Some(kind), Some(options)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        match kind {
+            "cgroup" if options.split(',').any(|option| option == "memory") => {
+                return Some((target.into(), Version::One));
+            }
+            "cgroup2" => second = Some((PathBuf::from(target), Version::Two)),
+            _ => {}
+        }
+    }
+    second
+}
+
+impl MemoryGroup {
+    /// Makes a group of this name with no limit yet.
+    pub fn new(name: &str) -> io::Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts")?;
+        let missing = || io::Error::new(io::ErrorKind::NotFound, "no memory cgroup is mounted");
+        let (root, version) = find_mount(&mounts).ok_or_else(missing)?;
+        if version == Version::Two {
+            // Fails where the controller is not there at all; then the limit fails, too, and says so.
+            let _ = fs::write(root.join("cgroup.subtree_control"), "+memory");
+        }
+        let folder = root.join(name);
+        fs::create_dir(&folder)
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot make a memory cgroup: {error}")))?;
+        let group = Self { folder, version };
+        if !group.file("memory.limit_in_bytes", "memory.max").exists() {
+            return Err(missing());
+        }
+        // Swap on compressed RAM is cheap, and the program has hardly any file pages to drop instead.
+        // Version 2 has no such setting for a group, and both work without.
+        let _ = fs::write(group.folder.join("memory.swappiness"), "100");
+        Ok(group)
+    }
+
+    fn file(&self, one: &str, two: &str) -> PathBuf {
+        self.folder.join(if self.version == Version::One { one } else { two })
+    }
+
+    /// Limits the group's memory; what is beyond is swapped.
+    pub fn limit(&self, bytes: u64) -> io::Result<()> {
+        write(&self.file("memory.limit_in_bytes", "memory.max"), &bytes.to_string())
+    }
+
+    /// The file that a process writes `0` to in order to join.
+    pub fn procs(&self) -> PathBuf {
+        self.folder.join("cgroup.procs")
+    }
+
+    /// Most bytes the group has used at once.
+    pub fn peak_bytes(&self) -> io::Result<u64> {
+        let text = fs::read_to_string(self.file("memory.max_usage_in_bytes", "memory.peak"))?;
+        text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // Its processes have ended, but the kernel may not have buried them yet.
+        let since = Instant::now();
+        while fs::remove_dir(&self.folder).is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+            && since.elapsed() < REMOVAL_PATIENCE
+        {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_controller_is_found_in_either_version() {
+        let one = "tmpfs /s tmpfs rw 0 0\ncgroup /s/cpu cgroup rw,cpu 0 0\ncgroup /s/memory cgroup rw,memory 0 0\ncgroup2 /s/unified cgroup2 rw 0 0\n";
+        assert_eq!(find_mount(one), Some(("/s/memory".into(), Version::One)));
+        assert_eq!(find_mount("cgroup2 /s cgroup2 rw 0 0\n"), Some(("/s".into(), Version::Two)));
+        assert_eq!(find_mount("tmpfs /s tmpfs rw 0 0\n"), None);
+    }
+}

@@ -1,0 +1,285 @@
+//! `tombolo bench paging`: runs every measurement in turn, several times over,
+//! so that a change of the machine's mood meets all of them alike.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use tombolo_host::process;
+
+use super::children::{self, Lender, Scratch};
+use super::summary::Summary;
+use super::zram::KernelSwap;
+use super::{LinkKind, echo, floor, table};
+use crate::size::Size;
+use crate::{Failure, doctor, output};
+
+const MIB: u64 = 1 << 20;
+/// Each measurement is made so often.
+const PASSES: usize = 3;
+/// Resident limit while faults are measured; the area is twice that.
+const FAULTS_LOCAL: u64 = 64 * MIB;
+const FAULTS: usize = 24_000;
+const READS_LOCAL: u64 = 64 * MIB;
+const READS_AREA: u64 = 256 * MIB;
+const READS: usize = 200_000;
+
+/// Rows of the table, in its order. The serialized names are those of the JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Row {
+    /// Bare userfaultfd.
+    Floor,
+    /// A fault with the page in a lender's shared memory.
+    FaultShm,
+    /// A fault with the page at a lender over UDP.
+    FaultUdp,
+    /// A bare UDP round trip.
+    RoundTrip,
+    /// Random reads over shm.
+    ReadsShm,
+    /// Random reads with swap on zram.
+    ReadsZram,
+    /// As `ReadsShm`, half-compressible pages.
+    ReadsShmHalf,
+    /// As `ReadsZram`, half-compressible pages.
+    ReadsZramHalf,
+}
+
+impl Row {
+    /// What a reader of the table needs to know.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Floor => "floor: bare userfaultfd, 4 KiB copied",
+            Self::FaultShm => "Tombolo fault, shm",
+            Self::FaultUdp => "Tombolo fault, UDP",
+            Self::RoundTrip => "bare UDP round trip, 4 KiB back",
+            Self::ReadsShm => "random reads, Tombolo shm",
+            Self::ReadsZram => "random reads, kernel swap on zram",
+            Self::ReadsShmHalf => "  half-compressible, Tombolo shm",
+            Self::ReadsZramHalf => "  half-compressible, swap on zram",
+        }
+    }
+}
+
+/// A ratio and what it should be.
+#[derive(Debug, Serialize)]
+pub struct Target {
+    /// What is divided by what.
+    pub name: &'static str,
+    /// The ratio measured.
+    pub ratio: f64,
+    /// The most it should be.
+    pub target: f64,
+    /// Whether it is.
+    pub reached: bool,
+}
+
+/// Everything that was found out.
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    /// Version of the kernel.
+    pub kernel: String,
+    /// Processors of the machine.
+    pub processors: usize,
+    /// Passes of each measurement.
+    pub passes: usize,
+    /// Resident limit of the random reads, in bytes.
+    pub reads_local_bytes: u64,
+    /// Size of that area, in bytes.
+    pub reads_area_bytes: u64,
+    /// How zram compresses.
+    pub zram_algorithm: Option<String>,
+    /// What the cgroup's limit allows beside the area, in bytes.
+    pub cgroup_base_bytes: Option<u64>,
+    /// The figures.
+    pub rows: BTreeMap<Row, Summary>,
+    /// The targets.
+    pub targets: Vec<Target>,
+    /// What could not be measured, and why.
+    pub not_measured: Vec<String>,
+}
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// The measurements in progress.
+struct Bench {
+    scratch: Scratch,
+    processor: usize,
+    links: Vec<LinkKind>,
+    swap: Option<KernelSwap>,
+    passes: BTreeMap<Row, Vec<Summary>>,
+    progress: ProgressBar,
+}
+
+fn probe_arguments(kind: &str, area: u64, local: u64, count: usize, half: bool) -> Vec<String> {
+    let mut arguments = vec![kind.to_owned()];
+    for (name, value) in [("--area", area), ("--local", local), ("--count", count as u64)] {
+        arguments.extend([name.to_owned(), value.to_string()]);
+    }
+    if half {
+        arguments.push("--half".to_owned());
+    }
+    arguments
+}
+
+fn reads(half: bool) -> Vec<String> {
+    probe_arguments("reads", READS_AREA, READS_LOCAL, READS, half)
+}
+
+impl Bench {
+    fn note(
+        &mut self,
+        row: Row,
+        measure: impl FnOnce(&Self) -> Result<Summary, Failure>,
+    ) -> Result<(), Failure> {
+        // An interrupt ends the bench between two measurements, and zram is taken down.
+        if STOP.load(Ordering::Relaxed) {
+            return Err(Failure { text: "interrupted".into(), code: 130 });
+        }
+        self.progress.set_message(row.title().trim());
+        let summary = measure(self)
+            .map_err(|failure| Failure::new(format!("{}: {}", row.title().trim(), failure.text)))?;
+        self.passes.entry(row).or_default().push(summary);
+        self.progress.inc(1);
+        Ok(())
+    }
+
+    fn tombolo(
+        &self,
+        link: LinkKind,
+        local: u64,
+        area: u64,
+        arguments: &[String],
+    ) -> Result<Summary, Failure> {
+        // A quarter more than the area, for what else the program allocates.
+        let remote = area + area / 4;
+        let lender = Lender::start(link, &self.scratch.file("lender"), remote + 64 * MIB)?;
+        children::result(&mut lender.probe(local, remote, arguments)?)
+    }
+
+    fn pass(&mut self) -> Result<(), Failure> {
+        let faults = probe_arguments("faults", FAULTS_LOCAL * 2, FAULTS_LOCAL, FAULTS, false);
+        let (shm, udp) = (self.links.contains(&LinkKind::Shm), self.links.contains(&LinkKind::Udp));
+        self.note(Row::Floor, |bench| floor::measure(&bench.scratch.file("floor"), bench.processor))?;
+        if shm {
+            self.note(Row::FaultShm, |bench| {
+                bench.tombolo(LinkKind::Shm, FAULTS_LOCAL, FAULTS_LOCAL * 2, &faults)
+            })?;
+        }
+        if udp {
+            self.note(Row::RoundTrip, |bench| echo::measure(bench.processor))?;
+            self.note(Row::FaultUdp, |bench| {
+                bench.tombolo(LinkKind::Udp, FAULTS_LOCAL, FAULTS_LOCAL * 2, &faults)
+            })?;
+        }
+        for (half, ours, theirs) in
+            [(false, Row::ReadsShm, Row::ReadsZram), (true, Row::ReadsShmHalf, Row::ReadsZramHalf)]
+        {
+            if shm {
+                self.note(ours, |bench| bench.tombolo(LinkKind::Shm, READS_LOCAL, READS_AREA, &reads(half)))?;
+            }
+            if shm && self.swap.is_some() {
+                self.note(theirs, |bench| match &bench.swap {
+                    Some(swap) => swap.probe(READS_LOCAL, &reads(half)),
+                    None => Err(Failure::new("no swap")),
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ratios of what was measured. Faults compare medians; whole reads compare
+/// means, because part of them are hits and a program waits for the sum.
+fn targets(rows: &BTreeMap<Row, Summary>) -> Vec<Target> {
+    let mut targets = Vec::new();
+    let mut add = |name, above: Option<f64>, below: Option<f64>, target: f64| {
+        if let (Some(above), Some(below)) = (above, below) {
+            let ratio = above / below;
+            targets.push(Target { name, ratio, target, reached: ratio <= target });
+        }
+    };
+    let median = |row| rows.get(&row).map(|summary| summary.median_ns);
+    let mean = |row| rows.get(&row).map(|summary| summary.mean_ns);
+    let over_udp = median(Row::Floor).zip(median(Row::RoundTrip)).map(|(floor, trip)| floor + trip);
+    add("fault over shm / floor", median(Row::FaultShm), median(Row::Floor), 1.5);
+    add("fault over UDP / (floor + round trip)", median(Row::FaultUdp), over_udp, 1.5);
+    add("random reads over shm / zram", mean(Row::ReadsShm), mean(Row::ReadsZram), 0.8);
+    add("  half-compressible pages", mean(Row::ReadsShmHalf), mean(Row::ReadsZramHalf), 0.8);
+    targets
+}
+
+/// Measures and prints.
+pub fn main(link: Option<LinkKind>, json: bool) -> Result<u8, Failure> {
+    doctor::require_paging()?;
+    process::stop_on_signals(&STOP);
+    let links = link.map_or_else(|| vec![LinkKind::Shm, LinkKind::Udp], |link| vec![link]);
+    let processors = process::processors();
+    let processor = *processors.first().ok_or_else(|| Failure::new("no processor to run on"))?;
+    let mut not_measured = Vec::new();
+    let mut swap = None;
+    if links.contains(&LinkKind::Shm) {
+        match KernelSwap::new(READS_AREA, &probe_arguments("reads", READS_AREA, READS_AREA, READS, false)) {
+            Ok(made) => swap = Some(made),
+            Err(failure) => not_measured.push(format!("kernel swap on zram: {}", failure.text)),
+        }
+    } else {
+        not_measured
+            .push("shm, and random reads beside kernel swap on zram: only --link udp was asked for".into());
+    }
+    if !links.contains(&LinkKind::Udp) {
+        not_measured.push("UDP: only --link shm was asked for".into());
+    }
+    if processors.len() < 2 {
+        not_measured.push("nothing ran on a second processor: there is none".into());
+    }
+    let in_a_pass = 1
+        + 3 * usize::from(links.contains(&LinkKind::Shm))
+        + 2 * usize::from(links.contains(&LinkKind::Udp))
+        + 2 * usize::from(swap.is_some());
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let progress = ProgressBar::new((in_a_pass * PASSES) as u64).with_style(style);
+    let mut bench =
+        Bench { scratch: Scratch::new()?, processor, links, swap, passes: BTreeMap::new(), progress };
+    let measured = (0..PASSES).try_for_each(|_| bench.pass());
+    bench.progress.finish_and_clear();
+    measured?;
+
+    let rows: BTreeMap<Row, Summary> =
+        bench.passes.iter().filter_map(|(&row, passes)| Some((row, Summary::of_passes(passes)?))).collect();
+    let outcome = Outcome {
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        processors: processors.len(),
+        passes: PASSES,
+        reads_local_bytes: READS_LOCAL,
+        reads_area_bytes: READS_AREA,
+        zram_algorithm: bench.swap.as_ref().map(KernelSwap::algorithm),
+        cgroup_base_bytes: bench.swap.as_ref().map(KernelSwap::base_bytes),
+        targets: targets(&rows),
+        rows,
+        not_measured,
+    };
+    if json {
+        output::json(&outcome)?;
+    } else {
+        table::lines(&outcome).iter().for_each(|line| output::line(line));
+    }
+    Ok(0)
+}
+
+impl Outcome {
+    /// What was measured, in a line.
+    pub fn heading(&self) -> String {
+        format!(
+            "paging in pages of 4 KiB: {} processors, Linux {}, medians of {} passes; random reads in {} with {} local",
+            self.processors,
+            self.kernel,
+            self.passes,
+            Size(self.reads_area_bytes),
+            Size(self.reads_local_bytes),
+        )
+    }
+}

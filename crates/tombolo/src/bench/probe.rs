@@ -1,0 +1,190 @@
+//! The measured program. It knows nothing of who serves its memory: the pager,
+//! the kernel's swap, or nobody. It checks what it reads.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use tombolo_host::probe::{Area, PAGE_BYTES, PAGE_WORDS};
+use tombolo_host::process;
+
+use super::contents::{self, Permutation, Random};
+use super::summary::{Samples, Summary};
+use crate::{Failure, output};
+
+const SEED: u64 = 5;
+/// Words in a cache line, the size of a node of the chase.
+const NODE_WORDS: usize = 8;
+/// Rounds of the measurement of faults; the first is not counted.
+const FAULT_ROUNDS: usize = 5;
+/// Evictions that are under way end in this time.
+const SETTLE: Duration = Duration::from_millis(100);
+/// A chase that is slower than expected ends early.
+const CHASE_MOST: Duration = Duration::from_secs(15);
+
+/// Arguments of the measured program.
+#[derive(Args)]
+pub struct Arguments {
+    /// What to do.
+    kind: Kind,
+    /// Memory to use, in bytes.
+    #[arg(long)]
+    area: usize,
+    /// How much of it may be resident, in bytes.
+    #[arg(long, default_value_t = 0)]
+    local: usize,
+    /// Accesses to measure.
+    #[arg(long, default_value_t = 0)]
+    count: usize,
+    /// The second half of each page is zero.
+    #[arg(long)]
+    half: bool,
+    /// Join the control group of this cgroup.procs file first.
+    #[arg(long)]
+    join: Option<PathBuf>,
+}
+
+/// What the measured program does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// Faults alone: pages that are far, each read once while there is room.
+    Faults,
+    /// Uniformly random reads of pages, evictions included.
+    Reads,
+    /// A walk along a random cycle through all cache lines.
+    Chase,
+}
+
+/// Memory that was filled from the seed.
+struct Filled {
+    area: Area,
+    /// Words of each page that are not zero.
+    words: usize,
+}
+
+impl Filled {
+    fn new(bytes: usize, half: bool) -> Result<Self, Failure> {
+        let words = if half { PAGE_WORDS / 2 } else { PAGE_WORDS };
+        Ok(Self { area: Area::new(bytes.div_ceil(PAGE_BYTES))?, words })
+    }
+
+    fn fill(&self, pages: std::ops::Range<usize>) {
+        for page in pages {
+            for word in 0..self.words {
+                let index = page * PAGE_WORDS + word;
+                self.area.write(index, contents::word(SEED, index));
+            }
+        }
+    }
+
+    /// Reads a random word of a page, takes the time of that, and checks it and another one.
+    #[inline]
+    fn timed_read(&self, page: usize, random: &mut Random) -> Result<u64, Failure> {
+        let (first, second) = (random.below(self.words), random.below(self.words));
+        let (first, second) = (page * PAGE_WORDS + first, page * PAGE_WORDS + second);
+        let since = Instant::now();
+        let found = self.area.read(first);
+        let latency = since.elapsed();
+        if found != contents::word(SEED, first) || self.area.read(second) != contents::word(SEED, second) {
+            return Err(Failure::new(format!("page {page} does not hold what was written to it")));
+        }
+        Ok(latency.as_nanos() as u64)
+    }
+}
+
+/// Runs it and prints figures as JSON.
+pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    if let Some(procs) = &arguments.join {
+        std::fs::write(procs, "0")
+            .map_err(|error| Failure::new(format!("cannot join {}: {error}", procs.display())))?;
+    }
+    if let Some(&processor) = process::processors().first() {
+        process::pin_thread(processor)?;
+    }
+    match arguments.kind {
+        Kind::Faults => output::json(&faults(arguments)?)?,
+        Kind::Reads => output::json(&reads(arguments)?)?,
+        Kind::Chase => output::json(&chase(arguments)?)?,
+    }
+    Ok(0)
+}
+
+/// The first half of the area goes to far memory while the second is written;
+/// then the second is given up, and there is room to read from the first.
+fn faults(arguments: &Arguments) -> Result<Summary, Failure> {
+    let filled = Filled::new(arguments.area, arguments.half)?;
+    let (pages, local_pages) = (filled.area.pages(), arguments.local / PAGE_BYTES);
+    let half = pages / 2;
+    let most = arguments.count.div_ceil(FAULT_ROUNDS - 1);
+    let mut samples = Samples::new(most * (FAULT_ROUNDS - 1))?;
+    let mut random = Random::new(SEED);
+    filled.fill(0..half);
+    for round in 0..FAULT_ROUNDS {
+        filled.fill(half..pages);
+        std::thread::sleep(SETTLE);
+        filled.area.discard(half, pages - half)?;
+        let resident = filled.area.resident()?;
+        let mut far: Vec<usize> = (0..half).filter(|&page| !resident[page]).collect();
+        // Well below the limit, or evictions ahead of need would begin.
+        let room = (local_pages * 3 / 4).saturating_sub(half - far.len());
+        random.shuffle(&mut far);
+        far.truncate(room.min(most));
+        for page in far {
+            let latency = filled.timed_read(page, &mut random)?;
+            if round > 0 {
+                samples.note(latency);
+            }
+        }
+    }
+    samples.summary()
+}
+
+/// As many reads as the area has pages bring the residents into their steady state first.
+fn reads(arguments: &Arguments) -> Result<Summary, Failure> {
+    let filled = Filled::new(arguments.area, arguments.half)?;
+    let pages = filled.area.pages();
+    let mut samples = Samples::new(arguments.count)?;
+    let mut random = Random::new(SEED);
+    filled.fill(0..pages);
+    for number in 0..pages.min(arguments.count) + arguments.count {
+        let page = random.below(pages);
+        let latency = filled.timed_read(page, &mut random)?;
+        if number >= pages.min(arguments.count) {
+            samples.note(latency);
+        }
+    }
+    samples.summary()
+}
+
+/// Every node names the next; several are in each page.
+fn chase(arguments: &Arguments) -> Result<serde_json::Value, Failure> {
+    let area = Area::new(arguments.area.div_ceil(PAGE_BYTES))?;
+    let nodes = area.pages() * PAGE_WORDS / NODE_WORDS;
+    let order = Permutation::new(SEED, nodes);
+    let at = |position: u64| order.forward(position % nodes as u64);
+    for node in 0..nodes as u64 {
+        let first = node as usize * NODE_WORDS;
+        area.write(first, at(order.backward(node) + 1));
+        // About half-compressible, as the memory of programs often is.
+        (first + 1..first + NODE_WORDS / 2).for_each(|word| area.write(word, contents::word(SEED, word)));
+    }
+    let mut node = at(0);
+    let warm_up = arguments.count / 4;
+    for _ in 0..warm_up {
+        node = area.read(node as usize * NODE_WORDS);
+    }
+    let since = Instant::now();
+    let mut steps = 0;
+    while steps < arguments.count && since.elapsed() < CHASE_MOST {
+        for _ in 0..256 {
+            node = area.read(node as usize * NODE_WORDS);
+        }
+        steps += 256;
+    }
+    let elapsed = since.elapsed();
+    if node != at((warm_up + steps) as u64) {
+        return Err(Failure::new("the chase has left its path"));
+    }
+    Ok(json!({ "count": steps, "mean_ns": elapsed.as_nanos() as f64 / steps.max(1) as f64 }))
+}

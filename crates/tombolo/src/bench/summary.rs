@@ -1,0 +1,99 @@
+//! Figures of many measured accesses.
+
+use serde::{Deserialize, Serialize};
+use tombolo_host::probe::{Area, PAGE_WORDS};
+
+use crate::Failure;
+
+/// What is told of a set of latencies, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// How many accesses.
+    pub count: u64,
+    /// Half of them took no longer.
+    pub median_ns: f64,
+    /// 99 of 100 took no longer.
+    pub p99_ns: f64,
+    /// Their sum by their number.
+    pub mean_ns: f64,
+}
+
+impl Summary {
+    /// Of latencies in any order; None of none.
+    pub fn of(mut latencies_ns: Vec<u64>) -> Option<Self> {
+        latencies_ns.sort_unstable();
+        let last = latencies_ns.len().checked_sub(1)?;
+        let at = |part: f64| latencies_ns[((last as f64) * part).round() as usize] as f64;
+        let mean_ns = latencies_ns.iter().sum::<u64>() as f64 / latencies_ns.len() as f64;
+        Some(Self { count: latencies_ns.len() as u64, median_ns: at(0.5), p99_ns: at(0.99), mean_ns })
+    }
+
+    /// Of several passes: the median of each figure, so that one disturbed pass does not show.
+    pub fn of_passes(passes: &[Self]) -> Option<Self> {
+        let figure = |pick: fn(&Self) -> f64| median(passes.iter().map(pick).collect());
+        Some(Self {
+            count: passes.iter().map(|pass| pass.count).sum(),
+            median_ns: figure(|pass| pass.median_ns)?,
+            p99_ns: figure(|pass| pass.p99_ns)?,
+            mean_ns: figure(|pass| pass.mean_ns)?,
+        })
+    }
+}
+
+/// The middle one, or the mean of the two in the middle.
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    let high = *values.get(middle)?;
+    Some(if values.len() % 2 == 1 { high } else { (values[middle - 1] + high) / 2.0 })
+}
+
+/// Where latencies are noted while measuring: memory that is never paged, or
+/// noting one would disturb the next.
+pub struct Samples {
+    area: Area,
+    count: usize,
+}
+
+impl Samples {
+    /// Room for so many.
+    pub fn new(most: usize) -> Result<Self, Failure> {
+        let area = Area::for_results(most.div_ceil(PAGE_WORDS))?;
+        (0..area.pages()).for_each(|page| area.write(page * PAGE_WORDS, 0));
+        Ok(Self { area, count: 0 })
+    }
+
+    /// Notes one; beyond the room nothing is noted.
+    #[inline]
+    pub fn note(&mut self, latency_ns: u64) {
+        if self.count < self.area.pages() * PAGE_WORDS {
+            self.area.write(self.count, latency_ns);
+            self.count += 1;
+        }
+    }
+
+    /// What they come to.
+    pub fn summary(&self) -> Result<Summary, Failure> {
+        let latencies = (0..self.count).map(|index| self.area.read(index)).collect();
+        Summary::of(latencies).ok_or_else(|| Failure::new("nothing was measured"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_a_hundred_and_one() {
+        let summary = Summary::of((0..=100).rev().collect()).unwrap();
+        assert_eq!(summary, Summary { count: 101, median_ns: 50.0, p99_ns: 99.0, mean_ns: 50.0 });
+        assert_eq!(Summary::of(Vec::new()), None);
+    }
+
+    #[test]
+    fn one_disturbed_pass_does_not_show() {
+        let pass = |value: f64| Summary { count: 10, median_ns: value, p99_ns: value, mean_ns: value };
+        let whole = Summary::of_passes(&[pass(5.0), pass(900.0), pass(6.0)]).unwrap();
+        assert_eq!(whole, Summary { count: 30, ..pass(6.0) });
+    }
+}

@@ -1,0 +1,78 @@
+//! The same reads with the kernel's own swap on zram, under a memory cgroup.
+
+use tombolo_host::cgroup::MemoryGroup;
+use tombolo_host::zram::ZramSwap;
+
+use super::children;
+use super::summary::Summary;
+use crate::Failure;
+
+/// The kernel now and then kills a program in a small cgroup although it could
+/// swap; such a run is made again.
+const ATTEMPTS: usize = 4;
+
+/// Kernel swap, which is on only while a program is measured with it, so that
+/// nothing of the other measurements gets swapped.
+pub struct KernelSwap {
+    area_bytes: u64,
+    algorithm: String,
+    /// What a probe uses beside its area: libraries, stacks, page tables, samples.
+    base_bytes: u64,
+}
+
+impl KernelSwap {
+    /// Sets swap up for probes of so many bytes.
+    pub fn new(area_bytes: u64, arguments: &[String]) -> Result<Self, Failure> {
+        let algorithm = ZramSwap::new(area_bytes * 2)?.algorithm();
+        let mut swap = Self { area_bytes, algorithm, base_bytes: 0 };
+        // Room for everything: what it uses at most, less the area, is the base.
+        let (_, peak_bytes) = swap.run(area_bytes * 2, arguments)?;
+        swap.base_bytes = peak_bytes.saturating_sub(area_bytes);
+        Ok(swap)
+    }
+
+    /// How zram compresses.
+    pub fn algorithm(&self) -> String {
+        self.algorithm.clone()
+    }
+
+    /// What probes use beside their area.
+    pub fn base_bytes(&self) -> u64 {
+        self.base_bytes
+    }
+
+    /// A probe that may keep so many bytes of its area.
+    pub fn probe(&self, local_bytes: u64, arguments: &[String]) -> Result<Summary, Failure> {
+        let before = pages_swapped_in()?;
+        let mut attempt = 1;
+        let summary = loop {
+            match self.run(local_bytes + self.base_bytes, arguments) {
+                Ok((summary, _)) => break summary,
+                Err(_) if attempt < ATTEMPTS => attempt += 1,
+                Err(failure) => return Err(failure),
+            }
+        };
+        // Were the limit or the swap not in force, these would be reads of plain memory.
+        if pages_swapped_in()? < before + summary.count / 4 {
+            return Err(Failure::new("the kernel has not swapped under the cgroup's limit"));
+        }
+        Ok(summary)
+    }
+
+    fn run(&self, limit_bytes: u64, arguments: &[String]) -> Result<(Summary, u64), Failure> {
+        let _zram = ZramSwap::new(self.area_bytes * 2)?;
+        let group = MemoryGroup::new(&format!("tombolo-bench-{}", std::process::id()))?;
+        group.limit(limit_bytes)?;
+        let mut command = children::itself()?;
+        command.args(["bench", "probe"]).args(arguments).arg("--join").arg(group.procs());
+        let summary = children::result(&mut command)?;
+        Ok((summary, group.peak_bytes()?))
+    }
+}
+
+/// The kernel's own count.
+fn pages_swapped_in() -> Result<u64, Failure> {
+    let text = std::fs::read_to_string("/proc/vmstat")?;
+    let count = text.lines().find_map(|line| line.strip_prefix("pswpin ")?.parse().ok());
+    count.ok_or_else(|| Failure::new("/proc/vmstat has no pswpin"))
+}

@@ -1,0 +1,112 @@
+//! Child processes of the demo: none outlives it, whatever happens.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{self, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::directory::Directory;
+use crate::Failure;
+
+/// How often a child and the signals are looked after.
+const POLL: Duration = Duration::from_millis(10);
+/// How long a child may take to end tidily.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// A child process; ended when dropped.
+pub struct Child {
+    child: process::Child,
+    name: &'static str,
+    errors: PathBuf,
+    ended: bool,
+}
+
+/// What the user is told after Ctrl-C.
+pub fn interrupted() -> Failure {
+    Failure { text: "interrupted".into(), code: 130 }
+}
+
+impl Child {
+    /// Starts it; what it says on standard error is kept for later.
+    pub fn start(mut command: Command, name: &'static str, directory: &Directory) -> Result<Self, Failure> {
+        let errors = directory.file(&format!("{name}.log"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&errors)?);
+        let child =
+            command.spawn().map_err(|error| Failure::new(format!("cannot start the {name}: {error}")))?;
+        Ok(Self { child, name, errors, ended: false })
+    }
+
+    /// Where the lender listens, as it says in its first line.
+    pub fn address(&mut self, stop: &AtomicBool) -> Result<String, Failure> {
+        let mut line = String::new();
+        // It prints that line, or ends: no wait without end.
+        if let Some(output) = self.child.stdout.take() {
+            let mut reader: BufReader<ChildStdout> = BufReader::new(output);
+            reader.read_line(&mut line)?;
+        }
+        match line.trim_end().rsplit_once(" at ") {
+            Some((_, address)) => Ok(address.to_owned()),
+            None if stop.load(Ordering::Acquire) => Err(interrupted()),
+            None => Err(self.failure("did not start")),
+        }
+    }
+
+    /// Waits for its success.
+    pub fn finish(mut self, stop: &AtomicBool, mut tick: impl FnMut()) -> Result<(), Failure> {
+        // A program of the demo writes to files: its standard output says nothing.
+        drop(self.child.stdout.take());
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            if stop.load(Ordering::Acquire) {
+                return Err(interrupted());
+            }
+            tick();
+            thread::sleep(POLL);
+        };
+        self.ended = true;
+        // Ctrl-C reaches the whole group: a child may be the first to end by it.
+        if stop.load(Ordering::Acquire) {
+            return Err(interrupted());
+        }
+        if status.success() { Ok(()) } else { Err(self.failure(&describe(status))) }
+    }
+
+    /// What it has said, in one line.
+    fn failure(&self, what: &str) -> Failure {
+        let said = fs::read_to_string(&self.errors).unwrap_or_default();
+        let said: Vec<_> = said.lines().map(|line| line.trim_start_matches("tombolo: ")).collect();
+        Failure::new(format!("the {} {what}: {}", self.name, said.join("; ")))
+    }
+}
+
+fn describe(status: ExitStatus) -> String {
+    format!("failed ({status})")
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        // Not reaped yet, so the number is still this child's.
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let since = Instant::now();
+        while since.elapsed() < GRACE {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            thread::sleep(POLL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

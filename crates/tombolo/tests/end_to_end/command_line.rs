@@ -1,0 +1,217 @@
+//! What users type, and what they are told.
+
+use std::time::Duration;
+
+use crate::common::{Lender, Link, Program, Scratch, compiled, needs, path_of, tombolo};
+
+#[test]
+fn the_program_has_its_exit_status_and_signals() {
+    needs!();
+    let lender = Lender::start(Link::Shm, "256M");
+    let run = |script: &str| Program::new(&["sh", "-c", script]).run_on(&[&lender], "16M");
+    for code in [0, 1, 42, 255] {
+        assert_eq!(run(&format!("exit {code}")).code(), code);
+    }
+    // As a shell reports it.
+    assert_eq!(run("kill -TERM $$").code(), 143);
+    assert_eq!(run("kill -KILL $$").code(), 137);
+    assert_eq!(run("kill -SEGV $$").code(), 139);
+}
+
+#[test]
+fn the_program_has_its_arguments_streams_and_directory() {
+    needs!();
+    let lender = Lender::start(Link::Shm, "256M");
+    let script = "cat; echo \"$1|$2\"; pwd; echo to the errors >&2";
+    let program = Program::new(&["sh", "-c", script, "name", "--local", "two words"]).input("piped in\n");
+    let (plain, far) = (program.plain(), program.run_on(&[&lender], "16M"));
+    assert_eq!(far.text(), plain.text());
+    assert_eq!(far.stderr, plain.stderr);
+    assert!(far.text().starts_with("piped in\n--local|two words\n"));
+}
+
+#[test]
+fn a_signal_to_run_reaches_the_program() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "512M");
+    let words = [compiled("hold", &[]), "32".into()];
+    let run = Program::new(&words).start_on(&[&lender], "8M");
+    run.output_with("holding", Duration::from_secs(60));
+    run.signal(rustix::process::Signal::TERM);
+    assert_eq!(run.wait(Duration::from_secs(20)).code(), 143);
+    lender.wait_until_free(Duration::from_secs(10));
+}
+
+#[test]
+fn what_cannot_be_served_is_said_in_one_line() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "256M");
+    let run = |word: &str| Program::new(&[word]).run_on(&[&lender], "16M");
+    run(&compiled("hold", &["-static"])).assert_one_line(126, "statically linked");
+    run("no-such-program-anywhere").assert_one_line(127, "no such program");
+    run("/no/such/program").assert_one_line(127, "no such program");
+    run("/tmp").assert_one_line(126, "directory");
+    let scratch = Scratch::new("plain");
+    std::fs::write(scratch.file("text"), "no program\n").unwrap();
+    run(&scratch.file("text")).assert_one_line(126, "ermission");
+}
+
+#[test]
+fn a_lender_with_too_little_is_told_before_the_program_starts() {
+    needs!();
+    let scratch = Scratch::new("mark");
+    for link in [Link::Shm, Link::Udp] {
+        let lender = Lender::start(link, "64M");
+        let outcome =
+            Program::new(&["touch", &scratch.file("mark")]).remote("256M").run_on(&[&lender], "16M");
+        outcome.assert_one_line(125, "lend");
+        assert!(!scratch.path().join("mark").exists(), "the program was started");
+        assert_eq!(lender.lent_bytes(), 0, "nothing stays lent");
+        // Without a wish the lender's rest is enough.
+        assert_eq!(Program::new(&["true"]).run_on(&[&lender], "32M").code(), 0);
+    }
+}
+
+#[test]
+fn wrong_addresses_and_sizes_are_one_clear_error_each() {
+    let error = |arguments: &[&str], text: &str| {
+        let outcome = tombolo(arguments);
+        assert!([2, 125].contains(&outcome.code()), "{arguments:?}: {}", outcome.code());
+        let first = outcome.stderr.lines().next().unwrap_or_default();
+        assert!(first.contains(text), "{arguments:?}: {}", outcome.stderr);
+        assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
+    };
+    let from = |address: &str, text: &str| {
+        error(&["run", "--from", address, "--local", "16M", "--", "true"], text);
+    };
+    from("bogus", "expected shm:PATH or udp:HOST:PORT");
+    from("tcp:1.2.3.4:5", "expected shm:PATH or udp:HOST:PORT");
+    from("udp:127.0.0.1", "udp:127.0.0.1");
+    from("udp:127.0.0.1:99999", "udp:127.0.0.1:99999");
+    from("", "expected shm:PATH or udp:HOST:PORT");
+    for size in ["", "16Q", "-1", "x", "99999999999T"] {
+        error(&["run", "--from", "shm:x", &format!("--local={size}"), "--", "true"], "--local");
+    }
+    error(&["node", "--listen", "shm:/tmp/x", "--lend", "many"], "no size");
+    error(&["node", "--listen", "udp:0.0.0.0:0", "--lend", "1M"], "loopback");
+    error(&["node", "--listen", "shm:/no/such/directory/node", "--lend", "1M"], "/no/such/directory/node");
+    error(&["node", "--listen", "shm:/tmp/x", "--lend", "900000G"], "--lend");
+    error(&["status", "bogus"], "expected shm:PATH or udp:HOST:PORT");
+}
+
+#[test]
+fn a_node_that_is_not_there_is_said_within_seconds() {
+    needs!();
+    for address in ["shm:/no/such/node", "udp:127.0.0.1:9"] {
+        let status = tombolo(&["status", address]);
+        status.assert_one_line(125, address);
+        let run = tombolo(&["run", "--from", address, "--local", "16M", "--", "true"]);
+        run.assert_one_line(125, address);
+        assert!(run.elapsed < Duration::from_secs(20), "{:?}", run.elapsed);
+    }
+}
+
+#[test]
+fn too_little_local_memory_is_an_error_and_the_least_works() {
+    needs!();
+    let lender = Lender::start(Link::Shm, "256M");
+    for local in ["0", "4096", "1M"] {
+        Program::new(&["true"]).run_on(&[&lender], local).assert_one_line(125, "--local");
+    }
+    assert_eq!(Program::new(&["true"]).run_on(&[&lender], "4M").code(), 0);
+}
+
+#[test]
+fn a_second_node_at_the_same_address_is_an_error() {
+    for link in [Link::Shm, Link::Udp] {
+        let lender = Lender::start(link, "16M");
+        let second = tombolo(&["node", "--listen", lender.address(), "--lend", "1M"]);
+        second.assert_one_line(125, lender.address());
+        assert_eq!(lender.status()["lend_bytes"], 16 << 20, "the first still answers");
+    }
+}
+
+#[test]
+fn status_names_borrowers_and_doctor_prints_json() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "256M");
+    let words = [compiled("hold", &[]), "32".into(), "rest".into()];
+    let run = Program::new(&words).remote("128M").start_on(&[&lender], "8M");
+    run.output_with("holding", Duration::from_secs(60));
+    let status = lender.status();
+    assert_eq!(status["lent_bytes"], 128 << 20, "{status:#}");
+    assert_eq!(status["borrowers"][0]["process_id"], run.pid(), "{status:#}");
+    let text = tombolo(&["status", lender.address()]).text();
+    assert!(text.contains("lent 128 MiB of 256 MiB"), "{text}");
+    drop(run);
+    let doctor = tombolo(&["doctor", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    assert_eq!(json["paging"], true);
+}
+
+#[test]
+fn two_programs_share_a_lender() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "1G");
+    let program = Program::new(&[compiled("threads", &[]), "32".into()]).remote("128M");
+    let first = program.start_on(&[&lender], "8M");
+    let second = program.start_on(&[&lender], "8M");
+    for run in [first, second] {
+        let outcome = run.wait(crate::common::PATIENCE);
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    }
+    lender.wait_until_free(Duration::from_secs(10));
+}
+
+#[test]
+fn a_script_and_a_shell_pipeline_run() {
+    needs!("python3", "sort");
+    let lender = Lender::start(Link::Shm, "512M");
+    let script = format!(
+        "seq 1 200000 | {} -r | tail -n 3; {} -c 'print(sum(range(9)))'",
+        path_of("sort"),
+        path_of("python3")
+    );
+    let program = Program::new(&["sh", "-c", &script]);
+    assert_eq!(program.run_on(&[&lender], "8M").text(), program.plain().text());
+}
+
+#[test]
+fn a_program_that_cannot_have_far_memory_is_told_of() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "512M");
+    // Too little address space for what the preloaded library reserves.
+    let script = format!("ulimit -v 4000000; exec {} 32", compiled("threads", &[]));
+    let outcome = Program::new(&["sh", "-c", &script]).run_on(&[&lender], "8M");
+    if outcome.code() == 0 && outcome.counter("pages_out") == 0 {
+        assert!(outcome.stderr.contains("tombolo: "), "it used only local memory, and nobody says so");
+    }
+}
+
+#[test]
+fn without_privileges_the_error_says_what_to_do() {
+    needs!("setpriv");
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let lender = Lender::start(Link::Udp, "64M");
+    // A copy that anybody may execute, wherever this one lies.
+    let scratch = Scratch::new("copy");
+    let binary = scratch.file("tombolo");
+    std::fs::copy(crate::common::TOMBOLO, &binary).unwrap();
+    let unprivileged = |arguments: &[&str]| {
+        let setpriv = path_of("setpriv");
+        let ids = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", binary.as_str()];
+        let words: Vec<_> = [setpriv.as_str()].iter().chain(&ids).chain(arguments).copied().collect();
+        Program::new(&words).plain()
+    };
+    let doctor = unprivileged(&["doctor"]);
+    if doctor.code() == 0 {
+        // This kernel allows it to everybody.
+        return;
+    }
+    assert!(doctor.text().contains("MISSING"), "{}", doctor.text());
+    for arguments in [&["run", "--from", lender.address(), "--local", "16M", "--", "true"][..], &["demo"]] {
+        unprivileged(arguments).assert_one_line(125, "tombolo doctor");
+    }
+}

@@ -1,0 +1,224 @@
+//! A child process with collected output, a deadline, and no survivors.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use super::Scratch;
+
+/// What a pipe has given so far.
+struct Collected {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Collected {
+    fn new(mut pipe: impl Read + Send + 'static) -> Self {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let target = bytes.clone();
+        let reader = thread::spawn(move || {
+            let mut buffer = [0; 65536];
+            while let Ok(count @ 1..) = pipe.read(&mut buffer) {
+                target.lock().expect("no panics here").extend_from_slice(&buffer[..count]);
+            }
+        });
+        Self { bytes, reader: Some(reader) }
+    }
+
+    fn so_far(&self) -> Vec<u8> {
+        self.bytes.lock().expect("no panics here").clone()
+    }
+
+    /// Everything until the pipe was closed; somebody may have inherited it, so not for ever.
+    fn finish(&mut self) -> Vec<u8> {
+        let since = Instant::now();
+        if let Some(reader) = self.reader.take() {
+            while !reader.is_finished() && since.elapsed() < Duration::from_secs(5) {
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        self.so_far()
+    }
+}
+
+/// A process in a group of its own, which is killed when this is dropped.
+pub struct Running {
+    child: Child,
+    name: String,
+    since: Instant,
+    stdout: Collected,
+    stderr: Collected,
+    report: Option<(Scratch, PathBuf)>,
+    ended: Option<ExitStatus>,
+}
+
+impl Running {
+    /// Starts it and feeds it `input`.
+    pub fn start(mut command: Command, input: Vec<u8>) -> Self {
+        let name = format!("{command:?}");
+        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let since = Instant::now();
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut stdin = child.stdin.take().expect("piped");
+        // It may end without reading all: no concern of ours.
+        thread::spawn(move || drop(stdin.write_all(&input)));
+        let stdout = Collected::new(child.stdout.take().expect("piped"));
+        let stderr = Collected::new(child.stderr.take().expect("piped"));
+        Self { child, name, since, stdout, stderr, report: None, ended: None }
+    }
+
+    /// It writes a report to this file in this directory.
+    pub fn with_report(mut self, scratch: Scratch, path: PathBuf) -> Self {
+        self.report = Some((scratch, path));
+        self
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The program that `tombolo run` started.
+    pub fn program_pid(&self) -> u32 {
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_secs(30) {
+            let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs");
+            for task in tasks.flatten() {
+                let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+                if let Some(child) = children.split_whitespace().next() {
+                    return child.parse().expect("a process id");
+                }
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{} has started no program", self.name)
+    }
+
+    /// Sends a signal to it alone.
+    pub fn signal(&self, signal: Signal) {
+        send(self.pid(), signal);
+    }
+
+    /// Waits until standard output contains `text`; returns all of it so far.
+    pub fn output_with(&self, text: &str, limit: Duration) -> String {
+        let since = Instant::now();
+        loop {
+            let output = String::from_utf8_lossy(&self.stdout.so_far()).into_owned();
+            if output.contains(text) {
+                return output;
+            }
+            if since.elapsed() > limit {
+                let errors = String::from_utf8_lossy(&self.stderr.so_far()).into_owned();
+                panic!("{}: no {text:?} after {limit:?}\nstdout: {output}\nstderr: {errors}", self.name);
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for its end; a process that outlives the limit is a failure.
+    pub fn wait(mut self, limit: Duration) -> Outcome {
+        let since = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("our child") {
+                break status;
+            }
+            if since.elapsed() > limit {
+                let output = String::from_utf8_lossy(&self.stdout.so_far()).into_owned();
+                let errors = String::from_utf8_lossy(&self.stderr.so_far()).into_owned();
+                panic!("{} hangs after {limit:?}\nstdout: {output:.2000}\nstderr: {errors:.2000}", self.name);
+            }
+            thread::sleep(Duration::from_millis(2));
+        };
+        self.ended = Some(status);
+        let elapsed = self.since.elapsed();
+        let report = self
+            .report
+            .as_ref()
+            .and_then(|(_, path)| fs::read(path).ok())
+            .and_then(|text| serde_json::from_slice(&text).ok());
+        Outcome {
+            status,
+            stdout: self.stdout.finish(),
+            stderr: String::from_utf8_lossy(&self.stderr.finish()).into_owned(),
+            elapsed,
+            report,
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The group is ours alone; as long as the child has not been reaped its number is not reused.
+        if let Some(group) = Pid::from_raw(self.child.id() as i32)
+            && self.ended.is_none()
+        {
+            let _ = kill_process_group(group, Signal::KILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Sends a signal to a process of this test.
+pub fn send(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a process id")).expect("not zero");
+    // It may just have ended.
+    let _ = kill_process(pid, signal);
+}
+
+/// How a process ended.
+pub struct Outcome {
+    /// Its status.
+    pub status: ExitStatus,
+    /// What it wrote to standard output.
+    pub stdout: Vec<u8>,
+    /// What it wrote to standard error.
+    pub stderr: String,
+    /// From start to end.
+    pub elapsed: Duration,
+    report: Option<serde_json::Value>,
+}
+
+impl Outcome {
+    /// The exit code, or 128 and the signal.
+    pub fn code(&self) -> i32 {
+        self.status.code().or_else(|| self.status.signal().map(|signal| 128 + signal)).expect("one of them")
+    }
+
+    /// Standard output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    /// The report of `tombolo run`.
+    pub fn report(&self) -> &serde_json::Value {
+        self.report.as_ref().unwrap_or_else(|| panic!("no report; stderr: {}", self.stderr))
+    }
+
+    /// A counter of the report.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.report()["counters"][name].as_u64().unwrap_or_else(|| panic!("no counter {name}"))
+    }
+
+    /// The pager never kept more pages than `--local` allowed, counted once for
+    /// each address space that a fork has made.
+    pub fn assert_within_limit(&self, spaces: u64) {
+        let report = self.report();
+        let (peak, limit) = (report["resident_peak_bytes"].as_u64(), report["local_bytes"].as_u64());
+        let limit = limit.map(|bytes| bytes * spaces);
+        assert!(peak > Some(0) && peak <= limit, "resident {peak:?} of {limit:?}");
+    }
+
+    /// Exactly one line on standard error, which contains `text`.
+    pub fn assert_one_line(&self, code: i32, text: &str) {
+        assert_eq!(self.code(), code, "stderr: {}", self.stderr);
+        assert!(self.stderr.contains(text), "no {text:?} in: {}", self.stderr);
+        assert_eq!(self.stderr.trim_end().lines().count(), 1, "more than one line: {}", self.stderr);
+    }
+}

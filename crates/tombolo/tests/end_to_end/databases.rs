@@ -1,0 +1,166 @@
+//! Databases: SQLite in memory, and Redis with a dump under writes.
+
+use std::time::Duration;
+
+use crate::common::{Lender, Link, PATIENCE, Program, Resp, Running, Scratch, needs, path_of, sized};
+use rustix::process::Signal;
+
+#[test]
+fn a_sqlite_database_in_memory() {
+    needs!("sqlite3");
+    let lender = Lender::start(Link::Shm, "2G");
+    let rows = sized(150_000, 2_000_000);
+    let script = format!(
+        "pragma temp_store = memory;
+         create table t (id integer primary key, name text, body blob);
+         with recursive n(i) as (select 1 union all select i + 1 from n where i < {rows})
+           insert into t select i, printf('%08x', (i * 2654435761) & 4294967295), printf('%0300d', i * 7919) from n;
+         create index by_name on t (name);
+         update t set body = printf('%0250d', id) where id % 3 = 0;
+         delete from t where id % 11 = 5;
+         select count(*), sum(id), sum(length(body)), min(name), max(name) from t;
+         select id, name, body from t order by name limit 2000;
+         select count(*) from t a join t b on b.id = a.id + 1 where a.name < b.name;
+         pragma integrity_check;"
+    );
+    let words = [&path_of("sqlite3"), "-batch", ":memory:"];
+    let outcome = Program::new(&words)
+        .input(script)
+        .remote(sized("256M", "1500M"))
+        .same_on(&[&lender], sized("16M", "160M"));
+    assert!(outcome.text().trim_end().ends_with("ok"), "the integrity check");
+}
+
+const VALUE_BYTES: usize = 4096;
+
+/// The value of a key after so many changes; incompressible, so that the dump is honest.
+fn value(key: u64, version: u64) -> Vec<u8> {
+    let mut state = (key << 8 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(VALUE_BYTES);
+    while bytes.len() < VALUE_BYTES {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes
+}
+
+fn name(key: u64) -> Vec<u8> {
+    format!("key:{key}").into_bytes()
+}
+
+/// Sends many commands at once, so that the round trips do not count.
+fn set(redis: &mut Resp, keys: impl Iterator<Item = u64>, version: u64) {
+    let keys: Vec<_> = keys.collect();
+    for some in keys.chunks(64) {
+        for &key in some {
+            redis.send(&[b"SET", &name(key), &value(key, version)]).unwrap();
+        }
+        for _ in some {
+            assert_eq!(redis.answer().unwrap(), b"OK");
+        }
+    }
+}
+
+fn compare(redis: &mut Resp, what: &str, keys: u64, version: impl Fn(u64) -> u64) {
+    let all: Vec<_> = (0..keys).collect();
+    for some in all.chunks(64) {
+        for &key in some {
+            redis.send(&[b"GET", &name(key)]).unwrap();
+        }
+        for &key in some {
+            let found = redis.answer().unwrap_or_else(|error| panic!("{what}: key {key}: {error}"));
+            assert!(found == value(key, version(key)), "{what}: key {key} is wrong");
+        }
+    }
+    assert_eq!(redis.call(&[b"DBSIZE"]).unwrap(), keys.to_string().into_bytes(), "{what}");
+}
+
+fn information(redis: &mut Resp, field: &str) -> String {
+    let text = String::from_utf8(redis.call(&[b"INFO", b"persistence"]).unwrap()).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {field}")).trim().to_owned()
+}
+
+fn server(scratch: &Scratch) -> Vec<String> {
+    let path = scratch.path().display().to_string();
+    let words = [
+        &path_of("redis-server"),
+        "--port",
+        "0",
+        "--unixsocket",
+        &format!("{path}/socket"),
+        "--dir",
+        &path,
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--daemonize",
+        "no",
+        "--rdbcompression",
+        "no",
+    ];
+    words.map(str::to_owned).to_vec()
+}
+
+fn stop(redis: &mut Resp, process: Running) -> crate::common::Outcome {
+    process.signal(Signal::TERM);
+    let _ = redis.call(&[b"PING"]);
+    process.wait(Duration::from_secs(60))
+}
+
+fn redis_test(link: Link) {
+    let lender = Lender::start(link, "2G");
+    let scratch = Scratch::new("redis");
+    let socket = scratch.file("socket");
+    let program = Program::new(&server(&scratch)).remote(sized("512M", "1500M"));
+    let keys: u64 = sized(80, 300) * 1024 * 1024 / VALUE_BYTES as u64;
+    let process = program.start_on(&[&lender], sized("20M", "75M"));
+    let mut redis = Resp::connect(&socket, PATIENCE);
+    set(&mut redis, 0..keys, 0);
+    compare(&mut redis, "after filling", keys, |_| 0);
+    set(&mut redis, (0..keys).filter(|key| key.is_multiple_of(5)), 1);
+    let then = |key: u64| u64::from(key.is_multiple_of(5));
+
+    // The dump holds what was there when the command came, whatever is written meanwhile.
+    redis.call(&[b"BGSAVE"]).unwrap();
+    let mut written_during = 0;
+    let mut next = 0;
+    while information(&mut redis, "rdb_bgsave_in_progress") == "1" {
+        if next < keys {
+            set(&mut redis, next..(next + 256).min(keys), 2);
+            next = (next + 256).min(keys);
+            written_during = next;
+        } else {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    assert_eq!(information(&mut redis, "rdb_last_bgsave_status"), "ok");
+    assert!(written_during > 0, "the dump was over before anything was written");
+    compare(&mut redis, "after the dump", keys, |key| if key < next { 2 } else { then(key) });
+    let outcome = stop(&mut redis, process);
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    assert!(outcome.counter("forks") >= 1 && outcome.counter("pages_in") > 0, "{:#}", outcome.report());
+    outcome.assert_within_limit(2);
+
+    let mut command = std::process::Command::new(path_of("redis-server"));
+    command.args(&server(&scratch)[1..]);
+    let plain = Running::start(command, Vec::new());
+    let mut redis = Resp::connect(&socket, PATIENCE);
+    compare(&mut redis, "the dump in a plain server", keys, then);
+    stop(&mut redis, plain);
+}
+
+#[test]
+fn redis_keeps_every_value_and_dumps_under_writes_shm() {
+    needs!("redis-server");
+    redis_test(Link::Shm);
+}
+
+#[test]
+fn redis_keeps_every_value_and_dumps_under_writes_udp() {
+    needs!("redis-server");
+    redis_test(Link::Udp);
+}

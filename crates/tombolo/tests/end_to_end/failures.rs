@@ -1,0 +1,154 @@
+//! Lenders, supervisors and programs are killed or fall silent: a clear error
+//! in time, never a hang, never a wrong byte.
+
+use std::fs;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::common::{Lender, Link, Program, Running, compiled, needs};
+
+/// The promise is 2 s; a busy machine gets more, and the measured time is printed.
+const SOON: Duration = Duration::from_secs(8);
+
+fn measured(what: &str, elapsed: Duration) {
+    let _ = writeln!(std::io::stderr(), "    {what}: {:.2} s", elapsed.as_secs_f64());
+    assert!(elapsed < SOON, "{what}: {elapsed:?}");
+}
+
+/// A program of 64 MiB on 8 MiB, which goes on touching all of it.
+fn holding(lenders: &[&Lender], mode: &str) -> Running {
+    let words = [compiled("hold", &[]), "64".into(), mode.into()];
+    let run = Program::new(&words).remote("256M").start_on(lenders, "8M");
+    run.output_with("holding", Duration::from_secs(120));
+    run
+}
+
+fn lender_lost(link: Link, lenders: usize, signal: Signal) {
+    let mut lenders: Vec<_> = (0..lenders).map(|_| Lender::start(link, "512M")).collect();
+    let run = holding(&lenders.iter().collect::<Vec<_>>(), "check");
+    let since = Instant::now();
+    lenders[0].node().signal(signal);
+    let outcome = run.wait(Duration::from_secs(60));
+    measured(&format!("{link:?} lender lost by {signal:?}"), since.elapsed());
+    // A wrong byte would be exit status 9.
+    assert_eq!(outcome.code(), 135, "SIGBUS; stderr: {}", outcome.stderr);
+    assert!(outcome.stderr.contains("tombolo: "), "no message: {}", outcome.stderr);
+    assert!(outcome.stderr.contains(lenders[0].address()), "which lender? {}", outcome.stderr);
+}
+
+#[test]
+fn a_killed_lender_is_a_bus_error_shm() {
+    needs!("cc");
+    lender_lost(Link::Shm, 1, Signal::KILL);
+}
+
+#[test]
+fn a_killed_lender_is_a_bus_error_udp() {
+    needs!("cc");
+    lender_lost(Link::Udp, 1, Signal::KILL);
+}
+
+#[test]
+fn a_silent_lender_is_a_bus_error_udp() {
+    needs!("cc");
+    lender_lost(Link::Udp, 1, Signal::STOP);
+}
+
+#[test]
+fn one_lender_of_two_killed_is_a_bus_error() {
+    needs!("cc");
+    lender_lost(Link::Shm, 2, Signal::KILL);
+    lender_lost(Link::Udp, 2, Signal::KILL);
+}
+
+#[test]
+fn a_stopped_lender_on_the_same_machine_costs_nothing() {
+    needs!("cc");
+    // Pages come straight from the lender's memory: it need not run.
+    let mut lender = Lender::start(Link::Shm, "512M");
+    let program = Program::new(&[compiled("threads", &[]), "32".into()]).remote("128M");
+    let hold = holding(&[&lender], "rest");
+    lender.node().signal(Signal::STOP);
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(fs::read_to_string(format!("/proc/{}/stat", hold.program_pid())).is_ok(), "still there");
+    lender.node().signal(Signal::CONT);
+    drop(hold);
+    assert_eq!(program.run_on(&[&lender], "8M").code(), 0);
+}
+
+#[test]
+fn a_killed_supervisor_ends_the_program() {
+    needs!("cc");
+    for (link, mode) in [(Link::Shm, "check"), (Link::Shm, "rest"), (Link::Udp, "check")] {
+        let lender = Lender::start(link, "512M");
+        let run = holding(&[&lender], mode);
+        let program = run.program_pid();
+        run.signal(Signal::KILL);
+        let since = Instant::now();
+        let outcome = run.wait(Duration::from_secs(60));
+        assert_eq!(outcome.code(), 137);
+        while alive(program) {
+            assert!(since.elapsed() < SOON, "the program outlives its supervisor");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        measured("program gone after its supervisor", since.elapsed());
+        assert!(!outcome.stderr.contains("pattern.h"), "a wrong byte: {}", outcome.stderr);
+        measured("memory free after the supervisor", lender.wait_until_free(Duration::from_secs(30)));
+    }
+}
+
+/// Whether the process runs, other than as a zombie that nobody reaps.
+fn alive(pid: u32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    let state = stat.rsplit(')').next().unwrap_or_default();
+    !state.trim_start().starts_with(['Z', 'X'])
+}
+
+#[test]
+fn a_killed_program_gives_its_memory_back() {
+    needs!("cc");
+    for link in [Link::Shm, Link::Udp] {
+        let lender = Lender::start(link, "512M");
+        let run = holding(&[&lender], "check");
+        assert!(lender.lent_bytes() > 0);
+        crate::common::send(run.program_pid(), Signal::KILL);
+        let since = Instant::now();
+        assert_eq!(run.wait(Duration::from_secs(60)).code(), 137);
+        measured("run ends after its program", since.elapsed());
+        measured("memory free after the program", lender.wait_until_free(Duration::from_secs(30)));
+    }
+}
+
+#[test]
+fn a_program_larger_than_both_memories_fails_clearly() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "512M");
+    let words = [compiled("hold", &[]), "96".into(), "rest".into()];
+    let run = Program::new(&words).remote("16M").start_on(&[&lender], "8M");
+    let outcome = run.wait(Duration::from_secs(60));
+    assert_ne!(outcome.code(), 0);
+    assert_ne!(outcome.code(), 9, "a wrong byte: {}", outcome.stderr);
+    assert!(outcome.stderr.contains("tombolo: "), "no message: {}", outcome.stderr);
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "512M");
+    let folder = std::env::temp_dir();
+    let run = holding(&[&lender], "rest");
+    let own = folder.join(format!("tombolo-run-{}", run.pid()));
+    assert!(own.exists(), "the run's directory");
+    run.signal(Signal::TERM);
+    run.wait(Duration::from_secs(30));
+    assert!(!own.exists(), "the run's directory stays behind");
+    // One that was killed cannot tidy up; the next run does.
+    let run = holding(&[&lender], "rest");
+    let own = folder.join(format!("tombolo-run-{}", run.pid()));
+    run.signal(Signal::KILL);
+    run.wait(Duration::from_secs(30));
+    assert_eq!(Program::new(&["true"]).run_on(&[&lender], "8M").code(), 0);
+    assert!(!own.exists(), "the killed run's directory stays behind");
+}

@@ -1,0 +1,108 @@
+//! What stays within its bounds: resident memory, and the CPU of an idle node.
+
+use std::fs;
+use std::io::Write;
+use std::time::Duration;
+
+use crate::common::{Lender, Link, Program, compiled, needs};
+
+/// Clock ticks of CPU time that a process has used.
+fn ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let fields: Vec<_> = stat.rsplit(')').next().expect("a name").split_whitespace().collect();
+    // utime and stime, the 14th and 15th of the line.
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+fn assert_idle(pid: u32, what: &str) {
+    const SECONDS: u64 = 6;
+    // What led here has its aftermath.
+    std::thread::sleep(Duration::from_secs(1));
+    let before = ticks(pid);
+    std::thread::sleep(Duration::from_secs(SECONDS));
+    let used = ticks(pid) - before;
+    let percent = used as f64 / (SECONDS * rustix::param::clock_ticks_per_second()) as f64 * 100.0;
+    let _ = writeln!(std::io::stderr(), "    {what}: {percent:.2} % CPU idle");
+    // In ticks of 10 ms: 1 % is six of them.
+    assert!(percent < 1.0, "{what} uses {percent} % CPU");
+}
+
+#[test]
+fn an_idle_node_uses_no_processor_time() {
+    for link in [Link::Shm, Link::Udp] {
+        let mut lender = Lender::start(link, "64M");
+        let pid = lender.node().pid();
+        assert_idle(pid, &format!("{link:?} node without borrowers"));
+    }
+}
+
+#[test]
+fn a_node_and_a_supervisor_of_a_resting_program_are_idle() {
+    needs!("cc");
+    for link in [Link::Shm, Link::Udp] {
+        let mut lender = Lender::start(link, "512M");
+        let words = [compiled("hold", &[]), "64".into(), "rest".into()];
+        let run = Program::new(&words).remote("256M").start_on(&[&lender], "8M");
+        run.output_with("holding", Duration::from_secs(60));
+        assert_idle(lender.node().pid(), &format!("{link:?} node with a resting borrower"));
+        assert_idle(run.pid(), &format!("{link:?} supervisor of a resting program"));
+    }
+}
+
+/// Resident bytes of anonymous mappings around `address`, as the kernel counts
+/// them: the arena is one reservation that protections have cut in pieces.
+fn resident_bytes(pid: u32, address: u64) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("it runs");
+    let mut pieces: Vec<(u64, u64, u64)> = Vec::new();
+    for line in text.lines() {
+        let first = line.split_whitespace().next().unwrap_or_default();
+        if let Some((start, end)) = first.split_once('-')
+            && let (Ok(start), Ok(end)) = (u64::from_str_radix(start, 16), u64::from_str_radix(end, 16))
+        {
+            pieces.push((start, end, 0));
+        } else if let Some(rest) = line.strip_prefix("Rss:")
+            && let Some(piece) = pieces.last_mut()
+        {
+            piece.2 = rest.split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024;
+        }
+    }
+    let at = pieces.iter().position(|piece| piece.0 <= address && address < piece.1).expect("the arena");
+    let mut total = pieces[at].2;
+    let (mut low, mut high) = (pieces[at].0, pieces[at].1);
+    for piece in &pieces[at + 1..] {
+        if piece.0 != high {
+            break;
+        }
+        (high, total) = (piece.1, total + piece.2);
+    }
+    for piece in pieces[..at].iter().rev() {
+        if piece.1 != low {
+            break;
+        }
+        (low, total) = (piece.0, total + piece.2);
+    }
+    assert!(high - low >= 1 << 30, "the arena is larger than {} bytes", high - low);
+    total
+}
+
+#[test]
+fn the_kernel_agrees_that_resident_memory_is_within_the_limit() {
+    needs!("cc");
+    for link in [Link::Shm, Link::Udp] {
+        let lender = Lender::start(link, "512M");
+        let words = [compiled("hold", &[]), "64".into()];
+        let run = Program::new(&words).remote("256M").start_on(&[&lender], "16M");
+        let line = run.output_with("holding 0x", Duration::from_secs(60));
+        let address = line.trim().rsplit("0x").next().unwrap();
+        let address = u64::from_str_radix(address, 16).unwrap();
+        let mut most = 0;
+        for _ in 0..100 {
+            most = most.max(resident_bytes(run.program_pid(), address));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = writeln!(std::io::stderr(), "    {link:?}: {} KiB of 16384 resident at most", most / 1024);
+        // The mappings next to the arena (the agent's own) count too.
+        assert!(most <= (16 << 20) + (512 << 10), "{most} bytes are resident");
+        assert!(most >= 8 << 20, "only {most} bytes are resident: the limit is not used");
+    }
+}

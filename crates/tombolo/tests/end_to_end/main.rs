@@ -1,0 +1,17 @@
+//! End-to-end tests: the real binary, real programs nobody here wrote, real
+//! processes that are killed.
+//!
+//! Every program runs twice, plainly and with at most a quarter of its memory
+//! local, and must give the same bytes. What this machine lacks is left out
+//! loudly; with `TOMBOLO_REQUIRE_ALL=1` that is a failure. `TOMBOLO_FULL=1`
+//! runs the same tests at their full sizes.
+
+mod common;
+
+mod command_line;
+mod databases;
+mod demonstration;
+mod failures;
+mod limits;
+mod memory_calls;
+mod programs;

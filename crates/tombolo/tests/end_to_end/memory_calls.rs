@@ -1,0 +1,180 @@
+//! What programs do with memory, by programs written for it: they check every
+//! word themselves, and run plainly first.
+
+use crate::common::{Lender, Link, Outcome, Program, compiled, full, needs, sized};
+
+/// Runs a test program that uses `megabytes`, with a quarter of that local.
+fn far(name: &str, link: Link, lenders: usize, megabytes: u32, more: &[&str]) -> Outcome {
+    forking(name, 1, link, lenders, megabytes, more)
+}
+
+/// The same for one that forks: so many of its processes live at once.
+fn forking(name: &str, spaces: u64, link: Link, lenders: usize, megabytes: u32, more: &[&str]) -> Outcome {
+    let lenders: Vec<_> = (0..lenders).map(|_| Lender::start(link, "2G")).collect();
+    let mut words = vec![compiled(name, &[]), megabytes.to_string()];
+    words.extend(more.iter().map(|&word| word.to_owned()));
+    let lenders: Vec<_> = lenders.iter().collect();
+    let remote = format!("{}M", megabytes * 8);
+    Program::new(&words).remote(&remote).sharing(spaces).same_on(&lenders, &format!("{}M", megabytes / 4))
+}
+
+/// Memory of a test program, in MiB.
+fn ordinary() -> u32 {
+    sized(64, 512)
+}
+
+#[test]
+fn eight_threads_find_their_patterns_shm() {
+    needs!("cc");
+    far("threads", Link::Shm, 1, ordinary(), &[]);
+}
+
+#[test]
+fn eight_threads_find_their_patterns_udp() {
+    needs!("cc");
+    far("threads", Link::Udp, 1, ordinary(), &[]);
+}
+
+#[test]
+fn eight_threads_find_their_patterns_on_two_lenders() {
+    needs!("cc");
+    far("threads", Link::Shm, 2, ordinary(), &[]);
+}
+
+#[test]
+fn eight_threads_find_their_patterns_on_two_lenders_udp() {
+    needs!("cc");
+    far("threads", Link::Udp, 2, ordinary(), &[]);
+}
+
+#[test]
+fn a_sixteenth_local_is_slow_but_right() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "1G");
+    Program::new(&[compiled("threads", &[]), "64".into()]).remote("256M").same_on(&[&lender], "4M");
+}
+
+#[test]
+fn no_increment_is_lost_where_threads_share_pages() {
+    needs!("cc");
+    far("false_sharing", Link::Shm, 1, ordinary(), &[]);
+}
+
+#[test]
+fn a_forked_child_keeps_its_snapshot_shm() {
+    needs!("cc");
+    let outcome = forking("snapshot", 3, Link::Shm, 1, ordinary(), &[]);
+    assert_eq!(outcome.counter("forks"), 6, "three children with a child each");
+}
+
+#[test]
+fn a_forked_child_keeps_its_snapshot_udp() {
+    needs!("cc");
+    forking("snapshot", 3, Link::Udp, 1, ordinary(), &[]);
+}
+
+#[test]
+fn a_forked_child_keeps_its_snapshot_on_two_lenders() {
+    needs!("cc");
+    forking("snapshot", 3, Link::Udp, 2, ordinary(), &[]);
+}
+
+#[test]
+fn forks_while_threads_write_lose_nothing() {
+    needs!("cc");
+    forking("forking", 2, Link::Shm, 1, ordinary(), &[]);
+}
+
+#[test]
+fn executed_programs_are_under_the_pager_too() {
+    needs!("cc");
+    let outcome = forking("spawning", 2, Link::Shm, 1, ordinary(), &[]);
+    // The program, what fork, vfork, posix_spawn and system executed, and what it became itself.
+    assert!(outcome.counter("spaces") >= 6, "{:#}", outcome.report());
+}
+
+#[test]
+fn mremap_keeps_contents() {
+    needs!("cc");
+    far("remapping", Link::Shm, 1, ordinary(), &[]);
+}
+
+#[test]
+fn what_was_given_up_reads_as_zero() {
+    needs!("cc");
+    far("discarding", Link::Shm, 1, ordinary(), &[]);
+}
+
+#[test]
+fn protection_holds_under_eviction() {
+    needs!("cc");
+    far("protecting", Link::Shm, 1, ordinary(), &[]);
+}
+
+#[test]
+fn system_calls_reach_far_memory() {
+    needs!("cc");
+    let scratch = crate::common::Scratch::new("calls");
+    far("kernel_accesses", Link::Shm, 1, ordinary(), &[&scratch.file("data")]);
+}
+
+#[test]
+fn direct_input_and_output_reach_far_memory() {
+    needs!("cc");
+    let scratch = crate::common::Scratch::new("direct");
+    far("direct_access", Link::Shm, 1, ordinary(), &[&scratch.file("data")]);
+}
+
+#[test]
+fn the_heap_keeps_contents_shm() {
+    needs!("cc");
+    far("heap", Link::Shm, 1, ordinary(), &[]);
+}
+
+#[test]
+fn the_heap_keeps_contents_udp() {
+    needs!("cc");
+    if full() {
+        far("heap", Link::Udp, 1, ordinary(), &[]);
+    } else {
+        far("heap", Link::Udp, 1, 32, &[]);
+    }
+}
+
+#[test]
+fn closing_what_a_program_does_not_know_changes_nothing() {
+    needs!("cc");
+    for habit in ["close-each", "close-all", "few-descriptors"] {
+        far("habits", Link::Shm, 1, ordinary(), &[habit]);
+    }
+}
+
+#[test]
+fn giving_up_privileges_changes_nothing() {
+    needs!("cc");
+    far("habits", Link::Shm, 1, ordinary(), &["undumpable"]);
+    if rustix::process::geteuid().is_root() {
+        far("habits", Link::Shm, 1, ordinary(), &["drop-privileges"]);
+    }
+}
+
+#[test]
+fn mappings_of_other_kinds_are_right() {
+    needs!("cc");
+    for habit in ["populate", "zero-device", "lock"] {
+        far("habits", Link::Shm, 1, ordinary(), &[habit]);
+    }
+}
+
+#[test]
+fn the_main_thread_may_go_first() {
+    needs!("cc");
+    far("habits", Link::Shm, 1, ordinary(), &["main-thread-exits"]);
+}
+
+#[test]
+fn a_thread_may_execute_another_program() {
+    needs!("cc");
+    let outcome = far("habits", Link::Shm, 1, ordinary(), &["thread-executes"]);
+    assert_eq!(outcome.counter("spaces"), 2);
+}

@@ -1,0 +1,116 @@
+//! Programs nobody here wrote, byte for byte as without Tombolo, with at most a
+//! quarter of their memory local.
+
+use std::fmt::Write as _;
+use std::fs;
+
+use crate::common::{Lender, Link, Program, Scratch, needs, path_of, sized};
+
+/// Lines that no sort finds in order, the same at every call.
+fn lines(count: u64) -> String {
+    let mut text = String::new();
+    let mut state = 1u64;
+    for number in 0..count {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let _ = writeln!(text, "{:016x} line {number:0>120}", state ^ state >> 29);
+    }
+    text
+}
+
+fn sort(link: Link, lenders: usize) {
+    let scratch = Scratch::new("sort");
+    let input = scratch.file("input");
+    // GNU sort needs about twice its input, less the overhead of short lines.
+    let count = sized(400_000, 3_000_000);
+    fs::write(&input, lines(count)).unwrap();
+    let lenders: Vec<_> = (0..lenders).map(|_| Lender::start(link, "2G")).collect();
+    let lenders: Vec<_> = lenders.iter().collect();
+    let buffer = sized("--buffer-size=400M", "--buffer-size=3G");
+    let words = [&path_of("sort"), buffer, "--parallel=2", &input];
+    let local = sized("16M", "128M");
+    let outcome = Program::new(&words).remote(sized("256M", "1500M")).same_on(&lenders, local);
+    assert_eq!(outcome.stdout.iter().filter(|&&byte| byte == b'\n').count() as u64, count);
+}
+
+#[test]
+fn gnu_sort_shm() {
+    needs!("sort");
+    sort(Link::Shm, 1);
+}
+
+#[test]
+fn gnu_sort_udp() {
+    needs!("sort");
+    sort(Link::Udp, 1);
+}
+
+#[test]
+fn gnu_sort_on_two_lenders() {
+    needs!("sort");
+    sort(Link::Shm, 2);
+}
+
+fn python(link: Link, lenders: usize) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/dictionary.py");
+    let lenders: Vec<_> = (0..lenders).map(|_| Lender::start(link, "2G")).collect();
+    let lenders: Vec<_> = lenders.iter().collect();
+    let count = sized("200000", "1500000");
+    let words = [&path_of("python3"), script, count];
+    Program::new(&words).remote(sized("256M", "1500M")).same_on(&lenders, sized("20M", "150M"));
+}
+
+#[test]
+fn a_python_dict_shm() {
+    needs!("python3");
+    python(Link::Shm, 1);
+}
+
+#[test]
+fn a_python_dict_udp() {
+    needs!("python3");
+    python(Link::Udp, 1);
+}
+
+#[test]
+fn a_python_dict_on_two_lenders_udp() {
+    needs!("python3");
+    python(Link::Udp, 2);
+}
+
+#[test]
+fn stress_ng_verifies_its_memory() {
+    needs!("stress-ng");
+    let lender = Lender::start(Link::Shm, "2G");
+    let scratch = Scratch::new("stress");
+    let bytes = sized("64M", "512M");
+    // What it prints holds times, so only its verdict counts, not the bytes.
+    let temporary = scratch.file("");
+    let program = path_of("stress-ng");
+    let words = [
+        program.as_str(),
+        "--vm",
+        "1",
+        "--vm-bytes",
+        bytes,
+        "--vm-method",
+        "all",
+        "--verify",
+        "--vm-ops",
+        sized("200000", "2000000"),
+        "--timeout",
+        sized("60", "600"),
+        "--seed",
+        "7",
+        "--temp-path",
+        temporary.as_str(),
+    ];
+    let outcome = Program::new(&words)
+        .remote(sized("256M", "1500M"))
+        .patience(std::time::Duration::from_secs(sized(240, 1800)))
+        .run_on(&[&lender], sized("16M", "128M"));
+    let text = format!("{}{}", outcome.text(), outcome.stderr);
+    assert_eq!(outcome.code(), 0, "{text}");
+    assert!(!text.contains("fail:"), "{text}");
+    assert!(outcome.counter("pages_in") > 0 && outcome.counter("pages_out") > 0, "{:#}", outcome.report());
+    outcome.assert_within_limit(1);
+}

@@ -1,0 +1,142 @@
+//! `cargo xtask bench paging`: the figures of `tombolo bench paging`, slowdown
+//! curves of three programs, and the page in `bench/` that shows both.
+//!
+//! Each program runs plainly, under Tombolo (shm) and with the kernel's own swap
+//! on zram under a memory cgroup, at the same limits. `--local` limits the
+//! program's heap and large mappings, the cgroup everything, so the cgroup gets
+//! in addition what the program was measured to use beside its heap.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+use tombolo_host::process;
+
+mod chart;
+mod curve;
+mod redis;
+mod results;
+mod surroundings;
+mod workload;
+
+/// Parts of the working set that stay local, in percent.
+pub const LOCAL_PERCENT: [u64; 4] = [100, 75, 50, 25];
+
+/// An interrupt ends the bench between two runs, so that swap and cgroup are taken down.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+fn interrupted() -> bool {
+    STOP.load(Ordering::Relaxed)
+}
+
+const USAGE: &str = "usage: cargo xtask bench paging [--runs N] [--only sort|redis|chase]";
+
+struct Options {
+    runs: usize,
+    only: Option<String>,
+}
+
+fn options(arguments: &[String]) -> Result<Options, String> {
+    let mut options = Options { runs: 3, only: None };
+    let mut words = arguments.iter();
+    if words.next().map(String::as_str) != Some("paging") {
+        return Err(USAGE.into());
+    }
+    while let Some(word) = words.next() {
+        let value = words.next().ok_or(USAGE)?;
+        match word.as_str() {
+            "--runs" => options.runs = value.parse().ok().filter(|&runs| runs > 0).ok_or(USAGE)?,
+            "--only" if ["sort", "redis", "chase"].contains(&value.as_str()) => {
+                options.only = Some(value.clone())
+            }
+            _ => return Err(USAGE.into()),
+        }
+    }
+    Ok(options)
+}
+
+/// Builds the release binary; where it is.
+fn build() -> Result<PathBuf, String> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args([
+        "build",
+        "--release",
+        "--package",
+        "tombolo",
+        "--message-format",
+        "json-render-diagnostics",
+    ]);
+    let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("cargo: {error}"))?;
+    if !output.status.success() {
+        return Err("tombolo does not build".into());
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut built = messages.filter(|message| message["target"]["name"] == "tombolo");
+    built
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .ok_or_else(|| "cargo does not say where the binary is".into())
+}
+
+/// What `tombolo bench paging` finds.
+fn figures(tombolo: &Path) -> Result<Value, String> {
+    let output = Command::new(tombolo)
+        .args(["bench", "paging", "--json"])
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("{}: {error}", tombolo.display()))?;
+    if !output.status.success() {
+        return Err("`tombolo bench paging` failed".into());
+    }
+    serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("`tombolo bench paging` printed no JSON: {error}"))
+}
+
+/// Runs a bench. The arguments are those after `bench`.
+pub fn main(arguments: &[String]) -> Result<(), String> {
+    let options = options(arguments)?;
+    let tombolo = build()?;
+    process::stop_on_signals(&STOP);
+    eprintln!("bench: faults and random reads");
+    let figures = figures(&tombolo)?;
+    let surroundings = surroundings::Surroundings::new(&tombolo)?;
+    let mut curves = Vec::new();
+    for workload in workload::all(&surroundings)? {
+        if options.only.as_ref().is_none_or(|only| only == workload.name()) {
+            curves.push(curve::measure(&surroundings, &*workload, options.runs)?);
+        }
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench");
+    let failed = |error: std::io::Error| format!("bench/: {error}");
+    fs::create_dir_all(&folder).map_err(failed)?;
+    for curve in &curves {
+        chart::draw(curve, &folder.join(format!("{}.svg", curve.name)))?;
+    }
+    if options.only.is_some() {
+        eprintln!("bench: RESULTS.md is written by a whole run only");
+        return Ok(());
+    }
+    let whole = results::json(&figures, &curves);
+    let text = serde_json::to_string_pretty(&whole).map_err(|error| error.to_string())?;
+    fs::write(folder.join("paging.json"), text + "\n").map_err(failed)?;
+    fs::write(folder.join("RESULTS.md"), results::page(&figures, &curves, &surroundings)).map_err(failed)?;
+    eprintln!("bench: bench/RESULTS.md is written");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_understood_or_refused() {
+        let parse = |text: &str| options(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(parse("paging").unwrap().runs, 3);
+        assert_eq!(parse("paging --runs 1 --only sort").unwrap().only.as_deref(), Some("sort"));
+        for wrong in ["", "other", "paging --runs", "paging --runs 0", "paging --only vi"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! One program's slowdown over the part of its working set that stays local.
+
+use std::time::{Duration, Instant};
+
+use super::surroundings::{Surroundings, Way, ample};
+use super::workload::{Unit, Workload};
+use super::{LOCAL_PERCENT, interrupted};
+
+/// A program that takes longer than this is not run again at the same limit.
+const LONG_RUN: Duration = Duration::from_secs(20);
+/// The kernel now and then kills a program in a small cgroup although it could
+/// swap. Such runs are counted and made again, so often at most.
+const KILLS_MOST: u32 = 6;
+
+/// Costs at one limit: the median of the runs, or why there is none.
+#[derive(Debug)]
+pub struct Point {
+    pub percent: u64,
+    pub local_bytes: u64,
+    pub tombolo: Result<f64, String>,
+    pub kernel: Result<f64, String>,
+    /// Runs that the kernel's out-of-memory killer ended, and that were made again.
+    pub kernel_kills: u32,
+}
+
+/// A program's figures.
+#[derive(Debug)]
+pub struct Curve {
+    pub name: &'static str,
+    pub title: &'static str,
+    pub unit: Unit,
+    /// Most of its heap and large mappings that it used at once.
+    pub working_set_bytes: u64,
+    /// What it used beside them.
+    pub base_bytes: u64,
+    /// Its cost with all memory local and nobody in between.
+    pub plain: f64,
+    pub points: Vec<Point>,
+}
+
+impl Curve {
+    /// How much dearer than plainly.
+    pub fn slowdown(&self, cost: &Result<f64, String>) -> Option<f64> {
+        cost.as_ref().ok().map(|cost| cost / self.plain)
+    }
+
+    /// The point at half of the working set.
+    pub fn half(&self) -> Option<&Point> {
+        self.points.iter().find(|point| point.percent == 50)
+    }
+}
+
+/// The middle one, or the mean of the two in the middle.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    let high = *values.get(middle)?;
+    Some(if values.len() % 2 == 1 { high } else { (values[middle - 1] + high) / 2.0 })
+}
+
+/// Runs of one way, gathered over the passes.
+struct Runs {
+    way: Way,
+    costs: Vec<f64>,
+    failure: Option<String>,
+    kills: u32,
+    done: bool,
+}
+
+impl Runs {
+    fn new(way: Way) -> Self {
+        Self { way, costs: Vec::new(), failure: None, kills: 0, done: false }
+    }
+
+    fn once(&mut self, surroundings: &Surroundings, workload: &dyn Workload) {
+        if self.done {
+            return;
+        }
+        loop {
+            let since = Instant::now();
+            match surroundings.place(self.way).and_then(|place| workload.run(&place)) {
+                Ok(cost) => self.costs.push(cost),
+                Err(_) if matches!(self.way, Way::Kernel(_)) && self.kills < KILLS_MOST && !interrupted() => {
+                    self.kills += 1;
+                    continue;
+                }
+                Err(error) => {
+                    let error = match self.kills {
+                        0 => error,
+                        kills => format!(
+                            "did not finish in {} attempts ({})",
+                            kills + 1,
+                            error.trim_end_matches([':', ' '])
+                        ),
+                    };
+                    // A run that fails once may not be hidden by others that do not.
+                    self.failure.get_or_insert(error);
+                    self.done = true;
+                }
+            }
+            self.done |= since.elapsed() > LONG_RUN;
+            return;
+        }
+    }
+
+    fn cost(self) -> Result<f64, String> {
+        match (self.failure, median(self.costs)) {
+            (Some(failure), _) => Err(failure),
+            (None, Some(cost)) => Ok(cost),
+            (None, None) => Err("not run".into()),
+        }
+    }
+}
+
+/// Most memory used with plenty of it.
+fn peak(surroundings: &Surroundings, workload: &dyn Workload, way: Way) -> Result<u64, String> {
+    let place = surroundings.place(way)?;
+    workload.run(&place)?;
+    place.peak_bytes().ok_or_else(|| "no peak was told".into())
+}
+
+/// Measures a program at every limit, in all ways in turn.
+pub fn measure(surroundings: &Surroundings, workload: &dyn Workload, runs: usize) -> Result<Curve, String> {
+    eprintln!("bench: {}", workload.title());
+    let working_set_bytes = peak(surroundings, workload, ample(Way::Tombolo))?;
+    let whole = match surroundings.no_swap() {
+        None => peak(surroundings, workload, ample(Way::Kernel))?,
+        Some(_) => 0,
+    };
+    let base_bytes = whole.saturating_sub(working_set_bytes);
+    let mut plain = Runs::new(Way::Plain);
+    let mut limited = Vec::new();
+    for percent in LOCAL_PERCENT {
+        let local_bytes = (working_set_bytes * percent / 100).next_multiple_of(4096);
+        let tombolo = Runs::new(Way::Tombolo(local_bytes));
+        let mut kernel = Runs::new(Way::Kernel(local_bytes + base_bytes));
+        if let Some(reason) = surroundings.no_swap() {
+            kernel.failure = Some(format!("not measured: {reason}"));
+            kernel.done = true;
+        }
+        limited.push((percent, local_bytes, tombolo, kernel));
+    }
+    for _ in 0..runs {
+        plain.once(surroundings, workload);
+        for (_, _, tombolo, kernel) in &mut limited {
+            tombolo.once(surroundings, workload);
+            kernel.once(surroundings, workload);
+            if interrupted() {
+                return Err("interrupted".into());
+            }
+        }
+    }
+    let plain = plain.cost()?;
+    let mut points = Vec::new();
+    for (percent, local_bytes, tombolo, kernel) in limited {
+        let kernel_kills = kernel.kills;
+        let point =
+            Point { percent, local_bytes, tombolo: tombolo.cost(), kernel: kernel.cost(), kernel_kills };
+        let show = |cost: &Result<f64, String>| match cost {
+            Ok(cost) => format!("{} ({:.2} x)", workload.unit().show(*cost), cost / plain),
+            Err(error) => error.clone(),
+        };
+        eprintln!("  {percent:3} % local: Tombolo {}, zram {}", show(&point.tombolo), show(&point.kernel));
+        points.push(point);
+    }
+    Ok(Curve {
+        name: workload.name(),
+        title: workload.title(),
+        unit: workload.unit(),
+        working_set_bytes,
+        base_bytes,
+        plain,
+        points,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_run_is_not_hidden_by_good_ones() {
+        let mut runs = Runs::new(Way::Plain);
+        runs.costs = vec![3.0, 1.0, 2.0];
+        assert_eq!(median(runs.costs.clone()), Some(2.0));
+        runs.failure = Some("killed".into());
+        assert_eq!(runs.cost(), Err("killed".into()));
+    }
+}

@@ -1,0 +1,161 @@
+//! The programs of the curves: a sort, random GETs at a redis server, and a
+//! pointer chase.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::redis::Redis;
+use super::surroundings::{Place, Surroundings};
+
+/// Something to run again and again.
+pub trait Workload {
+    /// One word, also the name of the chart's file.
+    fn name(&self) -> &'static str;
+    /// What it does, in a line.
+    fn title(&self) -> &'static str;
+    /// What a cost of it is.
+    fn unit(&self) -> Unit;
+    /// Runs it; returns its cost.
+    fn run(&self, place: &Place<'_>) -> Result<f64, String>;
+}
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Seconds of a whole run.
+    Seconds,
+    /// Nanoseconds of one operation.
+    Nanoseconds,
+}
+
+impl Unit {
+    /// A cost as text.
+    pub fn show(self, cost: f64) -> String {
+        match self {
+            Self::Seconds => format!("{cost:.2} s"),
+            Self::Nanoseconds => format!("{:.2} µs", cost / 1000.0),
+        }
+    }
+}
+
+/// All of them that this machine can run.
+pub fn all(surroundings: &Surroundings) -> Result<Vec<Box<dyn Workload>>, String> {
+    let mut workloads: Vec<Box<dyn Workload>> = vec![Box::new(Sort::new(surroundings)?)];
+    match Redis::new(surroundings) {
+        Some(redis) => workloads.push(Box::new(redis)),
+        None => eprintln!("bench: not measured: random GETs: there is no redis-server"),
+    }
+    workloads.push(Box::new(Chase { tombolo: surroundings.tombolo.clone() }));
+    Ok(workloads)
+}
+
+/// Random numbers; contents are the same in each bench.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.0;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        value ^ (value >> 31)
+    }
+}
+
+/// GNU sort of text lines, in memory, one thread.
+struct Sort {
+    input: PathBuf,
+}
+
+const LINES: usize = 1_600_000;
+/// The buffer that sort may use; given, because by default it looks at how much
+/// memory is free, which differs between the ways of running it.
+const SORT_BUFFER: &str = "600M";
+
+impl Sort {
+    /// The input is written here, so that its cached pages are charged to nobody who is measured.
+    fn new(surroundings: &Surroundings) -> Result<Self, String> {
+        let input = surroundings.file("lines.txt");
+        let write = || -> std::io::Result<()> {
+            let mut file = BufWriter::new(File::create(&input)?);
+            let mut random = Random(1);
+            for _ in 0..LINES {
+                writeln!(file, "{:016x}{:016x}{:016x}", random.next(), random.next(), random.next())?;
+            }
+            file.into_inner()?.sync_all()
+        };
+        write().map_err(|error| format!("the input of sort: {error}"))?;
+        Ok(Self { input })
+    }
+}
+
+/// Runs a command to its end; returns what it printed.
+fn finish(mut command: Command) -> Result<Vec<u8>, String> {
+    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    Ok(output.stdout)
+}
+
+impl Workload for Sort {
+    fn name(&self) -> &'static str {
+        "sort"
+    }
+
+    fn title(&self) -> &'static str {
+        "GNU sort of 80 MB of lines, in memory, one thread"
+    }
+
+    fn unit(&self) -> Unit {
+        Unit::Seconds
+    }
+
+    fn run(&self, place: &Place<'_>) -> Result<f64, String> {
+        let mut command = place.command("sort");
+        command
+            .args(["--parallel=1", "-S", SORT_BUFFER, "-o", "/dev/null"])
+            .arg(&self.input)
+            .env("LC_ALL", "C");
+        let since = Instant::now();
+        finish(command)?;
+        let elapsed = since.elapsed().as_secs_f64();
+        // Of the program alone: Tombolo's own start and the lending come before it.
+        Ok(place.report().and_then(|report| report["elapsed_s"].as_f64()).unwrap_or(elapsed))
+    }
+}
+
+/// A walk along a random cycle through all cache lines of an area.
+struct Chase {
+    tombolo: PathBuf,
+}
+
+const CHASE_BYTES: usize = 150 << 20;
+const CHASE_STEPS: usize = 300_000;
+
+impl Workload for Chase {
+    fn name(&self) -> &'static str {
+        "chase"
+    }
+
+    fn title(&self) -> &'static str {
+        "pointer chase, uniformly random over 150 MiB, 64 nodes a page"
+    }
+
+    fn unit(&self) -> Unit {
+        Unit::Nanoseconds
+    }
+
+    fn run(&self, place: &Place<'_>) -> Result<f64, String> {
+        let mut command = place.command(&self.tombolo.to_string_lossy());
+        command.args(["bench", "probe", "chase"]);
+        command.args(["--area", &CHASE_BYTES.to_string(), "--count", &CHASE_STEPS.to_string()]);
+        let found: Value = serde_json::from_slice(&finish(command)?).map_err(|error| error.to_string())?;
+        found["mean_ns"].as_f64().ok_or_else(|| "the chase told no mean".into())
+    }
+}
