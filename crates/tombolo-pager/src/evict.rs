@@ -11,6 +11,9 @@ use crate::page::State;
 use crate::pager::Pager;
 use crate::replacement::PageName;
 
+/// Batches without a waiting fault after which less room is kept free.
+const CALM: u32 = 64;
+
 /// Names looked at in a row before the evictor looks up.
 const LOOK_MAX: usize = 8 * BATCH;
 
@@ -29,10 +32,18 @@ impl Evictor {
     /// Evicts whenever room is short, until the run is over.
     pub fn run(mut self) {
         let mut stuck = 0;
+        let (mut calm, mut waits) = (0, 0);
         while !self.pager.stopping.load(Ordering::Relaxed) {
             if !self.is_short() && self.pager.waiting.lock().is_empty() {
                 self.pager.evictor.wait(Duration::from_millis(200));
                 continue;
+            }
+            let waited = self.pager.stats.counters.room_waits.load(Ordering::Relaxed);
+            calm = if waited == waits { calm + 1 } else { 0 };
+            waits = waited;
+            if calm >= CALM {
+                calm = 0;
+                self.pager.narrow_headroom();
             }
             let outcome = if self.is_short() { self.make_room() } else { Outcome::Evicted(0) };
             match outcome {
@@ -52,7 +63,7 @@ impl Evictor {
     }
 
     fn is_short(&self) -> bool {
-        self.pager.resident.load(Ordering::Relaxed) + self.pager.headroom_pages > self.pager.limit_pages
+        self.pager.resident.load(Ordering::Relaxed) + self.pager.headroom_pages() > self.pager.limit_pages
     }
 
     /// Faults that waited for room try again.
@@ -135,7 +146,7 @@ impl Evictor {
     }
 
     fn make_room(&mut self) -> Outcome {
-        let short = (self.pager.resident.load(Ordering::Relaxed) + self.pager.headroom_pages)
+        let short = (self.pager.resident.load(Ordering::Relaxed) + self.pager.headroom_pages())
             .saturating_sub(self.pager.limit_pages);
         let (batches, looked_at) = self.select((short as usize).clamp(BATCH / 2, BATCH));
         if looked_at == 0 {

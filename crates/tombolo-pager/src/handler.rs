@@ -12,7 +12,9 @@ use rustix::event::epoll;
 use tombolo_host::process;
 use tombolo_node::FarMemory;
 
+use crate::home;
 use crate::pager::Pager;
+use crate::serve::Served;
 use crate::space::Space;
 
 /// Marks the descriptors of far memory in a poll set.
@@ -21,6 +23,10 @@ const FAR: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 /// How long a handler that has sent for a page polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(150);
+/// A rest while faults are on another processor; it is ended when that changes.
+const LONG_REST: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
+/// One fault in so many is looked at for where it happened.
+const SAMPLE_EVERY: u32 = 32;
 /// How often it looks for the page before it looks for other faults.
 const SPIN_ROUNDS: u32 = 8;
 /// Wake-ups in a row that found the fault taken, after which a handler rests.
@@ -34,9 +40,10 @@ const REST: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec
 #[derive(Debug)]
 pub struct PollSet {
     epoll: OwnedFd,
-    /// Holds `stop` only, for resting.
+    /// Holds `stop` and `wake` only, for resting.
     resting: OwnedFd,
     stop: OwnedFd,
+    wake: OwnedFd,
 }
 
 impl PollSet {
@@ -48,7 +55,10 @@ impl PollSet {
         for set in [&epoll, &resting] {
             epoll::add(set, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
         }
-        Ok(Self { epoll, resting, stop })
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let wake = rustix::event::eventfd(0, flags)?;
+        epoll::add(&resting, &wake, epoll::EventData::new_u64(FAR), epoll::EventFlags::IN)?;
+        Ok(Self { epoll, resting, stop, wake })
     }
 
     /// Polls far memory's descriptors, and no longer those of lenders that are
@@ -77,6 +87,18 @@ impl PollSet {
         let _ = epoll::delete(&self.epoll, space.uffd.as_fd());
     }
 
+    /// Ends a rest.
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Sleeps until woken, stopped, or the time is over.
+    fn rest(&self, time: &rustix::time::Timespec) {
+        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let _ = epoll::wait(&self.resting, &mut [nothing][..], Some(time));
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+    }
+
     /// Ends the handler.
     pub fn stop(&self) {
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
@@ -94,10 +116,21 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
     let mut events = [nothing; 16];
     let mut spin_until: Option<Instant> = None;
     let mut misses = 0;
+    let mut faults_to_sample = 1;
     while !pager.stopping.load(Ordering::Relaxed) {
+        if pager.home.is_elsewhere(number) {
+            pager.awake.fetch_sub(1, Ordering::AcqRel);
+            set.rest(&LONG_REST);
+            pager.awake.fetch_add(1, Ordering::AcqRel);
+            continue;
+        }
         if misses >= MISSES_MAX {
             misses = 0;
-            rest(pager, set);
+            // Somebody must stay up.
+            if pager.awake.fetch_sub(1, Ordering::AcqRel) > 1 {
+                set.rest(&REST);
+            }
+            pager.awake.fetch_add(1, Ordering::AcqRel);
             continue;
         }
         // Whoever has sent for a page polls for it; the others sleep.
@@ -127,8 +160,17 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
                 STOP => return,
                 FAR => far = true,
                 index => {
-                    if let Some(space) = pager.space(index as u32) {
-                        misses = if pager.serve_next(&space) { 0 } else { misses + 1 };
+                    let Some(space) = pager.space(index as u32) else { continue };
+                    match pager.serve_next(&space) {
+                        Served::Nothing => misses += 1,
+                        Served::Event => misses = 0,
+                        Served::Fault(thread) => {
+                            misses = 0;
+                            faults_to_sample -= 1;
+                            if faults_to_sample == 0 {
+                                faults_to_sample = sample(pager, number, thread);
+                            }
+                        }
                     }
                 }
             }
@@ -145,12 +187,17 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
     }
 }
 
-/// Leaves the faults to the other handlers for a while, if there are others.
-fn rest(pager: &Pager, set: &PollSet) {
-    let last = pager.awake.fetch_sub(1, Ordering::AcqRel) == 1;
-    if !last {
-        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
-        let _ = epoll::wait(&set.resting, &mut [nothing][..], Some(&REST));
+/// Looks where a faulting thread runs; returns after how many faults to look again.
+fn sample(pager: &Pager, number: usize, thread: u32) -> u32 {
+    let Some(processor) = home::processor_of(thread) else { return SAMPLE_EVERY };
+    if pager.home.observe(processor) {
+        for (other, set) in pager.polls.iter().enumerate() {
+            if other != number {
+                set.wake();
+            }
+        }
+        // What has just changed is looked at closely.
+        return 1;
     }
-    pager.awake.fetch_add(1, Ordering::AcqRel);
+    SAMPLE_EVERY
 }

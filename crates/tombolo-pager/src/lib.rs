@@ -7,13 +7,14 @@
 //!  agent thread --hello, hang-up-> reception
 //! ```
 //!
-//! [`run`] starts a program under it and comes back when the program and all
+//! [`run()`] starts a program under it and comes back when the program and all
 //! its descendants have ended.
 
 mod attach;
 mod batch;
 mod evict;
 mod handler;
+mod home;
 mod page;
 mod pager;
 mod prefetch;

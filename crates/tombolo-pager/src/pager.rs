@@ -15,6 +15,7 @@ use tombolo_host::uffd::PAGE_BYTES;
 use tombolo_node::FarMemory;
 
 use crate::handler::PollSet;
+use crate::home::Home;
 use crate::page::{Entry, State};
 use crate::prefetch::{TOUCH_MAX, WriteHabit};
 use crate::protocol::STAGING_PAGES;
@@ -40,6 +41,10 @@ pub struct Fault {
     pub since: Instant,
 }
 
+/// Bounds of the room that is kept free, in pages.
+const HEADROOM_LEAST: u64 = 64;
+const HEADROOM_MOST: u64 = 1024;
+
 /// What the user is told while the program runs.
 pub type Notify = Box<dyn Fn(&str) + Send + Sync>;
 
@@ -48,7 +53,7 @@ pub struct Pager {
     /// Most pages resident at once, over all spaces, besides the staging area.
     pub limit_pages: u64,
     /// Room that the evictor keeps free ahead of need.
-    pub headroom_pages: u64,
+    headroom_pages: AtomicU64,
     /// Where evicted pages go.
     pub far: Arc<dyn FarMemory>,
     /// Which far pages are in use.
@@ -79,6 +84,8 @@ pub struct Pager {
     pub notify: Notify,
     /// The run is over.
     pub stopping: AtomicBool,
+    /// Where faults happen.
+    pub home: Home,
     /// Handlers that do not rest.
     pub awake: AtomicUsize,
     /// Whether pages that are fetched for reading tend to be written.
@@ -131,6 +138,7 @@ impl Pager {
     pub fn new(
         limit_bytes: u64,
         handlers: usize,
+        processors: &[usize],
         far: Arc<dyn FarMemory>,
         notify: Notify,
     ) -> std::io::Result<Self> {
@@ -146,7 +154,7 @@ impl Pager {
         zeroes.prefault();
         Ok(Self {
             limit_pages,
-            headroom_pages: (limit_pages / 64).clamp(64, 384),
+            headroom_pages: AtomicU64::new(HEADROOM_LEAST),
             slots: Mutex::new(Slots::new(far.pages() as usize)),
             replacement: Mutex::new(Replacement::new(limit_pages as usize)),
             spaces: RwLock::new(HashMap::with_capacity(64)),
@@ -162,6 +170,7 @@ impl Pager {
             far,
             notify,
             stopping: AtomicBool::new(false),
+            home: Home::new(processors),
             awake: AtomicUsize::new(handlers),
             habit: WriteHabit::default(),
             polls,
@@ -239,9 +248,27 @@ impl Pager {
         space.resident.fetch_add(pages, Ordering::Relaxed);
         let resident = self.resident.load(Ordering::Relaxed);
         self.stats.counters.resident_peak.fetch_max(resident, Ordering::Relaxed);
-        if resident + self.headroom_pages / 2 >= self.limit_pages {
+        if resident + self.headroom_pages() / 2 >= self.limit_pages {
             self.evictor.ring();
         }
+    }
+
+    /// Room that is kept free ahead of need.
+    pub fn headroom_pages(&self) -> u64 {
+        self.headroom_pages.load(Ordering::Relaxed)
+    }
+
+    /// A fault had to wait for room: keep more of it free.
+    pub fn widen_headroom(&self) {
+        let most = (self.limit_pages / 32).clamp(HEADROOM_LEAST, HEADROOM_MOST);
+        let wider = (self.headroom_pages() * 2).min(most);
+        self.headroom_pages.store(wider, Ordering::Relaxed);
+    }
+
+    /// No fault had to wait for a while: what is kept free is not used by the program.
+    pub fn narrow_headroom(&self) {
+        let narrower = (self.headroom_pages() * 7 / 8).max(HEADROOM_LEAST);
+        self.headroom_pages.store(narrower, Ordering::Relaxed);
     }
 
     /// Gives claimed room back.

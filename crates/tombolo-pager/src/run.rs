@@ -194,7 +194,8 @@ pub fn run(options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunErr
     // Two at least: one may wait for the other's event.
     let handlers = processors.len().clamp(2, 16);
     let far_bytes = u64::from(far.pages()) * 4096;
-    let pager = set_up("tables", Pager::new(options.local_bytes, handlers, far, options.notify))?;
+    let pager =
+        set_up("tables", Pager::new(options.local_bytes, handlers, &processors, far, options.notify))?;
     let pager = Arc::new(pager);
     let reception = set_up("its socket", Reception::new(&directory.socket(), pager.clone()))?;
     let evictor = Evictor::new(pager.clone());

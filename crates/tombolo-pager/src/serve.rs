@@ -54,6 +54,17 @@ enum Plan {
     Doorbell,
 }
 
+/// What [`Pager::serve_next`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// No event.
+    Nothing,
+    /// An event that is no fault.
+    Event,
+    /// A fault of this thread.
+    Fault(u32),
+}
+
 /// A page on a page boundary.
 #[repr(C, align(4096))]
 struct PageBuffer([u8; PAGE_BYTES]);
@@ -63,15 +74,15 @@ fn ticket(space: &Space, page: u32) -> u64 {
 }
 
 impl Pager {
-    /// Reads and serves the next event of a space. False: there was none.
-    pub fn serve_next(&self, space: &Arc<Space>) -> bool {
+    /// Reads and serves the next event of a space.
+    pub fn serve_next(&self, space: &Arc<Space>) -> Served {
         let table = space.table.lock();
         if table.closed {
-            return false;
+            return Served::Nothing;
         }
         match space.uffd.read_event() {
             Ok(Some(Event::Fault { address, write, write_protected, thread })) => {
-                let Some(page) = space.page_at(address) else { return true };
+                let Some(page) = space.page_at(address) else { return Served::Event };
                 let fault = Fault {
                     space: space.index,
                     page,
@@ -81,14 +92,14 @@ impl Pager {
                     since: Instant::now(),
                 };
                 self.serve(space, table, fault);
-                true
+                Served::Fault(thread)
             }
             Ok(Some(Event::Fork(uffd))) => {
                 self.adopt(space, &table, uffd);
-                true
+                Served::Event
             }
-            Ok(Some(Event::Remap { .. } | Event::Unknown(_))) => true,
-            Ok(None) | Err(_) => false,
+            Ok(Some(Event::Remap { .. } | Event::Unknown(_))) => Served::Event,
+            Ok(None) | Err(_) => Served::Nothing,
         }
     }
 
@@ -181,7 +192,7 @@ impl Pager {
         let (mut first, mut count) = table.touches.touch(page);
         // What runs ahead of the program must not push out what it uses.
         let free =
-            self.limit_pages.saturating_sub(self.resident.load(Ordering::Relaxed) + self.headroom_pages);
+            self.limit_pages.saturating_sub(self.resident.load(Ordering::Relaxed) + self.headroom_pages());
         let most = (free / 4).clamp(TOUCH_CROWDED, u64::from(TOUCH_MAX)) as u32;
         if count > most {
             if first < page {
@@ -242,7 +253,8 @@ impl Pager {
             };
             let Some(slot) = entry.slot().filter(|_| entry.state() == State::Remote) else { continue };
             if step > 0 {
-                let room = self.resident.load(Ordering::Relaxed) + self.headroom_pages / 4 < self.limit_pages;
+                let room =
+                    self.resident.load(Ordering::Relaxed) + self.headroom_pages() / 4 < self.limit_pages;
                 if self.far.is_lost(slot) || !room || self.reserve(space, 1) == 0 {
                     break;
                 }
@@ -296,6 +308,7 @@ impl Pager {
 
     fn wait_for_room(&self, fault: Fault) -> Plan {
         Counters::add(&self.stats.counters.room_waits, 1);
+        self.widen_headroom();
         self.waiting.lock().push_back(fault);
         self.evictor.ring();
         Plan::Nothing

@@ -1,0 +1,110 @@
+//! Where faults happen, so that only the handler on that processor is woken.
+//!
+//! A fault wakes every handler that does not rest. The one on the processor of
+//! the faulting thread serves it in a few microseconds; where another one wins,
+//! the thread has to be woken across processors, which costs several times as
+//! much. So the processor of the faulting thread is sampled, and while all recent
+//! samples name the same one, the handlers elsewhere rest.
+
+use std::fs::File;
+use std::io::Read;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+/// No single home.
+const ANYWHERE: usize = usize::MAX;
+/// Samples that must agree.
+const AGREE: usize = 3;
+
+/// The handler that all faults are for, if there is one.
+#[derive(Debug)]
+pub struct Home {
+    handler: AtomicUsize,
+    recent: Mutex<([usize; AGREE], usize)>,
+    /// The processor of each handler.
+    processors: Vec<usize>,
+}
+
+impl Home {
+    /// With one handler on each of these processors. With one processor, there is nothing to choose.
+    pub fn new(processors: &[usize]) -> Self {
+        Self {
+            handler: AtomicUsize::new(ANYWHERE),
+            recent: Mutex::new(([ANYWHERE; AGREE], 0)),
+            processors: processors.to_vec(),
+        }
+    }
+
+    /// Whether faults are for another handler than this.
+    pub fn is_elsewhere(&self, handler: usize) -> bool {
+        let home = self.handler.load(Ordering::Relaxed);
+        home != ANYWHERE && home != handler
+    }
+
+    /// A fault happened on this processor. Returns whether the home has changed.
+    pub fn observe(&self, processor: usize) -> bool {
+        if self.processors.len() < 2 {
+            return false;
+        }
+        let handler = self.processors.iter().position(|&known| known == processor).unwrap_or(ANYWHERE);
+        let mut recent = self.recent.lock();
+        let (samples, turn) = &mut *recent;
+        samples[*turn % AGREE] = handler;
+        *turn += 1;
+        let home = if samples.iter().all(|&sample| sample == handler) { handler } else { ANYWHERE };
+        self.handler.swap(home, Ordering::Relaxed) != home
+    }
+}
+
+/// The processor that a thread last ran on.
+pub fn processor_of(thread: u32) -> Option<usize> {
+    let mut text = [0u8; 512];
+    let length = File::open(format!("/proc/{thread}/stat")).ok()?.read(&mut text).ok()?;
+    parse_processor(text.get(..length)?)
+}
+
+/// Field 39 of `/proc/PID/stat`; the second may hold anything in parentheses.
+fn parse_processor(stat: &[u8]) -> Option<usize> {
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
+    rest.split_ascii_whitespace().nth(36)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handlers_rest_only_while_all_faults_are_elsewhere() {
+        let home = Home::new(&[4, 7]);
+        assert!(!home.is_elsewhere(0) && !home.is_elsewhere(1));
+        for _ in 0..AGREE {
+            home.observe(7);
+        }
+        assert!(home.is_elsewhere(0) && !home.is_elsewhere(1));
+        assert!(home.observe(4), "a thread elsewhere, or this one has moved");
+        assert!(!home.is_elsewhere(0) && !home.is_elsewhere(1));
+        home.observe(4);
+        home.observe(4);
+        assert!(!home.is_elsewhere(0) && home.is_elsewhere(1));
+        assert!(home.observe(99), "a processor without a handler");
+        assert!(!home.is_elsewhere(1));
+    }
+
+    #[test]
+    fn one_processor_is_no_choice() {
+        let home = Home::new(&[0]);
+        for _ in 0..9 {
+            assert!(!home.observe(0));
+        }
+        assert!(!home.is_elsewhere(1));
+    }
+
+    #[test]
+    fn this_thread_runs_somewhere() {
+        assert!(processor_of(std::process::id()).is_some());
+        assert_eq!(parse_processor(b"1 (a) b) S 1"), None);
+        assert_eq!(parse_processor(b""), None);
+    }
+}
