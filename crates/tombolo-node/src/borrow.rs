@@ -527,6 +527,10 @@ impl FarMemory for Borrowed {
             if self.writes_open.load(Ordering::Relaxed) < before {
                 polled_until = now + Duration::from_micros(200);
             } else if now > polled_until {
+                // Before sleeping: what drives lazily leaves answers behind.
+                for lender in &self.lenders {
+                    let _ = lender.peer.link.flush();
+                }
                 let nap =
                     self.node.expire().unwrap_or(Duration::from_millis(1)).min(Duration::from_millis(1));
                 let alive: Vec<_> = self
@@ -564,7 +568,7 @@ impl FarMemory for Borrowed {
     fn progress(&self) {
         for lender in self.lenders.iter().filter(|lender| lender.window.is_none()) {
             if lender.peer.loss().is_none() {
-                self.node.drive(&lender.peer);
+                self.node.drive_lazily(&lender.peer);
             }
         }
         self.node.expire();

@@ -12,14 +12,14 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use tombolo_core::rdma::{
-    Action, Block, Completion, Config, Engine, NotificationWrite, PeerId, Placement, Time, Transfer,
-    TransferError, Verdict,
+    Action, Block, Completion, Config, Engine, NotificationWrite, PeerId, Placement, Retransmission, Time,
+    Transfer, TransferError, Verdict,
 };
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_link::{Link, LinkState, LossReason, SendError};
@@ -40,6 +40,10 @@ pub struct Peer {
     pub link: Arc<dyn Link>,
     checksums: Checksums,
     max_payload_bytes: u32,
+    /// Packets come one after the other.
+    streaming: AtomicBool,
+    /// The last look found none.
+    drained: AtomicBool,
     name: Mutex<String>,
     answers: Mutex<HashMap<u32, (Reply, Vec<OwnedFd>)>>,
     answered: Condvar,
@@ -53,6 +57,13 @@ impl Peer {
     pub fn loss(&self) -> Option<LossReason> {
         *self.lost.lock()
     }
+}
+
+/// What is to be on its way when packets have been dealt with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flush {
+    All,
+    AllButAnswers,
 }
 
 /// Told of completed transfers: user number and result.
@@ -95,6 +106,20 @@ impl std::fmt::Debug for Node {
     }
 }
 
+/// The engine as a node on ordinary machines uses it.
+fn configuration() -> Config {
+    Config {
+        // Answers may be sent only when their sender gets the processor again,
+        // which takes as long as the time slice of whoever has it.
+        retransmission: Retransmission::Measured {
+            initial_ns: 20_000_000,
+            min_ns: 6_000_000,
+            max_ns: 1_000_000_000,
+        },
+        ..Config::default()
+    }
+}
+
 impl Node {
     /// A node that lends up to `lend_bytes` and has `buffer_bytes` of buffers for borrowing.
     pub fn new(name: &str, lend_bytes: u64, buffer_bytes: usize) -> Result<Self, LendError> {
@@ -102,7 +127,7 @@ impl Node {
         Ok(Self {
             name: name.to_owned(),
             started: Instant::now(),
-            engine: Mutex::new(Engine::new(Config::default())),
+            engine: Mutex::new(Engine::new(configuration())),
             peers: RwLock::new(Vec::new()),
             ledger: Mutex::new(Ledger::new(lend_bytes)),
             buffers,
@@ -149,6 +174,8 @@ impl Node {
             checksums: if link.supports_windows() { Checksums::Off } else { Checksums::On },
             max_payload_bytes,
             link,
+            streaming: AtomicBool::new(false),
+            drained: AtomicBool::new(true),
             name: Mutex::new(String::new()),
             answers: Mutex::new(HashMap::new()),
             answered: Condvar::new(),
@@ -181,19 +208,39 @@ impl Node {
     /// Receives from one peer and does what follows from it. Returns how many
     /// packets and messages came.
     pub fn drive(&self, peer: &Arc<Peer>) -> usize {
+        self.drive_and(peer, Flush::All)
+    }
+
+    /// As [`Node::drive`], but answers may stay unsent until the link is flushed
+    /// or armed: whoever waits for what has arrived goes first.
+    pub fn drive_lazily(&self, peer: &Arc<Peer>) -> usize {
+        self.drive_and(peer, Flush::AllButAnswers)
+    }
+
+    fn drive_and(&self, peer: &Arc<Peer>, flush: Flush) -> usize {
         let mut scratch = Vec::with_capacity(peer.link.max_packet_bytes());
-        let received = peer.link.receive(RECEIVE_BUDGET, &mut |packet| {
+        // A lone packet is answered before looking for the next; a stream of them is taken in bulk.
+        let budget = if peer.streaming.load(Ordering::Relaxed) { RECEIVE_BUDGET } else { 1 };
+        let received = peer.link.receive(budget, &mut |packet| {
             scratch.clear();
             packet.span().append_to(&mut scratch);
             self.packet(peer, &scratch);
         });
         let mut count = *received.as_ref().unwrap_or(&0);
+        if count == 0 {
+            peer.drained.store(true, Ordering::Relaxed);
+            peer.streaming.store(false, Ordering::Relaxed);
+        } else {
+            // More came at once, or came again before there was a pause.
+            let again = peer.drained.swap(false, Ordering::Relaxed);
+            peer.streaming.store(count > 1 || !again, Ordering::Relaxed);
+        }
         while let Ok(Some(message)) = peer.link.receive_control() {
             count += 1;
             self.control(peer, &message.bytes, message.descriptors);
         }
         if count > 0 {
-            self.pump();
+            self.pump_and(flush);
         }
         if let LinkState::Lost(reason) = peer.link.state() {
             self.lose(peer, reason);
@@ -239,7 +286,12 @@ impl Node {
 
     /// Carries out what the engine wants done.
     pub fn pump(&self) {
+        self.pump_and(Flush::All);
+    }
+
+    fn pump_and(&self, flush: Flush) {
         let mut touched: Vec<Arc<Peer>> = Vec::new();
+        let mut urgent = flush == Flush::All;
         loop {
             let now = self.now();
             let action = self.engine.lock().poll(now);
@@ -266,8 +318,12 @@ impl Node {
                 continue;
             };
             match action {
-                Some(Action::SendBlock(block)) => self.send_block(&peer, &block),
+                Some(Action::SendBlock(block)) => {
+                    urgent = true;
+                    self.send_block(&peer, &block);
+                }
                 Some(Action::Send { packet, .. }) => {
+                    urgent |= !matches!(packet, Packet::Ack(_));
                     let mut header = [0; MAX_HEADER_BYTES];
                     if let Ok(length) = packet.emit(&mut header, peer.checksums) {
                         self.send(&peer, &header[..length], SharedSpan::empty());
@@ -276,7 +332,7 @@ impl Node {
                 _ => {}
             }
         }
-        for peer in touched {
+        for peer in touched.into_iter().filter(|_| urgent) {
             let _ = peer.link.flush();
         }
     }

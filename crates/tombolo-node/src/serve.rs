@@ -48,7 +48,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         }
         let now = Instant::now();
         let mut nap = node.expire().unwrap_or(NAP).min(NAP);
-        if now >= next_tick || busy == 0 {
+        if now >= next_tick {
             next_tick = node.tick().unwrap_or(now + NAP).min(now + NAP);
         }
         peers.retain(|peer| {

@@ -12,7 +12,7 @@ use rustix::event::epoll;
 use tombolo_host::process;
 use tombolo_node::FarMemory;
 
-use crate::home;
+use crate::home::Sampler;
 use crate::pager::Pager;
 use crate::serve::Served;
 use crate::space::Space;
@@ -26,7 +26,7 @@ const SPIN: Duration = Duration::from_micros(150);
 /// A rest while faults are on another processor; it is ended when that changes.
 const LONG_REST: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
 /// One fault in so many is looked at for where it happened.
-const SAMPLE_EVERY: u32 = 32;
+const SAMPLE_EVERY: u32 = 10;
 /// How often it looks for the page before it looks for other faults.
 const SPIN_ROUNDS: u32 = 8;
 /// Wake-ups in a row that found the fault taken, after which a handler rests.
@@ -117,6 +117,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
     let mut spin_until: Option<Instant> = None;
     let mut misses = 0;
     let mut faults_to_sample = 1;
+    let mut sampler = Sampler::default();
     while !pager.stopping.load(Ordering::Relaxed) {
         if pager.home.is_elsewhere(number) {
             pager.awake.fetch_sub(1, Ordering::AcqRel);
@@ -139,6 +140,9 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
             for _ in 0..SPIN_ROUNDS {
                 pager.far.progress();
                 if pager.far.in_flight() == 0 {
+                    // The thread that waited is most likely on this processor:
+                    // it goes before our answers and book-keeping.
+                    std::thread::yield_now();
                     break;
                 }
             }
@@ -168,7 +172,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
                             misses = 0;
                             faults_to_sample -= 1;
                             if faults_to_sample == 0 {
-                                faults_to_sample = sample(pager, number, thread);
+                                faults_to_sample = sample(pager, &mut sampler, number, thread);
                             }
                         }
                     }
@@ -188,8 +192,8 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
 }
 
 /// Looks where a faulting thread runs; returns after how many faults to look again.
-fn sample(pager: &Pager, number: usize, thread: u32) -> u32 {
-    let Some(processor) = home::processor_of(thread) else { return SAMPLE_EVERY };
+fn sample(pager: &Pager, sampler: &mut Sampler, number: usize, thread: u32) -> u32 {
+    let Some(processor) = sampler.processor_of(thread) else { return SAMPLE_EVERY };
     if pager.home.observe(processor) {
         for (other, set) in pager.polls.iter().enumerate() {
             if other != number {

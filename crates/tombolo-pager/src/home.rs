@@ -7,7 +7,7 @@
 //! samples name the same one, the handlers elsewhere rest.
 
 use std::fs::File;
-use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
@@ -57,11 +57,29 @@ impl Home {
     }
 }
 
-/// The processor that a thread last ran on.
-pub fn processor_of(thread: u32) -> Option<usize> {
-    let mut text = [0u8; 512];
-    let length = File::open(format!("/proc/{thread}/stat")).ok()?.read(&mut text).ok()?;
-    parse_processor(text.get(..length)?)
+/// Looks where threads last ran.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    /// Opening the file costs as much as reading it.
+    open: Option<(u32, File)>,
+}
+
+impl Sampler {
+    /// The processor that a thread last ran on.
+    pub fn processor_of(&mut self, thread: u32) -> Option<usize> {
+        if self.open.as_ref().is_none_or(|(known, _)| *known != thread) {
+            let file = File::open(format!("/proc/{thread}/task/{thread}/stat")).ok()?;
+            self.open = Some((thread, file));
+        }
+        let (_, file) = self.open.as_ref()?;
+        let mut text = [0u8; 512];
+        let Ok(length) = file.read_at(&mut text, 0) else {
+            // The thread has ended; its number may be given to another.
+            self.open = None;
+            return None;
+        };
+        parse_processor(text.get(..length)?)
+    }
 }
 
 /// Field 39 of `/proc/PID/stat`; the second may hold anything in parentheses.
@@ -103,7 +121,10 @@ mod tests {
 
     #[test]
     fn this_thread_runs_somewhere() {
-        assert!(processor_of(std::process::id()).is_some());
+        let mut sampler = Sampler::default();
+        assert!(sampler.processor_of(std::process::id()).is_some());
+        assert!(sampler.processor_of(std::process::id()).is_some());
+        assert_eq!(sampler.processor_of(u32::MAX), None);
         assert_eq!(parse_processor(b"1 (a) b) S 1"), None);
         assert_eq!(parse_processor(b""), None);
     }
