@@ -30,7 +30,6 @@ const UFFDIO_API: u64 = iowr(0x3F, 24);
 const UFFDIO_REGISTER: u64 = iowr(0x00, 32);
 const UFFDIO_WAKE: u64 = ior(0x02, 16);
 const UFFDIO_COPY: u64 = iowr(0x03, 40);
-const UFFDIO_ZEROPAGE: u64 = iowr(0x04, 32);
 const UFFDIO_WRITEPROTECT: u64 = iowr(0x06, 24);
 const UFFDIO_POISON: u64 = iowr(0x08, 32);
 
@@ -38,18 +37,15 @@ const UFFDIO_POISON: u64 = iowr(0x08, 32);
 pub const FEATURE_WRITE_PROTECT: u64 = 1;
 /// `UFFD_FEATURE_EVENT_FORK`: a child gets a descriptor of its own (needs `CAP_SYS_PTRACE`).
 pub const FEATURE_EVENT_FORK: u64 = 1 << 1;
-/// `UFFD_FEATURE_EVENT_REMAP`: registration survives `mremap`.
-pub const FEATURE_EVENT_REMAP: u64 = 1 << 2;
 /// `UFFD_FEATURE_THREAD_ID`: faults name their thread.
 pub const FEATURE_THREAD_ID: u64 = 1 << 8;
 /// `UFFD_FEATURE_POISON`: a range can be made to raise SIGBUS.
 pub const FEATURE_POISON: u64 = 1 << 14;
-/// `UFFD_FEATURE_MOVE`.
+/// `UFFD_FEATURE_MOVE`: a process can move pages inside itself (Linux 6.8).
 pub const FEATURE_MOVE: u64 = 1 << 16;
 
 const REGISTER_MISSING: u64 = 1;
 const REGISTER_WRITE_PROTECT: u64 = 2;
-const COPY_DONT_WAKE: u64 = 1;
 const COPY_WRITE_PROTECT: u64 = 2;
 const PROTECT_ON: u64 = 1;
 
@@ -193,35 +189,10 @@ impl Userfaultfd {
     /// `source` is only read by the kernel: a bad one is [`UffdError::BadSource`].
     pub fn copy(&self, target: u64, source: u64, length: usize, protect: bool) -> Result<usize, UffdError> {
         let mode = if protect { COPY_WRITE_PROTECT } else { 0 };
-        self.copy_with_mode(target, source, length, mode)
-    }
-
-    /// As [`Userfaultfd::copy`], waking nobody.
-    pub fn copy_quietly(
-        &self,
-        target: u64,
-        source: u64,
-        length: usize,
-        protect: bool,
-    ) -> Result<usize, UffdError> {
-        let mode = COPY_DONT_WAKE | if protect { COPY_WRITE_PROTECT } else { 0 };
-        self.copy_with_mode(target, source, length, mode)
-    }
-
-    fn copy_with_mode(&self, target: u64, source: u64, length: usize, mode: u64) -> Result<usize, UffdError> {
         let mut request = [target, source, length as u64, mode, 0];
         match self.ioctl(UFFDIO_COPY, &mut request) {
             Ok(()) => Ok(length),
             Err(error) => Err(classify(error, request[4] as i64)),
-        }
-    }
-
-    /// Maps zero pages into the absent pages of a range.
-    pub fn zero(&self, start: u64, length: usize) -> Result<usize, UffdError> {
-        let mut request = [start, length as u64, 0, 0];
-        match self.ioctl(UFFDIO_ZEROPAGE, &mut request) {
-            Ok(()) => Ok(length),
-            Err(error) => Err(classify(error, request[3] as i64)),
         }
     }
 
@@ -305,7 +276,6 @@ mod tests {
         assert_eq!(UFFDIO_REGISTER, 0xC020_AA00);
         assert_eq!(UFFDIO_WAKE, 0x8010_AA02);
         assert_eq!(UFFDIO_COPY, 0xC028_AA03);
-        assert_eq!(UFFDIO_ZEROPAGE, 0xC020_AA04);
         assert_eq!(UFFDIO_WRITEPROTECT, 0xC018_AA06);
         assert_eq!(UFFDIO_POISON, 0xC020_AA08);
     }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Mutex, RwLock};
 use tombolo_core::rdma::{
     Action, Block, Completion, Config, Engine, NotificationWrite, PeerId, Placement, Retransmission, Time,
     Transfer, TransferError, Verdict,
@@ -30,6 +30,9 @@ use crate::ledger::{self, Ledger, LendError};
 
 /// Packets taken from a link before others get their turn.
 const RECEIVE_BUDGET: usize = 64;
+
+/// A reply, and the descriptors that came with it.
+type Answer = (Reply, Vec<OwnedFd>);
 
 /// A node at the other end of a link.
 #[derive(Debug)]
@@ -45,8 +48,8 @@ pub struct Peer {
     /// The last look found none.
     drained: AtomicBool,
     name: Mutex<String>,
-    answers: Mutex<HashMap<u32, (Reply, Vec<OwnedFd>)>>,
-    answered: Condvar,
+    /// Questions that are open, with their answers once they are there.
+    answers: Mutex<HashMap<u32, Option<Answer>>>,
     next_number: AtomicU32,
     /// Why it is gone, once it is.
     lost: Mutex<Option<LossReason>>,
@@ -178,7 +181,6 @@ impl Node {
             drained: AtomicBool::new(true),
             name: Mutex::new(String::new()),
             answers: Mutex::new(HashMap::new()),
-            answered: Condvar::new(),
             next_number: AtomicU32::new(1),
             lost: Mutex::new(None),
         });
@@ -434,7 +436,6 @@ impl Node {
         }
         self.engine.lock().peer_lost(self.now(), peer.id);
         self.pump();
-        peer.answered.notify_all();
     }
 
     /// Forgets a lost peer: its number may be used again. Returns the bytes that it had borrowed.
@@ -447,13 +448,21 @@ impl Node {
     }
 
     /// Asks a peer and waits for its answer, driving the link meanwhile.
-    pub fn ask(
+    pub fn ask(&self, peer: &Arc<Peer>, request: Request, timeout: Duration) -> Result<Answer, AskError> {
+        let number = peer.next_number.fetch_add(1, Ordering::Relaxed);
+        peer.answers.lock().insert(number, None);
+        let answer = self.ask_as(peer, number, request, timeout);
+        peer.answers.lock().remove(&number);
+        answer
+    }
+
+    fn ask_as(
         &self,
         peer: &Arc<Peer>,
+        number: u32,
         request: Request,
         timeout: Duration,
-    ) -> Result<(Reply, Vec<OwnedFd>), AskError> {
-        let number = peer.next_number.fetch_add(1, Ordering::Relaxed);
+    ) -> Result<Answer, AskError> {
         let message = Message::V1(MessageV1::Ask { number, request }).encode();
         let deadline = Instant::now() + timeout;
         while let Err(error) = peer.link.send_control(&message, &[]) {
@@ -464,7 +473,7 @@ impl Node {
         }
         loop {
             self.drive(peer);
-            if let Some(answer) = peer.answers.lock().remove(&number) {
+            if let Some(answer) = peer.answers.lock().get_mut(&number).and_then(Option::take) {
                 return Ok(answer);
             }
             if let Some(reason) = peer.loss() {
@@ -482,8 +491,10 @@ impl Node {
     fn control(&self, peer: &Arc<Peer>, bytes: &[u8], descriptors: Vec<OwnedFd>) {
         match Message::decode(bytes) {
             Ok(Message::V1(MessageV1::Answer { number, reply })) => {
-                peer.answers.lock().insert(number, (reply, descriptors));
-                peer.answered.notify_all();
+                // An answer that nobody asked for is dropped, or a peer could fill our memory with them.
+                if let Some(open) = peer.answers.lock().get_mut(&number) {
+                    *open = Some((reply, descriptors));
+                }
             }
             Ok(Message::V1(MessageV1::Ask { number, request })) => {
                 let (reply, memory) = self.answer(peer, request);
@@ -561,10 +572,5 @@ impl Node {
             borrowers,
             counters,
         }
-    }
-
-    /// Whether nothing is under way.
-    pub fn is_idle(&self) -> bool {
-        self.engine.lock().is_idle()
     }
 }

@@ -22,6 +22,7 @@ mod prefetch;
 #[allow(dead_code, reason = "some of it is for the other end")]
 mod protocol;
 mod replacement;
+mod requests;
 mod run;
 mod serve;
 mod slots;

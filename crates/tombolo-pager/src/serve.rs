@@ -10,15 +10,14 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use parking_lot::MutexGuard;
-use tombolo_host::process;
 use tombolo_host::uffd::{Event, PAGE_BYTES, UffdError, Userfaultfd};
 use tombolo_node::FarEvent;
 
 use crate::page::{Entry, State};
 use crate::pager::{Fault, Pager};
 use crate::prefetch::TOUCH_MAX;
-use crate::protocol::{ATTACH, Answer, DISCARD, FORK, FORKED, RESERVED_PAGES, Request};
-use crate::space::{Pending, Space, Table};
+use crate::protocol::RESERVED_PAGES;
+use crate::space::{Space, Table};
 use crate::stats::Counters;
 
 /// Runs of pages mapped for one fault, at most.
@@ -29,12 +28,12 @@ const TOUCH_CROWDED: u64 = 16;
 
 /// Pages to map from consecutive memory.
 #[derive(Clone, Copy, Debug, Default)]
-struct Run {
-    page: u32,
-    count: u32,
-    source: u64,
+pub(crate) struct Run {
+    pub(crate) page: u32,
+    pub(crate) count: u32,
+    pub(crate) source: u64,
     /// Map write-protected: the slot stays valid until the first write.
-    protect: bool,
+    pub(crate) protect: bool,
 }
 
 /// What a fault needs, decided under the lock.
@@ -64,10 +63,6 @@ pub enum Served {
     /// A fault of this thread.
     Fault(u32),
 }
-
-/// A page on a page boundary.
-#[repr(C, align(4096))]
-struct PageBuffer([u8; PAGE_BYTES]);
 
 fn ticket(space: &Space, page: u32) -> u64 {
     u64::from(space.index) << 32 | u64::from(page)
@@ -316,7 +311,7 @@ impl Pager {
 
     /// Maps the pages of a run. `claimed`: their entries say *Installing* and
     /// room was reserved for them; otherwise this only probes for holes.
-    fn map(&self, space: &Arc<Space>, run: Run, claimed: bool) {
+    pub(crate) fn map(&self, space: &Arc<Space>, run: Run, claimed: bool) {
         let mut done = 0u32;
         while done < run.count {
             let page = run.page + done;
@@ -557,77 +552,5 @@ impl Pager {
             }
         }
         self.evictor.ring();
-    }
-
-    /// A thread of the program touched the doorbell page.
-    fn answer_doorbell(&self, space: &Arc<Space>, thread: u32) {
-        let mut bytes = [0u8; size_of::<Request>()];
-        let mut answer = Answer { served: 0, value: 0 };
-        let reader = if space.reader() == 0 { thread } else { space.reader() };
-        if process::read_exactly(reader, space.request, &mut bytes).is_ok() {
-            let field = |index: usize| {
-                u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default())
-            };
-            let (operation, start, length) = (field(0), field(1), field(2));
-            answer.served = 1;
-            let wait = match operation {
-                DISCARD => space.page_at(start).map(|first| Pending::Discard {
-                    first,
-                    count: u32::try_from(length / PAGE_BYTES as u64).unwrap_or(u32::MAX),
-                }),
-                FORK => Some(Pending::Fork),
-                FORKED => {
-                    let mut table = space.table.lock();
-                    table.forking = table.forking.saturating_sub(1);
-                    None
-                }
-                ATTACH => {
-                    space.pid.store(thread, Ordering::Relaxed);
-                    answer.value = u64::from(space.index) + 1;
-                    None
-                }
-                _ => {
-                    answer.served = 0;
-                    None
-                }
-            };
-            if let Some(request) = wait {
-                space.table.lock().pending = Some(request);
-                return self.finish_pending(space);
-            }
-        }
-        self.send_answer(space, answer);
-    }
-
-    /// Carries out a request that may have to wait for an eviction, and answers it when done.
-    pub fn finish_pending(&self, space: &Arc<Space>) {
-        let Some(request) = space.table.lock().pending.take() else { return };
-        let done = match request {
-            Pending::Discard { first, count } => self.discard(space, first, count),
-            Pending::Fork => {
-                let mut table = space.table.lock();
-                // From here on no eviction begins.
-                table.forking += u32::from(!table.evicting);
-                !table.evicting
-            }
-        };
-        if done {
-            return self.send_answer(space, Answer { served: 1, value: 0 });
-        }
-        let mut table = space.table.lock();
-        table.pending = Some(request);
-        if !table.evicting {
-            // The eviction ended in between, and found nothing pending.
-            drop(table);
-            self.finish_pending(space);
-        }
-    }
-
-    fn send_answer(&self, space: &Arc<Space>, answer: Answer) {
-        let mut page = PageBuffer([0; PAGE_BYTES]);
-        page.0[..8].copy_from_slice(&answer.served.to_ne_bytes());
-        page.0[8..16].copy_from_slice(&answer.value.to_ne_bytes());
-        let source = page.0.as_ptr() as u64;
-        self.map(space, Run { page: 0, count: 1, source, protect: false }, false);
     }
 }

@@ -88,6 +88,15 @@ fn check_features(made: Option<Userfaultfd>) -> Vec<Check> {
             advice: (!there).then_some("use Linux 6.6 or later"),
         });
     }
+    let there = features & uffd::FEATURE_MOVE != 0;
+    checks.push(Check {
+        name: "page moves",
+        outcome: if there { Outcome::Ok } else { Outcome::Limited },
+        detail: if there { "there" } else { "this kernel has not got them" }.into(),
+        advice: (!there).then_some(
+            "use Linux 6.8 or later for programs that read into their memory with O_DIRECT or io_uring",
+        ),
+    });
     checks
 }
 
