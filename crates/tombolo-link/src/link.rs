@@ -24,18 +24,20 @@ pub const PACKET_HEAD_BYTES: usize = 256;
 pub struct Packet<'a> {
     head: &'a [u8],
     whole: SharedSpan<'a>,
+    /// All of it, where nobody else can write.
+    private: Option<&'a [u8]>,
 }
 
 impl<'a> Packet<'a> {
     /// A packet of private bytes.
     pub fn from_bytes(bytes: &'a [u8]) -> Self {
-        Self { head: &bytes[..bytes.len().min(PACKET_HEAD_BYTES)], whole: bytes.into() }
+        Self { head: &bytes[..bytes.len().min(PACKET_HEAD_BYTES)], whole: bytes.into(), private: Some(bytes) }
     }
 
     /// A packet in shared memory; its beginning is copied to `scratch`.
     pub(crate) fn from_shared(whole: SharedSpan<'a>, scratch: &'a mut [u8; PACKET_HEAD_BYTES]) -> Self {
         let length_bytes = whole.copy_to(scratch);
-        Self { head: &scratch[..length_bytes], whole }
+        Self { head: &scratch[..length_bytes], whole, private: None }
     }
 
     /// The whole packet's length.
@@ -56,6 +58,19 @@ impl<'a> Packet<'a> {
     /// All bytes, the head's included. They may change while they are looked at.
     pub fn span(&self) -> SharedSpan<'a> {
         self.whole
+    }
+
+    /// All bytes, and nobody else can change them: the packet's own, or a copy in `scratch`.
+    pub fn stable<'s>(&self, scratch: &'s mut Vec<u8>) -> &'s [u8]
+    where
+        'a: 's,
+    {
+        if let Some(bytes) = self.private {
+            return bytes;
+        }
+        scratch.clear();
+        self.whole.append_to(scratch);
+        scratch
     }
 
     /// What follows the first bytes, or None when the packet is shorter: the payload after a
@@ -175,6 +190,12 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Messages may be queued behind packets that nobody has received yet: a loop that receives
     /// both comes to both.
     fn receive_control(&self) -> Result<Option<ControlMessage>, LinkError>;
+
+    /// Whether [`Link::receive`] may have come across control messages. Asks nobody, so it is cheap;
+    /// [`Link::receive_control`] looks further.
+    fn has_control(&self) -> bool {
+        true
+    }
 
     /// Runs the timers: keep-alive, retransmission of control messages, detection of silence.
     ///

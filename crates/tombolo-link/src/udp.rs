@@ -13,7 +13,7 @@
 //!     │ ── hello (nonce, padded) ───────────────► │ listening socket
 //!     │ ◄─ welcome (nonce, session) ───────────── │ session socket, bound beside it
 //!     │ ── ping (session) ──────────────────────► │ now `accept` returns the link
-//!     │ ◄═ packet · control, ack · ping, pong ═►  │
+//!     │ ◄═ packets · control, ack · ping, pong ═►  │
 //!     │ ◄── bye ─────────────────────────────────►│
 //! ```
 //!
@@ -47,12 +47,14 @@ mod wire;
 use batch::{IncomingBatch, OutgoingBatch};
 use control::ControlChannel;
 use keep_alive::{KeepAlive, Verdict};
-use wire::{FLAG_MORE, HEADER_BYTES, Header, Kind, SEQUENCE_BYTES};
+use wire::{FLAG_MORE, HEADER_BYTES, Header, Kind, LENGTH_BYTES, SEQUENCE_BYTES};
 
 pub use listener::UdpListener;
 
 /// The largest packet, where the route takes such datagrams: a 4 KiB payload and its headers.
 pub const MAX_PACKET_BYTES: usize = 4096 + 128;
+/// Small packets that may go before the largest one in its datagram, altogether.
+const COMPANY_BYTES: usize = 256;
 /// What we ask the kernel to buffer in each direction.
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 /// Datagrams other than packets handled in one `receive`, so that a peer cannot keep us there.
@@ -94,14 +96,17 @@ impl UdpLink {
     fn new(socket: UdpSocket, incoming: IncomingBatch, session: u64, nonce: u64) -> Result<Self, OpenError> {
         let system = |errno| OpenError::System { operation: "MTU of the route", errno };
         let datagram_bytes = socket.max_datagram_bytes().map_err(system)?;
-        let max_packet_bytes = MAX_PACKET_BYTES.min(datagram_bytes.saturating_sub(HEADER_BYTES));
+        let around_bytes = HEADER_BYTES + LENGTH_BYTES;
+        let max_packet_bytes = MAX_PACKET_BYTES.min(datagram_bytes.saturating_sub(around_bytes));
+        let max_datagram_bytes = datagram_bytes.min(around_bytes + max_packet_bytes + COMPANY_BYTES);
+        let head = Header::new(Kind::Packets, session).encode();
         let opened = Instant::now();
         Ok(Self {
             socket,
             session,
             nonce,
             max_packet_bytes,
-            sending: Mutex::new(OutgoingBatch::new()),
+            sending: Mutex::new(OutgoingBatch::new(head, max_datagram_bytes)),
             receiving: Mutex::new(incoming),
             control: Mutex::new(ControlChannel::new(max_packet_bytes.saturating_sub(SEQUENCE_BYTES))),
             keep_alive: Mutex::new(KeepAlive::new(opened)),
@@ -233,7 +238,7 @@ impl UdpLink {
             }
             // A welcome is the answer to a hello that we repeated.
             Kind::Pong | Kind::Welcome => {}
-            Kind::Packet | Kind::Reject => self.counters.discarded.add(1),
+            Kind::Packets | Kind::Reject => self.counters.discarded.add(1),
         }
     }
 
@@ -265,7 +270,7 @@ impl UdpLink {
                 break;
             };
             match Header::decode(incoming.datagram(range.clone())) {
-                Ok((header, _)) if header.kind == Kind::Packet && header.session == self.session => {
+                Ok((header, _)) if header.kind == Kind::Packets && header.session == self.session => {
                     return true;
                 }
                 Ok((header, body)) => {
@@ -295,16 +300,14 @@ impl Link for UdpLink {
             return Err(SendError::TooLarge { bytes, max_bytes: self.max_packet_bytes });
         }
         let mut batch = self.sending.lock();
-        if !batch.accepts(HEADER_BYTES + bytes) {
+        if !batch.push(header, payload) {
             self.flush_locked(&mut batch);
             self.check()?;
-            if !batch.is_empty() {
+            if !batch.is_empty() || !batch.push(header, payload) {
                 self.counters.full.add(1);
                 return Err(SendError::Full);
             }
         }
-        let link_header = Header::new(Kind::Packet, self.session).encode();
-        batch.push([&link_header, header], payload);
         self.counters.packets_sent.add_exclusively(1);
         self.counters.bytes_sent.add_exclusively(bytes as u64);
         Ok(())
@@ -323,10 +326,16 @@ impl Link for UdpLink {
                 break;
             };
             match Header::decode(incoming.datagram(range.clone())) {
-                Ok((header, body)) if header.kind == Kind::Packet && header.session == self.session => {
-                    count += 1;
-                    bytes += body.len() as u64;
-                    sink(Packet::from_bytes(body));
+                Ok((header, _)) if header.kind == Kind::Packets && header.session == self.session => {
+                    // None: padding, or nonsense that the packets' own checks would not pass.
+                    if let Some(packet) = incoming.packet(&range) {
+                        count += 1;
+                        bytes += packet.len() as u64;
+                        sink(Packet::from_bytes(packet));
+                    } else {
+                        others += 1;
+                    }
+                    continue;
                 }
                 Ok((header, body)) => {
                     others += 1;
@@ -400,6 +409,10 @@ impl Link for UdpLink {
                 Ok(None)
             }
         }
+    }
+
+    fn has_control(&self) -> bool {
+        self.control.lock().has_message()
     }
 
     fn tick(&self, now: Instant) -> Option<Instant> {

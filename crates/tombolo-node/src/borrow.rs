@@ -1,8 +1,7 @@
 //! The borrowing side: far memory made of segments from several lenders.
 
-use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,6 +18,7 @@ use crate::control::{NodeStatus, Reply, Request};
 use crate::far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
 use crate::ledger::LendError;
 use crate::node::{AskError, Node, Peer};
+use crate::reads::{Reads, Waiter};
 
 const PAGE_BYTES: u64 = 4096;
 /// Segments are whole stripes.
@@ -27,6 +27,8 @@ const STRIPE_BYTES: u64 = DEFAULT_STRIPE_BYTES;
 const READ_PAGES: u32 = 512;
 /// Pages that can be written at once without a window.
 const STAGING_PAGES: u32 = 256;
+/// One round of progress in so many looks at the timers.
+const EXPIRE_ROUNDS: u32 = 16;
 /// How long to wait for a node to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long allocating what is lent may take.
@@ -103,25 +105,14 @@ struct Place {
     length_bytes: u64,
 }
 
-#[derive(Debug, Default)]
-struct Reads {
-    /// Buffer pages that are free.
-    free: Vec<u32>,
-    /// What each buffer page is waiting for.
-    tickets: Vec<u64>,
-    /// Buffer pages whose read could not be posted.
-    unposted: Vec<u32>,
-    /// Reads that wait for a buffer page: far page and ticket.
-    waiting: VecDeque<(u32, u64)>,
-}
-
 /// Memory borrowed from one or more nodes, as one range of pages.
 pub struct Borrowed {
     node: Arc<Node>,
     lenders: Vec<Lender>,
     table: SegmentTable,
-    reads: Mutex<Reads>,
-    in_flight: AtomicU64,
+    reads: Reads,
+    /// Rounds of progress, for what need not be done in each.
+    rounds: AtomicU32,
     writes_open: AtomicU64,
     writes_failed: AtomicBool,
     writer: Mutex<()>,
@@ -258,13 +249,8 @@ impl Borrowed {
             node,
             lenders: lenders.into_iter().map(|(lender, _)| lender).collect(),
             table,
-            reads: Mutex::new(Reads {
-                free: (0..READ_PAGES).rev().collect(),
-                tickets: vec![0; READ_PAGES as usize],
-                unposted: Vec::with_capacity(READ_PAGES as usize),
-                waiting: VecDeque::with_capacity(4096),
-            }),
-            in_flight: AtomicU64::new(0),
+            reads: Reads::new(READ_PAGES),
+            rounds: AtomicU32::new(0),
             writes_open: AtomicU64::new(0),
             writes_failed: AtomicBool::new(false),
             writer: Mutex::new(()),
@@ -394,22 +380,13 @@ impl Borrowed {
     /// Reports the end of a read, and starts the next that waits for its buffer page.
     fn read_ended(&self, buffer: u32, mut good: bool) {
         loop {
-            let Some(ticket) = self.reads.lock().tickets.get(buffer as usize).copied() else { return };
+            let Some(Waiter { ticket, since }) = self.reads.waiter(buffer) else { return };
             let address =
                 good.then(|| self.node.buffers().as_mut_ptr() as u64 + u64::from(buffer) * PAGE_BYTES);
             if let Some(sink) = self.sink.get() {
-                sink(FarEvent::Arrived { ticket, address });
+                sink(FarEvent::Arrived { ticket, address, since });
             }
-            self.in_flight.fetch_sub(1, Ordering::Release);
-            let page = {
-                let mut reads = self.reads.lock();
-                let Some((page, ticket)) = reads.waiting.pop_front() else {
-                    reads.free.push(buffer);
-                    return;
-                };
-                reads.tickets[buffer as usize] = ticket;
-                page
-            };
+            let Some(page) = self.reads.end(buffer) else { return };
             good = self.post_read(page, buffer);
             if good {
                 return;
@@ -420,8 +397,7 @@ impl Borrowed {
     /// Reports reads that could not even be posted. Not done at once: whoever
     /// asked for them holds locks that the report needs.
     fn report_unposted(&self) {
-        loop {
-            let Some(buffer) = self.reads.lock().unposted.pop() else { return };
+        while let Some(buffer) = self.reads.take_unposted() {
             self.read_ended(buffer, false);
         }
     }
@@ -544,19 +520,11 @@ impl FarMemory for Borrowed {
         if self.writes_failed.load(Ordering::Relaxed) { Err(LenderGone) } else { Ok(()) }
     }
 
-    fn read(&self, page: u32, ticket: u64) {
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        let buffer = {
-            let mut reads = self.reads.lock();
-            let Some(buffer) = reads.free.pop() else {
-                reads.waiting.push_back((page, ticket));
-                return;
-            };
-            reads.tickets[buffer as usize] = ticket;
-            buffer
-        };
-        if !self.post_read(page, buffer) {
-            self.reads.lock().unposted.push(buffer);
+    fn read(&self, page: u32, ticket: u64, since: Option<Instant>) {
+        if let Some(buffer) = self.reads.begin(page, Waiter { ticket, since })
+            && !self.post_read(page, buffer)
+        {
+            self.reads.not_posted(buffer);
         }
     }
 
@@ -571,12 +539,15 @@ impl FarMemory for Borrowed {
                 self.node.drive_lazily(&lender.peer);
             }
         }
-        self.node.expire();
+        // Timers count milliseconds, and whoever waits comes here every microsecond.
+        if self.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(EXPIRE_ROUNDS) {
+            self.node.expire();
+        }
         self.report_unposted();
     }
 
     fn in_flight(&self) -> u64 {
-        self.in_flight.load(Ordering::Acquire)
+        self.reads.in_flight()
     }
 
     fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {

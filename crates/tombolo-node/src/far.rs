@@ -2,7 +2,7 @@
 //! read and, where a link gives windows, reached directly.
 
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A directly reachable run of far pages.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +22,8 @@ pub enum FarEvent {
         ticket: u64,
         /// Where the page's contents are, during the call; `None`: the lender is gone.
         address: Option<u64>,
+        /// As given.
+        since: Option<Instant>,
     },
     /// A lender is gone: [`FarMemory::is_lost`] now says so of its pages.
     LenderLost {
@@ -73,8 +75,9 @@ pub trait FarMemory: Send + Sync {
     /// Saves pages: each `(far page, page of the staging memory)`. Returns when all are safe.
     fn write(&self, pages: &[(u32, u32)]) -> Result<(), LenderGone>;
 
-    /// Starts reading a page that has no window. The answer comes as an event.
-    fn read(&self, page: u32, ticket: u64);
+    /// Starts reading a page that has no window. The answer comes as an event,
+    /// with the ticket, and since when somebody has been waiting.
+    fn read(&self, page: u32, ticket: u64, since: Option<Instant>);
 
     /// Sends what waits to be sent.
     fn flush(&self);

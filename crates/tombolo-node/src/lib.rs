@@ -13,6 +13,7 @@ mod counters;
 mod far;
 mod ledger;
 mod node;
+mod reads;
 mod serve;
 
 pub use borrow::{BorrowError, Borrowed, status_of};

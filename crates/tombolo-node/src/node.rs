@@ -43,6 +43,8 @@ pub struct Peer {
     pub link: Arc<dyn Link>,
     checksums: Checksums,
     max_payload_bytes: u32,
+    /// The payload that is being sent.
+    outgoing: Mutex<Vec<u8>>,
     /// Packets come one after the other.
     streaming: AtomicBool,
     /// The last look found none.
@@ -52,13 +54,13 @@ pub struct Peer {
     answers: Mutex<HashMap<u32, Option<Answer>>>,
     next_number: AtomicU32,
     /// Why it is gone, once it is.
-    lost: Mutex<Option<LossReason>>,
+    lost: OnceLock<LossReason>,
 }
 
 impl Peer {
     /// Why it is gone, if it is.
     pub fn loss(&self) -> Option<LossReason> {
-        *self.lost.lock()
+        self.lost.get().copied()
     }
 }
 
@@ -176,13 +178,14 @@ impl Node {
             // A ring in shared memory does not damage bytes.
             checksums: if link.supports_windows() { Checksums::Off } else { Checksums::On },
             max_payload_bytes,
+            outgoing: Mutex::new(Vec::new()),
             link,
             streaming: AtomicBool::new(false),
             drained: AtomicBool::new(true),
             name: Mutex::new(String::new()),
             answers: Mutex::new(HashMap::new()),
             next_number: AtomicU32::new(1),
-            lost: Mutex::new(None),
+            lost: OnceLock::new(),
         });
         if index == peers.len() {
             peers.push(None);
@@ -220,13 +223,11 @@ impl Node {
     }
 
     fn drive_and(&self, peer: &Arc<Peer>, flush: Flush) -> usize {
-        let mut scratch = Vec::with_capacity(peer.link.max_packet_bytes());
+        let mut scratch = Vec::new();
         // A lone packet is answered before looking for the next; a stream of them is taken in bulk.
         let budget = if peer.streaming.load(Ordering::Relaxed) { RECEIVE_BUDGET } else { 1 };
         let received = peer.link.receive(budget, &mut |packet| {
-            scratch.clear();
-            packet.span().append_to(&mut scratch);
-            self.packet(peer, &scratch);
+            self.packet(peer, packet.stable(&mut scratch));
         });
         let mut count = *received.as_ref().unwrap_or(&0);
         if count == 0 {
@@ -237,7 +238,9 @@ impl Node {
             let again = peer.drained.swap(false, Ordering::Relaxed);
             peer.streaming.store(count > 1 || !again, Ordering::Relaxed);
         }
-        while let Ok(Some(message)) = peer.link.receive_control() {
+        while peer.link.has_control()
+            && let Ok(Some(message)) = peer.link.receive_control()
+        {
             count += 1;
             self.control(peer, &message.bytes, message.descriptors);
         }
@@ -375,14 +378,14 @@ impl Node {
         };
         let mut header = [0; MAX_HEADER_BYTES];
         // The checksum and the datagram must be of the same bytes, whatever others do to the memory meanwhile.
-        let mut copy = Vec::with_capacity(peer.max_payload_bytes as usize);
+        let mut copy = peer.outgoing.lock();
         for packet in block.packets(peer.max_payload_bytes) {
             let part = source.part(packet.offset_bytes as usize, packet.payload_bytes as usize);
             let Some(part) = part else { return };
             copy.clear();
             part.append_to(&mut copy);
             if let Ok(length) = packet.emit_apart(&copy, &mut header, peer.checksums) {
-                self.send(peer, &header[..length], SharedSpan::from(&copy));
+                self.send(peer, &header[..length], SharedSpan::from(&*copy));
             }
         }
     }
@@ -424,12 +427,8 @@ impl Node {
 
     /// The link to a peer is gone: its transfers fail, what it borrowed comes back.
     fn lose(&self, peer: &Arc<Peer>, reason: LossReason) {
-        {
-            let mut lost = peer.lost.lock();
-            if lost.is_some() {
-                return;
-            }
-            *lost = Some(reason);
+        if peer.lost.set(reason).is_err() {
+            return;
         }
         if let Some(sink) = self.losses.get() {
             sink(peer.id, reason);

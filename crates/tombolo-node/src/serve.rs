@@ -14,8 +14,8 @@ use crate::node::{Node, Peer};
 
 /// How long to poll after the last packet.
 const POLL: Duration = Duration::from_micros(60);
-/// While polling, one round in so many asks for newcomers.
-const ACCEPT_ROUNDS: u32 = 32;
+/// While polling, one round in so many looks at the clock, the timers, and for newcomers.
+const CHORES_ROUNDS: u32 = 16;
 /// Longest sleep, so that a stop is noticed.
 const NAP: Duration = Duration::from_millis(250);
 
@@ -35,17 +35,18 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
     let mut peers: Vec<Arc<Peer>> = Vec::new();
     let mut last_packet = Instant::now();
     let mut next_tick = Instant::now();
-    let (mut round, mut polling) = (0, false);
+    let (mut round, mut polling, mut busy) = (0, false, 0);
     while !stop.load(Ordering::Relaxed) {
-        let mut busy = 0;
-        round = (round + 1) % ACCEPT_ROUNDS;
-        // Under load newcomers wait for a few rounds: asking costs a system call.
-        if round == 0 || !polling {
-            busy += accept(node, listener, &mut peers, told);
-        }
         for peer in &peers {
             busy += node.drive(peer);
         }
+        round = (round + 1) % CHORES_ROUNDS;
+        // While packets may come at any moment, everything else waits for a few rounds.
+        if round != 0 && polling {
+            std::hint::spin_loop();
+            continue;
+        }
+        busy += accept(node, listener, &mut peers, told);
         let now = Instant::now();
         let mut nap = node.expire().unwrap_or(NAP).min(NAP);
         if now >= next_tick {
@@ -58,12 +59,11 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             false
         });
         polling = true;
-        if busy > 0 {
+        if std::mem::take(&mut busy) > 0 {
             last_packet = now;
             continue;
         }
         if now.duration_since(last_packet) < POLL {
-            std::hint::spin_loop();
             continue;
         }
         if peers.iter().any(|peer| peer.link.arm().unwrap_or(true)) {

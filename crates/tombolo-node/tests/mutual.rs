@@ -52,7 +52,7 @@ fn work(far: &Borrowed, seed: u64, end: Instant) -> u64 {
     let (sender, arrivals) = mpsc::channel();
     let sender = Mutex::new(sender);
     far.start(Box::new(move |event| match event {
-        FarEvent::Arrived { ticket, address } => {
+        FarEvent::Arrived { ticket, address, .. } => {
             let mut page = vec![0u8; 4096];
             let address = address.expect("no lender is lost here");
             copy_page(page.as_mut_ptr() as u64, address);
@@ -98,7 +98,7 @@ fn work(far: &Borrowed, seed: u64, end: Instant) -> u64 {
                     assert!(bytes == contents(page, versions[&page]), "page {page}");
                 }
                 None => {
-                    far.read(page, u64::from(page));
+                    far.read(page, u64::from(page), None);
                     open += 1;
                 }
             }

@@ -28,7 +28,7 @@ impl FarMemory for Own {
     fn write(&self, _pages: &[(u32, u32)]) -> Result<(), LenderGone> {
         Ok(())
     }
-    fn read(&self, _page: u32, _ticket: u64) {}
+    fn read(&self, _page: u32, _ticket: u64, _since: Option<std::time::Instant>) {}
     fn flush(&self) {}
     fn progress(&self) {}
     fn in_flight(&self) -> u64 {

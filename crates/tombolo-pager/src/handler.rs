@@ -112,41 +112,22 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         let _ = process::pin_thread(processor);
     }
     let Some(set) = pager.polls.get(number) else { return };
+    let mut handler = Handler {
+        pager,
+        number,
+        spin_until: None,
+        latest: None,
+        misses: 0,
+        faults_to_sample: 1,
+        sampler: Sampler::default(),
+    };
     let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
     let mut events = [nothing; 16];
-    let mut spin_until: Option<Instant> = None;
-    let mut misses = 0;
-    let mut faults_to_sample = 1;
-    let mut sampler = Sampler::default();
     while !pager.stopping.load(Ordering::Relaxed) {
-        if pager.home.is_elsewhere(number) {
-            pager.awake.fetch_sub(1, Ordering::AcqRel);
-            set.rest(&LONG_REST);
-            pager.awake.fetch_add(1, Ordering::AcqRel);
+        if handler.rests(set) {
             continue;
         }
-        if misses >= MISSES_MAX {
-            misses = 0;
-            // Somebody must stay up.
-            if pager.awake.fetch_sub(1, Ordering::AcqRel) > 1 {
-                set.rest(&REST);
-            }
-            pager.awake.fetch_add(1, Ordering::AcqRel);
-            continue;
-        }
-        // Whoever has sent for a page polls for it; the others sleep.
-        let spinning = spin_until.is_some_and(|end| Instant::now() < end);
-        if spinning {
-            for _ in 0..SPIN_ROUNDS {
-                pager.far.progress();
-                if pager.far.in_flight() == 0 {
-                    // The thread that waited is most likely on this processor:
-                    // it goes before our answers and book-keeping.
-                    std::thread::yield_now();
-                    break;
-                }
-            }
-        }
+        let spinning = handler.spin();
         let sleep = if spinning { Some(Duration::ZERO) } else { pager.far.sleep_time() };
         let timeout = sleep.map(|sleep| rustix::time::Timespec {
             tv_sec: sleep.as_secs() as i64,
@@ -157,25 +138,13 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return,
         };
-        let sent = pager.far.in_flight();
         let mut far = spinning || (count == 0 && sleep.is_some());
         for event in &events[..count] {
             match event.data.u64() {
                 STOP => return,
                 FAR => far = true,
                 index => {
-                    let Some(space) = pager.space(index as u32) else { continue };
-                    match pager.serve_next(&space) {
-                        Served::Nothing => misses += 1,
-                        Served::Event => misses = 0,
-                        Served::Fault(thread) => {
-                            misses = 0;
-                            faults_to_sample -= 1;
-                            if faults_to_sample == 0 {
-                                faults_to_sample = sample(pager, &mut sampler, number, thread);
-                            }
-                        }
-                    }
+                    handler.serve(index as u32);
                 }
             }
         }
@@ -183,25 +152,100 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
             pager.far.progress();
         }
         pager.serve_deferred();
-        spin_until = match pager.far.in_flight() {
-            0 => None,
-            now if now > sent => Some(Instant::now() + SPIN),
-            _ => spin_until,
-        };
     }
 }
 
-/// Looks where a faulting thread runs; returns after how many faults to look again.
-fn sample(pager: &Pager, sampler: &mut Sampler, number: usize, thread: u32) -> u32 {
-    let Some(processor) = sampler.processor_of(thread) else { return SAMPLE_EVERY };
-    if pager.home.observe(processor) {
-        for (other, set) in pager.polls.iter().enumerate() {
-            if other != number {
-                set.wake();
+/// One handler thread.
+struct Handler<'a> {
+    pager: &'a Arc<Pager>,
+    number: usize,
+    /// It has sent for a page, and polls until then.
+    spin_until: Option<Instant>,
+    /// The space of the fault before, most likely that of the next one.
+    latest: Option<u32>,
+    /// Wake-ups in a row that found the fault taken.
+    misses: u32,
+    faults_to_sample: u32,
+    sampler: Sampler,
+}
+
+impl Handler<'_> {
+    /// Rests if faults are on another processor, or others are always quicker.
+    fn rests(&mut self, set: &PollSet) -> bool {
+        let pager = self.pager;
+        let elsewhere = pager.home.is_elsewhere(self.number);
+        if !elsewhere && self.misses < MISSES_MAX {
+            return false;
+        }
+        self.misses = 0;
+        let others_awake = pager.awake.fetch_sub(1, Ordering::AcqRel) > 1;
+        if elsewhere {
+            set.rest(&LONG_REST);
+        } else if others_awake {
+            // Somebody must stay up.
+            set.rest(&REST);
+        }
+        pager.awake.fetch_add(1, Ordering::AcqRel);
+        true
+    }
+
+    /// Serves the next event of a space, if there is one.
+    fn serve(&mut self, index: u32) -> bool {
+        let pager = self.pager;
+        let Some(space) = pager.space(index) else { return false };
+        let in_flight = pager.far.in_flight();
+        let served = pager.serve_next(&space);
+        match served {
+            Served::Nothing => self.misses += 1,
+            Served::Event => self.misses = 0,
+            Served::Fault(thread) => {
+                self.misses = 0;
+                self.latest = Some(index);
+                self.faults_to_sample -= 1;
+                if self.faults_to_sample == 0 {
+                    self.faults_to_sample = self.sample(thread);
+                }
             }
         }
-        // What has just changed is looked at closely.
-        return 1;
+        if pager.far.in_flight() > in_flight {
+            self.spin_until = Some(Instant::now() + SPIN);
+        }
+        served != Served::Nothing
     }
-    SAMPLE_EVERY
+
+    /// Whoever has sent for a page polls for it; the others sleep. Returns whether to go on polling.
+    fn spin(&mut self) -> bool {
+        for _ in 0..SPIN_ROUNDS {
+            let Some(end) = self.spin_until else { return false };
+            self.pager.far.progress();
+            if self.pager.far.in_flight() == 0 {
+                self.spin_until = None;
+                // The thread that waited is most likely on this processor: it goes
+                // before our answers and book-keeping, and may wait again by now.
+                std::thread::yield_now();
+                if let Some(latest) = self.latest {
+                    self.serve(latest);
+                    self.misses = 0;
+                }
+            } else if Instant::now() > end {
+                self.spin_until = None;
+            }
+        }
+        self.spin_until.is_some()
+    }
+
+    /// Looks where a faulting thread runs; returns after how many faults to look again.
+    fn sample(&mut self, thread: u32) -> u32 {
+        let Some(processor) = self.sampler.processor_of(thread) else { return SAMPLE_EVERY };
+        if self.pager.home.observe(processor) {
+            for (other, set) in self.pager.polls.iter().enumerate() {
+                if other != self.number {
+                    set.wake();
+                }
+            }
+            // What has just changed is looked at closely.
+            return 1;
+        }
+        SAMPLE_EVERY
+    }
 }

@@ -72,8 +72,6 @@ pub struct Pager {
     pub waiting: Mutex<VecDeque<Fault>>,
     /// Faults read by someone who was busy with another one.
     pub deferred: Mutex<VecDeque<Fault>>,
-    /// When reads under way were asked for.
-    pub reads: Mutex<HashMap<u64, Instant>>,
     /// Zero pages to copy from.
     pub zeroes: Pages,
     /// The evictor sleeps here.
@@ -163,7 +161,6 @@ impl Pager {
             overdraft: AtomicU64::new(0),
             waiting: Mutex::new(VecDeque::with_capacity(1024)),
             deferred: Mutex::new(VecDeque::with_capacity(1024)),
-            reads: Mutex::new(HashMap::with_capacity(4096)),
             zeroes,
             evictor: Doorbell::default(),
             stats: Stats::default(),

@@ -20,9 +20,6 @@ use crate::protocol::RESERVED_PAGES;
 use crate::space::{Space, Table};
 use crate::stats::Counters;
 
-/// Runs of pages mapped for one fault, at most.
-const RUNS_MAX: usize = 65;
-
 /// Pages mapped for a first touch along a run even where room is short.
 const TOUCH_CROWDED: u64 = 16;
 
@@ -37,16 +34,13 @@ pub(crate) struct Run {
 }
 
 /// What a fault needs, decided under the lock.
-#[allow(clippy::large_enum_variant, reason = "a box would allocate on the fault path")]
 enum Plan {
     Nothing,
     /// The page should be present; if it is not, the program dropped it behind our back.
     Probe,
     Zero(Run),
-    Copy {
-        runs: [Run; RUNS_MAX],
-        count: usize,
-    },
+    /// The page that is waited for is in the first.
+    Copy(Run, Vec<Run>),
     Sent,
     Unprotect,
     Poison,
@@ -133,10 +127,10 @@ impl Pager {
                 self.map(space, run, false);
             }
             Plan::Zero(run) => self.map(space, run, true),
-            Plan::Copy { runs, count } => {
-                self.map(space, runs[0], true);
+            Plan::Copy(first, ahead) => {
+                self.map(space, first, true);
                 self.stats.far_fault(fault.since.elapsed());
-                for &run in &runs[1..count] {
+                for run in ahead {
                     self.map(space, run, true);
                 }
             }
@@ -238,8 +232,9 @@ impl Pager {
         let protect = !fault.write && self.habit.protect();
         let ahead = table.prefetch.fault(fault.page);
         let windowed = self.far.window(slot).is_some();
-        let mut runs = [Run::default(); RUNS_MAX];
-        let mut count = 0usize;
+        let mut first = Run::default();
+        // Allocates only when pages are fetched ahead.
+        let mut more: Vec<Run> = Vec::new();
         let mut taken = 0u64;
         for step in 0..=i64::from(ahead.count) {
             let Some((page, entry)) = table.find(i64::from(fault.page) + ahead.stride * step, space.pages)
@@ -258,8 +253,7 @@ impl Pager {
             taken += 1;
             if !windowed {
                 table.set(page, entry.with_state(State::Fetching).with_writable(!protect));
-                self.reads.lock().insert(ticket(space, page), fault.since);
-                self.far.read(slot, ticket(space, page));
+                self.far.read(slot, ticket(space, page), (step == 0).then_some(fault.since));
                 continue;
             }
             let Some(window) = self.far.window(slot) else {
@@ -267,21 +261,18 @@ impl Pager {
                 break;
             };
             table.set(page, entry.with_state(State::Installing));
-            match count.checked_sub(1).and_then(|last| runs.get_mut(last)) {
-                Some(run)
-                    if run.page + run.count == page
-                        && run.source + u64::from(run.count) * PAGE_BYTES as u64 == window.address =>
-                {
-                    run.count += 1;
-                }
-                _ => {
-                    runs[count] = Run { page, count: 1, source: window.address, protect };
-                    count += 1;
-                }
+            let run = more.last_mut().unwrap_or(&mut first);
+            let follows = run.page + run.count == page
+                && run.source + u64::from(run.count) * PAGE_BYTES as u64 == window.address;
+            if follows {
+                run.count += 1;
+            } else {
+                let run = Run { page, count: 1, source: window.address, protect };
+                if step == 0 { first = run } else { more.push(run) }
             }
         }
         Counters::add(&self.stats.counters.pages_in, taken);
-        if windowed { Plan::Copy { runs, count } } else { Plan::Sent }
+        if windowed { Plan::Copy(first, more) } else { Plan::Sent }
     }
 
     /// Serves a fault even though there is no room: nothing could be evicted.
@@ -489,14 +480,13 @@ impl Pager {
     /// Far memory has something to say.
     pub fn far_event(&self, event: FarEvent) {
         match event {
-            FarEvent::Arrived { ticket, address } => self.arrived(ticket, address),
+            FarEvent::Arrived { ticket, address, since } => self.arrived(ticket, address, since),
             FarEvent::LenderLost { lender, reason } => self.lender_gone(&lender, &reason),
         }
     }
 
-    /// A read of far memory has ended; `source` is where the page is.
-    fn arrived(&self, ticket: u64, source: Option<u64>) {
-        let since = self.reads.lock().remove(&ticket);
+    /// A read of far memory has ended; `source` is where the page is. `since` then a thread has waited for it.
+    fn arrived(&self, ticket: u64, source: Option<u64>, since: Option<Instant>) {
         let Some(space) = self.space((ticket >> 32) as u32) else { return };
         let page = ticket as u32;
         let protect = {

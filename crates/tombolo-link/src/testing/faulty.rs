@@ -187,6 +187,10 @@ impl Link for FaultyLink {
         self.inner.send_control(message, descriptors)
     }
 
+    fn has_control(&self) -> bool {
+        self.inner.has_control()
+    }
+
     fn receive_control(&self) -> Result<Option<ControlMessage>, LinkError> {
         self.inner.receive_control()
     }

@@ -15,6 +15,8 @@ use crate::PROTOCOL_VERSION;
 pub(super) const HEADER_BYTES: usize = 16;
 /// A hello is padded to this, and no answer to one is longer: nobody is a target for reflection.
 pub(super) const HELLO_BYTES: usize = 64;
+/// What each packet has before it: its length plus one, so that zero is padding up to the end.
+pub(super) const LENGTH_BYTES: usize = 2;
 /// What a control datagram has between header and text: the sequence number.
 pub(super) const SEQUENCE_BYTES: usize = 4;
 
@@ -33,8 +35,8 @@ pub(super) enum Kind {
     Welcome = 2,
     /// Refuses one because of its version; body: the nonce.
     Reject = 3,
-    /// A packet.
-    Packet = 4,
+    /// Packets; body: each with its length before it, and padding.
+    Packets = 4,
     /// A part of a control message; body: sequence number, text.
     Control = 5,
     /// Body: the sequence number that arrived.
@@ -53,7 +55,7 @@ impl Kind {
             Self::Hello,
             Self::Welcome,
             Self::Reject,
-            Self::Packet,
+            Self::Packets,
             Self::Control,
             Self::ControlAck,
             Self::Ping,
@@ -121,6 +123,17 @@ pub(super) fn nonce_of(body: &[u8]) -> Option<u64> {
 pub(super) fn sequence_of(body: &[u8]) -> Option<(u32, &[u8])> {
     let (sequence, text) = body.split_first_chunk::<SEQUENCE_BYTES>()?;
     Some((u32::from_le_bytes(*sequence), text))
+}
+
+/// What stands before a packet of this length.
+pub(super) fn length_of(packet_bytes: usize) -> [u8; LENGTH_BYTES] {
+    (packet_bytes as u16 + 1).to_le_bytes()
+}
+
+/// The length of the next packet of a body, and what follows; None at the end.
+pub(super) fn split_length(body: &[u8]) -> Option<(usize, &[u8])> {
+    let (length, rest) = body.split_first_chunk::<LENGTH_BYTES>()?;
+    Some((usize::from(u16::from_le_bytes(*length)).checked_sub(1)?, rest))
 }
 
 pub(super) fn hello(nonce: u64) -> [u8; HELLO_BYTES] {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use serde::de::DeserializeOwned;
+use tombolo_host::process;
 
 use super::LinkKind;
 use crate::Failure;
@@ -80,21 +81,22 @@ pub struct Lender {
 }
 
 impl Lender {
-    /// Starts one that lends so many bytes.
+    /// Starts one that lends so many bytes, on the last processor, while programs are on the first.
     pub fn start(link: LinkKind, scratch: &Path, bytes: u64) -> Result<Self, Failure> {
         let listen = match link {
             LinkKind::Shm => format!("shm:{}", scratch.display()),
             LinkKind::Udp => "udp:127.0.0.1:0".to_owned(),
         };
-        let (child, line) = start(itself()?.args([
-            "node",
-            "--name",
-            "bench",
-            "--listen",
-            &listen,
-            "--lend",
-            &bytes.to_string(),
-        ]))?;
+        let mut command = itself()?;
+        command.args(["node", "--name", "bench", "--listen", &listen, "--lend", &bytes.to_string()]);
+        let started = std::thread::spawn(move || {
+            // Children inherit the pin.
+            if let Some(&processor) = process::processors().last() {
+                process::pin_thread(processor)?;
+            }
+            start(&mut command)
+        });
+        let (child, line) = started.join().map_err(|_| Failure::new("the lender's starter failed"))??;
         let address = line.rsplit(" at ").next().unwrap_or_default().to_owned();
         Ok(Self { _child: child, address })
     }
