@@ -2,8 +2,14 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 /// The names that the two versions have for the same things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +93,76 @@ impl MemoryGroup {
     pub fn peak_bytes(&self) -> io::Result<u64> {
         let text = fs::read_to_string(self.file("memory.max_usage_in_bytes", "memory.peak"))?;
         text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+}
+
+/// Gives a group that is out of memory a little more, for moments, in place of
+/// the kernel's killing it.
+///
+/// At a limit, reclaim now and then finds nothing to swap, although there is
+/// plenty and swap is free, and the kernel ends a process. Here it waits instead
+/// (version 1 only), and the limit is raised by a step, and lowered again as soon
+/// as the kernel can.
+#[derive(Debug)]
+pub struct Relief {
+    most: Arc<AtomicU64>,
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// By so much the limit is raised each time.
+const RELIEF_STEP_BYTES: u64 = 256 << 10;
+/// How often lowering it again is tried.
+const RELIEF_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000 };
+/// How often the end is looked for while all is well.
+const RELIEF_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+impl Relief {
+    /// For a group with this limit. None: this version of groups has no such thing.
+    pub fn start(group: &MemoryGroup, limit_bytes: u64) -> io::Result<Option<Self>> {
+        if group.version == Version::Two {
+            return Ok(None);
+        }
+        let control = group.folder.join("memory.oom_control");
+        write(&control, "1")?;
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let control = fs::File::open(&control)?;
+        let wish = format!("{} {}", event.as_raw_fd(), control.as_raw_fd());
+        write(&group.folder.join("cgroup.event_control"), &wish)?;
+        let limit = group.folder.join("memory.limit_in_bytes");
+        let (most, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (told, stop) = (most.clone(), ended.clone());
+        let thread = std::thread::spawn(move || {
+            let mut raised_bytes = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let nap = if raised_bytes > 0 { RELIEF_PAUSE } else { RELIEF_NAP };
+                let mut wait = [PollFd::new(&event, PollFlags::IN)];
+                let starved = rustix::event::poll(&mut wait, Some(&nap)).is_ok_and(|ready| ready > 0);
+                if starved {
+                    let _ = rustix::io::read(&event, &mut [0u8; 8]);
+                    raised_bytes += RELIEF_STEP_BYTES;
+                    told.fetch_max(raised_bytes, Ordering::Relaxed);
+                    let _ = write(&limit, &(limit_bytes + raised_bytes).to_string());
+                } else if raised_bytes > 0 && write(&limit, &limit_bytes.to_string()).is_ok() {
+                    raised_bytes = 0;
+                }
+            }
+        });
+        Ok(Some(Self { most, ended, thread: Some(thread) }))
+    }
+
+    /// Most bytes that the group was given beyond its limit; 0 when it never needed any.
+    pub fn most_bytes(&self) -> u64 {
+        self.most.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Relief {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 

@@ -90,15 +90,23 @@ pub fn processors() -> Vec<usize> {
 
 /// Keeps the calling thread on one processor.
 pub fn pin_thread(processor: usize) -> io::Result<()> {
+    place_thread(0, &[processor])
+}
+
+/// Keeps a thread (0: the calling one) on these processors.
+pub fn place_thread(thread: u32, processors: &[usize]) -> io::Result<()> {
     // SAFETY: an all-zero cpu_set_t is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    if processor >= libc::CPU_SETSIZE as usize {
+    if processors.iter().any(|&processor| processor >= libc::CPU_SETSIZE as usize) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: the index was checked against CPU_SETSIZE.
-    unsafe { libc::CPU_SET(processor, &mut set) };
+    for &processor in processors {
+        // SAFETY: the index was checked against CPU_SETSIZE.
+        unsafe { libc::CPU_SET(processor, &mut set) };
+    }
+    let size = size_of::<libc::cpu_set_t>();
     // SAFETY: the size is that of the structure passed.
-    let result = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
+    let result = unsafe { libc::sched_setaffinity(thread.cast_signed(), size, &raw const set) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

@@ -362,6 +362,17 @@ impl SharedMemory {
         Ok(SharedSpanMut { span: self.span(offset_bytes, length_bytes)? })
     }
 
+    /// Maps a range, as far as it is inside, for writing: the first access to each of its pages then
+    /// does not fault. Only a hint.
+    pub fn populate(&self, offset_bytes: usize, length_bytes: usize) {
+        let start = offset_bytes.min(self.length_bytes);
+        let length_bytes = length_bytes.min(self.length_bytes - start);
+        // SAFETY: the range lies inside the mapping, and populating changes no contents.
+        unsafe {
+            libc::madvise(self.pointer.as_ptr().add(start).cast(), length_bytes, libc::MADV_POPULATE_WRITE)
+        };
+    }
+
     /// A 32-bit word of the memory that both processes change atomically.
     pub fn atomic_u32(&self, offset_bytes: usize) -> Result<&AtomicU32, SharedMemoryError> {
         let pointer = self.range(offset_bytes, 4, 4)?;

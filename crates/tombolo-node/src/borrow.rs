@@ -29,6 +29,8 @@ const READ_PAGES: u32 = 512;
 const STAGING_PAGES: u32 = 256;
 /// One round of progress in so many looks at the timers.
 const EXPIRE_ROUNDS: u32 = 16;
+/// How much of a window is mapped at once.
+const WARM_BYTES: usize = 1 << 20;
 /// How long to wait for a node to answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long allocating what is lent may take.
@@ -93,6 +95,8 @@ struct Lender {
     segment: u16,
     /// Its memory, where the link has windows.
     window: Option<SharedMemory>,
+    /// Pieces of the window that are mapped, of [`WARM_BYTES`] each.
+    warm: Vec<AtomicBool>,
     lost: AtomicBool,
 }
 
@@ -432,8 +436,10 @@ fn borrow_segment(
     } else {
         None
     };
+    let pieces = window.as_ref().map_or(0, |window| window.len().div_ceil(WARM_BYTES));
+    let warm = (0..pieces).map(|_| AtomicBool::new(false)).collect();
     let lost = AtomicBool::new(false);
-    Ok((Lender { address: address.clone(), peer, segment, window, lost }, bytes))
+    Ok((Lender { address: address.clone(), peer, segment, window, warm, lost }, bytes))
 }
 
 impl FarMemory for Borrowed {
@@ -450,6 +456,17 @@ impl FarMemory for Borrowed {
         let window = lender.window.as_ref()?;
         let address = window.as_mut_ptr() as u64 + place.offset_bytes;
         Some(Window { address, pages: (place.length_bytes / PAGE_BYTES) as u32 })
+    }
+
+    fn warm(&self, page: u32) {
+        let Some((lender, place)) = self.lender(page) else { return };
+        let piece = place.offset_bytes as usize / WARM_BYTES;
+        if let (Some(window), Some(warm)) = (&lender.window, lender.warm.get(piece))
+            && !warm.load(Ordering::Relaxed)
+            && !warm.swap(true, Ordering::Relaxed)
+        {
+            window.populate(piece * WARM_BYTES, WARM_BYTES);
+        }
     }
 
     fn is_lost(&self, page: u32) -> bool {

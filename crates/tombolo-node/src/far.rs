@@ -66,6 +66,10 @@ pub trait FarMemory: Send + Sync {
     /// from it; nothing here dereferences it.
     fn window(&self, page: u32) -> Option<Window>;
 
+    /// This page's window is about to be written: a good moment to map what lies around it. Cheap
+    /// when that has been done.
+    fn warm(&self, page: u32);
+
     /// Whether the lender of this page is gone.
     fn is_lost(&self, page: u32) -> bool;
 

@@ -19,6 +19,7 @@ impl FarMemory for Own {
     fn window(&self, page: u32) -> Option<Window> {
         Some(Window { address: self.0.address() + u64::from(page) * 4096, pages: self.pages() - page })
     }
+    fn warm(&self, _page: u32) {}
     fn is_lost(&self, _page: u32) -> bool {
         false
     }

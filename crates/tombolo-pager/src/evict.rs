@@ -4,15 +4,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::batch::{BATCH, Outcome};
 use crate::page::State;
 use crate::pager::Pager;
+use crate::placement::Placement;
 use crate::replacement::PageName;
 
 /// Batches without a waiting fault after which less room is kept free.
 const CALM: u32 = 64;
+
+/// How long after a far fault the evictor stays up.
+const LINGER: Duration = Duration::from_micros(100);
 
 /// Names looked at in a row before the evictor looks up.
 const LOOK_MAX: usize = 8 * BATCH;
@@ -21,12 +25,13 @@ const LOOK_MAX: usize = 8 * BATCH;
 pub struct Evictor {
     pub(crate) pager: Arc<Pager>,
     pub(crate) message: Vec<u8>,
+    pub(crate) placement: Placement,
 }
 
 impl Evictor {
     /// An evictor for this pager.
     pub fn new(pager: Arc<Pager>) -> Self {
-        Self { pager, message: Vec::with_capacity(16 * 1024) }
+        Self { pager, message: Vec::with_capacity(16 * 1024), placement: Placement::default() }
     }
 
     /// Evicts whenever room is short, until the run is over.
@@ -35,7 +40,9 @@ impl Evictor {
         let (mut calm, mut waits) = (0, 0);
         while !self.pager.stopping.load(Ordering::Relaxed) {
             if !self.is_short() && self.pager.waiting.lock().is_empty() {
-                self.pager.evictor.wait(Duration::from_millis(200));
+                if !self.linger() {
+                    self.pager.evictor.wait(Duration::from_millis(200));
+                }
                 continue;
             }
             let waited = self.pager.stats.counters.room_waits.load(Ordering::Relaxed);
@@ -60,6 +67,25 @@ impl Evictor {
                 self.serve_waiting();
             }
         }
+    }
+
+    /// Stays up while pages keep coming in, giving way to everybody: they will
+    /// have to go out soon. To wake this thread costs the faulting processor more
+    /// than a fault does, and the kernel takes a processor that sleeps for a good
+    /// place to move the program to, away from its handler. True: there is work.
+    fn linger(&self) -> bool {
+        let fetched = || self.pager.stats.counters.far_faults.load(Ordering::Relaxed);
+        let (mut seen, mut since) = (fetched(), Instant::now());
+        while !self.is_short() && self.pager.waiting.lock().is_empty() {
+            std::thread::yield_now();
+            let now = fetched();
+            if now != seen {
+                (seen, since) = (now, Instant::now());
+            } else if since.elapsed() > LINGER || self.pager.stopping.load(Ordering::Relaxed) {
+                return false;
+            }
+        }
+        true
     }
 
     fn is_short(&self) -> bool {

@@ -42,6 +42,16 @@ impl Home {
         home != ANYWHERE && home != handler
     }
 
+    /// The processor where all faults happen, if it is one.
+    pub fn processor(&self) -> Option<usize> {
+        self.processors.get(self.handler.load(Ordering::Relaxed)).copied()
+    }
+
+    /// All processors with a handler.
+    pub fn processors(&self) -> &[usize] {
+        &self.processors
+    }
+
     /// A fault happened on this processor. Returns whether the home has changed.
     pub fn observe(&self, processor: usize) -> bool {
         if self.processors.len() < 2 {

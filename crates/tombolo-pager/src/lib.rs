@@ -17,6 +17,7 @@ mod handler;
 mod home;
 mod page;
 mod pager;
+mod placement;
 mod prefetch;
 #[path = "../../tombolo-preload/src/protocol.rs"]
 #[allow(dead_code, reason = "some of it is for the other end")]

@@ -4,8 +4,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use tombolo_host::sparse::Pages;
 use tombolo_host::uffd::{PAGE_BYTES, Userfaultfd};
 
@@ -113,6 +116,9 @@ pub struct Space {
     pub resident: AtomicU64,
 }
 
+/// How long the evictor polls for the agent's answer before it sleeps.
+const SPIN: Duration = Duration::from_micros(400);
+
 impl Space {
     /// A space with an empty page table.
     pub fn new(
@@ -176,9 +182,16 @@ impl Space {
         debug_assert_eq!(size_of::<Command>(), 16);
         rustix::net::send(socket, buffer, rustix::net::SendFlags::NOSIGNAL)?;
         let mut answer = [0u8; size_of::<Done>()];
-        let (count, _) = rustix::io::retry_on_intr(|| {
-            rustix::net::recv(socket, &mut answer[..], rustix::net::RecvFlags::empty())
-        })?;
+        let (mut flags, since) = (RecvFlags::DONTWAIT, Instant::now());
+        let count = loop {
+            match rustix::net::recv(socket, &mut answer[..], flags) {
+                Ok((count, _)) => break count,
+                Err(Errno::AGAIN) if since.elapsed() > SPIN => flags = RecvFlags::empty(),
+                Err(Errno::AGAIN) => std::thread::yield_now(),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
         if count != answer.len() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
@@ -192,6 +205,12 @@ impl Space {
     /// lives as long as the space (the process's first thread may end before). 0: not known yet.
     pub fn reader(&self) -> u32 {
         self.reader.load(Ordering::Relaxed)
+    }
+
+    /// The agent's thread, if it is known here by its own number.
+    pub fn agent(&self) -> Option<u32> {
+        let thread = self.agent_thread.load(Ordering::Relaxed);
+        (thread != 0 && thread == self.reader()).then_some(thread)
     }
 
     /// An agent has said hello: `pid` as the kernel says, `thread` as it says itself.

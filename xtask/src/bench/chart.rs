@@ -82,7 +82,7 @@ mod tests {
     fn a_chart_has_title_axes_and_both_lines() {
         let point = |percent, cost| {
             let (tombolo, kernel) = (Ok(cost), Ok(cost * 2.0));
-            Point { percent, local_bytes: 1, tombolo, kernel, kernel_kills: 0 }
+            Point { percent, local_bytes: 1, tombolo, kernel, kernel_retries: 0, kernel_relieved_bytes: 0 }
         };
         let curve = Curve {
             name: "test",

@@ -8,9 +8,10 @@ use super::{LOCAL_PERCENT, interrupted};
 
 /// A program that takes longer than this is not run again at the same limit.
 const LONG_RUN: Duration = Duration::from_secs(20);
-/// The kernel now and then kills a program in a small cgroup although it could
-/// swap. Such runs are counted and made again, so often at most.
-const KILLS_MOST: u32 = 6;
+/// The kernel now and then finds nothing to reclaim in a small cgroup although it
+/// could swap, and has to be given more than the limit for a moment, or kills.
+/// Such runs are counted and made again, so often at most.
+const RETRIES_MOST: u32 = 3;
 
 /// Costs at one limit: the median of the runs, or why there is none.
 #[derive(Debug)]
@@ -19,8 +20,10 @@ pub struct Point {
     pub local_bytes: u64,
     pub tombolo: Result<f64, String>,
     pub kernel: Result<f64, String>,
-    /// Runs that the kernel's out-of-memory killer ended, and that were made again.
-    pub kernel_kills: u32,
+    /// Runs in which the kernel found nothing to reclaim, and that were made again.
+    pub kernel_retries: u32,
+    /// Most bytes beyond the limit that the kernel had in a run that counts.
+    pub kernel_relieved_bytes: u64,
 }
 
 /// A program's figures.
@@ -63,13 +66,14 @@ struct Runs {
     way: Way,
     costs: Vec<f64>,
     failure: Option<String>,
-    kills: u32,
+    retries: u32,
+    relieved_bytes: u64,
     done: bool,
 }
 
 impl Runs {
     fn new(way: Way) -> Self {
-        Self { way, costs: Vec::new(), failure: None, kills: 0, done: false }
+        Self { way, costs: Vec::new(), failure: None, retries: 0, relieved_bytes: 0, done: false }
     }
 
     fn once(&mut self, surroundings: &Surroundings, workload: &dyn Workload) {
@@ -78,18 +82,26 @@ impl Runs {
         }
         loop {
             let since = Instant::now();
-            match surroundings.place(self.way).and_then(|place| workload.run(&place)) {
-                Ok(cost) => self.costs.push(cost),
-                Err(_) if matches!(self.way, Way::Kernel(_)) && self.kills < KILLS_MOST && !interrupted() => {
-                    self.kills += 1;
-                    continue;
+            let outcome = surroundings
+                .place(self.way)
+                .and_then(|place| Ok((workload.run(&place)?, place.relieved_bytes())));
+            let clean = matches!(outcome, Ok((_, 0)));
+            let kernel = matches!(self.way, Way::Kernel(_));
+            if kernel && !clean && self.retries < RETRIES_MOST && !interrupted() {
+                self.retries += 1;
+                continue;
+            }
+            match outcome {
+                Ok((cost, relieved_bytes)) => {
+                    self.costs.push(cost);
+                    self.relieved_bytes = self.relieved_bytes.max(relieved_bytes);
                 }
                 Err(error) => {
-                    let error = match self.kills {
+                    let error = match self.retries {
                         0 => error,
-                        kills => format!(
+                        retries => format!(
                             "did not finish in {} attempts ({})",
-                            kills + 1,
+                            retries + 1,
                             error.trim_end_matches([':', ' '])
                         ),
                     };
@@ -153,9 +165,9 @@ pub fn measure(surroundings: &Surroundings, workload: &dyn Workload, runs: usize
     let plain = plain.cost()?;
     let mut points = Vec::new();
     for (percent, local_bytes, tombolo, kernel) in limited {
-        let kernel_kills = kernel.kills;
-        let point =
-            Point { percent, local_bytes, tombolo: tombolo.cost(), kernel: kernel.cost(), kernel_kills };
+        let (kernel_retries, kernel_relieved_bytes) = (kernel.retries, kernel.relieved_bytes);
+        let (tombolo, kernel) = (tombolo.cost(), kernel.cost());
+        let point = Point { percent, local_bytes, tombolo, kernel, kernel_retries, kernel_relieved_bytes };
         let show = |cost: &Result<f64, String>| match cost {
             Ok(cost) => format!("{} ({:.2} x)", workload.unit().show(*cost), cost / plain),
             Err(error) => error.clone(),

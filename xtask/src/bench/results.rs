@@ -37,7 +37,8 @@ pub fn json(figures: &Value, curves: &[Curve]) -> Value {
                         "local_bytes": point.local_bytes,
                         "tombolo": cost(&point.tombolo),
                         "zram": cost(&point.kernel),
-                        "zram_runs_killed": point.kernel_kills,
+                        "zram_runs_repeated": point.kernel_retries,
+                        "zram_beyond_limit_bytes": point.kernel_relieved_bytes,
                     })
                 })
                 .collect();
@@ -101,11 +102,19 @@ fn curve_section(page: &mut String, curve: &Curve) {
         let _ =
             writeln!(page, "| {} % | {} | {} |", point.percent, cells(&point.tombolo), cells(&point.kernel));
     }
-    let kills: u32 = curve.points.iter().map(|point| point.kernel_kills).sum();
-    if kills > 0 {
+    let retries: u32 = curve.points.iter().map(|point| point.kernel_retries).sum();
+    if retries > 0 {
         let _ = writeln!(
             page,
-            "\nThe kernel's out-of-memory killer ended {kills} run(s) in the cgroup; they were made again."
+            "\nThe kernel found nothing to reclaim in {retries} run(s) in the cgroup; they were made again."
+        );
+    }
+    for point in curve.points.iter().filter(|point| point.kernel_relieved_bytes > 0) {
+        let _ = writeln!(
+            page,
+            "\nAt {} % it did so each time: the run that counts had up to {} more than the limit, for moments.",
+            point.percent,
+            mebibytes(point.kernel_relieved_bytes)
         );
     }
     let verdict =
@@ -113,9 +122,6 @@ fn curve_section(page: &mut String, curve: &Curve) {
     let verdict = match verdict {
         Some((ours, theirs)) if ours < theirs => format!("yes ({:.2} of its cost)", ours / theirs),
         Some((ours, theirs)) => format!("no ({:.2} of its cost)", ours / theirs),
-        None if curve.half().is_some_and(|point| point.tombolo.is_ok() && point.kernel_kills > 0) => {
-            "no comparison: the kernel killed the program each time".to_owned()
-        }
         None => "not measured".to_owned(),
     };
     let _ = writeln!(page, "\nFaster than zram at 50 % local: **{verdict}**.");
@@ -177,5 +183,8 @@ The *working set* is the most that a program's heap and large mappings take with
 part of it as `--local`. Kernel swap gets the same bytes as its cgroup's limit and, so that neither side is favoured,
 what the program uses beside its heap in addition (its peak in a cgroup with plenty of memory, less the working set).
 Both keep the rest in this machine's memory outside of the limit: a lender's over shm, or zram's. Costs are medians of
-the runs; ways of running take turns; a run of more than 20 s is not repeated.
+the runs; ways of running take turns; a run of more than 20 s is not repeated. Now and then the kernel finds nothing to
+reclaim in the cgroup, although swap is free, and would kill the program. Here it waits instead, and the limit is raised
+in steps of 256 KiB, each for as long as the kernel needs to get below it again; such runs are repeated, and count only
+where there is no other.
 ";

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
-use tombolo_host::cgroup::MemoryGroup;
+use tombolo_host::cgroup::{MemoryGroup, Relief};
 use tombolo_host::zram::ZramSwap;
 
 /// More than any program here uses.
@@ -47,6 +47,8 @@ pub struct Place<'a> {
     surroundings: &'a Surroundings,
     way: Way,
     lender: Option<(Guard, String)>,
+    // Dropped before the group.
+    relief: Option<Relief>,
     group: Option<MemoryGroup>,
     /// On only while it is needed: nothing of the other runs may get swapped.
     _swap: Option<ZramSwap>,
@@ -72,7 +74,8 @@ impl Surroundings {
 
     /// Prepares a run.
     pub fn place(&self, way: Way) -> Result<Place<'_>, String> {
-        let mut place = Place { surroundings: self, way, lender: None, group: None, _swap: None };
+        let mut place =
+            Place { surroundings: self, way, lender: None, relief: None, group: None, _swap: None };
         match way {
             Way::Plain => {}
             Way::Tombolo(_) => place.lender = Some(self.lender()?),
@@ -81,6 +84,7 @@ impl Surroundings {
                 let group = MemoryGroup::new(&format!("tombolo-xtask-bench-{}", std::process::id()));
                 let group = group.map_err(|error| error.to_string())?;
                 group.limit(limit).map_err(|error| error.to_string())?;
+                place.relief = Relief::start(&group, limit).map_err(|error| error.to_string())?;
                 place.group = Some(group);
             }
         }
@@ -146,6 +150,11 @@ impl Place<'_> {
     pub fn report(&self) -> Option<Value> {
         self.lender.as_ref()?;
         serde_json::from_str(&fs::read_to_string(self.report_file()).ok()?).ok()
+    }
+
+    /// Most that a cgroup had to be given beyond its limit, in bytes.
+    pub fn relieved_bytes(&self) -> u64 {
+        self.relief.as_ref().map_or(0, Relief::most_bytes)
     }
 
     /// Most memory that was used: of the heap under Tombolo, of everything in a cgroup.
