@@ -25,8 +25,9 @@ const STOP: u64 = u64::MAX - 1;
 const SPIN: Duration = Duration::from_micros(150);
 /// A rest while faults are on another processor; it is ended when that changes.
 const LONG_REST: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
-/// One fault in so many is looked at for where it happened.
-const SAMPLE_EVERY: u32 = 10;
+/// One fault in so many is looked at for where it happened: fewer, the longer
+/// that has not changed.
+const SAMPLE_EVERY: std::ops::RangeInclusive<u32> = 8..=64;
 /// How often it looks for the page before it looks for other faults.
 const SPIN_ROUNDS: u32 = 8;
 /// Wake-ups in a row that found the fault taken, after which a handler rests.
@@ -119,6 +120,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         latest: None,
         misses: 0,
         faults_to_sample: 1,
+        sample_every: *SAMPLE_EVERY.start(),
         sampler: Sampler::default(),
     };
     let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
@@ -162,10 +164,11 @@ struct Handler<'a> {
     /// It has sent for a page, and polls until then.
     spin_until: Option<Instant>,
     /// The space of the fault before, most likely that of the next one.
-    latest: Option<u32>,
+    latest: Option<Arc<Space>>,
     /// Wake-ups in a row that found the fault taken.
     misses: u32,
     faults_to_sample: u32,
+    sample_every: u32,
     sampler: Sampler,
 }
 
@@ -192,7 +195,8 @@ impl Handler<'_> {
     /// Serves the next event of a space, if there is one.
     fn serve(&mut self, index: u32) -> bool {
         let pager = self.pager;
-        let Some(space) = pager.space(index) else { return false };
+        let known = self.latest.take().filter(|space| space.index == index);
+        let Some(space) = known.or_else(|| pager.space(index)) else { return false };
         let in_flight = pager.far.in_flight();
         let served = pager.serve_next(&space);
         match served {
@@ -200,7 +204,7 @@ impl Handler<'_> {
             Served::Event => self.misses = 0,
             Served::Fault(thread) => {
                 self.misses = 0;
-                self.latest = Some(index);
+                self.latest = Some(space);
                 self.faults_to_sample -= 1;
                 if self.faults_to_sample == 0 {
                     self.faults_to_sample = self.sample(thread);
@@ -223,7 +227,7 @@ impl Handler<'_> {
                 // The thread that waited is most likely on this processor: it goes
                 // before our answers and book-keeping, and may wait again by now.
                 std::thread::yield_now();
-                if let Some(latest) = self.latest {
+                if let Some(latest) = self.latest.as_ref().map(|space| space.index) {
                     self.serve(latest);
                     self.misses = 0;
                 }
@@ -236,7 +240,7 @@ impl Handler<'_> {
 
     /// Looks where a faulting thread runs; returns after how many faults to look again.
     fn sample(&mut self, thread: u32) -> u32 {
-        let Some(processor) = self.sampler.processor_of(thread) else { return SAMPLE_EVERY };
+        let Some(processor) = self.sampler.processor_of(thread) else { return self.sample_every };
         if self.pager.home.observe(processor) {
             for (other, set) in self.pager.polls.iter().enumerate() {
                 if other != self.number {
@@ -244,8 +248,10 @@ impl Handler<'_> {
                 }
             }
             // What has just changed is looked at closely.
+            self.sample_every = *SAMPLE_EVERY.start();
             return 1;
         }
-        SAMPLE_EVERY
+        self.sample_every = (self.sample_every * 2).min(*SAMPLE_EVERY.end());
+        self.sample_every
     }
 }
