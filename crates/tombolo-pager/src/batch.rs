@@ -92,8 +92,10 @@ impl Evictor {
         for slot in victims.iter().filter(|victim| victim.way == Way::Move).filter_map(|victim| victim.slot) {
             self.pager.far.warm(slot);
         }
-        let moves = victims.iter().filter(|victim| victim.way == Way::Move).count();
-        self.placement.arrange(&self.pager.home, space.agent(), moves, victims.len());
+        if self.windowed {
+            let moves = victims.iter().filter(|victim| victim.way == Way::Move).count();
+            self.placement.arrange(&self.pager.home, space.agent(), moves, victims.len());
+        }
         self.move_out(space, &mut victims);
         self.protect_kept(space, &mut victims);
         read_moved(space, &mut victims);

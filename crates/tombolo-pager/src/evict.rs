@@ -26,12 +26,16 @@ pub struct Evictor {
     pub(crate) pager: Arc<Pager>,
     pub(crate) message: Vec<u8>,
     pub(crate) placement: Placement,
+    /// Far memory is directly reachable. Otherwise sending keeps this thread awake,
+    /// and a lender on this machine needs a processor, too.
+    pub(crate) windowed: bool,
 }
 
 impl Evictor {
     /// An evictor for this pager.
     pub fn new(pager: Arc<Pager>) -> Self {
-        Self { pager, message: Vec::with_capacity(16 * 1024), placement: Placement::default() }
+        let windowed = pager.far.window(0).is_some();
+        Self { pager, message: Vec::with_capacity(16 * 1024), placement: Placement::default(), windowed }
     }
 
     /// Evicts whenever room is short, until the run is over.
@@ -40,7 +44,7 @@ impl Evictor {
         let (mut calm, mut waits) = (0, 0);
         while !self.pager.stopping.load(Ordering::Relaxed) {
             if !self.is_short() && self.pager.waiting.lock().is_empty() {
-                if !self.linger() {
+                if !(self.windowed && self.linger()) {
                     self.pager.evictor.wait(Duration::from_millis(200));
                 }
                 continue;
