@@ -34,6 +34,7 @@ fn run(direction: Direction, notify: bool, copy: bool, clock: bool) {
             let transfer = Transfer {
                 direction,
                 domain: Domain(0),
+                own_domain: Domain(0),
                 source_address: address,
                 destination_address: address,
                 size_bytes: SIZE as u32,
@@ -92,6 +93,7 @@ fn wire(checksums: Checksums) {
     let transfer = Transfer {
         direction: Direction::Write,
         domain: Domain(0),
+        own_domain: Domain(0),
         source_address: 0,
         destination_address: 0,
         size_bytes: SIZE as u32,

@@ -4,7 +4,7 @@
 
 mod bench;
 
-use bench::{BASE, Bench, DOMAIN, OTHER};
+use bench::{BASE, Bench, OTHER, domain_of};
 use std::collections::VecDeque;
 use tombolo_core::rdma::{Action, Config, Direction, Transfer};
 use tombolo_wire::{Checksums, Packet};
@@ -34,7 +34,8 @@ fn run(queues: Queues) -> usize {
         for number in 0..64u64 {
             let spec = Transfer {
                 direction: Direction::Read,
-                domain: DOMAIN,
+                domain: domain_of(1 - node),
+                own_domain: domain_of(node),
                 source_address: BASE + number * 4096,
                 destination_address: BASE + (128 + number) * 4096,
                 size_bytes: 4096,

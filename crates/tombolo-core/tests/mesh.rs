@@ -50,6 +50,7 @@ impl Mesh {
         let transfer = Transfer {
             direction,
             domain: Domain(1),
+            own_domain: Domain(1),
             source_address: 0,
             destination_address: (area * AREA) as u64,
             size_bytes: AREA as u32,

@@ -23,6 +23,7 @@ fn transfer(direction: Direction, size_bytes: u32) -> Transfer {
     Transfer {
         direction,
         domain: DOMAIN,
+        own_domain: DOMAIN,
         source_address: BASE,
         destination_address: 2 * BASE,
         size_bytes,

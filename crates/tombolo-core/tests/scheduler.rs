@@ -23,6 +23,7 @@ fn post(engine: &mut Engine, user: u64, size_bytes: u32, class: Option<Class>) {
     let transfer = Transfer {
         direction: Direction::Write,
         domain: DOMAIN,
+        own_domain: DOMAIN,
         source_address: user << 32,
         destination_address: BASE,
         size_bytes,
@@ -212,6 +213,7 @@ fn the_notification_goes_with_a_single_block() {
     let transfer = Transfer {
         direction: Direction::Write,
         domain: DOMAIN,
+        own_domain: DOMAIN,
         source_address: 0,
         destination_address: BASE,
         size_bytes: 16 * KIB,

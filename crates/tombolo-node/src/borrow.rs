@@ -17,7 +17,7 @@ use tombolo_wire::Domain;
 use crate::control::{NodeStatus, Reply, Request};
 use crate::far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
 use crate::ledger::LendError;
-use crate::node::{AskError, Node, Peer};
+use crate::node::{AskError, BUFFERS, Node, Peer};
 use crate::reads::{Reads, Waiter};
 
 const PAGE_BYTES: u64 = 4096;
@@ -360,6 +360,7 @@ impl Borrowed {
         let transfer = Transfer {
             direction: Direction::Read,
             domain: Domain(lender.segment),
+            own_domain: BUFFERS,
             source_address: place.offset_bytes,
             destination_address: user * PAGE_BYTES,
             size_bytes: PAGE_BYTES as u32,
@@ -495,6 +496,7 @@ impl FarMemory for Borrowed {
             let transfer = Transfer {
                 direction: Direction::Write,
                 domain: Domain(lender.segment),
+                own_domain: BUFFERS,
                 source_address: u64::from(READ_PAGES + staged) * PAGE_BYTES,
                 destination_address: place.offset_bytes,
                 size_bytes: (count as u64 * PAGE_BYTES) as u32,

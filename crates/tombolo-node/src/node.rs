@@ -23,13 +23,16 @@ use tombolo_core::rdma::{
 };
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_link::{Link, LinkState, LossReason, SendError};
-use tombolo_wire::{Checksums, MAX_HEADER_BYTES, NackCode, Packet};
+use tombolo_wire::{Checksums, Domain, MAX_HEADER_BYTES, NackCode, Packet};
 
 use crate::control::{Borrower, Message, MessageV1, NodeStatus, Reply, Request};
 use crate::ledger::{self, Ledger, LendError};
 
 /// Packets taken from a link before others get their turn.
 const RECEIVE_BUDGET: usize = 64;
+
+/// The domain of the node's own buffers. No peer can reach it.
+pub(crate) const BUFFERS: Domain = Domain(0);
 
 /// A reply, and the descriptors that came with it.
 type Answer = (Reply, Vec<OwnedFd>);

@@ -31,8 +31,10 @@ pub enum Action {
 pub struct Block {
     /// To whom.
     pub peer: PeerId,
-    /// Whose memory.
+    /// Whose memory at the peer.
     pub domain: Domain,
+    /// Whose memory here.
+    pub own_domain: Domain,
     /// Where the bytes are, here.
     pub source_address: u64,
     /// Where they go, at the peer.
@@ -121,7 +123,7 @@ impl Iterator for Packets {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the sender waits until this is handed back to `notified` or `notification_refused`"]
 pub struct NotificationWrite {
-    /// Whose memory.
+    /// Whose memory, here.
     pub domain: Domain,
     /// Where, and what.
     pub words: Notification,
@@ -139,7 +141,7 @@ pub struct NotificationWrite {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the block waits until this is handed back to `placed` or `refused`"]
 pub struct Placement {
-    /// Whose memory.
+    /// Whose memory, here.
     pub domain: Domain,
     /// Where the packet's payload goes.
     pub address: u64,

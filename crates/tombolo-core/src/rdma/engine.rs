@@ -32,6 +32,7 @@ use tombolo_wire::{Domain, NackCode, Packet, Payload};
 /// let transfer = Transfer {
 ///     direction: Direction::Write,
 ///     domain: Domain(1),
+///     own_domain: Domain(2),
 ///     source_address: 0,
 ///     destination_address: 0,
 ///     size_bytes: 4,
@@ -364,6 +365,7 @@ mod tests {
             for direction in [Direction::Write, Direction::Read] {
                 let transfer = Transfer {
                     direction,
+                    own_domain: Domain(2),
                     domain: Domain(0),
                     source_address: 0,
                     destination_address: 0,

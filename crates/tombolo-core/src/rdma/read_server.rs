@@ -300,6 +300,7 @@ fn start(peer: PeerId, request: &ReadRequest) -> Start {
         transfer: Transfer {
             direction: Direction::Write,
             domain: request.domain,
+            own_domain: request.domain,
             source_address: request.source_address,
             destination_address: request.destination_address,
             size_bytes: request.size_bytes,

@@ -54,13 +54,15 @@ impl Class {
 }
 
 /// One descriptor (QOS §2.3.3.2). All addresses are virtual addresses of the
-/// domain, at the node the field names.
+/// domain of the node the field names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// Which way.
     pub direction: Direction,
-    /// Whose memory, at both ends.
+    /// Whose memory at the peer.
     pub domain: Domain,
+    /// Whose memory here. Never leaves this node.
+    pub own_domain: Domain,
     /// Where the bytes are: here for a write, at the peer for a read.
     pub source_address: u64,
     /// Where they go: at the peer for a write, here for a read.

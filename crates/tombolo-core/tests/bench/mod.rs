@@ -48,6 +48,11 @@ impl Watched {
 
 pub const OTHER: PeerId = PeerId(0);
 pub const DOMAIN: Domain = Domain(5);
+/// Each node calls its own memory by another name.
+pub fn domain_of(node: usize) -> Domain {
+    Domain(DOMAIN.0 + node as u16)
+}
+
 pub const BASE: u64 = 0x4_0000_0000;
 
 pub struct Bench {
@@ -154,7 +159,8 @@ impl Bench {
         };
         let spec = Transfer {
             direction,
-            domain: DOMAIN,
+            domain: domain_of(1 - poster),
+            own_domain: domain_of(poster),
             source_address,
             destination_address,
             size_bytes,
@@ -258,6 +264,7 @@ impl Bench {
             self.at(self.now.after_ns(delay_ns), Event::SourceReady { at: node, block: *block });
             return;
         }
+        assert_eq!(block.own_domain, domain_of(node));
         let start = (block.source_address - BASE) as usize;
         for header in block.packets(self.payload_bytes) {
             let from = start + header.offset_bytes as usize;
@@ -270,12 +277,14 @@ impl Bench {
     }
 
     fn copy(&mut self, node: usize, placement: Placement, bytes: &[u8]) {
+        assert_eq!(placement.domain, domain_of(node));
         let at = (placement.address - BASE) as usize;
         self.memory[node][at..at + bytes.len()].copy_from_slice(bytes);
         self.engines[node].placed(placement);
     }
 
     fn write_notification(&mut self, node: usize, write: NotificationWrite) {
+        assert_eq!(write.domain, domain_of(node));
         let which = self.by_notification[&(node, write.words.address)];
         let watched = &mut self.watched[which];
         watched.notified += 1;

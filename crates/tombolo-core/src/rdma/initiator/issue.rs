@@ -152,6 +152,7 @@ impl Initiator {
         let block = Block {
             peer: transaction.peer,
             domain: transfer.spec.domain,
+            own_domain: transfer.spec.own_domain,
             source_address: transfer.spec.source_address + u64::from(transaction.offset_bytes),
             destination_address: transfer.spec.destination_address + u64::from(transaction.offset_bytes),
             length_bytes: transaction.length_bytes,

@@ -19,6 +19,8 @@ use tombolo_wire::{Attempt, Domain, NackCode, Notification, Packet, ReadRequest,
 pub struct ReadGrant {
     /// Which.
     pub transfer: TransferId,
+    /// Whose memory the bytes go to.
+    pub domain: Domain,
     /// The words to write at its end: the requester's own, whatever the target
     /// sends.
     pub notification: Option<Notification>,
@@ -116,7 +118,8 @@ impl Initiator {
         if domain != spec.domain || !inside {
             return Err(NackCode::DomainMismatch);
         }
-        Ok(ReadGrant { transfer: self.transfers.id(index), notification: spec.notification })
+        let transfer = self.transfers.id(index);
+        Ok(ReadGrant { transfer, domain: spec.own_domain, notification: spec.notification })
     }
 
     /// Bytes or words of a read are about to be written to memory; `false`: it

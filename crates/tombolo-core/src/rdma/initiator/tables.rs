@@ -76,6 +76,7 @@ impl TransferState {
             spec: Transfer {
                 direction: crate::rdma::Direction::Write,
                 domain: tombolo_wire::Domain(0),
+                own_domain: tombolo_wire::Domain(0),
                 source_address: 0,
                 destination_address: 0,
                 size_bytes: 0,

@@ -79,7 +79,7 @@ impl Responder {
         entry.placing += 1;
         self.counters.packets_placed += 1;
         let placement = Placement {
-            domain: name.domain,
+            domain: grant.map_or(name.domain, |grant| grant.domain),
             address: name.address + u64::from(header.offset_bytes),
             length_bytes: header.payload_bytes,
             peer: id,

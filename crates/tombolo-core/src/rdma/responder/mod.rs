@@ -238,7 +238,7 @@ impl Responder {
         let words = entry.words()?;
         self.counters.notifications += 1;
         Some(NotificationWrite {
-            domain: entry.domain,
+            domain: entry.own.map_or(entry.domain, |grant| grant.domain),
             words,
             peer: id,
             read: entry.own.map(|grant| grant.transfer),
