@@ -33,6 +33,9 @@ pub enum LendError {
     System(String),
 }
 
+/// From here on the numbers are of programs' domains.
+const FIRST_PROGRAM: u16 = 0x8000;
+
 /// Who has what.
 #[derive(Debug)]
 pub struct Ledger {
@@ -77,7 +80,7 @@ impl Ledger {
 
     /// Enters reserved and allocated memory; returns its number.
     pub fn enter(&mut self, peer: PeerId, memory: Arc<SharedMemory>) -> Result<u16, LendError> {
-        let number = (1..u16::MAX).find(|&number| !self.segments.contains_key(&(peer, number)));
+        let number = (1..FIRST_PROGRAM).find(|&number| !self.segments.contains_key(&(peer, number)));
         let number = number.ok_or(LendError::NoNumber)?;
         self.segments.insert((peer, number), memory);
         Ok(number)

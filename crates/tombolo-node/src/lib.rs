@@ -4,6 +4,7 @@
 //!            Node (one engine, its peers, the ledger of what is lent)
 //!   serve ----+----- accept, drive, take back                  lending
 //!   Borrowed -+----- segments of several lenders as one range  borrowing: FarMemory
+//!   programs -+----- domains, channels and memory of programs  transfers between them
 //! ```
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ mod counters;
 mod far;
 mod ledger;
 mod node;
+mod programs;
 mod reads;
 mod serve;
 
@@ -21,5 +23,6 @@ pub use control::{Borrower, NodeStatus};
 pub use far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
 pub use ledger::LendError;
 pub use node::{AskError, Node};
+pub use programs::{ProgramLimits, receive_programs};
 pub use serve::{PeerEvent, serve};
 pub use tombolo_link::{Address, AddressError, Listener, OpenError, listen};

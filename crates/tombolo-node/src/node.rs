@@ -17,22 +17,29 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
+use tombolo_channel::PeerStatus;
 use tombolo_core::rdma::{
-    Action, Block, Completion, Config, Engine, NotificationWrite, PeerId, Placement, Retransmission, Time,
-    Transfer, TransferError, Verdict,
+    Action, Block, BlockNotification, Completion, Config, Engine, NotificationWrite, PeerId, Placement,
+    Retransmission, Time, Transfer, TransferError, Verdict,
 };
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_link::{Link, LinkState, LossReason, SendError};
-use tombolo_wire::{Checksums, Domain, MAX_HEADER_BYTES, NackCode, Packet};
+use tombolo_wire::{Ack, Checksums, Domain, MAX_HEADER_BYTES, Nack, NackCode, Notification, Packet};
 
 use crate::control::{Borrower, Message, MessageV1, NodeStatus, Reply, Request};
 use crate::ledger::{self, Ledger, LendError};
+use crate::programs::{Accessor, Programs, Use};
 
 /// Packets taken from a link before others get their turn.
 const RECEIVE_BUDGET: usize = 64;
 
 /// The domain of the node's own buffers. No peer can reach it.
 pub(crate) const BUFFERS: Domain = Domain(0);
+
+/// This node as its own peer: transfers between its programs.
+pub(crate) const ITSELF: PeerId = PeerId(0);
+/// Bytes copied between programs here before others get their turn.
+const LOOP_BACK_BYTES: u64 = 64 * 1024;
 
 /// A reply, and the descriptors that came with it.
 type Answer = (Reply, Vec<OwnedFd>);
@@ -64,6 +71,21 @@ impl Peer {
     /// Why it is gone, if it is.
     pub fn loss(&self) -> Option<LossReason> {
         self.lost.get().copied()
+    }
+}
+
+/// Memory here, held as long as it is used.
+enum Memory<'a> {
+    Buffers(&'a SharedMemory),
+    Shared(Arc<SharedMemory>),
+}
+
+impl Memory<'_> {
+    fn get(&self) -> &SharedMemory {
+        match self {
+            Self::Buffers(memory) => memory,
+            Self::Shared(memory) => memory,
+        }
     }
 }
 
@@ -106,6 +128,9 @@ pub struct Node {
     completions: OnceLock<CompletionSink>,
     losses: OnceLock<LossSink>,
     packets_dropped: AtomicU64,
+    pub(crate) programs: Programs,
+    /// The engine has more to be done than was done in one go.
+    unfinished: AtomicBool,
 }
 
 impl std::fmt::Debug for Node {
@@ -132,16 +157,20 @@ impl Node {
     /// A node that lends up to `lend_bytes` and has `buffer_bytes` of buffers for borrowing.
     pub fn new(name: &str, lend_bytes: u64, buffer_bytes: usize) -> Result<Self, LendError> {
         let buffers = ledger::allocate((buffer_bytes.max(4096) as u64).next_multiple_of(4096))?;
+        let mut engine = Engine::new(configuration());
+        engine.add_peer(Time(0), ITSELF);
         Ok(Self {
             name: name.to_owned(),
             started: Instant::now(),
-            engine: Mutex::new(Engine::new(configuration())),
+            engine: Mutex::new(engine),
             peers: RwLock::new(Vec::new()),
             ledger: Mutex::new(Ledger::new(lend_bytes)),
             buffers,
             completions: OnceLock::new(),
             losses: OnceLock::new(),
             packets_dropped: AtomicU64::new(0),
+            programs: Programs::new()?,
+            unfinished: AtomicBool::new(false),
         })
     }
 
@@ -173,7 +202,8 @@ impl Node {
     /// A link to a peer is up.
     pub fn add_peer(&self, link: Arc<dyn Link>) -> Arc<Peer> {
         let mut peers = self.peers.write();
-        let index = peers.iter().position(Option::is_none).unwrap_or(peers.len());
+        // The first place is this node's own.
+        let index = (1..peers.len()).find(|&index| peers[index].is_none()).unwrap_or(peers.len().max(1));
         let max_payload_bytes =
             link.max_packet_bytes().saturating_sub(MAX_HEADER_BYTES).min(16 * 1024) as u32;
         let peer = Arc::new(Peer {
@@ -190,9 +220,8 @@ impl Node {
             next_number: AtomicU32::new(1),
             lost: OnceLock::new(),
         });
-        if index == peers.len() {
-            peers.push(None);
-        }
+        let places = peers.len().max(index + 1);
+        peers.resize(places, None);
         peers[index] = Some(peer.clone());
         self.engine.lock().add_peer(self.now(), peer.id);
         peer
@@ -279,17 +308,35 @@ impl Node {
 
     fn place(&self, peer: PeerId, placement: &Placement, payload: &[u8]) -> Result<(), NackCode> {
         let length = placement.length_bytes as usize;
-        let offset = usize::try_from(placement.address).map_err(|_| NackCode::DecodeError)?;
         let payload = payload.get(..length).ok_or(NackCode::PacketCorrupted)?;
-        if placement.read.is_some() {
-            let target = self.buffers.span_mut(offset, length).map_err(|_| NackCode::DecodeError)?;
-            target.copy_from(SharedSpan::from(payload));
-            return Ok(());
-        }
-        let memory = self.ledger.lock().find(peer, placement.domain.0).ok_or(NackCode::NoContext)?;
-        let target = memory.span_mut(offset, length).map_err(|_| NackCode::DecodeError)?;
+        let how =
+            if placement.read.is_some() { Use::Own } else { Use::Write(Accessor { peer, program: None }) };
+        let (memory, offset) =
+            self.memory(peer, placement.domain, placement.address, placement.length_bytes, how)?;
+        let target = memory.get().span_mut(offset, length).map_err(|_| NackCode::DecodeError)?;
         target.copy_from(SharedSpan::from(payload));
         Ok(())
+    }
+
+    /// The memory of a domain here: the buffers (ours alone), what is lent to the peer, or a program's.
+    fn memory(
+        &self,
+        peer: PeerId,
+        domain: Domain,
+        address: u64,
+        length_bytes: u32,
+        how: Use,
+    ) -> Result<(Memory<'_>, usize), NackCode> {
+        if tombolo_channel::from_the_wire(domain).is_some() {
+            let (memory, offset) = self.programs.find(domain, address, length_bytes, how)?;
+            return Ok((Memory::Shared(memory), offset));
+        }
+        let offset = usize::try_from(address).map_err(|_| NackCode::DecodeError)?;
+        if domain == BUFFERS && how == Use::Own {
+            return Ok((Memory::Buffers(&self.buffers), offset));
+        }
+        let lent = self.ledger.lock().find(peer, domain.0).ok_or(NackCode::NoContext)?;
+        Ok((Memory::Shared(lent), offset))
     }
 
     /// Carries out what the engine wants done.
@@ -300,11 +347,25 @@ impl Node {
     fn pump_and(&self, flush: Flush) {
         let mut touched: Vec<Arc<Peer>> = Vec::new();
         let mut urgent = flush == Flush::All;
+        let mut looped_bytes = 0;
         loop {
+            if looped_bytes >= LOOP_BACK_BYTES {
+                self.unfinished.store(true, Ordering::Relaxed);
+                break;
+            }
             let now = self.now();
             let action = self.engine.lock().poll(now);
             let id = match &action {
                 None => break,
+                Some(Action::SendBlock(block)) if block.peer == ITSELF => {
+                    looped_bytes += u64::from(block.length_bytes);
+                    self.loop_back(block);
+                    continue;
+                }
+                Some(Action::Send { peer: ITSELF, packet }) => {
+                    self.notify_here(packet);
+                    continue;
+                }
                 Some(Action::SendBlock(block)) => block.peer,
                 Some(Action::Send { peer, .. }) => *peer,
                 Some(Action::WriteNotification(write)) => {
@@ -312,7 +373,9 @@ impl Node {
                     continue;
                 }
                 Some(Action::Complete(Completion { user, status, .. })) => {
-                    if let Some(sink) = self.completions.get() {
+                    if !self.programs.completed(*user, *status)
+                        && let Some(sink) = self.completions.get()
+                    {
                         sink(*user, *status);
                     }
                     continue;
@@ -363,20 +426,14 @@ impl Node {
     }
 
     fn send_block(&self, peer: &Peer, block: &Block) {
-        let lent;
-        let memory = if block.in_reply_to.is_some() {
-            lent = self.ledger.lock().find(peer.id, block.domain.0);
-            match &lent {
-                Some(memory) => &**memory,
-                None => return self.engine.lock().source_refused(self.now(), block, NackCode::NoContext),
-            }
-        } else {
-            &self.buffers
+        let by = Accessor { peer: peer.id, program: None };
+        let how = if block.in_reply_to.is_some() { Use::Read(by) } else { Use::Own };
+        let found = self.memory(peer.id, block.own_domain, block.source_address, block.length_bytes, how);
+        let (memory, offset) = match found {
+            Ok(found) => found,
+            Err(code) => return self.engine.lock().source_refused(self.now(), block, code),
         };
-        let length = block.length_bytes as usize;
-        let source =
-            usize::try_from(block.source_address).ok().and_then(|offset| memory.span(offset, length).ok());
-        let Some(source) = source else {
+        let Ok(source) = memory.get().span(offset, block.length_bytes as usize) else {
             return self.engine.lock().source_refused(self.now(), block, NackCode::DecodeError);
         };
         let mut header = [0; MAX_HEADER_BYTES];
@@ -393,9 +450,97 @@ impl Node {
         }
     }
 
-    /// Nobody here asks for notifications in memory; whoever does is told so.
+    /// Writes the two words of a notification.
     fn write_notification(&self, write: NotificationWrite) {
-        self.engine.lock().notification_refused(write, NackCode::DecodeError);
+        let by = Accessor { peer: write.peer, program: None };
+        let how = if write.read.is_some() { Use::Own } else { Use::Write(by) };
+        match self.write_words(write.peer, write.domain, &write.words, how) {
+            Ok(()) => self.engine.lock().notified(write),
+            Err(code) => self.engine.lock().notification_refused(write, code),
+        }
+    }
+
+    fn write_words(
+        &self,
+        peer: PeerId,
+        domain: Domain,
+        words: &Notification,
+        how: Use,
+    ) -> Result<(), NackCode> {
+        let (memory, offset) = self.memory(peer, domain, words.address, 16, how)?;
+        for (at, word) in [(offset, words.first), (offset + 8, words.last)] {
+            if let Ok(place) = memory.get().atomic_u64(at) {
+                place.store(word, Ordering::Release);
+                continue;
+            }
+            let target = memory.get().span_mut(at, 8).map_err(|_| NackCode::DecodeError)?;
+            target.copy_from(SharedSpan::from(word.to_le_bytes().as_slice()));
+        }
+        Ok(())
+    }
+
+    /// A block between two programs here: one copy, answered at once.
+    fn loop_back(&self, block: &Block) {
+        let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
+        let answer = match self.copy_here(block) {
+            Ok(()) => {
+                let bytes_only = block.notification == BlockNotification::Later;
+                Packet::Ack(Ack { transaction, generation, attempt, bytes_only })
+            }
+            Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+        };
+        let _ = self.engine.lock().handle(self.now(), ITSELF, &answer);
+    }
+
+    fn copy_here(&self, block: &Block) -> Result<(), NackCode> {
+        let program = Programs::poster(block.user);
+        let by = Accessor { peer: ITSELF, program };
+        let is_own = |domain| program.is_some() && tombolo_channel::from_the_wire(domain) == program;
+        let read = if is_own(block.own_domain) { Use::Own } else { Use::Read(by) };
+        let write = if is_own(block.domain) { Use::Own } else { Use::Write(by) };
+        let length = block.length_bytes;
+        let (from, source) = self.memory(ITSELF, block.own_domain, block.source_address, length, read)?;
+        let (to, target) = self.memory(ITSELF, block.domain, block.destination_address, length, write)?;
+        let source = from.get().span(source, length as usize).map_err(|_| NackCode::DecodeError)?;
+        let target = to.get().span_mut(target, length as usize).map_err(|_| NackCode::DecodeError)?;
+        target.copy_from(source);
+        match block.notification {
+            BlockNotification::Now(words) => self.write_words(ITSELF, block.domain, &words, write),
+            BlockNotification::None | BlockNotification::Later => Ok(()),
+        }
+    }
+
+    /// The words of a transfer between two programs here, apart from its blocks. Blocks here are
+    /// answered one by one, so the last one carries them; were it otherwise, nobody knows here who
+    /// posted, and the strictest rule holds.
+    fn notify_here(&self, packet: &Packet<'_>) {
+        let Packet::Notify(header) = packet else { return };
+        let (transaction, generation, attempt) = (header.transaction, header.generation, header.attempt);
+        let strictest = Use::Write(Accessor { peer: ITSELF, program: None });
+        let answer = match self.write_words(ITSELF, header.domain, &header.notification, strictest) {
+            Ok(()) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only: false }),
+            Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+        };
+        let _ = self.engine.lock().handle(self.now(), ITSELF, &answer);
+    }
+
+    /// Goes on with what was left undone. Returns whether there was something.
+    pub(crate) fn finish(&self) -> bool {
+        let more = self.unfinished.swap(false, Ordering::Relaxed);
+        if more {
+            self.pump();
+        }
+        more
+    }
+
+    /// The nodes that programs can name.
+    pub(crate) fn peer_statuses(&self) -> Vec<PeerStatus> {
+        let itself = PeerStatus { node: ITSELF.0, name: self.name.clone() };
+        let others = self.peers().into_iter().map(|peer| {
+            let name = peer.name.lock().clone();
+            PeerStatus { node: peer.id.0, name }
+        });
+        std::iter::once(itself).chain(others).collect()
     }
 
     /// Runs the timers that are due. Returns how long until the next, if any.
@@ -551,6 +696,7 @@ impl Node {
     pub fn status(&self) -> NodeStatus {
         let mut counters = vec![("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed))];
         counters.extend(crate::counters::engine(&self.engine.lock().counters()));
+        counters.extend(self.programs.counters());
         let ledger = self.ledger.lock();
         let mut borrowers = Vec::new();
         for peer in self.peers() {

@@ -32,11 +32,13 @@ pub enum PeerEvent {
 
 /// Serves until `stop` says so. `told` hears of peers that come and go.
 pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told: &dyn Fn(PeerEvent)) {
-    let mut peers: Vec<Arc<Peer>> = Vec::new();
+    // Those that this node has connected to by itself.
+    let mut peers: Vec<Arc<Peer>> = node.peers();
     let mut last_packet = Instant::now();
     let mut next_tick = Instant::now();
     let (mut round, mut polling, mut busy) = (0, false, 0);
     while !stop.load(Ordering::Relaxed) {
+        busy += node.answer_bells() + usize::from(node.finish());
         for peer in &peers {
             busy += node.drive(peer);
         }
@@ -71,11 +73,18 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             continue;
         }
         polling = false;
+        if node.programs.fall_asleep() {
+            node.programs.wake_up();
+            last_packet = now;
+            continue;
+        }
         nap = nap.min(next_tick.saturating_duration_since(now));
         let mut descriptors = Vec::with_capacity(peers.len() + 1);
         descriptors.push(listener.descriptor());
+        descriptors.push(node.programs.descriptor());
         descriptors.extend(peers.iter().map(|peer| peer.link.descriptor()));
         let _ = event::wait_readable(&descriptors, Some(nap));
+        node.programs.wake_up();
     }
 }
 

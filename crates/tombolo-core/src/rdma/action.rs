@@ -49,6 +49,8 @@ pub struct Block {
     pub attempt: Attempt,
     /// The read it answers.
     pub in_reply_to: Option<RequestId>,
+    /// Given when its transfer was posted; of no meaning if it answers a read.
+    pub user: u64,
     /// Its notification.
     pub notification: BlockNotification,
 }

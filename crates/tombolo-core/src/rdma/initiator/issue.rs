@@ -160,6 +160,7 @@ impl Initiator {
             generation: transaction.generation,
             attempt: transaction.attempt,
             in_reply_to: transfer.served,
+            user: transfer.spec.user,
             notification,
         };
         self.counters.blocks_sent += 1;

@@ -1,0 +1,62 @@
+//! What a program and its node share: the page of channels, the doorbell, and
+//! the messages of the socket over which a domain is opened.
+//!
+//! ```text
+//!  program                                              node
+//!    │ ── Open ─────────── Unix socket ────────────────► │ credentials from the kernel
+//!    │ ◄─ Opened: channel page, doorbell ─────────────── │
+//!    │ ── Allocate ────────────────────────────────────► │
+//!    │ ◄─ Allocated: memory and its address in the domain │
+//!    │                                                    │
+//!    │   slot ◄── descriptor      (shared memory)         │
+//!    │   doorbell |= 1 << slot ─────────────────────────► │ polled by the engine's loop
+//!    │   slot.done ◄───────────────────────────────────── │
+//! ```
+//!
+//! Neither side trusts what the other writes: the node copies a descriptor out
+//! once and checks the copy, and a program believes nothing but its own books.
+#![forbid(unsafe_code)]
+
+mod message;
+mod page;
+mod slot;
+
+pub use message::{Grant, Message, PeerStatus, Reply, Request, Who, decode, encode};
+pub use page::{ChannelPage, SHARED_BYTES, Waiting};
+pub use slot::{
+    Descriptor, Failure, Fate, READ_SLOTS, SLOTS, SlotError, Status, Target, WRITE_SLOTS, is_read,
+};
+
+/// The largest message of the socket.
+pub const MAX_MESSAGE_BYTES: usize = 16 * 1024;
+
+/// The most grants of one piece of memory.
+pub const MAX_GRANTS: usize = 64;
+
+/// The numbers that a program's domain can have.
+pub const DOMAINS: std::ops::RangeInclusive<u16> = 1..=0x7FFF;
+
+/// A program's domain as it is called on a link, where lent segments have numbers, too.
+pub fn on_the_wire(domain: u16) -> tombolo_wire::Domain {
+    tombolo_wire::Domain(0x8000 | domain)
+}
+
+/// The program's domain that is called so on a link, if it is one.
+pub fn from_the_wire(domain: tombolo_wire::Domain) -> Option<u16> {
+    let number = domain.0 & 0x7FFF;
+    (domain.0 & 0x8000 != 0 && number != 0).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn domains_and_segments_have_different_numbers() {
+        for domain in DOMAINS {
+            assert_eq!(from_the_wire(on_the_wire(domain)), Some(domain));
+        }
+        assert_eq!(from_the_wire(tombolo_wire::Domain(5)), None);
+        assert_eq!(from_the_wire(tombolo_wire::Domain(0x8000)), None);
+    }
+}

@@ -1,0 +1,136 @@
+//! The messages between a program and its node, in `postcard`, inside a versioned enum.
+
+use serde::{Deserialize, Serialize};
+
+/// Who else may reach memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Who {
+    /// Any program of any node that this node is connected to.
+    Anyone,
+    /// The program of that domain, at the same node.
+    Program(u16),
+    /// Any program at the node of that number. Which of them, the other node decides: nodes trust
+    /// each other so far.
+    Node(u32),
+}
+
+/// What somebody else may do with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// Who.
+    pub who: Who,
+    /// May read.
+    pub read: bool,
+    /// May write.
+    pub write: bool,
+}
+
+impl Grant {
+    /// Reading and writing.
+    pub const fn all(who: Who) -> Self {
+        Self { who, read: true, write: true }
+    }
+
+    /// Reading only.
+    pub const fn read(who: Who) -> Self {
+        Self { who, read: true, write: false }
+    }
+
+    /// Writing only.
+    pub const fn write(who: Who) -> Self {
+        Self { who, read: false, write: true }
+    }
+}
+
+/// Any message. New versions are new variants at the end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// The program asks, first version.
+    AskV1(Request),
+    /// The node answers, first version.
+    AnswerV1(Reply),
+    /// The program has rung while the node slept. Has no answer.
+    WakeV1,
+    /// The node says that a transfer has ended, if the program asked for that with
+    /// [`crate::Waiting::Message`].
+    EndedV1,
+}
+
+/// What a program can ask for. It asks one thing at a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// A domain, first of all; of this number, or any.
+    Open {
+        /// From [`crate::DOMAINS`].
+        domain: Option<u16>,
+    },
+    /// Memory from the node.
+    Allocate {
+        /// How much; whole pages.
+        bytes: u64,
+        /// What others may do with it; nothing if there is none. At most [`crate::MAX_GRANTS`].
+        grants: Vec<Grant>,
+    },
+    /// Memory that is not needed any more.
+    Free {
+        /// Where it begins, in the domain.
+        address: u64,
+    },
+    /// Which nodes are there?
+    Peers,
+}
+
+/// What the node can answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// The domain is open. The channel page comes with it.
+    Opened {
+        /// Its number.
+        domain: u16,
+    },
+    /// The memory, whose descriptor comes along.
+    Allocated {
+        /// Where it is in the domain.
+        address: u64,
+    },
+    /// Done.
+    Done,
+    /// The nodes.
+    Peers(Vec<PeerStatus>),
+    /// It could not be done, for this reason.
+    Failed(String),
+}
+
+/// A node that transfers can go to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerStatus {
+    /// Its number at this node, for [`crate::Target::node`].
+    pub node: u32,
+    /// As it introduced itself; may be empty.
+    pub name: String,
+}
+
+/// A message as bytes.
+pub fn encode(message: &Message) -> Vec<u8> {
+    postcard::to_stdvec(message).unwrap_or_default()
+}
+
+/// The message that these bytes are.
+pub fn decode(bytes: &[u8]) -> Option<Message> {
+    postcard::from_bytes(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            if let Some(message) = decode(&bytes) {
+                prop_assert_eq!(decode(&encode(&message)), Some(message));
+            }
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! The page of channels, and the page with the doorbell behind it.
+//!
+//! The doorbell is one word a program: a bit for each channel, set by the
+//! program, taken all at once by the node (QOS ch. 6 names one doorbell word a
+//! process, polled round robin). A bell rung twice is one bit, so duplicates
+//! drop by themselves.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tombolo_host::event;
+use tombolo_host::shared::{SharedMemory, SharedMemoryError};
+
+use crate::slot::{Descriptor, Failure, Fate, SLOTS, SlotError, Status, is_read};
+
+/// Both pages.
+pub const SHARED_BYTES: usize = 2 * PAGE_BYTES;
+const PAGE_BYTES: usize = 4096;
+const SLOT_BYTES: usize = 64;
+const SIZE_WORD: usize = 5;
+const DONE_BYTES: usize = 44;
+const TARGET_WORD: usize = 6;
+const RESULT_WORD: usize = 7;
+
+// The words of the second page lie in cache lines of their own.
+const BELL: usize = PAGE_BYTES;
+const ASLEEP: usize = PAGE_BYTES + 64;
+const ENDED: usize = PAGE_BYTES + 128;
+const WAITING: usize = PAGE_BYTES + 192;
+
+/// Both sides' view of it.
+#[derive(Debug)]
+pub struct ChannelPage(SharedMemory);
+
+impl AsFd for ChannelPage {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl ChannelPage {
+    /// A new one, all ones (QOS §2.3.3.2), and the doorbell silent.
+    pub fn create() -> Result<Self, SharedMemoryError> {
+        let page = Self(SharedMemory::create("tombolo-channels", SHARED_BYTES)?);
+        for word in 0..PAGE_BYTES / 8 {
+            page.0.atomic_u64(word * 8)?.store(u64::MAX, Ordering::Relaxed);
+        }
+        Ok(page)
+    }
+
+    /// One that the node made.
+    pub fn open(descriptor: OwnedFd) -> Result<Self, SharedMemoryError> {
+        Ok(Self(SharedMemory::open(descriptor, SHARED_BYTES)?))
+    }
+
+    fn long(&self, offset: usize) -> &AtomicU64 {
+        self.0.atomic_u64(offset).unwrap_or_else(|_| unreachable!("inside, by the constants above"))
+    }
+
+    fn short(&self, offset: usize) -> &AtomicU32 {
+        self.0.atomic_u32(offset).unwrap_or_else(|_| unreachable!("inside, by the constants above"))
+    }
+
+    fn word(&self, slot: usize, word: usize) -> &AtomicU64 {
+        self.long(slot % SLOTS * SLOT_BYTES + word * 8)
+    }
+
+    fn done(&self, slot: usize) -> &AtomicU32 {
+        self.short(slot % SLOTS * SLOT_BYTES + DONE_BYTES)
+    }
+
+    /// The program's: writes a descriptor and rings. True: the node sleeps and has to be woken.
+    #[must_use]
+    pub fn post(&self, slot: usize, descriptor: &Descriptor) -> bool {
+        let words = descriptor.encode();
+        for (word, value) in words[..SIZE_WORD].iter().enumerate() {
+            self.word(slot, word).store(*value, Ordering::Relaxed);
+        }
+        let done = u64::from(Fate::Initialised.word(is_read(slot)));
+        self.word(slot, SIZE_WORD).store(words[SIZE_WORD] | done << 32, Ordering::Relaxed);
+        self.word(slot, TARGET_WORD).store(words[TARGET_WORD], Ordering::Relaxed);
+        self.ring(1 << (slot % SLOTS))
+    }
+
+    /// The program's: rings for these channels. True: the node has to be woken.
+    #[must_use]
+    pub fn ring(&self, slots: u64) -> bool {
+        // Sequentially consistent with the node's saying that it sleeps and looking again.
+        self.long(BELL).fetch_or(slots, Ordering::SeqCst);
+        self.short(ASLEEP).load(Ordering::SeqCst) != 0
+    }
+
+    /// The program's: how far a transfer is.
+    pub fn status(&self, slot: usize) -> Status {
+        match Fate::from_word(self.done(slot).load(Ordering::Acquire), is_read(slot)) {
+            Some(Fate::Complete) => Status::Finished,
+            Some(Fate::Failed) => {
+                let code = self.word(slot, RESULT_WORD).load(Ordering::Relaxed);
+                Status::FinishedWithError(Failure::from_code(code))
+            }
+            Some(Fate::Paused) => Status::Paused,
+            _ => Status::Ongoing,
+        }
+    }
+
+    /// The program's: transfers that have ended since the page was made. Wraps.
+    pub fn ended(&self) -> u32 {
+        self.short(ENDED).load(Ordering::SeqCst)
+    }
+
+    /// The program's: how it wants to hear of the next transfer that ends. Say so, look at
+    /// [`Self::ended`], sleep.
+    pub fn set_waiting(&self, waiting: Waiting) {
+        self.short(WAITING).store(waiting as u32, Ordering::SeqCst);
+    }
+
+    /// The program's: sleeps until more than `ended` transfers have ended, or the time is over. May
+    /// return early. Only after [`Waiting::Futex`].
+    pub fn sleep(&self, ended: u32, timeout: Duration) {
+        event::futex_wait(self.short(ENDED), ended, Some(timeout));
+    }
+
+    /// The node's: the channels rung for since the last time.
+    pub fn take_rung(&self) -> u64 {
+        let bell = self.long(BELL);
+        // Looking is cheap; taking the line from the program is not.
+        if bell.load(Ordering::Relaxed) == 0 { 0 } else { bell.swap(0, Ordering::SeqCst) }
+    }
+
+    /// The node's: says that it sleeps; true: somebody rang, so it must not.
+    pub fn fall_asleep(&self) -> bool {
+        self.short(ASLEEP).store(1, Ordering::SeqCst);
+        self.long(BELL).load(Ordering::SeqCst) != 0
+    }
+
+    /// The node's: it is awake.
+    pub fn wake_up(&self) {
+        self.short(ASLEEP).store(0, Ordering::SeqCst);
+    }
+
+    /// The node's: a private copy of what a channel asks for.
+    pub fn descriptor(&self, slot: usize) -> Result<Descriptor, SlotError> {
+        let words: [u64; 7] = std::array::from_fn(|word| self.word(slot, word).load(Ordering::Relaxed));
+        Descriptor::decode(&words)
+    }
+
+    /// The node's: how far a transfer is. True: it has ended, and the program asks for a message.
+    #[must_use]
+    pub fn tell(&self, slot: usize, fate: Fate, failure: Option<Failure>) -> bool {
+        if let Some(failure) = failure {
+            self.word(slot, RESULT_WORD).store(failure.code(), Ordering::Relaxed);
+        }
+        self.done(slot).store(fate.word(is_read(slot)), Ordering::Release);
+        if fate == Fate::Ongoing || fate == Fate::Initialised {
+            return false;
+        }
+        self.short(ENDED).fetch_add(1, Ordering::SeqCst);
+        let waiting = self.short(WAITING).load(Ordering::SeqCst);
+        if waiting & Waiting::Futex as u32 != 0 {
+            event::futex_wake(self.short(ENDED), u32::MAX >> 1);
+        }
+        waiting & Waiting::Message as u32 != 0
+    }
+}
+
+/// How a program wants to hear of transfers that end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Waiting {
+    /// It looks by itself.
+    Polling = 0,
+    /// It sleeps in [`ChannelPage::sleep`].
+    Futex = 1,
+    /// By a message on its socket, which it polls.
+    Message = 2,
+    /// One thread sleeps, another polls the socket.
+    Both = 3,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slot::Target;
+
+    #[test]
+    fn a_descriptor_crosses_and_its_end_comes_back() {
+        let ours = ChannelPage::create().unwrap();
+        let theirs = ChannelPage::open(ours.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let descriptor = Descriptor {
+            source_address: 1,
+            destination_address: 2,
+            size_bytes: u32::MAX,
+            notification: None,
+            target: Target { node: 3, domain: 4 },
+            class: Some(1),
+        };
+        assert_eq!(theirs.status(5), Status::Ongoing);
+        for slot in [5, 40, 63] {
+            assert!(!theirs.post(slot, &descriptor));
+            assert!(!theirs.ring(1 << slot));
+            assert_eq!((ours.take_rung(), ours.take_rung()), (1 << slot, 0));
+            assert_eq!(ours.descriptor(slot), Ok(descriptor));
+            assert!(!ours.tell(slot, Fate::Ongoing, None));
+            assert_eq!(theirs.status(slot), Status::Ongoing);
+            let ended = theirs.ended();
+            theirs.set_waiting(Waiting::Message);
+            assert!(ours.tell(slot, Fate::Failed, Some(Failure::Gone)));
+            assert_eq!(
+                (theirs.status(slot), theirs.ended()),
+                (Status::FinishedWithError(Failure::Gone), ended + 1)
+            );
+            theirs.set_waiting(Waiting::Polling);
+        }
+        assert!(!ours.fall_asleep());
+        assert!(theirs.post(0, &descriptor), "the node sleeps");
+        assert!(ours.fall_asleep(), "a bell was rung");
+    }
+}

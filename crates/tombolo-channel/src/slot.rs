@@ -1,0 +1,258 @@
+//! One channel: a descriptor of 64 bytes (QOS §2.3.3.2).
+//!
+//! | bytes | field |
+//! | --- | --- |
+//! | 0-7 | source address |
+//! | 8-15 | destination address |
+//! | 16-23 | notification address, in the destination's domain |
+//! | 24-31 | first notification word |
+//! | 32-39 | last notification word |
+//! | 40-43 | transfer size in bytes |
+//! | 44-47 | done |
+//! | 48-55 | reserved 0: node (4 bytes), domain (2), flags (2) of the other side |
+//! | 56-63 | reserved 1: why the transfer failed |
+//!
+//! All little endian, addresses virtual ones of their domain.
+
+use tombolo_wire::{NackCode, Notification};
+
+/// Channels of a page.
+pub const SLOTS: usize = 64;
+/// The first of them are for writes.
+pub const WRITE_SLOTS: std::ops::Range<usize> = 0..32;
+/// The others are for reads.
+pub const READ_SLOTS: std::ops::Range<usize> = 32..64;
+
+/// Whether a channel is one for reads.
+pub fn is_read(slot: usize) -> bool {
+    READ_SLOTS.contains(&slot)
+}
+
+/// The other side of a transfer: the destination of a write, the source of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Which node: 0 is the program's own, others are numbered by it.
+    pub node: u32,
+    /// Which domain there.
+    pub domain: u16,
+}
+
+/// What a program wants done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Where the bytes are.
+    pub source_address: u64,
+    /// Where they go.
+    pub destination_address: u64,
+    /// How many: up to 4 GiB - 1.
+    pub size_bytes: u32,
+    /// Two words to be written at the destination's side after the last byte.
+    pub notification: Option<Notification>,
+    /// The other side.
+    pub target: Target,
+    /// A class for the whole transfer: 0 high, 1 medium, 2 low; `None`: by what is left of it.
+    pub class: Option<u8>,
+}
+
+const FLAG_NOTIFICATION: u16 = 1;
+const CLASS_SHIFT: u16 = 1;
+const CLASS_MASK: u16 = 3;
+const KNOWN_FLAGS: u16 = FLAG_NOTIFICATION | CLASS_MASK << CLASS_SHIFT;
+
+/// A channel holds no descriptor that can be carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the channel has flags that mean nothing: {0:#x}")]
+pub struct SlotError(pub u16);
+
+impl Descriptor {
+    /// The words of a channel but `done` (in the upper half of the sixth, zero here).
+    pub fn encode(&self) -> [u64; 7] {
+        let words = self.notification.unwrap_or_default();
+        let class = self.class.map_or(0, |class| u16::from(class.min(2)) + 1);
+        let notification = if self.notification.is_some() { FLAG_NOTIFICATION } else { 0 };
+        let flags = notification | (class << CLASS_SHIFT);
+        let target =
+            u64::from(self.target.node) | u64::from(self.target.domain) << 32 | u64::from(flags) << 48;
+        [
+            self.source_address,
+            self.destination_address,
+            words.address,
+            words.first,
+            words.last,
+            u64::from(self.size_bytes),
+            target,
+        ]
+    }
+
+    /// What these words say.
+    pub fn decode(words: &[u64; 7]) -> Result<Self, SlotError> {
+        let [source_address, destination_address, address, first, last, size, target] = *words;
+        let flags = (target >> 48) as u16;
+        if flags & !KNOWN_FLAGS != 0 {
+            return Err(SlotError(flags));
+        }
+        let class = (flags >> CLASS_SHIFT & CLASS_MASK) as u8;
+        Ok(Self {
+            source_address,
+            destination_address,
+            size_bytes: size as u32,
+            notification: (flags & FLAG_NOTIFICATION != 0).then_some(Notification { address, first, last }),
+            target: Target { node: target as u32, domain: (target >> 32) as u16 },
+            class: class.checked_sub(1),
+        })
+    }
+}
+
+/// How far a transfer is (QOS Table 2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Transfer is on its way.
+    Ongoing,
+    /// Transfer completed successfully.
+    Finished,
+    /// Transfer was not begun: the node has no room for it now. Post it again.
+    Paused,
+    /// Transfer completed unsuccessfully.
+    FinishedWithError(Failure),
+}
+
+/// Why a transfer failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The other side refused (QOS Table 3.2).
+    #[error("the other side refused the access: {0:?}")]
+    Refused(NackCode),
+    /// This side's own memory is not there.
+    #[error("the own memory refused the access: {0:?}")]
+    Local(NackCode),
+    /// The other node does not answer.
+    #[error("the other node does not answer")]
+    Unreachable,
+    /// The other node is gone.
+    #[error("the other node is gone")]
+    Gone,
+    /// There is no such node.
+    #[error("this node has no neighbour of that number")]
+    NoSuchNode,
+    /// The descriptor makes no sense.
+    #[error("the descriptor makes no sense: an address passes the end, or flags mean nothing")]
+    BadDescriptor,
+    /// Something that a newer node says.
+    #[error("failed for a reason that this version does not know ({0})")]
+    Unknown(u64),
+}
+
+impl Failure {
+    /// As a word of the channel.
+    pub fn code(self) -> u64 {
+        match self {
+            Self::Refused(code) => 0x100 | code as u64,
+            Self::Local(code) => 0x200 | code as u64,
+            Self::Unreachable => 0x300,
+            Self::Gone => 0x301,
+            Self::NoSuchNode => 0x302,
+            Self::BadDescriptor => 0x303,
+            Self::Unknown(code) => code,
+        }
+    }
+
+    /// From a word of the channel.
+    pub fn from_code(code: u64) -> Self {
+        let nack = NackCode::try_from(code as u8);
+        match (code & !0xFF, code, nack) {
+            (0x100, _, Ok(nack)) => Self::Refused(nack),
+            (0x200, _, Ok(nack)) => Self::Local(nack),
+            (_, 0x300, _) => Self::Unreachable,
+            (_, 0x301, _) => Self::Gone,
+            (_, 0x302, _) => Self::NoSuchNode,
+            (_, 0x303, _) => Self::BadDescriptor,
+            _ => Self::Unknown(code),
+        }
+    }
+}
+
+/// The values of `done`. A page that nobody has used yet is all ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Posted, and not seen by the node yet.
+    Initialised,
+    /// On its way.
+    Ongoing,
+    /// Over.
+    Complete,
+    /// Over, with an error.
+    Failed,
+    /// Not begun.
+    Paused,
+}
+
+impl Fate {
+    /// As it is written: writes and reads have the first two the other way round (QOS Table 2.2, 3.4).
+    pub fn word(self, read: bool) -> u32 {
+        match (self, read) {
+            (Self::Initialised, false) | (Self::Ongoing, true) => 0,
+            (Self::Ongoing, false) | (Self::Initialised, true) => 2,
+            (Self::Complete, _) => 1,
+            (Self::Failed, _) => 3,
+            (Self::Paused, _) => 4,
+        }
+    }
+
+    /// What a word says; `None`: nothing known, as in a page that was never used.
+    pub fn from_word(word: u32, read: bool) -> Option<Self> {
+        [Self::Initialised, Self::Ongoing, Self::Complete, Self::Failed, Self::Paused]
+            .into_iter()
+            .find(|fate| fate.word(read) == word)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn descriptors_read_back(
+            addresses in any::<[u64; 2]>(),
+            size_bytes: u32,
+            words in proptest::option::of(any::<[u64; 3]>()),
+            target in any::<(u32, u16)>(),
+            class in proptest::option::of(0..3_u8),
+        ) {
+            let notification = words.map(|[address, first, last]| Notification { address, first, last });
+            let descriptor = Descriptor {
+                source_address: addresses[0],
+                destination_address: addresses[1],
+                size_bytes,
+                notification,
+                target: Target { node: target.0, domain: target.1 },
+                class,
+            };
+            prop_assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor));
+        }
+
+        #[test]
+        fn any_words_are_read_or_refused(words in any::<[u64; 7]>()) {
+            if let Ok(descriptor) = Descriptor::decode(&words) {
+                prop_assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor));
+            }
+        }
+
+        #[test]
+        fn failures_read_back(code: u64) {
+            prop_assert_eq!(Failure::from_code(Failure::from_code(code).code()), Failure::from_code(code));
+        }
+    }
+
+    #[test]
+    fn done_has_the_values_of_the_document() {
+        use Fate::{Complete, Initialised, Ongoing};
+        assert_eq!([Initialised, Ongoing, Complete].map(|fate| fate.word(false)), [0, 2, 1]);
+        assert_eq!([Initialised, Ongoing, Complete].map(|fate| fate.word(true)), [2, 0, 1]);
+        assert_eq!(Fate::from_word(u32::MAX, false), None);
+        for failure in NackCode::ALL.map(Failure::Refused) {
+            assert_eq!(Failure::from_code(failure.code()), failure);
+        }
+    }
+}

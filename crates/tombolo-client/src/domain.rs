@@ -1,0 +1,241 @@
+//! A program's domain at its node.
+
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tombolo_channel::{
+    ChannelPage, Descriptor, Grant, MAX_MESSAGE_BYTES, Message, PeerStatus, READ_SLOTS, Reply, Request,
+    Status, Target, WRITE_SLOTS, Waiting, decode, encode,
+};
+use tombolo_host::event;
+use tombolo_host::shared::SharedMemory;
+use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
+
+use crate::error::{OpenError, PostError, WaitError};
+use crate::memory::Memory;
+use crate::transfer::{Spec, Transfer};
+
+/// How long the node may take to answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long to poll for the end of a transfer before sleeping.
+const POLL: Duration = Duration::from_micros(50);
+/// The longest sleep, so that the node's end is noticed.
+const NAP: Duration = Duration::from_millis(100);
+
+/// Channels of one kind.
+#[derive(Debug)]
+struct Channels {
+    free: u64,
+    /// Given back before their transfer ended.
+    abandoned: u64,
+}
+
+/// A protection domain of this program at its node, and the channels that go with it. All threads
+/// may use it at once. Dropped, or when the program ends, the node takes all of it back.
+#[derive(Debug)]
+pub struct Domain {
+    number: u16,
+    page: ChannelPage,
+    socket: SeqpacketSocket,
+    asking: Mutex<Vec<u8>>,
+    channels: Mutex<Channels>,
+    sleepers: AtomicU32,
+}
+
+fn mask(slots: Range<usize>) -> u64 {
+    slots.fold(0, |mask, slot| mask | 1 << slot)
+}
+
+/// Asks the node for something and waits for the answer.
+fn ask(
+    socket: &SeqpacketSocket,
+    buffer: &mut [u8],
+    request: Request,
+) -> Result<(Reply, Received), OpenError> {
+    socket.send(&[&encode(&Message::AskV1(request))], &[]).map_err(OpenError::Lost)?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match socket.receive(buffer) {
+            Ok(received) => match decode(&buffer[..received.length_bytes]) {
+                Some(Message::AnswerV1(Reply::Failed(reason))) => return Err(OpenError::Refused(reason)),
+                Some(Message::AnswerV1(reply)) => return Ok((reply, received)),
+                Some(Message::EndedV1) => {}
+                _ => return Err(OpenError::Nonsense),
+            },
+            Err(UnixError::WouldBlock) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(OpenError::TimedOut(PATIENCE));
+                }
+                let _ = event::wait_readable(&[socket.as_fd()], Some(left));
+            }
+            Err(error) => return Err(OpenError::Lost(error)),
+        }
+    }
+}
+
+impl Domain {
+    /// Opens a domain at the node whose programs' socket is there: of this number (1 to 32767), by
+    /// which other programs name it, or any.
+    pub fn open(path: &Path, number: Option<u16>) -> Result<Self, OpenError> {
+        let no_node = |source| OpenError::NoNode { path: path.to_owned(), source };
+        let socket = SeqpacketSocket::connect(path).map_err(no_node)?;
+        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+        let (reply, received) = ask(&socket, &mut buffer, Request::Open { domain: number })?;
+        let Reply::Opened { domain: number } = reply else { return Err(OpenError::Nonsense) };
+        let page = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
+        Ok(Self {
+            number,
+            page: ChannelPage::open(page)?,
+            socket,
+            asking: Mutex::new(buffer),
+            channels: Mutex::new(Channels { free: u64::MAX, abandoned: 0 }),
+            sleepers: AtomicU32::new(0),
+        })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Memory of so many bytes (whole pages of 4096), zeroed, and what others may do with it. With no
+    /// grants only this domain's own transfers reach it.
+    pub fn allocate(&self, bytes: usize, grants: &[Grant]) -> Result<Memory, OpenError> {
+        let request = Request::Allocate { bytes: bytes as u64, grants: grants.to_vec() };
+        let (reply, received) = ask(&self.socket, &mut self.asking.lock(), request)?;
+        let Reply::Allocated { address } = reply else { return Err(OpenError::Nonsense) };
+        let descriptor = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
+        Ok(Memory::new(SharedMemory::open(descriptor, bytes)?, address))
+    }
+
+    /// Gives memory back: from now on no transfer reaches it. One that is under way fails.
+    pub fn free(&self, memory: Memory) -> Result<(), OpenError> {
+        let request = Request::Free { address: memory.address() };
+        match ask(&self.socket, &mut self.asking.lock(), request)?.0 {
+            Reply::Done => Ok(()),
+            _ => Err(OpenError::Nonsense),
+        }
+    }
+
+    /// The nodes that transfers can go to; number 0 is the program's own.
+    pub fn peers(&self) -> Result<Vec<PeerStatus>, OpenError> {
+        match ask(&self.socket, &mut self.asking.lock(), Request::Peers)?.0 {
+            Reply::Peers(peers) => Ok(peers),
+            _ => Err(OpenError::Nonsense),
+        }
+    }
+
+    /// Starts a write: from own memory to that of another domain.
+    pub fn write(&self, to: Target, spec: Spec) -> Result<Transfer<'_>, PostError> {
+        self.start(WRITE_SLOTS, "writes", to, spec)
+    }
+
+    /// Starts a read: from the memory of another domain to own memory.
+    pub fn read(&self, from: Target, spec: Spec) -> Result<Transfer<'_>, PostError> {
+        self.start(READ_SLOTS, "reads", from, spec)
+    }
+
+    fn start(
+        &self,
+        slots: Range<usize>,
+        kind: &'static str,
+        target: Target,
+        spec: Spec,
+    ) -> Result<Transfer<'_>, PostError> {
+        let slot = self.take(mask(slots)).ok_or(PostError::NoChannel(kind))?;
+        let descriptor = Descriptor {
+            source_address: spec.source_address,
+            destination_address: spec.destination_address,
+            size_bytes: spec.size_bytes,
+            notification: spec.notification,
+            target,
+            class: spec.class,
+        };
+        if self.page.post(slot, &descriptor) {
+            // A full socket has enough to wake the node in it.
+            let _ = self.socket.send(&[&encode(&Message::WakeV1)], &[]);
+        }
+        Ok(Transfer::new(self, slot))
+    }
+
+    fn take(&self, kind: u64) -> Option<usize> {
+        let mut channels = self.channels.lock();
+        if channels.free & kind == 0 {
+            let mut abandoned = channels.abandoned & kind;
+            while abandoned != 0 {
+                let bit = abandoned & abandoned.wrapping_neg();
+                abandoned &= !bit;
+                if self.page.status(bit.trailing_zeros() as usize) != Status::Ongoing {
+                    channels.abandoned &= !bit;
+                    channels.free |= bit;
+                }
+            }
+        }
+        let slot = (channels.free & kind).trailing_zeros() as usize;
+        (slot < 64).then(|| {
+            channels.free &= !(1 << slot);
+            slot
+        })
+    }
+
+    pub(crate) fn give_back(&self, slot: usize) {
+        let over = self.page.status(slot) != Status::Ongoing;
+        let mut channels = self.channels.lock();
+        if over {
+            channels.free |= 1 << slot;
+        } else {
+            channels.abandoned |= 1 << slot;
+        }
+    }
+
+    pub(crate) fn page(&self) -> &ChannelPage {
+        &self.page
+    }
+
+    /// Waits until a transfer ends, or the time is over.
+    pub(crate) fn wait_for(&self, slot: usize, timeout: Duration) -> Result<Status, WaitError> {
+        let since = Instant::now();
+        let mut sleeping = false;
+        let status = loop {
+            let ended = self.page.ended();
+            let status = self.page.status(slot);
+            let waited = since.elapsed();
+            if status != Status::Ongoing || waited >= timeout {
+                break Ok(status);
+            }
+            if waited < POLL {
+                std::hint::spin_loop();
+            } else if !sleeping {
+                // Say so, and look again.
+                sleeping = true;
+                self.sleepers.fetch_add(1, Ordering::SeqCst);
+                self.page.set_waiting(Waiting::Futex);
+            } else {
+                self.page.sleep(ended, NAP.min(timeout - waited));
+                if self.page.ended() == ended && self.is_node_gone() {
+                    break Err(WaitError::NodeGone);
+                }
+            }
+        };
+        if sleeping && self.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.page.set_waiting(Waiting::Polling);
+            if self.sleepers.load(Ordering::SeqCst) > 0 {
+                self.page.set_waiting(Waiting::Futex);
+            }
+        }
+        status
+    }
+
+    fn is_node_gone(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec};
+        let mut polled = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let _ = rustix::event::poll(&mut polled, Some(&now));
+        polled[0].revents().contains(PollFlags::HUP)
+    }
+}

@@ -1,0 +1,61 @@
+//! What can go wrong, one type an operation.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tombolo_channel::Failure;
+use tombolo_host::shared::SharedMemoryError;
+use tombolo_host::unix::UnixError;
+
+/// Why a domain was not opened, or its node did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No node there.
+    #[error("no node answers at {path}: start one with `tombolo node --programs {path}`: {source}", path = path.display())]
+    NoNode {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: UnixError,
+    },
+    /// The connection broke.
+    #[error("the node has hung up: {0}")]
+    Lost(UnixError),
+    /// It took too long.
+    #[error("the node does not answer within {} s", .0.as_secs())]
+    TimedOut(Duration),
+    /// It refused.
+    #[error("the node refused: {0}")]
+    Refused(String),
+    /// It does not speak this version.
+    #[error("the node's answer makes no sense: it may be of another version")]
+    Nonsense,
+    /// Its memory cannot be used.
+    #[error("{0}")]
+    Memory(#[from] SharedMemoryError),
+}
+
+/// Why a transfer was not started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// All 32 channels of this direction are in use: wait for a transfer to end.
+    #[error("all channels for {0} are in use: wait for a transfer to end")]
+    NoChannel(&'static str),
+}
+
+/// Why a transfer did not end well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WaitError {
+    /// It failed.
+    #[error("{0}")]
+    Failed(#[from] Failure),
+    /// The node had no room; nothing was done.
+    #[error("the node has no room for more transfers: post it again")]
+    Paused,
+    /// It is still on its way.
+    #[error("not over within {0:?}")]
+    TimedOut(Duration),
+    /// The node is gone.
+    #[error("the node is gone")]
+    NodeGone,
+}

@@ -1,0 +1,40 @@
+//! What a program links to use its node: a domain, memory, transfers.
+//!
+//! The five steps of QOS §2.3.3.2 in today's idiom:
+//!
+//! | QOS | here |
+//! | --- | --- |
+//! | `alloc_comm_chan` | [`Domain::open`] |
+//! | `alloc_dmable_buf` | [`Domain::allocate`] |
+//! | `insert_descriptor_with_completion` | [`Spec`] |
+//! | `trigger_dma_transfer` | [`Domain::write`], [`Domain::read`] |
+//! | `poll_dma_transfer` | [`Transfer::status`], [`Transfer::wait`] |
+//!
+//! No system call is made to start a transfer while the node is awake.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use tombolo_client::{Domain, Spec, Target};
+//!
+//! let domain = Domain::open("/run/tombolo/programs".as_ref(), None)?;
+//! let memory = domain.allocate(1 << 20, &[])?;
+//! memory.write(0, b"hello")?;
+//! // The address was told by the program whose domain 7 is.
+//! let there = Target { node: 1, domain: 7 };
+//! let spec = Spec::new(memory.address(), 0x1_0000_0000, 5);
+//! domain.write(there, spec)?.wait(Duration::from_secs(1))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod domain;
+mod error;
+mod memory;
+mod transfer;
+
+pub use domain::Domain;
+pub use error::{OpenError, PostError, WaitError};
+pub use memory::Memory;
+pub use tombolo_channel::{Failure, Grant, PeerStatus, Status, Target, Who};
+pub use tombolo_wire::Notification;
+pub use transfer::{Spec, Transfer};

@@ -1,0 +1,51 @@
+//! Memory that transfers reach.
+
+use std::sync::atomic::AtomicU64;
+
+use tombolo_host::shared::{SharedMemory, SharedMemoryError, SharedSpan};
+
+/// Memory from the node, shared with it. Others may change it at any moment, as far as its grants
+/// go; so it is copied in and out, or looked at by atomic words.
+#[derive(Debug)]
+pub struct Memory {
+    memory: SharedMemory,
+    address: u64,
+}
+
+impl Memory {
+    pub(crate) fn new(memory: SharedMemory, address: u64) -> Self {
+        Self { memory, address }
+    }
+
+    /// Where it begins in the domain.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Never true: there is no empty memory.
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+
+    /// Copies bytes in.
+    pub fn write(&self, offset_bytes: usize, bytes: &[u8]) -> Result<(), SharedMemoryError> {
+        self.memory.span_mut(offset_bytes, bytes.len())?.copy_from(SharedSpan::from(bytes));
+        Ok(())
+    }
+
+    /// Copies bytes out.
+    pub fn read(&self, offset_bytes: usize, bytes: &mut [u8]) -> Result<(), SharedMemoryError> {
+        self.memory.span(offset_bytes, bytes.len())?.copy_to(bytes);
+        Ok(())
+    }
+
+    /// A word, to be polled for a notification (load it with `Acquire`).
+    pub fn word(&self, offset_bytes: usize) -> Result<&AtomicU64, SharedMemoryError> {
+        self.memory.atomic_u64(offset_bytes)
+    }
+}

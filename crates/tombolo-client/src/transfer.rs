@@ -1,0 +1,73 @@
+//! One transfer, from its start to its end.
+
+use std::time::Duration;
+
+use tombolo_channel::Status;
+use tombolo_wire::Notification;
+
+use crate::domain::Domain;
+use crate::error::WaitError;
+
+/// What is to be moved. All addresses are those of [`crate::Memory::address`] and on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// Where the bytes are: in the own domain for a write, in the other for a read.
+    pub source_address: u64,
+    /// Where they go.
+    pub destination_address: u64,
+    /// How many: up to 4 GiB - 1. None: a notification alone.
+    pub size_bytes: u32,
+    /// Two words to be written at the destination's side, the first before the last, after the last byte.
+    pub notification: Option<Notification>,
+    /// Class of service for the whole transfer: 0 high, 1 medium, 2 low. Otherwise by what is left of
+    /// it: up to 16 KiB, up to 512 KiB, more (QOS §3.2.3).
+    pub class: Option<u8>,
+}
+
+impl Spec {
+    /// Bytes, and nothing else.
+    pub fn new(source_address: u64, destination_address: u64, size_bytes: u32) -> Self {
+        Self { source_address, destination_address, size_bytes, notification: None, class: None }
+    }
+
+    /// With a notification.
+    #[must_use]
+    pub fn notify(self, notification: Notification) -> Self {
+        Self { notification: Some(notification), ..self }
+    }
+}
+
+/// A transfer under way. Dropped, it goes on, and its channel is free again when it has ended.
+#[derive(Debug)]
+#[must_use = "a transfer that nobody waits for may fail unnoticed"]
+pub struct Transfer<'a> {
+    domain: &'a Domain,
+    slot: usize,
+}
+
+impl<'a> Transfer<'a> {
+    pub(crate) fn new(domain: &'a Domain, slot: usize) -> Self {
+        Self { domain, slot }
+    }
+
+    /// How far it is (QOS Table 2.1). No system call.
+    pub fn status(&self) -> Status {
+        self.domain.page().status(self.slot)
+    }
+
+    /// Waits for its end: polls for a moment, then sleeps.
+    pub fn wait(self, timeout: Duration) -> Result<(), WaitError> {
+        match self.domain.wait_for(self.slot, timeout)? {
+            Status::Finished => Ok(()),
+            Status::FinishedWithError(failure) => Err(failure.into()),
+            Status::Paused => Err(WaitError::Paused),
+            Status::Ongoing => Err(WaitError::TimedOut(timeout)),
+        }
+    }
+}
+
+impl Drop for Transfer<'_> {
+    fn drop(&mut self) {
+        self.domain.give_back(self.slot);
+    }
+}

@@ -1,0 +1,99 @@
+//! Nodes in threads of this process, with programs' sockets.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tombolo_client::Domain;
+use tombolo_host::unix::SeqpacketListener;
+use tombolo_node::{Address, Node};
+
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A node, with its threads.
+pub struct Host {
+    pub node: Arc<Node>,
+    pub programs: PathBuf,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+fn path(what: &str) -> PathBuf {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("tombolo-test-{}-{number}-{what}", std::process::id()))
+}
+
+pub fn shm() -> Address {
+    Address::Shm(path("link"))
+}
+
+pub fn udp() -> Address {
+    "udp:127.0.0.1:0".parse().unwrap()
+}
+
+impl Host {
+    /// A node that listens there and is connected to these; returns where it listens, too.
+    pub fn start(listen: &Address, others: &[&Address]) -> (Self, Address) {
+        let node = Arc::new(Node::new("test", 0, 0).unwrap());
+        for other in others {
+            node.add_peer(tombolo_link::connect(other, PATIENCE).unwrap());
+        }
+        let listener = tombolo_node::listen(listen).unwrap();
+        let address = listener.address();
+        let programs = path("programs");
+        let socket = SeqpacketListener::bind(&programs).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut threads = Vec::new();
+        let (serving, stopped) = (node.clone(), stop.clone());
+        threads.push(std::thread::spawn(move || {
+            tombolo_node::serve(&serving, &*listener, &stopped, &|_| {});
+        }));
+        let (receiving, stopped) = (node.clone(), stop.clone());
+        threads.push(std::thread::spawn(move || {
+            tombolo_node::receive_programs(&receiving, &socket, &stopped);
+        }));
+        (Self { node, programs, stop, threads }, address)
+    }
+
+    pub fn domain(&self, number: u16) -> Domain {
+        Domain::open(&self.programs, Some(number)).unwrap()
+    }
+
+    /// A counter of its status.
+    pub fn counter(&self, name: &str) -> u64 {
+        let status = self.node.status();
+        status.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// Two nodes that know each other over a link; each is the other's number 1.
+pub fn pair(listen: &Address) -> [Host; 2] {
+    let (one, address) = Host::start(listen, &[]);
+    let (other, _) = Host::start(&shm(), &[&address]);
+    [one, other]
+}
+
+/// Bytes that nobody else writes.
+pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = vec![0; length];
+    for part in bytes.chunks_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        part.copy_from_slice(&state.to_le_bytes()[..part.len()]);
+    }
+    bytes
+}

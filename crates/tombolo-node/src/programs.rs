@@ -1,0 +1,515 @@
+//! The programs of this node: their domains, channels and memory.
+//!
+//! A program trusts its node; the node trusts no program. What it reads from a
+//! channel page is copied once and checked, a wild doorbell is a descriptor that
+//! fails, and a program that dies takes its domain with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use tombolo_channel::{
+    ChannelPage, Failure, Fate, Grant, MAX_GRANTS, MAX_MESSAGE_BYTES, Message, Reply, Request, SLOTS, Who,
+    decode, encode, from_the_wire, is_read, on_the_wire,
+};
+use tombolo_core::rdma::{Class, Direction, PeerId, PostError, Transfer, TransferError};
+use tombolo_host::event::{self, EventFd};
+use tombolo_host::shared::SharedMemory;
+use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
+use tombolo_wire::{Domain, NackCode};
+
+use crate::ledger;
+use crate::node::{ITSELF, Node};
+
+/// Marks the transfers of programs among the user numbers of the engine.
+const OF_A_PROGRAM: u64 = 1 << 62;
+/// Where the memory of a domain begins.
+const FIRST_ADDRESS: u64 = 1 << 32;
+/// Between two pieces of memory: an address that runs off one is in none.
+const GAP_BYTES: u64 = 1 << 21;
+/// The longest sleep, so that a stop is noticed.
+const NAP: Duration = Duration::from_millis(250);
+
+/// How much programs may have.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramLimits {
+    /// Domains open at once (QOS §3.2.1: 16).
+    pub domains: usize,
+    /// Memory of all of them.
+    pub memory_bytes: u64,
+}
+
+impl Default for ProgramLimits {
+    fn default() -> Self {
+        Self { domains: 16, memory_bytes: 1 << 30 }
+    }
+}
+
+/// Memory of a domain.
+#[derive(Clone, Debug)]
+struct Region {
+    memory: Arc<SharedMemory>,
+    grants: Vec<Grant>,
+}
+
+/// What is to be done with memory, and by whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// The domain it belongs to does what it likes.
+    Own,
+    /// Another reads it.
+    Read(Accessor),
+    /// Another writes it.
+    Write(Accessor),
+}
+
+/// Who reaches for another's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Accessor {
+    /// Which node.
+    pub(crate) peer: PeerId,
+    /// Which program, where that is known: at this node.
+    pub(crate) program: Option<u16>,
+}
+
+impl Accessor {
+    fn is_meant_by(self, who: Who) -> bool {
+        match who {
+            Who::Anyone => true,
+            Who::Program(number) => self.peer == ITSELF && self.program == Some(number),
+            Who::Node(number) => self.peer == PeerId(number),
+        }
+    }
+}
+
+/// An open domain.
+#[derive(Debug)]
+struct ProgramDomain {
+    number: u16,
+    /// Tells it from others that had this number before.
+    life: u32,
+    page: ChannelPage,
+    socket: SeqpacketSocket,
+    regions: RwLock<BTreeMap<u64, Region>>,
+    next_address: Mutex<u64>,
+    /// Channels with a transfer under way.
+    busy: AtomicU64,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    limits: ProgramLimits,
+    domains: RwLock<BTreeMap<u16, Arc<ProgramDomain>>>,
+    memory_bytes: AtomicU64,
+    lives: AtomicU32,
+    /// The engine's loop sleeps on this, too.
+    wake: EventFd,
+    asleep: AtomicBool,
+    counts: Counts,
+}
+
+/// What programs did.
+#[derive(Debug, Default)]
+struct Counts {
+    transfers: AtomicU64,
+    failed: AtomicU64,
+    bells_dropped: AtomicU64,
+    descriptors_refused: AtomicU64,
+}
+
+impl Programs {
+    pub(crate) fn new() -> Result<Self, ledger::LendError> {
+        let wake = EventFd::new().map_err(|errno| ledger::LendError::System(errno.to_string()))?;
+        Ok(Self {
+            limits: ProgramLimits::default(),
+            domains: RwLock::default(),
+            memory_bytes: AtomicU64::new(0),
+            lives: AtomicU32::new(0),
+            wake,
+            asleep: AtomicBool::new(false),
+            counts: Counts::default(),
+        })
+    }
+
+    /// By name, for the node's status.
+    pub(crate) fn counters(&self) -> Vec<(String, u64)> {
+        let open = self.domains.read().len() as u64;
+        let Counts { transfers, failed, bells_dropped, descriptors_refused } = &self.counts;
+        let mut counters = vec![
+            ("programs_domains".to_owned(), open),
+            ("programs_memory_bytes".to_owned(), self.memory_bytes.load(Ordering::Relaxed)),
+        ];
+        for (name, counter) in [
+            ("programs_transfers", transfers),
+            ("programs_transfers_failed", failed),
+            ("programs_bells_dropped", bells_dropped),
+            ("programs_descriptors_refused", descriptors_refused),
+        ] {
+            counters.push((name.to_owned(), counter.load(Ordering::Relaxed)));
+        }
+        counters
+    }
+
+    fn domain(&self, number: u16) -> Option<Arc<ProgramDomain>> {
+        self.domains.read().get(&number).cloned()
+    }
+
+    /// Where an address of a program's domain is, if it may be used so.
+    pub(crate) fn find(
+        &self,
+        domain: Domain,
+        address: u64,
+        length_bytes: u32,
+        how: Use,
+    ) -> Result<(Arc<SharedMemory>, usize), NackCode> {
+        let domain =
+            from_the_wire(domain).and_then(|number| self.domain(number)).ok_or(NackCode::NoContext)?;
+        let regions = domain.regions.read();
+        let (start, region) = regions.range(..=address).next_back().ok_or(NackCode::DecodeError)?;
+        let offset = address - start;
+        let end = offset.checked_add(length_bytes.into()).ok_or(NackCode::DecodeError)?;
+        if end > region.memory.len() as u64 {
+            return Err(NackCode::DecodeError);
+        }
+        let allowed = match how {
+            Use::Own => true,
+            Use::Read(by) => region.grants.iter().any(|grant| grant.read && by.is_meant_by(grant.who)),
+            Use::Write(by) => region.grants.iter().any(|grant| grant.write && by.is_meant_by(grant.who)),
+        };
+        if allowed { Ok((region.memory.clone(), offset as usize)) } else { Err(NackCode::DomainMismatch) }
+    }
+
+    /// The descriptor that the engine's loop sleeps on beside its links.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// The engine's loop is about to sleep. True: somebody rang, so it must not.
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.asleep.store(true, Ordering::SeqCst);
+        self.domains.read().values().filter(|domain| domain.page.fall_asleep()).count() > 0
+    }
+
+    /// It is awake.
+    pub(crate) fn wake_up(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+        let _ = self.wake.drain();
+        for domain in self.domains.read().values() {
+            domain.page.wake_up();
+        }
+    }
+
+    /// A transfer of a program has ended. False: it is nobody's here.
+    pub(crate) fn completed(&self, user: u64, result: Result<(), TransferError>) -> bool {
+        if user & OF_A_PROGRAM == 0 {
+            return false;
+        }
+        let (slot, life, number) = (user as usize % SLOTS, (user >> 8) as u32, (user >> 40) as u16);
+        let Some(domain) = self.domain(number).filter(|domain| domain.life == life) else { return true };
+        let failure = result.err().map(failure_of);
+        if failure.is_some() {
+            self.counts.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        domain.end(slot, if failure.is_some() { Fate::Failed } else { Fate::Complete }, failure);
+        true
+    }
+
+    /// The program whose transfer that is.
+    pub(crate) fn poster(user: u64) -> Option<u16> {
+        (user & OF_A_PROGRAM != 0).then_some((user >> 40) as u16 & 0x7FFF)
+    }
+
+    fn open(
+        &self,
+        number: Option<u16>,
+        socket: SeqpacketSocket,
+    ) -> Result<Arc<ProgramDomain>, (SeqpacketSocket, String)> {
+        let mut domains = self.domains.write();
+        let chosen = match number {
+            Some(number) if !tombolo_channel::DOMAINS.contains(&number) => {
+                return Err((
+                    socket,
+                    format!("domain {number} is none: they go from 1 to {}", tombolo_channel::DOMAINS.end()),
+                ));
+            }
+            Some(number) if domains.contains_key(&number) => {
+                return Err((socket, format!("domain {number} belongs to another program")));
+            }
+            Some(number) => Some(number),
+            None => tombolo_channel::DOMAINS.rev().find(|number| !domains.contains_key(number)),
+        };
+        let Some(number) = chosen.filter(|_| domains.len() < self.limits.domains) else {
+            return Err((socket, format!("all {} domains of this node are open", self.limits.domains)));
+        };
+        let page = match ChannelPage::create() {
+            Ok(page) => page,
+            Err(error) => return Err((socket, error.to_string())),
+        };
+        let domain = Arc::new(ProgramDomain {
+            number,
+            life: self.lives.fetch_add(1, Ordering::Relaxed),
+            page,
+            socket,
+            regions: RwLock::default(),
+            next_address: Mutex::new(FIRST_ADDRESS),
+            busy: AtomicU64::new(0),
+        });
+        if self.asleep.load(Ordering::SeqCst) {
+            // It learns of the new page when it wakes up.
+            domain.page.fall_asleep();
+        }
+        domains.insert(number, domain.clone());
+        Ok(domain)
+    }
+
+    fn close(&self, domain: &ProgramDomain) {
+        self.domains.write().remove(&domain.number);
+        let bytes: u64 = domain.regions.write().values().map(|region| region.memory.len() as u64).sum();
+        self.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn allocate(
+        &self,
+        domain: &ProgramDomain,
+        bytes: u64,
+        grants: Vec<Grant>,
+    ) -> Result<(u64, Arc<SharedMemory>), String> {
+        if bytes == 0 || !bytes.is_multiple_of(4096) {
+            return Err(format!("{bytes} bytes are not a whole number of pages"));
+        }
+        if grants.len() > MAX_GRANTS {
+            return Err(format!("{} grants are more than {MAX_GRANTS}", grants.len()));
+        }
+        let granted = self.memory_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|used| *used <= self.limits.memory_bytes)
+        });
+        if let Err(used) = granted {
+            let left = self.limits.memory_bytes - used;
+            return Err(format!("{bytes} bytes asked, and this node has {left} left for programs"));
+        }
+        let memory = ledger::allocate(bytes).map_err(|error| {
+            self.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            error.to_string()
+        })?;
+        let memory = Arc::new(memory);
+        let mut next = domain.next_address.lock();
+        let address = *next;
+        *next = (address + bytes).next_multiple_of(GAP_BYTES) + GAP_BYTES;
+        domain.regions.write().insert(address, Region { memory: memory.clone(), grants });
+        Ok((address, memory))
+    }
+}
+
+fn failure_of(error: TransferError) -> Failure {
+    match error {
+        TransferError::PeerUnreachable | TransferError::Incomplete => Failure::Unreachable,
+        TransferError::Refused(code) => Failure::Refused(code),
+        TransferError::Local(code) => Failure::Local(code),
+        _ => Failure::Gone,
+    }
+}
+
+impl ProgramDomain {
+    fn user(&self, slot: usize) -> u64 {
+        OF_A_PROGRAM | u64::from(self.number) << 40 | u64::from(self.life) << 8 | slot as u64
+    }
+
+    fn end(&self, slot: usize, fate: Fate, failure: Option<Failure>) {
+        self.busy.fetch_and(!(1 << slot), Ordering::Relaxed);
+        if self.page.tell(slot, fate, failure) {
+            // A full socket tells the program the same.
+            let _ = self.socket.send(&[&encode(&Message::EndedV1)], &[]);
+        }
+    }
+
+    fn reply(&self, reply: Reply, descriptors: &[BorrowedFd<'_>]) -> Result<(), UnixError> {
+        self.socket.send(&[&encode(&Message::AnswerV1(reply))], descriptors)
+    }
+}
+
+impl Node {
+    /// Posts what programs rang for. Returns how many bells.
+    pub(crate) fn answer_bells(&self) -> usize {
+        let mut count = 0;
+        for domain in self.programs.domains.read().values() {
+            let mut rung = domain.page.take_rung();
+            while rung != 0 {
+                let slot = rung.trailing_zeros() as usize;
+                rung &= rung - 1;
+                count += 1;
+                self.start(domain, slot);
+            }
+        }
+        if count > 0 {
+            self.pump();
+        }
+        count
+    }
+
+    fn start(&self, domain: &ProgramDomain, slot: usize) {
+        let counters = &self.programs.counts;
+        if domain.busy.load(Ordering::Relaxed) >> slot & 1 != 0 {
+            counters.bells_dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let posted = match domain.page.descriptor(slot) {
+            Err(_) => Err(Failure::BadDescriptor),
+            Ok(wanted) => {
+                let (own, other) = (on_the_wire(domain.number), on_the_wire(wanted.target.domain));
+                let peer = PeerId(wanted.target.node);
+                // At home both memories are here: a read is a write the other way round.
+                let (direction, own_domain, domain_there) = match (is_read(slot), peer == ITSELF) {
+                    (false, _) => (Direction::Write, own, other),
+                    (true, false) => (Direction::Read, own, other),
+                    (true, true) => (Direction::Write, other, own),
+                };
+                let transfer = Transfer {
+                    direction,
+                    domain: domain_there,
+                    own_domain,
+                    source_address: wanted.source_address,
+                    destination_address: wanted.destination_address,
+                    size_bytes: wanted.size_bytes,
+                    notification: wanted.notification,
+                    class: wanted.class.map(|class| Class::ALL[usize::from(class.min(2))]),
+                    user: domain.user(slot),
+                };
+                domain.busy.fetch_or(1 << slot, Ordering::Relaxed);
+                let _ = domain.page.tell(slot, Fate::Ongoing, None);
+                match self.post(peer, transfer) {
+                    Ok(()) => Ok(()),
+                    Err(PostError::Full) => return domain.end(slot, Fate::Paused, None),
+                    Err(PostError::UnknownPeer(_)) => Err(Failure::NoSuchNode),
+                    Err(_) => Err(Failure::BadDescriptor),
+                }
+            }
+        };
+        counters.transfers.fetch_add(1, Ordering::Relaxed);
+        if let Err(failure) = posted {
+            counters.descriptors_refused.fetch_add(1, Ordering::Relaxed);
+            domain.end(slot, Fate::Failed, Some(failure));
+        }
+    }
+
+    fn answer_program(&self, domain: &ProgramDomain, request: Request) -> Result<(), UnixError> {
+        match request {
+            Request::Open { .. } => domain.reply(Reply::Failed("a domain is open already".into()), &[]),
+            Request::Allocate { bytes, grants } => match self.programs.allocate(domain, bytes, grants) {
+                Ok((address, memory)) => domain.reply(Reply::Allocated { address }, &[memory.as_fd()]),
+                Err(reason) => domain.reply(Reply::Failed(reason), &[]),
+            },
+            Request::Free { address } => {
+                let freed = domain.regions.write().remove(&address);
+                let Some(region) = freed else {
+                    let reason = format!("no memory begins at {address:#x}");
+                    return domain.reply(Reply::Failed(reason), &[]);
+                };
+                self.programs.memory_bytes.fetch_sub(region.memory.len() as u64, Ordering::Relaxed);
+                domain.reply(Reply::Done, &[])
+            }
+            Request::Peers => domain.reply(Reply::Peers(self.peer_statuses()), &[]),
+        }
+    }
+}
+
+/// A connection of the programs' socket.
+enum Caller {
+    /// It has not opened a domain yet.
+    New(SeqpacketSocket),
+    Open(Arc<ProgramDomain>),
+}
+
+impl Caller {
+    fn socket(&self) -> &SeqpacketSocket {
+        match self {
+            Self::New(socket) => socket,
+            Self::Open(domain) => &domain.socket,
+        }
+    }
+}
+
+/// Receives programs at a socket until `stop` says so. On a thread of its own: to allocate takes time.
+pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &AtomicBool) {
+    let mut callers: Vec<Caller> = Vec::new();
+    let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+    while !stop.load(Ordering::Relaxed) {
+        while let Ok(Some(socket)) = listener.accept() {
+            if may_use(&socket) {
+                callers.push(Caller::New(socket));
+            }
+        }
+        let mut gone = BTreeSet::new();
+        for (index, caller) in callers.iter_mut().enumerate() {
+            if !serve_caller(node, caller, &mut buffer) {
+                gone.insert(index);
+            }
+        }
+        for index in gone.into_iter().rev() {
+            if let Caller::Open(domain) = callers.swap_remove(index) {
+                node.programs.close(&domain);
+            }
+        }
+        let mut descriptors: Vec<_> = callers.iter().map(|caller| caller.socket().as_fd()).collect();
+        descriptors.push(listener.as_fd());
+        let _ = event::wait_readable(&descriptors, Some(NAP));
+    }
+    for caller in &callers {
+        if let Caller::Open(domain) = caller {
+            node.programs.close(domain);
+        }
+    }
+}
+
+/// Programs of the node's own user, and of root.
+fn may_use(socket: &SeqpacketSocket) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    socket.peer().is_ok_and(|peer| peer.user_id == own || peer.user_id == 0)
+}
+
+/// Answers what a program has asked by now. False: it is gone, or talks nonsense.
+fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
+    loop {
+        let length = match caller.socket().receive(buffer) {
+            Ok(received) => received.length_bytes,
+            Err(UnixError::WouldBlock) => return true,
+            Err(_) => return false,
+        };
+        let request = match decode(&buffer[..length]) {
+            Some(Message::AskV1(request)) => request,
+            Some(Message::WakeV1) => {
+                let _ = node.programs.wake.signal();
+                continue;
+            }
+            _ => return false,
+        };
+        let answered = match caller {
+            Caller::Open(domain) => node.answer_program(domain, request),
+            Caller::New(socket) => {
+                let Request::Open { domain } = request else { return false };
+                // Its place is taken by the end of a pair that nobody holds.
+                let Ok((placeholder, _)) = SeqpacketSocket::pair() else { return false };
+                match node.programs.open(domain, std::mem::replace(socket, placeholder)) {
+                    Ok(domain) => {
+                        let answer = Reply::Opened { domain: domain.number };
+                        let answered = domain.reply(answer, &[domain.page.as_fd()]);
+                        *caller = Caller::Open(domain);
+                        answered
+                    }
+                    Err((back, reason)) => {
+                        let answer = encode(&Message::AnswerV1(Reply::Failed(reason)));
+                        let answered = back.send(&[&answer], &[]);
+                        *socket = back;
+                        answered
+                    }
+                }
+            }
+        };
+        if answered.is_err() {
+            return false;
+        }
+    }
+}
