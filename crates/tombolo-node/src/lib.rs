@@ -22,7 +22,7 @@ pub use borrow::{BorrowError, Borrowed, status_of};
 pub use control::{Borrower, NodeStatus};
 pub use far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
 pub use ledger::LendError;
-pub use node::{AskError, Node};
+pub use node::{AskError, JoinError, Node};
 pub use programs::{ProgramLimits, receive_programs};
 pub use serve::{PeerEvent, serve};
 pub use tombolo_link::{Address, AddressError, Listener, OpenError, listen};

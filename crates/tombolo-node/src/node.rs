@@ -23,7 +23,7 @@ use tombolo_core::rdma::{
     Retransmission, Time, Transfer, TransferError, Verdict,
 };
 use tombolo_host::shared::{SharedMemory, SharedSpan};
-use tombolo_link::{Link, LinkState, LossReason, SendError};
+use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, SendError};
 use tombolo_wire::{Ack, Checksums, Domain, MAX_HEADER_BYTES, Nack, NackCode, Notification, Packet};
 
 use crate::control::{Borrower, Message, MessageV1, NodeStatus, Reply, Request};
@@ -114,6 +114,20 @@ pub enum AskError {
     /// The link did not take the question.
     #[error("cannot ask: {0}")]
     Send(SendError),
+}
+
+/// Another node was not joined.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// No node there.
+    #[error("{0}")]
+    Open(#[from] OpenError),
+    /// It does not answer.
+    #[error("node {0}: {1}")]
+    Ask(Address, AskError),
+    /// It refused.
+    #[error("node {0} refused: {1}")]
+    Refused(Address, String),
 }
 
 /// A node.
@@ -225,6 +239,17 @@ impl Node {
         peers[index] = Some(peer.clone());
         self.engine.lock().add_peer(self.now(), peer.id);
         peer
+    }
+
+    /// Connects to another node and says who this is.
+    pub fn join(&self, address: &Address, timeout: Duration) -> Result<Arc<Peer>, JoinError> {
+        let peer = self.add_peer(tombolo_link::connect(address, timeout)?);
+        let introduction = Request::Introduce { name: self.name.clone() };
+        match self.ask(&peer, introduction, timeout) {
+            Ok((Reply::Done, _)) => Ok(peer),
+            Ok((other, _)) => Err(JoinError::Refused(address.clone(), format!("{other:?}"))),
+            Err(error) => Err(JoinError::Ask(address.clone(), error)),
+        }
     }
 
     /// All peers.

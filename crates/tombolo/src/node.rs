@@ -1,9 +1,12 @@
 //! `tombolo node`: lend memory until interrupted.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use clap::Args;
+use tombolo_host::unix::SeqpacketListener;
 use tombolo_node::{Address, Node, PeerEvent};
 
 use crate::size::Size;
@@ -18,10 +21,20 @@ pub struct Arguments {
     /// How much memory may be lent.
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     lend: Size,
+    /// Where programs of this machine open domains, to use the RDMA engine: a path for a socket.
+    #[arg(long, value_name = "PATH")]
+    programs: Option<PathBuf>,
+    /// Other nodes to connect to, which programs can then reach; several separated by commas. They are
+    /// numbered from 1, in this order.
+    #[arg(long, value_name = "ADDR", value_delimiter = ',')]
+    peer: Vec<Address>,
     /// What others see this node as; the host's name unless given.
     #[arg(long)]
     name: Option<String>,
 }
+
+/// How long another node may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
@@ -43,7 +56,15 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let name = arguments.name.clone().unwrap_or_else(host_name);
     let listener = tombolo_node::listen(&arguments.listen)?;
     let node = Arc::new(Node::new(&name, arguments.lend.0 / 4096 * 4096, 0)?);
+    for address in &arguments.peer {
+        node.join(address, PATIENCE)?;
+    }
+    let programs = arguments.programs.as_deref().map(SeqpacketListener::bind).transpose()?;
     tombolo_host::process::stop_on_signals(&STOP);
+    let programs = programs.map(|listener| {
+        let node = node.clone();
+        std::thread::spawn(move || tombolo_node::receive_programs(&node, &listener, &STOP))
+    });
     output::line(&format!("node {name} lends {} at {}", arguments.lend, listener.address()));
     tombolo_node::serve(&node, &*listener, &STOP, &|event| match event {
         PeerEvent::Came(Some(process)) => eprintln!("tombolo: process {process} connected"),
@@ -54,6 +75,9 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             eprintln!("tombolo: a borrower is gone ({reason}): {} came back", Size(bytes));
         }
     });
+    if programs.is_some_and(|thread| thread.join().is_err()) {
+        return Err(Failure::new("the thread that receives programs failed"));
+    }
     eprintln!("tombolo: stopped");
     Ok(0)
 }
