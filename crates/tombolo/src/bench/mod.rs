@@ -16,6 +16,7 @@ mod echo;
 mod floor;
 mod paging;
 mod probe;
+mod rdma;
 mod summary;
 mod table;
 mod zram;
@@ -31,6 +32,8 @@ pub struct Arguments {
 enum What {
     /// Page faults and random reads, beside bare userfaultfd and kernel swap on zram.
     Paging(PagingArguments),
+    /// Transfers between programs, beside a cache line's round trip and a copy.
+    Rdma(rdma::Arguments),
     /// The measured program.
     #[command(hide = true)]
     Probe(probe::Arguments),
@@ -69,6 +72,7 @@ pub enum LinkKind {
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     match &arguments.what {
         What::Paging(arguments) => paging::main(arguments.link, arguments.json),
+        What::Rdma(arguments) => rdma::main(arguments),
         What::Probe(arguments) => probe::main(arguments),
         What::Handlers { socket } => floor::handlers(socket),
         What::Echo => echo::respond(),
