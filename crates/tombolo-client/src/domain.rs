@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -35,9 +36,13 @@ struct Channels {
 }
 
 /// A protection domain of this program at its node, and the channels that go with it. All threads
-/// may use it at once. Dropped, or when the program ends, the node takes all of it back.
+/// may use it at once; a clone is the same domain. When the last clone and the last transfer are
+/// dropped, or the program ends, the node takes all of it back.
+#[derive(Clone, Debug)]
+pub struct Domain(Arc<Inner>);
+
 #[derive(Debug)]
-pub struct Domain {
+pub(crate) struct Inner {
     number: u16,
     page: ChannelPage,
     socket: SeqpacketSocket,
@@ -88,26 +93,26 @@ impl Domain {
         let (reply, received) = ask(&socket, &mut buffer, Request::Open { domain: number })?;
         let Reply::Opened { domain: number } = reply else { return Err(OpenError::Nonsense) };
         let page = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
-        Ok(Self {
+        Ok(Self(Arc::new(Inner {
             number,
             page: ChannelPage::open(page)?,
             socket,
             asking: Mutex::new(buffer),
             channels: Mutex::new(Channels { free: u64::MAX, abandoned: 0 }),
             sleepers: AtomicU32::new(0),
-        })
+        })))
     }
 
     /// Its number.
     pub fn number(&self) -> u16 {
-        self.number
+        self.0.number
     }
 
     /// Memory of so many bytes (whole pages of 4096), zeroed, and what others may do with it. With no
     /// grants only this domain's own transfers reach it.
     pub fn allocate(&self, bytes: usize, grants: &[Grant]) -> Result<Memory, OpenError> {
         let request = Request::Allocate { bytes: bytes as u64, grants: grants.to_vec() };
-        let (reply, received) = ask(&self.socket, &mut self.asking.lock(), request)?;
+        let (reply, received) = ask(&self.0.socket, &mut self.0.asking.lock(), request)?;
         let Reply::Allocated { address } = reply else { return Err(OpenError::Nonsense) };
         let descriptor = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
         Ok(Memory::new(SharedMemory::open(descriptor, bytes)?, address))
@@ -116,7 +121,7 @@ impl Domain {
     /// Gives memory back: from now on no transfer reaches it. One that is under way fails.
     pub fn free(&self, memory: Memory) -> Result<(), OpenError> {
         let request = Request::Free { address: memory.address() };
-        match ask(&self.socket, &mut self.asking.lock(), request)?.0 {
+        match ask(&self.0.socket, &mut self.0.asking.lock(), request)?.0 {
             Reply::Done => Ok(()),
             _ => Err(OpenError::Nonsense),
         }
@@ -124,19 +129,19 @@ impl Domain {
 
     /// The nodes that transfers can go to; number 0 is the program's own.
     pub fn peers(&self) -> Result<Vec<PeerStatus>, OpenError> {
-        match ask(&self.socket, &mut self.asking.lock(), Request::Peers)?.0 {
+        match ask(&self.0.socket, &mut self.0.asking.lock(), Request::Peers)?.0 {
             Reply::Peers(peers) => Ok(peers),
             _ => Err(OpenError::Nonsense),
         }
     }
 
     /// Starts a write: from own memory to that of another domain.
-    pub fn write(&self, to: Target, spec: Spec) -> Result<Transfer<'_>, PostError> {
+    pub fn write(&self, to: Target, spec: Spec) -> Result<Transfer, PostError> {
         self.start(WRITE_SLOTS, "writes", to, spec)
     }
 
     /// Starts a read: from the memory of another domain to own memory.
-    pub fn read(&self, from: Target, spec: Spec) -> Result<Transfer<'_>, PostError> {
+    pub fn read(&self, from: Target, spec: Spec) -> Result<Transfer, PostError> {
         self.start(READ_SLOTS, "reads", from, spec)
     }
 
@@ -146,8 +151,8 @@ impl Domain {
         kind: &'static str,
         target: Target,
         spec: Spec,
-    ) -> Result<Transfer<'_>, PostError> {
-        let slot = self.take(mask(slots)).ok_or(PostError::NoChannel(kind))?;
+    ) -> Result<Transfer, PostError> {
+        let slot = self.0.take(mask(slots)).ok_or(PostError::NoChannel(kind))?;
         let descriptor = Descriptor {
             source_address: spec.source_address,
             destination_address: spec.destination_address,
@@ -156,13 +161,15 @@ impl Domain {
             target,
             class: spec.class,
         };
-        if self.page.post(slot, &descriptor) {
+        if self.0.page.post(slot, &descriptor) {
             // A full socket has enough to wake the node in it.
-            let _ = self.socket.send(&[&encode(&Message::WakeV1)], &[]);
+            let _ = self.0.socket.send(&[&encode(&Message::WakeV1)], &[]);
         }
-        Ok(Transfer::new(self, slot))
+        Ok(Transfer::new(self.0.clone(), slot))
     }
+}
 
+impl Inner {
     fn take(&self, kind: u64) -> Option<usize> {
         let mut channels = self.channels.lock();
         if channels.free & kind == 0 {

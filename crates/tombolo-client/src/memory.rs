@@ -32,6 +32,12 @@ impl Memory {
         self.memory.is_empty()
     }
 
+    /// Where it is in this program, while `self` lives. For those who can deal with memory that others
+    /// change.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.memory.as_mut_ptr()
+    }
+
     /// Copies bytes in.
     pub fn write(&self, offset_bytes: usize, bytes: &[u8]) -> Result<(), SharedMemoryError> {
         self.memory.span_mut(offset_bytes, bytes.len())?.copy_from(SharedSpan::from(bytes));

@@ -1,11 +1,12 @@
 //! One transfer, from its start to its end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tombolo_channel::Status;
 use tombolo_wire::Notification;
 
-use crate::domain::Domain;
+use crate::domain::Inner;
 use crate::error::WaitError;
 
 /// What is to be moved. All addresses are those of [`crate::Memory::address`] and on.
@@ -40,13 +41,13 @@ impl Spec {
 /// A transfer under way. Dropped, it goes on, and its channel is free again when it has ended.
 #[derive(Debug)]
 #[must_use = "a transfer that nobody waits for may fail unnoticed"]
-pub struct Transfer<'a> {
-    domain: &'a Domain,
+pub struct Transfer {
+    domain: Arc<Inner>,
     slot: usize,
 }
 
-impl<'a> Transfer<'a> {
-    pub(crate) fn new(domain: &'a Domain, slot: usize) -> Self {
+impl Transfer {
+    pub(crate) fn new(domain: Arc<Inner>, slot: usize) -> Self {
         Self { domain, slot }
     }
 
@@ -55,8 +56,9 @@ impl<'a> Transfer<'a> {
         self.domain.page().status(self.slot)
     }
 
-    /// Waits for its end: polls for a moment, then sleeps.
-    pub fn wait(self, timeout: Duration) -> Result<(), WaitError> {
+    /// Waits for its end: polls for a moment, then sleeps. May be called again after
+    /// [`WaitError::TimedOut`].
+    pub fn wait(&self, timeout: Duration) -> Result<(), WaitError> {
         match self.domain.wait_for(self.slot, timeout)? {
             Status::Finished => Ok(()),
             Status::FinishedWithError(failure) => Err(failure.into()),
@@ -66,7 +68,7 @@ impl<'a> Transfer<'a> {
     }
 }
 
-impl Drop for Transfer<'_> {
+impl Drop for Transfer {
     fn drop(&mut self) {
         self.domain.give_back(self.slot);
     }

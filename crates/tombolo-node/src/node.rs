@@ -384,7 +384,7 @@ impl Node {
                 None => break,
                 Some(Action::SendBlock(block)) if block.peer == ITSELF => {
                     looped_bytes += u64::from(block.length_bytes);
-                    self.loop_back(block);
+                    self.loop_back(now, block);
                     continue;
                 }
                 Some(Action::Send { peer: ITSELF, packet }) => {
@@ -505,7 +505,7 @@ impl Node {
     }
 
     /// A block between two programs here: one copy, answered at once.
-    fn loop_back(&self, block: &Block) {
+    fn loop_back(&self, now: Time, block: &Block) {
         let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
         let answer = match self.copy_here(block) {
             Ok(()) => {
@@ -514,7 +514,7 @@ impl Node {
             }
             Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
         };
-        let _ = self.engine.lock().handle(self.now(), ITSELF, &answer);
+        let _ = self.engine.lock().handle(now, ITSELF, &answer);
     }
 
     fn copy_here(&self, block: &Block) -> Result<(), NackCode> {

@@ -14,8 +14,12 @@ use crate::node::{Node, Peer};
 
 /// How long to poll after the last packet.
 const POLL: Duration = Duration::from_micros(60);
-/// While polling, one round in so many looks at the clock, the timers, and for newcomers.
+/// While polling, one round in so many looks at the clock and the timers.
 const CHORES_ROUNDS: u32 = 16;
+/// One round in so many without work gives way to others.
+const YIELD_ROUNDS: u32 = 4;
+/// How often newcomers are asked for then: to find none costs as much as many rounds.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(1);
 /// Longest sleep, so that a stop is noticed.
 const NAP: Duration = Duration::from_millis(250);
 
@@ -35,7 +39,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
     // Those that this node has connected to by itself.
     let mut peers: Vec<Arc<Peer>> = node.peers();
     let mut last_packet = Instant::now();
-    let mut next_tick = Instant::now();
+    let (mut next_tick, mut next_accept) = (Instant::now(), Instant::now());
     let (mut round, mut polling, mut busy) = (0, false, 0);
     while !stop.load(Ordering::Relaxed) {
         busy += node.answer_bells() + usize::from(node.finish());
@@ -45,11 +49,17 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         round = (round + 1) % CHORES_ROUNDS;
         // While packets may come at any moment, everything else waits for a few rounds.
         if round != 0 && polling {
-            std::hint::spin_loop();
+            if busy == 0 && round.is_multiple_of(YIELD_ROUNDS) {
+                // Whoever is waited for may need this processor.
+                std::thread::yield_now();
+            }
             continue;
         }
-        busy += accept(node, listener, &mut peers, told);
         let now = Instant::now();
+        if now >= next_accept {
+            busy += accept(node, listener, &mut peers, told);
+            next_accept = now + ACCEPT_PAUSE;
+        }
         let mut nap = node.expire().unwrap_or(NAP).min(NAP);
         if now >= next_tick {
             next_tick = node.tick().unwrap_or(now + NAP).min(now + NAP);
@@ -85,6 +95,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         descriptors.extend(peers.iter().map(|peer| peer.link.descriptor()));
         let _ = event::wait_readable(&descriptors, Some(nap));
         node.programs.wake_up();
+        next_accept = now;
     }
 }
 

@@ -230,7 +230,7 @@ impl Bench {
         Ok(Self { _nodes: nodes, near, _far: far, mine, theirs, target })
     }
 
-    fn post(&self, op: Operation, at: usize, size: usize) -> Result<tombolo_client::Transfer<'_>, Failure> {
+    fn post(&self, op: Operation, at: usize, size: usize) -> Result<tombolo_client::Transfer, Failure> {
         let (mine, theirs) = (self.mine.address() + at as u64, self.theirs.address() + at as u64);
         Ok(match op {
             Operation::Write => self.near.write(self.target, Spec::new(mine, theirs, size as u32))?,
