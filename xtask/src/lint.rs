@@ -9,6 +9,7 @@ pub fn main() -> Result<(), String> {
     run(cargo()
         .args(["doc", "--workspace", "--no-deps", "--document-private-items"])
         .env("RUSTDOCFLAGS", "--deny warnings"))?;
+    crate::headers::check()?;
     let home =
         std::env::var("CARGO_HOME").or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")));
     let beside = home.is_ok_and(|home| std::path::Path::new(&home).join("bin/cargo-deny").is_file());

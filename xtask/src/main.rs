@@ -1,9 +1,10 @@
-//! What developers and CI run: `cargo xtask test | lint | ci | bench`.
+//! What developers and CI run: `cargo xtask test | lint | ci | headers | bench`.
 
 use std::process::ExitCode;
 
 mod bench;
 mod command;
+mod headers;
 mod lint;
 mod test;
 
@@ -16,6 +17,7 @@ usage: cargo xtask <task>
                        TOMBOLO_FULL=1: the full sizes, about an hour)
   lint                 formatting, clippy, documentation, licences and advisories
   ci                   both, and nothing may be left out
+  headers              write the header for programs in C from the code
   bench paging         measure, and write bench/RESULTS.md";
 
 fn main() -> ExitCode {
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
         Some("test") => test::main(rest, false),
         Some("lint") => lint::main(),
         Some("ci") => test::main(rest, true).and_then(|()| lint::main()),
+        Some("headers") => headers::write(),
         Some("bench") => bench::main(rest),
         _ => Err(USAGE.to_owned()),
     };

@@ -1,0 +1,313 @@
+/* Tombolo's RDMA engine for programs in C.
+ *
+ * Made from crates/tombolo-c/src/lib.rs by `cargo xtask headers`; do not edit.
+ *
+ * The five steps of QOS 2.3.3.2 are tombolo_open, tombolo_allocate, a tombolo_spec,
+ * tombolo_write or tombolo_read, and tombolo_poll or tombolo_wait. Sizes are in bytes.
+ * Link with -ltombolo_c.
+ */
+
+#ifndef TOMBOLO_H
+#define TOMBOLO_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+/*
+ What became of a call. 0 is success.
+ */
+typedef enum tombolo_result {
+  /*
+   Done.
+   */
+  TOMBOLO_RESULT_OK = 0,
+  /*
+   A null pointer, a path with no end, or a number out of range.
+   */
+  TOMBOLO_RESULT_BAD_ARGUMENT = 1,
+  /*
+   No node answers at the path.
+   */
+  TOMBOLO_RESULT_NO_NODE = 2,
+  /*
+   The connection to the node broke: all its transfers are lost, and the memory with it.
+   */
+  TOMBOLO_RESULT_NODE_GONE = 3,
+  /*
+   It took too long. A transfer goes on.
+   */
+  TOMBOLO_RESULT_TIMED_OUT = 4,
+  /*
+   The node refused: the domain is taken, or there is not so much memory.
+   */
+  TOMBOLO_RESULT_REFUSED = 5,
+  /*
+   All 32 channels of that direction are in use: release transfers that have ended.
+   */
+  TOMBOLO_RESULT_NO_CHANNEL = 6,
+  /*
+   The node has no room for more transfers now; nothing was done. Post it again.
+   */
+  TOMBOLO_RESULT_PAUSED = 7,
+  /*
+   The transfer ended with an error; tombolo_error says which.
+   */
+  TOMBOLO_RESULT_FAILED = 8,
+} tombolo_result;
+
+/*
+ How far a transfer is (QOS Table 2.1).
+ */
+typedef enum tombolo_status {
+  /*
+   Completed successfully.
+   */
+  TOMBOLO_STATUS_FINISHED = 0,
+  /*
+   On its way.
+   */
+  TOMBOLO_STATUS_ONGOING = 1,
+  /*
+   Not begun: the node had no room for it.
+   */
+  TOMBOLO_STATUS_PAUSED = 2,
+  /*
+   Completed unsuccessfully.
+   */
+  TOMBOLO_STATUS_FINISHED_WITH_ERROR = 3,
+} tombolo_status;
+
+/*
+ Who a grant is for.
+ */
+typedef enum tombolo_who {
+  /*
+   Any program of any node that this node is connected to.
+   */
+  TOMBOLO_WHO_ANYONE = 0,
+  /*
+   The program of a domain at the same node.
+   */
+  TOMBOLO_WHO_PROGRAM = 1,
+  /*
+   Any program at another node.
+   */
+  TOMBOLO_WHO_NODE = 2,
+} tombolo_who;
+
+/*
+ A protection domain. May be used by all threads.
+ */
+typedef struct tombolo_domain tombolo_domain;
+
+/*
+ Memory that transfers reach.
+ */
+typedef struct tombolo_memory tombolo_memory;
+
+/*
+ A transfer under way, or over.
+ */
+typedef struct tombolo_transfer tombolo_transfer;
+
+/*
+ What somebody else may do with memory.
+ */
+typedef struct tombolo_grant {
+  /*
+   A `tombolo_who`.
+   */
+  int32_t who;
+  /*
+   The domain or the node, by `who`.
+   */
+  uint32_t number;
+  /*
+   May read.
+   */
+  bool read;
+  /*
+   May write.
+   */
+  bool write;
+} tombolo_grant;
+
+/*
+ The other side of a transfer.
+ */
+typedef struct tombolo_target {
+  /*
+   Which node; 0 is the program's own.
+   */
+  uint32_t node;
+  /*
+   Which domain there.
+   */
+  uint16_t domain;
+} tombolo_target;
+
+/*
+ What is to be moved. All zero but the first three fields is the usual case.
+ */
+typedef struct tombolo_spec {
+  /*
+   Where the bytes are, in the domain they are in.
+   */
+  uint64_t source_address;
+  /*
+   Where they go.
+   */
+  uint64_t destination_address;
+  /*
+   How many: up to 4 GiB - 1.
+   */
+  uint32_t size_bytes;
+  /*
+   0: class of service by what is left of the transfer; 1 high, 2 medium, 3 low.
+   */
+  uint32_t class_hint;
+  /*
+   Whether two words are written at the destination's side after the last byte, the first before
+   the last.
+   */
+  bool notify;
+  /*
+   Where, in the destination's domain.
+   */
+  uint64_t notification_address;
+  /*
+   The first word.
+   */
+  uint64_t first;
+  /*
+   The last word, 8 bytes behind it.
+   */
+  uint64_t last;
+} tombolo_spec;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/*
+ The text of this thread's last error, until its next call. Never null.
+ */
+const char *tombolo_error(void);
+
+/*
+ Opens a domain at the node whose programs' socket is at `path`: of this number (1 to 32767), or
+ of any (0).
+
+ # Safety
+ `path` is a string, `domain` can be written.
+ */
+enum tombolo_result tombolo_open(const char *path, uint16_t number, struct tombolo_domain **domain);
+
+/*
+ Closes a domain when the last transfer of it is released, too. Null is nothing.
+
+ # Safety
+ `domain` came from `tombolo_open` and is not used after this.
+ */
+void tombolo_close(struct tombolo_domain *domain);
+
+/*
+ The domain's number; 0 for null.
+
+ # Safety
+ `domain` is null or open.
+ */
+uint16_t tombolo_number(const struct tombolo_domain *domain);
+
+/*
+ Memory of so many bytes (whole pages of 4096), zeroed, and what others may do with it.
+
+ # Safety
+ `domain` is open, `grants` has `grant_count` entries, `memory` can be written.
+ */
+enum tombolo_result tombolo_allocate(const struct tombolo_domain *domain,
+                                     size_t bytes,
+                                     const struct tombolo_grant *grants,
+                                     size_t grant_count,
+                                     struct tombolo_memory **memory);
+
+/*
+ Gives memory back: from now on no transfer reaches it, and its bytes are not mapped any more.
+
+ # Safety
+ `domain` is open, `memory` came from `tombolo_allocate` of it and is not used after this.
+ */
+enum tombolo_result tombolo_free(const struct tombolo_domain *domain,
+                                 struct tombolo_memory *memory);
+
+/*
+ Where the memory is in this program; null for null. Others may change it, as far as its grants go.
+
+ # Safety
+ `memory` is null or allocated.
+ */
+void *tombolo_data(const struct tombolo_memory *memory);
+
+/*
+ Where the memory begins in the domain: for a `tombolo_spec`, and to tell others. 0 for null.
+
+ # Safety
+ `memory` is null or allocated.
+ */
+uint64_t tombolo_address(const struct tombolo_memory *memory);
+
+/*
+ Starts a write, from own memory to the target's. No system call while the node is awake.
+
+ # Safety
+ `domain` is open, `spec` is valid, `transfer` can be written.
+ */
+enum tombolo_result tombolo_write(const struct tombolo_domain *domain,
+                                  struct tombolo_target target,
+                                  const struct tombolo_spec *spec,
+                                  struct tombolo_transfer **transfer);
+
+/*
+ Starts a read, from the target's memory to own.
+
+ # Safety
+ `domain` is open, `spec` is valid, `transfer` can be written.
+ */
+enum tombolo_result tombolo_read(const struct tombolo_domain *domain,
+                                 struct tombolo_target target,
+                                 const struct tombolo_spec *spec,
+                                 struct tombolo_transfer **transfer);
+
+/*
+ How far a transfer is. No system call. Null is finished with error.
+
+ # Safety
+ `transfer` is null or not released.
+ */
+enum tombolo_status tombolo_poll(const struct tombolo_transfer *transfer);
+
+/*
+ Waits for the end of a transfer, at most so many milliseconds: polls for a moment, then sleeps. It
+ may be called again after `TIMED_OUT`.
+
+ # Safety
+ `transfer` is null or not released.
+ */
+enum tombolo_result tombolo_wait(const struct tombolo_transfer *transfer, uint32_t milliseconds);
+
+/*
+ Releases a transfer's handle; one that is on its way goes on. Null is nothing.
+
+ # Safety
+ `transfer` came from `tombolo_write` or `tombolo_read` and is not used after this.
+ */
+void tombolo_release(struct tombolo_transfer *transfer);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* TOMBOLO_H */

@@ -1,0 +1,88 @@
+//! The examples in C, compiled against the header and the library, and run at a node.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tombolo_host::unix::SeqpacketListener;
+use tombolo_node::{Address, Node};
+
+/// Where the library is: beside this test.
+fn libraries() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_owned()
+}
+
+fn folder() -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("tombolo-c-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn compile(name: &str) -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let program = folder().join(name);
+    let mut command = Command::new("cc");
+    command
+        .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-o"])
+        .arg(&program);
+    command.arg(package.join("examples").join(name).with_extension("c"));
+    command.arg("-I").arg(package.join("include")).arg("-L").arg(libraries());
+    command.arg("-ltombolo_c").arg(format!("-Wl,-rpath,{}", libraries().display()));
+    let output = command.output().expect("the tests need a C compiler (apt-get install gcc)");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program
+}
+
+/// Runs a program at a node of its own.
+fn run(name: &str, arguments: &[&Path]) -> Output {
+    let program = compile(name);
+    let socket = folder().join(format!("{name}-programs"));
+    let node = Arc::new(Node::new("c", 0, 0).unwrap());
+    let listener = tombolo_node::listen(&Address::Shm(folder().join(format!("{name}-link")))).unwrap();
+    let programs = SeqpacketListener::bind(&socket).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| tombolo_node::serve(&node, &*listener, &stop, &|_| {}));
+        scope.spawn(|| tombolo_node::receive_programs(&node, &programs, &stop));
+        let output = Command::new("timeout").arg("60").arg(program).arg(&socket).args(arguments).output();
+        stop.store(true, Ordering::Relaxed);
+        output.unwrap()
+    })
+}
+
+fn said(output: &Output) -> String {
+    let [out, err] =
+        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    assert!(output.status.success(), "{}: {out}{err}", output.status);
+    out
+}
+
+#[test]
+fn ping_pong() {
+    assert!(said(&run("ping_pong", &[])).starts_with("2000 rounds"));
+}
+
+#[test]
+fn key_value() {
+    assert_eq!(said(&run("key_value", &[])), "3000 lookups, 1500 found\n");
+}
+
+#[test]
+fn send_file() {
+    let (from, to) = (folder().join("from"), folder().join("to"));
+    let bytes: Vec<u8> =
+        (0..3_000_001_u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    std::fs::write(&from, &bytes).unwrap();
+    assert_eq!(said(&run("send_file", &[&from, &to])), "3000001 bytes sent\n");
+    assert!(std::fs::read(&to).unwrap() == bytes);
+}
+
+#[test]
+fn errors_are_values_with_a_text() {
+    let program = compile("key_value");
+    let output = Command::new(program).arg("/no/such/socket").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.contains("tombolo_open") && text.contains("tombolo node --programs"), "{text}");
+}
