@@ -1,6 +1,7 @@
 //! Programs at nodes: transfers between domains of one node and of two, over shared memory and
 //! UDP; what is refused; and programs that do their worst.
 
+mod examples;
 mod harness;
 mod hostile;
 mod refused;
