@@ -9,6 +9,7 @@ mod demo;
 mod doctor;
 mod node;
 mod output;
+mod ping;
 mod run;
 mod size;
 mod status;
@@ -42,6 +43,8 @@ enum Command {
     Run(run::Arguments),
     /// Ask a node how it is.
     Status(status::Arguments),
+    /// Measure round trips to a node.
+    Ping(ping::Arguments),
     /// Say what this kernel and these privileges allow.
     Doctor(doctor::Arguments),
     /// Measure what far memory costs on this machine.
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         Command::Node(arguments) => node::main(&arguments),
         Command::Run(arguments) => run::main(arguments),
         Command::Status(arguments) => status::main(&arguments),
+        Command::Ping(arguments) => ping::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Bench(arguments) => bench::main(&arguments),
     };

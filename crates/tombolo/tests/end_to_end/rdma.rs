@@ -1,0 +1,52 @@
+//! The engine for programs, by the command line.
+
+use crate::common::{Lender, Link, Scratch, needs, tombolo};
+
+fn json(arguments: &[&str]) -> serde_json::Value {
+    let outcome = tombolo(arguments);
+    assert_eq!(outcome.code(), 0, "{arguments:?}: {}", outcome.stderr);
+    serde_json::from_slice(&outcome.stdout).expect("JSON")
+}
+
+#[test]
+fn a_node_is_pinged() {
+    needs!();
+    let lender = Lender::start(Link::Shm, "1M");
+    let found =
+        json(&["ping", lender.address(), "--count", "50", "--interval", "0", "--size", "4K", "--json"]);
+    assert_eq!((&found["sent"], &found["answered"]), (&50.into(), &50.into()));
+    assert!(found["median_us"].as_f64().is_some_and(|median| median > 0.0));
+    let text = tombolo(&["ping", lender.address(), "-c", "2", "--interval", "1"]);
+    assert_eq!((text.code(), text.text().lines().count()), (0, 3), "{}", text.text());
+    assert_eq!(lender.status()["lent_bytes"], 0, "the page comes back");
+    tombolo(&["ping", "shm:/no/such/node", "-c", "1"]).assert_one_line(125, "no node answers");
+    tombolo(&["ping", lender.address(), "--size", "5K"]).assert_one_line(125, "4 KiB");
+    let empty = Lender::start(Link::Shm, "0");
+    tombolo(&["ping", empty.address(), "-c", "1"]).assert_one_line(125, "--lend");
+}
+
+#[test]
+fn programs_of_one_node_and_of_two_are_measured() {
+    needs!();
+    for (link, op) in [("loopback", "write"), ("shm", "read")] {
+        let found = json(&["bench", "rdma", "--link", link, "--op", op, "--sizes", "16,64K", "--json"]);
+        let rows = found["rows"].as_array().expect("rows");
+        assert_eq!(rows.len(), 2, "{found}");
+        assert!(rows.iter().all(|row| row["bytes_per_s"].as_f64().is_some_and(|rate| rate > 0.0)), "{found}");
+        assert_eq!(found["floor"]["copies"].as_array().map(Vec::len), Some(2));
+    }
+    tombolo(&["bench", "rdma", "--sizes", "1G"]).assert_one_line(125, "sizes go up to");
+}
+
+#[test]
+fn a_place_for_programs_that_is_none_is_one_error() {
+    let scratch = Scratch::new("programs");
+    let (listen, file) = (format!("shm:{}", scratch.file("node")), scratch.file("file"));
+    std::fs::write(&file, "").unwrap();
+    for (place, text) in [(file.as_str(), "not a socket"), ("/no/such/folder/programs", "/no/such/folder")] {
+        tombolo(&["node", "--listen", &listen, "--lend", "0", "--programs", place])
+            .assert_one_line(125, text);
+    }
+    let peer = tombolo(&["node", "--listen", &listen, "--lend", "0", "--peer", "shm:/no/such/node"]);
+    peer.assert_one_line(125, "no node answers");
+}
