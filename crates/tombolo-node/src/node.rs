@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::PeerStatus;
 use tombolo_core::rdma::{
-    Action, Block, BlockNotification, Completion, Config, Engine, NotificationWrite, PeerId, Placement,
-    Retransmission, Time, Transfer, TransferError, Verdict,
+    Action, Block, BlockNotification, Completion, Config, Direction, Engine, NotificationWrite, PeerId,
+    Placement, Retransmission, Time, Transfer, TransferError, Verdict,
 };
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, SendError};
@@ -507,7 +507,22 @@ impl Node {
     /// A block between two programs here: one copy, answered at once.
     fn loop_back(&self, now: Time, block: &Block) {
         let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
-        let answer = match self.copy_here(block) {
+        let part = Transfer {
+            direction: Direction::Write,
+            domain: block.domain,
+            own_domain: block.own_domain,
+            source_address: block.source_address,
+            destination_address: block.destination_address,
+            size_bytes: block.length_bytes,
+            notification: None,
+            class: None,
+            user: block.user,
+        };
+        let words = match &block.notification {
+            BlockNotification::Now(words) => Some(words),
+            BlockNotification::None | BlockNotification::Later => None,
+        };
+        let answer = match self.copy_here(&part, words) {
             Ok(()) => {
                 let bytes_only = block.notification == BlockNotification::Later;
                 Packet::Ack(Ack { transaction, generation, attempt, bytes_only })
@@ -517,22 +532,20 @@ impl Node {
         let _ = self.engine.lock().handle(now, ITSELF, &answer);
     }
 
-    fn copy_here(&self, block: &Block) -> Result<(), NackCode> {
-        let program = Programs::poster(block.user);
+    /// Moves bytes between two programs here, as far as both allow, and then writes the words.
+    pub(crate) fn copy_here(&self, part: &Transfer, words: Option<&Notification>) -> Result<(), NackCode> {
+        let program = Programs::poster(part.user);
         let by = Accessor { peer: ITSELF, program };
         let is_own = |domain| program.is_some() && tombolo_channel::from_the_wire(domain) == program;
-        let read = if is_own(block.own_domain) { Use::Own } else { Use::Read(by) };
-        let write = if is_own(block.domain) { Use::Own } else { Use::Write(by) };
-        let length = block.length_bytes;
-        let (from, source) = self.memory(ITSELF, block.own_domain, block.source_address, length, read)?;
-        let (to, target) = self.memory(ITSELF, block.domain, block.destination_address, length, write)?;
+        let read = if is_own(part.own_domain) { Use::Own } else { Use::Read(by) };
+        let write = if is_own(part.domain) { Use::Own } else { Use::Write(by) };
+        let length = part.size_bytes;
+        let (from, source) = self.memory(ITSELF, part.own_domain, part.source_address, length, read)?;
+        let (to, target) = self.memory(ITSELF, part.domain, part.destination_address, length, write)?;
         let source = from.get().span(source, length as usize).map_err(|_| NackCode::DecodeError)?;
         let target = to.get().span_mut(target, length as usize).map_err(|_| NackCode::DecodeError)?;
         target.copy_from(source);
-        match block.notification {
-            BlockNotification::Now(words) => self.write_words(ITSELF, block.domain, &words, write),
-            BlockNotification::None | BlockNotification::Later => Ok(()),
-        }
+        words.map_or(Ok(()), |words| self.write_words(ITSELF, part.domain, words, write))
     }
 
     /// The words of a transfer between two programs here, apart from its blocks. Blocks here are

@@ -26,6 +26,12 @@ use crate::node::{ITSELF, Node};
 
 /// Marks the transfers of programs among the user numbers of the engine.
 const OF_A_PROGRAM: u64 = 1 << 62;
+/// Marks those of them that stay here.
+const AT_HOME: u64 = 1 << 61;
+/// A transfer that stays here is carried out at once if it is no larger and nothing is under way here.
+const AT_ONCE_BYTES: u32 = 64 * 1024;
+/// So much of that before others get their turn; what is rung for beyond it waits in the queue.
+const AT_ONCE_ALTOGETHER: u32 = 256 * 1024;
 /// Where the memory of a domain begins.
 const FIRST_ADDRESS: u64 = 1 << 32;
 /// Between two pieces of memory: an address that runs off one is in none.
@@ -99,16 +105,21 @@ struct ProgramDomain {
     busy: AtomicU64,
 }
 
+type Domains = BTreeMap<u16, Arc<ProgramDomain>>;
+
 /// All of them.
 #[derive(Debug)]
 pub(crate) struct Programs {
     limits: ProgramLimits,
-    domains: RwLock<BTreeMap<u16, Arc<ProgramDomain>>>,
+    /// Copied when it changes, so that nobody holds the lock while doing something.
+    domains: RwLock<Arc<Domains>>,
     memory_bytes: AtomicU64,
     lives: AtomicU32,
     /// The engine's loop sleeps on this, too.
     wake: EventFd,
     asleep: AtomicBool,
+    /// Transfers under way between programs here.
+    at_home: AtomicU32,
     counts: Counts,
 }
 
@@ -131,6 +142,7 @@ impl Programs {
             lives: AtomicU32::new(0),
             wake,
             asleep: AtomicBool::new(false),
+            at_home: AtomicU32::new(0),
             counts: Counts::default(),
         })
     }
@@ -152,6 +164,10 @@ impl Programs {
             counters.push((name.to_owned(), counter.load(Ordering::Relaxed)));
         }
         counters
+    }
+
+    fn open_domains(&self) -> Arc<Domains> {
+        self.domains.read().clone()
     }
 
     fn domain(&self, number: u16) -> Option<Arc<ProgramDomain>> {
@@ -191,14 +207,14 @@ impl Programs {
     /// The engine's loop is about to sleep. True: somebody rang, so it must not.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
-        self.domains.read().values().filter(|domain| domain.page.fall_asleep()).count() > 0
+        self.open_domains().values().filter(|domain| domain.page.fall_asleep()).count() > 0
     }
 
     /// It is awake.
     pub(crate) fn wake_up(&self) {
         self.asleep.store(false, Ordering::SeqCst);
         let _ = self.wake.drain();
-        for domain in self.domains.read().values() {
+        for domain in self.open_domains().values() {
             domain.page.wake_up();
         }
     }
@@ -207,6 +223,9 @@ impl Programs {
     pub(crate) fn completed(&self, user: u64, result: Result<(), TransferError>) -> bool {
         if user & OF_A_PROGRAM == 0 {
             return false;
+        }
+        if user & AT_HOME != 0 {
+            self.at_home.fetch_sub(1, Ordering::Relaxed);
         }
         let (slot, life, number) = (user as usize % SLOTS, (user >> 8) as u32, (user >> 40) as u16);
         let Some(domain) = self.domain(number).filter(|domain| domain.life == life) else { return true };
@@ -262,12 +281,12 @@ impl Programs {
             // It learns of the new page when it wakes up.
             domain.page.fall_asleep();
         }
-        domains.insert(number, domain.clone());
+        Arc::make_mut(&mut domains).insert(number, domain.clone());
         Ok(domain)
     }
 
     fn close(&self, domain: &ProgramDomain) {
-        self.domains.write().remove(&domain.number);
+        Arc::make_mut(&mut self.domains.write()).remove(&domain.number);
         let bytes: u64 = domain.regions.write().values().map(|region| region.memory.len() as u64).sum();
         self.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -334,14 +353,14 @@ impl ProgramDomain {
 impl Node {
     /// Posts what programs rang for. Returns how many bells.
     pub(crate) fn answer_bells(&self) -> usize {
-        let mut count = 0;
-        for domain in self.programs.domains.read().values() {
+        let (mut count, mut budget) = (0, AT_ONCE_ALTOGETHER);
+        for domain in self.programs.open_domains().values() {
             let mut rung = domain.page.take_rung();
             while rung != 0 {
                 let slot = rung.trailing_zeros() as usize;
                 rung &= rung - 1;
                 count += 1;
-                self.start(domain, slot);
+                self.start(domain, slot, &mut budget);
             }
         }
         if count > 0 {
@@ -350,7 +369,22 @@ impl Node {
         count
     }
 
-    fn start(&self, domain: &ProgramDomain, slot: usize) {
+    /// A lone small transfer between programs here needs no queue (QOS §3.3). None: it is not one.
+    fn at_once(&self, transfer: &Transfer, budget: &mut u32) -> Option<Result<(), Failure>> {
+        let is_small = transfer.size_bytes <= AT_ONCE_BYTES.min(*budget);
+        if !is_small || self.programs.at_home.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        *budget -= transfer.size_bytes;
+        let size = u64::from(transfer.size_bytes);
+        let ends = [(transfer.source_address, size), (transfer.destination_address, size)];
+        if ends.iter().any(|(address, size)| address.checked_add(*size).is_none()) {
+            return Some(Err(Failure::BadDescriptor));
+        }
+        Some(self.copy_here(transfer, transfer.notification.as_ref()).map_err(Failure::Refused))
+    }
+
+    fn start(&self, domain: &ProgramDomain, slot: usize, budget: &mut u32) {
         let counters = &self.programs.counts;
         if domain.busy.load(Ordering::Relaxed) >> slot & 1 != 0 {
             counters.bells_dropped.fetch_add(1, Ordering::Relaxed);
@@ -376,12 +410,29 @@ impl Node {
                     size_bytes: wanted.size_bytes,
                     notification: wanted.notification,
                     class: wanted.class.map(|class| Class::ALL[usize::from(class.min(2))]),
-                    user: domain.user(slot),
+                    user: domain.user(slot) | if peer == ITSELF { AT_HOME } else { 0 },
                 };
+                if peer == ITSELF
+                    && let Some(done) = self.at_once(&transfer, budget)
+                {
+                    counters.transfers.fetch_add(1, Ordering::Relaxed);
+                    let failure = done.err();
+                    if failure.is_some() {
+                        counters.failed.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return domain.end(
+                        slot,
+                        if failure.is_some() { Fate::Failed } else { Fate::Complete },
+                        failure,
+                    );
+                }
                 domain.busy.fetch_or(1 << slot, Ordering::Relaxed);
                 let _ = domain.page.tell(slot, Fate::Ongoing, None);
                 match self.post(peer, transfer) {
-                    Ok(()) => Ok(()),
+                    Ok(()) => {
+                        self.programs.at_home.fetch_add(u32::from(peer == ITSELF), Ordering::Relaxed);
+                        Ok(())
+                    }
                     Err(PostError::Full) => return domain.end(slot, Fate::Paused, None),
                     Err(PostError::UnknownPeer(_)) => Err(Failure::NoSuchNode),
                     Err(_) => Err(Failure::BadDescriptor),
