@@ -93,7 +93,7 @@ impl ChannelPage {
 
     /// The program's: how far a transfer is.
     pub fn status(&self, slot: usize) -> Status {
-        match Fate::from_word(self.done(slot).load(Ordering::Acquire), is_read(slot)) {
+        match Fate::from_word(self.done(slot).load(Ordering::SeqCst), is_read(slot)) {
             Some(Fate::Complete) => Status::Finished,
             Some(Fate::Failed) => {
                 let code = self.word(slot, RESULT_WORD).load(Ordering::Relaxed);
@@ -104,7 +104,7 @@ impl ChannelPage {
         }
     }
 
-    /// The program's: transfers that have ended since the page was made. Wraps.
+    /// The program's: transfers that have ended while it asked to hear of them. Wraps.
     pub fn ended(&self) -> u32 {
         self.short(ENDED).load(Ordering::SeqCst)
     }
@@ -151,12 +151,16 @@ impl ChannelPage {
         if let Some(failure) = failure {
             self.word(slot, RESULT_WORD).store(failure.code(), Ordering::Relaxed);
         }
-        self.done(slot).store(fate.word(is_read(slot)), Ordering::Release);
+        // Sequentially consistent with the program's saying that it waits and looking again.
+        self.done(slot).store(fate.word(is_read(slot)), Ordering::SeqCst);
         if fate == Fate::Ongoing || fate == Fate::Initialised {
             return false;
         }
-        self.short(ENDED).fetch_add(1, Ordering::SeqCst);
         let waiting = self.short(WAITING).load(Ordering::SeqCst);
+        if waiting == Waiting::Polling as u32 {
+            return false;
+        }
+        self.short(ENDED).fetch_add(1, Ordering::SeqCst);
         if waiting & Waiting::Futex as u32 != 0 {
             event::futex_wake(self.short(ENDED), u32::MAX >> 1);
         }
@@ -204,6 +208,8 @@ mod tests {
             assert!(!ours.tell(slot, Fate::Ongoing, None));
             assert_eq!(theirs.status(slot), Status::Ongoing);
             let ended = theirs.ended();
+            assert!(!ours.tell(slot, Fate::Complete, None));
+            assert_eq!((theirs.status(slot), theirs.ended()), (Status::Finished, ended));
             theirs.set_waiting(Waiting::Message);
             assert!(ours.tell(slot, Fate::Failed, Some(Failure::Gone)));
             assert_eq!(

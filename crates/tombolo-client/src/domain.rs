@@ -22,7 +22,9 @@ use crate::transfer::{Spec, Transfer};
 
 /// How long the node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long to poll for the end of a transfer before sleeping.
+/// How long to poll for the end of a transfer without giving way to anybody.
+const SPIN: Duration = Duration::from_micros(2);
+/// How long to poll before sleeping.
 const POLL: Duration = Duration::from_micros(50);
 /// The longest sleep, so that the node's end is noticed.
 const NAP: Duration = Duration::from_millis(100);
@@ -209,14 +211,17 @@ impl Inner {
         let since = Instant::now();
         let mut sleeping = false;
         let status = loop {
-            let ended = self.page.ended();
+            let ended = if sleeping { self.page.ended() } else { 0 };
             let status = self.page.status(slot);
             let waited = since.elapsed();
             if status != Status::Ongoing || waited >= timeout {
                 break Ok(status);
             }
-            if waited < POLL {
+            if waited < SPIN {
                 std::hint::spin_loop();
+            } else if waited < POLL {
+                // The node may need this processor.
+                std::thread::yield_now();
             } else if !sleeping {
                 // Say so, and look again.
                 sleeping = true;

@@ -39,7 +39,7 @@ pub(crate) const BUFFERS: Domain = Domain(0);
 /// This node as its own peer: transfers between its programs.
 pub(crate) const ITSELF: PeerId = PeerId(0);
 /// Bytes copied between programs here before others get their turn.
-const LOOP_BACK_BYTES: u64 = 64 * 1024;
+const LOOP_BACK_BYTES: u64 = 32 * 1024;
 
 /// A reply, and the descriptors that came with it.
 type Answer = (Reply, Vec<OwnedFd>);

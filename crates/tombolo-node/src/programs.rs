@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -30,12 +30,16 @@ const OF_A_PROGRAM: u64 = 1 << 62;
 const AT_HOME: u64 = 1 << 61;
 /// A transfer that stays here is carried out at once if it is no larger and nothing is under way here.
 const AT_ONCE_BYTES: u32 = 64 * 1024;
-/// So much of that before others get their turn; what is rung for beyond it waits in the queue.
+/// So much of that before others get their turn.
 const AT_ONCE_ALTOGETHER: u32 = 256 * 1024;
 /// Where the memory of a domain begins.
 const FIRST_ADDRESS: u64 = 1 << 32;
 /// Between two pieces of memory: an address that runs off one is in none.
 const GAP_BYTES: u64 = 1 << 21;
+/// Connections of programs, those without a domain included.
+const MAX_CALLERS: usize = 256;
+/// Messages of one program before the others get their turn.
+const MESSAGES_AT_ONCE: usize = 16;
 /// The longest sleep, so that a stop is noticed.
 const NAP: Duration = Duration::from_millis(250);
 
@@ -120,6 +124,8 @@ pub(crate) struct Programs {
     asleep: AtomicBool,
     /// Transfers under way between programs here.
     at_home: AtomicU32,
+    /// Whose bells are answered first.
+    turn: AtomicU16,
     counts: Counts,
 }
 
@@ -143,6 +149,7 @@ impl Programs {
             wake,
             asleep: AtomicBool::new(false),
             at_home: AtomicU32::new(0),
+            turn: AtomicU16::new(0),
             counts: Counts::default(),
         })
     }
@@ -353,10 +360,19 @@ impl ProgramDomain {
 impl Node {
     /// Posts what programs rang for. Returns how many bells.
     pub(crate) fn answer_bells(&self) -> usize {
+        let domains = self.programs.open_domains();
         let (mut count, mut budget) = (0, AT_ONCE_ALTOGETHER);
-        for domain in self.programs.open_domains().values() {
+        // Whoever was left for later is first now.
+        let first = self.programs.turn.load(Ordering::Relaxed);
+        for domain in domains.range(first..).chain(domains.range(..first)).map(|(_, domain)| domain) {
             let mut rung = domain.page.take_rung();
             while rung != 0 {
+                if budget == 0 {
+                    let _ = domain.page.ring(rung);
+                    self.programs.turn.store(domain.number, Ordering::Relaxed);
+                    self.pump();
+                    return count;
+                }
                 let slot = rung.trailing_zeros() as usize;
                 rung &= rung - 1;
                 count += 1;
@@ -371,11 +387,11 @@ impl Node {
 
     /// A lone small transfer between programs here needs no queue (QOS §3.3). None: it is not one.
     fn at_once(&self, transfer: &Transfer, budget: &mut u32) -> Option<Result<(), Failure>> {
-        let is_small = transfer.size_bytes <= AT_ONCE_BYTES.min(*budget);
+        let is_small = transfer.size_bytes <= AT_ONCE_BYTES;
         if !is_small || self.programs.at_home.load(Ordering::Relaxed) != 0 {
             return None;
         }
-        *budget -= transfer.size_bytes;
+        *budget = budget.saturating_sub(transfer.size_bytes);
         let size = u64::from(transfer.size_bytes);
         let ends = [(transfer.source_address, size), (transfer.destination_address, size)];
         if ends.iter().any(|(address, size)| address.checked_add(*size).is_none()) {
@@ -489,7 +505,7 @@ pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &A
     let mut buffer = vec![0; MAX_MESSAGE_BYTES];
     while !stop.load(Ordering::Relaxed) {
         while let Ok(Some(socket)) = listener.accept() {
-            if may_use(&socket) {
+            if may_use(&socket) && callers.len() < MAX_CALLERS {
                 callers.push(Caller::New(socket));
             }
         }
@@ -523,7 +539,7 @@ fn may_use(socket: &SeqpacketSocket) -> bool {
 
 /// Answers what a program has asked by now. False: it is gone, or talks nonsense.
 fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
-    loop {
+    for _ in 0..MESSAGES_AT_ONCE {
         let length = match caller.socket().receive(buffer) {
             Ok(received) => received.length_bytes,
             Err(UnixError::WouldBlock) => return true,
@@ -563,4 +579,5 @@ fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
             return false;
         }
     }
+    true
 }
