@@ -16,10 +16,11 @@ mod node;
 mod reads;
 mod serve;
 
-pub use borrow::{BorrowError, Borrowed, status_of};
+pub use borrow::{BorrowError, Borrowed, Borrowing, status_of};
 pub use control::{Borrower, NodeStatus};
 pub use far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
 pub use ledger::LendError;
 pub use node::{AskError, Node};
 pub use serve::{PeerEvent, serve};
-pub use tombolo_link::{Address, AddressError, Listener, OpenError, listen};
+pub use tombolo_link::identity;
+pub use tombolo_link::{Address, AddressError, Listener, OpenError, Security, listen};

@@ -175,8 +175,7 @@ impl Node {
             link.max_packet_bytes().saturating_sub(MAX_HEADER_BYTES).min(16 * 1024) as u32;
         let peer = Arc::new(Peer {
             id: PeerId(index as u32),
-            // A ring in shared memory does not damage bytes.
-            checksums: if link.supports_windows() { Checksums::Off } else { Checksums::On },
+            checksums: if link.protects_integrity() { Checksums::Off } else { Checksums::On },
             max_payload_bytes,
             outgoing: Mutex::new(Vec::new()),
             link,

@@ -7,9 +7,11 @@ use clap::{Parser, Subcommand};
 mod bench;
 mod demo;
 mod doctor;
+mod keygen;
 mod node;
 mod output;
 mod run;
+mod security;
 mod size;
 mod status;
 
@@ -42,6 +44,8 @@ enum Command {
     Run(run::Arguments),
     /// Ask a node how it is.
     Status(status::Arguments),
+    /// Make this machine's key, for UDP links to other machines.
+    Keygen(keygen::Arguments),
     /// Say what this kernel and these privileges allow.
     Doctor(doctor::Arguments),
     /// Measure what far memory costs on this machine.
@@ -91,6 +95,7 @@ fn main() -> ExitCode {
         Command::Node(arguments) => node::main(&arguments),
         Command::Run(arguments) => run::main(arguments),
         Command::Status(arguments) => status::main(&arguments),
+        Command::Keygen(arguments) => keygen::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Bench(arguments) => bench::main(&arguments),
     };

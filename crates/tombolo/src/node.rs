@@ -6,13 +6,14 @@ use std::sync::atomic::AtomicBool;
 use clap::Args;
 use tombolo_node::{Address, Node, PeerEvent};
 
+use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::{Failure, output};
 
 /// Arguments of `tombolo node`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Where to listen: shm:PATH for this machine, udp:HOST:PORT (loopback only, until links are authenticated).
+    /// Where to listen: shm:PATH for this machine, udp:HOST:PORT for others, with keys.
     #[arg(long, value_name = "ADDR")]
     listen: Address,
     /// How much memory may be lent.
@@ -21,6 +22,8 @@ pub struct Arguments {
     /// What others see this node as; the host's name unless given.
     #[arg(long)]
     name: Option<String>,
+    #[command(flatten)]
+    security: SecurityArguments,
 }
 
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -41,7 +44,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         )));
     }
     let name = arguments.name.clone().unwrap_or_else(host_name);
-    let listener = tombolo_node::listen(&arguments.listen)?;
+    let security = arguments.security.of(std::slice::from_ref(&arguments.listen))?;
+    let listener = tombolo_node::listen(&arguments.listen, &security)?;
     let node = Arc::new(Node::new(&name, arguments.lend.0 / 4096 * 4096, 0)?);
     tombolo_host::process::stop_on_signals(&STOP);
     output::line(&format!("node {name} lends {} at {}", arguments.lend, listener.address()));

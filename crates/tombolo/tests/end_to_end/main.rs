@@ -15,3 +15,4 @@ mod failures;
 mod limits;
 mod memory_calls;
 mod programs;
+mod secure;
