@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Node};
+use tombolo_node::{Address, Node, Security};
 
 /// Where the library is: beside this test.
 fn libraries() -> PathBuf {
@@ -39,7 +39,9 @@ fn run(name: &str, arguments: &[&Path]) -> Output {
     let program = compile(name);
     let socket = folder().join(format!("{name}-programs"));
     let node = Arc::new(Node::new("c", 0, 0).unwrap());
-    let listener = tombolo_node::listen(&Address::Shm(folder().join(format!("{name}-link")))).unwrap();
+    let listener =
+        tombolo_node::listen(&Address::Shm(folder().join(format!("{name}-link"))), &Security::Insecure)
+            .unwrap();
     let programs = SeqpacketListener::bind(&socket).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

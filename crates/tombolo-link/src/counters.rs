@@ -48,6 +48,10 @@ counters! {
     pings_sent,
     /// Datagrams that were not ours or made no sense.
     discarded,
+    /// Datagrams of a secure session that were not sealed by the peer, or were changed on the way.
+    forged,
+    /// Datagrams of a secure session that came again.
+    replayed,
     /// Packets that the system refused to send, lost.
     send_failures,
 }

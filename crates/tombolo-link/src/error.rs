@@ -8,6 +8,7 @@ use tombolo_host::shared::SharedMemoryError;
 use tombolo_host::unix::UnixError;
 
 use crate::Address;
+use crate::identity::{KeyFileError, PublicKey};
 
 /// Why a link is no longer up. It never comes back; connect again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -112,11 +113,47 @@ pub enum OpenError {
         /// What it did.
         reason: &'static str,
     },
-    /// UDP between machines needs authentication, which this version does not have.
+    /// Without keys UDP stays on this machine.
     #[error(
-        "udp:{0} is not a loopback address: links are not authenticated yet, so UDP is kept on this machine; use 127.0.0.1 or [::1]"
+        "udp:{0} is not a loopback address, and without keys anyone there could read and write memory: make a key with `tombolo keygen`, list the other node's public key in the file of --allow, and leave out --insecure"
     )]
     NotLoopback(std::net::SocketAddr),
+    /// One side has keys, and the other is insecure.
+    #[error("{}", mismatch(address, *theirs_secure))]
+    SecurityMismatch {
+        /// Where we asked.
+        address: Address,
+        /// Whether it is the other that asks for keys.
+        theirs_secure: bool,
+    },
+    /// The node that answers has proved a key that is not on our list.
+    #[error(
+        "the key of the node at {address} is not on this node's list: if it is the node you mean, add `{key}` to {list}"
+    )]
+    PeerNotAllowed {
+        /// Where we asked.
+        address: Address,
+        /// The key that it has.
+        key: PublicKey,
+        /// Where our list is.
+        list: String,
+    },
+    /// The node that answers does not have our key on its list.
+    #[error(
+        "this node's key is not on the list of the node at {address}: there, add `{key}` to the file of --allow"
+    )]
+    NotOnTheirList {
+        /// Where we asked.
+        address: Address,
+        /// Our key.
+        key: PublicKey,
+    },
+    /// A file of keys cannot be used.
+    #[error(transparent)]
+    Keys(#[from] KeyFileError),
+    /// The handshake failed on our side.
+    #[error("cannot agree on keys: {0}")]
+    Handshake(#[from] snow::Error),
     /// Another process listens there.
     #[error("another process listens at {0}")]
     InUse(Address),
@@ -153,7 +190,52 @@ pub enum AcceptError {
         /// Its version.
         theirs: u8,
     },
+    /// One side has keys, and the other is insecure.
+    #[error(
+        "{}",
+        if *.ours_secure {
+            "a node without keys asked for a link, and this one asks for keys: run that one without --insecure"
+        } else {
+            "a node with keys asked for a link, and this one is --insecure: run both in the same way"
+        }
+    )]
+    SecurityMismatch {
+        /// Whether it is we who ask for keys.
+        ours_secure: bool,
+    },
+    /// The peer has proved a key that is not on our list.
+    #[error(
+        "the key of the node at {from} is not on this node's list: if it may have memory of this one, add `{key}` to {list}"
+    )]
+    PeerNotAllowed {
+        /// Where it asked from.
+        from: std::net::SocketAddr,
+        /// The key that it has.
+        key: PublicKey,
+        /// Where our list is.
+        list: String,
+    },
+    /// The peer does not have our key on its list.
+    #[error(
+        "this node's key is not on the list of the node at {from}, which has `{theirs}`: there, add `{ours}` to the file of --allow"
+    )]
+    NotOnTheirList {
+        /// Where it asked from.
+        from: std::net::SocketAddr,
+        /// Its key.
+        theirs: PublicKey,
+        /// Our key.
+        ours: PublicKey,
+    },
     /// The link could not be made on our side.
     #[error("cannot accept a link: {0}")]
     Open(#[from] OpenError),
+}
+
+fn mismatch(address: &Address, theirs_secure: bool) -> String {
+    if theirs_secure {
+        format!("the node at {address} asks for keys: run this one without --insecure")
+    } else {
+        format!("the node at {address} is --insecure, and this one asks for keys: run both in the same way")
+    }
 }

@@ -2,12 +2,12 @@
 //!
 //! Everything above (the RDMA engine, the node) sees one trait, [`Link`], and says where the peer
 //! is with one [`Address`]; what lies between is shared memory on one machine ([`shm`]) or UDP
-//! between machines ([`udp`]). A link makes no promise about packets except that one arrives whole
+//! between machines ([`udp`]), encrypted between nodes that know each other's keys ([`identity`]). A link makes no promise about packets except that one arrives whole
 //! and unchanged or not at all: it may lose, repeat and reorder them, and the engine above recovers.
 //! Control messages are the other way round: few, small, and each delivered once and in order.
 //!
 //! ```text
-//! listen(address) ─► Listener ─ accept ─► Link ◄──────────► Link ◄─ connect(address, timeout)
+//! listen(address, security) ─► Listener ─ accept ─► Link ◄─► Link ◄─ connect(address, security, timeout)
 //!
 //!   send, send, … flush ─────────── packets ───────────► receive(budget, sink)
 //!   send_control(message, fds) ──── control ───────────► receive_control
@@ -25,6 +25,7 @@ use std::time::Duration;
 mod address;
 mod counters;
 mod error;
+pub mod identity;
 mod link;
 pub mod shm;
 pub mod testing;
@@ -33,6 +34,7 @@ pub mod udp;
 pub use address::{Address, AddressError};
 pub use counters::LinkCounters;
 pub use error::{AcceptError, LinkError, LossReason, OpenError, SendError};
+pub use identity::{AllowList, Identity, KeyPair, PublicKey, Security};
 pub use link::{ControlMessage, Link, LinkState, Listener, MAX_CONTROL_BYTES, PACKET_HEAD_BYTES, Packet};
 /// Bytes to send that another process may write meanwhile.
 pub use tombolo_host::shared::SharedSpan;
@@ -44,18 +46,23 @@ pub use tombolo_host::unix::MAX_DESCRIPTORS;
 /// Both sides must have the same; a mismatch is an error that names both.
 pub const PROTOCOL_VERSION: u8 = 1;
 
-/// Waits for nodes that connect to an address.
-pub fn listen(address: &Address) -> Result<Box<dyn Listener>, OpenError> {
+/// Waits for nodes that connect to an address. `security` is for UDP alone.
+pub fn listen(address: &Address, security: &Security) -> Result<Box<dyn Listener>, OpenError> {
     Ok(match address {
         Address::Shm(path) => Box::new(shm::ShmListener::bind(path)?),
-        Address::Udp(socket_address) => Box::new(udp::UdpListener::bind(*socket_address)?),
+        Address::Udp(socket_address) => Box::new(udp::UdpListener::bind(*socket_address, security)?),
     })
 }
 
 /// Connects to the node that listens at an address, and keeps trying until the time is over.
-pub fn connect(address: &Address, timeout: Duration) -> Result<Arc<dyn Link>, OpenError> {
+/// `security` is for UDP alone.
+pub fn connect(
+    address: &Address,
+    security: &Security,
+    timeout: Duration,
+) -> Result<Arc<dyn Link>, OpenError> {
     Ok(match address {
         Address::Shm(path) => Arc::new(shm::ShmLink::connect(path, timeout)?),
-        Address::Udp(socket_address) => Arc::new(udp::UdpLink::connect(*socket_address, timeout)?),
+        Address::Udp(socket_address) => Arc::new(udp::UdpLink::connect(*socket_address, security, timeout)?),
     })
 }

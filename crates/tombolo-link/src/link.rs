@@ -209,6 +209,10 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// True when descriptors can be passed, so that memory can be shared with the peer.
     fn supports_windows(&self) -> bool;
 
+    /// True when no byte can change between the two ends unnoticed, by accident or by malice: packets
+    /// need no checksums of their own.
+    fn protects_integrity(&self) -> bool;
+
     /// The peer's process on this machine, as the kernel says, where known.
     fn peer_process_id(&self) -> Option<u32> {
         None

@@ -360,6 +360,10 @@ impl Link for ShmLink {
         true
     }
 
+    fn protects_integrity(&self) -> bool {
+        true
+    }
+
     fn peer_process_id(&self) -> Option<u32> {
         self.peer_process_id
     }

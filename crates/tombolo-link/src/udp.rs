@@ -8,16 +8,24 @@
 //! its peer: the kernel finds the session of a datagram, and no thread stands between it and the
 //! node that polls it.
 //!
+//! A secure session, as between machines:
+//!
 //! ```text
 //! connector                                   listener
 //!     │ ── hello (nonce, padded) ───────────────► │ listening socket
-//!     │ ◄─ welcome (nonce, session) ───────────── │ session socket, bound beside it
-//!     │ ── ping (session) ──────────────────────► │ now `accept` returns the link
+//!     │ ◄─ welcome (nonce, session) ───────────── │ the session is a cookie: nothing is kept
+//!     │ ── handshake 1 (session, nonce) ────────► │ the cookie fits: who asks is where it says
+//!     │ ◄─ handshake 2 ────────────────────────── │ session socket, bound beside it
+//!     │ ── handshake 3 ─────────────────────────► │ key on the list: `accept` returns the link
+//!     │ ◄─ accepted, or refused ───────────────── │ from here on everything is sealed
 //!     │ ◄═ packets · control, ack · ping, pong ═►  │
 //!     │ ◄── bye ─────────────────────────────────►│
 //! ```
 //!
-//! Until links are authenticated, only loopback addresses are used.
+//! What the handshake says is in `udp::noise`, how datagrams are sealed in `udp::seal`; such a link
+//! believes nothing that is not sealed, the network's own error messages included. An insecure
+//! session, which is for loopback addresses only, has neither: its peer's first ping follows the
+//! welcome, and `accept` returns the link.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -34,19 +42,27 @@ use tombolo_host::udp::UdpSocket;
 
 use crate::counters::Counters;
 use crate::{
-    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet, SendError,
+    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet, Security,
+    SendError,
 };
 
 mod batch;
 mod control;
+mod cookie;
 mod handshake;
 mod keep_alive;
 mod listener;
+mod noise;
+mod replay;
+mod responder;
+mod seal;
 mod wire;
 
 use batch::{IncomingBatch, OutgoingBatch};
 use control::ControlChannel;
 use keep_alive::{KeepAlive, Verdict};
+use noise::Seals;
+use seal::{COUNTER_BYTES, Opener, SEAL_BYTES, SEALED_HEAD_BYTES, Sealer, TAG_BYTES, Unopened};
 use wire::{FLAG_MORE, HEADER_BYTES, Header, Kind, LENGTH_BYTES, SEQUENCE_BYTES};
 
 pub use listener::UdpListener;
@@ -60,6 +76,27 @@ const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 /// Datagrams other than packets handled in one `receive`, so that a peer cannot keep us there.
 const MAX_OTHERS: usize = 256;
 
+/// What has arrived, and what opens it in a secure session.
+#[derive(Debug)]
+struct Receiving {
+    incoming: IncomingBatch,
+    opener: Option<Opener>,
+}
+
+/// What a handshake has led to.
+#[derive(Debug)]
+struct Session {
+    socket: UdpSocket,
+    /// What has been received already.
+    incoming: IncomingBatch,
+    number: u64,
+    nonce: u64,
+    /// None: insecure.
+    seals: Option<Seals>,
+    /// Whether the peer waits to be told that it is accepted, and asks again if that is lost.
+    to_accept: bool,
+}
+
 /// One end of a UDP link.
 #[derive(Debug)]
 pub struct UdpLink {
@@ -69,7 +106,11 @@ pub struct UdpLink {
     nonce: u64,
     max_packet_bytes: usize,
     sending: Mutex<OutgoingBatch>,
-    receiving: Mutex<IncomingBatch>,
+    receiving: Mutex<Receiving>,
+    /// In a secure session; locked last.
+    sealer: Option<Mutex<Sealer>>,
+    /// The peer may not know yet that it is accepted.
+    to_accept: AtomicBool,
     control: Mutex<ControlChannel>,
     keep_alive: Mutex<KeepAlive>,
     /// When something was last heard, in nanoseconds since `opened`.
@@ -81,33 +122,39 @@ pub struct UdpLink {
     counters: Counters,
 }
 
-/// A refusal for addresses that other machines could reach.
-fn check_loopback(address: SocketAddr) -> Result<(), OpenError> {
-    if address.ip().to_canonical().is_loopback() { Ok(()) } else { Err(OpenError::NotLoopback(address)) }
+/// A refusal to go without protection where other machines could listen or join in.
+fn check_protected(address: SocketAddr, security: &Security) -> Result<(), OpenError> {
+    let safe = address.ip().to_canonical().is_loopback() || matches!(security, Security::Secure(_));
+    if safe { Ok(()) } else { Err(OpenError::NotLoopback(address)) }
 }
 
 impl UdpLink {
     /// Connects to the node that listens at an address, and keeps trying until the time is over.
-    pub fn connect(address: SocketAddr, timeout: Duration) -> Result<Self, OpenError> {
-        check_loopback(address)?;
-        handshake::connect(address, timeout)
+    pub fn connect(address: SocketAddr, security: &Security, timeout: Duration) -> Result<Self, OpenError> {
+        check_protected(address, security)?;
+        handshake::connect(address, security, timeout)
     }
 
-    fn new(socket: UdpSocket, incoming: IncomingBatch, session: u64, nonce: u64) -> Result<Self, OpenError> {
+    fn new(session: Session) -> Result<Self, OpenError> {
+        let Session { socket, incoming, number, nonce, seals, to_accept } = session;
         let system = |errno| OpenError::System { operation: "MTU of the route", errno };
         let datagram_bytes = socket.max_datagram_bytes().map_err(system)?;
-        let around_bytes = HEADER_BYTES + LENGTH_BYTES;
+        let sealed = seals.is_some();
+        let around_bytes = HEADER_BYTES + LENGTH_BYTES + if sealed { SEAL_BYTES } else { 0 };
         let max_packet_bytes = MAX_PACKET_BYTES.min(datagram_bytes.saturating_sub(around_bytes));
         let max_datagram_bytes = datagram_bytes.min(around_bytes + max_packet_bytes + COMPANY_BYTES);
-        let head = Header::new(Kind::Packets, session).encode();
+        let header = Header::new(Kind::Packets, number);
+        let (sealer, opener) = seals.map(|seals| (Mutex::new(seals.sealer), seals.opener)).unzip();
         let opened = Instant::now();
         Ok(Self {
             socket,
-            session,
+            session: number,
             nonce,
             max_packet_bytes,
-            sending: Mutex::new(OutgoingBatch::new(head, max_datagram_bytes)),
-            receiving: Mutex::new(incoming),
+            sending: Mutex::new(OutgoingBatch::new(header, sealed, max_datagram_bytes)),
+            receiving: Mutex::new(Receiving { incoming, opener }),
+            sealer,
+            to_accept: AtomicBool::new(to_accept),
             control: Mutex::new(ControlChannel::new(max_packet_bytes.saturating_sub(SEQUENCE_BYTES))),
             keep_alive: Mutex::new(KeepAlive::new(opened)),
             heard_ns: AtomicU64::new(0),
@@ -130,10 +177,10 @@ impl UdpLink {
 
     fn check(&self) -> Result<(), LossReason> {
         if self.refused.load(Ordering::Relaxed)
-            && let Some(mut incoming) = self.receiving.try_lock()
+            && let Some(mut receiving) = self.receiving.try_lock()
         {
             // A goodbye may wait in the socket, which says more than the refusal.
-            self.pump(&mut incoming);
+            self.pump(&mut receiving);
         }
         self.lost.get().map_or(Ok(()), |reason| Err(*reason))
     }
@@ -150,7 +197,8 @@ impl UdpLink {
 
     /// An error of the socket: the end is near, or a datagram is lost.
     fn failed(&self, errno: Errno) {
-        if errno == Errno::CONNREFUSED {
+        // That nobody is there anyone on the way can say: a secure session waits for silence.
+        if errno == Errno::CONNREFUSED && self.sealer.is_none() {
             self.refused.store(true, Ordering::Relaxed);
         } else {
             self.counters.send_failures.add(1);
@@ -174,7 +222,7 @@ impl UdpLink {
     }
 
     fn flush_locked(&self, batch: &mut OutgoingBatch) {
-        match batch.flush(&self.socket) {
+        match batch.flush(&self.socket, self.sealer.as_ref()) {
             Ok(()) | Err((Errno::AGAIN, _)) => {}
             Err((Errno::CONNREFUSED, _)) => self.failed(Errno::CONNREFUSED),
             Err((_, lost)) => self.counters.send_failures.add(lost as u64),
@@ -184,8 +232,13 @@ impl UdpLink {
     /// Sends a small datagram at once. It may be lost like any other.
     fn send_datagram(&self, header: Header, body: &[&[u8]]) {
         let mut datagram = header.encode().to_vec();
-        for part in body {
-            datagram.extend_from_slice(part);
+        if let Some(sealer) = &self.sealer {
+            datagram.extend_from_slice(&[0; COUNTER_BYTES]);
+            body.iter().for_each(|part| datagram.extend_from_slice(part));
+            datagram.extend_from_slice(&[0; TAG_BYTES]);
+            sealer.lock().seal(&mut datagram, Instant::now());
+        } else {
+            body.iter().for_each(|part| datagram.extend_from_slice(part));
         }
         match self.socket.send(&datagram) {
             Ok(()) | Err(Errno::AGAIN) => {}
@@ -236,9 +289,11 @@ impl UdpLink {
             Kind::Bye => {
                 self.lose(LossReason::ClosedByPeer);
             }
-            // A welcome is the answer to a hello that we repeated.
-            Kind::Pong | Kind::Welcome => {}
-            Kind::Packets | Kind::Reject => self.counters.discarded.add(1),
+            // A welcome or acceptance is the answer to a question that we repeated.
+            Kind::Pong | Kind::Welcome | Kind::Accepted => {}
+            Kind::Packets | Kind::Reject | Kind::Handshake | Kind::Refused => {
+                self.counters.discarded.add(1);
+            }
         }
     }
 
@@ -255,34 +310,82 @@ impl UdpLink {
     }
 
     fn send_welcome(&self) {
-        match self.socket.send(&wire::answer(Kind::Welcome, self.session, self.nonce)) {
+        match self.socket.send(&wire::answer(Kind::Welcome, false, self.session, self.nonce)) {
             Ok(()) | Err(Errno::AGAIN) => {}
             Err(errno) => self.failed(errno),
         }
     }
 
+    /// What the datagram at that range is and where its body lies, opened where the session is
+    /// secure. None: nothing for us, and counted.
+    fn understand(&self, receiving: &mut Receiving, range: &Range<usize>) -> Option<(Header, Range<usize>)> {
+        let Receiving { incoming, opener } = receiving;
+        if let Some(understood) = incoming.understood() {
+            return Some(understood);
+        }
+        let Ok((header, _)) = Header::decode(incoming.datagram(range.clone())) else {
+            self.counters.discarded.add(1);
+            return None;
+        };
+        let body = match opener {
+            None => range.start + HEADER_BYTES..range.end,
+            Some(_) if header.session != self.session || header.kind.is_open() => {
+                self.repeat_acceptance(header);
+                self.counters.discarded.add(1);
+                return None;
+            }
+            Some(opener) => match opener.open(incoming.datagram_mut(range.clone())) {
+                Ok(()) => range.start + SEALED_HEAD_BYTES..range.end - TAG_BYTES,
+                Err(Unopened::Forged) => {
+                    self.counters.forged.add(1);
+                    return None;
+                }
+                Err(Unopened::Replayed) => {
+                    self.counters.replayed.add(1);
+                    return None;
+                }
+            },
+        };
+        if opener.is_some() && self.to_accept.load(Ordering::Relaxed) {
+            // It seals, so it has been told.
+            self.to_accept.store(false, Ordering::Relaxed);
+        }
+        incoming.understand(header, body.clone());
+        Some((header, body))
+    }
+
+    /// A handshake that goes on: the peer has not been told that it is accepted.
+    fn repeat_acceptance(&self, header: Header) {
+        let asked = header.kind == Kind::Handshake && header.session == self.session;
+        if asked && self.to_accept.load(Ordering::Relaxed) {
+            self.send_acceptance();
+        }
+    }
+
+    fn send_acceptance(&self) {
+        self.send_datagram(Header::new(Kind::Accepted, self.session), &[]);
+    }
+
     /// Handles datagrams up to the first packet of the session, which stays; true when there is
     /// one, or anything else of the session came.
-    fn pump(&self, incoming: &mut IncomingBatch) -> bool {
+    fn pump(&self, receiving: &mut Receiving) -> bool {
         let mut alive = false;
         for _ in 0..MAX_OTHERS {
-            let Some(range) = self.next(incoming) else {
+            let Some(range) = self.next(&mut receiving.incoming) else {
                 break;
             };
-            match Header::decode(incoming.datagram(range.clone())) {
-                Ok((header, _)) if header.kind == Kind::Packets && header.session == self.session => {
+            if let Some((header, body)) = self.understand(receiving, &range) {
+                let ours = header.session == self.session;
+                if ours && header.kind == Kind::Packets {
                     return true;
                 }
-                Ok((header, body)) => {
-                    if header.session == self.session {
-                        alive = true;
-                        self.heard();
-                    }
-                    self.handle(header, body);
+                if ours {
+                    alive = true;
+                    self.heard();
                 }
-                Err(_) => self.counters.discarded.add(1),
+                self.handle(header, receiving.incoming.datagram(body));
             }
-            incoming.advance(&range);
+            receiving.incoming.advance(&range);
         }
         alive
     }
@@ -319,16 +422,16 @@ impl Link for UdpLink {
     }
 
     fn receive(&self, budget: usize, sink: &mut dyn FnMut(Packet<'_>)) -> Result<usize, LinkError> {
-        let mut incoming = self.receiving.lock();
+        let mut receiving = self.receiving.lock();
         let (mut count, mut others, mut bytes) = (0, 0, 0);
         while count < budget && others < MAX_OTHERS {
-            let Some(range) = self.next(&mut incoming) else {
+            let Some(range) = self.next(&mut receiving.incoming) else {
                 break;
             };
-            match Header::decode(incoming.datagram(range.clone())) {
-                Ok((header, _)) if header.kind == Kind::Packets && header.session == self.session => {
+            match self.understand(&mut receiving, &range) {
+                Some((header, body)) if header.kind == Kind::Packets && header.session == self.session => {
                     // None: padding, or nonsense that the packets' own checks would not pass.
-                    if let Some(packet) = incoming.packet(&range) {
+                    if let Some(packet) = receiving.incoming.packet(&range, &body) {
                         count += 1;
                         bytes += packet.len() as u64;
                         sink(Packet::from_bytes(packet));
@@ -337,19 +440,16 @@ impl Link for UdpLink {
                     }
                     continue;
                 }
-                Ok((header, body)) => {
+                Some((header, body)) => {
                     others += 1;
                     if header.session == self.session {
                         self.heard();
                     }
-                    self.handle(header, body);
+                    self.handle(header, receiving.incoming.datagram(body));
                 }
-                Err(_) => {
-                    others += 1;
-                    self.counters.discarded.add(1);
-                }
+                None => others += 1,
             }
-            incoming.advance(&range);
+            receiving.incoming.advance(&range);
         }
         if count == 0 {
             self.check()?;
@@ -371,7 +471,7 @@ impl Link for UdpLink {
         Ok(unsent
             || self.lost.get().is_some()
             || self.control.lock().has_message()
-            || self.receiving.lock().has_more())
+            || self.receiving.lock().incoming.has_more())
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
@@ -452,6 +552,10 @@ impl Link for UdpLink {
         false
     }
 
+    fn protects_integrity(&self) -> bool {
+        self.sealer.is_some()
+    }
+
     fn counters(&self) -> LinkCounters {
         self.counters.snapshot()
     }
@@ -459,11 +563,10 @@ impl Link for UdpLink {
 
 impl Drop for UdpLink {
     fn drop(&mut self) {
-        let _ = self.sending.get_mut().flush(&self.socket);
+        let _ = self.sending.get_mut().flush(&self.socket, self.sealer.as_ref());
         if self.lost.get().is_none() {
-            let bye = Header::new(Kind::Bye, self.session).encode();
             // If it is lost, silence will say the same later.
-            let _ = self.socket.send(&bye);
+            self.send_datagram(Header::new(Kind::Bye, self.session), &[]);
         }
     }
 }

@@ -11,7 +11,7 @@ use tombolo_core::rdma::{Direction, PeerId, Transfer, TransferError};
 use tombolo_core::segment::{DEFAULT_STRIPE_BYTES, PathId, Segment, SegmentId, SegmentTable};
 use tombolo_host::event;
 use tombolo_host::shared::SharedMemory;
-use tombolo_link::{Address, Link, LossReason, OpenError};
+use tombolo_link::{Address, Link, LossReason, OpenError, Security};
 use tombolo_wire::Domain;
 
 use crate::control::{NodeStatus, Reply, Request};
@@ -131,10 +131,25 @@ impl std::fmt::Debug for Borrowed {
     }
 }
 
+/// What to borrow, and where.
+#[derive(Debug, Clone, Copy)]
+pub struct Borrowing<'a> {
+    /// Introduces this node.
+    pub name: &'a str,
+    /// The nodes to borrow from.
+    pub lenders: &'a [Address],
+    /// How links to those at UDP addresses are protected.
+    pub security: &'a Security,
+    /// How much altogether; `None`: up to `wish_bytes`, as much as they have.
+    pub bytes: Option<u64>,
+    /// Counts where `bytes` does not.
+    pub wish_bytes: u64,
+}
+
 /// Asks a node how it is.
-pub fn status_of(address: &Address) -> Result<NodeStatus, BorrowError> {
+pub fn status_of(address: &Address, security: &Security) -> Result<NodeStatus, BorrowError> {
     let node = Node::new("status", 0, 0)?;
-    let peer = node.add_peer(tombolo_link::connect(address, PATIENCE)?);
+    let peer = node.add_peer(tombolo_link::connect(address, security, PATIENCE)?);
     ask_status(&node, &peer, address)
 }
 
@@ -184,20 +199,15 @@ fn shares(free: &[u64], total: u64) -> Option<Vec<u64>> {
 }
 
 impl Borrowed {
-    /// Borrows `bytes` altogether from the nodes at these addresses; `None`: up to `wish_bytes`,
-    /// as much as they have. `name` introduces this node.
-    pub fn new(
-        name: &str,
-        addresses: &[Address],
-        bytes: Option<u64>,
-        wish_bytes: u64,
-    ) -> Result<Arc<Self>, BorrowError> {
-        let links = addresses
+    /// Borrows memory from other nodes.
+    pub fn new(borrowing: &Borrowing<'_>) -> Result<Arc<Self>, BorrowError> {
+        let Borrowing { name, lenders, security, bytes, wish_bytes } = *borrowing;
+        let links = lenders
             .iter()
-            .map(|address| Ok(tombolo_link::connect(address, PATIENCE)?))
+            .map(|address| Ok(tombolo_link::connect(address, security, PATIENCE)?))
             .collect::<Result<Vec<_>, BorrowError>>()?;
         let node = Node::new(name, 0, (READ_PAGES + STAGING_PAGES) as usize * PAGE_BYTES as usize)?;
-        Self::over(Arc::new(node), addresses, links, bytes, wish_bytes)
+        Self::over(Arc::new(node), lenders, links, bytes, wish_bytes)
     }
 
     /// The same over links that are up, for a node that may lend as well.

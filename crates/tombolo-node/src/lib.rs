@@ -19,7 +19,7 @@ mod programs;
 mod reads;
 mod serve;
 
-pub use borrow::{BorrowError, Borrowed, status_of};
+pub use borrow::{BorrowError, Borrowed, Borrowing, status_of};
 pub use control::{Borrower, NodeStatus};
 pub use far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
 pub use ledger::LendError;
@@ -27,4 +27,5 @@ pub use node::{AskError, JoinError, Node};
 pub use ping::{MAX_PING_BYTES, PingError, Pinger};
 pub use programs::{ProgramLimits, receive_programs};
 pub use serve::{PeerEvent, serve};
-pub use tombolo_link::{Address, AddressError, Listener, OpenError, listen};
+pub use tombolo_link::identity;
+pub use tombolo_link::{Address, AddressError, Listener, OpenError, Security, listen};

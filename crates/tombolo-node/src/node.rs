@@ -23,7 +23,7 @@ use tombolo_core::rdma::{
     Placement, Retransmission, Time, Transfer, TransferError, Verdict,
 };
 use tombolo_host::shared::{SharedMemory, SharedSpan};
-use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, SendError};
+use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
 use tombolo_wire::{Ack, Checksums, Domain, MAX_HEADER_BYTES, Nack, NackCode, Notification, Packet};
 
 use crate::control::{Borrower, Message, MessageV1, NodeStatus, Reply, Request};
@@ -222,8 +222,7 @@ impl Node {
             link.max_packet_bytes().saturating_sub(MAX_HEADER_BYTES).min(16 * 1024) as u32;
         let peer = Arc::new(Peer {
             id: PeerId(index as u32),
-            // A ring in shared memory does not damage bytes.
-            checksums: if link.supports_windows() { Checksums::Off } else { Checksums::On },
+            checksums: if link.protects_integrity() { Checksums::Off } else { Checksums::On },
             max_payload_bytes,
             outgoing: Mutex::new(Vec::new()),
             link,
@@ -242,8 +241,13 @@ impl Node {
     }
 
     /// Connects to another node and says who this is.
-    pub fn join(&self, address: &Address, timeout: Duration) -> Result<Arc<Peer>, JoinError> {
-        let peer = self.add_peer(tombolo_link::connect(address, timeout)?);
+    pub fn join(
+        &self,
+        address: &Address,
+        security: &Security,
+        timeout: Duration,
+    ) -> Result<Arc<Peer>, JoinError> {
+        let peer = self.add_peer(tombolo_link::connect(address, security, timeout)?);
         let introduction = Request::Introduce { name: self.name.clone() };
         match self.ask(&peer, introduction, timeout) {
             Ok((Reply::Done, _)) => Ok(peer),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tombolo_core::rdma::{Direction, PostError, Transfer, TransferError};
-use tombolo_link::Address;
+use tombolo_link::{Address, Security};
 use tombolo_wire::Domain;
 
 use crate::control::{Reply, Request};
@@ -56,7 +56,7 @@ pub struct Pinger {
 
 impl Pinger {
     /// Connects to a node and borrows a page of it.
-    pub fn new(address: &Address, patience: Duration) -> Result<Self, PingError> {
+    pub fn new(address: &Address, security: &Security, patience: Duration) -> Result<Self, PingError> {
         let node = Arc::new(Node::new("ping", 0, MAX_PING_BYTES as usize)?);
         let (ended, failure) = (Arc::new(AtomicU64::new(0)), Arc::new(parking_lot::Mutex::new(None)));
         let (told, why) = (ended.clone(), failure.clone());
@@ -64,7 +64,7 @@ impl Pinger {
             *why.lock() = result.err();
             told.store(user, Ordering::Release);
         }));
-        let peer = node.join(address, patience)?;
+        let peer = node.join(address, security, patience)?;
         let page = Request::Lend { bytes: MAX_PING_BYTES.into() };
         let segment = match node.ask(&peer, page, patience)?.0 {
             Reply::Lent { segment } => segment,

@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tombolo_host::process::{Span, read_memory};
-use tombolo_node::{Address, Borrowed, FarEvent, FarMemory, Listener, Node, listen, serve};
+use tombolo_node::identity::{AllowList, KeyPair};
+use tombolo_node::{Address, Borrowed, FarEvent, FarMemory, Listener, Node, Security, listen, serve};
 
 const FAR_BYTES: u64 = 32 << 20;
 const BUFFER_BYTES: usize = 4 << 20;
@@ -16,8 +17,8 @@ const WORK: Duration = Duration::from_secs(4);
 /// No progress for so long is a lock-up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn udp_listener() -> (Box<dyn Listener>, Address) {
-    let listener = listen(&"udp:127.0.0.1:0".parse().unwrap()).unwrap();
+fn udp_listener(security: &Security) -> (Box<dyn Listener>, Address) {
+    let listener = listen(&"udp:127.0.0.1:0".parse().unwrap(), security).unwrap();
     let address = listener.address();
     (listener, address)
 }
@@ -25,7 +26,7 @@ fn udp_listener() -> (Box<dyn Listener>, Address) {
 fn shm_listener(name: &str) -> (Box<dyn Listener>, Address) {
     let path = std::env::temp_dir().join(format!("tombolo-mutual-{name}-{}", std::process::id()));
     let address = Address::Shm(path);
-    (listen(&address).unwrap(), address)
+    (listen(&address, &Security::Insecure).unwrap(), address)
 }
 
 /// Copies a page between this process's own addresses by way of the kernel: far
@@ -119,7 +120,7 @@ fn work(far: &Borrowed, seed: u64, end: Instant) -> u64 {
     done
 }
 
-fn both_ways(a: (Box<dyn Listener>, Address), b: (Box<dyn Listener>, Address)) {
+fn both_ways(security: &Security, a: (Box<dyn Listener>, Address), b: (Box<dyn Listener>, Address)) {
     let stop = Arc::new(AtomicBool::new(false));
     let node = |name| Arc::new(Node::new(name, FAR_BYTES, BUFFER_BYTES).unwrap());
     let (node_a, node_b) = (node("a"), node("b"));
@@ -133,7 +134,7 @@ fn both_ways(a: (Box<dyn Listener>, Address), b: (Box<dyn Listener>, Address)) {
         let workers: Vec<_> = [(&node_a, &address_b, 1), (&node_b, &address_a, 2)]
             .map(|(node, lender, seed)| {
                 scope.spawn(move || {
-                    let link = tombolo_link::connect(lender, Duration::from_secs(5)).unwrap();
+                    let link = tombolo_link::connect(lender, security, Duration::from_secs(5)).unwrap();
                     let addresses = [lender.clone()];
                     let far =
                         Borrowed::over(node.clone(), &addresses, vec![link], Some(FAR_BYTES), 0).unwrap();
@@ -156,10 +157,19 @@ fn both_ways(a: (Box<dyn Listener>, Address), b: (Box<dyn Listener>, Address)) {
 
 #[test]
 fn two_nodes_lend_to_each_other_over_udp() {
-    both_ways(udp_listener(), udp_listener());
+    let security = Security::Insecure;
+    both_ways(&security, udp_listener(&security), udp_listener(&security));
+}
+
+#[test]
+fn two_nodes_lend_to_each_other_over_secure_udp() {
+    let keys = KeyPair::generate().unwrap();
+    let allowed = AllowList::Keys(vec![keys.public()]);
+    let security = Security::secure(keys, allowed);
+    both_ways(&security, udp_listener(&security), udp_listener(&security));
 }
 
 #[test]
 fn two_nodes_lend_to_each_other_over_shared_memory() {
-    both_ways(shm_listener("a"), shm_listener("b"));
+    both_ways(&Security::Insecure, shm_listener("a"), shm_listener("b"));
 }

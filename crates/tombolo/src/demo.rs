@@ -185,7 +185,16 @@ fn start_lender(link: Link, directory: &Directory) -> Result<(Child, String), Fa
         Link::Udp => "udp:127.0.0.1:0".to_owned(),
     };
     let mut command = tombolo()?;
-    command.args(["node", "--name", "demo", "--listen", &listen, "--lend", &LEND_BYTES.to_string()]);
+    command.args([
+        "node",
+        "--insecure",
+        "--name",
+        "demo",
+        "--listen",
+        &listen,
+        "--lend",
+        &LEND_BYTES.to_string(),
+    ]);
     let mut lender = Child::start(command, "lender", directory)?;
     let address = lender.address(&STOP)?;
     Ok((lender, address))
@@ -217,7 +226,7 @@ impl Sorting<'_> {
         );
         let (report, output) = (self.directory.file("report.json"), self.directory.file("output"));
         let mut command = tombolo()?;
-        command.args(["run", "--from", self.address, "--local", &local_bytes.to_string()]);
+        command.args(["run", "--insecure", "--from", self.address, "--local", &local_bytes.to_string()]);
         command.args(["--remote", &(LEND_BYTES / 4 * 3).to_string(), "--report"]).arg(&report);
         command.arg("--").arg("sort");
         sort_arguments(&mut command, self.directory, &self.directory.file("input"), &output);

@@ -7,10 +7,12 @@ use clap::{Parser, Subcommand};
 mod bench;
 mod demo;
 mod doctor;
+mod keygen;
 mod node;
 mod output;
 mod ping;
 mod run;
+mod security;
 mod size;
 mod status;
 
@@ -45,6 +47,8 @@ enum Command {
     Status(status::Arguments),
     /// Measure round trips to a node.
     Ping(ping::Arguments),
+    /// Make this machine's key, for UDP links to other machines.
+    Keygen(keygen::Arguments),
     /// Say what this kernel and these privileges allow.
     Doctor(doctor::Arguments),
     /// Measure what far memory costs on this machine.
@@ -95,6 +99,7 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::main(arguments),
         Command::Status(arguments) => status::main(&arguments),
         Command::Ping(arguments) => ping::main(&arguments),
+        Command::Keygen(arguments) => keygen::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Bench(arguments) => bench::main(&arguments),
     };

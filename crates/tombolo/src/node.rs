@@ -9,13 +9,14 @@ use clap::Args;
 use tombolo_host::unix::SeqpacketListener;
 use tombolo_node::{Address, Node, PeerEvent};
 
+use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::{Failure, output};
 
 /// Arguments of `tombolo node`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Where to listen: shm:PATH for this machine, udp:HOST:PORT (loopback only, until links are authenticated).
+    /// Where to listen: shm:PATH for this machine, udp:HOST:PORT for others, with keys.
     #[arg(long, value_name = "ADDR")]
     listen: Address,
     /// How much memory may be lent.
@@ -31,6 +32,8 @@ pub struct Arguments {
     /// What others see this node as; the host's name unless given.
     #[arg(long)]
     name: Option<String>,
+    #[command(flatten)]
+    security: SecurityArguments,
 }
 
 /// How long another node may take to answer.
@@ -54,10 +57,12 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         )));
     }
     let name = arguments.name.clone().unwrap_or_else(host_name);
-    let listener = tombolo_node::listen(&arguments.listen)?;
+    let addresses: Vec<Address> = arguments.peer.iter().chain([&arguments.listen]).cloned().collect();
+    let security = arguments.security.of(&addresses)?;
+    let listener = tombolo_node::listen(&arguments.listen, &security)?;
     let node = Arc::new(Node::new(&name, arguments.lend.0 / 4096 * 4096, 0)?);
     for address in &arguments.peer {
-        node.join(address, PATIENCE)?;
+        node.join(address, &security, PATIENCE)?;
     }
     let programs = arguments.programs.as_deref().map(SeqpacketListener::bind).transpose()?;
     tombolo_host::process::stop_on_signals(&STOP);

@@ -7,6 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use tombolo_node::{Address, MAX_PING_BYTES, Pinger};
 
+use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::{Failure, output};
 
@@ -27,6 +28,8 @@ pub struct Arguments {
     /// Print one JSON object at the end, and nothing else.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    security: SecurityArguments,
 }
 
 /// What all of them come to.
@@ -58,7 +61,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         )));
     };
     tombolo_host::process::stop_on_signals(&STOP);
-    let mut pinger = Pinger::new(&arguments.address, PATIENCE)?;
+    let security = arguments.security.of(std::slice::from_ref(&arguments.address))?;
+    let mut pinger = Pinger::new(&arguments.address, &security, PATIENCE)?;
     for _ in 0..WARM_UP {
         pinger.ping(size, PATIENCE)?;
     }

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use tombolo_node::{Address, Borrowed};
+use tombolo_node::{Address, Borrowed, Borrowing};
 use tombolo_pager::{Finished, LOCAL_LEAST_BYTES, Options, RunError};
 
+use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::{Failure, LIBRARY, doctor};
 
@@ -32,6 +33,8 @@ pub struct Arguments {
     /// Write what happened to this file, as JSON.
     #[arg(long, value_name = "FILE.json")]
     report: Option<PathBuf>,
+    #[command(flatten)]
+    security: SecurityArguments,
     /// The program and its arguments.
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -47,6 +50,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         return Err(RunError::LimitTooSmall(arguments.local.0).into());
     }
     doctor::require_paging()?;
+    let security = arguments.security.of(&arguments.from)?;
     if let Some(report) = &arguments.report {
         // Better now than after hours.
         fs::write(report, "{}\n").map_err(|error| {
@@ -54,9 +58,13 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         })?;
     }
     let name = format!("run {}", Path::new(&program).file_name().unwrap_or(&program).to_string_lossy());
-    let wish = arguments.local.0.saturating_mul(4);
-    let remote = arguments.remote.map(|size| size.0);
-    let borrowed = Borrowed::new(&name, &arguments.from, remote, wish)?;
+    let borrowed = Borrowed::new(&Borrowing {
+        name: &name,
+        lenders: &arguments.from,
+        security: &security,
+        bytes: arguments.remote.map(|size| size.0),
+        wish_bytes: arguments.local.0.saturating_mul(4),
+    })?;
     let options = Options {
         program,
         arguments: command.collect(),

@@ -3,6 +3,7 @@
 use clap::Args;
 use tombolo_node::Address;
 
+use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::{Failure, output};
 
@@ -15,11 +16,14 @@ pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    security: SecurityArguments,
 }
 
 /// Prints the node's status.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let status = tombolo_node::status_of(&arguments.address)?;
+    let security = arguments.security.of(std::slice::from_ref(&arguments.address))?;
+    let status = tombolo_node::status_of(&arguments.address, &security)?;
     if arguments.json {
         output::json(&status)?;
         return Ok(0);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tombolo_client::Domain;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Node};
+use tombolo_node::{Address, Node, Security};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -39,9 +39,9 @@ impl Host {
     pub fn start(listen: &Address, others: &[&Address]) -> (Self, Address) {
         let node = Arc::new(Node::new("test", 0, 0).unwrap());
         for other in others {
-            node.add_peer(tombolo_link::connect(other, PATIENCE).unwrap());
+            node.add_peer(tombolo_link::connect(other, &Security::Insecure, PATIENCE).unwrap());
         }
-        let listener = tombolo_node::listen(listen).unwrap();
+        let listener = tombolo_node::listen(listen, &Security::Insecure).unwrap();
         let address = listener.address();
         let programs = path("programs");
         let socket = SeqpacketListener::bind(&programs).unwrap();

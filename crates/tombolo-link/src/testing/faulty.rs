@@ -214,6 +214,10 @@ impl Link for FaultyLink {
         self.inner.supports_windows()
     }
 
+    fn protects_integrity(&self) -> bool {
+        self.inner.protects_integrity() && self.faults.corruption_per_mille == 0
+    }
+
     fn peer_process_id(&self) -> Option<u32> {
         self.inner.peer_process_id()
     }

@@ -205,6 +205,10 @@ impl Link for MemoryLink {
         true
     }
 
+    fn protects_integrity(&self) -> bool {
+        true
+    }
+
     fn peer_process_id(&self) -> Option<u32> {
         Some(std::process::id())
     }

@@ -1,28 +1,40 @@
 //! Both ends of batching: datagrams gathered to be sent with one call, and a received batch cut up.
 
-use rustix::io::Errno;
 use std::ops::Range;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
 use tombolo_host::shared::SharedSpan;
 use tombolo_host::udp::{MAX_BATCH_BYTES, MAX_SEGMENTS, RECEIVE_BUFFER_BYTES, UdpSocket};
 
-use super::wire::{self, HEADER_BYTES};
+use super::seal::{COUNTER_BYTES, Sealer, TAG_BYTES};
+use super::wire::{self, HEADER_BYTES, Header};
 
 /// A full segment may be padded by one part in so many.
 const PADDING_SHARE: usize = 4;
 
 /// Datagrams of one size that wait to be sent together; the last may be shorter.
 ///
-/// Small packets travel in one datagram: a system call costs more than their bytes.
+/// Small packets travel in one datagram: a system call costs more than their bytes. In a secure
+/// session each datagram has room for its seal from the start, and all are sealed where they lie
+/// before they are sent.
 #[derive(Debug)]
 pub(super) struct OutgoingBatch {
     buffer: Vec<u8>,
-    /// What begins every datagram.
-    head: [u8; HEADER_BYTES],
-    max_datagram_bytes: usize,
+    /// What begins every datagram: the header, and room for the counter if it will be sealed.
+    head: Vec<u8>,
+    /// Room for the proof behind every datagram.
+    tag_bytes: usize,
+    /// Bounds head and packets.
+    max_content_bytes: usize,
+    /// Head and packets of each datagram.
     segment_bytes: usize,
     datagrams: usize,
     /// Where the last datagram begins.
     tail: usize,
+    /// All have their seals: nothing can be added until they are sent.
+    closed: bool,
 }
 
 /// How a packet joins those that wait.
@@ -35,26 +47,39 @@ enum Room {
 }
 
 impl OutgoingBatch {
-    pub(super) fn new(head: [u8; HEADER_BYTES], max_datagram_bytes: usize) -> Self {
-        let buffer = Vec::with_capacity(MAX_BATCH_BYTES);
-        Self { buffer, head, max_datagram_bytes, segment_bytes: 0, datagrams: 0, tail: 0 }
+    pub(super) fn new(header: Header, sealed: bool, max_datagram_bytes: usize) -> Self {
+        let (counter_bytes, tag_bytes) = if sealed { (COUNTER_BYTES, TAG_BYTES) } else { (0, 0) };
+        let mut head = header.encode().to_vec();
+        head.resize(HEADER_BYTES + counter_bytes, 0);
+        Self {
+            buffer: Vec::with_capacity(MAX_BATCH_BYTES),
+            head,
+            tag_bytes,
+            max_content_bytes: max_datagram_bytes.saturating_sub(tag_bytes),
+            segment_bytes: 0,
+            datagrams: 0,
+            tail: 0,
+            closed: false,
+        }
     }
 
     fn room(&self, packet_bytes: usize) -> Option<Room> {
         let entry_bytes = wire::LENGTH_BYTES + packet_bytes;
         let tail_bytes = self.buffer.len() - self.tail;
         match self.datagrams {
+            _ if self.closed => return None,
             0 => return Some(Room::Next),
-            1 if tail_bytes + entry_bytes <= self.max_datagram_bytes => return Some(Room::Tail),
+            1 if tail_bytes + entry_bytes <= self.max_content_bytes => return Some(Room::Tail),
             1 => {}
             _ if tail_bytes + entry_bytes <= self.segment_bytes => return Some(Room::Tail),
             _ => {}
         }
         let segment_bytes = if self.datagrams == 1 { tail_bytes } else { self.segment_bytes };
-        let fits = HEADER_BYTES + entry_bytes <= segment_bytes
+        let content_bytes = self.head.len() + entry_bytes;
+        let fits = content_bytes <= segment_bytes
             && segment_bytes - tail_bytes <= segment_bytes / PADDING_SHARE
             && self.datagrams < MAX_SEGMENTS
-            && self.tail + segment_bytes + HEADER_BYTES + entry_bytes <= MAX_BATCH_BYTES;
+            && self.tail + segment_bytes + content_bytes + 2 * self.tag_bytes <= MAX_BATCH_BYTES;
         fits.then_some(Room::Next)
     }
 
@@ -66,8 +91,8 @@ impl OutgoingBatch {
             None => return false,
             Some(Room::Tail) => {}
             Some(Room::Next) => {
-                if self.datagrams > 1 {
-                    self.buffer.resize(self.tail + self.segment_bytes, 0);
+                if self.datagrams > 0 {
+                    self.buffer.resize(self.tail + self.stride_bytes(), 0);
                 }
                 self.tail = self.buffer.len();
                 self.datagrams += 1;
@@ -87,11 +112,37 @@ impl OutgoingBatch {
         self.datagrams == 0
     }
 
-    /// Sends what waits. What the socket has no room for keeps waiting (`EAGAIN`); after another
-    /// error everything is dropped, and the number of lost datagrams comes with it.
-    pub(super) fn flush(&mut self, socket: &UdpSocket) -> Result<(), (Errno, usize)> {
+    /// From one datagram to the next.
+    fn stride_bytes(&self) -> usize {
+        self.segment_bytes + self.tag_bytes
+    }
+
+    /// Seals all datagrams, once.
+    fn close(&mut self, sealer: &Mutex<Sealer>) {
+        if self.closed || self.is_empty() {
+            return;
+        }
+        self.closed = true;
+        self.buffer.resize(self.buffer.len() + self.tag_bytes, 0);
+        let (now, mut sealer) = (Instant::now(), sealer.lock());
+        for datagram in self.buffer.chunks_mut(self.segment_bytes + self.tag_bytes) {
+            sealer.seal(datagram, now);
+        }
+    }
+
+    /// Sends what waits, sealed if a sealer is there. What the socket has no room for keeps waiting
+    /// (`EAGAIN`); after another error everything is dropped, and the number of lost datagrams comes
+    /// with it.
+    pub(super) fn flush(
+        &mut self,
+        socket: &UdpSocket,
+        sealer: Option<&Mutex<Sealer>>,
+    ) -> Result<(), (Errno, usize)> {
+        if let Some(sealer) = sealer {
+            self.close(sealer);
+        }
         while !self.is_empty() {
-            match socket.send_batch(&self.buffer, self.segment_bytes) {
+            match socket.send_batch(&self.buffer, self.stride_bytes()) {
                 Ok(sent_bytes) => {
                     if sent_bytes >= self.buffer.len() {
                         self.clear();
@@ -100,7 +151,7 @@ impl OutgoingBatch {
                     // Whole datagrams, so the last one is still there.
                     self.buffer.drain(..sent_bytes);
                     self.tail = self.tail.saturating_sub(sent_bytes);
-                    self.datagrams = self.buffer.len().div_ceil(self.segment_bytes);
+                    self.datagrams = self.buffer.len().div_ceil(self.stride_bytes());
                 }
                 Err(Errno::AGAIN) => return Err((Errno::AGAIN, 0)),
                 Err(errno) => {
@@ -115,7 +166,7 @@ impl OutgoingBatch {
 
     fn clear(&mut self) {
         self.buffer.clear();
-        (self.tail, self.datagrams) = (0, 0);
+        (self.tail, self.datagrams, self.closed) = (0, 0, false);
     }
 }
 
@@ -128,12 +179,14 @@ pub(super) struct IncomingBatch {
     next: usize,
     /// How far into the body of the next datagram its packets have been handed out.
     within: usize,
+    /// What the next datagram is and where its body lies, once it has been looked at.
+    understood: Option<(Header, Range<usize>)>,
 }
 
 impl IncomingBatch {
     pub(super) fn new() -> Self {
         let buffer = vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice();
-        Self { buffer, filled_bytes: 0, segment_bytes: 0, next: 0, within: 0 }
+        Self { buffer, filled_bytes: 0, segment_bytes: 0, next: 0, within: 0, understood: None }
     }
 
     /// Whether datagrams are left from the last call.
@@ -163,17 +216,33 @@ impl IncomingBatch {
         &self.buffer[range]
     }
 
+    /// The same, to be opened where it lies.
+    pub(super) fn datagram_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        &mut self.buffer[range]
+    }
+
+    /// What the next datagram has been found to be.
+    pub(super) fn understood(&self) -> Option<(Header, Range<usize>)> {
+        self.understood.clone()
+    }
+
+    /// Notes what the next datagram is and where its body lies, until it is stepped over.
+    pub(super) fn understand(&mut self, header: Header, body: Range<usize>) {
+        self.understood = Some((header, body));
+    }
+
     /// Steps over the datagram that ends there.
     pub(super) fn advance(&mut self, range: &Range<usize>) {
         self.next = range.end;
         self.within = 0;
+        self.understood = None;
     }
 
-    /// The next packet of the datagram at that range, which `peek` gave and which holds packets;
-    /// steps over it. None: it holds no more, or nonsense, and has been stepped over.
-    pub(super) fn packet(&mut self, range: &Range<usize>) -> Option<&[u8]> {
-        let body = range.start + HEADER_BYTES + self.within..range.end;
-        let Some((length_bytes, rest)) = self.buffer.get(body).and_then(wire::split_length) else {
+    /// The next packet of the datagram at that range, which `peek` gave and whose body holds
+    /// packets; steps over it. None: it holds no more, or nonsense, and has been stepped over.
+    pub(super) fn packet(&mut self, range: &Range<usize>, body: &Range<usize>) -> Option<&[u8]> {
+        let left = body.start + self.within..body.end;
+        let Some((length_bytes, rest)) = self.buffer.get(left).and_then(wire::split_length) else {
             self.advance(range);
             return None;
         };
@@ -181,7 +250,7 @@ impl IncomingBatch {
             self.advance(range);
             return None;
         }
-        let start = range.end - rest.len();
+        let start = body.end - rest.len();
         self.within += wire::LENGTH_BYTES + length_bytes;
         if rest.len() == length_bytes {
             self.advance(range);
@@ -192,6 +261,10 @@ impl IncomingBatch {
 
 #[cfg(test)]
 mod tests {
+    use zeroize::Zeroizing;
+
+    use super::super::seal::Opener;
+    use super::super::wire::Kind;
     use super::*;
 
     const MAX_DATAGRAM: usize = 4500;
@@ -201,22 +274,33 @@ mod tests {
     }
 
     /// The packets of a batch, as a receiver finds them, and how many datagrams it has.
-    fn received(batch: &OutgoingBatch) -> (Vec<Vec<u8>>, usize) {
+    fn received(batch: &mut OutgoingBatch) -> (Vec<Vec<u8>>, usize) {
+        let secret = Zeroizing::new([3; 32]);
+        let sealed = batch.tag_bytes > 0;
+        let mut opener = Opener::new(secret.clone());
+        if sealed {
+            batch.close(&Mutex::new(Sealer::new(secret, Instant::now())));
+        }
+        assert!(batch.buffer.len() <= MAX_BATCH_BYTES && batch.stride_bytes() <= MAX_DATAGRAM);
         let mut incoming = IncomingBatch::new();
         incoming.buffer[..batch.buffer.len()].copy_from_slice(&batch.buffer);
-        (incoming.filled_bytes, incoming.segment_bytes) = (batch.buffer.len(), batch.segment_bytes);
+        (incoming.filled_bytes, incoming.segment_bytes) = (batch.buffer.len(), batch.stride_bytes());
         let (mut packets, mut datagrams) = (Vec::new(), 0);
         while incoming.has_more() {
             datagrams += usize::from(incoming.within == 0);
             let end = (incoming.next + incoming.segment_bytes).min(incoming.filled_bytes);
             let range = incoming.next..end;
-            packets.extend(incoming.packet(&range).map(<[u8]>::to_vec));
+            if sealed && incoming.within == 0 {
+                opener.open(incoming.datagram_mut(range.clone())).unwrap();
+            }
+            let body = range.start + batch.head.len()..range.end - batch.tag_bytes;
+            packets.extend(incoming.packet(&range, &body).map(<[u8]>::to_vec));
         }
         (packets, datagrams)
     }
 
-    fn batch_of(lengths: &[usize]) -> (OutgoingBatch, usize) {
-        let mut batch = OutgoingBatch::new([7; HEADER_BYTES], MAX_DATAGRAM);
+    fn batch_of(lengths: &[usize], sealed: bool) -> (OutgoingBatch, usize) {
+        let mut batch = OutgoingBatch::new(Header::new(Kind::Packets, 7), sealed, MAX_DATAGRAM);
         let taken = lengths.iter().enumerate().take_while(|&(number, length)| {
             let bytes = packet(number, *length);
             let (header, payload) = bytes.split_at(length / 3);
@@ -236,15 +320,20 @@ mod tests {
             (vec![4200, 4200, 3900, 4200, 4200], 5),
             (vec![0, 1, 0], 1),
         ] {
-            let (batch, taken) = batch_of(&lengths);
-            assert_eq!(taken, lengths.len(), "{lengths:?}");
-            let sent: Vec<_> = lengths.iter().enumerate().map(|(n, length)| packet(n, *length)).collect();
-            assert_eq!(received(&batch), (sent, datagrams));
+            for sealed in [false, true] {
+                let (mut batch, taken) = batch_of(&lengths, sealed);
+                assert_eq!(taken, lengths.len(), "{lengths:?}");
+                let sent: Vec<_> = lengths.iter().enumerate().map(|(n, length)| packet(n, *length)).collect();
+                assert_eq!(received(&mut batch), (sent, datagrams));
+                assert!(!sealed || !batch.push(&[1], SharedSpan::empty()), "closed");
+            }
         }
-        // Too much padding, too long for the others, and too many.
-        assert_eq!(batch_of(&[4200, 4200, 40, 4200]).1, 3);
-        assert_eq!(batch_of(&[4000, 4100]).1, 1);
-        assert_eq!(batch_of(&[4200; 16]).1, 15);
+        for sealed in [false, true] {
+            // Too much padding, too long for the others, and too many.
+            assert_eq!(batch_of(&[4200, 4200, 40, 4200], sealed).1, 3);
+            assert_eq!(batch_of(&[4000, 4100], sealed).1, 1);
+            assert_eq!(batch_of(&[4200; 16], sealed).1, 15);
+        }
     }
 
     #[test]
@@ -255,18 +344,21 @@ mod tests {
             let range = 0..HEADER_BYTES + body.len();
             incoming.filled_bytes = range.end;
             incoming.segment_bytes = range.end;
-            assert_eq!(incoming.packet(&range), None);
+            assert_eq!(incoming.packet(&range, &(HEADER_BYTES..range.end)), None);
             assert!(!incoming.has_more());
         }
     }
 
     proptest::proptest! {
         #[test]
-        fn what_goes_in_comes_out(lengths in proptest::collection::vec(0..4300_usize, 1..80)) {
-            let (batch, taken) = batch_of(&lengths);
+        fn what_goes_in_comes_out(
+            lengths in proptest::collection::vec(0..4300_usize, 1..80),
+            sealed: bool,
+        ) {
+            let (mut batch, taken) = batch_of(&lengths, sealed);
             let sent: Vec<_> = lengths[..taken].iter().enumerate().map(|(n, len)| packet(n, *len)).collect();
             proptest::prop_assert!(taken > 0);
-            proptest::prop_assert_eq!(received(&batch).0, sent);
+            proptest::prop_assert_eq!(received(&mut batch).0, sent);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The connecting side's handshake: hello, with growing pauses, until welcome.
+//! The connecting side's handshake: each question with growing pauses, until it is answered.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -9,11 +9,13 @@ use tombolo_host::event::wait_readable;
 use tombolo_host::udp::UdpSocket;
 
 use super::batch::IncomingBatch;
-use super::wire::{self, Header, Kind, Malformed};
-use super::{SOCKET_BUFFER_BYTES, UdpLink};
-use crate::{Address, OpenError, PROTOCOL_VERSION};
+use super::noise::{Handshake, Seals};
+use super::wire::{self, FLAG_SECURE, Header, Kind, Malformed};
+use super::{SOCKET_BUFFER_BYTES, Session, UdpLink};
+use crate::identity::Identity;
+use crate::{Address, OpenError, PROTOCOL_VERSION, Security};
 
-/// First and longest pause before hello is said again.
+/// First and longest pause before a question is asked again.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
 /// Bits that nobody can guess.
@@ -25,80 +27,167 @@ pub(super) fn random_u64() -> Result<u64, OpenError> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-pub(super) fn connect(peer: SocketAddr, timeout: Duration) -> Result<UdpLink, OpenError> {
-    let system = |operation| move |errno| OpenError::System { operation, errno };
-    let socket = UdpSocket::connect(peer).map_err(system("UDP socket"))?;
-    socket.set_buffer_bytes(SOCKET_BUFFER_BYTES);
-    let nonce = random_u64()?;
-    let hello = wire::hello(nonce);
-    let deadline = Instant::now() + timeout;
-    let mut incoming = IncomingBatch::new();
-    let mut pause = RETRY_AFTER.0;
-    loop {
-        match socket.send(&hello) {
-            // Refused: what the previous hello met. The node may only be starting.
-            Ok(()) | Err(Errno::AGAIN | Errno::CONNREFUSED) => {}
-            Err(errno) => return Err(system("UDP send")(errno)),
-        }
-        let retry_at = (Instant::now() + pause).min(deadline);
-        if let Some(session) = await_answer(&socket, &mut incoming, nonce, retry_at, peer)? {
-            let link = UdpLink::new(socket, incoming, session, nonce)?;
-            // The first word of the session, which the listener waits for.
-            link.send_datagram(Header::new(Kind::Ping, session), &[]);
-            return Ok(link);
-        }
-        if Instant::now() >= deadline {
-            return Err(OpenError::NoAnswer { address: Address::Udp(peer), waited: timeout });
-        }
-        pause = (pause * 2).min(RETRY_AFTER.1);
-    }
+fn system(operation: &'static str) -> impl Fn(Errno) -> OpenError {
+    move |errno| OpenError::System { operation, errno }
 }
 
-/// The session that a welcome grants, or None when none came in time.
-fn await_answer(
-    socket: &UdpSocket,
-    incoming: &mut IncomingBatch,
-    nonce: u64,
-    until: Instant,
+pub(super) fn connect(
     peer: SocketAddr,
-) -> Result<Option<u64>, OpenError> {
-    loop {
-        match incoming.peek(socket) {
-            Ok(Some(range)) => {
-                let answer = Header::decode(incoming.datagram(range.clone()));
-                let answer = answer.map(|(header, body)| (header, wire::nonce_of(body)));
-                incoming.advance(&range);
-                match answer {
-                    Ok((header, echo)) if header.kind == Kind::Welcome && echo == Some(nonce) => {
-                        return Ok(Some(header.session));
+    security: &Security,
+    timeout: Duration,
+) -> Result<UdpLink, OpenError> {
+    let socket = UdpSocket::connect(peer).map_err(system("UDP socket"))?;
+    socket.set_buffer_bytes(SOCKET_BUFFER_BYTES);
+    let deadline = Instant::now() + timeout;
+    let mut asking = Asking { socket, incoming: IncomingBatch::new(), peer, timeout, deadline };
+    let nonce = random_u64()?;
+    let number = asking.hello(nonce, security.identity().is_some())?;
+    let seals = match security.identity() {
+        Some(identity) => Some(asking.agree(identity, number, nonce)?),
+        None => None,
+    };
+    let secure = seals.is_some();
+    let Asking { socket, incoming, .. } = asking;
+    let link = UdpLink::new(Session { socket, incoming, number, nonce, seals, to_accept: false })?;
+    if !secure {
+        // The first word of the session, which the listener waits for.
+        link.send_datagram(Header::new(Kind::Ping, number), &[]);
+    }
+    Ok(link)
+}
+
+/// A socket on which questions are asked.
+struct Asking {
+    socket: UdpSocket,
+    incoming: IncomingBatch,
+    peer: SocketAddr,
+    timeout: Duration,
+    deadline: Instant,
+}
+
+impl Asking {
+    fn address(&self) -> Address {
+        Address::Udp(self.peer)
+    }
+
+    /// The session that a welcome grants.
+    fn hello(&mut self, nonce: u64, secure: bool) -> Result<u64, OpenError> {
+        let address = self.address();
+        self.ask(&wire::hello(nonce, secure), |datagram| {
+            let answer = Header::decode(datagram).map(|(header, body)| (header, wire::nonce_of(body)));
+            match answer {
+                Ok((header, echo)) if echo == Some(nonce) => {
+                    let theirs_secure = header.flags & FLAG_SECURE != 0;
+                    match header.kind {
+                        Kind::Welcome if theirs_secure == secure => Ok(Some(header.session)),
+                        Kind::Reject if theirs_secure != secure => {
+                            Err(OpenError::SecurityMismatch { address: address.clone(), theirs_secure })
+                        }
+                        _ => Ok(None),
                     }
-                    Err(Malformed::Version { theirs, kind: Some(Kind::Reject) }) => {
-                        return Err(OpenError::VersionMismatch {
-                            address: Address::Udp(peer),
-                            ours: PROTOCOL_VERSION,
-                            theirs,
-                        });
-                    }
-                    // Not an answer to us.
-                    Ok(_) | Err(_) => {}
                 }
-                continue;
+                Err(Malformed::Version { theirs, kind: Some(Kind::Reject) }) => {
+                    let ours = PROTOCOL_VERSION;
+                    Err(OpenError::VersionMismatch { address: address.clone(), ours, theirs })
+                }
+                // Not an answer to us.
+                Ok(_) | Err(_) => Ok(None),
             }
-            Ok(None) => {}
-            Err(Errno::CONNREFUSED) => {
-                // Readable no more: without this pause we would ask as fast as it refuses.
-                std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        })
+    }
+
+    /// The keys of the session, once each side has found the other on its list.
+    fn agree(&mut self, identity: &Identity, session: u64, nonce: u64) -> Result<Seals, OpenError> {
+        let mut handshake = Handshake::initiator(&identity.keys, session, nonce)?;
+        let first = wire::handshake(session, nonce, 1, &handshake.write()?);
+        let of_session = |header: &Header, kind| header.kind == kind && header.session == session;
+        let key = self.ask(&first, |datagram| {
+            let Ok((header, body)) = Header::decode(datagram) else { return Ok(None) };
+            if !of_session(&header, Kind::Handshake) {
                 return Ok(None);
             }
-            Err(errno) => {
-                return Err(OpenError::System { operation: "UDP receive", errno });
+            // What is not genuine is no answer.
+            Ok(wire::handshake_of(body, 2).and_then(|(_, second)| handshake.read_second(second).ok()))
+        })?;
+        let welcome = identity.allowed.allows(&key)?;
+        let (third, mut seals) = handshake.finish_initiator(welcome)?;
+        let third = wire::handshake(session, nonce, 3, &third);
+        let address = self.address();
+        if !welcome {
+            // So that the other side can say why. If it is lost, that one waits in vain.
+            let _ = self.socket.send(&third);
+            return Err(OpenError::PeerNotAllowed { address, key, list: identity.allowed.to_string() });
+        }
+        let accepted = self.ask(&third, |datagram| {
+            let Ok((header, _)) = Header::decode(datagram) else { return Ok(None) };
+            let accepted = of_session(&header, Kind::Accepted);
+            if !accepted && !of_session(&header, Kind::Refused) {
+                return Ok(None);
             }
+            Ok(seals.opener.open(datagram).is_ok().then_some(accepted))
+        })?;
+        if accepted {
+            Ok(seals)
+        } else {
+            Err(OpenError::NotOnTheirList { address, key: identity.keys.public() })
         }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
+    }
+
+    /// Sends a question, again and again, until a datagram answers it.
+    fn ask<T>(
+        &mut self,
+        question: &[u8],
+        mut answer: impl FnMut(&mut [u8]) -> Result<Option<T>, OpenError>,
+    ) -> Result<T, OpenError> {
+        let mut pause = RETRY_AFTER.0;
+        loop {
+            match self.socket.send(question) {
+                // Refused: what the previous question met. The node may only be starting.
+                Ok(()) | Err(Errno::AGAIN | Errno::CONNREFUSED) => {}
+                Err(errno) => return Err(system("UDP send")(errno)),
+            }
+            let retry_at = (Instant::now() + pause).min(self.deadline);
+            if let Some(answer) = self.await_answer(retry_at, &mut answer)? {
+                return Ok(answer);
+            }
+            if Instant::now() >= self.deadline {
+                return Err(OpenError::NoAnswer { address: self.address(), waited: self.timeout });
+            }
+            pause = (pause * 2).min(RETRY_AFTER.1);
         }
-        wait_readable(&[socket.as_fd()], Some(left))
-            .map_err(|errno| OpenError::System { operation: "poll", errno })?;
+    }
+
+    /// The answer, or None when none came in time.
+    fn await_answer<T>(
+        &mut self,
+        until: Instant,
+        answer: &mut impl FnMut(&mut [u8]) -> Result<Option<T>, OpenError>,
+    ) -> Result<Option<T>, OpenError> {
+        loop {
+            match self.incoming.peek(&self.socket) {
+                Ok(Some(range)) => {
+                    let answer = answer(self.incoming.datagram_mut(range.clone()));
+                    self.incoming.advance(&range);
+                    if let Some(answer) = answer? {
+                        return Ok(Some(answer));
+                    }
+                    if Instant::now() < until {
+                        continue;
+                    }
+                }
+                Ok(None) => {}
+                Err(Errno::CONNREFUSED) => {
+                    // Readable no more: without this pause we would ask as fast as it refuses.
+                    std::thread::sleep(until.saturating_duration_since(Instant::now()));
+                    return Ok(None);
+                }
+                Err(errno) => return Err(system("UDP receive")(errno)),
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            wait_readable(&[self.socket.as_fd()], Some(left)).map_err(system("poll"))?;
+        }
     }
 }

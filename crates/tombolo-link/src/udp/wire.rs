@@ -1,18 +1,22 @@
 //! The bytes that begin every datagram of a UDP link.
 //!
 //! ```text
-//!  0        2         3      4       5        8                 16
-//!  │ magic  │ version │ kind │ flags │ zero   │ session         │ body …
+//!  0        2         3      4       5       6      8                 16
+//!  │ magic  │ version │ kind │ flags │ epoch │ zero │ session         │ body …
 //! ```
 //!
-//! All little endian. Magic, version and kind stay where they are in all versions, so that two
+//! All little endian. In a secure session everything but the handshake is sealed (`udp::seal`), and
+//! the header authenticated with it; the epoch says by which key. Magic, version and kind stay where they are in all versions, so that two
 //! releases can always tell each other apart. The session is 64 random bits chosen by the accepting
 //! side: a datagram of an earlier life of the same address does not pass for one of this.
 
+use super::noise::MESSAGE_BYTES;
 use crate::PROTOCOL_VERSION;
 
 /// The header before every body.
 pub(super) const HEADER_BYTES: usize = 16;
+/// Where the header says by which epoch's key its datagram is sealed.
+pub(super) const EPOCH_AT: usize = 5;
 /// A hello is padded to this, and no answer to one is longer: nobody is a target for reflection.
 pub(super) const HELLO_BYTES: usize = 64;
 /// What each packet has before it: its length plus one, so that zero is padding up to the end.
@@ -20,10 +24,17 @@ pub(super) const LENGTH_BYTES: usize = 2;
 /// What a control datagram has between header and text: the sequence number.
 pub(super) const SEQUENCE_BYTES: usize = 4;
 
+/// Every handshake datagram is padded to this, answers and questions alike.
+pub(super) const HANDSHAKE_BYTES: usize = 128;
+/// Which of the handshake's messages it is (1 to 3), and the nonce of the hello.
+const STEP_BYTES: usize = 1 + 8;
+
 const MAGIC: [u8; 2] = *b"Tm";
 
 /// The text goes on in the next control datagram.
 pub(super) const FLAG_MORE: u8 = 1;
+/// In a hello, welcome or reject: its sender wants a secure session.
+pub(super) const FLAG_SECURE: u8 = 2;
 
 /// What a datagram is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +44,7 @@ pub(super) enum Kind {
     Hello = 1,
     /// Grants one; body: the nonce.
     Welcome = 2,
-    /// Refuses one because of its version; body: the nonce.
+    /// Refuses one because of its version, or of what [`FLAG_SECURE`] says; body: the nonce.
     Reject = 3,
     /// Packets; body: each with its length before it, and padding.
     Packets = 4,
@@ -47,9 +58,21 @@ pub(super) enum Kind {
     Pong = 8,
     /// The session is over.
     Bye = 9,
+    /// A message that leads to keys; body: its number, the nonce, the message, padding.
+    Handshake = 10,
+    /// Sealed: the accepting side has found the peer's key on its list.
+    Accepted = 11,
+    /// Sealed: it has not.
+    Refused = 12,
 }
 
 impl Kind {
+    /// Whether it belongs to the time before there are keys; all others are sealed in a secure
+    /// session.
+    pub(super) fn is_open(self) -> bool {
+        matches!(self, Self::Hello | Self::Welcome | Self::Reject | Self::Handshake)
+    }
+
     fn from_byte(byte: u8) -> Option<Self> {
         [
             Self::Hello,
@@ -61,6 +84,9 @@ impl Kind {
             Self::Ping,
             Self::Pong,
             Self::Bye,
+            Self::Handshake,
+            Self::Accepted,
+            Self::Refused,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -101,7 +127,7 @@ impl Header {
     /// The header and what follows it.
     pub(super) fn decode(datagram: &[u8]) -> Result<(Self, &[u8]), Malformed> {
         let (header, body) = datagram.split_first_chunk::<HEADER_BYTES>().ok_or(Malformed::Garbage)?;
-        let [m0, m1, version, kind, flags, _, _, _, session @ ..] = *header;
+        let [m0, m1, version, kind, flags, _epoch, _, _, session @ ..] = *header;
         if [m0, m1] != MAGIC {
             return Err(Malformed::Garbage);
         }
@@ -136,19 +162,48 @@ pub(super) fn split_length(body: &[u8]) -> Option<(usize, &[u8])> {
     Some((usize::from(u16::from_le_bytes(*length)).checked_sub(1)?, rest))
 }
 
-pub(super) fn hello(nonce: u64) -> [u8; HELLO_BYTES] {
+/// What a hello, welcome or reject says of its sender.
+pub(super) fn secure_flag(secure: bool) -> u8 {
+    if secure { FLAG_SECURE } else { 0 }
+}
+
+pub(super) fn hello(nonce: u64, secure: bool) -> [u8; HELLO_BYTES] {
     let mut datagram = [0; HELLO_BYTES];
-    datagram[..HEADER_BYTES].copy_from_slice(&Header::new(Kind::Hello, 0).encode());
+    let header = Header { kind: Kind::Hello, flags: secure_flag(secure), session: 0 };
+    datagram[..HEADER_BYTES].copy_from_slice(&header.encode());
     datagram[HEADER_BYTES..HEADER_BYTES + 8].copy_from_slice(&nonce.to_le_bytes());
     datagram
 }
 
 /// A welcome or a reject.
-pub(super) fn answer(kind: Kind, session: u64, nonce: u64) -> [u8; HEADER_BYTES + 8] {
+pub(super) fn answer(kind: Kind, secure: bool, session: u64, nonce: u64) -> [u8; HEADER_BYTES + 8] {
     let mut datagram = [0; HEADER_BYTES + 8];
-    datagram[..HEADER_BYTES].copy_from_slice(&Header::new(kind, session).encode());
+    let header = Header { kind, flags: secure_flag(secure), session };
+    datagram[..HEADER_BYTES].copy_from_slice(&header.encode());
     datagram[HEADER_BYTES..].copy_from_slice(&nonce.to_le_bytes());
     datagram
+}
+
+/// A message of the handshake, number `step`.
+pub(super) fn handshake(session: u64, nonce: u64, step: u8, message: &[u8]) -> [u8; HANDSHAKE_BYTES] {
+    let mut datagram = [0; HANDSHAKE_BYTES];
+    datagram[..HEADER_BYTES].copy_from_slice(&Header::new(Kind::Handshake, session).encode());
+    let (said, text) = datagram[HEADER_BYTES..].split_at_mut(STEP_BYTES);
+    said[0] = step;
+    said[1..].copy_from_slice(&nonce.to_le_bytes());
+    text[..message.len()].copy_from_slice(message);
+    datagram
+}
+
+/// The nonce and the message in the body of a handshake datagram, if it is number `step`.
+pub(super) fn handshake_of(body: &[u8], step: u8) -> Option<(u64, &[u8])> {
+    if body.len() != HANDSHAKE_BYTES - HEADER_BYTES {
+        return None;
+    }
+    let ([number, nonce @ ..], text) = body.split_first_chunk::<STEP_BYTES>()?;
+    let length_bytes = MESSAGE_BYTES.get(usize::from(step).checked_sub(1)?)?;
+    let message = text.get(..*length_bytes).filter(|_| *number == step)?;
+    Some((u64::from_le_bytes(*nonce), message))
 }
 
 #[cfg(test)]
@@ -167,8 +222,23 @@ mod tests {
     }
 
     #[test]
+    fn handshake_messages_read_back_and_fit_their_padding() {
+        for (step, bytes) in (1..).zip(MESSAGE_BYTES) {
+            let message: Vec<u8> = (0..bytes as u8).collect();
+            let datagram = handshake(5, 6, step, &message);
+            let (header, body) = Header::decode(&datagram).unwrap();
+            assert_eq!(header, Header::new(Kind::Handshake, 5));
+            assert_eq!(handshake_of(body, step), Some((6, message.as_slice())));
+            for other in [0, step % 3 + 1, 200] {
+                assert_eq!(handshake_of(body, other), None);
+            }
+            assert_eq!(handshake_of(&body[1..], step), None);
+        }
+    }
+
+    #[test]
     fn garbage_and_other_versions_are_told_apart() {
-        let mut datagram = hello(7);
+        let mut datagram = hello(7, false);
         for cut in 0..HEADER_BYTES {
             assert_eq!(Header::decode(&datagram[..cut]), Err(Malformed::Garbage));
         }

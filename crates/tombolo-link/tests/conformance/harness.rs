@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use tombolo_link::testing::{Faults, FaultyLink, LinkPair, memory_pair};
 use tombolo_link::udp::{UdpLink, UdpListener};
-use tombolo_link::{Address, Link, Listener, Packet, SendError, connect, listen};
+use tombolo_link::{
+    Address, AllowList, KeyPair, Link, Listener, OpenError, Packet, PublicKey, Security, SendError,
+};
 
 /// Long enough for a loaded machine; no test waits for it to pass.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -18,6 +20,8 @@ pub enum Transport {
     Shm,
     Udp,
     UdpWithoutSegmentation,
+    SecureUdp,
+    SecureUdpWithoutSegmentation,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +38,10 @@ impl Kind {
     pub const UdpWithoutSegmentation: Self =
         Self { transport: Transport::UdpWithoutSegmentation, faulty: false };
 
+    pub const SecureUdp: Self = Self { transport: Transport::SecureUdp, faulty: false };
+    pub const SecureUdpWithoutSegmentation: Self =
+        Self { transport: Transport::SecureUdpWithoutSegmentation, faulty: false };
+
     pub fn faulty(self) -> Self {
         Self { faulty: true, ..self }
     }
@@ -43,17 +51,16 @@ impl Kind {
             Transport::Memory => memory_pair().unwrap(),
             Transport::Shm => connected(&scratch_address()),
             Transport::Udp => connected(&loopback()),
+            Transport::SecureUdp => {
+                let (ours, theirs) = friends();
+                connected_securely(&loopback(), &ours, &theirs)
+            }
             Transport::UdpWithoutSegmentation => {
-                let Address::Udp(address) = loopback() else { unreachable!() };
-                let listener = UdpListener::bind(address).unwrap();
-                let Address::Udp(address) = listener.address() else { unreachable!() };
-                std::thread::scope(|scope| {
-                    let connector = scope.spawn(move || UdpLink::connect(address, PATIENCE).unwrap());
-                    let accepted = accept(&listener);
-                    let link = connector.join().unwrap();
-                    link.disable_segmentation();
-                    (accepted, Arc::new(link) as Arc<dyn Link>)
-                })
+                without_segmentation(&Security::Insecure, &Security::Insecure)
+            }
+            Transport::SecureUdpWithoutSegmentation => {
+                let (ours, theirs) = friends();
+                without_segmentation(&ours, &theirs)
             }
         };
         let lossless = !self.faulty && matches!(self.transport, Transport::Memory | Transport::Shm);
@@ -67,6 +74,19 @@ impl Kind {
     pub fn pair_like(pair: &Pair) -> Pair {
         pair.kind.pair()
     }
+}
+
+fn without_segmentation(ours: &Security, theirs: &Security) -> LinkPair {
+    let Address::Udp(address) = loopback() else { unreachable!() };
+    let listener = UdpListener::bind(address, ours).unwrap();
+    let Address::Udp(address) = listener.address() else { unreachable!() };
+    std::thread::scope(|scope| {
+        let connector = scope.spawn(move || UdpLink::connect(address, theirs, PATIENCE).unwrap());
+        let accepted = accept(&listener);
+        let link = connector.join().unwrap();
+        link.disable_segmentation();
+        (accepted, Arc::new(link) as Arc<dyn Link>)
+    })
 }
 
 const FAULTS: Faults = Faults {
@@ -101,6 +121,27 @@ pub fn scratch_address() -> Address {
     Address::Shm(scratch_path())
 }
 
+/// Listens without keys.
+pub fn listen(address: &Address) -> Result<Box<dyn Listener>, OpenError> {
+    tombolo_link::listen(address, &Security::Insecure)
+}
+
+/// Connects without keys.
+pub fn connect(address: &Address, timeout: Duration) -> Result<Arc<dyn Link>, OpenError> {
+    tombolo_link::connect(address, &Security::Insecure, timeout)
+}
+
+/// A node with new keys, which talks to these.
+pub fn node_with(keys: &KeyPair, allowed: &[PublicKey]) -> Security {
+    Security::secure(keys.clone(), AllowList::Keys(allowed.to_vec()))
+}
+
+/// Two nodes that have each other on their lists.
+pub fn friends() -> (Security, Security) {
+    let [one, other] = [(); 2].map(|()| KeyPair::generate().unwrap());
+    (node_with(&one, &[other.public()]), node_with(&other, &[one.public()]))
+}
+
 pub fn accept(listener: &dyn Listener) -> Arc<dyn Link> {
     listener.accept_within(PATIENCE).unwrap().expect("nobody connected in time")
 }
@@ -111,10 +152,19 @@ pub fn connected(address: &Address) -> LinkPair {
     connected_to(&*listener)
 }
 
+pub fn connected_securely(address: &Address, ours: &Security, theirs: &Security) -> LinkPair {
+    let listener = tombolo_link::listen(address, ours).unwrap();
+    connected_as(&*listener, theirs)
+}
+
 pub fn connected_to(listener: &dyn Listener) -> LinkPair {
+    connected_as(listener, &Security::Insecure)
+}
+
+pub fn connected_as(listener: &dyn Listener, security: &Security) -> LinkPair {
     let address = listener.address();
     std::thread::scope(|scope| {
-        let connector = scope.spawn(move || connect(&address, PATIENCE).unwrap());
+        let connector = scope.spawn(move || tombolo_link::connect(&address, security, PATIENCE).unwrap());
         let accepted = accept(listener);
         (accepted, connector.join().unwrap())
     })

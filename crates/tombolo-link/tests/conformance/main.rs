@@ -5,6 +5,8 @@ mod harness;
 mod control;
 mod liveness;
 mod packets;
+mod relay;
+mod secure;
 mod shm;
 mod udp;
 
@@ -56,6 +58,9 @@ every_link! {
     datagrams: Kind::Udp;
     datagrams_faulty: Kind::Udp.faulty();
     datagrams_one_by_one: Kind::UdpWithoutSegmentation;
+    secure_datagrams: Kind::SecureUdp;
+    secure_datagrams_faulty: Kind::SecureUdp.faulty();
+    secure_datagrams_one_by_one: Kind::SecureUdpWithoutSegmentation;
 }
 
 conformance! {

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    PATIENCE, accept, check, connected, connected_to, receive_until, scratch_address, scratch_path, send,
+    PATIENCE, accept, check, connect, connected, connected_to, listen, receive_until, scratch_address,
+    scratch_path, send,
 };
 use crate::liveness::await_loss;
 use tombolo_host::event::wait_readable;
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_link::shm::ShmListener;
-use tombolo_link::{AcceptError, Address, Link, LinkState, Listener, LossReason, OpenError, connect, listen};
+use tombolo_link::{AcceptError, Address, Link, LinkState, Listener, LossReason, OpenError};
 
 const CHILD_PATH: &str = "TOMBOLO_LINK_TEST_CHILD_PATH";
 

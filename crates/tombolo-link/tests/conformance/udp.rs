@@ -1,26 +1,21 @@
 //! What is particular to the UDP link: strangers, silence, a network that loses.
 
-use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use crate::harness::{PATIENCE, accept, check, connected_to, loopback, receive_until, send};
+use crate::harness::{PATIENCE, accept, check, connect, connected_to, listen, loopback, receive_until, send};
 use crate::liveness::await_loss;
-use tombolo_link::testing::{LinkPair, Random};
-use tombolo_link::{AcceptError, Address, LinkState, Listener, LossReason, OpenError, connect, listen};
+use crate::relay::{Fate, Relay, socket_address};
+use tombolo_link::testing::Random;
+use tombolo_link::{AcceptError, Address, LinkState, LossReason, OpenError, Security};
 
-fn socket_address(address: &Address) -> SocketAddr {
-    let Address::Udp(address) = address else { panic!("not udp") };
-    *address
-}
-
-fn stranger() -> UdpSocket {
+pub fn stranger() -> UdpSocket {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     socket
 }
 
-fn hello(version: u8, nonce: u64) -> [u8; 64] {
+pub fn hello(version: u8, nonce: u64) -> [u8; 64] {
     let mut datagram = [0; 64];
     datagram[..4].copy_from_slice(&[b'T', b'm', version, 1]);
     datagram[16..24].copy_from_slice(&nonce.to_le_bytes());
@@ -52,7 +47,7 @@ fn a_listener_that_starts_late_is_found() {
 }
 
 #[test]
-fn only_loopback_is_used() {
+fn without_keys_only_loopback_is_used() {
     for text in ["udp:0.0.0.0:7000", "udp:192.0.2.1:7000", "udp:[::]:7000", "udp:[2001:db8::1]:1"] {
         let address: Address = text.parse().unwrap();
         let errors =
@@ -217,8 +212,8 @@ fn many_connect_at_once() {
 
 #[test]
 fn a_silent_peer_is_lost_within_two_seconds() {
-    let relay = Relay::new(Fate { loss_per_mille: 0, duplication_per_mille: 0 });
-    let (one, other) = relay.connect();
+    let relay = Relay::new(&Security::Insecure, Fate::GOOD.route());
+    let (one, other) = relay.connect(&Security::Insecure);
     relay.cut();
     let started = Instant::now();
     std::thread::scope(|scope| {
@@ -256,8 +251,9 @@ fn a_refused_datagram_is_noticed_at_once() {
 
 #[test]
 fn control_messages_survive_a_network_that_loses_and_repeats() {
-    let relay = Relay::new(Fate { loss_per_mille: 200, duplication_per_mille: 200 });
-    let (one, other) = relay.connect();
+    let relay =
+        Relay::new(&Security::Insecure, Fate { loss_per_mille: 200, duplication_per_mille: 200 }.route());
+    let (one, other) = relay.connect(&Security::Insecure);
     std::thread::scope(|scope| {
         for (mine, count) in [(&one, 60_u32), (&other, 60)] {
             scope.spawn(move || {
@@ -290,7 +286,8 @@ fn control_messages_survive_a_network_that_loses_and_repeats() {
 #[test]
 fn a_lossy_handshake_succeeds() {
     for _ in 0..5 {
-        Relay::new(Fate { loss_per_mille: 400, duplication_per_mille: 300 }).connect();
+        let fate = Fate { loss_per_mille: 400, duplication_per_mille: 300 };
+        Relay::new(&Security::Insecure, fate.route()).connect(&Security::Insecure);
     }
 }
 
@@ -322,100 +319,6 @@ fn a_peer_that_begins_anew_at_the_same_port_ends_the_old_session() {
         peer.recv(&mut welcome).unwrap();
         if welcome[3] == 2 && welcome[16..24] == 6_u64.to_le_bytes() {
             break;
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Fate {
-    loss_per_mille: u32,
-    duplication_per_mille: u32,
-}
-
-/// A network between a connector and a listener that loses, repeats, or is cut.
-struct Relay {
-    listener: Box<dyn Listener>,
-    front: SocketAddr,
-    cut: std::sync::Arc<AtomicBool>,
-    stop: std::sync::Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Relay {
-    fn new(fate: Fate) -> Self {
-        let listener = listen(&loopback()).unwrap();
-        let back_address = socket_address(&listener.address());
-        let front = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let front_address = front.local_addr().unwrap();
-        let (cut, stop) = (<std::sync::Arc<AtomicBool>>::default(), <std::sync::Arc<AtomicBool>>::default());
-        let thread = {
-            let (cut, stop) = (cut.clone(), stop.clone());
-            std::thread::spawn(move || relay(&front, back_address, fate, &cut, &stop))
-        };
-        Self { listener, front: front_address, cut, stop, thread: Some(thread) }
-    }
-
-    fn connect(&self) -> LinkPair {
-        let accepted = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let connector = scope.spawn(|| {
-                let link = connect(&Address::Udp(self.front), PATIENCE).unwrap();
-                // As a node does: if its first ping is lost, the keep-alive asks again.
-                while !accepted.load(Ordering::Relaxed) {
-                    link.wait(Duration::from_millis(5)).unwrap();
-                    link.receive(16, &mut |_| {}).unwrap();
-                }
-                link
-            });
-            let link = accept(&*self.listener);
-            accepted.store(true, Ordering::Relaxed);
-            (link, connector.join().unwrap())
-        })
-    }
-
-    fn cut(&self) {
-        self.cut.store(true, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap();
-    }
-}
-
-fn relay(front: &UdpSocket, back_address: SocketAddr, fate: Fate, cut: &AtomicBool, stop: &AtomicBool) {
-    let back = UdpSocket::bind("127.0.0.1:0").unwrap();
-    front.set_nonblocking(true).unwrap();
-    back.set_nonblocking(true).unwrap();
-    let mut client = None;
-    let mut random = Random::new(9);
-    let mut buffer = vec![0; 65_536];
-    while !stop.load(Ordering::Relaxed) {
-        let mut idle = true;
-        for forward in [true, false] {
-            let received = if forward { front.recv_from(&mut buffer) } else { back.recv_from(&mut buffer) };
-            let Ok((bytes, from)) = received else {
-                continue;
-            };
-            idle = false;
-            if forward {
-                client = Some(from);
-            }
-            if cut.load(Ordering::Relaxed) || random.per_mille(fate.loss_per_mille) {
-                continue;
-            }
-            for _ in 0..1 + u32::from(random.per_mille(fate.duplication_per_mille)) {
-                let _ = match (forward, client) {
-                    (true, _) => back.send_to(&buffer[..bytes], back_address),
-                    (false, Some(client)) => front.send_to(&buffer[..bytes], client),
-                    (false, None) => Ok(0),
-                };
-            }
-        }
-        if idle {
-            std::thread::sleep(Duration::from_micros(200));
         }
     }
 }

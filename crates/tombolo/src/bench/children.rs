@@ -88,7 +88,16 @@ impl Lender {
             LinkKind::Udp => "udp:127.0.0.1:0".to_owned(),
         };
         let mut command = itself()?;
-        command.args(["node", "--name", "bench", "--listen", &listen, "--lend", &bytes.to_string()]);
+        command.args([
+            "node",
+            "--insecure",
+            "--name",
+            "bench",
+            "--listen",
+            &listen,
+            "--lend",
+            &bytes.to_string(),
+        ]);
         let started = std::thread::spawn(move || {
             // Children inherit the pin.
             if let Some(&processor) = process::processors().last() {
@@ -109,7 +118,7 @@ impl Lender {
         arguments: &[String],
     ) -> Result<Command, Failure> {
         let mut command = itself()?;
-        command.args(["run", "--from", &self.address, "--local", &local_bytes.to_string()]);
+        command.args(["run", "--insecure", "--from", &self.address, "--local", &local_bytes.to_string()]);
         command.args(["--remote", &remote_bytes.to_string(), "--"]);
         command.arg(std::env::current_exe()?).args(["bench", "probe"]).args(arguments);
         Ok(command)

@@ -199,7 +199,8 @@ fn start_node(
 ) -> Result<(Guard, String, PathBuf), Failure> {
     let programs = scratch.file(&format!("programs-{number}"));
     let mut command = children::itself()?;
-    command.args(["node", "--name", "bench", "--lend", "0", "--listen", listen, "--programs"]).arg(&programs);
+    command.args(["node", "--name", "bench", "--lend", "0", "--insecure", "--listen", listen, "--programs"]);
+    command.arg(&programs);
     if let Some(peer) = peer {
         command.args(["--peer", peer]);
     }

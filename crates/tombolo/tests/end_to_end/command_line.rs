@@ -93,7 +93,7 @@ fn wrong_addresses_and_sizes_are_one_clear_error_each() {
         error(&["run", "--from", "shm:x", &format!("--local={size}"), "--", "true"], "--local");
     }
     error(&["node", "--listen", "shm:/tmp/x", "--lend", "many"], "no size");
-    error(&["node", "--listen", "udp:0.0.0.0:0", "--lend", "1M"], "loopback");
+    error(&["node", "--insecure", "--listen", "udp:0.0.0.0:0", "--lend", "1M"], "loopback");
     error(&["node", "--listen", "shm:/no/such/directory/node", "--lend", "1M"], "/no/such/directory/node");
     error(&["node", "--listen", "shm:/tmp/x", "--lend", "900000G"], "--lend");
     error(&["status", "bogus"], "expected shm:PATH or udp:HOST:PORT");
@@ -103,9 +103,9 @@ fn wrong_addresses_and_sizes_are_one_clear_error_each() {
 fn a_node_that_is_not_there_is_said_within_seconds() {
     needs!();
     for address in ["shm:/no/such/node", "udp:127.0.0.1:9"] {
-        let status = tombolo(&["status", address]);
+        let status = tombolo(&["status", "--insecure", address]);
         status.assert_one_line(125, address);
-        let run = tombolo(&["run", "--from", address, "--local", "16M", "--", "true"]);
+        let run = tombolo(&["run", "--insecure", "--from", address, "--local", "16M", "--", "true"]);
         run.assert_one_line(125, address);
         assert!(run.elapsed < Duration::from_secs(20), "{:?}", run.elapsed);
     }
@@ -125,7 +125,7 @@ fn too_little_local_memory_is_an_error_and_the_least_works() {
 fn a_second_node_at_the_same_address_is_an_error() {
     for link in [Link::Shm, Link::Udp] {
         let lender = Lender::start(link, "16M");
-        let second = tombolo(&["node", "--listen", lender.address(), "--lend", "1M"]);
+        let second = tombolo(&["node", "--insecure", "--listen", lender.address(), "--lend", "1M"]);
         second.assert_one_line(125, lender.address());
         assert_eq!(lender.status()["lend_bytes"], 16 << 20, "the first still answers");
     }

@@ -16,3 +16,4 @@ mod limits;
 mod memory_calls;
 mod programs;
 mod rdma;
+mod secure;

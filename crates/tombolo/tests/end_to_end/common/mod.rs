@@ -45,7 +45,7 @@ impl Lender {
             Link::Udp => "udp:127.0.0.1:0".into(),
         };
         let mut command = Command::new(TOMBOLO);
-        command.args(["node", "--listen", &listen, "--lend", lend, "--name", "lender"]);
+        command.args(["node", "--insecure", "--listen", &listen, "--lend", lend, "--name", "lender"]);
         let node = Running::start(command, Vec::new());
         let line = node.output_with(" at ", Duration::from_secs(30));
         let address =
@@ -65,7 +65,7 @@ impl Lender {
 
     /// What `tombolo status --json` says.
     pub fn status(&self) -> serde_json::Value {
-        let outcome = tombolo(&["status", &self.address, "--json"]);
+        let outcome = tombolo(&["status", "--insecure", &self.address, "--json"]);
         assert_eq!(outcome.code(), 0, "status: {}", outcome.stderr);
         serde_json::from_slice(&outcome.stdout).expect("status prints JSON")
     }
@@ -157,7 +157,9 @@ impl Program {
         let report = scratch.path().join("report.json");
         let addresses: Vec<_> = lenders.iter().map(|lender| lender.address()).collect();
         let mut command = Command::new(TOMBOLO);
-        command.args(["run", "--from", &addresses.join(","), "--local", local, "--report"]).arg(&report);
+        command
+            .args(["run", "--insecure", "--from", &addresses.join(","), "--local", local, "--report"])
+            .arg(&report);
         if let Some(remote) = &self.remote {
             command.args(["--remote", remote]);
         }

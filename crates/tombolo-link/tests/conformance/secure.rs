@@ -1,0 +1,484 @@
+//! What is particular to secure UDP links: who is let in, and what hostile datagrams do.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::harness::{
+    PATIENCE, accept, check, connected_as, connected_securely, friends, loopback, node_with, receive_until,
+    send,
+};
+use crate::liveness::await_loss;
+use crate::relay::{Fate, Relay, Route, socket_address};
+use crate::udp::{hello, stranger};
+use tombolo_link::testing::Random;
+use tombolo_link::{
+    AcceptError, Address, AllowList, KeyPair, Link, LinkState, OpenError, Security, connect, listen,
+};
+
+/// Connects and accepts; what each side is told.
+fn attempt(ours: &Security, theirs: &Security) -> (Result<bool, AcceptError>, Result<(), OpenError>) {
+    let listener = listen(&loopback(), ours).unwrap();
+    let address = listener.address();
+    std::thread::scope(|scope| {
+        let connector = scope.spawn(|| connect(&address, theirs, Duration::from_millis(800)).map(drop));
+        let deadline = Instant::now() + Duration::from_secs(2);
+        let mut accepted = Ok(false);
+        while !connector.is_finished() && Instant::now() < deadline {
+            match listener.accept_within(Duration::from_millis(10)) {
+                Ok(None) => {}
+                Ok(Some(_)) => accepted = Ok(true),
+                Err(error) => accepted = Err(error),
+            }
+        }
+        if let Ok(Some(_)) = listener.accept() {
+            accepted = Ok(true);
+        }
+        (accepted, connector.join().unwrap())
+    })
+}
+
+#[test]
+fn both_sides_are_told_who_is_on_whose_list() {
+    let [us, them] = [(); 2].map(|()| KeyPair::generate().unwrap());
+    let (open, closed) = ([us.public(), them.public()], []);
+
+    let (accepted, connected) = attempt(&node_with(&us, &open), &node_with(&them, &open));
+    assert!(accepted.unwrap());
+    connected.unwrap();
+
+    let (accepted, connected) = attempt(&node_with(&us, &closed), &node_with(&them, &open));
+    let error = accepted.unwrap_err();
+    let named = matches!(&error, AcceptError::PeerNotAllowed { key, .. } if *key == them.public());
+    assert!(named && error.to_string().contains(&format!("add `{}` to the list", them.public())), "{error}");
+    let error = connected.unwrap_err();
+    assert!(matches!(&error, OpenError::NotOnTheirList { key, .. } if *key == them.public()), "{error}");
+
+    let (accepted, connected) = attempt(&node_with(&us, &open), &node_with(&them, &closed));
+    let error = accepted.unwrap_err();
+    let named = matches!(&error, AcceptError::NotOnTheirList { theirs, ours, .. }
+        if *theirs == them.public() && *ours == us.public());
+    assert!(named, "{error}");
+    let error = connected.unwrap_err();
+    assert!(matches!(&error, OpenError::PeerNotAllowed { key, .. } if *key == us.public()), "{error}");
+}
+
+#[test]
+fn keys_on_one_side_alone_are_named_on_both() {
+    let (ours, theirs) = friends();
+    let (accepted, connected) = attempt(&ours, &Security::Insecure);
+    assert!(matches!(accepted, Err(AcceptError::SecurityMismatch { ours_secure: true })));
+    assert!(connected.unwrap_err().to_string().contains("asks for keys: run this one without --insecure"));
+    let (accepted, connected) = attempt(&Security::Insecure, &theirs);
+    assert!(matches!(accepted, Err(AcceptError::SecurityMismatch { ours_secure: false })));
+    assert!(connected.unwrap_err().to_string().contains("is --insecure"));
+}
+
+#[test]
+fn a_list_that_changes_counts_for_the_next_link() {
+    let path = crate::harness::scratch_path();
+    let [us, them] = [(); 2].map(|()| KeyPair::generate().unwrap());
+    std::fs::write(&path, "# nobody\n").unwrap();
+    let ours = Security::secure(us.clone(), AllowList::from_file(&path).unwrap());
+    let theirs = node_with(&them, &[us.public()]);
+    let listener = listen(&loopback(), &ours).unwrap();
+    let address = listener.address();
+    let refused = std::thread::scope(|scope| {
+        let connector = scope.spawn(|| connect(&address, &theirs, PATIENCE).map(drop).unwrap_err());
+        let error = listener.accept_within(PATIENCE).unwrap_err().to_string();
+        assert!(error.contains(&path.display().to_string()), "{error}");
+        while !connector.is_finished() {
+            let _ = listener.accept_within(Duration::from_millis(10));
+        }
+        connector.join().unwrap()
+    });
+    assert!(matches!(refused, OpenError::NotOnTheirList { .. }), "{refused}");
+    std::fs::write(&path, format!("{} them\n", them.public())).unwrap();
+    let (one, other) = connected_as(&*listener, &theirs);
+    std::fs::remove_file(&path).unwrap();
+    exchange(&one, &other, 1);
+    let (accepted, _) = attempt(&ours, &theirs);
+    assert!(accepted.unwrap_err().to_string().contains("cannot read"));
+}
+
+#[test]
+fn any_address_is_used() {
+    let (ours, theirs) = friends();
+    let listener = listen(&"udp:0.0.0.0:0".parse().unwrap(), &ours).unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], socket_address(&listener.address()).port()));
+    let (one, other) = std::thread::scope(|scope| {
+        let connector = scope.spawn(|| connect(&Address::Udp(address), &theirs, PATIENCE).unwrap());
+        (accept(&*listener), connector.join().unwrap())
+    });
+    exchange(&one, &other, 1);
+    // Documentation's addresses lead nowhere, but nobody refuses to try.
+    let nowhere: Address = "udp:192.0.2.1:7000".parse().unwrap();
+    let error = connect(&nowhere, &theirs, Duration::from_millis(50)).unwrap_err();
+    assert!(matches!(error, OpenError::NoAnswer { .. } | OpenError::System { .. }), "{error}");
+}
+
+#[test]
+fn ipv6_works() {
+    let (ours, theirs) = friends();
+    if listen(&"udp:[::1]:0".parse().unwrap(), &ours).is_err() {
+        eprintln!("no IPv6 on this machine");
+        return;
+    }
+    let (one, other) = connected_securely(&"udp:[::1]:0".parse().unwrap(), &ours, &theirs);
+    exchange(&one, &other, 1);
+}
+
+#[test]
+fn many_connect_at_once() {
+    let (ours, theirs) = friends();
+    let listener = listen(&loopback(), &ours).unwrap();
+    let address = listener.address();
+    std::thread::scope(|scope| {
+        let connectors: Vec<_> =
+            (0..30).map(|_| scope.spawn(|| connect(&address, &theirs, PATIENCE).unwrap())).collect();
+        let accepted: Vec<_> = (0..30).map(|_| accept(&*listener)).collect();
+        let connected: Vec<_> = connectors.into_iter().map(|one| one.join().unwrap()).collect();
+        for (number, link) in connected.iter().enumerate() {
+            send(&**link, number as u64, 100);
+            link.flush().unwrap();
+        }
+        let mut seen: Vec<u64> = Vec::new();
+        for link in &accepted {
+            assert!(link.wait(PATIENCE).unwrap());
+            link.receive(10, &mut |bytes| seen.push(check(bytes))).unwrap();
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..30).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn a_lossy_handshake_succeeds() {
+    for _ in 0..5 {
+        let (ours, theirs) = friends();
+        let fate = Fate { loss_per_mille: 400, duplication_per_mille: 300 };
+        Relay::new(&ours, fate.route()).connect(&theirs);
+    }
+}
+
+#[test]
+fn a_silent_peer_is_lost_within_two_seconds() {
+    let (ours, theirs) = friends();
+    let relay = Relay::new(&ours, Fate::GOOD.route());
+    let (one, other) = relay.connect(&theirs);
+    relay.cut();
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        for link in [&one, &other] {
+            scope.spawn(move || {
+                assert_eq!(await_loss(&**link, PATIENCE).to_string(), "silent for 1.5 s");
+                assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+            });
+        }
+    });
+}
+
+#[test]
+fn strangers_get_no_more_than_they_give_and_cost_nothing() {
+    let (ours, theirs) = friends();
+    let listener = listen(&loopback(), &ours).unwrap();
+    let address = socket_address(&listener.address());
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let mut random = Random::new(7);
+    let socket = stranger();
+    socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    let before = descriptors();
+    for round in 0..2000_u64 {
+        let mut datagram = hello(1, round).to_vec();
+        datagram[4] = 2;
+        match round % 5 {
+            0 => {}
+            1 => datagram.truncate(random.below(64) as usize),
+            2 => datagram.fill_with(|| random.next_u64() as u8),
+            // The beginning of a handshake with a session that nobody was given.
+            kind => {
+                datagram[3] = if kind == 3 { 10 } else { 4 + random.below(9) as u8 };
+                datagram[8..16].copy_from_slice(&random.next_u64().to_le_bytes());
+                datagram.resize(128, 7);
+                datagram[16] = 1;
+            }
+        }
+        socket.send_to(&datagram, address).unwrap();
+        while !matches!(listener.accept(), Ok(None)) {}
+        let (mut answer, mut answered) = ([0; 2048], 0);
+        while let Ok(bytes) = socket.recv(&mut answer) {
+            answered += bytes;
+        }
+        assert!(answered <= datagram.len(), "{answered} for {}", datagram.len());
+        assert_eq!(answered > 0, round % 5 == 0);
+    }
+    // Other tests open descriptors too, but not thousands.
+    assert!(descriptors() < before + 300, "sessions for strangers");
+    let (one, other) = connected_as(&*listener, &theirs);
+    exchange(&one, &other, 1);
+}
+
+#[test]
+fn one_host_that_begins_many_sessions_keeps_no_other_out() {
+    let (ours, theirs) = friends();
+    let listener = listen(&"udp:0.0.0.0:0".parse().unwrap(), &ours).unwrap();
+    let port = socket_address(&listener.address()).port();
+    // Begins as anybody can, and does not go on. All of 127/8 is this machine.
+    let begin = |number: u64| {
+        let socket = std::net::UdpSocket::bind("127.0.0.2:0").unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut datagram = hello(1, number).to_vec();
+        datagram[4] = 2;
+        socket.send_to(&datagram, ("127.0.0.1", port)).unwrap();
+        while !matches!(listener.accept(), Ok(None)) {}
+        let mut welcome = [0; 64];
+        assert_eq!(socket.recv(&mut welcome).unwrap(), 24);
+        let mut first = [&[b'T', b'm', 1, 10, 0, 0, 0, 0], &welcome[8..16], &[1], &welcome[16..24]].concat();
+        first.resize(128, 9);
+        socket.send_to(&first, ("127.0.0.1", port)).unwrap();
+        while !matches!(listener.accept(), Ok(None)) {}
+        socket
+    };
+    let hoard: Vec<_> = (0..80).map(begin).collect();
+    let address = Address::Udp(SocketAddr::from(([127, 0, 0, 1], port)));
+    std::thread::scope(|scope| {
+        let connector = scope.spawn(|| connect(&address, &theirs, Duration::from_secs(2)).map(drop));
+        let _link = accept(&*listener);
+        connector.join().unwrap().unwrap();
+    });
+    drop(hoard);
+}
+
+/// Packets and control messages both ways, so many of each: nothing missing, nothing twice, nothing
+/// changed.
+fn exchange(one: &Arc<dyn Link>, other: &Arc<dyn Link>, rounds: u64) {
+    for (from, to) in [(one, other), (other, one)] {
+        for round in 0..rounds {
+            send(&**from, round, 16 + (round as usize * 531) % 4000);
+            from.flush().unwrap();
+            from.send_control(&round.to_le_bytes(), &[]).unwrap();
+            let deadline = Instant::now() + PATIENCE;
+            let (mut packets, mut messages) = (Vec::new(), Vec::new());
+            while packets.is_empty() || messages.is_empty() {
+                assert!(Instant::now() < deadline, "round {round}: {packets:?} {messages:?}");
+                to.wait(Duration::from_millis(2)).unwrap();
+                to.receive(16, &mut |packet| packets.push(check(packet))).unwrap();
+                from.receive(16, &mut |_| panic!("an echo")).unwrap();
+                from.tick(Instant::now());
+                while let Some(message) = to.receive_control().unwrap() {
+                    messages.push(message.bytes);
+                }
+            }
+            assert_eq!((packets, messages), (vec![round], vec![round.to_le_bytes().to_vec()]));
+            while to.receive(16, &mut |_| panic!("a second time")).unwrap() > 0 {}
+        }
+    }
+    assert_eq!((one.state(), other.state()), (LinkState::Up, LinkState::Up));
+}
+
+/// A pair over a relay that passes everything on, and once there is a link, before it whatever
+/// `hostile` makes of it.
+fn beset(mut hostile: impl FnMut(&[u8]) -> Vec<Vec<u8>> + Send + 'static) -> (Relay, [Arc<dyn Link>; 2]) {
+    let (ours, theirs) = friends();
+    let armed = Arc::new(AtomicBool::new(false));
+    let seen = armed.clone();
+    let route: Route = Box::new(move |_, datagram| {
+        let mut arriving = hostile(datagram);
+        if !seen.load(Ordering::Relaxed) {
+            arriving.clear();
+        }
+        arriving.push(datagram.to_vec());
+        arriving
+    });
+    let relay = Relay::new(&ours, route);
+    let (one, other) = relay.connect(&theirs);
+    armed.store(true, Ordering::Relaxed);
+    (relay, [one, other])
+}
+
+#[test]
+fn random_datagrams_do_no_harm() {
+    let mut random = Random::new(11);
+    let (_relay, [one, other]) = beset(move |datagram| {
+        let mut noise = vec![0; random.below(2000) as usize];
+        noise.fill_with(|| random.next_u64() as u8);
+        // Also some that look like the session's.
+        let mut likely = noise.clone();
+        let head = likely.len().min(16).min(datagram.len());
+        likely[..head].copy_from_slice(&datagram[..head]);
+        vec![noise, likely]
+    });
+    exchange(&one, &other, 100);
+    for link in [&one, &other] {
+        let counters = link.counters();
+        assert!(counters.discarded > 50 && counters.forged > 50, "{counters:?}");
+    }
+}
+
+#[test]
+fn replayed_datagrams_are_not_delivered_again() {
+    let mut recorded: Vec<Vec<u8>> = Vec::new();
+    let mut random = Random::new(12);
+    let (_relay, [one, other]) = beset(move |datagram| {
+        recorded.push(datagram.to_vec());
+        (0..3).map(|_| recorded[random.below(recorded.len() as u64) as usize].clone()).collect()
+    });
+    exchange(&one, &other, 100);
+    for link in [&one, &other] {
+        let counters = link.counters();
+        assert!(counters.replayed > 50, "{counters:?}");
+    }
+}
+
+#[test]
+fn changed_datagrams_are_not_delivered() {
+    let mut random = Random::new(13);
+    let (_relay, [one, other]) = beset(move |datagram| {
+        let mut flipped = datagram.to_vec();
+        let bit = random.below(datagram.len() as u64 * 8) as usize;
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        let truncated = datagram[..random.below(datagram.len() as u64) as usize].to_vec();
+        let longer = [datagram, &[0]].concat();
+        vec![flipped, truncated, longer]
+    });
+    exchange(&one, &other, 100);
+    for link in [&one, &other] {
+        assert!(link.counters().forged > 100, "{:?}", link.counters());
+    }
+}
+
+#[test]
+fn what_is_not_sealed_is_not_believed() {
+    // Goodbyes, hellos, pings and packets in the session's name, as an insecure peer would say them.
+    let (_relay, [one, other]) = beset(move |datagram| {
+        let kinds = (1..=12).filter(|kind| *kind != 10);
+        kinds.map(|kind| [&datagram[..3], &[kind], &datagram[4..16], &[0x5A; 48]].concat()).collect()
+    });
+    exchange(&one, &other, 30);
+    for link in [&one, &other] {
+        let counters = link.counters();
+        assert!(counters.forged > 100 && counters.discarded > 20, "{counters:?}");
+        assert_eq!(counters.packets_received, 30);
+    }
+}
+
+#[test]
+fn a_stolen_session_number_is_worth_nothing_elsewhere() {
+    let (sender, stolen): (Sender<Vec<u8>>, Receiver<Vec<u8>>) = mpsc::channel();
+    let sender = Mutex::new(sender);
+    let (relay, [one, other]) = beset(move |datagram| {
+        let _ = sender.lock().unwrap().send(datagram.to_vec());
+        Vec::new()
+    });
+    exchange(&one, &other, 5);
+    let address = socket_address(&relay.listener.address());
+    let thief = stranger();
+    for datagram in stolen.try_iter() {
+        thief.send_to(&datagram, address).unwrap();
+        let mut bye = datagram;
+        bye[3] = 9;
+        thief.send_to(&bye, address).unwrap();
+        while !matches!(relay.listener.accept(), Ok(None)) {}
+    }
+    exchange(&one, &other, 5);
+}
+
+#[test]
+fn a_man_in_the_middle_who_swaps_keys_gets_no_link() {
+    let (ours, theirs) = friends();
+    // He speaks to each side with keys of his own.
+    let his = KeyPair::generate().unwrap();
+    let Security::Secure(identity) = &theirs else { unreachable!() };
+    let (accepted, _) = attempt(&ours, &node_with(&his, &[identity.keys.public()]));
+    assert!(matches!(accepted, Err(AcceptError::NotOnTheirList { .. })));
+    let Security::Secure(identity) = &ours else { unreachable!() };
+    let (accepted, _) = attempt(&ours, &node_with(&his, &[identity.keys.public()]));
+    assert!(matches!(accepted, Err(AcceptError::PeerNotAllowed { key, .. }) if key == his.public()));
+    let (_, connected) = attempt(&node_with(&his, &[identity.keys.public()]), &theirs);
+    assert!(matches!(connected, Err(OpenError::PeerNotAllowed { key, .. }) if key == his.public()));
+
+    // He passes everything on, but puts a key of his own into one of the messages.
+    for step in 1..=3 {
+        let route: Route = Box::new(move |_, datagram| {
+            let mut changed = datagram.to_vec();
+            if datagram.len() == 128 && datagram[3] == 10 && datagram[16] == step {
+                let mut random = Random::new(1);
+                changed[25..57].fill_with(|| random.next_u64() as u8);
+            }
+            vec![changed]
+        });
+        let relay = Relay::new(&ours, route);
+        std::thread::scope(|scope| {
+            let address = Address::Udp(relay.front);
+            let theirs = &theirs;
+            let connector =
+                scope.spawn(move || connect(&address, theirs, Duration::from_millis(500)).map(drop));
+            while !connector.is_finished() {
+                let accepted = relay.listener.accept_within(Duration::from_millis(20));
+                assert!(!matches!(accepted, Ok(Some(_))), "step {step}");
+            }
+            let error = connector.join().unwrap().unwrap_err();
+            assert!(matches!(error, OpenError::NoAnswer { .. }), "step {step}: {error}");
+        });
+    }
+}
+
+#[test]
+fn refusals_of_the_network_are_not_believed() {
+    let (ours, theirs) = friends();
+    let listener = listen(&loopback(), &ours).unwrap();
+    let (one, other) = connected_as(&*listener, &theirs);
+    // The kernel says that nobody is there, which anyone on the way could have said.
+    let gone = {
+        let relay = Relay::new(&ours, Fate::GOOD.route());
+        let (accepted, connected) = relay.connect(&theirs);
+        drop((relay, accepted));
+        connected
+    };
+    for _ in 0..5 {
+        send(&*gone, 1, 100);
+        gone.flush().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        let _ = gone.receive(16, &mut |_| {});
+        assert_eq!(gone.state(), LinkState::Up);
+    }
+    assert_eq!(await_loss(&*gone, PATIENCE).to_string(), "silent for 1.5 s");
+    exchange(&one, &other, 2);
+}
+
+#[test]
+fn integrity_is_protected_where_it_is_said_to_be() {
+    for (kind, protected) in [
+        (crate::Kind::Shm, true),
+        (crate::Kind::Udp, false),
+        (crate::Kind::SecureUdp, true),
+        (crate::Kind::SecureUdp.faulty(), true),
+    ] {
+        let pair = kind.pair();
+        assert_eq!(pair.one.protects_integrity(), protected);
+        assert_eq!(pair.other.protects_integrity(), protected);
+    }
+}
+
+#[test]
+fn nothing_is_readable_on_the_way() {
+    const TEXT: &[u8] = b"a text that nobody else may read";
+    let (_relay, [one, other]) = beset(|datagram| {
+        assert!(!datagram.windows(TEXT.len()).any(|part| part == TEXT), "in clear");
+        Vec::new()
+    });
+    one.send(b"head", TEXT.into()).unwrap();
+    one.flush().unwrap();
+    one.send_control(TEXT, &[]).unwrap();
+    let mut got = 0;
+    receive_until(
+        &*other,
+        Duration::from_millis(100),
+        |packet| got += usize::from(packet.to_vec().ends_with(TEXT)),
+        || false,
+    );
+    assert_eq!(got, 1);
+    assert_eq!(other.receive_control().unwrap().unwrap().bytes, TEXT);
+}

@@ -1,0 +1,161 @@
+//! UDP with keys, as two machines use it: each node has a configuration directory of its own.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::common::{Outcome, PATIENCE, Running, Scratch, TOMBOLO, compiled, needs, tombolo};
+
+/// A machine: its user has a home, and in it perhaps a key.
+struct Machine {
+    home: Scratch,
+}
+
+impl Machine {
+    fn new(name: &str) -> Self {
+        Self { home: Scratch::new(name) }
+    }
+
+    /// One with a key, and the key's public half.
+    fn with_key(name: &str) -> (Self, String) {
+        let machine = Self::new(name);
+        let outcome = machine.run(&["keygen"]);
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        let public = outcome.text().trim().to_owned();
+        (machine, public)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.home.path().join(".config/tombolo").join(name)
+    }
+
+    fn allow(&self, keys: &[&str]) {
+        fs::create_dir_all(self.file("allow").parent().unwrap()).unwrap();
+        let lines: Vec<_> = keys.iter().map(|key| format!("{key} a friend\n")).collect();
+        fs::write(self.file("allow"), format!("# who may\n{}", lines.concat())).unwrap();
+    }
+
+    fn start(&self, arguments: &[&str]) -> Running {
+        let mut command = Command::new(TOMBOLO);
+        command.args(arguments).env("HOME", self.home.path()).env_remove("XDG_CONFIG_HOME");
+        command.env_remove("TOMBOLO_KEY").env_remove("TOMBOLO_ALLOW");
+        Running::start(command, Vec::new())
+    }
+
+    fn run(&self, arguments: &[&str]) -> Outcome {
+        self.start(arguments).wait(PATIENCE)
+    }
+
+    /// A node that lends, and its address.
+    fn lend(&self) -> (Running, String) {
+        let node = self.start(&["node", "--listen", "udp:127.0.0.1:0", "--lend", "512M", "--name", "lender"]);
+        let line = node.output_with(" at ", Duration::from_secs(30));
+        let address = line.trim().rsplit(" at ").next().expect("an address").to_owned();
+        (node, address)
+    }
+}
+
+/// Two machines with keys, each on the other's list.
+fn friends() -> (Machine, Machine) {
+    let ((one, one_key), (other, other_key)) = (Machine::with_key("one"), Machine::with_key("other"));
+    one.allow(&[&other_key]);
+    other.allow(&[&one_key]);
+    (one, other)
+}
+
+#[test]
+fn a_program_runs_on_memory_over_secure_udp() {
+    needs!("cc");
+    let (lender, borrower) = friends();
+    let (node, address) = lender.lend();
+    let report = borrower.home.file("report.json");
+    let program = compiled("threads", &[]);
+    let run = borrower.run(&[
+        "run", "--from", &address, "--local", "8M", "--remote", "128M", "--report", &report, "--", &program,
+        "32",
+    ]);
+    assert_eq!(run.code(), 0, "{}{}", run.text(), run.stderr);
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+    assert!(report["bytes_out"].as_u64() > Some(0) && report["bytes_in"].as_u64() > Some(0), "{report:#}");
+    let status = borrower.run(&["status", &address]);
+    assert!(status.text().contains("of 512 MiB"), "{}{}", status.text(), status.stderr);
+    drop(node);
+}
+
+#[test]
+fn a_key_that_is_not_listed_is_named_on_both_sides() {
+    let ((lender, lender_key), (borrower, borrower_key)) =
+        (Machine::with_key("lender"), Machine::with_key("borrower"));
+    lender.allow(&[]);
+    borrower.allow(&[&lender_key]);
+    let (node, address) = lender.lend();
+    let refused = borrower.run(&["status", &address]);
+    refused.assert_one_line(125, &format!("add `{borrower_key}`"));
+    // The list is read again, so the node need not be started anew: its borrowers keep their memory.
+    lender.allow(&[&borrower_key]);
+    let status = borrower.run(&["status", &address]);
+    assert_eq!(status.code(), 0, "{}", status.stderr);
+    borrower.allow(&[&borrower_key]);
+    borrower.run(&["status", &address]).assert_one_line(125, &format!("add `{lender_key}`"));
+    std::thread::sleep(Duration::from_millis(300));
+    node.signal(rustix::process::Signal::TERM);
+    let told = node.wait(Duration::from_secs(20)).stderr;
+    let allow = lender.file("allow").display().to_string();
+    assert!(told.contains(&format!("add `{borrower_key}` to {allow}")), "{told}");
+    assert!(told.contains("this node's key is not on the list of the node at"), "{told}");
+}
+
+#[test]
+fn without_a_key_udp_is_one_clear_error() {
+    let bare = Machine::new("bare");
+    for arguments in [
+        &["node", "--listen", "udp:127.0.0.1:0", "--lend", "1M"][..],
+        &["node", "--listen", "udp:0.0.0.0:0", "--lend", "1M"],
+        &["status", "udp:127.0.0.1:9"],
+    ] {
+        let outcome = bare.run(arguments);
+        for hint in ["tombolo keygen", "--allow", "--insecure"] {
+            outcome.assert_one_line(125, hint);
+        }
+    }
+    let (keyed, key) = Machine::with_key("keyed");
+    let no_list = keyed.run(&["status", "udp:127.0.0.1:9"]);
+    no_list.assert_one_line(125, "put the public keys");
+    keyed.allow(&[&key, "tombolo-public:12"]);
+    keyed.run(&["status", "udp:127.0.0.1:9"]).assert_one_line(125, "allow:3: a key has 64");
+    keyed.run(&["status", "udp:127.0.0.1:9", "--key", "/no/such"]).assert_one_line(125, "/no/such");
+    let insecure = bare.run(&["node", "--insecure", "--listen", "udp:0.0.0.0:0", "--lend", "1M"]);
+    insecure.assert_one_line(125, "tombolo keygen");
+}
+
+#[test]
+fn one_side_insecure_is_an_error_that_says_so() {
+    let (lender, borrower) = friends();
+    let (_node, address) = lender.lend();
+    borrower.run(&["status", "--insecure", &address]).assert_one_line(125, "without --insecure");
+}
+
+#[test]
+fn keygen_makes_a_private_file_and_never_overwrites_it() {
+    let (machine, public) = Machine::with_key("keys");
+    assert!(public.starts_with("tombolo-public:") && !public.contains('\n'), "{public}");
+    let key = machine.file("key");
+    assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
+    let text = fs::read_to_string(&key).unwrap();
+    assert!(text.contains("tombolo-secret:") && text.contains(&public));
+    machine.run(&["keygen"]).assert_one_line(125, "exists already");
+    assert_eq!(fs::read_to_string(&key).unwrap(), text);
+    let other = machine.home.file("another/key");
+    assert_eq!(tombolo(&["keygen", "--out", &other]).code(), 0);
+    assert_ne!(fs::read_to_string(&other).unwrap(), text);
+}
+
+#[test]
+fn a_secret_that_others_can_read_is_refused() {
+    let (lender, _borrower) = friends();
+    fs::set_permissions(lender.file("key"), Permissions::from_mode(0o644)).unwrap();
+    let node = lender.run(&["node", "--listen", "udp:127.0.0.1:0", "--lend", "1M"]);
+    node.assert_one_line(125, "chmod 600");
+}
