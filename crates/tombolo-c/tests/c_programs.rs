@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tombolo_host::unix::SeqpacketListener;
 use tombolo_node::{Address, Node, Security};
@@ -21,7 +21,9 @@ fn folder() -> PathBuf {
 
 fn compile(name: &str) -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let program = folder().join(name);
+    // Two tests may run the same one.
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let program = folder().join(format!("{name}-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
     let mut command = Command::new("cc");
     command
         .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-o"])
