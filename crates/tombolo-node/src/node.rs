@@ -11,7 +11,7 @@
 //! link without sharing numbers.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -19,14 +19,14 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::PeerStatus;
 use tombolo_core::rdma::{
-    Action, Block, BlockNotification, Completion, Config, Direction, Engine, NotificationWrite, PeerId,
-    Placement, Retransmission, Time, Transfer, TransferError, Verdict,
+    Action, Block, Completion, Config, Engine, NotificationWrite, PeerId, Placement, Retransmission, Time,
+    Transfer, TransferError, Verdict,
 };
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
-use tombolo_wire::{Ack, Checksums, Domain, MAX_HEADER_BYTES, Nack, NackCode, Notification, Packet};
+use tombolo_wire::{Checksums, Domain, MAX_HEADER_BYTES, NackCode, Packet};
 
-use crate::control::{Borrower, Message, MessageV1, NodeStatus, Reply, Request};
+use crate::control::{Borrower, NodeStatus, Reply, Request};
 use crate::ledger::{self, Ledger, LendError};
 use crate::programs::{Accessor, Programs, Use};
 
@@ -42,7 +42,7 @@ pub(crate) const ITSELF: PeerId = PeerId(0);
 const LOOP_BACK_BYTES: u64 = 32 * 1024;
 
 /// A reply, and the descriptors that came with it.
-type Answer = (Reply, Vec<OwnedFd>);
+pub(crate) type Answer = (Reply, Vec<OwnedFd>);
 
 /// A node at the other end of a link.
 #[derive(Debug)]
@@ -59,10 +59,10 @@ pub struct Peer {
     streaming: AtomicBool,
     /// The last look found none.
     drained: AtomicBool,
-    name: Mutex<String>,
+    pub(crate) name: Mutex<String>,
     /// Questions that are open, with their answers once they are there.
-    answers: Mutex<HashMap<u32, Option<Answer>>>,
-    next_number: AtomicU32,
+    pub(crate) answers: Mutex<HashMap<u32, Option<Answer>>>,
+    pub(crate) next_number: AtomicU32,
     /// Why it is gone, once it is.
     lost: OnceLock<LossReason>,
 }
@@ -75,13 +75,13 @@ impl Peer {
 }
 
 /// Memory here, held as long as it is used.
-enum Memory<'a> {
+pub(crate) enum Memory<'a> {
     Buffers(&'a SharedMemory),
     Shared(Arc<SharedMemory>),
 }
 
 impl Memory<'_> {
-    fn get(&self) -> &SharedMemory {
+    pub(crate) fn get(&self) -> &SharedMemory {
         match self {
             Self::Buffers(memory) => memory,
             Self::Shared(memory) => memory,
@@ -134,14 +134,14 @@ pub enum JoinError {
 pub struct Node {
     name: String,
     started: Instant,
-    engine: Mutex<Engine>,
+    pub(crate) engine: Mutex<Engine>,
     peers: RwLock<Vec<Option<Arc<Peer>>>>,
-    ledger: Mutex<Ledger>,
+    pub(crate) ledger: Mutex<Ledger>,
     /// Where our own writes come from and the answers to our reads go.
     buffers: SharedMemory,
     completions: OnceLock<CompletionSink>,
     losses: OnceLock<LossSink>,
-    packets_dropped: AtomicU64,
+    pub(crate) packets_dropped: AtomicU64,
     pub(crate) programs: Programs,
     /// The engine has more to be done than was done in one go.
     unfinished: AtomicBool,
@@ -348,7 +348,7 @@ impl Node {
     }
 
     /// The memory of a domain here: the buffers (ours alone), what is lent to the peer, or a program's.
-    fn memory(
+    pub(crate) fn memory(
         &self,
         peer: PeerId,
         domain: Domain,
@@ -489,83 +489,6 @@ impl Node {
         }
     }
 
-    fn write_words(
-        &self,
-        peer: PeerId,
-        domain: Domain,
-        words: &Notification,
-        how: Use,
-    ) -> Result<(), NackCode> {
-        let (memory, offset) = self.memory(peer, domain, words.address, 16, how)?;
-        for (at, word) in [(offset, words.first), (offset + 8, words.last)] {
-            if let Ok(place) = memory.get().atomic_u64(at) {
-                place.store(word, Ordering::Release);
-                continue;
-            }
-            let target = memory.get().span_mut(at, 8).map_err(|_| NackCode::DecodeError)?;
-            target.copy_from(SharedSpan::from(word.to_le_bytes().as_slice()));
-        }
-        Ok(())
-    }
-
-    /// A block between two programs here: one copy, answered at once.
-    fn loop_back(&self, now: Time, block: &Block) {
-        let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
-        let part = Transfer {
-            direction: Direction::Write,
-            domain: block.domain,
-            own_domain: block.own_domain,
-            source_address: block.source_address,
-            destination_address: block.destination_address,
-            size_bytes: block.length_bytes,
-            notification: None,
-            class: None,
-            user: block.user,
-        };
-        let words = match &block.notification {
-            BlockNotification::Now(words) => Some(words),
-            BlockNotification::None | BlockNotification::Later => None,
-        };
-        let answer = match self.copy_here(&part, words) {
-            Ok(()) => {
-                let bytes_only = block.notification == BlockNotification::Later;
-                Packet::Ack(Ack { transaction, generation, attempt, bytes_only })
-            }
-            Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
-        };
-        let _ = self.engine.lock().handle(now, ITSELF, &answer);
-    }
-
-    /// Moves bytes between two programs here, as far as both allow, and then writes the words.
-    pub(crate) fn copy_here(&self, part: &Transfer, words: Option<&Notification>) -> Result<(), NackCode> {
-        let program = Programs::poster(part.user);
-        let by = Accessor { peer: ITSELF, program };
-        let is_own = |domain| program.is_some() && tombolo_channel::from_the_wire(domain) == program;
-        let read = if is_own(part.own_domain) { Use::Own } else { Use::Read(by) };
-        let write = if is_own(part.domain) { Use::Own } else { Use::Write(by) };
-        let length = part.size_bytes;
-        let (from, source) = self.memory(ITSELF, part.own_domain, part.source_address, length, read)?;
-        let (to, target) = self.memory(ITSELF, part.domain, part.destination_address, length, write)?;
-        let source = from.get().span(source, length as usize).map_err(|_| NackCode::DecodeError)?;
-        let target = to.get().span_mut(target, length as usize).map_err(|_| NackCode::DecodeError)?;
-        target.copy_from(source);
-        words.map_or(Ok(()), |words| self.write_words(ITSELF, part.domain, words, write))
-    }
-
-    /// The words of a transfer between two programs here, apart from its blocks. Blocks here are
-    /// answered one by one, so the last one carries them; were it otherwise, nobody knows here who
-    /// posted, and the strictest rule holds.
-    fn notify_here(&self, packet: &Packet<'_>) {
-        let Packet::Notify(header) = packet else { return };
-        let (transaction, generation, attempt) = (header.transaction, header.generation, header.attempt);
-        let strictest = Use::Write(Accessor { peer: ITSELF, program: None });
-        let answer = match self.write_words(ITSELF, header.domain, &header.notification, strictest) {
-            Ok(()) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only: false }),
-            Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
-        };
-        let _ = self.engine.lock().handle(self.now(), ITSELF, &answer);
-    }
-
     /// Goes on with what was left undone. Returns whether there was something.
     pub(crate) fn finish(&self) -> bool {
         let more = self.unfinished.swap(false, Ordering::Relaxed);
@@ -616,7 +539,7 @@ impl Node {
     }
 
     /// The link to a peer is gone: its transfers fail, what it borrowed comes back.
-    fn lose(&self, peer: &Arc<Peer>, reason: LossReason) {
+    pub(crate) fn lose(&self, peer: &Arc<Peer>, reason: LossReason) {
         if peer.lost.set(reason).is_err() {
             return;
         }
@@ -634,104 +557,6 @@ impl Node {
             *slot = None;
         }
         bytes
-    }
-
-    /// Asks a peer and waits for its answer, driving the link meanwhile.
-    pub fn ask(&self, peer: &Arc<Peer>, request: Request, timeout: Duration) -> Result<Answer, AskError> {
-        let number = peer.next_number.fetch_add(1, Ordering::Relaxed);
-        peer.answers.lock().insert(number, None);
-        let answer = self.ask_as(peer, number, request, timeout);
-        peer.answers.lock().remove(&number);
-        answer
-    }
-
-    fn ask_as(
-        &self,
-        peer: &Arc<Peer>,
-        number: u32,
-        request: Request,
-        timeout: Duration,
-    ) -> Result<Answer, AskError> {
-        let message = Message::V1(MessageV1::Ask { number, request }).encode();
-        let deadline = Instant::now() + timeout;
-        while let Err(error) = peer.link.send_control(&message, &[]) {
-            if !matches!(error, SendError::Full) || Instant::now() > deadline {
-                return Err(AskError::Send(error));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        loop {
-            self.drive(peer);
-            if let Some(answer) = peer.answers.lock().get_mut(&number).and_then(Option::take) {
-                return Ok(answer);
-            }
-            if let Some(reason) = peer.loss() {
-                return Err(AskError::Lost(reason));
-            }
-            if Instant::now() > deadline {
-                return Err(AskError::TimedOut(timeout));
-            }
-            // Another thread may take the answer off the link: not for long.
-            let _ = peer.link.wait(Duration::from_millis(5));
-            self.tick();
-        }
-    }
-
-    fn control(&self, peer: &Arc<Peer>, bytes: &[u8], descriptors: Vec<OwnedFd>) {
-        match Message::decode(bytes) {
-            Ok(Message::V1(MessageV1::Answer { number, reply })) => {
-                // An answer that nobody asked for is dropped, or a peer could fill our memory with them.
-                if let Some(open) = peer.answers.lock().get_mut(&number) {
-                    *open = Some((reply, descriptors));
-                }
-            }
-            Ok(Message::V1(MessageV1::Ask { number, request })) => {
-                let (reply, memory) = self.answer(peer, request);
-                let message = Message::V1(MessageV1::Answer { number, reply }).encode();
-                let memory = memory.filter(|_| peer.link.supports_windows());
-                let descriptors: Vec<_> = memory.iter().map(|memory| memory.as_fd()).collect();
-                // A peer that asks and does not take the answers is on its own.
-                let _ = peer.link.send_control(&message, &descriptors);
-            }
-            Err(_) => {
-                self.packets_dropped.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn answer(&self, peer: &Arc<Peer>, request: Request) -> (Reply, Option<Arc<SharedMemory>>) {
-        match request {
-            Request::Introduce { mut name } => {
-                name.truncate(name.floor_char_boundary(64));
-                *peer.name.lock() = name;
-                (Reply::Done, None)
-            }
-            Request::Lend { bytes } => match self.lend(peer, bytes) {
-                Ok((segment, memory)) => (Reply::Lent { segment }, Some(memory)),
-                Err(LendError::TooMuch { free_bytes, .. }) => (Reply::TooMuch { free_bytes }, None),
-                Err(error) => (Reply::Failed(error.to_string()), None),
-            },
-            Request::Release { segment } => {
-                if self.ledger.lock().release(peer.id, segment) {
-                    (Reply::Done, None)
-                } else {
-                    (Reply::Failed(format!("segment {segment} is not lent to you")), None)
-                }
-            }
-            Request::Status => (Reply::Status(Box::new(self.status())), None),
-        }
-    }
-
-    fn lend(&self, peer: &Peer, bytes: u64) -> Result<(u16, Arc<SharedMemory>), LendError> {
-        self.ledger.lock().reserve(bytes)?;
-        let entered = ledger::allocate(bytes).and_then(|memory| {
-            let memory = Arc::new(memory);
-            self.ledger.lock().enter(peer.id, memory.clone()).map(|segment| (segment, memory))
-        });
-        if entered.is_err() {
-            self.ledger.lock().unreserve(bytes);
-        }
-        entered
     }
 
     /// How this node is.

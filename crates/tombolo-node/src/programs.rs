@@ -45,11 +45,11 @@ const NAP: Duration = Duration::from_millis(250);
 
 /// How much programs may have.
 #[derive(Clone, Copy, Debug)]
-pub struct ProgramLimits {
+struct ProgramLimits {
     /// Domains open at once (QOS §3.2.1: 16).
-    pub domains: usize,
+    domains: usize,
     /// Memory of all of them.
-    pub memory_bytes: u64,
+    memory_bytes: u64,
 }
 
 impl Default for ProgramLimits {
@@ -397,7 +397,7 @@ impl Node {
         if ends.iter().any(|(address, size)| address.checked_add(*size).is_none()) {
             return Some(Err(Failure::BadDescriptor));
         }
-        Some(self.copy_here(transfer, transfer.notification.as_ref()).map_err(Failure::Refused))
+        Some(self.copy_here(transfer).map_err(Failure::Refused))
     }
 
     fn start(&self, domain: &ProgramDomain, slot: usize, budget: &mut u32) {

@@ -1,0 +1,91 @@
+//! Transfers between two programs of this node: the engine is its own peer, and
+//! instead of packets there is one copy a block, answered at once.
+
+use std::sync::atomic::Ordering;
+
+use tombolo_core::rdma::{Block, BlockNotification, Direction, PeerId, Time, Transfer};
+use tombolo_host::shared::SharedSpan;
+use tombolo_wire::{Ack, Domain, Nack, NackCode, Notification, Packet};
+
+use crate::node::{ITSELF, Node};
+use crate::programs::{Accessor, Programs, Use};
+
+impl Node {
+    /// Writes the two words of a notification, the first before the last.
+    pub(crate) fn write_words(
+        &self,
+        peer: PeerId,
+        domain: Domain,
+        words: &Notification,
+        how: Use,
+    ) -> Result<(), NackCode> {
+        let (memory, offset) = self.memory(peer, domain, words.address, 16, how)?;
+        for (at, word) in [(offset, words.first), (offset + 8, words.last)] {
+            if let Ok(place) = memory.get().atomic_u64(at) {
+                place.store(word, Ordering::Release);
+                continue;
+            }
+            let target = memory.get().span_mut(at, 8).map_err(|_| NackCode::DecodeError)?;
+            target.copy_from(SharedSpan::from(word.to_le_bytes().as_slice()));
+        }
+        Ok(())
+    }
+
+    /// A block between two programs here: one copy, answered at once.
+    pub(crate) fn loop_back(&self, now: Time, block: &Block) {
+        let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
+        let notification = match block.notification {
+            BlockNotification::Now(words) => Some(words),
+            BlockNotification::None | BlockNotification::Later => None,
+        };
+        let part = Transfer {
+            direction: Direction::Write,
+            domain: block.domain,
+            own_domain: block.own_domain,
+            source_address: block.source_address,
+            destination_address: block.destination_address,
+            size_bytes: block.length_bytes,
+            notification,
+            class: None,
+            user: block.user,
+        };
+        let answer = match self.copy_here(&part) {
+            Ok(()) => {
+                let bytes_only = block.notification == BlockNotification::Later;
+                Packet::Ack(Ack { transaction, generation, attempt, bytes_only })
+            }
+            Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+        };
+        let _ = self.engine.lock().handle(now, ITSELF, &answer);
+    }
+
+    /// Moves bytes between two programs here, as far as both allow, and then writes the words.
+    pub(crate) fn copy_here(&self, part: &Transfer) -> Result<(), NackCode> {
+        let program = Programs::poster(part.user);
+        let by = Accessor { peer: ITSELF, program };
+        let is_own = |domain| program.is_some() && tombolo_channel::from_the_wire(domain) == program;
+        let read = if is_own(part.own_domain) { Use::Own } else { Use::Read(by) };
+        let write = if is_own(part.domain) { Use::Own } else { Use::Write(by) };
+        let length = part.size_bytes;
+        let (from, source) = self.memory(ITSELF, part.own_domain, part.source_address, length, read)?;
+        let (to, target) = self.memory(ITSELF, part.domain, part.destination_address, length, write)?;
+        let source = from.get().span(source, length as usize).map_err(|_| NackCode::DecodeError)?;
+        let target = to.get().span_mut(target, length as usize).map_err(|_| NackCode::DecodeError)?;
+        target.copy_from(source);
+        part.notification.map_or(Ok(()), |words| self.write_words(ITSELF, part.domain, &words, write))
+    }
+
+    /// The words of a transfer between two programs here, apart from its blocks. Blocks here are
+    /// answered one by one, so the last one carries them; were it otherwise, nobody knows here who
+    /// posted, and the strictest rule holds.
+    pub(crate) fn notify_here(&self, packet: &Packet<'_>) {
+        let Packet::Notify(header) = packet else { return };
+        let (transaction, generation, attempt) = (header.transaction, header.generation, header.attempt);
+        let strictest = Use::Write(Accessor { peer: ITSELF, program: None });
+        let answer = match self.write_words(ITSELF, header.domain, &header.notification, strictest) {
+            Ok(()) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only: false }),
+            Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+        };
+        let _ = self.engine.lock().handle(self.now(), ITSELF, &answer);
+    }
+}

@@ -1,0 +1,114 @@
+//! What nodes ask each other over the control channel, and the answers.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tombolo_host::shared::SharedMemory;
+use tombolo_link::SendError;
+
+use crate::control::{Message, MessageV1, Reply, Request};
+use crate::ledger::{self, LendError};
+use crate::node::{Answer, AskError, Node, Peer};
+
+impl Node {
+    /// Asks a peer and waits for its answer, driving the link meanwhile.
+    pub fn ask(&self, peer: &Arc<Peer>, request: Request, timeout: Duration) -> Result<Answer, AskError> {
+        let number = peer.next_number.fetch_add(1, Ordering::Relaxed);
+        peer.answers.lock().insert(number, None);
+        let answer = self.ask_as(peer, number, request, timeout);
+        peer.answers.lock().remove(&number);
+        answer
+    }
+
+    fn ask_as(
+        &self,
+        peer: &Arc<Peer>,
+        number: u32,
+        request: Request,
+        timeout: Duration,
+    ) -> Result<Answer, AskError> {
+        let message = Message::V1(MessageV1::Ask { number, request }).encode();
+        let deadline = Instant::now() + timeout;
+        while let Err(error) = peer.link.send_control(&message, &[]) {
+            if !matches!(error, SendError::Full) || Instant::now() > deadline {
+                return Err(AskError::Send(error));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        loop {
+            self.drive(peer);
+            if let Some(answer) = peer.answers.lock().get_mut(&number).and_then(Option::take) {
+                return Ok(answer);
+            }
+            if let Some(reason) = peer.loss() {
+                return Err(AskError::Lost(reason));
+            }
+            if Instant::now() > deadline {
+                return Err(AskError::TimedOut(timeout));
+            }
+            // Another thread may take the answer off the link: not for long.
+            let _ = peer.link.wait(Duration::from_millis(5));
+            self.tick();
+        }
+    }
+
+    /// A control message has come.
+    pub(crate) fn control(&self, peer: &Arc<Peer>, bytes: &[u8], descriptors: Vec<OwnedFd>) {
+        match Message::decode(bytes) {
+            Ok(Message::V1(MessageV1::Answer { number, reply })) => {
+                // An answer that nobody asked for is dropped, or a peer could fill our memory with them.
+                if let Some(open) = peer.answers.lock().get_mut(&number) {
+                    *open = Some((reply, descriptors));
+                }
+            }
+            Ok(Message::V1(MessageV1::Ask { number, request })) => {
+                let (reply, memory) = self.answer(peer, request);
+                let message = Message::V1(MessageV1::Answer { number, reply }).encode();
+                let memory = memory.filter(|_| peer.link.supports_windows());
+                let descriptors: Vec<_> = memory.iter().map(|memory| memory.as_fd()).collect();
+                // A peer that asks and does not take the answers is on its own.
+                let _ = peer.link.send_control(&message, &descriptors);
+            }
+            Err(_) => {
+                self.packets_dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn answer(&self, peer: &Arc<Peer>, request: Request) -> (Reply, Option<Arc<SharedMemory>>) {
+        match request {
+            Request::Introduce { mut name } => {
+                name.truncate(name.floor_char_boundary(64));
+                *peer.name.lock() = name;
+                (Reply::Done, None)
+            }
+            Request::Lend { bytes } => match self.lend(peer, bytes) {
+                Ok((segment, memory)) => (Reply::Lent { segment }, Some(memory)),
+                Err(LendError::TooMuch { free_bytes, .. }) => (Reply::TooMuch { free_bytes }, None),
+                Err(error) => (Reply::Failed(error.to_string()), None),
+            },
+            Request::Release { segment } => {
+                if self.ledger.lock().release(peer.id, segment) {
+                    (Reply::Done, None)
+                } else {
+                    (Reply::Failed(format!("segment {segment} is not lent to you")), None)
+                }
+            }
+            Request::Status => (Reply::Status(Box::new(self.status())), None),
+        }
+    }
+
+    fn lend(&self, peer: &Peer, bytes: u64) -> Result<(u16, Arc<SharedMemory>), LendError> {
+        self.ledger.lock().reserve(bytes)?;
+        let entered = ledger::allocate(bytes).and_then(|memory| {
+            let memory = Arc::new(memory);
+            self.ledger.lock().enter(peer.id, memory.clone()).map(|segment| (segment, memory))
+        });
+        if entered.is_err() {
+            self.ledger.lock().unreserve(bytes);
+        }
+        entered
+    }
+}
