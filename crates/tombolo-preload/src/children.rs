@@ -32,20 +32,20 @@ extern "C" fn loaded() {
     }
 }
 
-unsafe extern "C" fn before_fork() {
+extern "C" fn before_fork() {
     // While pages are on their way out, a child would miss them.
     let _ = doorbell::ring(FORK, 0, 0);
     core::mem::forget(doorbell::LOCK.lock());
     core::mem::forget(arena::LOCK.lock());
 }
 
-unsafe extern "C" fn after_fork_in_parent() {
+extern "C" fn after_fork_in_parent() {
     arena::LOCK.release();
     doorbell::LOCK.release();
     let _ = doorbell::ring(FORKED, 0, 0);
 }
 
-unsafe extern "C" fn after_fork_in_child() {
+extern "C" fn after_fork_in_child() {
     arena::LOCK.release();
     doorbell::LOCK.release();
     // The child's pages are served already; with an agent they can be evicted too.
