@@ -31,6 +31,10 @@ fn interrupted() -> bool {
     STOP.load(Ordering::Relaxed)
 }
 
+/// Programs that are measured, and the Debian package of each.
+const NEEDED: [(&str, &str); 3] =
+    [("sort", "coreutils"), ("redis-server", "redis-server"), ("mkswap", "util-linux")];
+
 const USAGE: &str = "usage: cargo xtask bench paging [--runs N] [--only sort|redis|chase]";
 
 struct Options {
@@ -97,6 +101,7 @@ fn figures(tombolo: &Path) -> Result<Value, String> {
 /// Runs a bench. The arguments are those after `bench`.
 pub fn main(arguments: &[String]) -> Result<(), String> {
     let options = options(arguments)?;
+    crate::packages::install_missing(&NEEDED, "not everything will be measured")?;
     let tombolo = build()?;
     process::stop_on_signals(&STOP);
     eprintln!("bench: faults and random reads");

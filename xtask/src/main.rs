@@ -6,6 +6,7 @@ mod bench;
 mod command;
 mod headers;
 mod lint;
+mod packages;
 mod test;
 
 const USAGE: &str = "\
