@@ -44,7 +44,7 @@ impl Mesh {
     fn post(&mut self, node: usize, peer: usize, direction: Direction) {
         // Where `node`'s transfers with `peer` go: in the writer's area.
         let area = match direction {
-            Direction::Write => 1 + node,
+            Direction::Write | Direction::Atomic(_) => 1 + node,
             Direction::Read => 1 + NODES + peer,
         };
         let transfer = Transfer {

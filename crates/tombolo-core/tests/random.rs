@@ -100,7 +100,12 @@ fn run(seed: u64, options: &Options) {
         let class = rng.chance(200_000).then(|| Class::ALL[rng.below(3) as usize]);
         let size = size(&mut rng, options.largest_bytes);
         let words = rng.chance(500_000);
-        match bench.post(poster, direction, size, words, class) {
+        let outcome = if rng.chance(150_000) {
+            Some(bench.post_atomic(poster))
+        } else {
+            bench.post(poster, direction, size, words, class)
+        };
+        match outcome {
             None => break 'posting,
             Some(Ok(_)) => posted += 1,
             Some(Err(PostError::Full)) => {
@@ -129,6 +134,12 @@ fn run(seed: u64, options: &Options) {
     bench.faults = Faults::default();
     bench.settle(60_000_000_000);
     bench.check_memory();
+    let lost = bench.watched.iter().filter(|watched| watched.status != Some(Ok(()))).count();
+    assert!(
+        bench.operated.len() <= lost,
+        "an operation was carried out more than once: {:?}",
+        bench.operated
+    );
     for (which, watched) in bench.watched.iter().enumerate() {
         match watched.status {
             Some(Ok(())) => {}

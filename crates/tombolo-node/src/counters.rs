@@ -19,6 +19,8 @@ pub fn engine(counters: &Counters) -> Vec<(String, u64)> {
         ("blocks_retransmitted", counters.blocks_retransmitted),
         ("timeouts", counters.timeouts),
         ("fast_retransmits", counters.fast_retransmits),
+        ("atomics_sent", counters.atomics_sent),
+        ("atomics", counters.atomics),
         ("acks", counters.acks),
         ("stale_answers", counters.stale_answers),
         ("illegal_transitions", counters.illegal_transitions),

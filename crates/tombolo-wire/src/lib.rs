@@ -35,6 +35,7 @@
 #[cfg(test)]
 extern crate std;
 
+mod atomic;
 mod checksum;
 mod data;
 mod error;
@@ -44,6 +45,7 @@ mod packet;
 mod reading;
 mod view;
 
+pub use atomic::{ATOMIC_BYTES, Atomic, AtomicAck, AtomicOperation};
 pub use checksum::Checksums;
 pub use data::{DataHeader, Notification, NotificationMark, NotifyHeader, Payload};
 pub use error::WireError;

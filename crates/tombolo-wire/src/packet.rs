@@ -1,5 +1,6 @@
 //! The meaning of a packet, and the short answers about a block.
 
+use crate::atomic::{Atomic, AtomicAck};
 use crate::checksum::Checksums;
 use crate::data::{DataHeader, NotifyHeader, Payload};
 use crate::reading::{ReadAccept, ReadReject, ReadRequest};
@@ -25,6 +26,10 @@ pub enum Packet<'a> {
     ReadReject(ReadReject),
     /// A read is known.
     ReadAccept(ReadAccept),
+    /// A word is to be changed.
+    Atomic(Atomic),
+    /// A word was changed.
+    AtomicAck(AtomicAck),
 }
 
 impl<'a> Packet<'a> {
@@ -47,6 +52,8 @@ impl<'a> Packet<'a> {
             Kind::ReadRequest => Self::ReadRequest(ReadRequest::interpret(&view)?),
             Kind::ReadReject => Self::ReadReject(ReadReject::interpret(&view)?),
             Kind::ReadAccept => Self::ReadAccept(ReadAccept::interpret(&view)?),
+            Kind::Atomic => Self::Atomic(Atomic::interpret(&view)?),
+            Kind::AtomicAck => Self::AtomicAck(AtomicAck::interpret(&view)?),
         })
     }
 
@@ -77,6 +84,8 @@ impl<'a> Packet<'a> {
             Self::ReadRequest(request) => request.emit(out, checksums),
             Self::ReadReject(reject) => reject.emit(out, checksums),
             Self::ReadAccept(accept) => accept.emit(out, checksums),
+            Self::Atomic(atomic) => atomic.emit(out, checksums),
+            Self::AtomicAck(ack) => ack.emit(out, checksums),
         }
     }
 }

@@ -27,6 +27,10 @@ pub enum Kind {
     ReadReject = 7,
     /// A read is known and will be served.
     ReadAccept = 8,
+    /// A word is to be changed.
+    Atomic = 9,
+    /// A word was changed.
+    AtomicAck = 10,
 }
 
 /// The flag of [`Kind::Data`] that says the header carries a notification.
@@ -47,6 +51,8 @@ impl Kind {
             6 => Self::ReadRequest,
             7 => Self::ReadReject,
             8 => Self::ReadAccept,
+            9 => Self::Atomic,
+            10 => Self::AtomicAck,
             other => return Err(WireError::Kind(other)),
         })
     }
@@ -56,6 +62,8 @@ impl Kind {
         match self {
             Self::Data if flags & FLAG_CARRIES_NOTIFICATION == 0 => DATA_HEADER_BYTES,
             Self::Data | Self::Notify | Self::ReadRequest => MAX_HEADER_BYTES,
+            Self::Atomic => DATA_HEADER_BYTES,
+            Self::AtomicAck => SHORT_HEADER_BYTES + 8,
             Self::Ack | Self::Nack | Self::Resume | Self::ReadReject | Self::ReadAccept => SHORT_HEADER_BYTES,
         }
     }

@@ -5,8 +5,9 @@
 use std::fs;
 use std::path::PathBuf;
 use tombolo_wire::{
-    Ack, Attempt, Checksums, DataHeader, Domain, Generation, Nack, NackCode, Notification, NotificationMark,
-    NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest, RequestId, Resume, TransactionId,
+    Ack, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, Generation, Nack,
+    NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload, ReadAccept, ReadReject,
+    ReadRequest, RequestId, Resume, TransactionId,
 };
 
 fn samples() -> Vec<(&'static str, Packet<'static>)> {
@@ -65,6 +66,18 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
         ),
         ("read-reject", Packet::ReadReject(ReadReject { request, code: NackCode::NoContext })),
         ("read-accept", Packet::ReadAccept(ReadAccept { request })),
+        (
+            "atomic",
+            Packet::Atomic(Atomic {
+                domain,
+                transaction,
+                generation,
+                attempt,
+                address: 0x1008,
+                operation: AtomicOperation::CompareSwap { compare: 1, swap: 2 },
+            }),
+        ),
+        ("atomic-ack", Packet::AtomicAck(AtomicAck { transaction, generation, attempt, before: 1 })),
     ]
 }
 

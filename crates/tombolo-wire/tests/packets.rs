@@ -3,9 +3,9 @@
 
 use proptest::prelude::*;
 use tombolo_wire::{
-    Ack, Attempt, Checksums, DataHeader, Domain, Generation, Nack, NackCode, Notification, NotificationMark,
-    NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest, RequestId, Resume, TransactionId,
-    WireError,
+    Ack, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, Generation, Nack,
+    NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload, ReadAccept, ReadReject,
+    ReadRequest, RequestId, Resume, TransactionId, WireError,
 };
 
 fn notification() -> impl Strategy<Value = Notification> {
@@ -48,7 +48,7 @@ fn data() -> impl Strategy<Value = DataHeader> {
 fn control() -> impl Strategy<Value = Packet<'static>> {
     let code = proptest::sample::select(NackCode::ALL.to_vec());
     let ids = any::<(u16, u32, u8, bool, u16, u32)>();
-    (ids, code, data(), notification(), any::<(u32, u32, u64, Option<u64>)>(), 0..8u8).prop_map(
+    (ids, code, data(), notification(), any::<(u32, u32, u64, Option<u64>)>(), 0..10u8).prop_map(
         |((slot, generation, attempt, flag, domain, request), code, data, words, read, kind)| {
             let transaction = TransactionId(slot);
             let generation = Generation(generation);
@@ -71,6 +71,18 @@ fn control() -> impl Strategy<Value = Packet<'static>> {
                     in_reply_to: data.in_reply_to,
                     notification: words,
                 }),
+                8 => Packet::Atomic(Atomic {
+                    domain,
+                    transaction,
+                    generation,
+                    attempt,
+                    address: read.2 & !7,
+                    operation: match flag {
+                        true => AtomicOperation::FetchAdd(words.first),
+                        false => AtomicOperation::CompareSwap { compare: words.first, swap: words.last },
+                    },
+                }),
+                9 => Packet::AtomicAck(AtomicAck { transaction, generation, attempt, before: read.2 }),
                 _ => Packet::ReadRequest(ReadRequest {
                     request,
                     watermark: RequestId(read.0),

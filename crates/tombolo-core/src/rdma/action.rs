@@ -2,8 +2,8 @@
 
 use super::transfer::{PeerId, TransferError, TransferId};
 use tombolo_wire::{
-    Attempt, DataHeader, Domain, GRANULE_BYTES, Generation, Notification, NotificationMark, Packet,
-    RequestId, TransactionId,
+    AtomicOperation, Attempt, DataHeader, Domain, GRANULE_BYTES, Generation, Notification, NotificationMark,
+    Packet, RequestId, TransactionId,
 };
 
 /// One thing to do, from [`crate::rdma::Engine::poll`].
@@ -160,12 +160,25 @@ pub struct Placement {
     pub(crate) mask: u64,
 }
 
+/// A word to be changed. Hand it back, once, whatever happens: to `operated` with what the word was,
+/// or to `refused`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "its sender waits until this is handed back to `operated` or `refused`"]
+pub struct Operation {
+    /// Where the word is, and who asks.
+    pub placement: Placement,
+    /// What to do to it.
+    pub operation: AtomicOperation,
+}
+
 /// What to do with a packet that was handed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a placement must be carried out and handed back"]
 pub enum Verdict {
     /// Copy the payload to memory, then hand the placement back.
     Place(Placement),
+    /// Change a word, then hand the operation back.
+    Operate(Operation),
     /// Nothing to copy; the packet did its work.
     Taken,
     /// Nothing to copy; the packet was dropped.
@@ -203,4 +216,6 @@ pub struct Completion {
     pub peer: PeerId,
     /// How it ended.
     pub status: Result<(), TransferError>,
+    /// Of an atomic operation that succeeded: the word before it.
+    pub before: u64,
 }

@@ -25,6 +25,10 @@ pub struct Counters {
     pub timeouts: u64,
     /// Blocks taken for lost because later ones were acknowledged.
     pub fast_retransmits: u64,
+    /// Atomic operations sent, the repeated ones too.
+    pub atomics_sent: u64,
+    /// Atomic operations of peers, handed out to be carried out.
+    pub atomics: u64,
     /// Notifications sent apart from their block.
     pub notifies_sent: u64,
     /// Acknowledgements that changed something.

@@ -1,6 +1,6 @@
 //! The three machines behind one door.
 
-use super::action::{Action, Block, DropReason, NotificationWrite, Placement, Verdict};
+use super::action::{Action, Block, DropReason, NotificationWrite, Operation, Placement, Verdict};
 use super::config::Config;
 use super::counters::Counters;
 use super::initiator::Initiator;
@@ -146,6 +146,8 @@ impl Engine {
                 self.block_end(end);
                 return verdict;
             }
+            Packet::Atomic(atomic) => return self.responder.atomic(peer, atomic),
+            Packet::AtomicAck(ack) => self.initiator.operated(now, peer, ack),
             Packet::Ack(ack) => self.initiator.acknowledge(now, peer, ack),
             Packet::Nack(nack) => self.initiator.refused(now, peer, nack),
             Packet::Resume(resume) => self.initiator.resume(peer, resume),
@@ -169,6 +171,11 @@ impl Engine {
         if let Some(read) = placement.read {
             self.initiator.read_placed(read);
         }
+    }
+
+    /// The word of an operation is changed; what it was before. Poll afterwards.
+    pub fn operated(&mut self, operation: Operation, before: u64) {
+        self.responder.operated(&operation.placement, before);
     }
 
     /// The memory refused a placement: the sender is told `code`. For an absent
@@ -286,6 +293,7 @@ impl Engine {
         let mut sum = *self.initiator.counters();
         let (received, served) = (self.responder.counters(), self.server.counters());
         sum.nacks_sent = received.nacks_sent;
+        sum.atomics = received.atomics;
         sum.packets_placed = received.packets_placed;
         sum.duplicates = received.duplicates;
         sum.stale_packets = received.stale_packets + served.stale_packets;

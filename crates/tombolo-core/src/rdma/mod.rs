@@ -44,7 +44,7 @@ mod transaction;
 mod transfer;
 
 pub use action::{Action, Block, BlockNotification, Completion, Packets, Verdict};
-pub use action::{DropReason, NotificationWrite, Placement};
+pub use action::{DropReason, NotificationWrite, Operation, Placement};
 pub use config::{Config, Retransmission};
 pub use counters::Counters;
 pub use engine::Engine;

@@ -1,6 +1,6 @@
 //! What a program asks for, and how it can end.
 
-use tombolo_wire::{Domain, NackCode, Notification};
+use tombolo_wire::{AtomicOperation, Domain, NackCode, Notification};
 
 /// A node at the other end of a link (or this one, over a loop-back link). The
 /// caller chooses the numbers, small ones: they index tables.
@@ -27,6 +27,10 @@ pub enum Direction {
     Write,
     /// From the peer to here (QOS §3.6).
     Read,
+    /// A word at the peer is changed where it is, exactly once, and what it was before comes back.
+    /// The word is at the destination address, a multiple of eight, and its size is eight bytes; it
+    /// has no source and no notification.
+    Atomic(AtomicOperation),
 }
 
 /// Class of service (QOS §3.2.3): strict order, with a bound on starvation.
@@ -93,11 +97,17 @@ pub enum PostError {
     /// Source, destination or notification passes the end of the address space.
     #[error("an address range passes the end of the address space")]
     AddressOverflow,
+    /// An atomic operation of another size than eight bytes, or at an address that is no multiple of
+    /// eight, or with a notification.
+    #[error("an atomic operation is of one aligned word of 8 bytes, without a notification")]
+    NotAWord,
 }
 
 /// Why a transfer ended without success. The destination then holds any mixture
 /// of old and new bytes. After a failed *write*, packets still on their way may
-/// arrive at the peer later; after a failed *read* nothing is placed any more.
+/// arrive at the peer later; after a failed *read* nothing is placed any more. An
+/// atomic operation that failed because the peer is silent or gone may have been
+/// carried out, or may yet be, at most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {

@@ -9,6 +9,9 @@ impl Bench {
     /// is its program's again, and nothing may be written there any more.
     pub(super) fn forget(&mut self, which: usize) {
         let watched = &self.watched[which];
+        if matches!(watched.spec.direction, Direction::Atomic(_)) {
+            return;
+        }
         let (to, spec) = (watched.destination(), watched.spec);
         let at = (spec.destination_address - BASE) as usize;
         let bytes = at..at + watched.source.len();
@@ -23,7 +26,7 @@ impl Bench {
                     self.memory[to][range.clone()].fill(value);
                     self.expected[to][range].fill(value);
                 }
-                Direction::Write => self.anything.push((to, range)),
+                Direction::Write | Direction::Atomic(_) => self.anything.push((to, range)),
             }
         }
     }
@@ -46,6 +49,7 @@ impl Bench {
             Event::Arrive { .. } => false,
             Event::Copied { at, .. }
             | Event::Written { at, .. }
+            | Event::Operated { at, .. }
             | Event::PageReady { at, .. }
             | Event::SourceReady { at, .. } => *at != node,
         });
@@ -61,6 +65,9 @@ impl Bench {
             }
             watched.status = Some(Err(TransferError::PeerLost));
             self.open -= 1;
+            if matches!(watched.spec.direction, Direction::Atomic(_)) {
+                continue;
+            }
             let to = watched.destination();
             let at = (watched.spec.destination_address - BASE) as usize;
             self.anything.push((to, at..at + watched.source.len()));

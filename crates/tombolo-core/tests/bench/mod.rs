@@ -14,15 +14,16 @@ pub use faults::{Faults, Rng};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use tombolo_core::rdma::{
-    Action, Block, Completion, Config, Direction, Engine, NotificationWrite, PeerId, Placement, PostError,
-    Time, Transfer, TransferError, TransferId, Verdict,
+    Action, Block, Completion, Config, Direction, Engine, NotificationWrite, Operation, PeerId, Placement,
+    PostError, Time, Transfer, TransferError, TransferId, Verdict,
 };
-use tombolo_wire::{Checksums, Domain, NackCode, Notification, Packet, Payload};
+use tombolo_wire::{AtomicOperation, Checksums, Domain, NackCode, Notification, Packet, Payload};
 
 enum Event {
     Arrive { to: usize, bytes: Vec<u8> },
     Copied { at: usize, placement: Placement, bytes: Vec<u8> },
     Written { at: usize, write: NotificationWrite },
+    Operated { at: usize, operation: Operation },
     PageReady { at: usize, placement: Placement },
     SourceReady { at: usize, block: Block },
 }
@@ -40,7 +41,7 @@ impl Watched {
     /// The node whose memory is written.
     pub fn destination(&self) -> usize {
         match self.spec.direction {
-            Direction::Write => 1 - self.poster,
+            Direction::Write | Direction::Atomic(_) => 1 - self.poster,
             Direction::Read => self.poster,
         }
     }
@@ -52,6 +53,10 @@ pub const DOMAIN: Domain = Domain(5);
 pub fn domain_of(node: usize) -> Domain {
     Domain(DOMAIN.0 + node as u16)
 }
+
+/// Where the words for atomic operations begin, and how many there are.
+pub const WORDS_BASE: u64 = 0x8_0000_0000;
+pub const WORDS: usize = 3;
 
 pub const BASE: u64 = 0x4_0000_0000;
 
@@ -68,6 +73,10 @@ pub struct Bench {
     pub rng: Rng,
     pub payload_bytes: u32,
     pub watched: Vec<Watched>,
+    /// Words that atomic operations change, a few of each node.
+    pub words: [[u64; WORDS]; 2],
+    /// Operations carried out and not told to their posters yet: where, what, and the word before.
+    pub operated: Vec<(usize, u64, AtomicOperation, u64)>,
     pub by_notification: BTreeMap<(usize, u64), usize>,
     pub open: usize,
     /// Every action handed out, if somebody wants to see.
@@ -111,6 +120,8 @@ impl Bench {
             rng,
             payload_bytes: 1024,
             watched: Vec::new(),
+            words: [[0; WORDS]; 2],
+            operated: Vec::new(),
             by_notification: BTreeMap::new(),
             open: 0,
             log: None,
@@ -144,7 +155,7 @@ impl Bench {
         class: Option<tombolo_core::rdma::Class>,
     ) -> Option<Result<TransferId, PostError>> {
         let (from, to) = match direction {
-            Direction::Write => (poster, 1 - poster),
+            Direction::Write | Direction::Atomic(_) => (poster, 1 - poster),
             Direction::Read => (1 - poster, poster),
         };
         let source_address = self.allocate(from, size_bytes as usize)?;
@@ -179,6 +190,58 @@ impl Bench {
             self.open += 1;
         }
         Some(posted)
+    }
+
+    /// Post an atomic operation on a word of the other node and watch it.
+    pub fn post_atomic(&mut self, poster: usize) -> Result<TransferId, PostError> {
+        let word = self.rng.below(WORDS as u64);
+        let operation = if self.rng.chance(500_000) {
+            AtomicOperation::FetchAdd(self.rng.next())
+        } else {
+            // Often what is there by then, often not.
+            let compare = self.words[1 - poster][word as usize];
+            AtomicOperation::CompareSwap { compare, swap: self.rng.next() }
+        };
+        let spec = Transfer {
+            direction: Direction::Atomic(operation),
+            domain: domain_of(1 - poster),
+            own_domain: domain_of(poster),
+            source_address: 0,
+            destination_address: WORDS_BASE + 8 * word,
+            size_bytes: 8,
+            notification: None,
+            class: None,
+            user: self.watched.len() as u64,
+        };
+        let posted = self.engines[poster].post(self.now, OTHER, spec)?;
+        self.watched.push(Watched { poster, spec, source: Vec::new(), notified: 0, status: None });
+        self.open += 1;
+        Ok(posted)
+    }
+
+    fn operate(&mut self, node: usize, operation: Operation) {
+        let Placement { address, domain, length_bytes, .. } = operation.placement;
+        assert_eq!((domain, length_bytes), (domain_of(node), 8));
+        let word = &mut self.words[node][((address - WORDS_BASE) / 8) as usize];
+        let before = *word;
+        match operation.operation {
+            AtomicOperation::FetchAdd(more) => *word = word.wrapping_add(more),
+            AtomicOperation::CompareSwap { compare, swap } if compare == before => *word = swap,
+            AtomicOperation::CompareSwap { .. } => {}
+        }
+        self.operated.push((node, address, operation.operation, before));
+        self.engines[node].operated(operation, before);
+    }
+
+    /// An atomic operation that has succeeded was carried out, and once: operations are unique.
+    fn check_operated(&mut self, which: usize, before: u64) {
+        let watched = &self.watched[which];
+        let Direction::Atomic(operation) = watched.spec.direction else { return };
+        let told = (watched.destination(), watched.spec.destination_address, operation, before);
+        let place = self.operated.iter().position(|known| *known == told);
+        self.operated
+            .swap_remove(place.unwrap_or_else(|| panic!("operation {which} was not carried out so")));
+        assert!(!self.operated.contains(&told), "operation {which} was carried out twice");
     }
 
     fn at(&mut self, time: Time, event: Event) {
@@ -311,6 +374,9 @@ impl Bench {
             self.forget(which);
             return;
         }
+        if matches!(watched.spec.direction, Direction::Atomic(_)) {
+            return self.check_operated(which, completion.before);
+        }
         let owed = u32::from(watched.spec.notification.is_some());
         assert_eq!(watched.notified, owed, "transfer {which} complete, notification not");
         let to = watched.destination();
@@ -330,6 +396,17 @@ impl Bench {
             return;
         };
         let verdict = self.engines[node].handle(self.now, OTHER, &packet);
+        if let Verdict::Operate(operation) = verdict {
+            if self.rng.chance(self.faults.full) {
+                self.engines[node].refused(operation.placement, NackCode::BufferFull);
+            } else if self.rng.chance(self.faults.slow_copy) {
+                let delay_ns = self.rng.below(self.faults.slow_ns);
+                self.at(self.now.after_ns(delay_ns), Event::Operated { at: node, operation });
+            } else {
+                self.operate(node, operation);
+            }
+            return;
+        }
         let (Verdict::Place(placement), Packet::Data(_, Payload::Intact(payload))) = (verdict, packet) else {
             return;
         };
@@ -369,6 +446,7 @@ impl Bench {
                 Event::Arrive { to, bytes } => self.arrive(to, &bytes),
                 Event::Copied { at, placement, bytes } => self.copy(at, placement, &bytes),
                 Event::Written { at, write } => self.write_notification(at, write),
+                Event::Operated { at, operation } => self.operate(at, operation),
                 Event::PageReady { at, placement } => self.engines[at].page_ready(&placement),
                 Event::SourceReady { at, block } => self.engines[at].source_ready(&block),
             }

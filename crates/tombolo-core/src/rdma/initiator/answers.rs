@@ -5,8 +5,8 @@ use super::tables::{Place, Queue};
 use crate::rdma::action::Block;
 use crate::rdma::time::Time;
 use crate::rdma::transaction::{Event, State};
-use crate::rdma::transfer::{PeerId, TransferError};
-use tombolo_wire::{Ack, Attempt, Generation, Nack, NackCode, Resume, TransactionId};
+use crate::rdma::transfer::{Direction, PeerId, TransferError};
+use tombolo_wire::{Ack, AtomicAck, Attempt, Generation, Nack, NackCode, Resume, TransactionId};
 
 impl Initiator {
     /// The slot, if it holds this very block for this peer and still waits.
@@ -18,17 +18,36 @@ impl Initiator {
         same.then_some(slot.0.into())
     }
 
+    /// The slot of a block that was sent and waits for such an answer.
+    fn answered(&mut self, peer: PeerId, ack: &Ack, is_atomic: bool) -> Option<u32> {
+        let slot = self.current(peer, ack.transaction, ack.generation).filter(|slot| {
+            let transaction = &self.table.entries[*slot as usize];
+            let direction = self.transfers.entries[transaction.transfer as usize].spec.direction;
+            transaction.sent && matches!(direction, Direction::Atomic(_)) == is_atomic
+        });
+        match slot {
+            Some(_) => self.counters.acks += 1,
+            None => self.counters.stale_answers += 1,
+        }
+        slot
+    }
+
+    /// A word was changed, and this is what it was.
+    pub(crate) fn operated(&mut self, now: Time, id: PeerId, answer: &AtomicAck) {
+        let AtomicAck { transaction, generation, attempt, before } = *answer;
+        let ack = Ack { transaction, generation, attempt, bytes_only: false };
+        let Some(slot) = self.answered(id, &ack, true) else { return };
+        let index = self.table.entries[slot as usize].transfer;
+        self.transfers.entries[index as usize].before = before;
+        self.measure(now, id, slot, attempt);
+        self.block_acknowledged(slot);
+        self.find_overtaken(now, id);
+        self.refresh(id);
+    }
+
     /// An acknowledgement of any attempt ends the block: the bytes are there.
     pub(crate) fn acknowledge(&mut self, now: Time, id: PeerId, ack: &Ack) {
-        let Some(slot) = self.current(id, ack.transaction, ack.generation) else {
-            self.counters.stale_answers += 1;
-            return;
-        };
-        if !self.table.entries[slot as usize].sent {
-            self.counters.stale_answers += 1;
-            return;
-        }
-        self.counters.acks += 1;
+        let Some(slot) = self.answered(id, ack, false) else { return };
         self.measure(now, id, slot, ack.attempt);
         let state = self.table.entries[slot as usize].state;
         if ack.bytes_only {

@@ -7,7 +7,8 @@ use crate::rdma::scheduler::{RESEND, ring_of};
 use crate::rdma::segmentation::block_length;
 use crate::rdma::time::Time;
 use crate::rdma::transaction::{Event, State};
-use tombolo_wire::{Attempt, NotifyHeader, Packet, TransactionId};
+use crate::rdma::transfer::Direction;
+use tombolo_wire::{Atomic, Attempt, NotifyHeader, Packet, TransactionId};
 
 impl Initiator {
     /// The next thing to send. `None`: nothing now; ask again after the next
@@ -148,6 +149,20 @@ impl Initiator {
         };
         if resend {
             transaction.attempt = transaction.attempt.next();
+        }
+        if let Direction::Atomic(operation) = transfer.spec.direction {
+            let packet = Packet::Atomic(Atomic {
+                domain: transfer.spec.domain,
+                transaction: TransactionId(slot as u16),
+                generation: transaction.generation,
+                attempt: transaction.attempt,
+                address: transfer.spec.destination_address,
+                operation,
+            });
+            let peer = transaction.peer;
+            self.counters.atomics_sent += 1;
+            self.start_timer(now, slot, true);
+            return Some(Action::Send { peer, packet });
         }
         let block = Block {
             peer: transaction.peer,

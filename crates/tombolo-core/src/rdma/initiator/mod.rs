@@ -30,7 +30,7 @@ use super::time::Time;
 use super::transaction::{Event, State};
 use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
 use tables::{Place, Queue, SendPeer, Transactions, Transfers};
-use tombolo_wire::{Domain, RequestId};
+use tombolo_wire::{ATOMIC_BYTES, Domain, RequestId};
 
 /// The send side of an engine.
 #[derive(Debug)]
@@ -149,13 +149,20 @@ impl Initiator {
         {
             return Err(PostError::AddressOverflow);
         }
+        if matches!(spec.direction, Direction::Atomic(_))
+            && !(spec.size_bytes == ATOMIC_BYTES
+                && spec.destination_address.is_multiple_of(ATOMIC_BYTES.into())
+                && spec.notification.is_none())
+        {
+            return Err(PostError::NotAWord);
+        }
         if self.transfers.posted >= self.config.transfers {
             return Err(PostError::Full);
         }
         let index = self.transfers.take(peer, spec, None).ok_or(PostError::Full)?;
         self.counters.transfers_posted += 1;
         match spec.direction {
-            Direction::Write => self.start_write(now, index),
+            Direction::Write | Direction::Atomic(_) => self.start_write(now, index),
             Direction::Read => self.start_read(index),
         }
         Ok(self.transfers.id(index))
@@ -354,6 +361,7 @@ impl Initiator {
             user: transfer.spec.user,
             peer: transfer.peer,
             status: transfer.status,
+            before: transfer.before,
         };
         match completion.status {
             Ok(()) => self.counters.transfers_done += 1,

@@ -50,6 +50,8 @@ pub(super) struct TransferState {
     pub issued: u32,
     pub outstanding: u32,
     pub acked: u32,
+    /// The word before an atomic operation.
+    pub before: u64,
     pub turn: u32,
     pub slots: List,
     pub last_slot: Option<u32>,
@@ -92,6 +94,7 @@ impl TransferState {
             issued: 0,
             outstanding: 0,
             acked: 0,
+            before: 0,
             turn: 0,
             slots: List::default(),
             last_slot: None,

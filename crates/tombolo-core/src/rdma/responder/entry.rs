@@ -36,6 +36,8 @@ pub(super) struct Entry {
     pub claimed: u64,
     pub placed: u64,
     pub placing: u16,
+    /// The word before an atomic operation: its answer.
+    pub before: Option<u64>,
     pub reply: Option<(Reply, Generation, Attempt)>,
 }
 
@@ -55,6 +57,7 @@ impl Entry {
             claimed: 0,
             placed: 0,
             placing: 0,
+            before: None,
             reply: None,
         }
     }

@@ -2,12 +2,12 @@
 
 use super::entry::{Phase, Reply, granules};
 use super::{BlockEnd, Responder};
-use crate::rdma::action::{DropReason, Placement, Verdict};
+use crate::rdma::action::{DropReason, Operation, Placement, Verdict};
 use crate::rdma::initiator::ReadGrant;
 use crate::rdma::transfer::PeerId;
 use tombolo_wire::{
-    Attempt, DataHeader, Domain, Generation, NackCode, NotificationMark, NotifyHeader, RequestId,
-    TransactionId,
+    ATOMIC_BYTES, Atomic, Attempt, DataHeader, Domain, Generation, NackCode, NotificationMark, NotifyHeader,
+    RequestId, TransactionId,
 };
 
 /// What identifies the block a packet belongs to.
@@ -91,6 +91,47 @@ impl Responder {
             mask,
         };
         (Verdict::Place(placement), None)
+    }
+
+    /// A word to be changed: a block of one granule, whose bytes the caller makes.
+    pub(crate) fn atomic(&mut self, id: PeerId, atomic: &Atomic) -> Verdict {
+        let name = BlockName {
+            slot: atomic.transaction,
+            generation: atomic.generation,
+            attempt: atomic.attempt,
+            domain: atomic.domain,
+            address: atomic.address,
+            length_bytes: ATOMIC_BYTES,
+            request: None,
+            expects_notification: false,
+        };
+        if let Err(reason) = self.enter(id, &name, true, |_| Err(NackCode::NoContext)) {
+            return Verdict::Dropped(reason);
+        }
+        let peer = &mut self.peers[id.index()];
+        let entry = &mut peer.entries[name.slot.index()];
+        let mask = granules(0, ATOMIC_BYTES);
+        if mask & !entry.claimed == 0 {
+            // The caller is at it.
+            self.counters.duplicates += 1;
+            return Verdict::Dropped(DropReason::Duplicate);
+        }
+        entry.claimed |= mask;
+        entry.placing += 1;
+        self.counters.atomics += 1;
+        let placement = Placement {
+            domain: name.domain,
+            address: name.address,
+            length_bytes: name.length_bytes,
+            peer: id,
+            read: None,
+            epoch: peer.epoch,
+            slot: name.slot.0,
+            generation: name.generation,
+            attempt: name.attempt,
+            mask,
+        };
+        Verdict::Operate(Operation { placement, operation: atomic.operation })
     }
 
     /// A notification without bytes.
@@ -194,6 +235,7 @@ impl Responder {
             entry.notification = None;
             entry.claimed = 0;
             entry.placed = 0;
+            entry.before = None;
         }
         Ok(grant)
     }

@@ -28,7 +28,9 @@ use super::counters::Counters;
 use super::list::{Chain, List};
 use super::transfer::PeerId;
 use entry::{Entry, Phase, Reply};
-use tombolo_wire::{Ack, Attempt, Generation, Nack, NackCode, Packet, RequestId, Resume, TransactionId};
+use tombolo_wire::{
+    Ack, AtomicAck, Attempt, Generation, Nack, NackCode, Packet, RequestId, Resume, TransactionId,
+};
 
 #[derive(Debug)]
 struct ReceivePeer {
@@ -174,6 +176,14 @@ impl Responder {
         self.settle(peer, slot)
     }
 
+    /// The caller changed the word.
+    pub(crate) fn operated(&mut self, placement: &Placement, before: u64) {
+        let Placement { peer, epoch, slot, generation, .. } = *placement;
+        let Some(entry) = self.held(peer, epoch, slot, generation) else { return };
+        entry.before = Some(before);
+        self.placed(placement);
+    }
+
     /// The caller could not: the memory refused.
     pub(crate) fn refused(&mut self, placement: &Placement, code: NackCode) -> Option<BlockEnd> {
         let Placement { peer, epoch, slot, generation, attempt, mask, .. } = *placement;
@@ -253,8 +263,12 @@ impl Responder {
         let at = self.replies.pop_front(&mut self.reply_chain)? as usize;
         let (peer, slot) = (PeerId((at / self.slots) as u32), at % self.slots);
         let transaction = TransactionId(slot as u16);
-        let (reply, generation, attempt) = self.peers[peer.index()].entries[slot].reply.take()?;
+        let entry = &mut self.peers[peer.index()].entries[slot];
+        let (reply, generation, attempt) = entry.reply.take()?;
         let packet = match reply {
+            Reply::Ack { bytes_only: false } if let Some(before) = entry.before => {
+                Packet::AtomicAck(AtomicAck { transaction, generation, attempt, before })
+            }
             Reply::Ack { bytes_only } => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
             Reply::Nack(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
             Reply::Resume(domain) => Packet::Resume(Resume { transaction, generation, domain }),
