@@ -17,14 +17,18 @@
 //! once and checks the copy, and a program believes nothing but its own books.
 #![forbid(unsafe_code)]
 
+mod mailbox;
 mod message;
 mod page;
 mod slot;
 
+pub use mailbox::{
+    MAX_MAIL_BYTES, MAX_MAILS, Mail, MailError, Mailbox, mail_address, mail_sender, reaches_mail,
+};
 pub use message::{Grant, Message, PeerStatus, Reply, Request, Who, decode, encode};
 pub use page::{ChannelPage, SHARED_BYTES, Waiting};
 pub use slot::{
-    Descriptor, Failure, Fate, READ_SLOTS, SLOTS, SlotError, Status, Target, WRITE_SLOTS, is_read,
+    Descriptor, Failure, Fate, READ_SLOTS, SLOTS, SlotError, Status, Target, WRITE_SLOTS, Work, is_read,
 };
 
 /// The largest message of the socket.

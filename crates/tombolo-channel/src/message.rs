@@ -78,6 +78,13 @@ pub enum Request {
     },
     /// Which nodes are there?
     Peers,
+    /// A mailbox for this domain; it has one at most.
+    OpenMailbox {
+        /// For how many messages that are not taken yet; a power of two.
+        messages: u32,
+        /// Who may send to it.
+        senders: Vec<Who>,
+    },
 }
 
 /// What the node can answer.
@@ -99,6 +106,8 @@ pub enum Reply {
     Peers(Vec<PeerStatus>),
     /// It could not be done, for this reason.
     Failed(String),
+    /// The mailbox, whose descriptor comes along.
+    Mailbox,
 }
 
 /// A node that transfers can go to.

@@ -79,7 +79,9 @@ impl ChannelPage {
         }
         let done = u64::from(Fate::Initialised.word(is_read(slot)));
         self.word(slot, SIZE_WORD).store(words[SIZE_WORD] | done << 32, Ordering::Relaxed);
-        self.word(slot, TARGET_WORD).store(words[TARGET_WORD], Ordering::Relaxed);
+        for word in [TARGET_WORD, RESULT_WORD] {
+            self.word(slot, word).store(words[word], Ordering::Relaxed);
+        }
         self.ring(1 << (slot % SLOTS))
     }
 
@@ -95,16 +97,18 @@ impl ChannelPage {
     pub fn status(&self, slot: usize) -> Status {
         match Fate::from_word(self.done(slot).load(Ordering::SeqCst), is_read(slot)) {
             Some(Fate::Complete) => Status::Finished,
-            Some(Fate::Failed) => {
-                let code = self.word(slot, RESULT_WORD).load(Ordering::Relaxed);
-                Status::FinishedWithError(Failure::from_code(code))
-            }
+            Some(Fate::Failed) => Status::FinishedWithError(Failure::from_code(self.result(slot))),
             Some(Fate::Paused) => Status::Paused,
             _ => Status::Ongoing,
         }
     }
 
-    /// The program's: transfers that have ended while it asked to hear of them. Wraps.
+    /// The program's: the word before an atomic operation, once that has finished.
+    pub fn result(&self, slot: usize) -> u64 {
+        self.word(slot, RESULT_WORD).load(Ordering::Relaxed)
+    }
+
+    /// The program's: transfers that have ended, and messages that have come, while it asked to hear of them. Wraps.
     pub fn ended(&self) -> u32 {
         self.short(ENDED).load(Ordering::SeqCst)
     }
@@ -141,21 +145,36 @@ impl ChannelPage {
 
     /// The node's: a private copy of what a channel asks for.
     pub fn descriptor(&self, slot: usize) -> Result<Descriptor, SlotError> {
-        let words: [u64; 7] = std::array::from_fn(|word| self.word(slot, word).load(Ordering::Relaxed));
+        let words: [u64; 8] = std::array::from_fn(|word| self.word(slot, word).load(Ordering::Relaxed));
         Descriptor::decode(&words)
+    }
+
+    /// The node's: a transfer has ended, well (with the word before an atomic operation) or not. True:
+    /// the program asks for a message.
+    #[must_use]
+    pub fn tell_end(&self, slot: usize, result: Result<u64, Failure>) -> bool {
+        let (fate, word) = match result {
+            Ok(before) => (Fate::Complete, before),
+            Err(failure) => (Fate::Failed, failure.code()),
+        };
+        self.word(slot, RESULT_WORD).store(word, Ordering::Relaxed);
+        self.tell(slot, fate)
     }
 
     /// The node's: how far a transfer is. True: it has ended, and the program asks for a message.
     #[must_use]
-    pub fn tell(&self, slot: usize, fate: Fate, failure: Option<Failure>) -> bool {
-        if let Some(failure) = failure {
-            self.word(slot, RESULT_WORD).store(failure.code(), Ordering::Relaxed);
-        }
-        // Sequentially consistent with the program's saying that it waits and looking again.
+    pub fn tell(&self, slot: usize, fate: Fate) -> bool {
         self.done(slot).store(fate.word(is_read(slot)), Ordering::SeqCst);
         if fate == Fate::Ongoing || fate == Fate::Initialised {
             return false;
         }
+        self.announce()
+    }
+
+    /// The node's: something has happened that the program may wait for, and was stored sequentially
+    /// consistently, as the program says that it waits before it looks again. True: it asks for a message.
+    #[must_use]
+    pub fn announce(&self) -> bool {
         let waiting = self.short(WAITING).load(Ordering::SeqCst);
         if waiting == Waiting::Polling as u32 {
             return false;
@@ -191,27 +210,22 @@ mod tests {
     fn a_descriptor_crosses_and_its_end_comes_back() {
         let ours = ChannelPage::create().unwrap();
         let theirs = ChannelPage::open(ours.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        let descriptor = Descriptor {
-            source_address: 1,
-            destination_address: 2,
-            size_bytes: u32::MAX,
-            notification: None,
-            target: Target { node: 3, domain: 4 },
-            class: Some(1),
-        };
+        let target = Target { node: 3, domain: 4 };
+        let descriptor = Descriptor { class: Some(1), ..Descriptor::new(1, 2, u32::MAX, target) };
         assert_eq!(theirs.status(5), Status::Ongoing);
         for slot in [5, 40, 63] {
             assert!(!theirs.post(slot, &descriptor));
             assert!(!theirs.ring(1 << slot));
             assert_eq!((ours.take_rung(), ours.take_rung()), (1 << slot, 0));
             assert_eq!(ours.descriptor(slot), Ok(descriptor));
-            assert!(!ours.tell(slot, Fate::Ongoing, None));
+            assert!(!ours.tell(slot, Fate::Ongoing));
             assert_eq!(theirs.status(slot), Status::Ongoing);
             let ended = theirs.ended();
-            assert!(!ours.tell(slot, Fate::Complete, None));
+            assert!(!ours.tell_end(slot, Ok(77)));
             assert_eq!((theirs.status(slot), theirs.ended()), (Status::Finished, ended));
+            assert_eq!(theirs.result(slot), 77);
             theirs.set_waiting(Waiting::Message);
-            assert!(ours.tell(slot, Fate::Failed, Some(Failure::Gone)));
+            assert!(ours.tell_end(slot, Err(Failure::Gone)));
             assert_eq!(
                 (theirs.status(slot), theirs.ended()),
                 (Status::FinishedWithError(Failure::Gone), ended + 1)

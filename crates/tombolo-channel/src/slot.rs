@@ -5,16 +5,19 @@
 //! | 0-7 | source address |
 //! | 8-15 | destination address |
 //! | 16-23 | notification address, in the destination's domain |
-//! | 24-31 | first notification word |
-//! | 32-39 | last notification word |
+//! | 24-31 | first notification word; of an atomic operation the operand |
+//! | 32-39 | last notification word; of a compare-and-swap what must be there |
 //! | 40-43 | transfer size in bytes |
 //! | 44-47 | done |
 //! | 48-55 | reserved 0: node (4 bytes), domain (2), flags (2) of the other side |
-//! | 56-63 | reserved 1: why the transfer failed |
+//! | 56-63 | reserved 1: node (4 bytes) and domain (2) of the source, if it is another's; when the transfer is over: why it failed, or the word before an atomic operation |
+//!
+//! Flags: 1 there is a notification; 2 and 4 the class, and one; 8 and 16 the work (0 move, 1 mail,
+//! 2 fetch-add, 3 compare-and-swap); 32 the source is another's.
 //!
 //! All little endian, addresses virtual ones of their domain.
 
-use tombolo_wire::{NackCode, Notification};
+use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, NackCode, Notification};
 
 /// Channels of a page.
 pub const SLOTS: usize = 64;
@@ -37,6 +40,17 @@ pub struct Target {
     pub domain: u16,
 }
 
+/// What is done with the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// They are moved.
+    Move,
+    /// They become one message in the target's mailbox, 1 to [`crate::MAX_MAIL_BYTES`]; there is no destination address.
+    Mail,
+    /// The word at the destination address is changed, once. There is no source; the size is 8.
+    Atomic(AtomicOperation),
+}
+
 /// What a program wants done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
@@ -50,6 +64,11 @@ pub struct Descriptor {
     pub notification: Option<Notification>,
     /// The other side.
     pub target: Target,
+    /// Whose memory the source is, if neither the program's own nor (of a read) the target's: then
+    /// the bytes go from there to the target.
+    pub source: Option<Target>,
+    /// What is done with the bytes.
+    pub work: Work,
     /// A class for the whole transfer: 0 high, 1 medium, 2 low; `None`: by what is left of it.
     pub class: Option<u8>,
 }
@@ -57,38 +76,86 @@ pub struct Descriptor {
 const FLAG_NOTIFICATION: u16 = 1;
 const CLASS_SHIFT: u16 = 1;
 const CLASS_MASK: u16 = 3;
-const KNOWN_FLAGS: u16 = FLAG_NOTIFICATION | CLASS_MASK << CLASS_SHIFT;
+const WORK_SHIFT: u16 = 3;
+const WORK_MASK: u16 = 3;
+const FLAG_SOURCE: u16 = 1 << 5;
+const KNOWN_FLAGS: u16 =
+    FLAG_NOTIFICATION | CLASS_MASK << CLASS_SHIFT | WORK_MASK << WORK_SHIFT | FLAG_SOURCE;
 
 /// A channel holds no descriptor that can be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the channel has flags that mean nothing: {0:#x}")]
+#[error("the channel has flags that mean nothing, or nothing together: {0:#x}")]
 pub struct SlotError(pub u16);
 
+impl Target {
+    fn word(self) -> u64 {
+        u64::from(self.node) | u64::from(self.domain) << 32
+    }
+
+    fn from_word(word: u64) -> Self {
+        Self { node: word as u32, domain: (word >> 32) as u16 }
+    }
+}
+
 impl Descriptor {
+    /// One that moves bytes.
+    pub fn new(source_address: u64, destination_address: u64, size_bytes: u32, target: Target) -> Self {
+        Self {
+            source_address,
+            destination_address,
+            size_bytes,
+            notification: None,
+            target,
+            source: None,
+            work: Work::Move,
+            class: None,
+        }
+    }
+
     /// The words of a channel but `done` (in the upper half of the sixth, zero here).
-    pub fn encode(&self) -> [u64; 7] {
-        let words = self.notification.unwrap_or_default();
+    pub fn encode(&self) -> [u64; 8] {
+        let (work, address, first, last) = match (self.work, self.notification.unwrap_or_default()) {
+            (Work::Move, words) => (0, words.address, words.first, words.last),
+            (Work::Mail, words) => (1, words.address, words.first, words.last),
+            (Work::Atomic(AtomicOperation::FetchAdd(operand)), _) => (2, 0, operand, 0),
+            (Work::Atomic(AtomicOperation::CompareSwap { compare, swap }), _) => (3, 0, swap, compare),
+        };
         let class = self.class.map_or(0, |class| u16::from(class.min(2)) + 1);
-        let notification = if self.notification.is_some() { FLAG_NOTIFICATION } else { 0 };
-        let flags = notification | (class << CLASS_SHIFT);
-        let target =
-            u64::from(self.target.node) | u64::from(self.target.domain) << 32 | u64::from(flags) << 48;
+        let mut flags = class << CLASS_SHIFT | work << WORK_SHIFT;
+        if self.notification.is_some() {
+            flags |= FLAG_NOTIFICATION;
+        }
+        if self.source.is_some() {
+            flags |= FLAG_SOURCE;
+        }
         [
             self.source_address,
             self.destination_address,
-            words.address,
-            words.first,
-            words.last,
+            address,
+            first,
+            last,
             u64::from(self.size_bytes),
-            target,
+            self.target.word() | u64::from(flags) << 48,
+            self.source.map_or(0, Target::word),
         ]
     }
 
     /// What these words say.
-    pub fn decode(words: &[u64; 7]) -> Result<Self, SlotError> {
-        let [source_address, destination_address, address, first, last, size, target] = *words;
+    pub fn decode(words: &[u64; 8]) -> Result<Self, SlotError> {
+        let [source_address, destination_address, address, first, last, size, target, source] = *words;
         let flags = (target >> 48) as u16;
-        if flags & !KNOWN_FLAGS != 0 {
+        let (notifies, carries) = (flags & FLAG_NOTIFICATION != 0, flags & FLAG_SOURCE != 0);
+        let work = match flags >> WORK_SHIFT & WORK_MASK {
+            0 => Work::Move,
+            1 => Work::Mail,
+            2 => Work::Atomic(AtomicOperation::FetchAdd(first)),
+            _ => Work::Atomic(AtomicOperation::CompareSwap { compare: last, swap: first }),
+        };
+        let is_atomic = matches!(work, Work::Atomic(_));
+        if flags & !KNOWN_FLAGS != 0
+            || (work != Work::Move && (notifies || carries))
+            || (is_atomic && size as u32 != ATOMIC_BYTES)
+        {
             return Err(SlotError(flags));
         }
         let class = (flags >> CLASS_SHIFT & CLASS_MASK) as u8;
@@ -96,8 +163,10 @@ impl Descriptor {
             source_address,
             destination_address,
             size_bytes: size as u32,
-            notification: (flags & FLAG_NOTIFICATION != 0).then_some(Notification { address, first, last }),
-            target: Target { node: target as u32, domain: (target >> 32) as u16 },
+            notification: notifies.then_some(Notification { address, first, last }),
+            target: Target::from_word(target),
+            source: carries.then(|| Target::from_word(source)),
+            work,
             class: class.checked_sub(1),
         })
     }
@@ -218,22 +287,35 @@ mod tests {
             size_bytes: u32,
             words in proptest::option::of(any::<[u64; 3]>()),
             target in any::<(u32, u16)>(),
+            source in proptest::option::of(any::<(u32, u16)>()),
+            work in 0..4_u8,
             class in proptest::option::of(0..3_u8),
         ) {
+            let [first, last] = addresses;
+            let work = match work {
+                0 => Work::Move,
+                1 => Work::Mail,
+                2 => Work::Atomic(AtomicOperation::FetchAdd(first)),
+                _ => Work::Atomic(AtomicOperation::CompareSwap { compare: last, swap: first }),
+            };
+            let moves = work == Work::Move;
             let notification = words.map(|[address, first, last]| Notification { address, first, last });
+            let source = source.map(|(node, domain)| Target { node, domain });
             let descriptor = Descriptor {
                 source_address: addresses[0],
                 destination_address: addresses[1],
-                size_bytes,
-                notification,
+                size_bytes: if matches!(work, Work::Atomic(_)) { 8 } else { size_bytes },
+                notification: notification.filter(|_| moves),
                 target: Target { node: target.0, domain: target.1 },
+                source: source.filter(|_| moves),
+                work,
                 class,
             };
             prop_assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor));
         }
 
         #[test]
-        fn any_words_are_read_or_refused(words in any::<[u64; 7]>()) {
+        fn any_words_are_read_or_refused(words in any::<[u64; 8]>()) {
             if let Ok(descriptor) = Descriptor::decode(&words) {
                 prop_assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor));
             }

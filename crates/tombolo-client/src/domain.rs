@@ -3,22 +3,24 @@
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tombolo_channel::{
-    ChannelPage, Descriptor, Grant, MAX_MESSAGE_BYTES, Message, PeerStatus, READ_SLOTS, Reply, Request,
-    Status, Target, WRITE_SLOTS, Waiting, decode, encode,
+    ChannelPage, Descriptor, Grant, MAX_MAIL_BYTES, MAX_MESSAGE_BYTES, Message, PeerStatus, READ_SLOTS,
+    Reply, Request, SLOTS, Status, Target, WRITE_SLOTS, Waiting, Who, Work, decode, encode,
 };
 use tombolo_host::event;
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
+use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
 
-use crate::error::{OpenError, PostError, WaitError};
+use crate::error::{OpenError, PostError, SendError, WaitError};
+use crate::mailbox::Mailbox;
 use crate::memory::Memory;
-use crate::transfer::{Spec, Transfer};
+use crate::transfer::{Atomic, Spec, Transfer};
 
 /// How long the node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -51,6 +53,8 @@ pub(crate) struct Inner {
     asking: Mutex<Vec<u8>>,
     channels: Mutex<Channels>,
     sleepers: AtomicU32,
+    /// Where messages lie until they are sent: a place for each channel.
+    outgoing: OnceLock<Memory>,
 }
 
 fn mask(slots: Range<usize>) -> u64 {
@@ -102,6 +106,7 @@ impl Domain {
             asking: Mutex::new(buffer),
             channels: Mutex::new(Channels { free: u64::MAX, abandoned: 0 }),
             sleepers: AtomicU32::new(0),
+            outgoing: OnceLock::new(),
         })))
     }
 
@@ -139,35 +144,98 @@ impl Domain {
 
     /// Starts a write: from own memory to that of another domain.
     pub fn write(&self, to: Target, spec: Spec) -> Result<Transfer, PostError> {
-        self.start(WRITE_SLOTS, "writes", to, spec)
+        self.start(WRITE_SLOTS, "writes", &spec.descriptor(to))
     }
 
     /// Starts a read: from the memory of another domain to own memory.
     pub fn read(&self, from: Target, spec: Spec) -> Result<Transfer, PostError> {
-        self.start(READ_SLOTS, "reads", from, spec)
+        self.start(READ_SLOTS, "reads", &spec.descriptor(from))
+    }
+
+    /// Starts a transfer between two other domains, of any nodes; one may be own. The bytes go straight
+    /// from the one to the other. The source must grant that this program (or, seen from another node,
+    /// any program of this node) reads it; the destination, that the source's node writes it, or this
+    /// program if the source is at this node.
+    pub fn carry(&self, from: Target, to: Target, spec: Spec) -> Result<Transfer, PostError> {
+        let descriptor = Descriptor { source: Some(from), ..spec.descriptor(to) };
+        self.start(WRITE_SLOTS, "writes", &descriptor)
+    }
+
+    /// Starts adding to the word of eight bytes at an address (a multiple of eight) of another domain,
+    /// or of the own one. It is carried out once, whatever the link does, and atomically with other
+    /// such operations and with atomic instructions of the programs there. Overflow wraps. Its memory
+    /// must be granted for reading and writing.
+    pub fn fetch_add(&self, at: Target, address: u64, operand: u64) -> Result<Atomic, PostError> {
+        self.change(at, address, AtomicOperation::FetchAdd(operand))
+    }
+
+    /// As [`Domain::fetch_add`]: puts `swap` there if `compare` is there.
+    pub fn compare_swap(
+        &self,
+        at: Target,
+        address: u64,
+        compare: u64,
+        swap: u64,
+    ) -> Result<Atomic, PostError> {
+        self.change(at, address, AtomicOperation::CompareSwap { compare, swap })
+    }
+
+    fn change(&self, at: Target, address: u64, operation: AtomicOperation) -> Result<Atomic, PostError> {
+        let work = Work::Atomic(operation);
+        let descriptor = Descriptor { work, ..Descriptor::new(0, address, ATOMIC_BYTES, at) };
+        self.start(WRITE_SLOTS, "writes", &descriptor).map(Atomic::new)
+    }
+
+    /// Opens this domain's mailbox, for so many messages that are not taken yet (a power of two, at most
+    /// [`tombolo_channel::MAX_MAILS`]), from these senders.
+    pub fn open_mailbox(&self, messages: u32, senders: &[Who]) -> Result<Mailbox, OpenError> {
+        let request = Request::OpenMailbox { messages, senders: senders.to_vec() };
+        let (reply, received) = ask(&self.0.socket, &mut self.0.asking.lock(), request)?;
+        let Reply::Mailbox = reply else { return Err(OpenError::Nonsense) };
+        let descriptor = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
+        let shared = tombolo_channel::Mailbox::open(descriptor, messages)?;
+        Ok(Mailbox::new(self.0.clone(), shared))
+    }
+
+    /// Starts sending a message, of 1 to [`MAX_MAIL_BYTES`] bytes, to the mailbox of another domain. While
+    /// that is full the node tries again, for some seconds; then it is refused.
+    pub fn send(&self, to: Target, message: &[u8]) -> Result<Transfer, SendError> {
+        if !(1..=MAX_MAIL_BYTES).contains(&message.len()) {
+            return Err(SendError::Length(message.len()));
+        }
+        let outgoing = match self.0.outgoing.get() {
+            Some(outgoing) => outgoing,
+            None => {
+                let made = self.allocate(SLOTS * MAX_MAIL_BYTES, &[])?;
+                // Another thread may have been quicker; then this one's goes with the domain.
+                self.0.outgoing.get_or_init(|| made)
+            }
+        };
+        let slot = self.0.take(mask(WRITE_SLOTS)).ok_or(PostError::NoChannel("writes"))?;
+        let place = slot * MAX_MAIL_BYTES;
+        outgoing.write(place, message).map_err(OpenError::from)?;
+        let source = outgoing.address() + place as u64;
+        let descriptor =
+            Descriptor { work: Work::Mail, ..Descriptor::new(source, 0, message.len() as u32, to) };
+        Ok(self.post(slot, &descriptor))
     }
 
     fn start(
         &self,
         slots: Range<usize>,
         kind: &'static str,
-        target: Target,
-        spec: Spec,
+        descriptor: &Descriptor,
     ) -> Result<Transfer, PostError> {
         let slot = self.0.take(mask(slots)).ok_or(PostError::NoChannel(kind))?;
-        let descriptor = Descriptor {
-            source_address: spec.source_address,
-            destination_address: spec.destination_address,
-            size_bytes: spec.size_bytes,
-            notification: spec.notification,
-            target,
-            class: spec.class,
-        };
-        if self.0.page.post(slot, &descriptor) {
+        Ok(self.post(slot, descriptor))
+    }
+
+    fn post(&self, slot: usize, descriptor: &Descriptor) -> Transfer {
+        if self.0.page.post(slot, descriptor) {
             // A full socket has enough to wake the node in it.
             let _ = self.0.socket.send(&[&encode(&Message::WakeV1)], &[]);
         }
-        Ok(Transfer::new(self.0.clone(), slot))
+        Transfer::new(self.0.clone(), slot)
     }
 }
 
@@ -208,14 +276,28 @@ impl Inner {
 
     /// Waits until a transfer ends, or the time is over.
     pub(crate) fn wait_for(&self, slot: usize, timeout: Duration) -> Result<Status, WaitError> {
+        let mut status = Status::Ongoing;
+        self.wait_until(timeout, || {
+            status = self.page.status(slot);
+            status != Status::Ongoing
+        })?;
+        Ok(status)
+    }
+
+    /// Waits until something is so, which the node announces, or the time is over.
+    pub(crate) fn wait_until(
+        &self,
+        timeout: Duration,
+        mut is_so: impl FnMut() -> bool,
+    ) -> Result<(), WaitError> {
         let since = Instant::now();
         let mut sleeping = false;
-        let status = loop {
+        let outcome = loop {
             let ended = if sleeping { self.page.ended() } else { 0 };
-            let status = self.page.status(slot);
+            let so = is_so();
             let waited = since.elapsed();
-            if status != Status::Ongoing || waited >= timeout {
-                break Ok(status);
+            if so || waited >= timeout {
+                break Ok(());
             }
             if waited < SPIN {
                 std::hint::spin_loop();
@@ -240,7 +322,7 @@ impl Inner {
                 self.page.set_waiting(Waiting::Futex);
             }
         }
-        status
+        outcome
     }
 
     fn is_node_gone(&self) -> bool {

@@ -43,6 +43,20 @@ pub enum PostError {
     NoChannel(&'static str),
 }
 
+/// Why a message was not sent.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// It is empty or too long.
+    #[error("a message has 1 to {max} bytes, not {0}", max = tombolo_channel::MAX_MAIL_BYTES)]
+    Length(usize),
+    /// All channels are in use.
+    #[error("{0}")]
+    Post(#[from] PostError),
+    /// There was no memory for it.
+    #[error("no memory for messages: {0}")]
+    Memory(#[from] OpenError),
+}
+
 /// Why a transfer did not end well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {

@@ -10,6 +10,10 @@
 //! | `trigger_dma_transfer` | [`Domain::write`], [`Domain::read`] |
 //! | `poll_dma_transfer` | [`Transfer::status`], [`Transfer::wait`] |
 //!
+//! Beside them: [`Domain::fetch_add`] and [`Domain::compare_swap`] change a word of another domain,
+//! [`Domain::send`] and [`Mailbox::receive`] pass small messages, and [`Domain::carry`] moves bytes
+//! between two others.
+//!
 //! No system call is made to start a transfer while the node is awake.
 //!
 //! ```no_run
@@ -29,12 +33,14 @@
 
 mod domain;
 mod error;
+mod mailbox;
 mod memory;
 mod transfer;
 
 pub use domain::Domain;
-pub use error::{OpenError, PostError, WaitError};
+pub use error::{OpenError, PostError, SendError, WaitError};
+pub use mailbox::Mailbox;
 pub use memory::Memory;
-pub use tombolo_channel::{Failure, Grant, PeerStatus, Status, Target, Who};
+pub use tombolo_channel::{Failure, Grant, MAX_MAIL_BYTES, MAX_MAILS, Mail, PeerStatus, Status, Target, Who};
 pub use tombolo_wire::Notification;
-pub use transfer::{Spec, Transfer};
+pub use transfer::{Atomic, Spec, Transfer};

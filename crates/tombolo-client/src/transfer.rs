@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tombolo_channel::Status;
+use tombolo_channel::{Descriptor, Status, Target};
 use tombolo_wire::Notification;
 
 use crate::domain::Inner;
@@ -29,6 +29,12 @@ impl Spec {
     /// Bytes, and nothing else.
     pub fn new(source_address: u64, destination_address: u64, size_bytes: u32) -> Self {
         Self { source_address, destination_address, size_bytes, notification: None, class: None }
+    }
+
+    pub(crate) fn descriptor(&self, target: Target) -> Descriptor {
+        let Self { source_address, destination_address, size_bytes, notification, class } = *self;
+        let plain = Descriptor::new(source_address, destination_address, size_bytes, target);
+        Descriptor { notification, class, ..plain }
     }
 
     /// With a notification.
@@ -71,5 +77,27 @@ impl Transfer {
 impl Drop for Transfer {
     fn drop(&mut self) {
         self.domain.give_back(self.slot);
+    }
+}
+
+/// An atomic operation under way.
+#[derive(Debug)]
+#[must_use = "an operation that nobody waits for may fail unnoticed"]
+pub struct Atomic(Transfer);
+
+impl Atomic {
+    pub(crate) fn new(transfer: Transfer) -> Self {
+        Self(transfer)
+    }
+
+    /// How far it is. No system call.
+    pub fn status(&self) -> Status {
+        self.0.status()
+    }
+
+    /// Waits for its end, as [`Transfer::wait`]; what the word was before.
+    pub fn wait(&self, timeout: Duration) -> Result<u64, WaitError> {
+        self.0.wait(timeout)?;
+        Ok(self.0.domain.page().result(self.0.slot))
     }
 }

@@ -52,6 +52,29 @@ pub enum Request {
     },
     /// How are you?
     Status,
+    /// Move bytes of a program of yours. Answered with [`Reply::Carried`] when that is over.
+    Carry(Box<Carriage>),
+}
+
+/// A transfer that the node with its source is asked to make.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carriage {
+    /// The name of the node that they go to; None: they stay at the node that is asked.
+    pub to: Option<String>,
+    /// Whose bytes, as on the wire.
+    pub source_domain: u16,
+    /// Where they are.
+    pub source_address: u64,
+    /// Whose memory they go to, as on the wire.
+    pub destination_domain: u16,
+    /// Where they go.
+    pub destination_address: u64,
+    /// How many.
+    pub size_bytes: u32,
+    /// Where two words are written then, and which.
+    pub notification: Option<[u64; 3]>,
+    /// Its class: 0 high, 1 medium, 2 low.
+    pub class: Option<u8>,
 }
 
 /// What can be answered.
@@ -73,6 +96,13 @@ pub enum Reply {
     Status(Box<NodeStatus>),
     /// The request could not be carried out.
     Failed(String),
+    /// The transfer has ended; why it failed, if it did (`tombolo_channel::Failure::code`).
+    Carried(Option<u64>),
+    /// Welcome; who answers.
+    Introduced {
+        /// Name of the answering node.
+        name: String,
+    },
 }
 
 /// How a node is.

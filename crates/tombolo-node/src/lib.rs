@@ -8,7 +8,9 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bells;
 mod borrow;
+mod carry;
 mod control;
 mod counters;
 mod far;

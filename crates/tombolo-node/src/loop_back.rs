@@ -8,7 +8,7 @@ use tombolo_host::shared::SharedSpan;
 use tombolo_wire::{Ack, Domain, Nack, NackCode, Notification, Packet};
 
 use crate::node::{ITSELF, Node};
-use crate::programs::{Accessor, Programs, Use};
+use crate::programs::{Accessor, Poster, Use};
 
 impl Node {
     /// Writes the two words of a notification, the first before the last.
@@ -59,17 +59,26 @@ impl Node {
         let _ = self.engine.lock().handle(now, ITSELF, &answer);
     }
 
+    /// Carries out a transfer that stays here; the word before it, if it is an atomic operation.
+    pub(crate) fn carry_out(&self, transfer: &Transfer) -> Result<u64, NackCode> {
+        if let Direction::Atomic(operation) = transfer.direction {
+            let how = Poster::of(transfer.user).changing(transfer.domain);
+            return self.change_word(ITSELF, transfer.domain, transfer.destination_address, operation, how);
+        }
+        self.copy_here(transfer).map(|()| 0)
+    }
+
     /// Moves bytes between two programs here, as far as both allow, and then writes the words.
-    pub(crate) fn copy_here(&self, part: &Transfer) -> Result<(), NackCode> {
-        let program = Programs::poster(part.user);
-        let by = Accessor { peer: ITSELF, program };
-        let is_own = |domain| program.is_some() && tombolo_channel::from_the_wire(domain) == program;
-        let read = if is_own(part.own_domain) { Use::Own } else { Use::Read(by) };
-        let write = if is_own(part.domain) { Use::Own } else { Use::Write(by) };
+    fn copy_here(&self, part: &Transfer) -> Result<(), NackCode> {
+        let by = Poster::of(part.user);
+        let (read, write) = (by.reading(part.own_domain), by.writing(part.domain));
         let length = part.size_bytes;
         let (from, source) = self.memory(ITSELF, part.own_domain, part.source_address, length, read)?;
-        let (to, target) = self.memory(ITSELF, part.domain, part.destination_address, length, write)?;
         let source = from.get().span(source, length as usize).map_err(|_| NackCode::DecodeError)?;
+        if let Some(sender) = tombolo_channel::mail_sender(part.destination_address) {
+            return self.programs.deliver(part.domain, ITSELF, sender, source);
+        }
+        let (to, target) = self.memory(ITSELF, part.domain, part.destination_address, length, write)?;
         let target = to.get().span_mut(target, length as usize).map_err(|_| NackCode::DecodeError)?;
         target.copy_from(source);
         part.notification.map_or(Ok(()), |words| self.write_words(ITSELF, part.domain, &words, write))

@@ -19,16 +19,17 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::PeerStatus;
 use tombolo_core::rdma::{
-    Action, Block, Completion, Config, Engine, NotificationWrite, PeerId, Placement, Retransmission, Time,
-    Transfer, TransferError, Verdict,
+    Action, Block, Completion, Config, Engine, NotificationWrite, Operation, PeerId, Placement,
+    Retransmission, Time, Transfer, TransferError, Verdict,
 };
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
-use tombolo_wire::{Checksums, Domain, MAX_HEADER_BYTES, NackCode, Packet};
+use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, Checksums, Domain, MAX_HEADER_BYTES, NackCode, Packet};
 
+use crate::carry::Carriages;
 use crate::control::{Borrower, NodeStatus, Reply, Request};
 use crate::ledger::{self, Ledger, LendError};
-use crate::programs::{Accessor, Programs, Use};
+use crate::programs::{Accessor, Poster, Programs, Use, failure_of};
 
 /// Packets taken from a link before others get their turn.
 const RECEIVE_BUDGET: usize = 64;
@@ -68,6 +69,12 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// It says that this is its name.
+    pub(crate) fn is_called(&self, mut name: String) {
+        name.truncate(name.floor_char_boundary(64));
+        *self.name.lock() = name;
+    }
+
     /// Why it is gone, if it is.
     pub fn loss(&self) -> Option<LossReason> {
         self.lost.get().copied()
@@ -143,6 +150,7 @@ pub struct Node {
     losses: OnceLock<LossSink>,
     pub(crate) packets_dropped: AtomicU64,
     pub(crate) programs: Programs,
+    pub(crate) carriages: Carriages,
     /// The engine has more to be done than was done in one go.
     unfinished: AtomicBool,
 }
@@ -184,6 +192,7 @@ impl Node {
             losses: OnceLock::new(),
             packets_dropped: AtomicU64::new(0),
             programs: Programs::new()?,
+            carriages: Carriages::default(),
             unfinished: AtomicBool::new(false),
         })
     }
@@ -250,7 +259,10 @@ impl Node {
         let peer = self.add_peer(tombolo_link::connect(address, security, timeout)?);
         let introduction = Request::Introduce { name: self.name.clone() };
         match self.ask(&peer, introduction, timeout) {
-            Ok((Reply::Done, _)) => Ok(peer),
+            Ok((Reply::Introduced { name }, _)) => {
+                peer.is_called(name);
+                Ok(peer)
+            }
             Ok((other, _)) => Err(JoinError::Refused(address.clone(), format!("{other:?}"))),
             Err(error) => Err(JoinError::Ask(address.clone(), error)),
         }
@@ -261,7 +273,7 @@ impl Node {
         self.peers.read().iter().flatten().cloned().collect()
     }
 
-    fn peer(&self, id: PeerId) -> Option<Arc<Peer>> {
+    pub(crate) fn peer(&self, id: PeerId) -> Option<Arc<Peer>> {
         self.peers.read().get(id.0 as usize).cloned().flatten()
     }
 
@@ -321,6 +333,10 @@ impl Node {
         };
         let mut engine = self.engine.lock();
         let verdict = engine.handle(self.now(), peer.id, &packet);
+        if let Verdict::Operate(operation) = verdict {
+            drop(engine);
+            return self.operate(peer.id, operation);
+        }
         let Verdict::Place(placement) = verdict else { return };
         let Packet::Data(_, tombolo_wire::Payload::Intact(payload)) = packet else {
             engine.refused(placement, NackCode::PacketCorrupted);
@@ -335,11 +351,47 @@ impl Node {
         }
     }
 
+    /// Changes a word that a peer asks to change.
+    fn operate(&self, peer: PeerId, operation: Operation) {
+        let Placement { domain, address, .. } = operation.placement;
+        let how = Use::Change(Accessor { peer, program: None });
+        let outcome = self.change_word(peer, domain, address, operation.operation, how);
+        let mut engine = self.engine.lock();
+        match outcome {
+            Ok(before) => engine.operated(operation, before),
+            Err(code) => engine.refused(operation.placement, code),
+        }
+    }
+
+    /// Changes a word; what it was before.
+    pub(crate) fn change_word(
+        &self,
+        peer: PeerId,
+        domain: Domain,
+        address: u64,
+        operation: AtomicOperation,
+        how: Use,
+    ) -> Result<u64, NackCode> {
+        let (memory, offset) = self.memory(peer, domain, address, ATOMIC_BYTES, how)?;
+        let word = memory.get().atomic_u64(offset).map_err(|_| NackCode::DecodeError)?;
+        Ok(match operation {
+            AtomicOperation::FetchAdd(more) => word.fetch_add(more, Ordering::SeqCst),
+            AtomicOperation::CompareSwap { compare, swap } => word
+                .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
+                .unwrap_or_else(|found| found),
+        })
+    }
+
     fn place(&self, peer: PeerId, placement: &Placement, payload: &[u8]) -> Result<(), NackCode> {
         let length = placement.length_bytes as usize;
         let payload = payload.get(..length).ok_or(NackCode::PacketCorrupted)?;
-        let how =
-            if placement.read.is_some() { Use::Own } else { Use::Write(Accessor { peer, program: None }) };
+        let how = match placement.read {
+            Some(_) => Poster::of(placement.user).writing(placement.domain),
+            None if let Some(sender) = tombolo_channel::mail_sender(placement.address) => {
+                return self.programs.deliver(placement.domain, peer, sender, SharedSpan::from(payload));
+            }
+            None => Use::Write(Accessor { peer, program: None }),
+        };
         let (memory, offset) =
             self.memory(peer, placement.domain, placement.address, placement.length_bytes, how)?;
         let target = memory.get().span_mut(offset, length).map_err(|_| NackCode::DecodeError)?;
@@ -401,8 +453,10 @@ impl Node {
                     self.write_notification(*write);
                     continue;
                 }
-                Some(Action::Complete(Completion { user, status, .. })) => {
-                    if !self.programs.completed(*user, *status)
+                Some(Action::Complete(Completion { user, status, before, .. })) => {
+                    let result = status.map(|()| *before).map_err(failure_of);
+                    if !self.programs.completed(*user, result)
+                        && !self.carried(*user, result.map(|_| ()))
                         && let Some(sink) = self.completions.get()
                     {
                         sink(*user, *status);
@@ -455,8 +509,11 @@ impl Node {
     }
 
     fn send_block(&self, peer: &Peer, block: &Block) {
-        let by = Accessor { peer: peer.id, program: None };
-        let how = if block.in_reply_to.is_some() { Use::Read(by) } else { Use::Own };
+        let by = match block.in_reply_to {
+            Some(_) => Poster::Peer(peer.id),
+            None => Poster::of(block.user),
+        };
+        let how = by.reading(block.own_domain);
         let found = self.memory(peer.id, block.own_domain, block.source_address, block.length_bytes, how);
         let (memory, offset) = match found {
             Ok(found) => found,
@@ -481,8 +538,11 @@ impl Node {
 
     /// Writes the two words of a notification.
     fn write_notification(&self, write: NotificationWrite) {
-        let by = Accessor { peer: write.peer, program: None };
-        let how = if write.read.is_some() { Use::Own } else { Use::Write(by) };
+        let by = match write.read {
+            Some(_) => Poster::of(write.user),
+            None => Poster::Peer(write.peer),
+        };
+        let how = by.writing(write.domain);
         match self.write_words(write.peer, write.domain, &write.words, how) {
             Ok(()) => self.engine.lock().notified(write),
             Err(code) => self.engine.lock().notification_refused(write, code),
@@ -547,6 +607,7 @@ impl Node {
             sink(peer.id, reason);
         }
         self.engine.lock().peer_lost(self.now(), peer.id);
+        self.carrier_lost(peer.id);
         self.pump();
     }
 

@@ -6,18 +6,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::{
-    ChannelPage, Failure, Fate, Grant, MAX_GRANTS, MAX_MESSAGE_BYTES, Message, Reply, Request, SLOTS, Who,
-    decode, encode, from_the_wire, is_read, on_the_wire,
+    ChannelPage, Failure, Fate, Grant, MAX_GRANTS, MAX_MESSAGE_BYTES, MailError, Mailbox, Message, Reply,
+    Request, SLOTS, Target, Who, decode, encode, from_the_wire,
 };
-use tombolo_core::rdma::{Class, Direction, PeerId, PostError, Transfer, TransferError};
+use tombolo_core::rdma::{PeerId, TransferError};
 use tombolo_host::event::{self, EventFd};
-use tombolo_host::shared::SharedMemory;
+use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_wire::{Domain, NackCode};
 
@@ -27,11 +27,9 @@ use crate::node::{ITSELF, Node};
 /// Marks the transfers of programs among the user numbers of the engine.
 const OF_A_PROGRAM: u64 = 1 << 62;
 /// Marks those of them that stay here.
-const AT_HOME: u64 = 1 << 61;
-/// A transfer that stays here is carried out at once if it is no larger and nothing is under way here.
-const AT_ONCE_BYTES: u32 = 64 * 1024;
-/// So much of that before others get their turn.
-const AT_ONCE_ALTOGETHER: u32 = 256 * 1024;
+pub(crate) const AT_HOME: u64 = 1 << 61;
+/// Marks the transfers that a peer asked for.
+const OF_A_PEER: u64 = 1 << 60;
 /// Where the memory of a domain begins.
 const FIRST_ADDRESS: u64 = 1 << 32;
 /// Between two pieces of memory: an address that runs off one is in none.
@@ -74,6 +72,59 @@ pub(crate) enum Use {
     Read(Accessor),
     /// Another writes it.
     Write(Accessor),
+    /// Another reads and writes it, in one.
+    Change(Accessor),
+}
+
+/// On whose behalf a transfer goes, by its user number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Poster {
+    /// The node itself.
+    Node,
+    /// The program of that domain.
+    Program(u16),
+    /// A peer.
+    Peer(PeerId),
+}
+
+impl Poster {
+    pub(crate) fn of(user: u64) -> Self {
+        if user & OF_A_PROGRAM != 0 {
+            Self::Program((user >> 40) as u16 & 0x7FFF)
+        } else if user & OF_A_PEER != 0 {
+            Self::Peer(PeerId((user >> 24) as u32))
+        } else {
+            Self::Node
+        }
+    }
+
+    /// The user number of the transfer that a peer asked for, which is the `index`th of all peers'.
+    pub(crate) fn user_of_peer(peer: PeerId, index: u32) -> u64 {
+        OF_A_PEER | u64::from(peer.0) << 24 | u64::from(index & 0xFF_FFFF)
+    }
+
+    /// What its transfers may do with memory here: what they like with their own, what they were
+    /// granted with that of others.
+    fn using(self, domain: Domain, how: impl FnOnce(Accessor) -> Use) -> Use {
+        match self {
+            Self::Node => Use::Own,
+            Self::Program(number) if from_the_wire(domain) == Some(number) => Use::Own,
+            Self::Program(number) => how(Accessor { peer: ITSELF, program: Some(number) }),
+            Self::Peer(peer) => how(Accessor { peer, program: None }),
+        }
+    }
+
+    pub(crate) fn reading(self, domain: Domain) -> Use {
+        self.using(domain, Use::Read)
+    }
+
+    pub(crate) fn writing(self, domain: Domain) -> Use {
+        self.using(domain, Use::Write)
+    }
+
+    pub(crate) fn changing(self, domain: Domain) -> Use {
+        self.using(domain, Use::Change)
+    }
 }
 
 /// Who reaches for another's memory.
@@ -95,21 +146,31 @@ impl Accessor {
     }
 }
 
+/// A domain's mailbox.
+#[derive(Debug)]
+struct Letterbox {
+    mailbox: Mailbox,
+    senders: Vec<Who>,
+    /// Messages put in so far.
+    written: Mutex<u64>,
+}
+
 /// An open domain.
 #[derive(Debug)]
-struct ProgramDomain {
-    number: u16,
+pub(crate) struct ProgramDomain {
+    pub(crate) number: u16,
     /// Tells it from others that had this number before.
     life: u32,
-    page: ChannelPage,
+    pub(crate) page: ChannelPage,
     socket: SeqpacketSocket,
     regions: RwLock<BTreeMap<u64, Region>>,
     next_address: Mutex<u64>,
+    letterbox: OnceLock<Letterbox>,
     /// Channels with a transfer under way.
-    busy: AtomicU64,
+    pub(crate) busy: AtomicU64,
 }
 
-type Domains = BTreeMap<u16, Arc<ProgramDomain>>;
+pub(crate) type Domains = BTreeMap<u16, Arc<ProgramDomain>>;
 
 /// All of them.
 #[derive(Debug)]
@@ -123,19 +184,21 @@ pub(crate) struct Programs {
     wake: EventFd,
     asleep: AtomicBool,
     /// Transfers under way between programs here.
-    at_home: AtomicU32,
+    pub(crate) at_home: AtomicU32,
     /// Whose bells are answered first.
-    turn: AtomicU16,
-    counts: Counts,
+    pub(crate) turn: AtomicU16,
+    pub(crate) counts: Counts,
 }
 
 /// What programs did.
 #[derive(Debug, Default)]
-struct Counts {
-    transfers: AtomicU64,
-    failed: AtomicU64,
-    bells_dropped: AtomicU64,
-    descriptors_refused: AtomicU64,
+pub(crate) struct Counts {
+    pub(crate) transfers: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) bells_dropped: AtomicU64,
+    pub(crate) descriptors_refused: AtomicU64,
+    mails: AtomicU64,
+    mails_refused: AtomicU64,
 }
 
 impl Programs {
@@ -157,7 +220,8 @@ impl Programs {
     /// By name, for the node's status.
     pub(crate) fn counters(&self) -> Vec<(String, u64)> {
         let open = self.domains.read().len() as u64;
-        let Counts { transfers, failed, bells_dropped, descriptors_refused } = &self.counts;
+        let Counts { transfers, failed, bells_dropped, descriptors_refused, mails, mails_refused } =
+            &self.counts;
         let mut counters = vec![
             ("programs_domains".to_owned(), open),
             ("programs_memory_bytes".to_owned(), self.memory_bytes.load(Ordering::Relaxed)),
@@ -167,13 +231,15 @@ impl Programs {
             ("programs_transfers_failed", failed),
             ("programs_bells_dropped", bells_dropped),
             ("programs_descriptors_refused", descriptors_refused),
+            ("programs_mails", mails),
+            ("programs_mails_refused", mails_refused),
         ] {
             counters.push((name.to_owned(), counter.load(Ordering::Relaxed)));
         }
         counters
     }
 
-    fn open_domains(&self) -> Arc<Domains> {
+    pub(crate) fn open_domains(&self) -> Arc<Domains> {
         self.domains.read().clone()
     }
 
@@ -202,6 +268,10 @@ impl Programs {
             Use::Own => true,
             Use::Read(by) => region.grants.iter().any(|grant| grant.read && by.is_meant_by(grant.who)),
             Use::Write(by) => region.grants.iter().any(|grant| grant.write && by.is_meant_by(grant.who)),
+            Use::Change(by) => {
+                let mut meant = region.grants.iter().filter(|grant| by.is_meant_by(grant.who));
+                meant.clone().any(|grant| grant.read) && meant.any(|grant| grant.write)
+            }
         };
         if allowed { Ok((region.memory.clone(), offset as usize)) } else { Err(NackCode::DomainMismatch) }
     }
@@ -226,27 +296,48 @@ impl Programs {
         }
     }
 
-    /// A transfer of a program has ended. False: it is nobody's here.
-    pub(crate) fn completed(&self, user: u64, result: Result<(), TransferError>) -> bool {
-        if user & OF_A_PROGRAM == 0 {
-            return false;
+    /// Puts a message into the mailbox of a domain. `from` is the domain at that peer.
+    pub(crate) fn deliver(
+        &self,
+        domain: Domain,
+        peer: PeerId,
+        from: u16,
+        bytes: SharedSpan<'_>,
+    ) -> Result<(), NackCode> {
+        let domain =
+            from_the_wire(domain).and_then(|number| self.domain(number)).ok_or(NackCode::NoContext)?;
+        let letterbox = domain.letterbox.get().ok_or(NackCode::DecodeError)?;
+        let by = Accessor { peer, program: (peer == ITSELF).then_some(from) };
+        if !letterbox.senders.iter().any(|who| by.is_meant_by(*who)) {
+            self.counts.mails_refused.fetch_add(1, Ordering::Relaxed);
+            return Err(NackCode::DomainMismatch);
         }
+        let sender = Target { node: peer.0, domain: from };
+        letterbox.mailbox.put(&mut letterbox.written.lock(), sender, bytes).map_err(|error| match error {
+            MailError::Full => NackCode::BufferFull,
+            MailError::TooLong => NackCode::DecodeError,
+        })?;
+        self.counts.mails.fetch_add(1, Ordering::Relaxed);
+        if domain.page.announce() {
+            domain.send_ended();
+        }
+        Ok(())
+    }
+
+    /// A transfer has ended, with the word before it if it was an atomic operation. False: it is no
+    /// program's.
+    pub(crate) fn completed(&self, user: u64, result: Result<u64, Failure>) -> bool {
+        let Poster::Program(number) = Poster::of(user) else { return false };
         if user & AT_HOME != 0 {
             self.at_home.fetch_sub(1, Ordering::Relaxed);
         }
-        let (slot, life, number) = (user as usize % SLOTS, (user >> 8) as u32, (user >> 40) as u16);
+        let (slot, life) = (user as usize % SLOTS, (user >> 8) as u32);
         let Some(domain) = self.domain(number).filter(|domain| domain.life == life) else { return true };
-        let failure = result.err().map(failure_of);
-        if failure.is_some() {
+        if result.is_err() {
             self.counts.failed.fetch_add(1, Ordering::Relaxed);
         }
-        domain.end(slot, if failure.is_some() { Fate::Failed } else { Fate::Complete }, failure);
+        domain.end(slot, result);
         true
-    }
-
-    /// The program whose transfer that is.
-    pub(crate) fn poster(user: u64) -> Option<u16> {
-        (user & OF_A_PROGRAM != 0).then_some((user >> 40) as u16 & 0x7FFF)
     }
 
     fn open(
@@ -282,6 +373,7 @@ impl Programs {
             socket,
             regions: RwLock::default(),
             next_address: Mutex::new(FIRST_ADDRESS),
+            letterbox: OnceLock::new(),
             busy: AtomicU64::new(0),
         });
         if self.asleep.load(Ordering::SeqCst) {
@@ -294,8 +386,44 @@ impl Programs {
 
     fn close(&self, domain: &ProgramDomain) {
         Arc::make_mut(&mut self.domains.write()).remove(&domain.number);
-        let bytes: u64 = domain.regions.write().values().map(|region| region.memory.len() as u64).sum();
+        let letters = domain.letterbox.get().map_or(0, |letterbox| letterbox.mailbox.len() as u64);
+        let regions: u64 = domain.regions.write().values().map(|region| region.memory.len() as u64).sum();
+        let bytes = letters + regions;
         self.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Takes so many bytes of what programs may have.
+    fn reserve(&self, bytes: u64) -> Result<(), String> {
+        let taken = self.memory_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|used| *used <= self.limits.memory_bytes)
+        });
+        taken.map(|_| ()).map_err(|used| {
+            let left = self.limits.memory_bytes - used;
+            format!("{bytes} bytes asked, and this node has {left} left for programs")
+        })
+    }
+
+    fn open_mailbox<'a>(
+        &self,
+        domain: &'a ProgramDomain,
+        messages: u32,
+        senders: Vec<Who>,
+    ) -> Result<&'a Mailbox, String> {
+        if !Mailbox::is_size(messages) {
+            return Err(format!(
+                "a mailbox is for 1 to {} messages, a power of two, not {messages}",
+                tombolo_channel::MAX_MAILS
+            ));
+        }
+        if senders.len() > MAX_GRANTS {
+            return Err(format!("{} senders are more than {MAX_GRANTS}", senders.len()));
+        }
+        if domain.letterbox.get().is_some() {
+            return Err("this domain has a mailbox already".into());
+        }
+        let mailbox = Mailbox::create(messages).map_err(|error| error.to_string())?;
+        self.reserve(mailbox.len() as u64)?;
+        Ok(&domain.letterbox.get_or_init(|| Letterbox { mailbox, senders, written: Mutex::new(0) }).mailbox)
     }
 
     fn allocate(
@@ -310,13 +438,7 @@ impl Programs {
         if grants.len() > MAX_GRANTS {
             return Err(format!("{} grants are more than {MAX_GRANTS}", grants.len()));
         }
-        let granted = self.memory_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|used| *used <= self.limits.memory_bytes)
-        });
-        if let Err(used) = granted {
-            let left = self.limits.memory_bytes - used;
-            return Err(format!("{bytes} bytes asked, and this node has {left} left for programs"));
-        }
+        self.reserve(bytes)?;
         let memory = ledger::allocate(bytes).map_err(|error| {
             self.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
             error.to_string()
@@ -330,7 +452,7 @@ impl Programs {
     }
 }
 
-fn failure_of(error: TransferError) -> Failure {
+pub(crate) fn failure_of(error: TransferError) -> Failure {
     match error {
         TransferError::PeerUnreachable | TransferError::Incomplete => Failure::Unreachable,
         TransferError::Refused(code) => Failure::Refused(code),
@@ -340,16 +462,30 @@ fn failure_of(error: TransferError) -> Failure {
 }
 
 impl ProgramDomain {
-    fn user(&self, slot: usize) -> u64 {
+    /// The user number of a channel's transfer.
+    pub(crate) fn user(&self, slot: usize) -> u64 {
         OF_A_PROGRAM | u64::from(self.number) << 40 | u64::from(self.life) << 8 | slot as u64
     }
 
-    fn end(&self, slot: usize, fate: Fate, failure: Option<Failure>) {
+    /// Tells the program that a transfer is over.
+    pub(crate) fn end(&self, slot: usize, result: Result<u64, Failure>) {
         self.busy.fetch_and(!(1 << slot), Ordering::Relaxed);
-        if self.page.tell(slot, fate, failure) {
-            // A full socket tells the program the same.
-            let _ = self.socket.send(&[&encode(&Message::EndedV1)], &[]);
+        if self.page.tell_end(slot, result) {
+            self.send_ended();
         }
+    }
+
+    /// Tells the program that a transfer was not begun.
+    pub(crate) fn pause(&self, slot: usize) {
+        self.busy.fetch_and(!(1 << slot), Ordering::Relaxed);
+        if self.page.tell(slot, Fate::Paused) {
+            self.send_ended();
+        }
+    }
+
+    fn send_ended(&self) {
+        // A full socket tells the program the same.
+        let _ = self.socket.send(&[&encode(&Message::EndedV1)], &[]);
     }
 
     fn reply(&self, reply: Reply, descriptors: &[BorrowedFd<'_>]) -> Result<(), UnixError> {
@@ -358,110 +494,6 @@ impl ProgramDomain {
 }
 
 impl Node {
-    /// Posts what programs rang for. Returns how many bells.
-    pub(crate) fn answer_bells(&self) -> usize {
-        let domains = self.programs.open_domains();
-        let (mut count, mut budget) = (0, AT_ONCE_ALTOGETHER);
-        // Whoever was left for later is first now.
-        let first = self.programs.turn.load(Ordering::Relaxed);
-        for domain in domains.range(first..).chain(domains.range(..first)).map(|(_, domain)| domain) {
-            let mut rung = domain.page.take_rung();
-            while rung != 0 {
-                if budget == 0 {
-                    let _ = domain.page.ring(rung);
-                    self.programs.turn.store(domain.number, Ordering::Relaxed);
-                    self.pump();
-                    return count;
-                }
-                let slot = rung.trailing_zeros() as usize;
-                rung &= rung - 1;
-                count += 1;
-                self.start(domain, slot, &mut budget);
-            }
-        }
-        if count > 0 {
-            self.pump();
-        }
-        count
-    }
-
-    /// A lone small transfer between programs here needs no queue (QOS §3.3). None: it is not one.
-    fn at_once(&self, transfer: &Transfer, budget: &mut u32) -> Option<Result<(), Failure>> {
-        let is_small = transfer.size_bytes <= AT_ONCE_BYTES;
-        if !is_small || self.programs.at_home.load(Ordering::Relaxed) != 0 {
-            return None;
-        }
-        *budget = budget.saturating_sub(transfer.size_bytes);
-        let size = u64::from(transfer.size_bytes);
-        let ends = [(transfer.source_address, size), (transfer.destination_address, size)];
-        if ends.iter().any(|(address, size)| address.checked_add(*size).is_none()) {
-            return Some(Err(Failure::BadDescriptor));
-        }
-        Some(self.copy_here(transfer).map_err(Failure::Refused))
-    }
-
-    fn start(&self, domain: &ProgramDomain, slot: usize, budget: &mut u32) {
-        let counters = &self.programs.counts;
-        if domain.busy.load(Ordering::Relaxed) >> slot & 1 != 0 {
-            counters.bells_dropped.fetch_add(1, Ordering::Relaxed);
-            return;
-        }
-        let posted = match domain.page.descriptor(slot) {
-            Err(_) => Err(Failure::BadDescriptor),
-            Ok(wanted) => {
-                let (own, other) = (on_the_wire(domain.number), on_the_wire(wanted.target.domain));
-                let peer = PeerId(wanted.target.node);
-                // At home both memories are here: a read is a write the other way round.
-                let (direction, own_domain, domain_there) = match (is_read(slot), peer == ITSELF) {
-                    (false, _) => (Direction::Write, own, other),
-                    (true, false) => (Direction::Read, own, other),
-                    (true, true) => (Direction::Write, other, own),
-                };
-                let transfer = Transfer {
-                    direction,
-                    domain: domain_there,
-                    own_domain,
-                    source_address: wanted.source_address,
-                    destination_address: wanted.destination_address,
-                    size_bytes: wanted.size_bytes,
-                    notification: wanted.notification,
-                    class: wanted.class.map(|class| Class::ALL[usize::from(class.min(2))]),
-                    user: domain.user(slot) | if peer == ITSELF { AT_HOME } else { 0 },
-                };
-                if peer == ITSELF
-                    && let Some(done) = self.at_once(&transfer, budget)
-                {
-                    counters.transfers.fetch_add(1, Ordering::Relaxed);
-                    let failure = done.err();
-                    if failure.is_some() {
-                        counters.failed.fetch_add(1, Ordering::Relaxed);
-                    }
-                    return domain.end(
-                        slot,
-                        if failure.is_some() { Fate::Failed } else { Fate::Complete },
-                        failure,
-                    );
-                }
-                domain.busy.fetch_or(1 << slot, Ordering::Relaxed);
-                let _ = domain.page.tell(slot, Fate::Ongoing, None);
-                match self.post(peer, transfer) {
-                    Ok(()) => {
-                        self.programs.at_home.fetch_add(u32::from(peer == ITSELF), Ordering::Relaxed);
-                        Ok(())
-                    }
-                    Err(PostError::Full) => return domain.end(slot, Fate::Paused, None),
-                    Err(PostError::UnknownPeer(_)) => Err(Failure::NoSuchNode),
-                    Err(_) => Err(Failure::BadDescriptor),
-                }
-            }
-        };
-        counters.transfers.fetch_add(1, Ordering::Relaxed);
-        if let Err(failure) = posted {
-            counters.descriptors_refused.fetch_add(1, Ordering::Relaxed);
-            domain.end(slot, Fate::Failed, Some(failure));
-        }
-    }
-
     fn answer_program(&self, domain: &ProgramDomain, request: Request) -> Result<(), UnixError> {
         match request {
             Request::Open { .. } => domain.reply(Reply::Failed("a domain is open already".into()), &[]),
@@ -479,6 +511,12 @@ impl Node {
                 domain.reply(Reply::Done, &[])
             }
             Request::Peers => domain.reply(Reply::Peers(self.peer_statuses()), &[]),
+            Request::OpenMailbox { messages, senders } => {
+                match self.programs.open_mailbox(domain, messages, senders) {
+                    Ok(mailbox) => domain.reply(Reply::Mailbox, &[mailbox.as_fd()]),
+                    Err(reason) => domain.reply(Reply::Failed(reason), &[]),
+                }
+            }
         }
     }
 }

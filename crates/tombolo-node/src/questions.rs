@@ -58,13 +58,24 @@ impl Node {
     pub(crate) fn control(&self, peer: &Arc<Peer>, bytes: &[u8], descriptors: Vec<OwnedFd>) {
         match Message::decode(bytes) {
             Ok(Message::V1(MessageV1::Answer { number, reply })) => {
+                if self.carried_by(peer.id, number, &reply) {
+                    return;
+                }
                 // An answer that nobody asked for is dropped, or a peer could fill our memory with them.
                 if let Some(open) = peer.answers.lock().get_mut(&number) {
                     *open = Some((reply, descriptors));
                 }
             }
             Ok(Message::V1(MessageV1::Ask { number, request })) => {
-                let (reply, memory) = self.answer(peer, request);
+                let answer = match request {
+                    Request::Carry(carriage) => {
+                        let known = self.carry_for(peer, number, &carriage);
+                        // Otherwise the transfer's end is the answer.
+                        known.map(|reply| (reply, None))
+                    }
+                    request => Some(self.answer(peer, request)),
+                };
+                let Some((reply, memory)) = answer else { return };
                 let message = Message::V1(MessageV1::Answer { number, reply }).encode();
                 let memory = memory.filter(|_| peer.link.supports_windows());
                 let descriptors: Vec<_> = memory.iter().map(|memory| memory.as_fd()).collect();
@@ -79,10 +90,9 @@ impl Node {
 
     fn answer(&self, peer: &Arc<Peer>, request: Request) -> (Reply, Option<Arc<SharedMemory>>) {
         match request {
-            Request::Introduce { mut name } => {
-                name.truncate(name.floor_char_boundary(64));
-                *peer.name.lock() = name;
-                (Reply::Done, None)
+            Request::Introduce { name } => {
+                peer.is_called(name);
+                (Reply::Introduced { name: self.name().to_owned() }, None)
             }
             Request::Lend { bytes } => match self.lend(peer, bytes) {
                 Ok((segment, memory)) => (Reply::Lent { segment }, Some(memory)),
@@ -97,6 +107,7 @@ impl Node {
                 }
             }
             Request::Status => (Reply::Status(Box::new(self.status())), None),
+            Request::Carry(_) => (Reply::Failed("a transfer is not answered at once".into()), None),
         }
     }
 

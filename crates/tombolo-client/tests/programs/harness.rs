@@ -37,9 +37,13 @@ pub fn udp() -> Address {
 impl Host {
     /// A node that listens there and is connected to these; returns where it listens, too.
     pub fn start(listen: &Address, others: &[&Address]) -> (Self, Address) {
-        let node = Arc::new(Node::new("test", 0, 0).unwrap());
+        Self::start_named("test", listen, others)
+    }
+
+    pub fn start_named(name: &str, listen: &Address, others: &[&Address]) -> (Self, Address) {
+        let node = Arc::new(Node::new(name, 0, 0).unwrap());
         for other in others {
-            node.add_peer(tombolo_link::connect(other, &Security::Insecure, PATIENCE).unwrap());
+            node.join(other, &Security::Insecure, PATIENCE).unwrap();
         }
         let listener = tombolo_node::listen(listen, &Security::Insecure).unwrap();
         let address = listener.address();
@@ -60,6 +64,10 @@ impl Host {
 
     pub fn domain(&self, number: u16) -> Domain {
         Domain::open(&self.programs, Some(number)).unwrap()
+    }
+
+    pub fn any_domain(&self) -> Domain {
+        Domain::open(&self.programs, None).unwrap()
     }
 
     /// A counter of its status.

@@ -1,8 +1,11 @@
 //! Programs at nodes: transfers between domains of one node and of two, over shared memory and
 //! UDP; what is refused; and programs that do their worst.
 
+mod carried;
 mod examples;
 mod harness;
 mod hostile;
+mod mail;
 mod refused;
 mod transfers;
+mod words;

@@ -133,6 +133,8 @@ pub struct NotificationWrite {
     pub peer: PeerId,
     /// The own read it ends, if any.
     pub read: Option<TransferId>,
+    /// Given when that read was posted.
+    pub user: u64,
     pub(crate) epoch: u32,
     pub(crate) slot: u16,
     pub(crate) generation: Generation,
@@ -153,6 +155,8 @@ pub struct Placement {
     pub peer: PeerId,
     /// The own read they answer, if any.
     pub read: Option<TransferId>,
+    /// Given when that read was posted.
+    pub user: u64,
     pub(crate) epoch: u32,
     pub(crate) slot: u16,
     pub(crate) generation: Generation,

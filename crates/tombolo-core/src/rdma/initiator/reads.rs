@@ -24,6 +24,8 @@ pub struct ReadGrant {
     /// The words to write at its end: the requester's own, whatever the target
     /// sends.
     pub notification: Option<Notification>,
+    /// Given when the read was posted.
+    pub user: u64,
 }
 
 impl Initiator {
@@ -119,7 +121,8 @@ impl Initiator {
             return Err(NackCode::DomainMismatch);
         }
         let transfer = self.transfers.id(index);
-        Ok(ReadGrant { transfer, domain: spec.own_domain, notification: spec.notification })
+        let (domain, notification, user) = (spec.own_domain, spec.notification, spec.user);
+        Ok(ReadGrant { transfer, domain, notification, user })
     }
 
     /// Bytes or words of a read are about to be written to memory; `false`: it

@@ -252,6 +252,7 @@ impl Responder {
             words,
             peer: id,
             read: entry.own.map(|grant| grant.transfer),
+            user: entry.own.map_or(0, |grant| grant.user),
             epoch,
             slot: slot as u16,
             generation: entry.generation,

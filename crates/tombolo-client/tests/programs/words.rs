@@ -1,0 +1,92 @@
+//! Atomic operations.
+
+use std::sync::atomic::Ordering;
+
+use tombolo_client::{Domain, Failure, Grant, Status, Target, WaitError, Who};
+
+use crate::harness::{Host, PATIENCE, pair, shm, udp};
+
+/// Both operations, on a word of another domain.
+fn change(near: &Domain, far: &Domain, node: u32) {
+    let memory = far.allocate(4096, &[Grant::all(Who::Anyone)]).unwrap();
+    let there = Target { node, domain: far.number() };
+    let (word, address) = (memory.word(16).unwrap(), memory.address() + 16);
+    word.store(u64::MAX, Ordering::SeqCst);
+    let add = |operand| near.fetch_add(there, address, operand).unwrap().wait(PATIENCE);
+    assert_eq!(add(3), Ok(u64::MAX));
+    assert_eq!(add(5), Ok(2));
+    let swap = |compare, swap| near.compare_swap(there, address, compare, swap).unwrap().wait(PATIENCE);
+    assert_eq!(swap(8, 100), Ok(7), "another word was there");
+    assert_eq!(word.load(Ordering::SeqCst), 7);
+    assert_eq!(swap(7, 100), Ok(7));
+    assert_eq!(word.load(Ordering::SeqCst), 100);
+
+    let refused = |address| {
+        let operation = near.fetch_add(there, address, 1).unwrap();
+        let outcome = operation.wait(PATIENCE);
+        assert!(matches!(operation.status(), Status::FinishedWithError(_)), "{address:#x}");
+        outcome.unwrap_err()
+    };
+    for wrong in [address + 4, address + 1] {
+        assert!(matches!(refused(wrong), WaitError::Failed(_)), "{wrong:#x}");
+    }
+    assert!(matches!(refused(memory.address() + 4096), WaitError::Failed(Failure::Refused(_))));
+    if near.number() == far.number() && node == 0 {
+        return;
+    }
+    let read_only = far.allocate(4096, &[Grant::read(Who::Anyone)]).unwrap();
+    assert!(matches!(refused(read_only.address()), WaitError::Failed(Failure::Refused(_))));
+    assert_eq!(read_only.word(0).unwrap().load(Ordering::SeqCst), 0);
+    let write_only = far.allocate(4096, &[Grant::write(Who::Anyone)]).unwrap();
+    assert!(matches!(refused(write_only.address()), WaitError::Failed(Failure::Refused(_))));
+}
+
+/// Many at once, from several sides: nothing is lost and nothing done twice.
+fn count(counters: &[(&Domain, Target)], owner: &Domain) {
+    const EACH: u64 = 2_000;
+    let memory = owner.allocate(4096, &[Grant::all(Who::Anyone)]).unwrap();
+    let address = memory.address() + 8;
+    let mut seen: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = counters
+            .iter()
+            .map(|(domain, there)| {
+                scope.spawn(move || {
+                    let mut seen = Vec::new();
+                    while (seen.len() as u64) < EACH {
+                        let open: Vec<_> =
+                            (0..16).map(|_| domain.fetch_add(*there, address, 1).unwrap()).collect();
+                        seen.extend(open.iter().map(|operation| operation.wait(PATIENCE).unwrap()));
+                    }
+                    seen
+                })
+            })
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    seen.sort_unstable();
+    let all = EACH * counters.len() as u64;
+    assert!(seen.iter().copied().eq(0..all), "each number was seen once");
+    assert_eq!(memory.word(8).unwrap().load(Ordering::SeqCst), all);
+}
+
+#[test]
+fn words_change_at_home() {
+    let (host, _) = Host::start(&shm(), &[]);
+    let domains = [host.domain(1), host.domain(2), host.domain(3)];
+    change(&domains[0], &domains[1], 0);
+    change(&domains[0], &domains[0], 0);
+    let there = Target { node: 0, domain: 3 };
+    count(&[(&domains[0], there), (&domains[1], there)], &domains[2]);
+}
+
+#[test]
+fn words_change_at_another_node() {
+    for address in [shm(), udp()] {
+        let hosts = pair(&address);
+        let (near, far) = (hosts[0].domain(5), hosts[1].domain(5));
+        change(&near, &far, 1);
+        let beside = hosts[1].domain(6);
+        let (away, home) = (Target { node: 1, domain: 5 }, Target { node: 0, domain: 5 });
+        count(&[(&near, away), (&beside, home)], &far);
+    }
+}

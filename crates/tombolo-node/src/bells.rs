@@ -1,0 +1,185 @@
+//! Bells: what programs ask for in their channels, checked, and carried out or posted.
+
+use std::sync::atomic::Ordering;
+
+use tombolo_channel::{
+    Descriptor, Failure, Fate, MAX_MAIL_BYTES, Target, Work, is_read, mail_address, on_the_wire, reaches_mail,
+};
+use tombolo_core::rdma::{Class, Direction, PeerId, PostError, Transfer};
+use tombolo_wire::NackCode;
+
+use crate::carry::Errand;
+use crate::node::{ITSELF, Node};
+use crate::programs::{AT_HOME, ProgramDomain};
+
+/// A transfer that stays here is carried out at once if it is no larger and nothing is under way here.
+const AT_ONCE_BYTES: u32 = 64 * 1024;
+/// So much of that before others get their turn.
+const AT_ONCE_ALTOGETHER: u32 = 256 * 1024;
+
+/// How a descriptor is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Plan {
+    /// By this node's engine, with that peer.
+    Post(PeerId, Transfer),
+    /// By that peer, which has the source, to another node or its own.
+    Ask(PeerId, Errand),
+}
+
+/// The plan for what the program of that domain asks for in a channel.
+fn plan(number: u16, user: u64, slot: usize, wanted: &Descriptor) -> Result<Plan, Failure> {
+    let (own, other) = (on_the_wire(number), on_the_wire(wanted.target.domain));
+    let peer = PeerId(wanted.target.node);
+    let mut transfer = Transfer {
+        direction: Direction::Write,
+        domain: other,
+        own_domain: own,
+        source_address: wanted.source_address,
+        destination_address: wanted.destination_address,
+        size_bytes: wanted.size_bytes,
+        notification: wanted.notification,
+        class: wanted.class.map(|class| Class::ALL[usize::from(class.min(2))]),
+        user,
+    };
+    let peer = match (wanted.work, wanted.source) {
+        (Work::Atomic(_) | Work::Mail, _) | (_, Some(_)) if is_read(slot) => {
+            return Err(Failure::BadDescriptor);
+        }
+        (Work::Atomic(operation), _) => {
+            transfer.direction = Direction::Atomic(operation);
+            transfer.source_address = 0;
+            peer
+        }
+        (Work::Mail, _) => {
+            if !(1..=MAX_MAIL_BYTES).contains(&(wanted.size_bytes as usize)) {
+                return Err(Failure::BadDescriptor);
+            }
+            transfer.destination_address = mail_address(number);
+            peer
+        }
+        (Work::Move, _) if reaches_mail(wanted.destination_address, wanted.size_bytes) => {
+            return Err(Failure::BadDescriptor);
+        }
+        (Work::Move, None) => {
+            // At home both memories are here: a read is a write the other way round.
+            match (is_read(slot), peer == ITSELF) {
+                (false, _) => {}
+                (true, false) => transfer.direction = Direction::Read,
+                (true, true) => (transfer.own_domain, transfer.domain) = (other, own),
+            }
+            peer
+        }
+        (Work::Move, Some(Target { node, domain })) => {
+            let source = on_the_wire(domain);
+            match (PeerId(node), peer) {
+                (ITSELF, _) => {
+                    transfer.own_domain = source;
+                    peer
+                }
+                (from, ITSELF) => {
+                    transfer.direction = Direction::Read;
+                    (transfer.own_domain, transfer.domain) = (other, source);
+                    from
+                }
+                (from, to) => {
+                    transfer.own_domain = source;
+                    return Ok(Plan::Ask(from, Errand { to: (to != from).then_some(to), transfer }));
+                }
+            }
+        }
+    };
+    if peer == ITSELF {
+        transfer.user |= AT_HOME;
+    }
+    Ok(Plan::Post(peer, transfer))
+}
+
+impl Node {
+    /// Posts what programs rang for. Returns how many bells.
+    pub(crate) fn answer_bells(&self) -> usize {
+        let domains = self.programs.open_domains();
+        let (mut count, mut budget) = (0, AT_ONCE_ALTOGETHER);
+        // Whoever was left for later is first now.
+        let first = self.programs.turn.load(Ordering::Relaxed);
+        for domain in domains.range(first..).chain(domains.range(..first)).map(|(_, domain)| domain) {
+            let mut rung = domain.page.take_rung();
+            while rung != 0 {
+                if budget == 0 {
+                    let _ = domain.page.ring(rung);
+                    self.programs.turn.store(domain.number, Ordering::Relaxed);
+                    self.pump();
+                    return count;
+                }
+                let slot = rung.trailing_zeros() as usize;
+                rung &= rung - 1;
+                count += 1;
+                self.start(domain, slot, &mut budget);
+            }
+        }
+        if count > 0 {
+            self.pump();
+        }
+        count
+    }
+
+    /// A lone small transfer between programs here needs no queue (QOS §3.3), nor does a change of one
+    /// word. None: it is neither.
+    fn at_once(&self, transfer: &Transfer, budget: &mut u32) -> Option<Result<u64, Failure>> {
+        let is_small = transfer.size_bytes <= AT_ONCE_BYTES;
+        let is_lone = self.programs.at_home.load(Ordering::Relaxed) == 0;
+        let is_atomic = matches!(transfer.direction, Direction::Atomic(_));
+        if !(is_atomic || is_small && is_lone) {
+            return None;
+        }
+        *budget = budget.saturating_sub(transfer.size_bytes);
+        let size = u64::from(transfer.size_bytes);
+        let ends = [(transfer.source_address, size), (transfer.destination_address, size)];
+        if ends.iter().any(|(address, size)| address.checked_add(*size).is_none()) {
+            return Some(Err(Failure::BadDescriptor));
+        }
+        match self.carry_out(transfer) {
+            // A full mailbox: the engine tries again.
+            Err(NackCode::BufferFull) => None,
+            outcome => Some(outcome.map_err(Failure::Refused)),
+        }
+    }
+
+    fn start(&self, domain: &ProgramDomain, slot: usize, budget: &mut u32) {
+        let counts = &self.programs.counts;
+        if domain.busy.load(Ordering::Relaxed) >> slot & 1 != 0 {
+            counts.bells_dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        counts.transfers.fetch_add(1, Ordering::Relaxed);
+        let descriptor = domain.page.descriptor(slot).map_err(|_| Failure::BadDescriptor);
+        let plan = descriptor.and_then(|wanted| plan(domain.number, domain.user(slot), slot, &wanted));
+        if let Ok(Plan::Post(ITSELF, transfer)) = &plan
+            && let Some(outcome) = self.at_once(transfer, budget)
+        {
+            counts.failed.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
+            return domain.end(slot, outcome);
+        }
+        domain.busy.fetch_or(1 << slot, Ordering::Relaxed);
+        let _ = domain.page.tell(slot, Fate::Ongoing);
+        let posted = plan.and_then(|plan| match plan {
+            Plan::Ask(peer, errand) => self.ask_to_carry(peer, &errand),
+            Plan::Post(peer, transfer) => match self.post(peer, transfer) {
+                Ok(()) => {
+                    self.programs.at_home.fetch_add(u32::from(peer == ITSELF), Ordering::Relaxed);
+                    Ok(true)
+                }
+                Err(PostError::Full) => Ok(false),
+                Err(PostError::UnknownPeer(_)) => Err(Failure::NoSuchNode),
+                Err(_) => Err(Failure::BadDescriptor),
+            },
+        });
+        match posted {
+            Ok(true) => {}
+            Ok(false) => domain.pause(slot),
+            Err(failure) => {
+                counts.descriptors_refused.fetch_add(1, Ordering::Relaxed);
+                domain.end(slot, Err(failure));
+            }
+        }
+    }
+}
