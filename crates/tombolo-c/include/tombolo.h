@@ -4,6 +4,8 @@
  *
  * The five steps of QOS 2.3.3.2 are tombolo_open, tombolo_allocate, a tombolo_spec,
  * tombolo_write or tombolo_read, and tombolo_poll or tombolo_wait. Sizes are in bytes.
+ * tombolo_fetch_add and tombolo_compare_swap change a word of another domain, tombolo_send
+ * and tombolo_receive pass small messages, tombolo_carry moves bytes between two others.
  * Link with -ltombolo_c.
  */
 
@@ -15,6 +17,11 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+
+/*
+ The longest message of a mailbox, in bytes.
+ */
+#define TOMBOLO_MAX_MAIL 1024
 
 /*
  What became of a call. 0 is success.
@@ -104,12 +111,17 @@ typedef enum tombolo_who {
 typedef struct tombolo_domain tombolo_domain;
 
 /*
+ Where a domain's messages come.
+ */
+typedef struct tombolo_mailbox tombolo_mailbox;
+
+/*
  Memory that transfers reach.
  */
 typedef struct tombolo_memory tombolo_memory;
 
 /*
- A transfer under way, or over.
+ A transfer or an atomic operation under way, or over.
  */
 typedef struct tombolo_transfer tombolo_transfer;
 
@@ -282,6 +294,105 @@ enum tombolo_result tombolo_read(const struct tombolo_domain *domain,
                                  struct tombolo_transfer **transfer);
 
 /*
+ Starts a transfer between two other domains, of any nodes; one may be own. The bytes go straight
+ from the one to the other. The source must grant that this program (or, seen from another node, any
+ program of this node) reads it; the destination, that the source's node writes it, or this program
+ if the source is at this node.
+
+ # Safety
+ `domain` is open, `spec` is valid, `transfer` can be written.
+ */
+enum tombolo_result tombolo_carry(const struct tombolo_domain *domain,
+                                  struct tombolo_target from,
+                                  struct tombolo_target to,
+                                  const struct tombolo_spec *spec,
+                                  struct tombolo_transfer **transfer);
+
+/*
+ Starts adding to the word of 8 bytes at an address (a multiple of 8) of the target. It is carried out
+ once, atomically with other such operations and with atomic instructions of the programs there;
+ overflow wraps. The memory must be granted for reading and writing.
+
+ # Safety
+ `domain` is open, `transfer` can be written.
+ */
+enum tombolo_result tombolo_fetch_add(const struct tombolo_domain *domain,
+                                      struct tombolo_target target,
+                                      uint64_t address,
+                                      uint64_t operand,
+                                      struct tombolo_transfer **transfer);
+
+/*
+ As `tombolo_fetch_add`: puts `swap` there if `compare` is there.
+
+ # Safety
+ `domain` is open, `transfer` can be written.
+ */
+enum tombolo_result tombolo_compare_swap(const struct tombolo_domain *domain,
+                                         struct tombolo_target target,
+                                         uint64_t address,
+                                         uint64_t compare,
+                                         uint64_t swap,
+                                         struct tombolo_transfer **transfer);
+
+/*
+ Waits, as `tombolo_wait`, for the end of an atomic operation, and says what the word was before.
+
+ # Safety
+ `transfer` is null or not released, `before` can be written.
+ */
+enum tombolo_result tombolo_wait_word(const struct tombolo_transfer *transfer,
+                                      uint32_t milliseconds,
+                                      uint64_t *before);
+
+/*
+ Opens the domain's mailbox (it has one at most), for so many messages that are not taken yet: a power
+ of two, at most 4096. `senders` are grants of which only `who` and `number` count.
+
+ # Safety
+ `domain` is open, `senders` has `sender_count` entries, `mailbox` can be written.
+ */
+enum tombolo_result tombolo_open_mailbox(const struct tombolo_domain *domain,
+                                         uint32_t messages,
+                                         const struct tombolo_grant *senders,
+                                         size_t sender_count,
+                                         struct tombolo_mailbox **mailbox);
+
+/*
+ Starts sending a message, of 1 to `TOMBOLO_MAX_MAIL` bytes, to the target's mailbox. While that is
+ full the node tries again, for some seconds; then it is refused.
+
+ # Safety
+ `domain` is open, `message` has `bytes` bytes, `transfer` can be written.
+ */
+enum tombolo_result tombolo_send(const struct tombolo_domain *domain,
+                                 struct tombolo_target target,
+                                 const void *message,
+                                 size_t bytes,
+                                 struct tombolo_transfer **transfer);
+
+/*
+ Waits for the next message, at most so many milliseconds (0: looks), and copies it to `message`, which
+ has room for `TOMBOLO_MAX_MAIL` bytes. Says how long it is and, unless null, who sent it.
+
+ # Safety
+ `mailbox` is null or open, `message` has that room, `bytes` can be written, `from` too or is null.
+ */
+enum tombolo_result tombolo_receive(const struct tombolo_mailbox *mailbox,
+                                    uint32_t milliseconds,
+                                    void *message,
+                                    size_t *bytes,
+                                    struct tombolo_target *from);
+
+/*
+ Releases the handle of a mailbox, which stays as long as its domain. Null is nothing.
+
+ # Safety
+ `mailbox` came from `tombolo_open_mailbox` and is not used after this.
+ */
+void tombolo_close_mailbox(struct tombolo_mailbox *mailbox);
+
+/*
  How far a transfer is. No system call. Null is finished with error.
 
  # Safety
@@ -302,7 +413,7 @@ enum tombolo_result tombolo_wait(const struct tombolo_transfer *transfer, uint32
  Releases a transfer's handle; one that is on its way goes on. Null is nothing.
 
  # Safety
- `transfer` came from `tombolo_write` or `tombolo_read` and is not used after this.
+ `transfer` came from a function that starts one and is not used after this.
  */
 void tombolo_release(struct tombolo_transfer *transfer);
 

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use tombolo_client::{Notification, OpenError, PostError, WaitError};
+use tombolo_client::{MAX_MAIL_BYTES, Notification, OpenError, PostError, SendError, WaitError};
 
 /// What became of a call. 0 is success.
 #[repr(C)]
@@ -87,6 +87,12 @@ pub struct Target {
     pub domain: u16,
 }
 
+impl From<Target> for tombolo_client::Target {
+    fn from(target: Target) -> Self {
+        Self { node: target.node, domain: target.domain }
+    }
+}
+
 /// What is to be moved. All zero but the first three fields is the usual case.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -116,8 +122,25 @@ pub struct Domain(tombolo_client::Domain);
 /// Memory that transfers reach.
 pub struct Memory(tombolo_client::Memory);
 
-/// A transfer under way, or over.
-pub struct Transfer(tombolo_client::Transfer);
+/// A transfer or an atomic operation under way, or over.
+pub struct Transfer(Started);
+
+enum Started {
+    Plain(tombolo_client::Transfer),
+    Atomic(tombolo_client::Atomic),
+}
+
+impl Started {
+    fn status(&self) -> tombolo_client::Status {
+        match self {
+            Self::Plain(plain) => plain.status(),
+            Self::Atomic(atomic) => atomic.status(),
+        }
+    }
+}
+
+/// Where a domain's messages come.
+pub struct Mailbox(tombolo_client::Mailbox);
 
 thread_local! {
     static ERROR: RefCell<CString> = RefCell::default();
@@ -290,7 +313,7 @@ unsafe fn start(
     target: Target,
     spec: *const Spec,
     transfer: *mut *mut Transfer,
-    post: fn(
+    post: impl FnOnce(
         &tombolo_client::Domain,
         tombolo_client::Target,
         tombolo_client::Spec,
@@ -311,7 +334,15 @@ unsafe fn start(
         notification: spec.notify.then_some(words),
         class: spec.class_hint.checked_sub(1).map(|class| class as u8),
     };
-    match post(&domain.0, tombolo_client::Target { node: target.node, domain: target.domain }, wanted) {
+    let started = post(&domain.0, target.into(), wanted).map(Started::Plain);
+    // SAFETY: can be written, as the callers' callers promise.
+    unsafe { hand_out(started, transfer) }
+}
+
+/// # Safety
+/// `transfer` can be written.
+unsafe fn hand_out(started: std::result::Result<Started, PostError>, transfer: *mut *mut Transfer) -> Result {
+    match started {
         Ok(started) => {
             // SAFETY: can be written, as the caller promises.
             unsafe { transfer.write(Box::into_raw(Box::new(Transfer(started)))) };
@@ -351,6 +382,227 @@ pub unsafe extern "C" fn tombolo_read(
     unsafe { start(domain, target, spec, transfer, tombolo_client::Domain::read) }
 }
 
+/// Starts a transfer between two other domains, of any nodes; one may be own. The bytes go straight
+/// from the one to the other. The source must grant that this program (or, seen from another node, any
+/// program of this node) reads it; the destination, that the source's node writes it, or this program
+/// if the source is at this node.
+///
+/// # Safety
+/// `domain` is open, `spec` is valid, `transfer` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_carry(
+    domain: *const Domain,
+    from: Target,
+    to: Target,
+    spec: *const Spec,
+    transfer: *mut *mut Transfer,
+) -> Result {
+    let carry = |domain: &tombolo_client::Domain, to, spec| domain.carry(from.into(), to, spec);
+    // SAFETY: as the caller promises.
+    unsafe { start(domain, to, spec, transfer, carry) }
+}
+
+unsafe fn change(
+    domain: *const Domain,
+    transfer: *mut *mut Transfer,
+    post: impl FnOnce(&tombolo_client::Domain) -> std::result::Result<tombolo_client::Atomic, PostError>,
+) -> Result {
+    // SAFETY: null or valid, as the callers' callers promise.
+    let Some(domain) = (unsafe { domain.as_ref() }) else {
+        return bad("an atomic operation without a domain");
+    };
+    if transfer.is_null() {
+        return bad("an atomic operation without a place for its handle");
+    }
+    // SAFETY: can be written, as the callers' callers promise.
+    unsafe { hand_out(post(&domain.0).map(Started::Atomic), transfer) }
+}
+
+/// Starts adding to the word of 8 bytes at an address (a multiple of 8) of the target. It is carried out
+/// once, atomically with other such operations and with atomic instructions of the programs there;
+/// overflow wraps. The memory must be granted for reading and writing.
+///
+/// # Safety
+/// `domain` is open, `transfer` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_fetch_add(
+    domain: *const Domain,
+    target: Target,
+    address: u64,
+    operand: u64,
+    transfer: *mut *mut Transfer,
+) -> Result {
+    // SAFETY: as the caller promises.
+    unsafe { change(domain, transfer, |domain| domain.fetch_add(target.into(), address, operand)) }
+}
+
+/// As `tombolo_fetch_add`: puts `swap` there if `compare` is there.
+///
+/// # Safety
+/// `domain` is open, `transfer` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_compare_swap(
+    domain: *const Domain,
+    target: Target,
+    address: u64,
+    compare: u64,
+    swap: u64,
+    transfer: *mut *mut Transfer,
+) -> Result {
+    let post = |domain: &tombolo_client::Domain| domain.compare_swap(target.into(), address, compare, swap);
+    // SAFETY: as the caller promises.
+    unsafe { change(domain, transfer, post) }
+}
+
+/// Waits, as `tombolo_wait`, for the end of an atomic operation, and says what the word was before.
+///
+/// # Safety
+/// `transfer` is null or not released, `before` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_wait_word(
+    transfer: *const Transfer,
+    milliseconds: u32,
+    before: *mut u64,
+) -> Result {
+    // SAFETY: null or not released, as the caller promises.
+    let Some(Transfer(Started::Atomic(atomic))) = (unsafe { transfer.as_ref() }) else {
+        return bad("tombolo_wait_word: transfer is null, or no atomic operation");
+    };
+    if before.is_null() {
+        return bad("tombolo_wait_word: before is null");
+    }
+    match atomic.wait(Duration::from_millis(milliseconds.into())) {
+        Ok(word) => {
+            // SAFETY: can be written, as the caller promises.
+            unsafe { before.write(word) };
+            Result::Ok
+        }
+        Err(error) => of_wait(error),
+    }
+}
+
+/// The longest message of a mailbox, in bytes.
+pub const TOMBOLO_MAX_MAIL: usize = 1024;
+
+const _: () = assert!(TOMBOLO_MAX_MAIL == MAX_MAIL_BYTES);
+
+/// Opens the domain's mailbox (it has one at most), for so many messages that are not taken yet: a power
+/// of two, at most 4096. `senders` are grants of which only `who` and `number` count.
+///
+/// # Safety
+/// `domain` is open, `senders` has `sender_count` entries, `mailbox` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_open_mailbox(
+    domain: *const Domain,
+    messages: u32,
+    senders: *const Grant,
+    sender_count: usize,
+    mailbox: *mut *mut Mailbox,
+) -> Result {
+    // SAFETY: null or open, as the caller promises.
+    let Some(domain) = (unsafe { domain.as_ref() }) else {
+        return bad("tombolo_open_mailbox: domain is null");
+    };
+    if mailbox.is_null() || (senders.is_null() && sender_count > 0) {
+        return bad("tombolo_open_mailbox: a pointer is null");
+    }
+    let senders = match sender_count {
+        0 => &[],
+        // SAFETY: so many entries, as the caller promises.
+        count => unsafe { std::slice::from_raw_parts(senders, count) },
+    };
+    let who = |sender: &Grant| grant(sender).map(|grant| grant.who);
+    let Some(senders) = senders.iter().map(who).collect::<Option<Vec<_>>>() else {
+        return bad("tombolo_open_mailbox: a sender is nobody");
+    };
+    match domain.0.open_mailbox(messages, &senders) {
+        Ok(opened) => {
+            // SAFETY: can be written, as the caller promises.
+            unsafe { mailbox.write(Box::into_raw(Box::new(Mailbox(opened)))) };
+            Result::Ok
+        }
+        Err(error) => of_open(&error),
+    }
+}
+
+/// Starts sending a message, of 1 to `TOMBOLO_MAX_MAIL` bytes, to the target's mailbox. While that is
+/// full the node tries again, for some seconds; then it is refused.
+///
+/// # Safety
+/// `domain` is open, `message` has `bytes` bytes, `transfer` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_send(
+    domain: *const Domain,
+    target: Target,
+    message: *const c_void,
+    bytes: usize,
+    transfer: *mut *mut Transfer,
+) -> Result {
+    // SAFETY: null or open, as the caller promises.
+    let Some(domain) = (unsafe { domain.as_ref() }) else { return bad("tombolo_send: domain is null") };
+    if message.is_null() || transfer.is_null() || !(1..=MAX_MAIL_BYTES).contains(&bytes) {
+        return bad("tombolo_send: a pointer is null, or the message is empty or too long");
+    }
+    // SAFETY: so many bytes, as the caller promises.
+    let message = unsafe { std::slice::from_raw_parts(message.cast(), bytes) };
+    match domain.0.send(target.into(), message) {
+        // SAFETY: can be written, as the caller promises.
+        Ok(started) => unsafe { hand_out(Ok(Started::Plain(started)), transfer) },
+        Err(SendError::Post(error)) => say(Result::NoChannel, &error.to_string()),
+        Err(SendError::Memory(error)) => of_open(&error),
+        Err(error @ SendError::Length(_)) => bad(&error.to_string()),
+    }
+}
+
+/// Waits for the next message, at most so many milliseconds (0: looks), and copies it to `message`, which
+/// has room for `TOMBOLO_MAX_MAIL` bytes. Says how long it is and, unless null, who sent it.
+///
+/// # Safety
+/// `mailbox` is null or open, `message` has that room, `bytes` can be written, `from` too or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_receive(
+    mailbox: *const Mailbox,
+    milliseconds: u32,
+    message: *mut c_void,
+    bytes: *mut usize,
+    from: *mut Target,
+) -> Result {
+    // SAFETY: null or open, as the caller promises.
+    let Some(mailbox) = (unsafe { mailbox.as_ref() }) else {
+        return bad("tombolo_receive: mailbox is null");
+    };
+    if message.is_null() || bytes.is_null() {
+        return bad("tombolo_receive: a pointer is null");
+    }
+    match mailbox.0.receive(Duration::from_millis(milliseconds.into())) {
+        Ok(mail) => {
+            // SAFETY: a message is no longer than the room that the caller promises.
+            unsafe {
+                std::ptr::copy_nonoverlapping(mail.bytes.as_ptr(), message.cast(), mail.bytes.len());
+                bytes.write(mail.bytes.len());
+            }
+            if !from.is_null() {
+                // SAFETY: can be written, as the caller promises.
+                unsafe { from.write(Target { node: mail.from.node, domain: mail.from.domain }) };
+            }
+            Result::Ok
+        }
+        Err(error) => of_wait(error),
+    }
+}
+
+/// Releases the handle of a mailbox, which stays as long as its domain. Null is nothing.
+///
+/// # Safety
+/// `mailbox` came from `tombolo_open_mailbox` and is not used after this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_close_mailbox(mailbox: *mut Mailbox) {
+    if !mailbox.is_null() {
+        // SAFETY: from `Box::into_raw`, and the caller's last use.
+        drop(unsafe { Box::from_raw(mailbox) });
+    }
+}
+
 /// How far a transfer is. No system call. Null is finished with error.
 ///
 /// # Safety
@@ -376,13 +628,17 @@ pub unsafe extern "C" fn tombolo_wait(transfer: *const Transfer, milliseconds: u
     // SAFETY: null or not released, as the caller promises.
     let Some(transfer) = (unsafe { transfer.as_ref() }) else { return bad("tombolo_wait: transfer is null") };
     let patience = Duration::from_millis(milliseconds.into());
-    transfer.0.wait(patience).map_or_else(of_wait, |()| Result::Ok)
+    let ended = match &transfer.0 {
+        Started::Plain(plain) => plain.wait(patience),
+        Started::Atomic(atomic) => atomic.wait(patience).map(|_| ()),
+    };
+    ended.map_or_else(of_wait, |()| Result::Ok)
 }
 
 /// Releases a transfer's handle; one that is on its way goes on. Null is nothing.
 ///
 /// # Safety
-/// `transfer` came from `tombolo_write` or `tombolo_read` and is not used after this.
+/// `transfer` came from a function that starts one and is not used after this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tombolo_release(transfer: *mut Transfer) {
     if !transfer.is_null() {

@@ -73,6 +73,11 @@ fn key_value() {
 }
 
 #[test]
+fn tally() {
+    assert_eq!(said(&run("tally", &[])), "1000 tickets drawn\n");
+}
+
+#[test]
 fn send_file() {
     let (from, to) = (folder().join("from"), folder().join("to"));
     let bytes: Vec<u8> =

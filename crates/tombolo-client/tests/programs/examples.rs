@@ -29,6 +29,11 @@ fn key_value() {
 }
 
 #[test]
+fn tally() {
+    assert_eq!(run("tally", &[]), "3000 tickets drawn by 3 workers\n");
+}
+
+#[test]
 fn send_file() {
     let file = |name: &str| -> PathBuf {
         std::env::temp_dir().join(format!("tombolo-example-{}-{name}", std::process::id()))

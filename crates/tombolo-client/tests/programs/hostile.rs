@@ -60,7 +60,11 @@ fn scribble(host: &Host, seed: u64, stop: &AtomicBool) {
                 1 => (1 << 32) + random.next() % 100_000,
                 2 => random.next() % (1 << 20),
                 // Other programs' domains, at any node.
-                3 => (random.next() % 3) | ((random.next() % 8) << 32),
+                3 => {
+                    // For any work, too.
+                    let flags = if random.next().is_multiple_of(2) { random.next() % 64 } else { 0 };
+                    (random.next() % 3) | ((random.next() % 8) << 32) | flags << 48
+                }
                 4 => u64::MAX - random.next() % 5000,
                 _ => random.next(),
             };
