@@ -28,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const SPIN: Duration = Duration::from_micros(2);
 /// How long to poll before sleeping.
 const POLL: Duration = Duration::from_micros(50);
+/// How long to drive a node in this process before leaving that to its own thread.
+const DRIVE: Duration = Duration::from_millis(5);
 /// The longest sleep, so that the node's end is noticed.
 const NAP: Duration = Duration::from_millis(100);
 
@@ -55,6 +57,18 @@ pub(crate) struct Inner {
     sleepers: AtomicU32,
     /// Where messages lie until they are sent: a place for each channel.
     outgoing: OnceLock<Memory>,
+    /// What makes the node go on, if it is in this process.
+    progress: Option<Progress>,
+}
+
+/// Makes a node in this process go on; how much there was to do.
+#[derive(Clone)]
+pub(crate) struct Progress(pub(crate) Arc<dyn Fn() -> usize + Send + Sync>);
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Progress")
+    }
 }
 
 fn mask(slots: Range<usize>) -> u64 {
@@ -93,6 +107,14 @@ impl Domain {
     /// Opens a domain at the node whose programs' socket is there: of this number (1 to 32767), by
     /// which other programs name it, or any.
     pub fn open(path: &Path, number: Option<u16>) -> Result<Self, OpenError> {
+        Self::open_with(path, number, None)
+    }
+
+    pub(crate) fn open_with(
+        path: &Path,
+        number: Option<u16>,
+        progress: Option<Progress>,
+    ) -> Result<Self, OpenError> {
         let no_node = |source| OpenError::NoNode { path: path.to_owned(), source };
         let socket = SeqpacketSocket::connect(path).map_err(no_node)?;
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
@@ -107,6 +129,7 @@ impl Domain {
             channels: Mutex::new(Channels { free: u64::MAX, abandoned: 0 }),
             sleepers: AtomicU32::new(0),
             outgoing: OnceLock::new(),
+            progress,
         })))
     }
 
@@ -231,7 +254,10 @@ impl Domain {
     }
 
     fn post(&self, slot: usize, descriptor: &Descriptor) -> Transfer {
-        if self.0.page.post(slot, descriptor) {
+        let asleep = self.0.page.post(slot, descriptor);
+        if self.0.progress.is_some() {
+            self.0.go_on();
+        } else if asleep {
             // A full socket has enough to wake the node in it.
             let _ = self.0.socket.send(&[&encode(&Message::WakeV1)], &[]);
         }
@@ -270,6 +296,11 @@ impl Inner {
         }
     }
 
+    /// Makes a node in this process go on. How much there was to do.
+    pub(crate) fn go_on(&self) -> usize {
+        self.progress.as_ref().map_or(0, |progress| progress.0())
+    }
+
     pub(crate) fn page(&self) -> &ChannelPage {
         &self.page
     }
@@ -299,7 +330,9 @@ impl Inner {
             if so || waited >= timeout {
                 break Ok(());
             }
-            if waited < SPIN {
+            if self.progress.is_some() && waited < DRIVE {
+                self.go_on();
+            } else if waited < SPIN {
                 std::hint::spin_loop();
             } else if waited < POLL {
                 // The node may need this processor.

@@ -14,6 +14,9 @@
 //! [`Domain::send`] and [`Mailbox::receive`] pass small messages, and [`Domain::carry`] moves bytes
 //! between two others.
 //!
+//! With the feature `embedded` a program can have a node of its own inside ([`Embedded`]), which goes
+//! on while the program polls and waits: no other process stands between it and its peers.
+//!
 //! No system call is made to start a transfer while the node is awake.
 //!
 //! ```no_run
@@ -32,12 +35,16 @@
 #![forbid(unsafe_code)]
 
 mod domain;
+#[cfg(feature = "embedded")]
+mod embedded;
 mod error;
 mod mailbox;
 mod memory;
 mod transfer;
 
 pub use domain::Domain;
+#[cfg(feature = "embedded")]
+pub use embedded::{EmbedError, Embedded, Embedding};
 pub use error::{OpenError, PostError, SendError, WaitError};
 pub use mailbox::Mailbox;
 pub use memory::Memory;

@@ -57,8 +57,9 @@ impl Transfer {
         Self { domain, slot }
     }
 
-    /// How far it is (QOS Table 2.1). No system call.
+    /// How far it is (QOS Table 2.1). No system call, unless the node is in this process.
     pub fn status(&self) -> Status {
+        self.domain.go_on();
         self.domain.page().status(self.slot)
     }
 

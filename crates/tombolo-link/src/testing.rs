@@ -1,9 +1,11 @@
-//! Links for tests: one inside the process, one that misbehaves, and randomness with a seed.
+//! Links for tests: one inside the process, two that misbehave, and randomness with a seed.
 
 mod faulty;
+mod lossy;
 mod memory;
 
 pub use faulty::{Faults, FaultyLink};
+pub use lossy::LossyLink;
 pub use memory::{LinkPair, MemoryLink, memory_pair};
 
 /// Randomness that a seed repeats (SplitMix64).

@@ -151,6 +151,10 @@ pub struct Node {
     pub(crate) packets_dropped: AtomicU64,
     pub(crate) programs: Programs,
     pub(crate) carriages: Carriages,
+    /// Grows with each peer that comes.
+    pub(crate) arrivals: AtomicU32,
+    /// Grows while a program drives this node by itself.
+    pub(crate) driven: AtomicU32,
     /// The engine has more to be done than was done in one go.
     unfinished: AtomicBool,
 }
@@ -193,6 +197,8 @@ impl Node {
             packets_dropped: AtomicU64::new(0),
             programs: Programs::new()?,
             carriages: Carriages::default(),
+            arrivals: AtomicU32::new(0),
+            driven: AtomicU32::new(0),
             unfinished: AtomicBool::new(false),
         })
     }
@@ -246,6 +252,7 @@ impl Node {
         peers.resize(places, None);
         peers[index] = Some(peer.clone());
         self.engine.lock().add_peer(self.now(), peer.id);
+        self.arrivals.fetch_add(1, Ordering::Release);
         peer
     }
 
@@ -256,7 +263,17 @@ impl Node {
         security: &Security,
         timeout: Duration,
     ) -> Result<Arc<Peer>, JoinError> {
-        let peer = self.add_peer(tombolo_link::connect(address, security, timeout)?);
+        self.join_over(tombolo_link::connect(address, security, timeout)?, address, timeout)
+    }
+
+    /// The same over a link that is up; the address is for messages.
+    pub fn join_over(
+        &self,
+        link: Arc<dyn Link>,
+        address: &Address,
+        timeout: Duration,
+    ) -> Result<Arc<Peer>, JoinError> {
+        let peer = self.add_peer(link);
         let introduction = Request::Introduce { name: self.name.clone() };
         match self.ask(&peer, introduction, timeout) {
             Ok((Reply::Introduced { name }, _)) => {

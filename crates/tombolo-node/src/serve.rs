@@ -34,14 +34,70 @@ pub enum PeerEvent {
     Gone(String, u64),
 }
 
+/// While somebody else drives the node, this looks after newcomers and losses so often.
+const STAND_BY: Duration = Duration::from_millis(1);
+/// One turn in so many of somebody else looks at the timers.
+const TURNS: u32 = 64;
+
+/// What a thread that drives a node by itself keeps between two turns.
+#[derive(Debug, Default)]
+pub struct Turn {
+    peers: Vec<Arc<Peer>>,
+    round: u32,
+    next_tick: Option<Instant>,
+    /// Answers may not have been sent yet.
+    unsent: bool,
+}
+
+impl Node {
+    /// One round: bells, packets, and now and then timers. For a program that has a node of its own and
+    /// polls; [`serve`] stands back meanwhile. Returns how much there was to do. What is answered goes
+    /// with what is sent next, or in the next turn that finds nothing to do.
+    pub fn turn(&self, turn: &mut Turn) -> usize {
+        if turn.round.is_multiple_of(TURNS) {
+            self.driven.fetch_add(1, Ordering::Relaxed);
+            turn.peers = self.peers();
+            self.expire();
+            let now = Instant::now();
+            if turn.next_tick.is_none_or(|next| now >= next) {
+                turn.next_tick = Some(self.tick().unwrap_or(now + NAP).min(now + NAP));
+            }
+        }
+        turn.round = turn.round.wrapping_add(1);
+        let mut busy = self.answer_bells() + usize::from(self.finish());
+        for peer in &turn.peers {
+            busy += self.drive_lazily(peer);
+        }
+        if busy > 0 {
+            turn.unsent = true;
+        } else if std::mem::take(&mut turn.unsent) {
+            for peer in &turn.peers {
+                let _ = peer.link.flush();
+            }
+        }
+        busy
+    }
+}
+
 /// Serves until `stop` says so. `told` hears of peers that come and go.
 pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told: &dyn Fn(PeerEvent)) {
-    // Those that this node has connected to by itself.
-    let mut peers: Vec<Arc<Peer>> = node.peers();
+    // Those that this node has connected to by itself are among them.
+    let (mut peers, mut arrivals): (Vec<Arc<Peer>>, u32) = (Vec::new(), 0);
     let mut last_packet = Instant::now();
     let (mut next_tick, mut next_accept) = (Instant::now(), Instant::now());
-    let (mut round, mut polling, mut busy) = (0, false, 0);
+    let (mut round, mut polling, mut busy, mut driven) = (0, false, 0, 0);
     while !stop.load(Ordering::Relaxed) {
+        let arrivals_now = node.arrivals.load(Ordering::Acquire);
+        if std::mem::replace(&mut arrivals, arrivals_now) != arrivals_now {
+            peers = node.peers();
+        }
+        let driven_now = node.driven.load(Ordering::Relaxed);
+        if std::mem::replace(&mut driven, driven_now) != driven_now {
+            accept(node, listener, told);
+            retire(node, &mut peers, told);
+            std::thread::sleep(STAND_BY);
+            continue;
+        }
         busy += node.answer_bells() + usize::from(node.finish());
         for peer in &peers {
             busy += node.drive(peer);
@@ -57,19 +113,14 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         }
         let now = Instant::now();
         if now >= next_accept {
-            busy += accept(node, listener, &mut peers, told);
+            busy += accept(node, listener, told);
             next_accept = now + ACCEPT_PAUSE;
         }
         let mut nap = node.expire().unwrap_or(NAP).min(NAP);
         if now >= next_tick {
             next_tick = node.tick().unwrap_or(now + NAP).min(now + NAP);
         }
-        peers.retain(|peer| {
-            let Some(reason) = peer.loss() else { return true };
-            let back = node.forget(peer);
-            told(PeerEvent::Gone(reason.to_string(), back));
-            false
-        });
+        retire(node, &mut peers, told);
         polling = true;
         if std::mem::take(&mut busy) > 0 {
             last_packet = now;
@@ -99,19 +150,25 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
     }
 }
 
+/// Forgets the peers that are gone.
+fn retire(node: &Node, peers: &mut Vec<Arc<Peer>>, told: &dyn Fn(PeerEvent)) {
+    peers.retain(|peer| {
+        let Some(reason) = peer.loss() else { return true };
+        let back = node.forget(peer);
+        told(PeerEvent::Gone(reason.to_string(), back));
+        false
+    });
+}
+
 /// Takes all links that are there; returns how many.
-fn accept(
-    node: &Node,
-    listener: &dyn Listener,
-    peers: &mut Vec<Arc<Peer>>,
-    told: &dyn Fn(PeerEvent),
-) -> usize {
-    let before = peers.len();
+fn accept(node: &Node, listener: &dyn Listener, told: &dyn Fn(PeerEvent)) -> usize {
+    let mut count = 0;
     loop {
         match listener.accept() {
             Ok(Some(link)) => {
                 told(PeerEvent::Came(link.peer_process_id()));
-                peers.push(node.add_peer(link));
+                node.add_peer(link);
+                count += 1;
             }
             Ok(None) => break,
             Err(error) => {
@@ -120,5 +177,5 @@ fn accept(
             }
         }
     }
-    peers.len() - before
+    count
 }

@@ -2,6 +2,7 @@
 //! UDP; what is refused; and programs that do their worst.
 
 mod carried;
+mod embedded;
 mod examples;
 mod harness;
 mod hostile;

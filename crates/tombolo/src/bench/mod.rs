@@ -46,6 +46,16 @@ enum What {
     /// The far end of the bare round trip.
     #[command(hide = true)]
     Echo,
+    /// The other program of `rdma`.
+    #[command(hide = true)]
+    RdmaFar(rdma::far::Arguments),
+    /// The far end of bare UDP.
+    #[command(hide = true)]
+    UdpSink {
+        /// Bytes that are answered together.
+        #[arg(long)]
+        size: usize,
+    },
 }
 
 /// Arguments of `tombolo bench paging`.
@@ -76,5 +86,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         What::Probe(arguments) => probe::main(arguments),
         What::Handlers { socket } => floor::handlers(socket),
         What::Echo => echo::respond(),
+        What::RdmaFar(arguments) => rdma::far::main(arguments),
+        What::UdpSink { size } => rdma::floor::sink(*size),
     }
 }

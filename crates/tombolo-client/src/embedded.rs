@@ -1,0 +1,122 @@
+//! A node inside a program.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tombolo_host::unix::{SeqpacketListener, UnixError};
+use tombolo_node::{Address, JoinError, Node, PeerEvent, Security, Turn};
+
+use crate::domain::{Domain, Progress};
+use crate::error::OpenError;
+
+/// How the node is set up.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    /// What other nodes see it as.
+    pub name: String,
+    /// Where it listens.
+    pub listen: Address,
+    /// With which keys.
+    pub security: Security,
+}
+
+/// Why there is no node inside this program.
+#[derive(Debug, thiserror::Error)]
+pub enum EmbedError {
+    /// It cannot listen there.
+    #[error("{0}")]
+    Listen(tombolo_node::OpenError),
+    /// It has no memory.
+    #[error("cannot set up a node in this program: {0}")]
+    SetUp(#[from] tombolo_node::LendError),
+    /// Its own programs' socket cannot be made.
+    #[error("cannot make a socket at {path}: {source}", path = path.display())]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: UnixError,
+    },
+}
+
+/// A node inside this program. It goes on while the program waits for a transfer or a message, asks for
+/// the status of one, or calls [`Embedded::progress`]; when the program does something else, on a thread
+/// of its own. Dropped, it stops: drop its domains before.
+#[derive(Debug)]
+pub struct Embedded {
+    node: Arc<Node>,
+    progress: Progress,
+    address: Address,
+    programs: PathBuf,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Embedded {
+    /// Starts one.
+    pub fn start(how: &Embedding) -> Result<Self, EmbedError> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let node = Arc::new(Node::new(&how.name, 0, 0)?);
+        let listener = tombolo_node::listen(&how.listen, &how.security).map_err(EmbedError::Listen)?;
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let programs = std::env::temp_dir().join(format!("tombolo-{}-{number}", std::process::id()));
+        let socket = SeqpacketListener::bind(&programs)
+            .map_err(|source| EmbedError::Socket { path: programs.clone(), source })?;
+        let address = listener.address();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (serving, serving_stop) = (node.clone(), stop.clone());
+        let (receiving, receiving_stop) = (node.clone(), stop.clone());
+        let threads = vec![
+            std::thread::spawn(move || {
+                tombolo_node::serve(&serving, &*listener, &serving_stop, &|_: PeerEvent| {});
+            }),
+            std::thread::spawn(move || {
+                tombolo_node::receive_programs(&receiving, &socket, &receiving_stop);
+            }),
+        ];
+        let (driven, turn) = (node.clone(), Mutex::new(Turn::default()));
+        // One thread drives; for the others that is as good as driving themselves.
+        let progress =
+            Progress(Arc::new(move || turn.try_lock().map_or(0, |mut turn| driven.turn(&mut turn))));
+        Ok(Self { node, progress, address, programs, stop, threads })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The node.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Connects it to another node; the number of that, for [`crate::Target::node`].
+    pub fn join(&self, address: &Address, security: &Security, timeout: Duration) -> Result<u32, JoinError> {
+        self.node.join(address, security, timeout).map(|peer| peer.id.0)
+    }
+
+    /// Opens a domain at it: of this number, or any.
+    pub fn open(&self, number: Option<u16>) -> Result<Domain, OpenError> {
+        Domain::open_with(&self.programs, number, Some(self.progress.clone()))
+    }
+
+    /// Goes on: sends, receives, completes. Call it while polling for a notification. Returns how much
+    /// there was to do.
+    pub fn progress(&self) -> usize {
+        self.progress.0()
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Two programs with a domain each, at one node, at two, or with nodes of their own inside.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::sync::Arc;
+
+use tombolo_client::{Domain, Embedded, Embedding, Grant, Mailbox, Memory, Target, Who};
+use tombolo_host::process;
+use tombolo_link::Security;
+use tombolo_link::testing::LossyLink;
+use tombolo_node::identity::{AllowList, KeyPair, write_key_file};
+
+use super::{AREA, Engine, PATIENCE, Route};
+use crate::Failure;
+use crate::bench::children::{self, Guard, Scratch};
+
+/// The other program, in a process of its own.
+struct FarProgram {
+    _child: Guard,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl FarProgram {
+    fn start(arguments: &[String]) -> Result<Self, Failure> {
+        let mut command = children::itself()?;
+        command.args(["bench", "rdma-far"]).args(arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = Guard(command.spawn()?);
+        let (commands, answers) = child
+            .0
+            .stdin
+            .take()
+            .zip(child.0.stdout.take())
+            .ok_or_else(|| Failure::new("the other program has no pipes"))?;
+        Ok(Self { _child: child, commands, answers: BufReader::new(answers) })
+    }
+
+    fn line(&mut self) -> Result<Vec<String>, Failure> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        if line.is_empty() {
+            return Err(Failure::new("the other program has ended"));
+        }
+        Ok(line.split_whitespace().map(str::to_owned).collect())
+    }
+
+    fn tell(&mut self, words: &str) -> Result<(), Failure> {
+        writeln!(self.commands, "{words}")?;
+        self.line().map(|_| ())
+    }
+}
+
+/// All that.
+pub struct Pair {
+    // In this order they are dropped: domains before their nodes.
+    pub domain: Domain,
+    pub memory: Memory,
+    pub mailbox: Mailbox,
+    pub there: Target,
+    /// Where the other's memory begins.
+    pub far_address: u64,
+    far: FarProgram,
+    embedded: Option<Embedded>,
+    _nodes: Vec<Guard>,
+}
+
+fn number<T: std::str::FromStr>(words: &[String], index: usize) -> Result<T, Failure> {
+    let word = words.get(index).and_then(|word| word.parse().ok());
+    word.ok_or_else(|| Failure::new(format!("the other program said `{}`", words.join(" "))))
+}
+
+/// A node in a process of its own; where it listens, and where programs find it.
+fn start_node(
+    scratch: &Scratch,
+    name: &str,
+    listen: &str,
+    peer: Option<&str>,
+) -> Result<(Guard, String, PathBuf), Failure> {
+    let programs = scratch.file(&format!("programs-{name}"));
+    let mut command = children::itself()?;
+    command.args(["node", "--name", name, "--lend", "0", "--insecure", "--listen", listen, "--programs"]);
+    command.arg(&programs);
+    if let Some(peer) = peer {
+        command.args(["--peer", peer]);
+    }
+    let (node, line) = children::start(&mut command)?;
+    let address = line.rsplit(" at ").next().unwrap_or_default().to_owned();
+    Ok((node, address, programs))
+}
+
+/// Keys for both ends of a sealed link, in files, for the other program.
+struct Keys {
+    security: Security,
+    far_arguments: Vec<String>,
+}
+
+impl Keys {
+    fn new(scratch: &Scratch) -> Result<Self, Failure> {
+        let (near, far) = (KeyPair::generate()?, KeyPair::generate()?);
+        let [key, far_allows, near_allows] =
+            ["far.key", "far.allow", "near.allow"].map(|name| scratch.file(name));
+        write_key_file(&key, &far)?;
+        std::fs::write(&far_allows, format!("{}\n", near.public()))?;
+        std::fs::write(&near_allows, format!("{}\n", far.public()))?;
+        let text = |path: PathBuf| path.display().to_string();
+        Ok(Self {
+            security: Security::secure(near, AllowList::from_file(&near_allows)?),
+            far_arguments: vec!["--key".into(), text(key), "--allow".into(), text(far_allows)],
+        })
+    }
+}
+
+impl Pair {
+    /// Starts everything for a route: nodes on the last processor, this program on the first.
+    pub fn start(scratch: &Scratch, route: Route, engine: Engine) -> Result<Self, Failure> {
+        let processors = process::processors();
+        let (first, last) = (processors[0], processors[processors.len() - 1]);
+        // Children inherit the pin.
+        process::pin_thread(last)?;
+        let started = match engine {
+            Engine::Node => Self::at_nodes(scratch, route),
+            Engine::Embedded => Self::embedded(scratch, route, first),
+        };
+        process::pin_thread(first)?;
+        started
+    }
+
+    fn at_nodes(scratch: &Scratch, route: Route) -> Result<Self, Failure> {
+        let shm = |name: &str| format!("shm:{}", scratch.file(name).display());
+        let (nodes, near, far, node) = match route {
+            Route::Loopback => {
+                let (node, _, programs) = start_node(scratch, "only", &shm("only"), None)?;
+                (vec![node], programs.clone(), programs, 0)
+            }
+            Route::Shm | Route::Udp => {
+                let listen = if route == Route::Shm { shm("far") } else { "udp:127.0.0.1:0".to_owned() };
+                let (far, address, far_programs) = start_node(scratch, "far", &listen, None)?;
+                let (near, _, programs) = start_node(scratch, "near", &shm("near"), Some(&address))?;
+                (vec![near, far], programs, far_programs, 1)
+            }
+            Route::UdpSealed | Route::UdpLoss => {
+                return Err(Failure::new("only embedded nodes are measured over this link"));
+            }
+        };
+        let far = FarProgram::start(&["--programs".into(), far.display().to_string()])?;
+        Self::meet(Domain::open(&near, Some(1))?, node, far, None, nodes)
+    }
+
+    fn embedded(scratch: &Scratch, route: Route, first: usize) -> Result<Self, Failure> {
+        let shm = |name: &str| format!("shm:{}", scratch.file(name).display());
+        let listen = if route == Route::Shm { shm("embedded-far") } else { "udp:127.0.0.1:0".to_owned() };
+        let keys = if route == Route::UdpSealed { Some(Keys::new(scratch)?) } else { None };
+        let mut arguments = vec!["--listen".to_owned(), listen];
+        match &keys {
+            Some(keys) => arguments.extend(keys.far_arguments.clone()),
+            None => arguments.push("--insecure".into()),
+        }
+        let mut far = FarProgram::start(&arguments)?;
+        let address = far.line()?.concat().parse()?;
+        let security = keys.map_or(Security::Insecure, |keys| keys.security);
+        // Its threads begin where this one is.
+        process::pin_thread(first)?;
+        let embedded = Embedded::start(&Embedding {
+            name: "near".into(),
+            listen: shm("embedded-near").parse()?,
+            security: Security::Insecure,
+        })?;
+        let node = if route == Route::UdpLoss {
+            let link = tombolo_link::connect(&address, &security, PATIENCE)?;
+            let lossy = Arc::new(LossyLink::new(link, 10, 1));
+            embedded.node().join_over(lossy, &address, PATIENCE)?.id.0
+        } else {
+            embedded.join(&address, &security, PATIENCE)?
+        };
+        Self::meet(embedded.open(Some(1))?, node, far, Some(embedded), Vec::new())
+    }
+
+    fn meet(
+        domain: Domain,
+        node: u32,
+        mut far: FarProgram,
+        embedded: Option<Embedded>,
+        nodes: Vec<Guard>,
+    ) -> Result<Self, Failure> {
+        let memory = domain.allocate(AREA, &[Grant::all(Who::Anyone)])?;
+        let mailbox = domain.open_mailbox(64, &[Who::Anyone])?;
+        let said = far.line()?;
+        let there = Target { node, domain: number(&said, 0)? };
+        let far_address = number(&said, 1)?;
+        // The other node, if there is one, knows this one as its first.
+        let here = format!("{} {} {}", node.min(1), domain.number(), memory.address());
+        far.tell(&here)?;
+        Ok(Self { domain, memory, mailbox, there, far_address, far, embedded, _nodes: nodes })
+    }
+
+    /// The other program polls, and answers what comes.
+    pub fn far_polls(&mut self, polls: bool) -> Result<(), Failure> {
+        self.far.tell(if polls { "poll" } else { "rest" })
+    }
+
+    /// A node inside this program goes on.
+    pub fn progress(&self) {
+        if let Some(embedded) = &self.embedded {
+            embedded.progress();
+        }
+    }
+}
