@@ -131,6 +131,22 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// [`SendError::Full`] is back-pressure: nothing was taken; [`Link::arm`] then wakes for room.
     fn send(&self, header: &[u8], payload: SharedSpan<'_>) -> Result<(), SendError>;
 
+    /// Queues one packet whose header depends on the bytes of the payload as they are sent, such as
+    /// a checksum: `seal` gets the packet, private, with `header_bytes` of room before the payload,
+    /// and writes the header there. As [`Link::send`] otherwise.
+    fn send_sealed(
+        &self,
+        header_bytes: usize,
+        payload: SharedSpan<'_>,
+        seal: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<(), SendError> {
+        let mut packet = vec![0; header_bytes];
+        payload.append_to(&mut packet);
+        seal(&mut packet);
+        let (header, payload) = packet.split_at(header_bytes);
+        self.send(header, SharedSpan::from(payload))
+    }
+
     /// Pushes out what is batched and wakes the peer if it sleeps.
     fn flush(&self) -> Result<(), LinkError>;
 

@@ -397,16 +397,25 @@ impl Link for UdpLink {
     }
 
     fn send(&self, header: &[u8], payload: SharedSpan<'_>) -> Result<(), SendError> {
+        self.send_sealed(header.len(), payload, &mut |packet| packet[..header.len()].copy_from_slice(header))
+    }
+
+    fn send_sealed(
+        &self,
+        header_bytes: usize,
+        payload: SharedSpan<'_>,
+        seal: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<(), SendError> {
         self.check()?;
-        let bytes = header.len().saturating_add(payload.len());
+        let bytes = header_bytes.saturating_add(payload.len());
         if bytes > self.max_packet_bytes {
             return Err(SendError::TooLarge { bytes, max_bytes: self.max_packet_bytes });
         }
         let mut batch = self.sending.lock();
-        if !batch.push(header, payload) {
+        if !batch.push_sealed(header_bytes, payload, seal) {
             self.flush_locked(&mut batch);
             self.check()?;
-            if !batch.is_empty() || !batch.push(header, payload) {
+            if !batch.is_empty() || !batch.push_sealed(header_bytes, payload, seal) {
                 self.counters.full.add(1);
                 return Err(SendError::Full);
             }

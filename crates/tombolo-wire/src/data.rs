@@ -141,6 +141,42 @@ impl DataHeader {
         draft(Kind::Data, self, crc)?.finish(out, checksums)
     }
 
+    /// Write only the header, for a link that protects integrity: there is no checksum, and the
+    /// payload need not hold still. Returns the length of the header.
+    ///
+    /// # Errors
+    /// As [`Self::seal`].
+    pub fn emit_unchecked(&self, out: &mut [u8]) -> Result<usize, WireError> {
+        check_range(self)?;
+        draft(Kind::Data, self, 0)?.finish(out, Checksums::Off)
+    }
+
+    /// The header of a packet of `packet_bytes`, of which `head` is the beginning, on a link that
+    /// protects integrity; and how long it is. The payload behind it may lie where its sender can
+    /// still write. `None`: not a packet with bytes.
+    ///
+    /// # Errors
+    /// Any [`WireError`]: drop the packet.
+    pub fn peek(head: &[u8], packet_bytes: usize) -> Result<Option<(Self, usize)>, WireError> {
+        let view = View::check(head, Checksums::Off)?;
+        if view.kind() != Kind::Data {
+            return Ok(None);
+        }
+        let header = fields(&view)?;
+        let header_bytes = header.header_bytes();
+        let need = header_bytes + header.payload_bytes as usize;
+        if packet_bytes < need {
+            return Err(WireError::TooShort { have: packet_bytes, need });
+        }
+        if packet_bytes > need {
+            return Err(WireError::TrailingBytes { extra: packet_bytes - need });
+        }
+        if header.block_bytes != 0 && header.payload_bytes == 0 {
+            return Err(WireError::Range);
+        }
+        Ok(Some((header, header_bytes)))
+    }
+
     /// The meaning of a checked view, and its payload.
     pub(crate) fn interpret<'a>(
         view: &View<'a>,

@@ -127,6 +127,34 @@ proptest! {
         sealed[header.header_bytes()..].copy_from_slice(&payload);
         prop_assert_eq!(header.seal(&mut sealed, Checksums::On), Ok(bytes.len()));
         prop_assert_eq!(sealed, bytes);
+        // And without checksums, the payload apart.
+        let bytes = emit(&packet, Checksums::Off);
+        let mut front = [0; 64];
+        prop_assert_eq!(header.emit_unchecked(&mut front), Ok(header.header_bytes()));
+        prop_assert_eq!(&front[..header.header_bytes()], &bytes[..header.header_bytes()]);
+        let head = &bytes[..bytes.len().min(64)];
+        prop_assert_eq!(DataHeader::peek(head, bytes.len()), Ok(Some((header, header.header_bytes()))));
+        for length in [bytes.len() + 1, bytes.len().saturating_sub(1)] {
+            prop_assert!(DataHeader::peek(&head[..head.len().min(length)], length).is_err());
+        }
+    }
+
+    #[test]
+    fn a_beginning_means_what_the_whole_packet_does(
+        mut bytes in proptest::collection::vec(any::<u8>(), 0..300),
+        plausible: bool,
+    ) {
+        if plausible && bytes.len() > 2 {
+            (bytes[0], bytes[1], bytes[2]) = (tombolo_wire::MAGIC, 1, bytes[2] & 7);
+        }
+        let peeked = DataHeader::peek(&bytes[..bytes.len().min(64)], bytes.len());
+        match Packet::parse(&bytes, Checksums::Off) {
+            Ok(Packet::Data(header, Payload::Intact(_))) => {
+                prop_assert_eq!(peeked, Ok(Some((header, header.header_bytes()))));
+            }
+            Ok(Packet::Data(..)) | Err(_) => prop_assert!(!matches!(peeked, Ok(Some(_)))),
+            Ok(_) => prop_assert_eq!(peeked, Ok(None)),
+        }
     }
 
     #[test]

@@ -37,6 +37,18 @@ impl Link for LossyLink {
         self.inner.send(header, payload)
     }
 
+    fn send_sealed(
+        &self,
+        header_bytes: usize,
+        payload: SharedSpan<'_>,
+        seal: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<(), SendError> {
+        if self.random.lock().per_mille(self.loss_per_mille) {
+            return Ok(());
+        }
+        self.inner.send_sealed(header_bytes, payload, seal)
+    }
+
     fn flush(&self) -> Result<(), LinkError> {
         self.inner.flush()
     }

@@ -83,10 +83,21 @@ impl OutgoingBatch {
         fits.then_some(Room::Next)
     }
 
-    /// Adds a packet; false: those that wait must be sent first.
+    #[cfg(test)]
+    fn push(&mut self, header: &[u8], payload: SharedSpan<'_>) -> bool {
+        self.push_sealed(header.len(), payload, &mut |packet| packet[..header.len()].copy_from_slice(header))
+    }
+
+    /// Adds a packet, whose header `seal` writes before the payload that lies there; false: those that
+    /// wait must be sent first.
     #[must_use]
-    pub(super) fn push(&mut self, header: &[u8], payload: SharedSpan<'_>) -> bool {
-        let packet_bytes = header.len() + payload.len();
+    pub(super) fn push_sealed(
+        &mut self,
+        header_bytes: usize,
+        payload: SharedSpan<'_>,
+        seal: &mut dyn FnMut(&mut [u8]),
+    ) -> bool {
+        let packet_bytes = header_bytes + payload.len();
         match self.room(packet_bytes) {
             None => return false,
             Some(Room::Tail) => {}
@@ -100,8 +111,10 @@ impl OutgoingBatch {
             }
         }
         self.buffer.extend_from_slice(&wire::length_of(packet_bytes));
-        self.buffer.extend_from_slice(header);
+        let begin = self.buffer.len();
+        self.buffer.resize(begin + header_bytes, 0);
         payload.append_to(&mut self.buffer);
+        seal(&mut self.buffer[begin..]);
         if self.datagrams == 1 {
             self.segment_bytes = self.buffer.len();
         }
