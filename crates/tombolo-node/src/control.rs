@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::named::Checksum;
+
 /// Any control message. New versions are new variants at the end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
@@ -54,6 +56,41 @@ pub enum Request {
     Status,
     /// Move bytes of a program of yours. Answered with [`Reply::Carried`] when that is over.
     Carry(Box<Carriage>),
+    /// Give me an empty segment to fill, through the engine, with what is to have a name.
+    Create {
+        /// How many bytes it is to have; any number.
+        bytes: u64,
+    },
+    /// What was to be filled is full: from now on this is its name, and not that of what had it.
+    /// The segment is the asker's no more, whatever is answered.
+    Publish {
+        /// Which.
+        segment: u16,
+        /// As [`SegmentName`](crate::SegmentName) has it.
+        name: String,
+        /// Of the bytes that were to come.
+        checksum: Checksum,
+    },
+    /// What has this name?
+    Find {
+        /// Which.
+        name: String,
+    },
+    /// Let me read what has this name, until I release it.
+    Open {
+        /// Which.
+        name: String,
+    },
+    /// What has names? As many as fit into an answer.
+    List {
+        /// Of the names after this one.
+        after: Option<String>,
+    },
+    /// Nothing is to have this name any more.
+    Delete {
+        /// Which.
+        name: String,
+    },
 }
 
 /// A transfer that the node with its source is asked to make.
@@ -103,6 +140,42 @@ pub enum Reply {
         /// Name of the answering node.
         name: String,
     },
+    /// What has the name that was asked for.
+    Found(NamedSegment),
+    /// The same, and it can be read.
+    Opened {
+        /// Its number on this link; also the protection domain of its transfers.
+        segment: u16,
+        /// What it is.
+        found: NamedSegment,
+    },
+    /// What has names.
+    Names {
+        /// In the order of the names.
+        segments: Vec<NamedSegment>,
+        /// There are more after the last.
+        more: bool,
+    },
+    /// Nothing has that name.
+    NoSuchName,
+    /// Not what was to come has come.
+    Mismatch {
+        /// Of what has come.
+        checksum: Checksum,
+    },
+}
+
+/// A segment with a name. It is complete, and does not change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedSegment {
+    /// Its name.
+    pub name: String,
+    /// How many bytes it has.
+    pub bytes: u64,
+    /// Their checksum.
+    pub checksum: Checksum,
+    /// For how many seconds it has had the name.
+    pub age_s: u64,
 }
 
 /// How a node is.
@@ -178,6 +251,14 @@ mod tests {
         for message in [
             MessageV1::Ask { number: 5, request: Request::Lend { bytes: 1 << 40 } },
             MessageV1::Answer { number: u32::MAX, reply: Reply::Status(Box::new(status)) },
+            MessageV1::Ask {
+                number: 6,
+                request: Request::Publish {
+                    segment: 3,
+                    name: "a name".into(),
+                    checksum: Checksum(std::array::from_fn(|index| index as u8 * 8)),
+                },
+            },
         ] {
             let message = Message::V1(message);
             assert_eq!(Message::decode(&message.encode()), Ok(message));

@@ -1,15 +1,23 @@
-//! What this node lends: how much, and to which peer.
+//! What this node lends: how much, to which peer, and under which names.
 //!
 //! A segment is a fresh memfd: zeroed by the kernel before anyone sees it, its
 //! pages allocated when it is lent (so that a borrower does not find out later
-//! that there are none), and freed when the last mapping of it goes.
+//! that there are none), and freed when the last mapping of it goes. What it takes
+//! of what is lent comes back with it: when the peer that has it releases it or
+//! goes, and for a published segment when its name is gone and nobody reads it.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use rustix::fs::FallocateFlags;
 use tombolo_core::rdma::PeerId;
 use tombolo_host::shared::SharedMemory;
+use tombolo_wire::NackCode;
+
+use crate::named::{Checksum, SegmentName};
 
 /// Why memory was not lent.
 #[derive(Debug, thiserror::Error)]
@@ -36,18 +44,89 @@ pub enum LendError {
 /// From here on the numbers are of programs' domains.
 const FIRST_PROGRAM: u16 = 0x8000;
 
+/// A part of what may be lent, taken. It comes back when this is dropped.
+#[derive(Debug)]
+pub struct Room {
+    bytes: u64,
+    lent_bytes: Arc<AtomicU64>,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.lent_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Memory, and the room that it takes.
+#[derive(Debug)]
+pub struct Segment {
+    memory: Arc<SharedMemory>,
+    _room: Room,
+}
+
+impl Segment {
+    /// Of memory as large as the room.
+    pub fn new(memory: Arc<SharedMemory>, room: Room) -> Self {
+        Self { memory, _room: room }
+    }
+
+    /// Its memory.
+    pub fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// Whether somebody who has found it reaches it still.
+    pub fn is_in_use(&mut self) -> bool {
+        Arc::get_mut(&mut self.memory).is_none()
+    }
+}
+
+/// A segment with a name. Its bytes do not change any more.
+#[derive(Debug, Clone)]
+pub struct Published {
+    /// The memory; its last page may be longer than the bytes.
+    pub segment: Arc<Segment>,
+    /// How many bytes there are.
+    pub length_bytes: u64,
+    /// Of those.
+    pub checksum: Checksum,
+    /// Since when it has the name.
+    pub since: Instant,
+}
+
+/// What a peer has under a number.
+#[derive(Debug)]
+enum Holding {
+    /// Memory to do with as it likes. It may have its descriptor.
+    Lent(Segment),
+    /// What it fills, to be published. It reaches that through this node alone.
+    Draft(Segment, u64),
+    /// What others may read as well.
+    Reading(Arc<Segment>),
+}
+
+impl Holding {
+    fn memory(&self) -> &Arc<SharedMemory> {
+        match self {
+            Self::Lent(segment) | Self::Draft(segment, _) => &segment.memory,
+            Self::Reading(segment) => &segment.memory,
+        }
+    }
+}
+
 /// Who has what.
 #[derive(Debug)]
 pub struct Ledger {
     lend_bytes: u64,
-    lent_bytes: u64,
-    segments: BTreeMap<(PeerId, u16), Arc<SharedMemory>>,
+    lent_bytes: Arc<AtomicU64>,
+    segments: BTreeMap<(PeerId, u16), Holding>,
+    named: BTreeMap<SegmentName, Published>,
 }
 
 impl Ledger {
     /// Nothing lent yet, of `lend_bytes`.
     pub fn new(lend_bytes: u64) -> Self {
-        Self { lend_bytes, lent_bytes: 0, segments: BTreeMap::new() }
+        Self { lend_bytes, lent_bytes: Arc::default(), segments: BTreeMap::new(), named: BTreeMap::new() }
     }
 
     /// What may be lent.
@@ -55,82 +134,173 @@ impl Ledger {
         self.lend_bytes
     }
 
-    /// What is lent.
+    /// What is lent, to peers or for names.
     pub fn lent_bytes(&self) -> u64 {
-        self.lent_bytes
+        self.lent_bytes.load(Ordering::Relaxed)
     }
 
-    /// Reserves `bytes` for a peer before they are allocated, which takes time.
-    pub fn reserve(&mut self, bytes: u64) -> Result<(), LendError> {
+    /// Takes `bytes` of what may be lent, before they are allocated, which takes time.
+    pub fn reserve(&mut self, bytes: u64) -> Result<Room, LendError> {
         if bytes == 0 || !bytes.is_multiple_of(4096) {
             return Err(LendError::BadSize(bytes));
         }
-        let free_bytes = self.lend_bytes.saturating_sub(self.lent_bytes);
+        let free_bytes = self.lend_bytes.saturating_sub(self.lent_bytes());
         if bytes > free_bytes {
             return Err(LendError::TooMuch { asked_bytes: bytes, free_bytes });
         }
-        self.lent_bytes += bytes;
-        Ok(())
+        self.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(Room { bytes, lent_bytes: self.lent_bytes.clone() })
     }
 
-    /// Undoes [`Ledger::reserve`].
-    pub fn unreserve(&mut self, bytes: u64) {
-        self.lent_bytes = self.lent_bytes.saturating_sub(bytes);
-    }
-
-    /// Enters reserved and allocated memory; returns its number.
-    pub fn enter(&mut self, peer: PeerId, memory: Arc<SharedMemory>) -> Result<u16, LendError> {
+    fn hold(&mut self, peer: PeerId, holding: Holding) -> Result<u16, LendError> {
         let number = (1..FIRST_PROGRAM).find(|&number| !self.segments.contains_key(&(peer, number)));
         let number = number.ok_or(LendError::NoNumber)?;
-        self.segments.insert((peer, number), memory);
+        self.segments.insert((peer, number), holding);
         Ok(number)
     }
 
-    /// A peer's segment.
-    pub fn find(&self, peer: PeerId, number: u16) -> Option<Arc<SharedMemory>> {
-        self.segments.get(&(peer, number)).cloned()
+    /// Enters what is lent to a peer; returns its number.
+    pub fn enter(&mut self, peer: PeerId, segment: Segment) -> Result<u16, LendError> {
+        self.hold(peer, Holding::Lent(segment))
+    }
+
+    /// Enters what a peer will fill with `length_bytes` and publish; returns its number.
+    pub fn enter_draft(
+        &mut self,
+        peer: PeerId,
+        segment: Segment,
+        length_bytes: u64,
+    ) -> Result<u16, LendError> {
+        self.hold(peer, Holding::Draft(segment, length_bytes))
+    }
+
+    /// Takes what a peer has filled out of its hands: it cannot change it any more.
+    pub fn take_draft(&mut self, peer: PeerId, number: u16) -> Option<(Segment, u64)> {
+        match self.segments.remove(&(peer, number)) {
+            Some(Holding::Draft(segment, length_bytes)) => Some((segment, length_bytes)),
+            Some(other) => {
+                self.segments.insert((peer, number), other);
+                None
+            }
+            None => None,
+        }
+    }
+
+    /// Gives bytes a name. What had it before is returned: who reads that goes on reading it.
+    pub fn publish(&mut self, name: SegmentName, published: Published) -> Option<Published> {
+        self.named.insert(name, published)
+    }
+
+    /// What has this name.
+    pub fn named(&self, name: &SegmentName) -> Option<&Published> {
+        self.named.get(name)
+    }
+
+    /// Everything that has a name, of the names after this one.
+    pub fn named_after(
+        &self,
+        name: Option<&SegmentName>,
+    ) -> impl Iterator<Item = (&SegmentName, &Published)> {
+        let after = name.map_or(Bound::Unbounded, Bound::Excluded);
+        self.named.range::<SegmentName, _>((after, Bound::Unbounded))
+    }
+
+    /// Takes a name away. Who reads what had it goes on reading it.
+    pub fn unpublish(&mut self, name: &SegmentName) -> Option<Published> {
+        self.named.remove(name)
+    }
+
+    /// How many segments have names, and of how many bytes.
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let bytes = self.named.values().map(|published| published.length_bytes).sum();
+        vec![("named_segments".to_owned(), self.named.len() as u64), ("named_bytes".to_owned(), bytes)]
+    }
+
+    /// Lets a peer read what has this name; its number, and what it reads.
+    pub fn open(&mut self, peer: PeerId, name: &SegmentName) -> Option<Result<(u16, Published), LendError>> {
+        let published = self.named.get(name)?.clone();
+        let number = self.hold(peer, Holding::Reading(published.segment.clone()));
+        Some(number.map(|number| (number, published)))
+    }
+
+    /// A peer's segment, to be read or, if `change`, written as well.
+    pub fn find(&self, peer: PeerId, number: u16, change: bool) -> Result<Arc<SharedMemory>, NackCode> {
+        match self.segments.get(&(peer, number)) {
+            None => Err(NackCode::NoContext),
+            Some(Holding::Reading(_)) if change => Err(NackCode::DomainMismatch),
+            Some(holding) => Ok(holding.memory().clone()),
+        }
     }
 
     /// Takes a segment back. False: the peer has no such one.
     pub fn release(&mut self, peer: PeerId, number: u16) -> bool {
-        let Some(memory) = self.segments.remove(&(peer, number)) else { return false };
-        self.unreserve(memory.len() as u64);
-        true
+        self.segments.remove(&(peer, number)).is_some()
     }
 
     /// Takes everything back that a peer has; returns the bytes.
     pub fn release_all(&mut self, peer: PeerId) -> u64 {
-        let numbers: Vec<u16> = self.segments_of(peer).map(|(number, _)| number).collect();
-        let before = self.lent_bytes;
-        for number in numbers {
-            self.release(peer, number);
+        let before = self.lent_bytes();
+        let held: Vec<_> =
+            self.segments.range((peer, 0)..=(peer, u16::MAX)).map(|(&number, _)| number).collect();
+        for number in held {
+            self.segments.remove(&number);
         }
-        before - self.lent_bytes
+        before.saturating_sub(self.lent_bytes())
     }
 
-    /// What a peer has.
+    /// What a peer alone has: what it reads under a name belongs to nobody.
     pub fn segments_of(&self, peer: PeerId) -> impl Iterator<Item = (u16, &Arc<SharedMemory>)> {
-        self.segments.range((peer, 0)..=(peer, u16::MAX)).map(|(&(_, number), memory)| (number, memory))
+        let holdings = self.segments.range((peer, 0)..=(peer, u16::MAX));
+        let own = holdings.filter(|(_, holding)| !matches!(holding, Holding::Reading(_)));
+        own.map(|(&(_, number), holding)| (number, holding.memory()))
+    }
+}
+
+/// How much is allocated in one go.
+const STEP_BYTES: u64 = 64 << 20;
+
+/// Memory whose pages are being allocated.
+#[derive(Debug)]
+pub struct Allocation {
+    memory: SharedMemory,
+    done_bytes: u64,
+}
+
+impl Allocation {
+    /// New memory of this size, without its pages.
+    pub fn new(bytes: u64) -> Result<Self, LendError> {
+        let length = usize::try_from(bytes).map_err(|_| LendError::BadSize(bytes))?;
+        let memory = SharedMemory::create("tombolo-segment", length)
+            .map_err(|error| LendError::System(error.to_string()))?;
+        Ok(Self { memory, done_bytes: 0 })
+    }
+
+    /// Allocates some of the pages; true when it has all.
+    pub fn go_on(&mut self) -> Result<bool, LendError> {
+        // Pages on demand could fail when a borrower writes, as SIGBUS or worse.
+        let bytes = self.memory.len() as u64;
+        let step = STEP_BYTES.min(bytes - self.done_bytes);
+        if step > 0 {
+            let allocated = rustix::io::retry_on_intr(|| {
+                rustix::fs::fallocate(&self.memory, FallocateFlags::empty(), self.done_bytes, step)
+            });
+            allocated.map_err(|error| LendError::System(error.to_string()))?;
+        }
+        self.done_bytes += step;
+        Ok(self.done_bytes == bytes)
+    }
+
+    /// The memory.
+    pub fn finish(self) -> SharedMemory {
+        self.memory
     }
 }
 
 /// New memory of this size, with all its pages.
 pub fn allocate(bytes: u64) -> Result<SharedMemory, LendError> {
-    let length = usize::try_from(bytes).map_err(|_| LendError::BadSize(bytes))?;
-    let memory = SharedMemory::create("tombolo-segment", length)
-        .map_err(|error| LendError::System(error.to_string()))?;
-    // Pages on demand could fail when a borrower writes, as SIGBUS or worse.
-    const STEP: u64 = 64 << 20;
-    let mut offset = 0;
-    while offset < bytes {
-        let step = STEP.min(bytes - offset);
-        let allocated = rustix::io::retry_on_intr(|| {
-            rustix::fs::fallocate(&memory, FallocateFlags::empty(), offset, step)
-        });
-        allocated.map_err(|error| LendError::System(error.to_string()))?;
-        offset += step;
-    }
-    Ok(memory)
+    let mut allocation = Allocation::new(bytes)?;
+    while !allocation.go_on()? {}
+    Ok(allocation.finish())
 }
 
 #[cfg(test)]
@@ -140,9 +310,27 @@ mod tests {
     const A: PeerId = PeerId(1);
     const B: PeerId = PeerId(2);
 
+    fn segment(ledger: &mut Ledger, bytes: u64) -> Result<Segment, LendError> {
+        let room = ledger.reserve(bytes)?;
+        Ok(Segment::new(Arc::new(allocate(bytes)?), room))
+    }
+
     fn lend(ledger: &mut Ledger, peer: PeerId, bytes: u64) -> Result<u16, LendError> {
-        ledger.reserve(bytes)?;
-        ledger.enter(peer, Arc::new(allocate(bytes)?))
+        let segment = segment(ledger, bytes)?;
+        ledger.enter(peer, segment)
+    }
+
+    fn publish(ledger: &mut Ledger, peer: PeerId, name: &str, bytes: u64) -> Option<Published> {
+        let draft = segment(ledger, bytes).unwrap();
+        let number = ledger.enter_draft(peer, draft, bytes).unwrap();
+        let (segment, length_bytes) = ledger.take_draft(peer, number).unwrap();
+        let published = Published {
+            segment: Arc::new(segment),
+            length_bytes,
+            checksum: Checksum([0; 32]),
+            since: Instant::now(),
+        };
+        ledger.publish(name.parse().unwrap(), published)
     }
 
     #[test]
@@ -162,10 +350,12 @@ mod tests {
         let mut ledger = Ledger::new(1 << 20);
         lend(&mut ledger, A, 4096).unwrap();
         lend(&mut ledger, A, 4096).unwrap();
+        let draft = segment(&mut ledger, 4096).unwrap();
+        ledger.enter_draft(A, draft, 1).unwrap();
         let kept = lend(&mut ledger, B, 4096).unwrap();
-        assert_eq!(ledger.release_all(A), 8192);
+        assert_eq!(ledger.release_all(A), 3 * 4096);
         assert_eq!(ledger.release_all(A), 0);
-        assert!(ledger.find(B, kept).is_some());
+        assert!(ledger.find(B, kept, true).is_ok());
     }
 
     #[test]
@@ -175,5 +365,58 @@ mod tests {
         let mut ledger = Ledger::new(1 << 20);
         assert!(matches!(ledger.reserve(0), Err(LendError::BadSize(0))));
         assert!(matches!(ledger.reserve(4097), Err(LendError::BadSize(4097))));
+        assert_eq!(ledger.lent_bytes(), 0);
+    }
+
+    #[test]
+    fn a_name_outlives_who_gave_it_and_its_readers_outlive_the_name() {
+        let mut ledger = Ledger::new(1 << 20);
+        let name = "x".parse().unwrap();
+        assert!(publish(&mut ledger, A, "x", 4096).is_none());
+        assert_eq!((ledger.release_all(A), ledger.lent_bytes()), (0, 4096));
+        let (old, _) = ledger.open(B, &name).unwrap().unwrap();
+        assert!(publish(&mut ledger, A, "x", 8192).is_some());
+        assert_eq!(ledger.lent_bytes(), 12288, "B still reads the old one");
+        assert_eq!(ledger.find(B, old, false).unwrap().len(), 4096);
+        let (new, _) = ledger.open(B, &name).unwrap().unwrap();
+        assert_eq!(ledger.find(B, new, false).unwrap().len(), 8192);
+        assert!(ledger.unpublish(&name).is_some());
+        assert!(ledger.unpublish(&name).is_none() && ledger.open(B, &name).is_none());
+        assert!(ledger.release(B, old));
+        assert_eq!(ledger.lent_bytes(), 8192);
+        assert_eq!((ledger.release_all(B), ledger.lent_bytes()), (8192, 0));
+    }
+
+    #[test]
+    fn a_reader_changes_nothing_and_only_a_draft_can_be_published() {
+        let mut ledger = Ledger::new(1 << 20);
+        publish(&mut ledger, A, "x", 4096);
+        let (reading, _) = ledger.open(A, &"x".parse().unwrap()).unwrap().unwrap();
+        assert!(ledger.find(A, reading, false).is_ok());
+        assert_eq!(ledger.find(A, reading, true).unwrap_err(), NackCode::DomainMismatch);
+        assert_eq!(ledger.find(B, reading, false).unwrap_err(), NackCode::NoContext);
+        // Whoever has lent memory may have its descriptor, and could change it later.
+        let lent = lend(&mut ledger, A, 4096).unwrap();
+        for number in [lent, reading, 99] {
+            assert!(ledger.take_draft(A, number).is_none());
+        }
+        assert!(ledger.find(A, lent, true).is_ok(), "it is still there");
+        assert_eq!(ledger.segments_of(A).count(), 1);
+    }
+
+    #[test]
+    fn names_are_listed_in_order_from_any_on() {
+        let mut ledger = Ledger::new(1 << 20);
+        for name in ["b", "a", "c"] {
+            publish(&mut ledger, A, name, 4096);
+        }
+        let after = |name: Option<&str>| -> Vec<String> {
+            let name = name.map(|name| name.parse().unwrap());
+            ledger.named_after(name.as_ref()).map(|(name, _)| name.to_string()).collect()
+        };
+        assert_eq!(after(None), ["a", "b", "c"]);
+        assert_eq!(after(Some("a")), ["b", "c"]);
+        assert_eq!(after(Some("bb")), ["c"]);
+        assert!(after(Some("c")).is_empty());
     }
 }

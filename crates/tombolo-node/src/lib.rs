@@ -4,6 +4,7 @@
 //!            Node (one engine, its peers, the ledger of what is lent)
 //!   serve ----+----- accept, drive, take back                  lending
 //!   Borrowed -+----- segments of several lenders as one range  borrowing: FarMemory
+//!   Store ----+----- segments with names, at another node      copying to and fro
 //!   programs -+----- domains, channels and memory of programs  transfers between them
 //! ```
 #![forbid(unsafe_code)]
@@ -12,21 +13,27 @@ mod bells;
 mod borrow;
 mod carry;
 mod control;
+mod copy;
 mod counters;
+mod errands;
 mod far;
 mod ledger;
 mod loop_back;
+mod named;
 mod node;
 mod ping;
 mod programs;
+mod publish;
 mod questions;
 mod reads;
 mod serve;
 
 pub use borrow::{BorrowError, Borrowed, Borrowing, status_of};
-pub use control::{Borrower, NodeStatus};
+pub use control::{Borrower, NamedSegment, NodeStatus};
+pub use copy::{CopyError, Opened, Progress, Store};
 pub use far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
 pub use ledger::LendError;
+pub use named::{Checksum, Hasher, MAX_NAME_BYTES, NameError, SegmentName};
 pub use node::{AskError, JoinError, Node, Peer};
 pub use ping::{MAX_PING_BYTES, PingError, Pinger};
 pub use programs::receive_programs;

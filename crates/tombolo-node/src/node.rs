@@ -28,6 +28,7 @@ use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, Checksums, Domain, MAX_HEADER_
 
 use crate::carry::Carriages;
 use crate::control::{Borrower, NodeStatus, Reply, Request};
+use crate::errands::Errands;
 use crate::ledger::{self, Ledger, LendError};
 use crate::programs::{Accessor, Poster, Programs, Use, failure_of};
 
@@ -143,7 +144,8 @@ pub struct Node {
     started: Instant,
     pub(crate) engine: Mutex<Engine>,
     peers: RwLock<Vec<Option<Arc<Peer>>>>,
-    pub(crate) ledger: Mutex<Ledger>,
+    pub(crate) ledger: Arc<Mutex<Ledger>>,
+    pub(crate) errands: Errands,
     /// Where our own writes come from and the answers to our reads go.
     buffers: SharedMemory,
     completions: OnceLock<CompletionSink>,
@@ -190,7 +192,8 @@ impl Node {
             started: Instant::now(),
             engine: Mutex::new(engine),
             peers: RwLock::new(Vec::new()),
-            ledger: Mutex::new(Ledger::new(lend_bytes)),
+            ledger: Arc::new(Mutex::new(Ledger::new(lend_bytes))),
+            errands: Errands::default(),
             buffers,
             completions: OnceLock::new(),
             losses: OnceLock::new(),
@@ -433,7 +436,7 @@ impl Node {
         if domain == BUFFERS && how == Use::Own {
             return Ok((Memory::Buffers(&self.buffers), offset));
         }
-        let lent = self.ledger.lock().find(peer, domain.0).ok_or(NackCode::NoContext)?;
+        let lent = self.ledger.lock().find(peer, domain.0, !matches!(how, Use::Read(_)))?;
         Ok((Memory::Shared(lent), offset))
     }
 
@@ -641,10 +644,12 @@ impl Node {
     pub fn status(&self) -> NodeStatus {
         let mut counters = vec![("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed))];
         counters.extend(crate::counters::engine(&self.engine.lock().counters()));
+        let peers = self.peers();
         counters.extend(self.programs.counters());
         let ledger = self.ledger.lock();
+        counters.extend(ledger.counters());
         let mut borrowers = Vec::new();
-        for peer in self.peers() {
+        for peer in peers {
             let (mut bytes, mut segments) = (0, 0);
             for (_, memory) in ledger.segments_of(peer.id) {
                 bytes += memory.len() as u64;

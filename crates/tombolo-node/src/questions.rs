@@ -9,7 +9,7 @@ use tombolo_host::shared::SharedMemory;
 use tombolo_link::SendError;
 
 use crate::control::{Message, MessageV1, Reply, Request};
-use crate::ledger::{self, LendError};
+use crate::ledger::{self, LendError, Segment};
 use crate::node::{Answer, AskError, Node, Peer};
 
 impl Node {
@@ -73,6 +73,10 @@ impl Node {
                         // Otherwise the transfer's end is the answer.
                         known.map(|reply| (reply, None))
                     }
+                    Request::Create { bytes } => self.create(peer, number, bytes).map(|reply| (reply, None)),
+                    Request::Publish { segment, name, checksum } => {
+                        self.publish(peer, number, segment, &name, checksum).map(|reply| (reply, None))
+                    }
                     request => Some(self.answer(peer, request)),
                 };
                 let Some((reply, memory)) = answer else { return };
@@ -107,19 +111,20 @@ impl Node {
                 }
             }
             Request::Status => (Reply::Status(Box::new(self.status())), None),
-            Request::Carry(_) => (Reply::Failed("a transfer is not answered at once".into()), None),
+            Request::Find { name } => (self.find_name(&name), None),
+            Request::Open { name } => (self.open_name(peer, &name), None),
+            Request::List { after } => (self.list_names(after.as_deref()), None),
+            Request::Delete { name } => (self.delete_name(&name), None),
+            Request::Carry(_) | Request::Create { .. } | Request::Publish { .. } => {
+                (Reply::Failed("that is not answered at once".into()), None)
+            }
         }
     }
 
     fn lend(&self, peer: &Peer, bytes: u64) -> Result<(u16, Arc<SharedMemory>), LendError> {
-        self.ledger.lock().reserve(bytes)?;
-        let entered = ledger::allocate(bytes).and_then(|memory| {
-            let memory = Arc::new(memory);
-            self.ledger.lock().enter(peer.id, memory.clone()).map(|segment| (segment, memory))
-        });
-        if entered.is_err() {
-            self.ledger.lock().unreserve(bytes);
-        }
-        entered
+        let room = self.ledger.lock().reserve(bytes)?;
+        let memory = Arc::new(ledger::allocate(bytes)?);
+        let segment = self.ledger.lock().enter(peer.id, Segment::new(memory.clone(), room))?;
+        Ok((segment, memory))
     }
 }

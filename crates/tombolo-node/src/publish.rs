@@ -1,0 +1,524 @@
+//! Named segments at the node that has them: made, filled by a peer, checked, published, found.
+//!
+//! ```text
+//!   Create --> draft --- the peer's writes ---> Publish --> checksum --> name
+//!               |  goes with its link             |           | not that which was said: freed
+//! ```
+//!
+//! A draft is reached through the engine alone: its descriptor stays here, so once it is taken
+//! out of the peer's hands nobody can change it. Allocating and checking are errands, which
+//! answer when they are done.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tombolo_link::SendError;
+
+use crate::control::{Message, MessageV1, NamedSegment, Reply};
+use crate::errands::Errand;
+use crate::ledger::{Allocation, Ledger, LendError, Published, Room, Segment};
+use crate::named::{Checksum, Hasher, SegmentName};
+use crate::node::{Node, Peer};
+
+/// How much is hashed in one step.
+const STEP_BYTES: usize = 8 << 20;
+/// How long a full link is tried again for an answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
+/// Of a list, so that its answer is a control message.
+const MAX_LIST_BYTES: usize = 12 * 1024;
+/// What an entry takes besides its name: two numbers, a length and the checksum.
+const ENTRY_BYTES: usize = 64;
+
+/// Who waits for the end of an errand, and under which number.
+struct Asker {
+    peer: Arc<Peer>,
+    number: u32,
+}
+
+impl Asker {
+    fn answer(&self, reply: Reply) {
+        let message = Message::V1(MessageV1::Answer { number: self.number, reply }).encode();
+        let deadline = Instant::now() + ANSWER_PATIENCE;
+        while let Err(SendError::Full) = self.peer.link.send_control(&message, &[])
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn failed(error: &impl ToString) -> Reply {
+    Reply::Failed(error.to_string())
+}
+
+fn refused(error: LendError) -> Reply {
+    match error {
+        LendError::TooMuch { free_bytes, .. } => Reply::TooMuch { free_bytes },
+        error => failed(&error),
+    }
+}
+
+/// What a published segment is, as peers are told.
+fn described(name: &SegmentName, published: &Published) -> NamedSegment {
+    NamedSegment {
+        name: name.as_str().to_owned(),
+        bytes: published.length_bytes,
+        checksum: published.checksum,
+        age_s: published.since.elapsed().as_secs(),
+    }
+}
+
+/// Allocates a draft.
+struct Creation {
+    asker: Asker,
+    ledger: Arc<Mutex<Ledger>>,
+    allocation: Option<(Allocation, Room)>,
+    length_bytes: u64,
+}
+
+impl Errand for Creation {
+    fn step(&mut self) -> bool {
+        let peer = &self.asker.peer;
+        if peer.loss().is_some() {
+            return false;
+        }
+        let Some((mut allocation, room)) = self.allocation.take() else { return false };
+        let entered = match allocation.go_on() {
+            Ok(false) => {
+                self.allocation = Some((allocation, room));
+                return true;
+            }
+            Ok(true) => {
+                let segment = Segment::new(Arc::new(allocation.finish()), room);
+                let mut ledger = self.ledger.lock();
+                // Who is lost by now is forgotten under this lock, before or after.
+                if peer.loss().is_some() {
+                    return false;
+                }
+                ledger.enter_draft(peer.id, segment, self.length_bytes)
+            }
+            Err(error) => Err(error),
+        };
+        let reply = entered.map_or_else(refused, |segment| Reply::Lent { segment });
+        self.asker.answer(reply);
+        false
+    }
+}
+
+/// Checks a full draft and gives it its name.
+struct Publication {
+    asker: Asker,
+    ledger: Arc<Mutex<Ledger>>,
+    name: SegmentName,
+    draft: Option<(Segment, u64)>,
+    hasher: Hasher,
+    hashed_bytes: usize,
+    checksum: Checksum,
+}
+
+impl Errand for Publication {
+    fn step(&mut self) -> bool {
+        let Some((mut segment, length_bytes)) = self.draft.take() else { return false };
+        if segment.is_in_use() {
+            // A packet that came before is being placed by another thread: soon that is over.
+            std::thread::yield_now();
+            self.draft = Some((segment, length_bytes));
+            return true;
+        }
+        let length = usize::try_from(length_bytes).unwrap_or(usize::MAX);
+        let step = STEP_BYTES.min(length - self.hashed_bytes);
+        if let Ok(span) = segment.memory().span(self.hashed_bytes, step) {
+            self.hasher.update_shared(span);
+        }
+        self.hashed_bytes += step;
+        if self.hashed_bytes < length {
+            self.draft = Some((segment, length_bytes));
+            return true;
+        }
+        let checksum = std::mem::take(&mut self.hasher).finish();
+        if checksum != self.checksum {
+            drop(segment);
+            self.asker.answer(Reply::Mismatch { checksum });
+            return false;
+        }
+        let published =
+            Published { segment: Arc::new(segment), length_bytes, checksum, since: Instant::now() };
+        let replaced = self.ledger.lock().publish(self.name.clone(), published);
+        // Freeing memory takes time, and needs no lock.
+        drop(replaced);
+        self.asker.answer(Reply::Done);
+        false
+    }
+}
+
+impl Node {
+    /// Makes a draft. None: the answer follows.
+    pub(crate) fn create(&self, peer: &Arc<Peer>, number: u32, length_bytes: u64) -> Option<Reply> {
+        // No bytes take a page too: so names are no more than pages.
+        let bytes = length_bytes.max(1).checked_next_multiple_of(4096).unwrap_or(u64::MAX / 4096 * 4096);
+        let room = match self.ledger.lock().reserve(bytes) {
+            Ok(room) => room,
+            Err(error) => return Some(refused(error)),
+        };
+        let allocation = match Allocation::new(bytes) {
+            Ok(allocation) => Some((allocation, room)),
+            Err(error) => return Some(refused(error)),
+        };
+        let asker = Asker { peer: peer.clone(), number };
+        self.begin(Box::new(Creation { asker, ledger: self.ledger.clone(), allocation, length_bytes }))
+    }
+
+    /// Publishes a draft. None: the answer follows.
+    pub(crate) fn publish(
+        &self,
+        peer: &Arc<Peer>,
+        number: u32,
+        segment: u16,
+        name: &str,
+        checksum: Checksum,
+    ) -> Option<Reply> {
+        let Some(draft) = self.ledger.lock().take_draft(peer.id, segment) else {
+            return Some(Reply::Failed(format!("segment {segment} is none of yours that can have a name")));
+        };
+        let name = match name.parse::<SegmentName>() {
+            Ok(name) => name,
+            Err(error) => return Some(failed(&error)),
+        };
+        self.begin(Box::new(Publication {
+            asker: Asker { peer: peer.clone(), number },
+            ledger: self.ledger.clone(),
+            name,
+            draft: Some(draft),
+            hasher: Hasher::default(),
+            hashed_bytes: 0,
+            checksum,
+        }))
+    }
+
+    fn begin(&self, errand: Box<dyn Errand>) -> Option<Reply> {
+        let begun = self.errands.begin(errand);
+        begun.err().map(|error| Reply::Failed(format!("the node cannot start a thread: {error}")))
+    }
+
+    pub(crate) fn find_name(&self, name: &str) -> Reply {
+        with_name(name, |name| {
+            let ledger = self.ledger.lock();
+            let found = ledger.named(name).map(|published| described(name, published));
+            found.map_or(Reply::NoSuchName, Reply::Found)
+        })
+    }
+
+    pub(crate) fn open_name(&self, peer: &Peer, name: &str) -> Reply {
+        with_name(name, |name| match self.ledger.lock().open(peer.id, name) {
+            None => Reply::NoSuchName,
+            Some(Ok((segment, published))) => Reply::Opened { segment, found: described(name, &published) },
+            Some(Err(error)) => refused(error),
+        })
+    }
+
+    pub(crate) fn delete_name(&self, name: &str) -> Reply {
+        with_name(name, |name| {
+            let deleted = self.ledger.lock().unpublish(name);
+            deleted.map_or(Reply::NoSuchName, |_| Reply::Done)
+        })
+    }
+
+    pub(crate) fn list_names(&self, after: Option<&str>) -> Reply {
+        let after = match after.map(str::parse::<SegmentName>).transpose() {
+            Ok(after) => after,
+            Err(error) => return failed(&error),
+        };
+        let ledger = self.ledger.lock();
+        let (mut segments, mut bytes) = (Vec::new(), 0);
+        for (name, published) in ledger.named_after(after.as_ref()) {
+            bytes += name.as_str().len() + ENTRY_BYTES;
+            if bytes > MAX_LIST_BYTES {
+                return Reply::Names { segments, more: true };
+            }
+            segments.push(described(name, published));
+        }
+        Reply::Names { segments, more: false }
+    }
+}
+
+fn with_name(name: &str, answer: impl FnOnce(&SegmentName) -> Reply) -> Reply {
+    match name.parse::<SegmentName>() {
+        Ok(name) => answer(&name),
+        Err(error) => failed(&error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use tombolo_core::rdma::{Direction, Transfer};
+    use tombolo_link::{Address, Security};
+    use tombolo_wire::Domain;
+
+    use super::*;
+    use crate::control::Request;
+    use crate::node::BUFFERS;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A node that lends, served by a thread of its own.
+    struct Lender {
+        node: Arc<Node>,
+        address: Address,
+        stop: Arc<AtomicBool>,
+        thread: Option<std::thread::JoinHandle<()>>,
+    }
+
+    impl Lender {
+        fn new(lend_bytes: u64) -> Self {
+            static NUMBER: AtomicU32 = AtomicU32::new(0);
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let path = std::env::temp_dir().join(format!("tombolo-publish-{}-{number}", std::process::id()));
+            let address = Address::Shm(path);
+            let listener = tombolo_link::listen(&address, &Security::Insecure).unwrap();
+            let node = Arc::new(Node::new("lender", lend_bytes, 0).unwrap());
+            let stop = Arc::new(AtomicBool::new(false));
+            let thread = std::thread::spawn({
+                let (node, stop) = (node.clone(), stop.clone());
+                move || crate::serve(&node, &*listener, &stop, &|_| {})
+            });
+            Self { node, address, stop, thread: Some(thread) }
+        }
+
+        fn wait_until_free(&self) {
+            let since = Instant::now();
+            while self.node.status().lent_bytes > 0 {
+                assert!(since.elapsed() < PATIENCE, "memory does not come back");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    impl Drop for Lender {
+        fn drop(&mut self) {
+            self.stop.store(true, Ordering::Relaxed);
+            let _ = self.thread.take().map(std::thread::JoinHandle::join);
+        }
+    }
+
+    /// A node that asks.
+    struct Borrower {
+        node: Arc<Node>,
+        peer: Arc<Peer>,
+        ended: std::sync::mpsc::Receiver<Result<(), String>>,
+    }
+
+    impl Borrower {
+        fn new(lender: &Lender) -> Self {
+            let node = Arc::new(Node::new("borrower", 0, 8192).unwrap());
+            let (told, ended) = std::sync::mpsc::channel();
+            node.on_completion(Box::new(move |_, result| {
+                let _ = told.send(result.map_err(|error| error.to_string()));
+            }));
+            let peer = node.join(&lender.address, &Security::Insecure, PATIENCE).unwrap();
+            Self { node, peer, ended }
+        }
+
+        fn ask(&self, request: Request) -> Reply {
+            self.node.ask(&self.peer, request, PATIENCE).unwrap().0
+        }
+
+        fn create(&self, bytes: u64) -> u16 {
+            match self.ask(Request::Create { bytes }) {
+                Reply::Lent { segment } => segment,
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn publish(&self, segment: u16, name: &str, checksum: Checksum) -> Reply {
+            self.ask(Request::Publish { segment, name: name.to_owned(), checksum })
+        }
+
+        fn open(&self, name: &str) -> u16 {
+            match self.ask(Request::Open { name: name.to_owned() }) {
+                Reply::Opened { segment, .. } => segment,
+                other => panic!("{other:?}"),
+            }
+        }
+
+        /// Moves the first bytes of a segment from or to the buffer.
+        fn transfer(&self, direction: Direction, segment: u16, size_bytes: u32) -> Result<(), String> {
+            let transfer = Transfer {
+                direction,
+                domain: Domain(segment),
+                own_domain: BUFFERS,
+                source_address: 0,
+                destination_address: 0,
+                size_bytes,
+                notification: None,
+                class: None,
+                user: 1,
+            };
+            self.node.post(self.peer.id, transfer).unwrap();
+            self.node.pump();
+            let since = Instant::now();
+            loop {
+                self.node.drive(&self.peer);
+                if let Ok(result) = self.ended.try_recv() {
+                    return result;
+                }
+                assert!(since.elapsed() < PATIENCE, "a transfer does not end");
+                self.node.expire();
+                let _ = self.peer.link.wait(Duration::from_millis(1));
+            }
+        }
+
+        /// Publishes these bytes.
+        fn put(&self, name: &str, bytes: &[u8]) {
+            let segment = self.create(bytes.len() as u64);
+            self.node.buffers().span_mut(0, bytes.len()).unwrap().copy_from(bytes.into());
+            self.transfer(Direction::Write, segment, bytes.len() as u32).unwrap();
+            assert_eq!(self.publish(segment, name, checksum(bytes)), Reply::Done);
+        }
+
+        fn read(&self, segment: u16, length: usize) -> Vec<u8> {
+            self.transfer(Direction::Read, segment, length as u32).unwrap();
+            self.node.buffers().span(0, length).unwrap().to_vec()
+        }
+    }
+
+    fn checksum(bytes: &[u8]) -> Checksum {
+        let mut hasher = Hasher::default();
+        hasher.update(bytes);
+        hasher.finish()
+    }
+
+    #[test]
+    fn only_what_has_come_as_it_was_sent_gets_a_name() {
+        let lender = Lender::new(1 << 20);
+        let borrower = Borrower::new(&lender);
+        let segment = borrower.create(5);
+        let sent = checksum(b"other");
+        let arrived = checksum(&[0; 5]);
+        assert_eq!(borrower.publish(segment, "x", sent), Reply::Mismatch { checksum: arrived });
+        assert_eq!(borrower.ask(Request::Find { name: "x".into() }), Reply::NoSuchName);
+        assert_eq!(lender.node.status().lent_bytes, 0, "its memory is free");
+        assert!(matches!(borrower.publish(segment, "x", arrived), Reply::Failed(_)), "it is gone");
+        let lent = match borrower.ask(Request::Lend { bytes: 4096 }) {
+            Reply::Lent { segment } => segment,
+            other => panic!("{other:?}"),
+        };
+        assert!(
+            matches!(borrower.publish(lent, "x", checksum(&[])), Reply::Failed(_)),
+            "a window leads there"
+        );
+        let segment = borrower.create(5);
+        assert!(
+            matches!(borrower.publish(segment, "a/b", arrived), Reply::Failed(why) if why.contains("'/'"))
+        );
+        assert_eq!(
+            borrower.ask(Request::Create { bytes: 2 << 20 }),
+            Reply::TooMuch { free_bytes: (1 << 20) - 4096 }
+        );
+        assert_eq!(
+            borrower.ask(Request::Create { bytes: u64::MAX }),
+            Reply::TooMuch { free_bytes: (1 << 20) - 4096 }
+        );
+    }
+
+    #[test]
+    fn a_reader_keeps_what_it_reads_and_cannot_change_it() {
+        let lender = Lender::new(1 << 20);
+        let (one, other) = (Borrower::new(&lender), Borrower::new(&lender));
+        one.put("x", b"old bytes");
+        let reading = other.open("x");
+        assert_eq!(other.read(reading, 9), b"old bytes");
+        let refused = other.transfer(Direction::Write, reading, 9).unwrap_err();
+        assert!(refused.contains("DomainMismatch"), "{refused}");
+        one.put("x", b"new");
+        assert_eq!(other.read(reading, 9), b"old bytes", "nobody has changed it");
+        assert_eq!(other.ask(Request::Delete { name: "x".into() }), Reply::Done);
+        assert_eq!(other.ask(Request::Delete { name: "x".into() }), Reply::NoSuchName);
+        assert_eq!(other.read(reading, 9), b"old bytes");
+        assert_eq!(lender.node.status().lent_bytes, 4096);
+        drop(other);
+        lender.wait_until_free();
+        assert_eq!(one.ask(Request::Open { name: "x".into() }), Reply::NoSuchName);
+    }
+
+    #[test]
+    fn what_has_a_name_outlives_the_link_and_a_draft_does_not() {
+        let lender = Lender::new(1 << 20);
+        let one = Borrower::new(&lender);
+        one.put("kept", b"kept");
+        let segment = one.create(100_000);
+        one.transfer(Direction::Write, segment, 100).unwrap();
+        drop(one);
+        let since = Instant::now();
+        while lender.node.status().lent_bytes > 4096 {
+            assert!(since.elapsed() < PATIENCE, "the draft is still there");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let other = Borrower::new(&lender);
+        assert_eq!(other.read(other.open("kept"), 4), b"kept");
+    }
+
+    #[test]
+    fn a_long_list_comes_in_parts() {
+        let lender = Lender::new(1 << 20);
+        let borrower = Borrower::new(&lender);
+        let name = |index: u32| format!("{index:0>200}");
+        for index in 0..100 {
+            let segment = borrower.create(0);
+            assert_eq!(borrower.publish(segment, &name(index), checksum(&[])), Reply::Done);
+        }
+        let (mut names, mut parts) = (Vec::new(), 0);
+        loop {
+            let after = names.last().cloned();
+            let Reply::Names { segments, more } = borrower.ask(Request::List { after }) else { panic!() };
+            names.extend(segments.into_iter().map(|segment| segment.name));
+            parts += 1;
+            if !more {
+                break;
+            }
+        }
+        assert_eq!(names, (0..100).map(name).collect::<Vec<_>>());
+        assert!(parts > 1);
+        let store = crate::Store::connect("list", &lender.address, &Security::Insecure).unwrap();
+        assert_eq!(store.list().unwrap().len(), 100);
+        assert!(matches!(borrower.ask(Request::List { after: Some("a/b".into()) }), Reply::Failed(_)));
+    }
+
+    #[test]
+    fn a_copy_that_is_not_what_its_checksum_says_is_an_error_at_the_reader() {
+        let lender = Lender::new(1 << 20);
+        let published = Published {
+            segment: Arc::new(Segment::new(
+                Arc::new(crate::ledger::allocate(4096).unwrap()),
+                lender.node.ledger.lock().reserve(4096).unwrap(),
+            )),
+            length_bytes: 10,
+            checksum: checksum(b"something"),
+            since: Instant::now(),
+        };
+        lender.node.ledger.lock().publish("x".parse().unwrap(), published);
+        let mut store = crate::Store::connect("read", &lender.address, &Security::Insecure).unwrap();
+        let opened = store.open(&"x".parse().unwrap()).unwrap();
+        let read = store.read(&opened, &mut std::io::sink(), &mut |_| true);
+        assert!(matches!(read, Err(crate::CopyError::Mismatch { .. })), "{read:?}");
+    }
+
+    #[test]
+    fn a_source_that_is_not_as_long_as_it_said_leaves_nothing() {
+        let lender = Lender::new(1 << 20);
+        let name = "x".parse().unwrap();
+        for said in [99, 101] {
+            let mut store = crate::Store::connect("write", &lender.address, &Security::Insecure).unwrap();
+            let written = store.write(&name, said, &mut &[0u8; 100][..], &mut |_| true);
+            assert!(matches!(written, Err(crate::CopyError::Changed(_))), "{written:?}");
+            let interrupted = store.write(&name, 100, &mut &[0u8; 100][..], &mut |_| false);
+            assert!(matches!(interrupted, Err(crate::CopyError::Interrupted)), "{interrupted:?}");
+        }
+        lender.wait_until_free();
+        let mut store = crate::Store::connect("write", &lender.address, &Security::Insecure).unwrap();
+        let written = store.write(&name, 100, &mut &[0u8; 100][..], &mut |_| true).unwrap();
+        assert_eq!(store.find(&name).unwrap().checksum, written);
+    }
+}
