@@ -5,12 +5,16 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod cp;
 mod demo;
 mod doctor;
 mod keygen;
+mod ls;
 mod node;
 mod output;
 mod ping;
+mod place;
+mod rm;
 mod run;
 mod security;
 mod size;
@@ -45,6 +49,15 @@ enum Command {
     Run(run::Arguments),
     /// Ask a node how it is.
     Status(status::Arguments),
+    /// Copy a file into a named segment of a node, or back.
+    ///
+    /// A file whose name begins with shm: or udp: is ./shm:… or ./udp:…. Exit codes: 0 copied, 1 nothing
+    /// has that name, 130 interrupted, 125 any other failure.
+    Cp(cp::Arguments),
+    /// List the named segments of a node.
+    Ls(ls::Arguments),
+    /// Remove named segments of nodes.
+    Rm(rm::Arguments),
     /// Measure round trips to a node.
     Ping(ping::Arguments),
     /// Make this machine's key, for UDP links to other machines.
@@ -98,6 +111,9 @@ fn main() -> ExitCode {
         Command::Node(arguments) => node::main(&arguments),
         Command::Run(arguments) => run::main(arguments),
         Command::Status(arguments) => status::main(&arguments),
+        Command::Cp(arguments) => cp::main(&arguments),
+        Command::Ls(arguments) => ls::main(&arguments),
+        Command::Rm(arguments) => rm::main(&arguments),
         Command::Ping(arguments) => ping::main(&arguments),
         Command::Keygen(arguments) => keygen::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),

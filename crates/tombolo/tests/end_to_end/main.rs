@@ -9,6 +9,7 @@
 mod common;
 
 mod command_line;
+mod copying;
 mod databases;
 mod demonstration;
 mod failures;

@@ -85,6 +85,30 @@ fn a_program_runs_on_memory_over_secure_udp() {
 }
 
 #[test]
+fn a_file_is_copied_over_secure_udp_and_back() {
+    let (lender, borrower) = friends();
+    let (node, address) = lender.lend();
+    let bytes: Vec<u8> =
+        (0..5_000_011u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let (file, back) = (borrower.home.file("file"), borrower.home.file("back"));
+    fs::write(&file, &bytes).unwrap();
+    let place = format!("{address}:file");
+    for arguments in [["cp", &file, &place], ["cp", &place, &back]] {
+        let outcome = borrower.run(&arguments);
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    }
+    assert!(fs::read(&back).unwrap() == bytes, "not the same bytes");
+    let stranger = Machine::new("stranger");
+    stranger.run(&["cp", "--insecure", &place, "-"]).assert_one_line(125, "without --insecure");
+    assert!(borrower.run(&["ls", &address]).text().contains("file"));
+    assert_eq!(borrower.run(&["rm", &place]).code(), 0);
+    let status = borrower.run(&["status", "--json", &address]);
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(status["lent_bytes"], 0);
+    drop(node);
+}
+
+#[test]
 fn a_key_that_is_not_listed_is_named_on_both_sides() {
     let ((lender, lender_key), (borrower, borrower_key)) =
         (Machine::with_key("lender"), Machine::with_key("borrower"));

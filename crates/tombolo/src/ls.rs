@@ -1,0 +1,66 @@
+//! `tombolo ls`: what has names at a node.
+
+use clap::Args;
+use serde::Serialize;
+use tombolo_node::{Address, Store};
+
+use crate::security::SecurityArguments;
+use crate::size::Size;
+use crate::{Failure, output, place};
+
+/// Arguments of `tombolo ls`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Where the node listens: shm:PATH or udp:HOST:PORT.
+    #[arg(value_name = "ADDR")]
+    address: Address,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    security: SecurityArguments,
+}
+
+/// A named segment, in JSON.
+#[derive(Debug, Serialize)]
+struct Entry {
+    name: String,
+    bytes: u64,
+    sha256: String,
+    age_s: u64,
+}
+
+/// Lists the named segments of a node in the order of their names.
+pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    let security = arguments.security.of(std::slice::from_ref(&arguments.address))?;
+    let store = Store::connect("ls", &arguments.address, &security);
+    let store = store.map_err(|error| place::failure(error, None, None))?;
+    let segments = store.list().map_err(|error| place::failure(error, None, None))?;
+    let entries = segments.into_iter().map(|segment| Entry {
+        name: segment.name,
+        bytes: segment.bytes,
+        sha256: segment.checksum.to_string(),
+        age_s: segment.age_s,
+    });
+    if arguments.json {
+        output::json(&entries.collect::<Vec<_>>())?;
+        return Ok(0);
+    }
+    for entry in entries {
+        // Enough of the checksum to tell one from the other; all of it is in the JSON.
+        let checksum = entry.sha256.get(..12).unwrap_or_default();
+        let size = Size(entry.bytes).to_string();
+        output::line(&format!("{size:>10}  {:>12}  {checksum}  {}", age(entry.age_s), entry.name));
+    }
+    Ok(0)
+}
+
+/// How long ago, in the unit that fits.
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s ago"),
+        120..7200 => format!("{} min ago", seconds / 60),
+        7200..172_800 => format!("{} h ago", seconds / 3600),
+        _ => format!("{} days ago", seconds / 86400),
+    }
+}

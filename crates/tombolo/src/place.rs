@@ -1,0 +1,184 @@
+//! `ADDR:NAME`: a named segment at a node, as it is written on the command line.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::str::FromStr;
+
+use tombolo_node::{Address, AddressError, CopyError, NameError, SegmentName, Store};
+
+use crate::Failure;
+use crate::size::Size;
+
+/// A named segment, and the node that has it. A name has no colon: it is what follows the last one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentPlace {
+    /// The node.
+    pub address: Address,
+    /// The name there.
+    pub name: SegmentName,
+}
+
+/// Why a text is no such place.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlaceError {
+    /// There is an address, and nothing else.
+    #[error("`{0}` names a node and no segment: write {0}:NAME")]
+    NoName(String),
+    /// What stands before the name is no address.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// What stands after the address is no name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+}
+
+impl FromStr for SegmentPlace {
+    type Err = PlaceError;
+
+    fn from_str(text: &str) -> Result<Self, PlaceError> {
+        let no_name = || PlaceError::NoName(text.trim_end_matches(':').to_owned());
+        let (address, name) = text.rsplit_once(':').unwrap_or((text, ""));
+        if name.is_empty() || matches!(address, "shm" | "udp") || is_address_alone(text) {
+            // Where it begins like nothing known, say what is.
+            text.parse::<Address>()?;
+            return Err(no_name());
+        }
+        Ok(Self { address: address.parse()?, name: name.parse()? })
+    }
+}
+
+/// Whether all of it is where a node listens, though its end could be a name: `HOST:PORT`, or the
+/// path of a socket that is there.
+fn is_address_alone(text: &str) -> bool {
+    match text.parse() {
+        Ok(Address::Udp(_)) => true,
+        Ok(Address::Shm(path)) => std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket()),
+        Err(_) => false,
+    }
+}
+
+impl fmt::Display for SegmentPlace {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}:{}", self.address, self.name)
+    }
+}
+
+/// Whether a word means a place at a node, and not a file. A file that is called so is `./shm:…`.
+pub fn is_at_a_node(word: &OsStr) -> bool {
+    let text = word.to_string_lossy();
+    text.starts_with("shm:") || text.starts_with("udp:")
+}
+
+/// What is said of a failed copy: what failed, why, and what to do.
+pub fn failure(error: CopyError, store: Option<&Store>, file: Option<&Path>) -> Failure {
+    let file = file.map_or_else(String::new, |file| format!("{}: ", file.display()));
+    match &error {
+        CopyError::NoSuchName { name, address } => {
+            let near = store.and_then(|store| store.list().ok()).unwrap_or_default();
+            let near = nearest(name.as_str(), near.iter().map(|segment| segment.name.as_str()));
+            let hint = match near {
+                Some(near) => format!("; did you mean `{near}`?"),
+                None => format!("; `tombolo ls {address}` lists what there is"),
+            };
+            Failure { text: format!("{error}{hint}"), code: 1 }
+        }
+        CopyError::NoRoom { address, asked_bytes, free_bytes } => Failure::new(format!(
+            "node {address} has no room for {}: {} of what it lends is free; start it with a larger --lend, or free some with `tombolo rm`",
+            Size(*asked_bytes),
+            Size(*free_bytes)
+        )),
+        CopyError::Read(_) | CopyError::Write(_) | CopyError::Changed(_) => {
+            Failure::new(format!("{file}{error}"))
+        }
+        CopyError::Interrupted => Failure { text: error.to_string(), code: 130 },
+        _ => Failure::new(error.to_string()),
+    }
+}
+
+/// The name that one probably meant.
+fn nearest<'a>(meant: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let most = meant.chars().count().div_ceil(3);
+    let distances = names.map(|name| (distance(meant, name), name));
+    distances.filter(|(distance, _)| *distance <= most).min().map(|(_, name)| name)
+}
+
+/// How many letters must be changed, added or left out to make one of the other.
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().flat_map(char::to_lowercase).collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (index, letter) in one.chars().flat_map(char::to_lowercase).enumerate() {
+        let mut before = row[0];
+        row[0] = index + 1;
+        for column in 1..row.len() {
+            let replaced = before + usize::from(other[column - 1] != letter);
+            before = row[column];
+            row[column] = replaced.min(row[column] + 1).min(row[column - 1] + 1);
+        }
+    }
+    row.last().copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_stands_after_the_last_colon() {
+        for (text, address, name) in [
+            ("shm:/run/node:data", "shm:/run/node", "data"),
+            ("shm:/run/a:b:data.tar.gz", "shm:/run/a:b", "data.tar.gz"),
+            ("udp:127.0.0.1:7000:with space", "udp:127.0.0.1:7000", "with space"),
+            ("udp:[::1]:7000:x", "udp:[::1]:7000", "x"),
+        ] {
+            let place: SegmentPlace = text.parse().unwrap();
+            assert_eq!((place.address.to_string().as_str(), place.name.as_str()), (address, name));
+            assert_eq!(place.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_said() {
+        let error = |text: &str| text.parse::<SegmentPlace>().unwrap_err().to_string();
+        for text in
+            ["shm:/run/node", "shm:/run/node:", "udp:127.0.0.1:7000", "udp:[::1]:7000", "udp:127.0.0.1:7000:"]
+        {
+            assert!(
+                error(text).contains(":NAME") || error(text).contains("HOST:PORT"),
+                "{text}: {}",
+                error(text)
+            );
+        }
+        assert!(error("udp:127.0.0.1:7000").contains("write udp:127.0.0.1:7000:NAME"));
+        assert!(error("shm:/run/node:").contains("write shm:/run/node:NAME"));
+        assert!(error("shm:/run/node:a/b").contains("'/'"));
+        assert!(error("tcp:1:2").contains("expected shm:PATH"));
+        assert!(error("file").contains("expected shm:PATH"));
+        assert!(error("shm:").contains("expected a path"));
+        assert!(error("udp:host:name").contains("HOST:PORT"));
+    }
+
+    #[test]
+    fn a_socket_with_a_colon_in_its_path_is_a_node_without_a_name() {
+        let folder = std::env::temp_dir().join(format!("tombolo-place-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("a:b");
+        let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let text = format!("shm:{}", path.display());
+        assert!(matches!(text.parse::<SegmentPlace>(), Err(PlaceError::NoName(_))));
+        drop(socket);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn near_names_are_found() {
+        let names = ["results.csv", "result", "picture.png"];
+        assert_eq!(nearest("results.csv~", names.into_iter()), Some("results.csv"));
+        assert_eq!(nearest("reslut", names.into_iter()), Some("result"));
+        assert_eq!(nearest("Results.CSV", names.into_iter()), Some("results.csv"));
+        assert_eq!(nearest("entirely else", names.into_iter()), None);
+        assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("kitten", "sitting"), 3);
+    }
+}

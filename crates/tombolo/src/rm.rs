@@ -1,0 +1,29 @@
+//! `tombolo rm`: takes names away from segments of a node, and with them the segments.
+
+use clap::Args;
+use tombolo_node::Store;
+
+use crate::Failure;
+use crate::place::{self, SegmentPlace};
+use crate::security::SecurityArguments;
+
+/// Arguments of `tombolo rm`.
+#[derive(Args)]
+pub struct Arguments {
+    /// What to remove. Who reads it at this moment can read on.
+    #[arg(value_name = "ADDR:NAME", required = true)]
+    places: Vec<SegmentPlace>,
+    #[command(flatten)]
+    security: SecurityArguments,
+}
+
+/// Removes one after the other, up to the first that fails.
+pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    for SegmentPlace { address, name } in &arguments.places {
+        let security = arguments.security.of(std::slice::from_ref(address))?;
+        let store = Store::connect("rm", address, &security);
+        let store = store.map_err(|error| place::failure(error, None, None))?;
+        store.delete(name).map_err(|error| place::failure(error, Some(&store), None))?;
+    }
+    Ok(0)
+}
