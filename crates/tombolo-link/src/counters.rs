@@ -11,6 +11,19 @@ macro_rules! counters {
             $($(#[$meta])* pub $name: u64,)*
         }
 
+        impl LinkCounters {
+            /// Every counter with its name.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+        }
+
+        impl std::ops::AddAssign for LinkCounters {
+            fn add_assign(&mut self, other: Self) {
+                $(self.$name = self.$name.wrapping_add(other.$name);)*
+            }
+        }
+
         /// The live counters behind [`LinkCounters`].
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
@@ -69,5 +82,18 @@ impl Counter {
     /// Adds, where a mutex makes the caller the only writer: no locked instruction per packet.
     pub(crate) fn add_exclusively(&self, amount: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_links_add_up_by_name() {
+        let mut all = LinkCounters { forged: 2, ..LinkCounters::default() };
+        all += LinkCounters { forged: 3, replayed: 1, ..LinkCounters::default() };
+        let some: Vec<_> = all.named().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(some, [("forged", 5), ("replayed", 1)]);
     }
 }

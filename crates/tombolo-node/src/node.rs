@@ -28,6 +28,7 @@ use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, Checksums, Domain, MAX_HEADER_
 
 use crate::carry::Carriages;
 use crate::control::{Borrower, NodeStatus, Reply, Request};
+use crate::counters::GoneLinks;
 use crate::errands::Errands;
 use crate::ledger::{self, Ledger, LendError};
 use crate::programs::{Accessor, Poster, Programs, Use, failure_of};
@@ -146,6 +147,7 @@ pub struct Node {
     peers: RwLock<Vec<Option<Arc<Peer>>>>,
     pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) errands: Errands,
+    gone_links: GoneLinks,
     /// Where our own writes come from and the answers to our reads go.
     buffers: SharedMemory,
     completions: OnceLock<CompletionSink>,
@@ -194,6 +196,7 @@ impl Node {
             peers: RwLock::new(Vec::new()),
             ledger: Arc::new(Mutex::new(Ledger::new(lend_bytes))),
             errands: Errands::default(),
+            gone_links: GoneLinks::default(),
             buffers,
             completions: OnceLock::new(),
             losses: OnceLock::new(),
@@ -636,6 +639,7 @@ impl Node {
         let bytes = self.ledger.lock().release_all(peer.id);
         if let Some(slot) = self.peers.write().get_mut(peer.id.0 as usize) {
             *slot = None;
+            self.gone_links.add(&*peer.link);
         }
         bytes
     }
@@ -645,6 +649,7 @@ impl Node {
         let mut counters = vec![("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed))];
         counters.extend(crate::counters::engine(&self.engine.lock().counters()));
         let peers = self.peers();
+        counters.extend(self.gone_links.and(peers.iter().map(|peer| &*peer.link)));
         counters.extend(self.programs.counters());
         let ledger = self.ledger.lock();
         counters.extend(ledger.counters());

@@ -42,8 +42,85 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             borrower.segments
         ));
     }
-    for (name, value) in status.counters.iter().filter(|(_, value)| *value > 0) {
-        output::line(&format!("{name:24} {value}"));
+    let count =
+        |name: &str| status.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
+    if count("named_segments") > 0 {
+        let (segments, bytes) = (count("named_segments"), Size(count("named_bytes")));
+        output::line(&format!(
+            "  {bytes} in {segments} named segment(s): `tombolo ls {}`",
+            arguments.address
+        ));
+    }
+    for group in groups(&status.counters) {
+        output::line(&group);
     }
     Ok(0)
+}
+
+/// What the names of counters begin with, and what they are counters of.
+const GROUPS: [(&str, &str); 5] = [
+    ("", "engine"),
+    ("nacks_sent_", "negative acknowledgements sent"),
+    ("nacks_received_", "negative acknowledgements received"),
+    ("links_", "links"),
+    ("programs_", "programs"),
+];
+/// Said above, in words.
+const SAID: &str = "named_";
+
+/// The counters that are not zero, each group under its heading.
+fn groups(counters: &[(String, u64)]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (group, heading) in GROUPS {
+        let of_group = |name: &str| {
+            let others = GROUPS.iter().filter(|(other, _)| other.len() > group.len());
+            !name.starts_with(SAID)
+                && name.starts_with(group)
+                && !others.into_iter().any(|(other, _)| name.starts_with(other))
+        };
+        let some: Vec<_> = counters.iter().filter(|(name, count)| *count > 0 && of_group(name)).collect();
+        if !some.is_empty() {
+            lines.push(format!("{heading}:"));
+        }
+        for (name, count) in some {
+            lines.push(format!("  {:24} {count}", &name[group.len()..]));
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_grouped_and_zero_ones_left_out() {
+        let counters = [
+            ("blocks_sent", 3),
+            ("timeouts", 0),
+            ("nacks_sent_buffer_full", 1),
+            ("links_up", 2),
+            ("links_forged", 0),
+            ("nacks_received_no_context", 0),
+            ("named_segments", 4),
+            ("acks", 5),
+        ];
+        let counters = counters.map(|(name, count)| (name.to_owned(), count));
+        let lines: Vec<String> = groups(&counters)
+            .iter()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "engine:",
+                "blocks_sent 3",
+                "acks 5",
+                "negative acknowledgements sent:",
+                "buffer_full 1",
+                "links:",
+                "up 2"
+            ]
+        );
+    }
 }
