@@ -89,7 +89,7 @@ fn run(queues: Queues) -> usize {
         for (node, mailbox) in boxes.iter_mut().enumerate() {
             while let Some(bytes) = mailbox.others.pop_front() {
                 moved = true;
-                bench.arrive(node, &bytes);
+                bench.arrive(node, 0, &bytes);
             }
             while let Some(bytes) = mailbox.requests.front() {
                 let packet = Packet::parse(bytes, Checksums::On).expect("undamaged");
@@ -101,7 +101,7 @@ fn run(queues: Queues) -> usize {
                 }
                 moved = true;
                 let bytes = mailbox.requests.pop_front().expect("the front is there");
-                bench.arrive(node, &bytes);
+                bench.arrive(node, 0, &bytes);
             }
         }
         if !moved {

@@ -100,7 +100,7 @@ impl Mesh {
                     self.wire.push_back((node, block.peer.0 as usize, bytes));
                 }
             }
-            Action::Send { peer, packet } => {
+            Action::Send { peer, packet, .. } => {
                 let mut bytes = vec![0; 64];
                 let length = packet.emit(&mut bytes, Checksums::Off).expect("a packet");
                 bytes.truncate(length);

@@ -7,7 +7,7 @@
 
 mod bench;
 
-use bench::{Bench, Faults, Rng};
+use bench::{Bench, Faults, Rng, Wire};
 use std::time::{Duration, Instant};
 use tombolo_core::rdma::congestion::CongestionConfig;
 use tombolo_core::rdma::{Class, Config, Direction, PostError, Retransmission, TransferError};
@@ -23,6 +23,10 @@ struct Options {
     pause: u64,
     /// Chance that the link breaks or a node restarts after a post.
     reset: u64,
+    /// Delays of the wires beside the first, and what they lose.
+    wires: Vec<(u64, u64)>,
+    /// Chance that a wire is cut, left or healed after a post.
+    cuts: u64,
 }
 
 fn options(rng: &mut Rng) -> Options {
@@ -66,6 +70,8 @@ fn options(rng: &mut Rng) -> Options {
         pending_reads: rng.below(16) as u32,
         ..Config::default()
     };
+    let wires = if rng.chance(500_000) { rng.range(1, 7) } else { 0 };
+    let wires = (0..wires).map(|_| (rng.range(5_000, 400_000), rng.below(30_000))).collect();
     let largest_bytes = [1, 300, 5_000, 40_000, 200_000, 1 << 20][rng.below(6) as usize];
     Options {
         config,
@@ -75,6 +81,8 @@ fn options(rng: &mut Rng) -> Options {
         largest_bytes,
         pause: [0, 100_000, 900_000][rng.below(3) as usize],
         reset: if rng.chance(250_000) { 50_000 } else { 0 },
+        wires,
+        cuts: if rng.chance(700_000) { 100_000 } else { 0 },
     }
 }
 
@@ -92,6 +100,9 @@ fn run(seed: u64, options: &Options) {
     let mut bench = Bench::new(options.config, seed, 3 << 20);
     bench.faults = options.faults;
     bench.payload_bytes = options.payload_bytes;
+    for (delay_ns, loss) in &options.wires {
+        bench.add_wire(Wire { loss: *loss, ..Wire::new(*delay_ns) });
+    }
     let mut posted = 0;
     'posting: while posted < options.posts {
         // Both ends at once, both ways (SPEC M10).
@@ -123,6 +134,15 @@ fn run(seed: u64, options: &Options) {
                 node => bench.restart(node as usize),
             }
         }
+        if bench.wires.len() > 1 && rng.chance(options.cuts) {
+            let wire = rng.below(bench.wires.len() as u64) as usize;
+            let others_work = (0..bench.wires.len()).any(|other| other != wire && !bench.wires[other].cut);
+            match rng.below(4) {
+                0 if others_work => bench.cut_wire(wire),
+                1 if others_work => bench.leave_wire(wire),
+                _ => bench.heal_wire(wire),
+            }
+        }
         if rng.chance(100_000) {
             // Packets get cut for another path from now on.
             bench.payload_bytes = [256, 1400, 16384][rng.below(3) as usize];
@@ -132,6 +152,8 @@ fn run(seed: u64, options: &Options) {
         bench.step();
     }
     bench.faults = Faults::default();
+    // One wire heals; the others stay as they are.
+    bench.heal_wire(rng.below(bench.wires.len() as u64) as usize);
     bench.settle(60_000_000_000);
     bench.check_memory();
     let lost = bench.watched.iter().filter(|watched| watched.status != Some(Ok(()))).count();

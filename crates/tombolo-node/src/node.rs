@@ -466,7 +466,7 @@ impl Node {
                     self.loop_back(now, block);
                     continue;
                 }
-                Some(Action::Send { peer: ITSELF, packet }) => {
+                Some(Action::Send { peer: ITSELF, packet, .. }) => {
                     self.notify_here(packet);
                     continue;
                 }

@@ -1,6 +1,6 @@
 //! What the engine asks its caller to do.
 
-use super::transfer::{PeerId, TransferError, TransferId};
+use super::transfer::{PathId, PeerId, TransferError, TransferId};
 use tombolo_wire::{
     AtomicOperation, Attempt, DataHeader, Domain, GRANULE_BYTES, Generation, Notification, NotificationMark,
     Packet, RequestId, TransactionId,
@@ -16,6 +16,8 @@ pub enum Action {
     Send {
         /// To whom.
         peer: PeerId,
+        /// By which link.
+        path: PathId,
         /// What; see [`Packet::emit`].
         packet: Packet<'static>,
     },
@@ -31,6 +33,8 @@ pub enum Action {
 pub struct Block {
     /// To whom.
     pub peer: PeerId,
+    /// By which link.
+    pub path: PathId,
     /// Whose memory at the peer.
     pub domain: Domain,
     /// Whose memory here.
@@ -207,6 +211,25 @@ pub enum DropReason {
     Bad,
     /// The peer is not connected.
     UnknownPeer,
+}
+
+/// How one of the links to a peer is, as the engine sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathStatus {
+    /// It was not lost.
+    pub is_up: bool,
+    /// Nothing is unanswered there while other paths answer.
+    pub answers: bool,
+    /// Bytes that may be under way there.
+    pub window_bytes: u64,
+    /// Bytes that are.
+    pub in_flight_bytes: u64,
+    /// The smoothed round trip, once there was one.
+    pub round_trip_ns: Option<u64>,
+    /// Blocks sent by it, the repeated ones too.
+    pub blocks_sent: u64,
+    /// Bytes of those blocks.
+    pub bytes_sent: u64,
 }
 
 /// The end of a transfer.

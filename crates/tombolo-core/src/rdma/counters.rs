@@ -25,6 +25,8 @@ pub struct Counters {
     pub timeouts: u64,
     /// Blocks taken for lost because later ones were acknowledged.
     pub fast_retransmits: u64,
+    /// Blocks that were under way by a link when it was lost.
+    pub blocks_moved: u64,
     /// Atomic operations sent, the repeated ones too.
     pub atomics_sent: u64,
     /// Atomic operations of peers, handed out to be carried out.

@@ -1,13 +1,15 @@
 //! The three machines behind one door.
 
-use super::action::{Action, Block, DropReason, NotificationWrite, Operation, Placement, Verdict};
+use super::action::{
+    Action, Block, DropReason, NotificationWrite, Operation, PathStatus, Placement, Verdict,
+};
 use super::config::Config;
 use super::counters::Counters;
 use super::initiator::Initiator;
 use super::read_server::{ReadServer, Start};
 use super::responder::{BlockEnd, Responder};
 use super::time::Time;
-use super::transfer::{PeerId, PostError, Transfer, TransferError, TransferId};
+use super::transfer::{PathId, PeerId, PostError, Transfer, TransferError, TransferId};
 use tombolo_wire::{Domain, NackCode, Packet, Payload};
 
 /// An RDMA engine: one node's half of every transfer it takes part in.
@@ -96,6 +98,27 @@ impl Engine {
         self.collect(now);
     }
 
+    /// Another link to a peer is up, or a lost one again, under a number of the
+    /// caller's choice; [`Self::add_peer`] has brought path 0. Nothing is known
+    /// of how fast it is. `false`: there is no such peer, or
+    /// the number is not below [`crate::rdma::MAX_PATHS`]. Poll afterwards.
+    pub fn add_path(&mut self, now: Time, peer: PeerId, path: PathId) -> bool {
+        self.initiator.add_path(now, peer, path)
+    }
+
+    /// A link to a peer is gone: what is under way there goes again at once by
+    /// others. Without any path left a peer's transfers wait for one, or for
+    /// [`Self::peer_lost`]. Poll afterwards.
+    pub fn path_lost(&mut self, peer: PeerId, path: PathId) {
+        self.initiator.path_lost(peer, path);
+    }
+
+    /// How a link to a peer is; `None` if it never was.
+    #[must_use]
+    pub fn path_status(&self, peer: PeerId, path: PathId) -> Option<PathStatus> {
+        self.initiator.path_status(peer, path)
+    }
+
     /// The link to `peer` is gone for good: every transfer with it completes
     /// with [`TransferError::PeerLost`] (a read with bytes still being copied as
     /// soon as they are handed back), and its packets are dropped from now on.
@@ -120,8 +143,15 @@ impl Engine {
         self.initiator.post(now, peer, transfer)
     }
 
-    /// A packet arrived from `peer`. Carry out the verdict, then poll.
+    /// A packet arrived from `peer` by its first link. Carry out the verdict, then
+    /// poll.
     pub fn handle(&mut self, now: Time, peer: PeerId, packet: &Packet<'_>) -> Verdict {
+        self.handle_from(now, peer, PathId(0), packet)
+    }
+
+    /// A packet arrived from `peer` by `path`: its answer will go there, too.
+    /// Carry out the verdict, then poll.
+    pub fn handle_from(&mut self, now: Time, peer: PeerId, path: PathId, packet: &Packet<'_>) -> Verdict {
         if !self.initiator.heard(now, peer) {
             return Verdict::Dropped(DropReason::UnknownPeer);
         }
@@ -129,7 +159,7 @@ impl Engine {
             Packet::Data(header, payload) => {
                 let initiator = &self.initiator;
                 let intact = matches!(payload, Payload::Intact(_));
-                let (verdict, end) = self.responder.data(peer, header, intact, |request| {
+                let (verdict, end) = self.responder.data((peer, path), header, intact, |request| {
                     initiator.admit(peer, request, header.domain, header.block_address, header.block_bytes)
                 });
                 if let Verdict::Place(Placement { read: Some(read), .. }) = verdict {
@@ -140,13 +170,13 @@ impl Engine {
             }
             Packet::Notify(header) => {
                 let initiator = &self.initiator;
-                let (verdict, end) = self.responder.notify(peer, header, |request| {
+                let (verdict, end) = self.responder.notify((peer, path), header, |request| {
                     initiator.admit(peer, request, header.domain, header.block_address, header.block_bytes)
                 });
                 self.block_end(end);
                 return verdict;
             }
-            Packet::Atomic(atomic) => return self.responder.atomic(peer, atomic),
+            Packet::Atomic(atomic) => return self.responder.atomic((peer, path), atomic),
             Packet::AtomicAck(ack) => self.initiator.operated(now, peer, ack),
             Packet::Ack(ack) => self.initiator.acknowledge(now, peer, ack),
             Packet::Nack(nack) => self.initiator.refused(now, peer, nack),
@@ -253,8 +283,9 @@ impl Engine {
     /// class.
     #[must_use = "an action that is not carried out is lost"]
     pub fn poll(&mut self, now: Time) -> Option<Action> {
-        if let Some(action) = self.responder.poll_reply() {
-            return Some(action);
+        if let Some(Action::Send { peer, path, packet }) = self.responder.poll_reply() {
+            let path = self.initiator.path_for_answer(peer, path);
+            return Some(Action::Send { peer, path, packet });
         }
         while let Some(write) = self.responder.poll_write() {
             // The words of a read that failed meanwhile must not be written: the
@@ -265,7 +296,8 @@ impl Engine {
             self.responder.notification_refused(&write, NackCode::NoContext);
         }
         if let Some((peer, packet)) = self.server.poll_reply() {
-            return Some(Action::Send { peer, packet });
+            let path = self.initiator.best_path(peer);
+            return Some(Action::Send { peer, path, packet });
         }
         if let Some(action) = self.initiator.poll_complete() {
             return Some(action);

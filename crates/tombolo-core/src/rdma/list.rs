@@ -49,6 +49,12 @@ impl List {
         (self.head != NONE).then_some(self.head)
     }
 
+    pub(crate) fn iter(self, chain: &Chain) -> impl Iterator<Item = u32> {
+        std::iter::successors(self.front(), |&entry| {
+            Some(chain.links[entry as usize].1).filter(|next| *next != NONE)
+        })
+    }
+
     pub(crate) fn push_back(&mut self, chain: &mut Chain, entry: u32) {
         chain.links[entry as usize] = (self.tail, NONE);
         match self.tail {

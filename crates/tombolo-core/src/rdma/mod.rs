@@ -21,6 +21,11 @@
 //! when `deadline` has passed, and after each of these `poll` until it returns
 //! `None`.
 //!
+//! **Paths.** A peer has up to eight links. Each block and each short packet
+//! that is to be sent names one; packets may come by any. A link that is lost is
+//! left with `path_lost`, and its blocks go by the others; the peer itself is
+//! lost only when its caller says so.
+//!
 //! **What is bounded.** Every table has a limit in [`Config`]. A full one is
 //! back-pressure: `post` says [`PostError::Full`], a block waits for a slot, a
 //! read request waits or is rejected with a code on which its sender comes back.
@@ -43,7 +48,7 @@ mod time;
 mod transaction;
 mod transfer;
 
-pub use action::{Action, Block, BlockNotification, Completion, Packets, Verdict};
+pub use action::{Action, Block, BlockNotification, Completion, Packets, PathStatus, Verdict};
 pub use action::{DropReason, NotificationWrite, Operation, Placement};
 pub use config::{Config, Retransmission};
 pub use counters::Counters;
@@ -51,4 +56,6 @@ pub use engine::Engine;
 pub use segmentation::{block_count, block_length};
 pub use time::Time;
 pub use transaction::{Event, IllegalTransition, State};
-pub use transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
+pub use transfer::{
+    Class, Direction, MAX_PATHS, PathId, PeerId, PostError, Transfer, TransferError, TransferId,
+};

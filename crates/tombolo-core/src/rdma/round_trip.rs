@@ -44,6 +44,16 @@ impl RoundTrip {
         self.backoff = (self.backoff + 1).min(MAX_BACKOFF);
     }
 
+    /// The round trip, once it was measured.
+    pub(crate) fn smoothed_ns(&self) -> Option<u64> {
+        self.smoothed_ns
+    }
+
+    /// How long an unanswered block waits, had there been no timeout before.
+    pub(crate) fn first_timeout_ns(&self, rule: Retransmission) -> u64 {
+        Self { backoff: 0, ..*self }.timeout_ns(rule)
+    }
+
     /// How long an unanswered block waits.
     pub(crate) fn timeout_ns(&self, rule: Retransmission) -> u64 {
         match rule {

@@ -13,6 +13,20 @@ impl PeerId {
     }
 }
 
+/// Links that one peer may have at once.
+pub const MAX_PATHS: usize = 8;
+
+/// One of the links to a peer. The caller chooses the numbers, below
+/// [`MAX_PATHS`]; the two ends need not agree on them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PathId(pub u8);
+
+impl PathId {
+    pub(crate) fn index(self) -> usize {
+        self.0.into()
+    }
+}
+
 /// A posted transfer. Never given twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TransferId {

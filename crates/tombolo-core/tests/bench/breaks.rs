@@ -37,9 +37,10 @@ impl Bench {
         self.events.retain(|_, event| !matches!(event, Event::Arrive { .. }));
         let events = &self.events;
         self.queue.retain(|Reverse((_, sequence))| events.contains_key(sequence));
-        for engine in &mut self.engines {
-            engine.peer_lost(self.now, OTHER);
-            engine.add_peer(self.now, OTHER);
+        for node in 0..2 {
+            self.engines[node].peer_lost(self.now, OTHER);
+            self.engines[node].add_peer(self.now, OTHER);
+            self.add_paths(node);
         }
     }
 
@@ -59,6 +60,8 @@ impl Bench {
         self.engines[node].add_peer(self.now, OTHER);
         self.engines[1 - node].peer_lost(self.now, OTHER);
         self.engines[1 - node].add_peer(self.now, OTHER);
+        self.add_paths(0);
+        self.add_paths(1);
         for watched in &mut self.watched {
             if watched.poster != node || watched.status.is_some() {
                 continue;

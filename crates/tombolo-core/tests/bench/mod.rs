@@ -1,5 +1,5 @@
-//! The test bench: a virtual clock, two engines with a memory each, and a wire
-//! that loses, repeats, reorders, damages and delays, all from one seed.
+//! The test bench: a virtual clock, two engines with a memory each, and wires
+//! that lose, repeat, reorder, damage and delay, all from one seed.
 //!
 //! Everything that crosses is bytes: emitted and parsed by `tombolo-wire`. The
 //! bench plays the runtime: it copies, writes notifications, and may take its
@@ -9,18 +9,20 @@
 
 mod breaks;
 mod faults;
+mod wires;
 
 pub use faults::{Faults, Rng};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use tombolo_core::rdma::{
-    Action, Block, Completion, Config, Direction, Engine, NotificationWrite, Operation, PeerId, Placement,
-    PostError, Time, Transfer, TransferError, TransferId, Verdict,
+    Action, Block, Completion, Config, Direction, Engine, NotificationWrite, Operation, PathId, PeerId,
+    Placement, PostError, Time, Transfer, TransferError, TransferId, Verdict,
 };
 use tombolo_wire::{AtomicOperation, Checksums, Domain, NackCode, Notification, Packet, Payload};
+pub use wires::{Wire, path_of, wire_of};
 
 enum Event {
-    Arrive { to: usize, bytes: Vec<u8> },
+    Arrive { to: usize, wire: usize, bytes: Vec<u8> },
     Copied { at: usize, placement: Placement, bytes: Vec<u8> },
     Written { at: usize, write: NotificationWrite },
     Operated { at: usize, operation: Operation },
@@ -89,7 +91,7 @@ pub struct Bench {
     queue: BinaryHeap<Reverse<(Time, u64)>>,
     events: BTreeMap<u64, Event>,
     sequence: u64,
-    line_free: [Time; 2],
+    pub wires: Vec<Wire>,
 }
 
 impl Bench {
@@ -131,7 +133,7 @@ impl Bench {
             queue: BinaryHeap::new(),
             events: BTreeMap::new(),
             sequence: 0,
-            line_free: [Time(0); 2],
+            wires: vec![Wire::new(10_000)],
         }
     }
 
@@ -251,9 +253,12 @@ impl Bench {
     }
 
     /// Bytes leave for the other node.
-    pub fn transmit(&mut self, from: usize, bytes: &[u8]) {
+    pub fn transmit(&mut self, from: usize, path: PathId, bytes: &[u8]) {
         let faults = self.faults;
-        if self.rng.chance(faults.loss) {
+        let wire = wire_of(from, path);
+        let line = self.wires[wire];
+        self.wires[wire].carried += 1;
+        if line.cut || self.rng.chance(faults.loss) || (line.loss > 0 && self.rng.chance(line.loss)) {
             self.dropped += 1;
             return;
         }
@@ -268,21 +273,23 @@ impl Bench {
                 }
             }
             let mut leaves = self.now;
-            let waits_ns = self.line_free[from].since_ns(self.now);
-            if let Some(waiting_bytes) = (waits_ns * 1000).checked_div(faults.byte_picos) {
-                if faults.buffer_bytes.is_some_and(|limit| waiting_bytes > limit) {
+            let byte_picos = faults.byte_picos.max(line.byte_picos);
+            let buffer_bytes = faults.buffer_bytes.unwrap_or(u64::MAX).min(line.buffer_bytes);
+            let waits_ns = self.wires[wire].free[from].since_ns(self.now);
+            if let Some(waiting_bytes) = (waits_ns * 1000).checked_div(byte_picos) {
+                if waiting_bytes > buffer_bytes {
                     self.dropped += 1;
                     continue;
                 }
-                leaves = self.now.max(self.line_free[from]);
-                leaves = leaves.after_ns(bytes.len() as u64 * faults.byte_picos / 1000);
-                self.line_free[from] = leaves;
+                leaves = self.now.max(self.wires[wire].free[from]);
+                leaves = leaves.after_ns(bytes.len() as u64 * byte_picos / 1000);
+                self.wires[wire].free[from] = leaves;
             }
-            let mut delay_ns = 10_000 + self.rng.below(faults.jitter_ns);
+            let mut delay_ns = line.delay_ns + self.rng.below(faults.jitter_ns);
             if self.rng.chance(faults.stall) {
                 delay_ns += self.rng.below(50_000_000);
             }
-            self.at(leaves.after_ns(delay_ns), Event::Arrive { to: 1 - from, bytes });
+            self.at(leaves.after_ns(delay_ns), Event::Arrive { to: 1 - from, wire, bytes });
         }
     }
 
@@ -301,10 +308,10 @@ impl Bench {
         }
         match action {
             Action::SendBlock(block) => self.send_block(node, &block),
-            Action::Send { packet, .. } => {
+            Action::Send { packet, path, .. } => {
                 let mut bytes = [0; 64];
                 let length = packet.emit(&mut bytes, Checksums::On).expect("a packet of the engine");
-                self.transmit(node, &bytes[..length]);
+                self.transmit(node, path, &bytes[..length]);
             }
             Action::WriteNotification(write) => {
                 if self.rng.chance(self.faults.slow_copy) {
@@ -335,7 +342,7 @@ impl Bench {
             let mut bytes = vec![0; header.header_bytes() + payload.len()];
             bytes[header.header_bytes()..].copy_from_slice(payload);
             header.seal(&mut bytes, Checksums::On).expect("a packet of the engine");
-            self.transmit(node, &bytes);
+            self.transmit(node, block.path, &bytes);
         }
     }
 
@@ -391,11 +398,11 @@ impl Bench {
         }
     }
 
-    pub fn arrive(&mut self, node: usize, bytes: &[u8]) {
+    pub fn arrive(&mut self, node: usize, wire: usize, bytes: &[u8]) {
         let Ok(packet) = Packet::parse(bytes, Checksums::On) else {
             return;
         };
-        let verdict = self.engines[node].handle(self.now, OTHER, &packet);
+        let verdict = self.engines[node].handle_from(self.now, OTHER, path_of(node, wire), &packet);
         if let Verdict::Operate(operation) = verdict {
             if self.rng.chance(self.faults.full) {
                 self.engines[node].refused(operation.placement, NackCode::BufferFull);
@@ -443,7 +450,7 @@ impl Bench {
             }
             self.queue.pop();
             match self.events.remove(&sequence).expect("each event is queued once") {
-                Event::Arrive { to, bytes } => self.arrive(to, &bytes),
+                Event::Arrive { to, wire, bytes } => self.arrive(to, wire, &bytes),
                 Event::Copied { at, placement, bytes } => self.copy(at, placement, &bytes),
                 Event::Written { at, write } => self.write_notification(at, write),
                 Event::Operated { at, operation } => self.operate(at, operation),

@@ -39,52 +39,59 @@ impl Initiator {
         let Some(slot) = self.answered(id, &ack, true) else { return };
         let index = self.table.entries[slot as usize].transfer;
         self.transfers.entries[index as usize].before = before;
-        self.measure(now, id, slot, attempt);
+        let path = self.measure(now, id, slot, attempt);
         self.block_acknowledged(slot);
-        self.find_overtaken(now, id);
+        self.find_overtaken(now, id, path);
         self.refresh(id);
     }
 
     /// An acknowledgement of any attempt ends the block: the bytes are there.
     pub(crate) fn acknowledge(&mut self, now: Time, id: PeerId, ack: &Ack) {
         let Some(slot) = self.answered(id, ack, false) else { return };
-        self.measure(now, id, slot, ack.attempt);
+        let path = self.measure(now, id, slot, ack.attempt);
         let state = self.table.entries[slot as usize].state;
         if ack.bytes_only {
             self.bytes_acknowledged(slot, state);
         } else {
             self.block_acknowledged(slot);
         }
-        self.find_overtaken(now, id);
+        self.find_overtaken(now, id, path);
         self.refresh(id);
     }
 
     /// The round trip belongs to the transmission that the answer names; what
-    /// was sent before that one and is unanswered has been overtaken.
-    fn measure(&mut self, now: Time, id: PeerId, slot: u32, attempt: Attempt) {
+    /// was sent by the same path before that one and is unanswered has been
+    /// overtaken. Returns that path.
+    fn measure(&mut self, now: Time, id: PeerId, slot: u32, attempt: Attempt) -> usize {
         let Some(peer) = self.peers[id.index()].as_mut() else {
-            return;
+            return 0;
         };
         let transaction = &mut self.table.entries[slot as usize];
-        let (sent_at, order) = if attempt == transaction.attempt {
-            (Some(transaction.sent_at), transaction.order)
+        let (sent_at, order, path) = if attempt == transaction.attempt {
+            (Some(transaction.sent_at), transaction.order, transaction.path)
         } else if attempt.next() == transaction.attempt {
-            (transaction.sent_before_at, transaction.order_before)
+            (transaction.sent_before_at, transaction.order_before, transaction.path_before)
         } else {
-            (None, 0)
+            (None, 0, transaction.path)
         };
+        let answered = usize::from(path);
         transaction.unanswered = 0;
-        peer.answered_order = peer.answered_order.max(order);
         let trip_ns = sent_at.map(|sent_at| now.since_ns(sent_at));
         if let Some(ns) = trip_ns {
-            peer.trip.sample(ns);
+            peer.path_answers(answered);
+            let path = &mut peer.paths[answered];
+            path.answered_order = path.answered_order.max(order);
+            path.trip.sample(ns);
         }
         if transaction.counted {
             let bytes = u64::from(transaction.length_bytes);
-            peer.congestion.acknowledged(now, bytes, peer.in_flight_bytes, trip_ns);
-            peer.in_flight_bytes -= bytes;
+            let trip_ns = trip_ns.filter(|_| path == transaction.path);
+            let path = &mut peer.paths[usize::from(transaction.path)];
+            path.congestion.acknowledged(now, bytes, path.in_flight_bytes, trip_ns);
+            path.in_flight_bytes -= bytes;
             transaction.counted = false;
         }
+        answered
     }
 
     fn bytes_acknowledged(&mut self, slot: u32, state: State) {
@@ -185,7 +192,7 @@ impl Initiator {
             && transaction.counted
         {
             transaction.counted = false;
-            peer.in_flight_bytes -= u64::from(transaction.length_bytes);
+            peer.paths[usize::from(transaction.path)].in_flight_bytes -= u64::from(transaction.length_bytes);
         }
     }
 

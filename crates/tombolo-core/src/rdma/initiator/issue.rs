@@ -7,7 +7,7 @@ use crate::rdma::scheduler::{RESEND, ring_of};
 use crate::rdma::segmentation::block_length;
 use crate::rdma::time::Time;
 use crate::rdma::transaction::{Event, State};
-use crate::rdma::transfer::Direction;
+use crate::rdma::transfer::{Direction, PathId};
 use tombolo_wire::{Atomic, Attempt, NotifyHeader, Packet, TransactionId};
 
 impl Initiator {
@@ -102,7 +102,8 @@ impl Initiator {
         }
         let generation = peer.generations[slot as usize].next();
         peer.generations[slot as usize] = generation;
-        peer.in_flight_bytes += u64::from(length_bytes);
+        let path = peer.path_for_block(now, None);
+        peer.paths[usize::from(path)].in_flight_bytes += u64::from(length_bytes);
         let id = transfer.peer;
         let transaction = &mut self.table.entries[slot as usize];
         transaction.place = Place::None;
@@ -116,6 +117,8 @@ impl Initiator {
         transaction.sent = false;
         transaction.carried = false;
         transaction.counted = true;
+        transaction.path = path;
+        transaction.avoid = None;
         transaction.issued_at = now;
         transaction.sent_before_at = None;
         transaction.unanswered = 0;
@@ -161,11 +164,12 @@ impl Initiator {
             });
             let peer = transaction.peer;
             self.counters.atomics_sent += 1;
-            self.start_timer(now, slot, true);
-            return Some(Action::Send { peer, packet });
+            let path = self.start_timer(now, slot, true);
+            return Some(Action::Send { peer, path, packet });
         }
-        let block = Block {
+        let mut block = Block {
             peer: transaction.peer,
+            path: PathId(transaction.path),
             domain: transfer.spec.domain,
             own_domain: transfer.spec.own_domain,
             source_address: transfer.spec.source_address + u64::from(transaction.offset_bytes),
@@ -180,7 +184,7 @@ impl Initiator {
         };
         self.counters.blocks_sent += 1;
         self.counters.block_bytes_sent += u64::from(block.length_bytes);
-        self.start_timer(now, slot, true);
+        block.path = self.start_timer(now, slot, true);
         Some(Action::SendBlock(block))
     }
 
@@ -228,30 +232,45 @@ impl Initiator {
             in_reply_to: transfer.served,
             notification: transfer.spec.notification.unwrap_or_default(),
         });
-        Action::Send { peer: transaction.peer, packet }
+        Action::Send { peer: transaction.peer, path: PathId(transaction.path), packet }
     }
 
-    /// The transmission begins: to the rear of its peer's timeouts.
-    fn start_timer(&mut self, now: Time, slot: u32, with_bytes: bool) {
+    /// The transmission begins, by this path: to the rear of its timeouts.
+    fn start_timer(&mut self, now: Time, slot: u32, with_bytes: bool) -> PathId {
         let transaction = &mut self.table.entries[slot as usize];
         let id = transaction.peer;
         let Some(peer) = self.peers[id.index()].as_mut() else {
-            return;
+            return PathId(transaction.path);
         };
         transaction.sent_before_at = transaction.sent.then_some(transaction.sent_at);
         transaction.order_before = transaction.order;
+        transaction.path_before = transaction.path;
+        let bytes = u64::from(transaction.length_bytes);
+        if !transaction.counted {
+            let avoid = transaction.avoid.take();
+            transaction.path =
+                if with_bytes { peer.path_for_block(now, avoid) } else { peer.best_path(avoid) };
+        }
+        let place = usize::from(transaction.path);
         transaction.sent = true;
         transaction.sent_at = now;
-        peer.order += 1;
-        transaction.order = peer.order;
-        if with_bytes && !transaction.counted {
-            transaction.counted = true;
-            peer.in_flight_bytes += u64::from(transaction.length_bytes);
+        let path = &mut peer.paths[place];
+        path.order += 1;
+        transaction.order = path.order;
+        if with_bytes {
+            path.blocks_sent += 1;
+            path.bytes_sent += bytes;
+            if !transaction.counted {
+                transaction.counted = true;
+                path.in_flight_bytes += bytes;
+            }
         }
         transaction.place = Place::Timeout;
-        peer.timeouts.push_back(&mut self.table.chain, slot);
-        let timeout_ns = peer.trip.timeout_ns(self.config.retransmission);
+        path.timeouts.push_back(&mut self.table.chain, slot);
+        let timeout_ns = peer.timeout_ns(place, &self.config);
+        let path = PathId(transaction.path);
         self.arm(now.after_ns(timeout_ns));
         self.refresh(id);
+        path
     }
 }

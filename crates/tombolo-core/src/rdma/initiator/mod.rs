@@ -5,7 +5,7 @@
 //! ```text
 //!  transfer:  queued in its class ──► all it may have is under way ──► queued ...
 //!                                                                  └─► done
-//!  transaction: see `State`; in at most one list: its peer's timeouts (by time
+//!  transaction: see `State`; in at most one list: its path's timeouts (by time
 //!  of sending), its peer's resends, the bypass, or one of the two delays
 //! ```
 //!
@@ -14,6 +14,7 @@
 
 mod answers;
 mod issue;
+mod paths;
 mod reads;
 mod tables;
 mod timers;
@@ -300,12 +301,7 @@ impl Initiator {
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.slots.remove(&mut self.table.siblings, slot);
         transfer.outstanding -= 1;
-        if transaction.counted {
-            transaction.counted = false;
-            if let Some(peer) = self.peers[transaction.peer.index()].as_mut() {
-                peer.in_flight_bytes -= u64::from(transaction.length_bytes);
-            }
-        }
+        self.uncount(slot);
         self.step(slot, Event::Release);
         self.table.tickets.push_back(slot as u16);
     }
@@ -317,7 +313,9 @@ impl Initiator {
         let chain = &mut self.table.chain;
         let peer = self.peers[transaction.peer.index()].as_mut();
         match (place, peer) {
-            (Place::Timeout, Some(peer)) => peer.timeouts.remove(chain, slot),
+            (Place::Timeout, Some(peer)) => {
+                peer.paths[usize::from(transaction.path)].timeouts.remove(chain, slot);
+            }
             (Place::Resend, Some(peer)) => peer.resend.remove(chain, slot),
             (Place::Bypass, _) => self.bypass.remove(chain, slot),
             (Place::DelayFull, _) => self.delay_full.remove(chain, slot),
@@ -391,11 +389,11 @@ impl Initiator {
             && self.transfers.served == 0
             && self.table.tickets.len() == self.table.entries.len()
             && self.armed == 0
-            && self
-                .peers
-                .iter()
-                .flatten()
-                .all(|peer| peer.in_flight_bytes == 0 && peer.open_reads == 0 && peer.resend.is_empty())
+            && self.peers.iter().flatten().all(|peer| {
+                peer.paths.iter().all(|path| path.in_flight_bytes == 0)
+                    && peer.open_reads == 0
+                    && peer.resend.is_empty()
+            })
     }
 
     /// As after 2³² reads and blocks, less a few.
@@ -411,7 +409,8 @@ impl Initiator {
 
     pub(crate) fn window_bytes(&self, peer: PeerId) -> Option<u64> {
         let peer = self.peers.get(peer.index())?.as_ref()?;
-        Some(peer.congestion.window_bytes())
+        let up = peer.paths.iter().filter(|path| path.up);
+        Some(up.fold(0, |sum, path| path.congestion.window_bytes().saturating_add(sum)))
     }
 }
 

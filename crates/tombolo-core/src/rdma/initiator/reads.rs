@@ -11,7 +11,7 @@ use crate::rdma::action::Action;
 use crate::rdma::list::NONE;
 use crate::rdma::scheduler::RESEND;
 use crate::rdma::time::Time;
-use crate::rdma::transfer::{PeerId, TransferError, TransferId};
+use crate::rdma::transfer::{PathId, PeerId, TransferError, TransferId};
 use tombolo_wire::{Attempt, Domain, NackCode, Notification, Packet, ReadRequest, RequestId};
 
 /// An open read that a block may answer.
@@ -84,6 +84,9 @@ impl Initiator {
             notification: spec.notification,
             class: spec.class.map(|class| class as u8),
         });
+        let again = transfer.attempt != Attempt(0);
+        transfer.asked_by = peer.path_for_request(now, again.then_some(transfer.asked_by));
+        let path = PathId(transfer.asked_by);
         peer.ask_order += 1;
         transfer.ask_order = peer.ask_order;
         transfer.asked_at = now;
@@ -92,7 +95,7 @@ impl Initiator {
         let timeout_ns = peer.read_timeout_ns(&self.config);
         self.counters.reads_sent += 1;
         self.arm(now.after_ns(timeout_ns));
-        Some(Action::Send { peer: id, packet })
+        Some(Action::Send { peer: id, path, packet })
     }
 
     fn open_read(&self, id: PeerId, request: RequestId) -> Option<u32> {
@@ -164,6 +167,7 @@ impl Initiator {
         // asked for once measures.
         if !transfer.heard && transfer.attempt == Attempt(0) {
             peer.read_trip.sample(now.since_ns(transfer.asked_at));
+            peer.path_answers(transfer.asked_by.into());
         } else {
             peer.read_trip.alive();
         }

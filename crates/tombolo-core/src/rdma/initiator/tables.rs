@@ -1,7 +1,7 @@
 //! The tables of the initiator: transfers, transactions and peers.
 
+use super::paths::Path;
 use crate::rdma::config::Config;
-use crate::rdma::congestion::Congestion;
 use crate::rdma::list::{Chain, List, NONE};
 use crate::rdma::round_trip::RoundTrip;
 use crate::rdma::scheduler::ClassPicker;
@@ -63,6 +63,8 @@ pub(super) struct TransferState {
     pub asked_at: Time,
     /// A sign of the read's life has come.
     pub heard: bool,
+    /// The path of the latest request.
+    pub asked_by: u8,
     /// Position among its peer's requests.
     pub ask_order: u64,
     pub first_asked_at: Time,
@@ -104,6 +106,7 @@ impl TransferState {
             placing: 0,
             asked_at: Time(0),
             heard: false,
+            asked_by: 0,
             ask_order: 0,
             first_asked_at: Time(0),
             unanswered: 0,
@@ -194,7 +197,7 @@ impl Transfers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     None,
-    /// Its peer's timeouts, in the order of sending (QOS §4.1).
+    /// Its path's timeouts, in the order of sending (QOS §4.1).
     Timeout,
     /// Its peer's blocks to be sent again. A block sits here once, however often
     /// it is lost: this is the "retransmission bit" (QOS §3.3).
@@ -228,9 +231,14 @@ pub(super) struct Transaction {
     pub issued_at: Time,
     pub sent_at: Time,
     pub sent_before_at: Option<Time>,
-    /// Position among its peer's transmissions, of this one and the one before.
+    /// Position among its path's transmissions, of this one and the one before.
     pub order: u64,
     pub order_before: u64,
+    /// The path of this transmission, where its bytes count, and of the one before.
+    pub path: u8,
+    pub path_before: u8,
+    /// The path that lost the transmission before: the next goes by another.
+    pub avoid: Option<u8>,
     pub due: Time,
     pub unanswered: u32,
 }
@@ -266,6 +274,9 @@ impl Transactions {
                 sent_before_at: None,
                 order: 0,
                 order_before: 0,
+                path: 0,
+                path_before: 0,
+                avoid: None,
                 due: Time(0),
                 unanswered: 0,
             })
@@ -282,20 +293,15 @@ impl Transactions {
 /// What the initiator knows of one peer.
 #[derive(Debug)]
 pub(super) struct SendPeer {
-    pub trip: RoundTrip,
-    /// From a read request to the first sign of its answer. Apart from `trip`,
+    /// Never empty; the first is there from the start.
+    pub paths: Vec<Path>,
+    /// From a read request to the first sign of its answer. Apart from the paths',
     /// because it has the target's waiting in it.
     pub read_trip: RoundTrip,
-    pub congestion: Congestion,
-    pub in_flight_bytes: u64,
     pub heard_at: Time,
     /// Occurrences of each slot towards this peer. Per peer, so that the peer
     /// sees every one of them and a wrap-around cannot fool it.
     pub generations: Box<[Generation]>,
-    /// Transmissions so far, and the latest one that was answered.
-    pub order: u64,
-    pub answered_order: u64,
-    pub timeouts: List,
     pub resend: List,
     pub queues: [List; 3],
     pub reads: [List; 3],
@@ -314,15 +320,10 @@ pub(super) struct SendPeer {
 impl SendPeer {
     pub fn new(config: &Config, now: Time) -> Self {
         Self {
-            trip: RoundTrip::new(),
+            paths: vec![Path::new(config, true)],
             read_trip: RoundTrip::new(),
-            congestion: Congestion::new(config.congestion),
-            in_flight_bytes: 0,
             heard_at: now,
             generations: vec![Generation(0); config.transactions.into()].into(),
-            order: 0,
-            answered_order: 0,
-            timeouts: List::default(),
             resend: List::default(),
             queues: Default::default(),
             reads: Default::default(),
@@ -335,11 +336,6 @@ impl SendPeer {
             ask_order: 0,
             answered_ask_order: 0,
         }
-    }
-
-    /// Whether another block may be sent: there is always room for one.
-    pub fn is_open(&self) -> bool {
-        self.in_flight_bytes == 0 || self.in_flight_bytes < self.congestion.window_bytes()
     }
 
     pub fn may_ask(&self, config: &Config) -> bool {

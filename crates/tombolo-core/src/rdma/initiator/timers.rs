@@ -1,7 +1,7 @@
 //! What happens when nothing happens (QOS ch. 4).
 //!
-//! A peer's unanswered blocks are a list in the order they were sent (QOS §4.1).
-//! The timeout is the peer's, not the block's, so the head always expires first.
+//! A path's unanswered blocks are a list in the order they were sent (QOS §4.1).
+//! The timeout is the path's, not the block's, so the head always expires first.
 //! `wake` is a lower bound of all timers: arming lowers it, and only a visit that
 //! finds it passed computes it anew. So `deadline` is O(1), and an early wake-up
 //! (the block it was for was acknowledged meanwhile) happens at most once per
@@ -38,7 +38,10 @@ impl Initiator {
         }
         self.expire_delays(now);
         for index in 0..self.peers.len() as u32 {
-            self.expire_blocks(now, PeerId(index));
+            let paths = self.peers[index as usize].as_ref().map_or(0, |peer| peer.paths.len());
+            for path in 0..paths {
+                self.expire_blocks(now, PeerId(index), path);
+            }
             self.expire_reads(now, PeerId(index));
         }
         self.wake = self.next_wake();
@@ -65,48 +68,51 @@ impl Initiator {
         }
     }
 
-    fn expire_blocks(&mut self, now: Time, id: PeerId) {
+    fn expire_blocks(&mut self, now: Time, id: PeerId, place: usize) {
         // The timeout as it is before this visit doubles it: what was sent
         // together expires together.
         let Some(peer) = self.peers[id.index()].as_ref() else {
             return;
         };
-        let timeout_ns = peer.trip.timeout_ns(self.config.retransmission);
+        let timeout_ns = peer.timeout_ns(place, &self.config);
         let mut doubled = false;
         while let Some(peer) = self.peers[id.index()].as_mut() {
-            let Some(slot) = peer.timeouts.front() else {
+            let path = &mut peer.paths[place];
+            let Some(slot) = path.timeouts.front() else {
                 break;
             };
             let sent_at = self.table.entries[slot as usize].sent_at;
             if sent_at.after_ns(timeout_ns) > now {
                 break;
             }
-            if !doubled {
-                peer.trip.back_off();
+            path.congestion.timed_out(now, sent_at);
+            if !doubled && peer.is_news(place, sent_at) {
+                peer.paths[place].trip.back_off();
                 doubled = true;
+                peer.path_is_mute(now, place, &self.config);
             }
-            peer.congestion.timed_out(now, sent_at);
             self.counters.timeouts += 1;
             self.lose(now, slot, Loss::Timeout);
         }
-        self.find_overtaken(now, id);
+        self.find_overtaken(now, id, place);
     }
 
-    /// Blocks sent before one that is answered, and a round trip and a quarter
-    /// ago, are lost: waiting for the timeout would cost many round trips.
-    pub(super) fn find_overtaken(&mut self, now: Time, id: PeerId) {
+    /// Blocks sent by the path before one that is answered, and a round trip and a
+    /// quarter ago, are lost: waiting for the timeout would cost many round trips.
+    pub(super) fn find_overtaken(&mut self, now: Time, id: PeerId, place: usize) {
         if !self.config.fast_retransmit {
             return;
         }
         while let Some(peer) = self.peers[id.index()].as_mut() {
-            let Some(slot) = peer.timeouts.front() else {
+            let path = &mut peer.paths[place];
+            let Some(slot) = path.timeouts.front() else {
                 break;
             };
             let transaction = &self.table.entries[slot as usize];
-            if transaction.order >= peer.answered_order {
+            if transaction.order >= path.answered_order {
                 break;
             }
-            let Some(patience_ns) = peer.trip.overtaken_ns(self.config.reorder_ns) else {
+            let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns) else {
                 break;
             };
             let due = transaction.sent_at.after_ns(patience_ns);
@@ -114,7 +120,7 @@ impl Initiator {
                 self.wake = self.wake.min(due);
                 break;
             }
-            peer.congestion.lost(now, transaction.sent_at);
+            path.congestion.lost(now, transaction.sent_at);
             self.counters.fast_retransmits += 1;
             self.lose(now, slot, Loss::Overtaken);
         }
@@ -126,6 +132,7 @@ impl Initiator {
         self.uncount(slot);
         let transaction = &mut self.table.entries[slot as usize];
         let (index, id, issued_at) = (transaction.transfer, transaction.peer, transaction.issued_at);
+        transaction.avoid = Some(transaction.path);
         transaction.unanswered += u32::from(loss == Loss::Timeout);
         if transaction.unanswered >= self.config.max_attempts || self.is_silent(now, id, issued_at) {
             self.end(index, Err(TransferError::PeerUnreachable));
@@ -159,6 +166,11 @@ impl Initiator {
             if !doubled {
                 peer.read_trip.back_off();
                 doubled = true;
+            }
+            let by = usize::from(transfer.asked_by);
+            if !transfer.heard && peer.paths.len() > 1 && peer.is_news(by, transfer.asked_at) {
+                peer.paths[by].trip.back_off();
+                peer.path_is_mute(now, by, &self.config);
             }
             transfer.unanswered += 1;
             let first_asked_at = transfer.first_asked_at;
@@ -217,14 +229,15 @@ impl Initiator {
             wake = wake.min(asked_at.after_ns(self.config.full_delay_ns));
         }
         for peer in self.peers.iter().flatten() {
-            if let Some(slot) = peer.timeouts.front() {
+            for (place, path) in peer.paths.iter().enumerate() {
+                let Some(slot) = path.timeouts.front() else { continue };
                 let transaction = &self.table.entries[slot as usize];
                 debug_assert!(transaction.place == Place::Timeout);
                 let sent_at = transaction.sent_at;
-                wake = wake.min(sent_at.after_ns(peer.trip.timeout_ns(self.config.retransmission)));
+                wake = wake.min(sent_at.after_ns(peer.timeout_ns(place, &self.config)));
                 if self.config.fast_retransmit
-                    && transaction.order < peer.answered_order
-                    && let Some(patience_ns) = peer.trip.overtaken_ns(self.config.reorder_ns)
+                    && transaction.order < path.answered_order
+                    && let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns)
                 {
                     wake = wake.min(sent_at.after_ns(patience_ns));
                 }

@@ -1,6 +1,7 @@
 //! What the receiver remembers of one slot of a sender.
 
 use crate::rdma::initiator::ReadGrant;
+use crate::rdma::transfer::PathId;
 use tombolo_wire::{Attempt, Domain, GRANULE_BYTES, Generation, NackCode, Notification, RequestId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub(super) struct Entry {
     pub phase: Phase,
     pub generation: Generation,
     pub attempt: Attempt,
+    /// Where the newest packet came from, and answers go.
+    pub path: PathId,
     pub domain: Domain,
     pub address: u64,
     pub length_bytes: u32,
@@ -47,6 +50,7 @@ impl Entry {
             phase: Phase::Empty,
             generation: Generation(0),
             attempt: Attempt(0),
+            path: PathId(0),
             domain: Domain(0),
             address: 0,
             length_bytes: 0,

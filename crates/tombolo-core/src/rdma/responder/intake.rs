@@ -4,7 +4,7 @@ use super::entry::{Phase, Reply, granules};
 use super::{BlockEnd, Responder};
 use crate::rdma::action::{DropReason, Operation, Placement, Verdict};
 use crate::rdma::initiator::ReadGrant;
-use crate::rdma::transfer::PeerId;
+use crate::rdma::transfer::{PathId, PeerId};
 use tombolo_wire::{
     ATOMIC_BYTES, Atomic, Attempt, DataHeader, Domain, Generation, NackCode, NotificationMark, NotifyHeader,
     RequestId, TransactionId,
@@ -13,6 +13,7 @@ use tombolo_wire::{
 /// What identifies the block a packet belongs to.
 #[derive(Clone, Copy)]
 struct BlockName {
+    path: PathId,
     slot: TransactionId,
     generation: Generation,
     attempt: Attempt,
@@ -28,12 +29,13 @@ impl Responder {
     /// (only asked when bytes would be placed).
     pub(crate) fn data(
         &mut self,
-        id: PeerId,
+        (id, path): (PeerId, PathId),
         header: &DataHeader,
         intact: bool,
         admit: impl FnOnce(RequestId) -> Result<ReadGrant, NackCode>,
     ) -> (Verdict, Option<BlockEnd>) {
         let name = BlockName {
+            path,
             slot: header.transaction,
             generation: header.generation,
             attempt: header.attempt,
@@ -95,8 +97,9 @@ impl Responder {
     }
 
     /// A word to be changed: a block of one granule, whose bytes the caller makes.
-    pub(crate) fn atomic(&mut self, id: PeerId, atomic: &Atomic) -> Verdict {
+    pub(crate) fn atomic(&mut self, (id, path): (PeerId, PathId), atomic: &Atomic) -> Verdict {
         let name = BlockName {
+            path,
             slot: atomic.transaction,
             generation: atomic.generation,
             attempt: atomic.attempt,
@@ -139,11 +142,12 @@ impl Responder {
     /// A notification without bytes.
     pub(crate) fn notify(
         &mut self,
-        id: PeerId,
+        (id, path): (PeerId, PathId),
         header: &NotifyHeader,
         admit: impl FnOnce(RequestId) -> Result<ReadGrant, NackCode>,
     ) -> (Verdict, Option<BlockEnd>) {
         let name = BlockName {
+            path,
             slot: header.transaction,
             generation: header.generation,
             attempt: header.attempt,
@@ -181,6 +185,7 @@ impl Responder {
             self.counters.bad_packets += 1;
             return Err(DropReason::Bad);
         };
+        entry.path = name.path;
         let is_new = entry.phase == Phase::Empty || name.generation.is_after(entry.generation);
         if !is_new {
             if entry.generation != name.generation {

@@ -274,7 +274,7 @@ impl Responder {
             Reply::Nack(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
             Reply::Resume(domain) => Packet::Resume(Resume { transaction, generation, domain }),
         };
-        Some(Action::Send { peer, packet })
+        Some(Action::Send { peer, path: entry.path, packet })
     }
 
     /// Whether nothing is being copied, written or waiting to be answered.

@@ -1,0 +1,300 @@
+//! The paths to a peer: a link each, with a window, a round trip and losses of
+//! its own. Blocks are sprayed over them, one decision a block.
+//!
+//! A block goes where it is expected to be answered first: the path's round trip
+//! and the time in which what is under way there drains, window and round trip
+//! being its rate. Among full paths there is nothing to choose; among equal ones
+//! this is taking turns.
+//!
+//! What got no answer for a whole timeout makes its path *suspect* while another
+//! one answers: it gets one block at a time, after pauses that double, until one
+//! of them is answered. So a path that swallows everything costs little before
+//! its link notices, and one that heals is found by the blocks themselves.
+//! Everything order says about loss, it says about one path.
+
+use super::Initiator;
+use super::tables::{Place, SendPeer};
+use crate::rdma::action::PathStatus;
+use crate::rdma::config::Config;
+use crate::rdma::congestion::Congestion;
+use crate::rdma::list::List;
+use crate::rdma::round_trip::RoundTrip;
+use crate::rdma::time::Time;
+use crate::rdma::transfer::{MAX_PATHS, PathId, PeerId};
+
+/// What was lost by a path goes by another, unless that is slower by this factor.
+const AVOIDED: u64 = 4;
+
+/// What the initiator knows of one path.
+#[derive(Debug)]
+pub(super) struct Path {
+    pub up: bool,
+    /// Nothing is answered here, but elsewhere.
+    pub suspect: bool,
+    /// When it was found so the last time, and when it is tried again.
+    pub mute_at: Time,
+    pub try_at: Time,
+    pause_ns: u64,
+    pub trip: RoundTrip,
+    pub congestion: Congestion,
+    pub in_flight_bytes: u64,
+    /// Transmissions so far, and the latest one that was answered.
+    pub order: u64,
+    pub answered_order: u64,
+    pub timeouts: List,
+    pub blocks_sent: u64,
+    pub bytes_sent: u64,
+}
+
+impl Path {
+    pub fn new(config: &Config, up: bool) -> Self {
+        Self {
+            up,
+            suspect: false,
+            mute_at: Time(0),
+            try_at: Time(0),
+            pause_ns: 0,
+            trip: RoundTrip::new(),
+            congestion: Congestion::new(config.congestion),
+            in_flight_bytes: 0,
+            order: 0,
+            answered_order: 0,
+            timeouts: List::default(),
+            blocks_sent: 0,
+            bytes_sent: 0,
+        }
+    }
+
+    /// Whether another block may be sent: there is always room for one.
+    pub fn is_open(&self) -> bool {
+        self.up && (self.in_flight_bytes == 0 || self.in_flight_bytes < self.congestion.window_bytes())
+    }
+
+    /// How long a block sent now would be on its way and back. `unknown_ns`: a
+    /// round trip that was not measured yet.
+    fn expected_ns(&self, unknown_ns: u64) -> u64 {
+        let trip_ns = self.trip.smoothed_ns().unwrap_or(unknown_ns).max(1);
+        // Without a limit, what is under way still tells equal paths apart.
+        let window_bytes = u128::from(self.congestion.window_bytes().clamp(1, 1 << 24));
+        let waiting_ns = u128::from(trip_ns) * u128::from(self.in_flight_bytes) / window_bytes;
+        trip_ns.saturating_add(u64::try_from(waiting_ns).unwrap_or(u64::MAX))
+    }
+}
+
+impl SendPeer {
+    /// Whether a block may be sent by any path.
+    pub fn is_open(&self) -> bool {
+        match &*self.paths {
+            [only] => only.is_open(),
+            paths => {
+                let trusted = self.has_trusted();
+                paths.iter().any(|path| path.is_open() && !(trusted && path.suspect))
+            }
+        }
+    }
+
+    fn has_trusted(&self) -> bool {
+        self.paths.iter().any(|path| path.up && !path.suspect)
+    }
+
+    /// How long an unanswered block waits at a path. Where others answer there
+    /// is no need to be more patient each time.
+    pub fn timeout_ns(&self, path: usize, config: &Config) -> u64 {
+        let suspect = self.paths[path].suspect && self.has_trusted();
+        let trip = &self.paths[path].trip;
+        if suspect {
+            trip.first_timeout_ns(config.retransmission)
+        } else {
+            trip.timeout_ns(config.retransmission)
+        }
+    }
+
+    /// The path for something small.
+    pub fn best_path(&self, avoid: Option<u8>) -> u8 {
+        if self.paths.len() == 1 {
+            return 0;
+        }
+        self.shortest(avoid, |path| path.up && !path.suspect)
+            .or_else(|| self.longest_untried(|path| path.up))
+            .unwrap_or(0)
+    }
+
+    /// The path for a block.
+    pub fn path_for_block(&mut self, now: Time, avoid: Option<u8>) -> u8 {
+        if self.paths.len() == 1 {
+            return 0;
+        }
+        if avoid.is_none()
+            && let Some(trial) = self.trial(now)
+        {
+            return trial;
+        }
+        self.shortest(avoid, |path| path.is_open() && !path.suspect)
+            .or_else(|| self.longest_untried(Path::is_open).filter(|_| !self.has_trusted()))
+            .unwrap_or_else(|| self.best_path(avoid))
+    }
+
+    /// Where none answers, each has its turn.
+    fn longest_untried(&self, good: impl Fn(&Path) -> bool) -> Option<u8> {
+        let places = self.paths.iter().enumerate().filter(|(_, path)| good(path) && path.suspect);
+        places.min_by_key(|(_, path)| path.mute_at).map(|(place, _)| place as u8)
+    }
+
+    /// The path for a read request.
+    pub fn path_for_request(&mut self, now: Time, avoid: Option<u8>) -> u8 {
+        if self.paths.len() == 1 {
+            return 0;
+        }
+        let trial = if avoid.is_none() { self.trial(now) } else { None };
+        trial.unwrap_or_else(|| self.best_path(avoid))
+    }
+
+    /// A suspect path whose time has come, for one thing to send by it.
+    fn trial(&mut self, now: Time) -> Option<u8> {
+        let due = |path: &Path| path.up && path.suspect && path.in_flight_bytes == 0 && path.try_at <= now;
+        let trial = self.paths.iter().position(due).filter(|_| self.has_trusted())?;
+        let path = &mut self.paths[trial];
+        path.try_at = now.after_ns(path.pause_ns);
+        Some(trial as u8)
+    }
+
+    /// The path among those that seem good with the shortest delay; the one to
+    /// avoid only if the others are much slower.
+    fn shortest(&self, avoid: Option<u8>, good: impl Fn(&Path) -> bool) -> Option<u8> {
+        let known = self.paths.iter().filter(|path| path.up).filter_map(|path| path.trip.smoothed_ns());
+        let unknown_ns = known.min().unwrap_or(1);
+        let places = self.paths.iter().enumerate().filter(|(_, path)| good(path));
+        places
+            .min_by_key(|(place, path)| {
+                let penalty = if avoid == Some(*place as u8) { AVOIDED } else { 1 };
+                (path.expected_ns(unknown_ns).saturating_mul(penalty), path.in_flight_bytes)
+            })
+            .map(|(place, _)| place as u8)
+    }
+
+    /// An answer to something that was sent by this path.
+    pub fn path_answers(&mut self, path: usize) {
+        if !self.paths[path].suspect {
+            return;
+        }
+        if !self.has_trusted() {
+            // It was the peer that did not answer: no path is worse than another.
+            self.paths.iter_mut().for_each(|path| path.try_at = Time(0));
+        }
+        self.paths[path].suspect = false;
+    }
+
+    /// Whether a timeout of what was sent then says anything new of the path.
+    pub fn is_news(&self, path: usize, sent_at: Time) -> bool {
+        let Path { suspect, mute_at, .. } = self.paths[path];
+        !suspect || sent_at >= mute_at || !self.has_trusted()
+    }
+
+    /// No answer to something that was sent by this path, for a whole timeout.
+    pub fn path_is_mute(&mut self, now: Time, path: usize, config: &Config) {
+        let pause_ns = self.paths[path].trip.timeout_ns(config.retransmission);
+        let path = &mut self.paths[path];
+        path.suspect = true;
+        path.mute_at = now;
+        path.pause_ns = pause_ns;
+        path.try_at = now.after_ns(pause_ns);
+    }
+}
+
+impl Initiator {
+    /// Another link to a peer is up, or a lost one again. `false`: no such peer
+    /// or too many paths.
+    pub(crate) fn add_path(&mut self, now: Time, id: PeerId, path: PathId) -> bool {
+        if path.index() >= MAX_PATHS {
+            return false;
+        }
+        self.leave_path(id, path);
+        let Some(Some(peer)) = self.peers.get_mut(id.index()) else {
+            return false;
+        };
+        while peer.paths.len() <= path.index() {
+            peer.paths.push(Path::new(&self.config, false));
+        }
+        let path = &mut peer.paths[path.index()];
+        let Path { order, blocks_sent, bytes_sent, .. } = *path;
+        // Late answers may name what was sent before: the order goes on.
+        *path =
+            Path { order, answered_order: order, blocks_sent, bytes_sent, ..Path::new(&self.config, true) };
+        peer.heard_at = peer.heard_at.max(now);
+        self.refresh(id);
+        true
+    }
+
+    /// The link is gone: what is under way there goes again, by other paths.
+    pub(crate) fn path_lost(&mut self, id: PeerId, path: PathId) {
+        if self.path_status(id, path).is_some_and(|status| status.is_up) {
+            self.leave_path(id, path);
+        }
+    }
+
+    fn leave_path(&mut self, id: PeerId, path: PathId) {
+        let left = self.peers.get_mut(id.index()).and_then(Option::as_mut);
+        let Some(left) = left.and_then(|peer| peer.paths.get_mut(path.index())) else {
+            return;
+        };
+        left.up = false;
+        for slot in 0..self.table.entries.len() as u32 {
+            let transaction = &self.table.entries[slot as usize];
+            if transaction.peer != id || usize::from(transaction.path) != path.index() {
+                continue;
+            }
+            let under_way = transaction.place == Place::Timeout;
+            self.uncount(slot);
+            if under_way {
+                self.unplace(slot);
+                self.queue_resend(slot);
+                self.counters.blocks_moved += 1;
+            }
+        }
+        self.ask_by_others(id);
+        self.refresh(id);
+    }
+
+    /// Read requests may have been under way there, too: all that nothing was
+    /// heard of yet are repeated; the target knows those that it has.
+    fn ask_by_others(&mut self, id: PeerId) {
+        let Some(Some(peer)) = self.peers.get(id.index()) else { return };
+        let asked: Vec<u32> = peer.asked.iter(&self.transfers.chain).collect();
+        for index in asked {
+            if !self.transfers.entries[index as usize].heard {
+                self.ask_again(index);
+            }
+        }
+    }
+
+    /// The way for a short packet that came up as an answer to one from `path`.
+    pub(crate) fn path_for_answer(&self, id: PeerId, path: PathId) -> PathId {
+        let Some(Some(peer)) = self.peers.get(id.index()) else {
+            return path;
+        };
+        match peer.paths.get(path.index()) {
+            Some(same) if same.up => path,
+            _ => PathId(peer.best_path(None)),
+        }
+    }
+
+    /// The way for a short packet that answers nothing.
+    pub(crate) fn best_path(&self, id: PeerId) -> PathId {
+        let peer = self.peers.get(id.index()).and_then(Option::as_ref);
+        PathId(peer.map_or(0, |peer| peer.best_path(None)))
+    }
+
+    /// How a path is.
+    pub(crate) fn path_status(&self, id: PeerId, path: PathId) -> Option<PathStatus> {
+        let path = self.peers.get(id.index())?.as_ref()?.paths.get(path.index())?;
+        Some(PathStatus {
+            is_up: path.up,
+            answers: !path.suspect,
+            window_bytes: path.congestion.window_bytes(),
+            in_flight_bytes: path.in_flight_bytes,
+            round_trip_ns: path.trip.smoothed_ns(),
+            blocks_sent: path.blocks_sent,
+            bytes_sent: path.bytes_sent,
+        })
+    }
+}

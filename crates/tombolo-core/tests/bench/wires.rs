@@ -1,0 +1,105 @@
+//! The wires between the two nodes, a path each: how long they are, what they
+//! lose, and whether they are cut.
+
+use super::{Bench, OTHER};
+use tombolo_core::rdma::{PathId, Time};
+
+/// One wire, both ways.
+#[derive(Clone, Copy, Debug)]
+pub struct Wire {
+    pub delay_ns: u64,
+    /// Chance that it loses a packet, in millionths; apart from [`super::Faults`].
+    pub loss: u64,
+    /// Nanoseconds a byte takes, in thousandths, and the bytes that wait for their turn; beyond
+    /// that they are lost. Apart from [`super::Faults`].
+    pub byte_picos: u64,
+    pub buffer_bytes: u64,
+    /// It swallows everything, and says nothing.
+    pub cut: bool,
+    /// Both nodes were told that it is lost.
+    pub left: bool,
+    /// When the line is free again, each way.
+    pub free: [Time; 2],
+    /// Packets that it took.
+    pub carried: u64,
+}
+
+impl Wire {
+    pub fn new(delay_ns: u64) -> Self {
+        Self {
+            delay_ns,
+            loss: 0,
+            byte_picos: 0,
+            buffer_bytes: u64::MAX,
+            cut: false,
+            left: false,
+            free: [Time(0); 2],
+            carried: 0,
+        }
+    }
+}
+
+/// What a node calls a wire; the two do not agree, except on the first.
+pub fn path_of(node: usize, wire: usize) -> PathId {
+    match (node, wire) {
+        (0, _) | (_, 0) => PathId(wire as u8),
+        _ => PathId(8 - wire as u8),
+    }
+}
+
+/// The wire that a node calls so.
+pub fn wire_of(node: usize, path: PathId) -> usize {
+    match (node, path.0) {
+        (0, _) | (_, 0) => path.0.into(),
+        _ => usize::from(8 - path.0),
+    }
+}
+
+impl Bench {
+    /// One more wire between the nodes.
+    pub fn add_wire(&mut self, wire: Wire) -> usize {
+        self.wires.push(wire);
+        let at = self.wires.len() - 1;
+        for node in 0..2 {
+            assert!(self.engines[node].add_path(self.now, OTHER, path_of(node, at)));
+        }
+        at
+    }
+
+    /// It goes dead, and nobody is told yet.
+    pub fn cut_wire(&mut self, wire: usize) {
+        self.wires[wire].cut = true;
+    }
+
+    /// Both ends notice.
+    pub fn leave_wire(&mut self, wire: usize) {
+        self.wires[wire].cut = true;
+        self.wires[wire].left = true;
+        for node in 0..2 {
+            self.engines[node].path_lost(OTHER, path_of(node, wire));
+        }
+    }
+
+    /// It works again, and both ends know.
+    pub fn heal_wire(&mut self, wire: usize) {
+        self.wires[wire].cut = false;
+        if std::mem::take(&mut self.wires[wire].left) {
+            for node in 0..2 {
+                assert!(self.engines[node].add_path(self.now, OTHER, path_of(node, wire)));
+            }
+        }
+    }
+
+    /// The paths of a peer that was just added, at one node.
+    pub(super) fn add_paths(&mut self, node: usize) {
+        for wire in 0..self.wires.len() {
+            let (path, left) = (path_of(node, wire), self.wires[wire].left);
+            if wire > 0 && !left {
+                assert!(self.engines[node].add_path(self.now, OTHER, path));
+            }
+            if wire == 0 && left {
+                self.engines[node].path_lost(OTHER, path);
+            }
+        }
+    }
+}
