@@ -28,12 +28,27 @@ fn a_node_is_pinged() {
 #[test]
 fn programs_of_one_node_and_of_two_are_measured() {
     needs!();
-    for (link, op) in [("loopback", "write"), ("shm", "read")] {
-        let found = json(&["bench", "rdma", "--link", link, "--op", op, "--sizes", "16,64K", "--json"]);
+    for (link, how, op) in [
+        ("loopback", "node", "write"),
+        ("shm", "node", "read"),
+        ("shm", "embedded", "ping-pong"),
+        ("udp", "embedded", "write"),
+        ("udp-sealed", "embedded", "write"),
+        ("udp-loss", "embedded", "write"),
+    ] {
+        let found = json(&[
+            "bench", "rdma", "--link", link, "--how", how, "--op", op, "--sizes", "16,64K", "--json",
+        ]);
         let rows = found["rows"].as_array().expect("rows");
         assert_eq!(rows.len(), 2, "{found}");
         assert!(rows.iter().all(|row| row["bytes_per_s"].as_f64().is_some_and(|rate| rate > 0.0)), "{found}");
-        assert_eq!(found["floor"]["copies"].as_array().map(Vec::len), Some(2));
+        for floor in ["copies", "udp"] {
+            assert_eq!(found["floor"][floor].as_array().map(Vec::len), Some(2));
+        }
+    }
+    for (op, size) in [("atomic", "64"), ("mailbox", "1K")] {
+        let found = json(&["bench", "rdma", "--link", "udp", "--op", op, "--sizes", size, "--json"]);
+        assert_eq!(found["rows"].as_array().map(Vec::len), Some(2), "{found}");
     }
     tombolo(&["bench", "rdma", "--sizes", "1G"]).assert_one_line(125, "sizes go up to");
 }
