@@ -37,6 +37,13 @@ pub const MAX_MESSAGE_BYTES: usize = 16 * 1024;
 /// The most grants of one piece of memory.
 pub const MAX_GRANTS: usize = 64;
 
+/// Where the memory that a node allocates begins in a domain: no program has addresses of its own
+/// from here on.
+pub const NODE_ADDRESSES: u64 = 1 << 56;
+
+/// The most ranges of its own memory that a domain registers.
+pub const MAX_OWN_RANGES: usize = 1024;
+
 /// The numbers that a program's domain can have.
 pub const DOMAINS: std::ops::RangeInclusive<u16> = 1..=0x7FFF;
 

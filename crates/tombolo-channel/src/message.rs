@@ -51,8 +51,8 @@ pub enum Message {
     AnswerV1(Reply),
     /// The program has rung while the node slept. Has no answer.
     WakeV1,
-    /// The node says that a transfer has ended, if the program asked for that with
-    /// [`crate::Waiting::Message`].
+    /// The node says that a transfer has ended, once for each time that the program asked for that
+    /// with [`crate::Waiting::Message`].
     EndedV1,
 }
 
@@ -84,6 +84,21 @@ pub enum Request {
         messages: u32,
         /// Who may send to it.
         senders: Vec<Who>,
+    },
+    /// A range of the program's own memory becomes memory of the domain, at its own address. Its
+    /// `/proc/self/mem` (to read and write) and `/proc/self/maps` come along.
+    Register {
+        /// Where it begins; below [`crate::NODE_ADDRESSES`].
+        address: u64,
+        /// How long it is.
+        bytes: u64,
+        /// As for [`Self::Allocate`].
+        grants: Vec<Grant>,
+    },
+    /// Memory of its own that is not to be reached any more. Answered when it is not.
+    Deregister {
+        /// Where it begins.
+        address: u64,
     },
 }
 

@@ -113,10 +113,15 @@ impl ChannelPage {
         self.short(ENDED).load(Ordering::SeqCst)
     }
 
-    /// The program's: how it wants to hear of the next transfer that ends. Say so, look at
-    /// [`Self::ended`], sleep.
-    pub fn set_waiting(&self, waiting: Waiting) {
-        self.short(WAITING).store(waiting as u32, Ordering::SeqCst);
+    /// The program's: how it also wants to hear of transfers that end. Say so, look at the transfers
+    /// and [`Self::ended`], sleep. [`Waiting::Message`] is for the next one alone.
+    pub fn wait_by(&self, waiting: Waiting) {
+        self.short(WAITING).fetch_or(waiting as u32, Ordering::SeqCst);
+    }
+
+    /// The program's: how it does not want to hear of them any more.
+    pub fn wait_no_more_by(&self, waiting: Waiting) {
+        self.short(WAITING).fetch_and(!(waiting as u32), Ordering::SeqCst);
     }
 
     /// The program's: sleeps until more than `ended` transfers have ended, or the time is over. May
@@ -176,29 +181,27 @@ impl ChannelPage {
     #[must_use]
     pub fn announce(&self) -> bool {
         let waiting = self.short(WAITING).load(Ordering::SeqCst);
-        if waiting == Waiting::Polling as u32 {
+        if waiting == 0 {
             return false;
         }
         self.short(ENDED).fetch_add(1, Ordering::SeqCst);
         if waiting & Waiting::Futex as u32 != 0 {
             event::futex_wake(self.short(ENDED), u32::MAX >> 1);
         }
-        waiting & Waiting::Message as u32 != 0
+        // One message for each time it was asked for: whoever does not read has no full socket.
+        let message = Waiting::Message as u32;
+        waiting & message != 0 && self.short(WAITING).fetch_and(!message, Ordering::SeqCst) & message != 0
     }
 }
 
-/// How a program wants to hear of transfers that end.
+/// How a program hears of transfers that end, besides looking by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Waiting {
-    /// It looks by itself.
-    Polling = 0,
     /// It sleeps in [`ChannelPage::sleep`].
     Futex = 1,
-    /// By a message on its socket, which it polls.
+    /// By one message on its socket, which it polls.
     Message = 2,
-    /// One thread sleeps, another polls the socket.
-    Both = 3,
 }
 
 #[cfg(test)]
@@ -224,13 +227,16 @@ mod tests {
             assert!(!ours.tell_end(slot, Ok(77)));
             assert_eq!((theirs.status(slot), theirs.ended()), (Status::Finished, ended));
             assert_eq!(theirs.result(slot), 77);
-            theirs.set_waiting(Waiting::Message);
+            theirs.wait_by(Waiting::Message);
             assert!(ours.tell_end(slot, Err(Failure::Gone)));
             assert_eq!(
                 (theirs.status(slot), theirs.ended()),
                 (Status::FinishedWithError(Failure::Gone), ended + 1)
             );
-            theirs.set_waiting(Waiting::Polling);
+            theirs.wait_by(Waiting::Futex);
+            assert!(!ours.tell_end(slot, Ok(0)), "one message for each time it was asked for");
+            assert_eq!(theirs.ended(), ended + 2);
+            theirs.wait_no_more_by(Waiting::Futex);
         }
         assert!(!ours.fall_asleep());
         assert!(theirs.post(0, &descriptor), "the node sleeps");

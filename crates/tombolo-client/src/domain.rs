@@ -1,7 +1,7 @@
 //! A program's domain at its node.
 
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,13 +13,15 @@ use tombolo_channel::{
     Reply, Request, SLOTS, Status, Target, WRITE_SLOTS, Waiting, Who, Work, decode, encode,
 };
 use tombolo_host::event;
+use tombolo_host::own::{self, OwnMemory};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
 
 use crate::error::{OpenError, PostError, SendError, WaitError};
 use crate::mailbox::Mailbox;
-use crate::memory::Memory;
+use crate::memory::{Memory, Registered};
+use crate::readiness::Readiness;
 use crate::transfer::{Atomic, Spec, Transfer};
 
 /// How long the node may take to answer.
@@ -53,6 +55,8 @@ pub(crate) struct Inner {
     page: ChannelPage,
     socket: SeqpacketSocket,
     asking: Mutex<Vec<u8>>,
+    /// What [`Domain::as_fd`] is.
+    readiness: Readiness,
     channels: Mutex<Channels>,
     sleepers: AtomicU32,
     /// Where messages lie until they are sent: a place for each channel.
@@ -75,30 +79,47 @@ fn mask(slots: Range<usize>) -> u64 {
     slots.fold(0, |mask, slot| mask | 1 << slot)
 }
 
-/// Asks the node for something and waits for the answer.
+/// A message of the node.
+enum Heard {
+    Answer(Reply, Received),
+    Ended,
+}
+
+/// Takes the next one, if there is one.
+fn hear(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<Option<Heard>, OpenError> {
+    match socket.receive(buffer) {
+        Ok(received) => match decode(&buffer[..received.length_bytes]) {
+            Some(Message::AnswerV1(reply)) => Ok(Some(Heard::Answer(reply, received))),
+            Some(Message::EndedV1) => Ok(Some(Heard::Ended)),
+            _ => Err(OpenError::Nonsense),
+        },
+        Err(UnixError::WouldBlock) => Ok(None),
+        Err(error) => Err(OpenError::Lost(error)),
+    }
+}
+
+/// Asks the node for something and waits for the answer. `ended` hears of other messages.
 fn ask(
     socket: &SeqpacketSocket,
     buffer: &mut [u8],
     request: Request,
+    descriptors: &[BorrowedFd<'_>],
+    ended: &dyn Fn(),
 ) -> Result<(Reply, Received), OpenError> {
-    socket.send(&[&encode(&Message::AskV1(request))], &[]).map_err(OpenError::Lost)?;
+    socket.send(&[&encode(&Message::AskV1(request))], descriptors).map_err(OpenError::Lost)?;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match socket.receive(buffer) {
-            Ok(received) => match decode(&buffer[..received.length_bytes]) {
-                Some(Message::AnswerV1(Reply::Failed(reason))) => return Err(OpenError::Refused(reason)),
-                Some(Message::AnswerV1(reply)) => return Ok((reply, received)),
-                Some(Message::EndedV1) => {}
-                _ => return Err(OpenError::Nonsense),
-            },
-            Err(UnixError::WouldBlock) => {
+        match hear(socket, buffer)? {
+            Some(Heard::Answer(Reply::Failed(reason), _)) => return Err(OpenError::Refused(reason)),
+            Some(Heard::Answer(reply, received)) => return Ok((reply, received)),
+            Some(Heard::Ended) => ended(),
+            None => {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     return Err(OpenError::TimedOut(PATIENCE));
                 }
                 let _ = event::wait_readable(&[socket.as_fd()], Some(left));
             }
-            Err(error) => return Err(OpenError::Lost(error)),
         }
     }
 }
@@ -118,12 +139,14 @@ impl Domain {
         let no_node = |source| OpenError::NoNode { path: path.to_owned(), source };
         let socket = SeqpacketSocket::connect(path).map_err(no_node)?;
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
-        let (reply, received) = ask(&socket, &mut buffer, Request::Open { domain: number })?;
+        let request = Request::Open { domain: number };
+        let (reply, received) = ask(&socket, &mut buffer, request, &[], &|| {})?;
         let Reply::Opened { domain: number } = reply else { return Err(OpenError::Nonsense) };
         let page = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
         Ok(Self(Arc::new(Inner {
             number,
             page: ChannelPage::open(page)?,
+            readiness: Readiness::of(&socket)?,
             socket,
             asking: Mutex::new(buffer),
             channels: Mutex::new(Channels { free: u64::MAX, abandoned: 0 }),
@@ -142,7 +165,7 @@ impl Domain {
     /// grants only this domain's own transfers reach it.
     pub fn allocate(&self, bytes: usize, grants: &[Grant]) -> Result<Memory, OpenError> {
         let request = Request::Allocate { bytes: bytes as u64, grants: grants.to_vec() };
-        let (reply, received) = ask(&self.0.socket, &mut self.0.asking.lock(), request)?;
+        let (reply, received) = self.0.ask(request, &[])?;
         let Reply::Allocated { address } = reply else { return Err(OpenError::Nonsense) };
         let descriptor = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
         Ok(Memory::new(SharedMemory::open(descriptor, bytes)?, address))
@@ -151,15 +174,37 @@ impl Domain {
     /// Gives memory back: from now on no transfer reaches it. One that is under way fails.
     pub fn free(&self, memory: Memory) -> Result<(), OpenError> {
         let request = Request::Free { address: memory.address() };
-        match ask(&self.0.socket, &mut self.0.asking.lock(), request)?.0 {
-            Reply::Done => Ok(()),
-            _ => Err(OpenError::Nonsense),
-        }
+        self.0.ask_for_done(request, &[])
+    }
+
+    /// Makes a range of the program's own memory memory of this domain, at its own address
+    /// ([`OwnMemory::address`]), with grants as for [`Self::allocate`]. Its pages need not be there:
+    /// a transfer brings them in. One that finds no memory, or may not use it so, fails. What a
+    /// userfaultfd write-protects cannot be written.
+    ///
+    /// A child made by fork has this memory, but not as memory of the domain.
+    pub fn register(&self, memory: OwnMemory, grants: &[Grant]) -> Result<Registered, OpenError> {
+        let descriptors = own::descriptors().map_err(OpenError::OwnMemory)?;
+        let request = Request::Register {
+            address: memory.address(),
+            bytes: memory.len() as u64,
+            grants: grants.to_vec(),
+        };
+        self.0.ask_for_done(request, &descriptors.each_ref().map(AsFd::as_fd))?;
+        Ok(Registered::new(memory))
+    }
+
+    /// Takes own memory back: when this returns, no transfer touches it. One that is under way ends
+    /// first, or fails. If it hangs, because somebody does not bring a page, this fails within
+    /// seconds; then the memory is not unmapped ever, and nothing new reaches it.
+    pub fn deregister(&self, memory: Registered) -> Result<OwnMemory, OpenError> {
+        self.0.ask_for_done(Request::Deregister { address: memory.address() }, &[])?;
+        Ok(memory.take())
     }
 
     /// The nodes that transfers can go to; number 0 is the program's own.
     pub fn peers(&self) -> Result<Vec<PeerStatus>, OpenError> {
-        match ask(&self.0.socket, &mut self.0.asking.lock(), Request::Peers)?.0 {
+        match self.0.ask(Request::Peers, &[])?.0 {
             Reply::Peers(peers) => Ok(peers),
             _ => Err(OpenError::Nonsense),
         }
@@ -213,7 +258,7 @@ impl Domain {
     /// [`tombolo_channel::MAX_MAILS`]), from these senders.
     pub fn open_mailbox(&self, messages: u32, senders: &[Who]) -> Result<Mailbox, OpenError> {
         let request = Request::OpenMailbox { messages, senders: senders.to_vec() };
-        let (reply, received) = ask(&self.0.socket, &mut self.0.asking.lock(), request)?;
+        let (reply, received) = self.0.ask(request, &[])?;
         let Reply::Mailbox = reply else { return Err(OpenError::Nonsense) };
         let descriptor = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
         let shared = tombolo_channel::Mailbox::open(descriptor, messages)?;
@@ -243,6 +288,35 @@ impl Domain {
         Ok(self.post(slot, &descriptor))
     }
 
+    /// Asks the node to make [`Self::as_fd`] readable when the next transfer ends. Look at the
+    /// transfers after this, and only then wait:
+    ///
+    /// ```text
+    /// loop { arm; look at the transfers; epoll_wait; drain }
+    /// ```
+    ///
+    /// So no end is missed: one before the arming is seen by looking, one after it makes the
+    /// descriptor readable.
+    pub fn arm(&self) {
+        self.0.page.wait_by(Waiting::Message);
+    }
+
+    /// Makes the descriptor unreadable until the next armed end. Fails when the node is gone, whose
+    /// descriptor is readable for ever.
+    pub fn drain(&self) -> Result<(), WaitError> {
+        self.0.readiness.clear();
+        // Whoever asks the node for something reads its messages, and says so.
+        let Some(mut buffer) = self.0.asking.try_lock() else { return Ok(()) };
+        loop {
+            match hear(&self.0.socket, &mut buffer) {
+                // An answer that came too late for who asked is nobody's.
+                Ok(Some(_)) => {}
+                Ok(None) => return Ok(()),
+                Err(_) => return Err(WaitError::NodeGone),
+            }
+        }
+    }
+
     fn start(
         &self,
         slots: Range<usize>,
@@ -265,7 +339,26 @@ impl Domain {
     }
 }
 
+impl AsFd for Domain {
+    /// For poll or epoll: readable when a transfer has ended after [`Domain::arm`], or the node is
+    /// gone. It may be readable without either.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.readiness.as_fd()
+    }
+}
+
 impl Inner {
+    fn ask(&self, request: Request, descriptors: &[BorrowedFd<'_>]) -> Result<(Reply, Received), OpenError> {
+        ask(&self.socket, &mut self.asking.lock(), request, descriptors, &|| self.readiness.set())
+    }
+
+    fn ask_for_done(&self, request: Request, descriptors: &[BorrowedFd<'_>]) -> Result<(), OpenError> {
+        match self.ask(request, descriptors)?.0 {
+            Reply::Done => Ok(()),
+            _ => Err(OpenError::Nonsense),
+        }
+    }
+
     fn take(&self, kind: u64) -> Option<usize> {
         let mut channels = self.channels.lock();
         if channels.free & kind == 0 {
@@ -341,7 +434,7 @@ impl Inner {
                 // Say so, and look again.
                 sleeping = true;
                 self.sleepers.fetch_add(1, Ordering::SeqCst);
-                self.page.set_waiting(Waiting::Futex);
+                self.page.wait_by(Waiting::Futex);
             } else {
                 self.page.sleep(ended, NAP.min(timeout - waited));
                 if self.page.ended() == ended && self.is_node_gone() {
@@ -350,9 +443,9 @@ impl Inner {
             }
         };
         if sleeping && self.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.page.set_waiting(Waiting::Polling);
+            self.page.wait_no_more_by(Waiting::Futex);
             if self.sleepers.load(Ordering::SeqCst) > 0 {
-                self.page.set_waiting(Waiting::Futex);
+                self.page.wait_by(Waiting::Futex);
             }
         }
         outcome

@@ -33,6 +33,9 @@ pub enum OpenError {
     /// Its memory cannot be used.
     #[error("{0}")]
     Memory(#[from] SharedMemoryError),
+    /// This process may not open its own memory.
+    #[error("cannot open /proc/self/mem and maps, by which the node reaches own memory: {0}")]
+    OwnMemory(std::io::Error),
 }
 
 /// Why a transfer was not started.

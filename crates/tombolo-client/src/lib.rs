@@ -5,10 +5,10 @@
 //! | QOS | here |
 //! | --- | --- |
 //! | `alloc_comm_chan` | [`Domain::open`] |
-//! | `alloc_dmable_buf` | [`Domain::allocate`] |
+//! | `alloc_dmable_buf` | [`Domain::allocate`], or [`Domain::register`] for memory of the program's own |
 //! | `insert_descriptor_with_completion` | [`Spec`] |
 //! | `trigger_dma_transfer` | [`Domain::write`], [`Domain::read`] |
-//! | `poll_dma_transfer` | [`Transfer::status`], [`Transfer::wait`] |
+//! | `poll_dma_transfer` | [`Transfer::status`], [`Transfer::wait`], or [`Domain::arm`] and epoll |
 //!
 //! Beside them: [`Domain::fetch_add`] and [`Domain::compare_swap`] change a word of another domain,
 //! [`Domain::send`] and [`Mailbox::receive`] pass small messages, and [`Domain::carry`] moves bytes
@@ -28,7 +28,7 @@
 //! memory.write(0, b"hello")?;
 //! // The address was told by the program whose domain 7 is.
 //! let there = Target { node: 1, domain: 7 };
-//! let spec = Spec::new(memory.address(), 0x1_0000_0000, 5);
+//! let spec = Spec::new(memory.address(), 0x100_0000_0000_0000, 5);
 //! domain.write(there, spec)?.wait(Duration::from_secs(1))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -40,6 +40,7 @@ mod embedded;
 mod error;
 mod mailbox;
 mod memory;
+mod readiness;
 mod transfer;
 
 pub use domain::Domain;
@@ -47,7 +48,8 @@ pub use domain::Domain;
 pub use embedded::{EmbedError, Embedded, Embedding};
 pub use error::{OpenError, PostError, SendError, WaitError};
 pub use mailbox::Mailbox;
-pub use memory::Memory;
+pub use memory::{Memory, Registered};
 pub use tombolo_channel::{Failure, Grant, MAX_MAIL_BYTES, MAX_MAILS, Mail, PeerStatus, Status, Target, Who};
+pub use tombolo_host::own::OwnMemory;
 pub use tombolo_wire::Notification;
 pub use transfer::{Atomic, Spec, Transfer};

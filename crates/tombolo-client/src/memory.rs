@@ -1,7 +1,10 @@
 //! Memory that transfers reach.
 
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 
+use tombolo_host::own::OwnMemory;
 use tombolo_host::shared::{SharedMemory, SharedMemoryError, SharedSpan};
 
 /// Memory from the node, shared with it. Others may change it at any moment, as far as its grants
@@ -53,5 +56,28 @@ impl Memory {
     /// A word, to be polled for a notification (load it with `Acquire`).
     pub fn word(&self, offset_bytes: usize) -> Result<&AtomicU64, SharedMemoryError> {
         self.memory.atomic_u64(offset_bytes)
+    }
+}
+
+/// Own memory that transfers reach, as far as its grants go. Dropped without
+/// [`crate::Domain::deregister`] it stays mapped, since transfers go on reaching it.
+#[derive(Debug)]
+pub struct Registered(ManuallyDrop<OwnMemory>);
+
+impl Registered {
+    pub(crate) fn new(memory: OwnMemory) -> Self {
+        Self(ManuallyDrop::new(memory))
+    }
+
+    pub(crate) fn take(self) -> OwnMemory {
+        ManuallyDrop::into_inner(self.0)
+    }
+}
+
+impl Deref for Registered {
+    type Target = OwnMemory;
+
+    fn deref(&self) -> &OwnMemory {
+        &self.0
     }
 }

@@ -61,6 +61,12 @@ impl AsFd for EventFd {
     }
 }
 
+impl From<EventFd> for OwnedFd {
+    fn from(event: EventFd) -> Self {
+        event.descriptor
+    }
+}
+
 /// Sleeps until the word no longer has the expected value, a wake, or the time is over.
 ///
 /// Returns at once when the word already differs. May return early; look at the word again.

@@ -2,6 +2,7 @@
 
 pub mod cgroup;
 pub mod event;
+pub mod own;
 pub mod probe;
 pub mod process;
 pub mod ring;

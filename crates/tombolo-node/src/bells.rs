@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use tombolo_channel::{
-    Descriptor, Failure, Fate, MAX_MAIL_BYTES, Target, Work, is_read, mail_address, on_the_wire, reaches_mail,
+    Descriptor, Failure, Fate, MAX_MAIL_BYTES, NODE_ADDRESSES, Target, Work, is_read, mail_address,
+    on_the_wire, reaches_mail,
 };
 use tombolo_core::rdma::{Class, Direction, PeerId, PostError, Transfer};
 use tombolo_wire::NackCode;
@@ -127,8 +128,13 @@ impl Node {
     fn at_once(&self, transfer: &Transfer, budget: &mut u32) -> Option<Result<u64, Failure>> {
         let is_small = transfer.size_bytes <= AT_ONCE_BYTES;
         let is_lone = self.programs.at_home.load(Ordering::Relaxed) == 0;
+        // The own memory of a program may be slow.
+        let words = transfer.notification.map_or(NODE_ADDRESSES, |words| words.address);
+        let is_quick = [transfer.source_address, transfer.destination_address, words]
+            .iter()
+            .all(|address| *address >= NODE_ADDRESSES);
         let is_atomic = matches!(transfer.direction, Direction::Atomic(_));
-        if !(is_atomic || is_small && is_lone) {
+        if !(is_atomic || is_small && is_lone && is_quick) {
             return None;
         }
         *budget = budget.saturating_sub(transfer.size_bytes);

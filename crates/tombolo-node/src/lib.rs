@@ -21,6 +21,7 @@ mod ledger;
 mod loop_back;
 mod named;
 mod node;
+mod own_moves;
 mod ping;
 mod programs;
 mod publish;

@@ -8,7 +8,8 @@ use tombolo_host::shared::SharedSpan;
 use tombolo_wire::{Ack, Domain, Nack, NackCode, Notification, Packet};
 
 use crate::node::{ITSELF, Node};
-use crate::programs::{Accessor, Poster, Use};
+use crate::own_moves::touches_own;
+use crate::programs::{Poster, Use};
 
 impl Node {
     /// Writes the two words of a notification, the first before the last.
@@ -33,6 +34,9 @@ impl Node {
 
     /// A block between two programs here: one copy, answered at once.
     pub(crate) fn loop_back(&self, now: Time, block: &Block) {
+        if touches_own(block) {
+            return self.loop_back_own(block);
+        }
         let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
         let notification = match block.notification {
             BlockNotification::Now(words) => Some(words),
@@ -84,17 +88,14 @@ impl Node {
         part.notification.map_or(Ok(()), |words| self.write_words(ITSELF, part.domain, &words, write))
     }
 
-    /// The words of a transfer between two programs here, apart from its blocks. Blocks here are
-    /// answered one by one, so the last one carries them; were it otherwise, nobody knows here who
-    /// posted, and the strictest rule holds.
+    /// The words of a transfer between two programs here, apart from the block they belong to, which
+    /// is remembered for that; were it not, nobody would know here who posted.
     pub(crate) fn notify_here(&self, packet: &Packet<'_>) {
         let Packet::Notify(header) = packet else { return };
         let (transaction, generation, attempt) = (header.transaction, header.generation, header.attempt);
-        let strictest = Use::Write(Accessor { peer: ITSELF, program: None });
-        let answer = match self.write_words(ITSELF, header.domain, &header.notification, strictest) {
-            Ok(()) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only: false }),
-            Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
-        };
-        let _ = self.engine.lock().handle(self.now(), ITSELF, &answer);
+        if !self.notify_here_own(transaction.0, generation, attempt, header.notification) {
+            let nack = Nack { transaction, generation, attempt, code: NackCode::NoContext };
+            let _ = self.engine.lock().handle(self.now(), ITSELF, &Packet::Nack(nack));
+        }
     }
 }

@@ -31,6 +31,7 @@ use crate::control::{Borrower, NodeStatus, Reply, Request};
 use crate::counters::GoneLinks;
 use crate::errands::Errands;
 use crate::ledger::{self, Ledger, LendError};
+use crate::own_moves::OwnMoves;
 use crate::programs::{Accessor, Poster, Programs, Use, failure_of};
 
 /// Packets taken from a link before others get their turn.
@@ -98,6 +99,14 @@ impl Memory<'_> {
     }
 }
 
+/// What has become of bytes that came in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Placed {
+    Now,
+    /// They go to a program's own memory.
+    Later,
+}
+
 /// What is to be on its way when packets have been dealt with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flush {
@@ -154,6 +163,7 @@ pub struct Node {
     losses: OnceLock<LossSink>,
     pub(crate) packets_dropped: AtomicU64,
     pub(crate) programs: Programs,
+    pub(crate) own_moves: Mutex<OwnMoves>,
     pub(crate) carriages: Carriages,
     /// Grows with each peer that comes.
     pub(crate) arrivals: AtomicU32,
@@ -202,6 +212,7 @@ impl Node {
             losses: OnceLock::new(),
             packets_dropped: AtomicU64::new(0),
             programs: Programs::new()?,
+            own_moves: Mutex::default(),
             carriages: Carriages::default(),
             arrivals: AtomicU32::new(0),
             driven: AtomicU32::new(0),
@@ -369,7 +380,8 @@ impl Node {
         let placed = self.place(peer.id, &placement, payload);
         let mut engine = self.engine.lock();
         match placed {
-            Ok(()) => engine.placed(placement),
+            Ok(Placed::Now) => engine.placed(placement),
+            Ok(Placed::Later) => {}
             Err(code) => engine.refused(placement, code),
         }
     }
@@ -405,21 +417,25 @@ impl Node {
         })
     }
 
-    fn place(&self, peer: PeerId, placement: &Placement, payload: &[u8]) -> Result<(), NackCode> {
+    fn place(&self, peer: PeerId, placement: &Placement, payload: &[u8]) -> Result<Placed, NackCode> {
         let length = placement.length_bytes as usize;
         let payload = payload.get(..length).ok_or(NackCode::PacketCorrupted)?;
         let how = match placement.read {
             Some(_) => Poster::of(placement.user).writing(placement.domain),
             None if let Some(sender) = tombolo_channel::mail_sender(placement.address) => {
-                return self.programs.deliver(placement.domain, peer, sender, SharedSpan::from(payload));
+                let mail = SharedSpan::from(payload);
+                return self.programs.deliver(placement.domain, peer, sender, mail).map(|()| Placed::Now);
             }
             None => Use::Write(Accessor { peer, program: None }),
         };
+        if let Some(queued) = self.place_own(placement, payload, how) {
+            return queued.map(|()| Placed::Later);
+        }
         let (memory, offset) =
             self.memory(peer, placement.domain, placement.address, placement.length_bytes, how)?;
         let target = memory.get().span_mut(offset, length).map_err(|_| NackCode::DecodeError)?;
         target.copy_from(SharedSpan::from(payload));
-        Ok(())
+        Ok(Placed::Now)
     }
 
     /// The memory of a domain here: the buffers (ours alone), what is lent to the peer, or a program's.
@@ -531,12 +547,15 @@ impl Node {
         self.packets_dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn send_block(&self, peer: &Peer, block: &Block) {
+    fn send_block(&self, peer: &Arc<Peer>, block: &Block) {
         let by = match block.in_reply_to {
             Some(_) => Poster::Peer(peer.id),
             None => Poster::of(block.user),
         };
         let how = by.reading(block.own_domain);
+        if self.send_own(peer, block, how) {
+            return;
+        }
         let found = self.memory(peer.id, block.own_domain, block.source_address, block.length_bytes, how);
         let (memory, offset) = match found {
             Ok(found) => found,
@@ -545,6 +564,11 @@ impl Node {
         let Ok(source) = memory.get().span(offset, block.length_bytes as usize) else {
             return self.engine.lock().source_refused(self.now(), block, NackCode::DecodeError);
         };
+        self.send_packets(peer, block, source);
+    }
+
+    /// Sends the packets of a block whose bytes these are.
+    pub(crate) fn send_packets(&self, peer: &Peer, block: &Block, source: SharedSpan<'_>) {
         let mut header = [0; MAX_HEADER_BYTES];
         // The checksum and the datagram must be of the same bytes, whatever others do to the memory meanwhile.
         let mut copy = peer.outgoing.lock();
@@ -566,6 +590,12 @@ impl Node {
             None => Poster::Peer(write.peer),
         };
         let how = by.writing(write.domain);
+        if let Some(queued) = self.notify_own(write, how) {
+            if let Err(code) = queued {
+                self.engine.lock().notification_refused(write, code);
+            }
+            return;
+        }
         match self.write_words(write.peer, write.domain, &write.words, how) {
             Ok(()) => self.engine.lock().notified(write),
             Err(code) => self.engine.lock().notification_refused(write, code),

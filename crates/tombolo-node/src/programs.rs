@@ -4,16 +4,19 @@
 //! channel page is copied once and checked, a wild doorbell is a descriptor that
 //! fails, and a program that dies takes its domain with it.
 
+pub(crate) mod mover;
+pub(crate) mod own;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::{
-    ChannelPage, Failure, Fate, Grant, MAX_GRANTS, MAX_MESSAGE_BYTES, MailError, Mailbox, Message, Reply,
-    Request, SLOTS, Target, Who, decode, encode, from_the_wire,
+    ChannelPage, Failure, Fate, Grant, MAX_GRANTS, MAX_MESSAGE_BYTES, MailError, Mailbox, Message,
+    NODE_ADDRESSES, Reply, Request, SLOTS, Target, Who, decode, encode, from_the_wire,
 };
 use tombolo_core::rdma::{PeerId, TransferError};
 use tombolo_host::event::{self, EventFd};
@@ -23,6 +26,8 @@ use tombolo_wire::{Domain, NackCode};
 
 use crate::ledger;
 use crate::node::{ITSELF, Node};
+use mover::Outbox;
+use own::OwnRanges;
 
 /// Marks the transfers of programs among the user numbers of the engine.
 const OF_A_PROGRAM: u64 = 1 << 62;
@@ -30,8 +35,6 @@ const OF_A_PROGRAM: u64 = 1 << 62;
 pub(crate) const AT_HOME: u64 = 1 << 61;
 /// Marks the transfers that a peer asked for.
 const OF_A_PEER: u64 = 1 << 60;
-/// Where the memory of a domain begins.
-const FIRST_ADDRESS: u64 = 1 << 32;
 /// Between two pieces of memory: an address that runs off one is in none.
 const GAP_BYTES: u64 = 1 << 21;
 /// Connections of programs, those without a domain included.
@@ -146,6 +149,20 @@ impl Accessor {
     }
 }
 
+impl Use {
+    fn is_granted(self, grants: &[Grant]) -> bool {
+        match self {
+            Self::Own => true,
+            Self::Read(by) => grants.iter().any(|grant| grant.read && by.is_meant_by(grant.who)),
+            Self::Write(by) => grants.iter().any(|grant| grant.write && by.is_meant_by(grant.who)),
+            Self::Change(by) => {
+                let mut meant = grants.iter().filter(|grant| by.is_meant_by(grant.who));
+                meant.clone().any(|grant| grant.read) && meant.any(|grant| grant.write)
+            }
+        }
+    }
+}
+
 /// A domain's mailbox.
 #[derive(Debug)]
 struct Letterbox {
@@ -164,6 +181,7 @@ pub(crate) struct ProgramDomain {
     pub(crate) page: ChannelPage,
     socket: SeqpacketSocket,
     regions: RwLock<BTreeMap<u64, Region>>,
+    own: OwnRanges,
     next_address: Mutex<u64>,
     letterbox: OnceLock<Letterbox>,
     /// Channels with a transfer under way.
@@ -183,6 +201,8 @@ pub(crate) struct Programs {
     /// The engine's loop sleeps on this, too.
     wake: EventFd,
     asleep: AtomicBool,
+    /// What was moved to and from programs' own memory.
+    pub(crate) moved: Arc<Outbox>,
     /// Transfers under way between programs here.
     pub(crate) at_home: AtomicU32,
     /// Whose bells are answered first.
@@ -204,7 +224,9 @@ pub(crate) struct Counts {
 impl Programs {
     pub(crate) fn new() -> Result<Self, ledger::LendError> {
         let wake = EventFd::new().map_err(|errno| ledger::LendError::System(errno.to_string()))?;
+        let moved = Outbox::new(&wake).map_err(|error| ledger::LendError::System(error.to_string()))?;
         Ok(Self {
+            moved: Arc::new(moved),
             limits: ProgramLimits::default(),
             domains: RwLock::default(),
             memory_bytes: AtomicU64::new(0),
@@ -264,16 +286,11 @@ impl Programs {
         if end > region.memory.len() as u64 {
             return Err(NackCode::DecodeError);
         }
-        let allowed = match how {
-            Use::Own => true,
-            Use::Read(by) => region.grants.iter().any(|grant| grant.read && by.is_meant_by(grant.who)),
-            Use::Write(by) => region.grants.iter().any(|grant| grant.write && by.is_meant_by(grant.who)),
-            Use::Change(by) => {
-                let mut meant = region.grants.iter().filter(|grant| by.is_meant_by(grant.who));
-                meant.clone().any(|grant| grant.read) && meant.any(|grant| grant.write)
-            }
-        };
-        if allowed { Ok((region.memory.clone(), offset as usize)) } else { Err(NackCode::DomainMismatch) }
+        if how.is_granted(&region.grants) {
+            Ok((region.memory.clone(), offset as usize))
+        } else {
+            Err(NackCode::DomainMismatch)
+        }
     }
 
     /// The descriptor that the engine's loop sleeps on beside its links.
@@ -284,12 +301,16 @@ impl Programs {
     /// The engine's loop is about to sleep. True: somebody rang, so it must not.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
+        if self.moved.fall_asleep() {
+            return true;
+        }
         self.open_domains().values().filter(|domain| domain.page.fall_asleep()).count() > 0
     }
 
     /// It is awake.
     pub(crate) fn wake_up(&self) {
         self.asleep.store(false, Ordering::SeqCst);
+        self.moved.wake_up();
         let _ = self.wake.drain();
         for domain in self.open_domains().values() {
             domain.page.wake_up();
@@ -372,7 +393,8 @@ impl Programs {
             page,
             socket,
             regions: RwLock::default(),
-            next_address: Mutex::new(FIRST_ADDRESS),
+            own: OwnRanges::default(),
+            next_address: Mutex::new(NODE_ADDRESSES),
             letterbox: OnceLock::new(),
             busy: AtomicU64::new(0),
         });
@@ -386,6 +408,7 @@ impl Programs {
 
     fn close(&self, domain: &ProgramDomain) {
         Arc::make_mut(&mut self.domains.write()).remove(&domain.number);
+        domain.own.close();
         let letters = domain.letterbox.get().map_or(0, |letterbox| letterbox.mailbox.len() as u64);
         let regions: u64 = domain.regions.write().values().map(|region| region.memory.len() as u64).sum();
         let bytes = letters + regions;
@@ -494,7 +517,12 @@ impl ProgramDomain {
 }
 
 impl Node {
-    fn answer_program(&self, domain: &ProgramDomain, request: Request) -> Result<(), UnixError> {
+    fn answer_program(
+        &self,
+        domain: &ProgramDomain,
+        request: Request,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), UnixError> {
         match request {
             Request::Open { .. } => domain.reply(Reply::Failed("a domain is open already".into()), &[]),
             Request::Allocate { bytes, grants } => match self.programs.allocate(domain, bytes, grants) {
@@ -511,6 +539,11 @@ impl Node {
                 domain.reply(Reply::Done, &[])
             }
             Request::Peers => domain.reply(Reply::Peers(self.peer_statuses()), &[]),
+            Request::Register { address, bytes, grants } => {
+                let registered = self.programs.register(domain, address, bytes, grants, descriptors);
+                domain.reply(registered.map_or_else(Reply::Failed, |()| Reply::Done), &[])
+            }
+            Request::Deregister { address } => self.programs.deregister(domain, address),
             Request::OpenMailbox { messages, senders } => {
                 match self.programs.open_mailbox(domain, messages, senders) {
                     Ok(mailbox) => domain.reply(Reply::Mailbox, &[mailbox.as_fd()]),
@@ -578,8 +611,8 @@ fn may_use(socket: &SeqpacketSocket) -> bool {
 /// Answers what a program has asked by now. False: it is gone, or talks nonsense.
 fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
     for _ in 0..MESSAGES_AT_ONCE {
-        let length = match caller.socket().receive(buffer) {
-            Ok(received) => received.length_bytes,
+        let (length, descriptors) = match caller.socket().receive(buffer) {
+            Ok(received) => (received.length_bytes, received.descriptors),
             Err(UnixError::WouldBlock) => return true,
             Err(_) => return false,
         };
@@ -592,7 +625,7 @@ fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
             _ => return false,
         };
         let answered = match caller {
-            Caller::Open(domain) => node.answer_program(domain, request),
+            Caller::Open(domain) => node.answer_program(domain, request, descriptors),
             Caller::New(socket) => {
                 let Request::Open { domain } = request else { return false };
                 // Its place is taken by the end of a pair that nobody holds.

@@ -60,11 +60,12 @@ impl Node {
             self.expire();
             let now = Instant::now();
             if turn.next_tick.is_none_or(|next| now >= next) {
+                self.watch_movers(now);
                 turn.next_tick = Some(self.tick().unwrap_or(now + NAP).min(now + NAP));
             }
         }
         turn.round = turn.round.wrapping_add(1);
-        let mut busy = self.answer_bells() + usize::from(self.finish());
+        let mut busy = self.answer_bells() + self.take_moved() + usize::from(self.finish());
         for peer in &turn.peers {
             busy += self.drive_lazily(peer);
         }
@@ -98,7 +99,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             std::thread::sleep(STAND_BY);
             continue;
         }
-        busy += node.answer_bells() + usize::from(node.finish());
+        busy += node.answer_bells() + node.take_moved() + usize::from(node.finish());
         for peer in &peers {
             busy += node.drive(peer);
         }
@@ -118,6 +119,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         }
         let mut nap = node.expire().unwrap_or(NAP).min(NAP);
         if now >= next_tick {
+            node.watch_movers(now);
             next_tick = node.tick().unwrap_or(now + NAP).min(now + NAP);
         }
         retire(node, &mut peers, told);

@@ -57,7 +57,7 @@ fn scribble(host: &Host, seed: u64, stop: &AtomicBool) {
             let value = match random.next() % 6 {
                 // Plausible numbers get further than wild ones.
                 0 => random.next() % 4,
-                1 => (1 << 32) + random.next() % 100_000,
+                1 => tombolo_channel::NODE_ADDRESSES + random.next() % 100_000,
                 2 => random.next() % (1 << 20),
                 // Other programs' domains, at any node.
                 3 => {

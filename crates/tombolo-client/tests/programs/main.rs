@@ -7,6 +7,7 @@ mod examples;
 mod harness;
 mod hostile;
 mod mail;
+mod own_memory;
 mod refused;
 mod transfers;
 mod words;

@@ -144,7 +144,7 @@ fn a_lost_node_fails_what_goes_there() {
     let domain = one.domain(1);
     let memory = domain.allocate(4096, &[]).unwrap();
     drop(other);
-    let spec = Spec::new(memory.address(), 1 << 32, 64);
+    let spec = Spec::new(memory.address(), 1 << 56, 64);
     let ended = domain.write(Target { node: 1, domain: 1 }, spec).unwrap().wait(PATIENCE);
     let Err(WaitError::Failed(failure)) = ended else { panic!("{ended:?}") };
     assert!(matches!(failure, Failure::Gone | Failure::NoSuchNode | Failure::Unreachable), "{failure}");

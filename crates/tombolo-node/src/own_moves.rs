@@ -1,0 +1,316 @@
+//! Transfers from and to programs' own memory. Its bytes are copied by the domain's mover
+//! ([`crate::programs::mover`]), and the engine's loop goes on when the copy is made: so all that
+//! follows from a copy happens on one thread, in order, and no late copy can be taken for another.
+//!
+//! ```text
+//!  packet ── bytes ─────────────────► mover: write ──► placed
+//!  block out ──────► mover: read ──► bytes ──► packets
+//!  block at home ──► mover: read ──► bytes ──► mover: write ──► mover: words ──► answer
+//!                    (where an end is memory of the node, that step is done at once)
+//! ```
+//!
+//! The engine's timers go on meanwhile. A block that it sends again while a copy of it is being
+//! made is not copied twice: the copy counts for the newest attempt, and the block waits
+//! as for an absent page, which takes it out of the congestion window of the others.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tombolo_core::rdma::{Block, BlockNotification, NotificationWrite, PeerId, Placement};
+use tombolo_host::shared::SharedSpan;
+use tombolo_wire::{Ack, Attempt, Domain, Generation, Nack, NackCode, Notification, Packet};
+
+use crate::node::{ITSELF, Node, Peer};
+use crate::programs::mover::{BlockKey, Moved, Order, Task};
+use crate::programs::own::{OwnPlace, is_own};
+use crate::programs::{Poster, Use};
+
+/// What is being copied of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Reading,
+    Writing,
+    Words,
+    /// Its words are still to come.
+    Acknowledged,
+}
+
+/// A block of which a copy is being made.
+#[derive(Debug)]
+struct Underway {
+    /// As the engine said it last.
+    block: Block,
+    stage: Stage,
+    /// Where it goes; `None` if it stays here.
+    peer: Option<Arc<Peer>>,
+}
+
+/// All of them, by peer and slot.
+#[derive(Debug, Default)]
+pub(crate) struct OwnMoves(HashMap<(PeerId, u16), Underway>);
+
+impl OwnMoves {
+    fn of(&mut self, key: BlockKey) -> Option<&mut Underway> {
+        self.0.get_mut(&(key.peer, key.slot)).filter(|underway| underway.block.generation == key.generation)
+    }
+}
+
+fn key_of(block: &Block) -> BlockKey {
+    BlockKey { peer: block.peer, slot: block.transaction.0, generation: block.generation }
+}
+
+/// Whether an end of a block that stays here is in a program's own memory.
+pub(crate) fn touches_own(block: &Block) -> bool {
+    let words = match block.notification {
+        BlockNotification::Now(words) => is_own(block.domain, words.address),
+        BlockNotification::None => false,
+        // Somebody has to remember whose it is until the words come.
+        BlockNotification::Later => true,
+    };
+    words || is_own(block.own_domain, block.source_address) || is_own(block.domain, block.destination_address)
+}
+
+impl Node {
+    fn own_place(
+        &self,
+        domain: Domain,
+        address: u64,
+        length_bytes: u32,
+        how: Use,
+    ) -> Option<Result<OwnPlace, NackCode>> {
+        is_own(domain, address).then(|| self.programs.find_own(domain, address, length_bytes, how))
+    }
+
+    /// Bytes from a peer, if they go to a program's own memory. `None`: they do not.
+    pub(crate) fn place_own(
+        &self,
+        placement: &Placement,
+        payload: &[u8],
+        how: Use,
+    ) -> Option<Result<(), NackCode>> {
+        let place = self.own_place(placement.domain, placement.address, placement.length_bytes, how)?;
+        let task = Task::Write { address: placement.address, bytes: payload.to_vec() };
+        Some(place.and_then(|place| place.offer(Order::Place(*placement), task)))
+    }
+
+    /// Words that a peer asked for, if they go there.
+    pub(crate) fn notify_own(&self, write: NotificationWrite, how: Use) -> Option<Result<(), NackCode>> {
+        let place = self.own_place(write.domain, write.words.address, 16, how)?;
+        Some(place.and_then(|place| place.offer(Order::Notify(write), Task::Words(write.words))))
+    }
+
+    /// A block to a peer, if it comes from there. False: it does not.
+    pub(crate) fn send_own(&self, peer: &Arc<Peer>, block: &Block, how: Use) -> bool {
+        let found = self.own_place(block.own_domain, block.source_address, block.length_bytes, how);
+        let Some(place) = found else { return false };
+        if self.is_underway(block) {
+            return true;
+        }
+        let task = Task::Read { address: block.source_address, length_bytes: block.length_bytes };
+        match place.and_then(|place| place.offer(Order::Block(key_of(block)), task)) {
+            Ok(()) => self.remember(block, Stage::Reading, Some(peer.clone())),
+            Err(code) => self.source_refused(block, code),
+        }
+        true
+    }
+
+    fn source_refused(&self, block: &Block, code: NackCode) {
+        // Here, what passes is an absent page.
+        let code = if code.is_transient() { NackCode::SlaveError } else { code };
+        self.engine.lock().source_refused(self.now(), block, code);
+    }
+
+    fn remember(&self, block: &Block, stage: Stage, peer: Option<Arc<Peer>>) {
+        let key = (block.peer, block.transaction.0);
+        self.own_moves.lock().0.insert(key, Underway { block: *block, stage, peer });
+    }
+
+    /// Whether a copy of that block is being made. It then counts for this attempt of it.
+    fn is_underway(&self, block: &Block) -> bool {
+        let mut moves = self.own_moves.lock();
+        let Some(underway) = moves.of(key_of(block)).filter(|known| known.stage != Stage::Acknowledged)
+        else {
+            return false;
+        };
+        underway.block = *block;
+        drop(moves);
+        self.source_refused(block, NackCode::SlaveError);
+        true
+    }
+
+    /// What who has posted a block may do with the two ends of it here.
+    fn uses_here(block: &Block) -> (Use, Use) {
+        let by = Poster::of(block.user);
+        (by.reading(block.own_domain), by.writing(block.domain))
+    }
+
+    /// A block between two programs here, with own memory at an end of it.
+    pub(crate) fn loop_back_own(&self, block: &Block) {
+        if self.is_underway(block) {
+            return;
+        }
+        self.remember(block, Stage::Reading, None);
+        let begun = self.begin_here(block);
+        self.settle_here(key_of(block), begun);
+    }
+
+    /// Returns whether it is over already.
+    fn begin_here(&self, block: &Block) -> Result<bool, NackCode> {
+        let (read, write) = Self::uses_here(block);
+        let length = block.length_bytes;
+        // Nothing is read that could not be written.
+        match self.own_place(block.domain, block.destination_address, length, write) {
+            Some(found) => found.map(drop)?,
+            None => self.memory(ITSELF, block.domain, block.destination_address, length, write).map(drop)?,
+        }
+        if let Some(place) = self.own_place(block.own_domain, block.source_address, length, read) {
+            let task = Task::Read { address: block.source_address, length_bytes: length };
+            return place?.offer(Order::Block(key_of(block)), task).map(|()| false);
+        }
+        let (from, offset) = self.memory(ITSELF, block.own_domain, block.source_address, length, read)?;
+        let source = from.get().span(offset, length as usize).map_err(|_| NackCode::DecodeError)?;
+        self.bring_here(block, source.to_vec())
+    }
+
+    /// The bytes of a block are read.
+    fn bring_here(&self, block: &Block, bytes: Vec<u8>) -> Result<bool, NackCode> {
+        let (_, write) = Self::uses_here(block);
+        let (address, length) = (block.destination_address, block.length_bytes);
+        if let Some(place) = self.own_place(block.domain, address, length, write) {
+            self.set_stage(key_of(block), Stage::Writing);
+            return place?.offer(Order::Block(key_of(block)), Task::Write { address, bytes }).map(|()| false);
+        }
+        let (to, offset) = self.memory(ITSELF, block.domain, address, length, write)?;
+        let target = to.get().span_mut(offset, length as usize).map_err(|_| NackCode::DecodeError)?;
+        target.copy_from(SharedSpan::from(&bytes));
+        self.end_here(block)
+    }
+
+    /// The bytes of a block are written.
+    fn end_here(&self, block: &Block) -> Result<bool, NackCode> {
+        match block.notification {
+            BlockNotification::Now(words) => self.say_here(block, &words),
+            BlockNotification::None | BlockNotification::Later => Ok(true),
+        }
+    }
+
+    fn say_here(&self, block: &Block, words: &Notification) -> Result<bool, NackCode> {
+        let (_, write) = Self::uses_here(block);
+        let Some(place) = self.own_place(block.domain, words.address, 16, write) else {
+            return self.write_words(ITSELF, block.domain, words, write).map(|()| true);
+        };
+        self.set_stage(key_of(block), Stage::Words);
+        place?.offer(Order::Block(key_of(block)), Task::Words(*words)).map(|()| false)
+    }
+
+    fn set_stage(&self, key: BlockKey, stage: Stage) {
+        if let Some(underway) = self.own_moves.lock().of(key) {
+            underway.stage = stage;
+        }
+    }
+
+    /// Answers a block that is over.
+    fn settle_here(&self, key: BlockKey, over: Result<bool, NackCode>) {
+        if over == Ok(false) {
+            return;
+        }
+        let mut moves = self.own_moves.lock();
+        let Some(underway) = moves.of(key) else { return };
+        let block = underway.block;
+        let bytes_only = block.notification == BlockNotification::Later && over.is_ok();
+        if bytes_only {
+            underway.stage = Stage::Acknowledged;
+        } else {
+            moves.0.remove(&(key.peer, key.slot));
+        }
+        drop(moves);
+        let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
+        let answer = match over {
+            Ok(_) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
+            Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+        };
+        // One that is set aside hears no refusal; it comes again, and is refused then.
+        let _ = self.engine.lock().handle(self.now(), ITSELF, &answer);
+    }
+
+    /// The words of a block that stays here, apart from it. False: nobody remembers that block.
+    pub(crate) fn notify_here_own(
+        &self,
+        slot: u16,
+        generation: Generation,
+        attempt: Attempt,
+        words: Notification,
+    ) -> bool {
+        let key = BlockKey { peer: ITSELF, slot, generation };
+        let mut moves = self.own_moves.lock();
+        let Some(underway) = moves.of(key) else { return false };
+        let is_alone = underway.stage == Stage::Acknowledged;
+        underway.block.attempt = attempt;
+        // Otherwise they are written when the bytes are.
+        underway.block.notification = BlockNotification::Now(words);
+        let block = underway.block;
+        if is_alone {
+            underway.stage = Stage::Words;
+        }
+        drop(moves);
+        if is_alone {
+            let said = self.say_here(&block, &words);
+            self.settle_here(key, said);
+        }
+        true
+    }
+
+    /// Goes on with what movers have done. Returns how much that was.
+    pub(crate) fn take_moved(&self) -> usize {
+        let moved = self.programs.moved.take();
+        let count = moved.len();
+        for moved in moved {
+            match moved {
+                Moved::Copied(Order::Place(placement), Ok(_)) => self.engine.lock().placed(placement),
+                Moved::Copied(Order::Place(placement), Err(code)) => {
+                    self.engine.lock().refused(placement, code);
+                }
+                Moved::Copied(Order::Notify(write), Ok(_)) => self.engine.lock().notified(write),
+                Moved::Copied(Order::Notify(write), Err(code)) => {
+                    self.engine.lock().notification_refused(write, code);
+                }
+                Moved::Copied(Order::Block(key), result) => self.copied(key, result),
+                Moved::Released(domain, life, ended) => self.programs.released(domain, life, ended),
+            }
+        }
+        if count > 0 {
+            self.pump();
+        }
+        count
+    }
+
+    fn copied(&self, key: BlockKey, result: Result<Vec<u8>, NackCode>) {
+        let mut moves = self.own_moves.lock();
+        let Some(underway) = moves.of(key) else { return };
+        let (block, stage) = (underway.block, underway.stage);
+        if let Some(peer) = underway.peer.clone() {
+            moves.0.remove(&(key.peer, key.slot));
+            drop(moves);
+            match result {
+                Ok(bytes) => self.send_packets(&peer, &block, SharedSpan::from(&bytes)),
+                Err(code) => self.source_refused(&block, code),
+            }
+            let _ = peer.link.flush();
+            return;
+        }
+        drop(moves);
+        let over = match (result, stage) {
+            (Err(code), _) => Err(code),
+            (Ok(bytes), Stage::Reading) => self.bring_here(&block, bytes),
+            (Ok(_), Stage::Writing) => self.end_here(&block),
+            (Ok(_), Stage::Words | Stage::Acknowledged) => Ok(true),
+        };
+        self.settle_here(key, over);
+    }
+
+    /// Gives up copies that take too long.
+    pub(crate) fn watch_movers(&self, now: Instant) {
+        self.programs.watch_movers(now);
+    }
+}

@@ -1,0 +1,179 @@
+//! Ranges of programs' own memory: at their own addresses in their domains, below those that the
+//! node hands out.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use parking_lot::RwLock;
+use tombolo_channel::{Grant, MAX_GRANTS, MAX_OWN_RANGES, NODE_ADDRESSES, Reply, from_the_wire};
+use tombolo_host::own::ProgramMemory;
+use tombolo_host::unix::UnixError;
+use tombolo_wire::{Domain, NackCode};
+
+use super::mover::{Job, Mover, Order, Released, Task};
+use super::{ProgramDomain, Programs, Use};
+
+/// A range that a program has registered.
+#[derive(Debug)]
+pub(crate) struct OwnRange {
+    end: u64,
+    grants: Vec<Grant>,
+    gone: AtomicBool,
+}
+
+impl OwnRange {
+    /// Whether it is deregistered.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
+    }
+}
+
+/// Those of a domain, and the thread that reaches them.
+#[derive(Debug, Default)]
+pub(super) struct OwnRanges(RwLock<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    ranges: BTreeMap<u64, Arc<OwnRange>>,
+    mover: Option<Arc<Mover>>,
+    closed: bool,
+}
+
+impl OwnRanges {
+    /// The domain closes: nothing of it is touched any more, but by a copy that hangs.
+    pub(super) fn close(&self) {
+        let mut table = self.0.write();
+        table.closed = true;
+        for range in std::mem::take(&mut table.ranges).into_values() {
+            range.gone.store(true, Ordering::SeqCst);
+        }
+        if let Some(mover) = table.mover.take() {
+            mover.close();
+        }
+    }
+}
+
+/// Own memory of a program, found and allowed.
+#[derive(Debug)]
+pub(crate) struct OwnPlace {
+    range: Arc<OwnRange>,
+    mover: Arc<Mover>,
+}
+
+impl OwnPlace {
+    /// Has a copy made.
+    pub(crate) fn offer(self, order: Order, task: Task) -> Result<(), NackCode> {
+        self.mover.offer(Job { range: self.range, order, task })
+    }
+}
+
+/// Whether an address of a domain would be in a program's own memory.
+pub(crate) fn is_own(domain: Domain, address: u64) -> bool {
+    address < NODE_ADDRESSES && from_the_wire(domain).is_some()
+}
+
+impl Programs {
+    /// A range of a program's own memory, if it may be used so. Only for addresses that
+    /// [`is_own`] takes for such.
+    pub(crate) fn find_own(
+        &self,
+        domain: Domain,
+        address: u64,
+        length_bytes: u32,
+        how: Use,
+    ) -> Result<OwnPlace, NackCode> {
+        let domain =
+            from_the_wire(domain).and_then(|number| self.domain(number)).ok_or(NackCode::NoContext)?;
+        let table = domain.own.0.read();
+        let (_, range) = table.ranges.range(..=address).next_back().ok_or(NackCode::DecodeError)?;
+        let end = address.checked_add(length_bytes.into()).ok_or(NackCode::DecodeError)?;
+        let mover = table.mover.as_ref().filter(|_| end <= range.end).ok_or(NackCode::DecodeError)?;
+        if how.is_granted(&range.grants) {
+            Ok(OwnPlace { range: range.clone(), mover: mover.clone() })
+        } else {
+            Err(NackCode::DomainMismatch)
+        }
+    }
+
+    pub(super) fn register(
+        &self,
+        domain: &ProgramDomain,
+        address: u64,
+        bytes: u64,
+        grants: Vec<Grant>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        if grants.len() > MAX_GRANTS {
+            return Err(format!("{} grants are more than {MAX_GRANTS}", grants.len()));
+        }
+        let end = address.checked_add(bytes).filter(|end| bytes > 0 && *end <= NODE_ADDRESSES);
+        let end = end.ok_or_else(|| format!("{bytes} bytes at {address:#x} are no memory of a program"))?;
+        let mut table = domain.own.0.write();
+        if table.closed {
+            return Err("the domain is closed".into());
+        }
+        if table.ranges.len() >= MAX_OWN_RANGES {
+            return Err(format!("{MAX_OWN_RANGES} ranges are registered: deregister one of them first"));
+        }
+        if table.ranges.range(..end).next_back().is_some_and(|(_, before)| before.end > address) {
+            return Err(format!("{bytes} bytes at {address:#x} overlap a range that is registered"));
+        }
+        if table.mover.is_none() {
+            let process_id = domain.socket.peer().ok().and_then(|peer| peer.process_id);
+            let process_id =
+                process_id.ok_or("the node does not see this process: it is in another pid namespace")?;
+            let memory = ProgramMemory::of(process_id, descriptors).map_err(|error| error.to_string())?;
+            let mover = Mover::start(memory, self.moved.clone()).map_err(|error| error.to_string())?;
+            table.mover = Some(Arc::new(mover));
+        }
+        let range = OwnRange { end, grants, gone: AtomicBool::new(false) };
+        table.ranges.insert(address, Arc::new(range));
+        Ok(())
+    }
+
+    /// Takes a range out, and answers when it is not touched any more.
+    pub(super) fn deregister(&self, domain: &ProgramDomain, address: u64) -> Result<(), UnixError> {
+        let mut table = domain.own.0.write();
+        let Some(range) = table.ranges.remove(&address) else {
+            drop(table);
+            let reason = format!("no memory registered at {address:#x}");
+            return domain.reply(Reply::Failed(reason), &[]);
+        };
+        range.gone.store(true, Ordering::SeqCst);
+        let mover = table.mover.clone();
+        drop(table);
+        let released = mover.map_or(Released::Now, |mover| mover.release(&range, domain.number, domain.life));
+        match released {
+            Released::Now => domain.reply(Reply::Done, &[]),
+            Released::Later => Ok(()),
+            Released::Never => domain.reply(hangs(), &[]),
+        }
+    }
+
+    /// The copy that a deregistration waited for has ended, or does not.
+    pub(crate) fn released(&self, number: u16, life: u32, ended: bool) {
+        if let Some(domain) = self.domain(number).filter(|domain| domain.life == life) {
+            let _ = domain.reply(if ended { Reply::Done } else { hangs() }, &[]);
+        }
+    }
+
+    /// Gives up copies that take too long.
+    pub(crate) fn watch_movers(&self, now: Instant) {
+        for domain in self.open_domains().values() {
+            if let Some(mover) = &domain.own.0.read().mover {
+                mover.watch(now);
+            }
+        }
+    }
+}
+
+fn hangs() -> Reply {
+    Reply::Failed(
+        "a copy of this memory waits for a page that nobody brings: it is reached by nothing new, but that \
+         copy may still touch it until the page comes or the program ends"
+            .into(),
+    )
+}
