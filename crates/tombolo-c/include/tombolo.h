@@ -48,7 +48,8 @@ typedef enum tombolo_result {
    */
   TOMBOLO_RESULT_TIMED_OUT = 4,
   /*
-   The node refused: the domain is taken, or there is not so much memory.
+   The node refused: the domain is taken, or there is not so much memory. Or own memory cannot be
+   registered, or a copy of it hangs.
    */
   TOMBOLO_RESULT_REFUSED = 5,
   /*
@@ -416,6 +417,60 @@ enum tombolo_result tombolo_wait(const struct tombolo_transfer *transfer, uint32
  `transfer` came from a function that starts one and is not used after this.
  */
 void tombolo_release(struct tombolo_transfer *transfer);
+
+/*
+ Makes memory of this program memory of the domain, with grants as for `tombolo_allocate`: `start`
+ itself is then its address in the domain. Its pages need not be there; transfers bring them in. What
+ the program may not do there itself (`mprotect`), a transfer may not either; what is not mapped when
+ a transfer comes fails it. It is registered until `tombolo_deregister` or `tombolo_close`.
+
+ # Safety
+ `domain` is open, `grants` has `grant_count` entries. The memory stays what it is while it is
+ registered: others write to whatever is there.
+ */
+enum tombolo_result tombolo_register(const struct tombolo_domain *domain,
+                                     void *start,
+                                     size_t bytes,
+                                     const struct tombolo_grant *grants,
+                                     size_t grant_count);
+
+/*
+ Takes own memory back: when this returns 0, no transfer touches it any more. Transfers that are
+ under way end first, or fail. `REFUSED` within seconds if a copy of it hangs, because nobody brings a
+ page: then nothing new reaches it, but that copy may still touch it until the page comes.
+
+ # Safety
+ `domain` is open.
+ */
+enum tombolo_result tombolo_deregister(const struct tombolo_domain *domain,
+                                       void *start);
+
+/*
+ A descriptor for poll or epoll, of the domain and closed with it; -1 for null. It is readable when a
+ transfer has ended after `tombolo_arm`, or the node is gone, and perhaps without either. So:
+ `tombolo_arm`, look at the transfers (`tombolo_poll`), `epoll_wait`, `tombolo_drain`, and again.
+
+ # Safety
+ `domain` is null or open.
+ */
+int32_t tombolo_descriptor(const struct tombolo_domain *domain);
+
+/*
+ Asks for the descriptor to become readable when the next transfer ends. Look at the transfers after
+ this and before waiting: one may have ended before. Null is nothing.
+
+ # Safety
+ `domain` is null or open.
+ */
+void tombolo_arm(const struct tombolo_domain *domain);
+
+/*
+ Makes the descriptor unreadable until the next armed end. `NODE_GONE` when the node is.
+
+ # Safety
+ `domain` is null or open.
+ */
+enum tombolo_result tombolo_drain(const struct tombolo_domain *domain);
 
 #ifdef __cplusplus
 }  // extern "C"

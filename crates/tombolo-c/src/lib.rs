@@ -5,13 +5,17 @@
 //! that goes with the last error of a thread is at [`tombolo_error`]. No panic
 //! leaves this library.
 
+mod own;
+
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tombolo_client::{MAX_MAIL_BYTES, Notification, OpenError, PostError, SendError, WaitError};
+use tombolo_client::{MAX_MAIL_BYTES, Notification, OpenError, PostError, Registered, SendError, WaitError};
 
 /// What became of a call. 0 is success.
 #[repr(C)]
@@ -27,7 +31,8 @@ pub enum Result {
     NodeGone = 3,
     /// It took too long. A transfer goes on.
     TimedOut = 4,
-    /// The node refused: the domain is taken, or there is not so much memory.
+    /// The node refused: the domain is taken, or there is not so much memory. Or own memory cannot be
+    /// registered, or a copy of it hangs.
     Refused = 5,
     /// All 32 channels of that direction are in use: release transfers that have ended.
     NoChannel = 6,
@@ -117,7 +122,11 @@ pub struct Spec {
 }
 
 /// A protection domain. May be used by all threads.
-pub struct Domain(tombolo_client::Domain);
+pub struct Domain {
+    domain: tombolo_client::Domain,
+    /// Own memory, by where it begins.
+    registered: Mutex<HashMap<usize, Registered>>,
+}
 
 /// Memory that transfers reach.
 pub struct Memory(tombolo_client::Memory);
@@ -160,7 +169,7 @@ fn of_open(error: &OpenError) -> Result {
     let result = match error {
         OpenError::NoNode { .. } => Result::NoNode,
         OpenError::TimedOut(_) => Result::TimedOut,
-        OpenError::Refused(_) => Result::Refused,
+        OpenError::Refused(_) | OpenError::OwnMemory(_) => Result::Refused,
         OpenError::Lost(_) | OpenError::Nonsense | OpenError::Memory(_) => Result::NodeGone,
     };
     say(result, &error.to_string())
@@ -198,7 +207,9 @@ pub unsafe extern "C" fn tombolo_open(path: *const c_char, number: u16, domain: 
     match tombolo_client::Domain::open(path, (number != 0).then_some(number)) {
         Ok(opened) => {
             // SAFETY: can be written, as the caller promises.
-            unsafe { domain.write(Box::into_raw(Box::new(Domain(opened)))) };
+            unsafe {
+                domain.write(Box::into_raw(Box::new(Domain { domain: opened, registered: Mutex::default() })))
+            };
             Result::Ok
         }
         Err(error) => of_open(&error),
@@ -224,7 +235,7 @@ pub unsafe extern "C" fn tombolo_close(domain: *mut Domain) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tombolo_number(domain: *const Domain) -> u16 {
     // SAFETY: null or open, as the caller promises.
-    unsafe { domain.as_ref() }.map_or(0, |domain| domain.0.number())
+    unsafe { domain.as_ref() }.map_or(0, |domain| domain.domain.number())
 }
 
 fn grant(grant: &Grant) -> Option<tombolo_client::Grant> {
@@ -235,6 +246,25 @@ fn grant(grant: &Grant) -> Option<tombolo_client::Grant> {
         _ => return None,
     };
     Some(tombolo_client::Grant { who, read: grant.read, write: grant.write })
+}
+
+/// The grants of a list, if all are for somebody.
+///
+/// # Safety
+/// `grants` has so many entries.
+unsafe fn list(grants: *const Grant, count: usize) -> Option<Vec<tombolo_client::Grant>> {
+    let grants = match count {
+        0 => &[],
+        // SAFETY: so many entries, as the caller promises.
+        count => unsafe { std::slice::from_raw_parts(grants, count) },
+    };
+    grants.iter().map(grant).collect()
+}
+
+impl Domain {
+    fn registered(&self) -> MutexGuard<'_, HashMap<usize, Registered>> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Memory of so many bytes (whole pages of 4096), zeroed, and what others may do with it.
@@ -254,15 +284,11 @@ pub unsafe extern "C" fn tombolo_allocate(
     if memory.is_null() || (grants.is_null() && grant_count > 0) {
         return bad("tombolo_allocate: a pointer is null");
     }
-    let grants = match grant_count {
-        0 => &[],
-        // SAFETY: so many entries, as the caller promises.
-        count => unsafe { std::slice::from_raw_parts(grants, count) },
-    };
-    let Some(grants) = grants.iter().map(grant).collect::<Option<Vec<_>>>() else {
+    // SAFETY: so many entries, as the caller promises.
+    let Some(grants) = (unsafe { list(grants, grant_count) }) else {
         return bad("tombolo_allocate: a grant is for nobody");
     };
-    match domain.0.allocate(bytes, &grants) {
+    match domain.domain.allocate(bytes, &grants) {
         Ok(made) => {
             // SAFETY: can be written, as the caller promises.
             unsafe { memory.write(Box::into_raw(Box::new(Memory(made)))) };
@@ -285,7 +311,7 @@ pub unsafe extern "C" fn tombolo_free(domain: *const Domain, memory: *mut Memory
     }
     // SAFETY: from `Box::into_raw`, and the caller's last use.
     let memory = unsafe { Box::from_raw(memory) };
-    domain.0.free(memory.0).map_or_else(|error| of_open(&error), |()| Result::Ok)
+    domain.domain.free(memory.0).map_or_else(|error| of_open(&error), |()| Result::Ok)
 }
 
 /// Where the memory is in this program; null for null. Others may change it, as far as its grants go.
@@ -334,7 +360,7 @@ unsafe fn start(
         notification: spec.notify.then_some(words),
         class: spec.class_hint.checked_sub(1).map(|class| class as u8),
     };
-    let started = post(&domain.0, target.into(), wanted).map(Started::Plain);
+    let started = post(&domain.domain, target.into(), wanted).map(Started::Plain);
     // SAFETY: can be written, as the callers' callers promise.
     unsafe { hand_out(started, transfer) }
 }
@@ -415,7 +441,7 @@ unsafe fn change(
         return bad("an atomic operation without a place for its handle");
     }
     // SAFETY: can be written, as the callers' callers promise.
-    unsafe { hand_out(post(&domain.0).map(Started::Atomic), transfer) }
+    unsafe { hand_out(post(&domain.domain).map(Started::Atomic), transfer) }
 }
 
 /// Starts adding to the word of 8 bytes at an address (a multiple of 8) of the target. It is carried out
@@ -515,7 +541,7 @@ pub unsafe extern "C" fn tombolo_open_mailbox(
     let Some(senders) = senders.iter().map(who).collect::<Option<Vec<_>>>() else {
         return bad("tombolo_open_mailbox: a sender is nobody");
     };
-    match domain.0.open_mailbox(messages, &senders) {
+    match domain.domain.open_mailbox(messages, &senders) {
         Ok(opened) => {
             // SAFETY: can be written, as the caller promises.
             unsafe { mailbox.write(Box::into_raw(Box::new(Mailbox(opened)))) };
@@ -545,7 +571,7 @@ pub unsafe extern "C" fn tombolo_send(
     }
     // SAFETY: so many bytes, as the caller promises.
     let message = unsafe { std::slice::from_raw_parts(message.cast(), bytes) };
-    match domain.0.send(target.into(), message) {
+    match domain.domain.send(target.into(), message) {
         // SAFETY: can be written, as the caller promises.
         Ok(started) => unsafe { hand_out(Ok(Started::Plain(started)), transfer) },
         Err(SendError::Post(error)) => say(Result::NoChannel, &error.to_string()),

@@ -78,6 +78,11 @@ fn tally() {
 }
 
 #[test]
+fn event_loop() {
+    assert_eq!(said(&run("event_loop", &[])), "200 parts moved\n");
+}
+
+#[test]
 fn send_file() {
     let (from, to) = (folder().join("from"), folder().join("to"));
     let bytes: Vec<u8> =

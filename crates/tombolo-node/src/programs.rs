@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::{
@@ -41,6 +41,8 @@ const GAP_BYTES: u64 = 1 << 21;
 const MAX_CALLERS: usize = 256;
 /// Messages of one program before the others get their turn.
 const MESSAGES_AT_ONCE: usize = 16;
+/// How long memory that is freed may be in use still.
+const FREE_PATIENCE: Duration = Duration::from_secs(1);
 /// The longest sleep, so that a stop is noticed.
 const NAP: Duration = Duration::from_millis(250);
 
@@ -536,6 +538,11 @@ impl Node {
                     return domain.reply(Reply::Failed(reason), &[]);
                 };
                 self.programs.memory_bytes.fetch_sub(region.memory.len() as u64, Ordering::Relaxed);
+                // Nobody finds it any more; who has found it copies a block and lets it go.
+                let since = Instant::now();
+                while Arc::strong_count(&region.memory) > 1 && since.elapsed() < FREE_PATIENCE {
+                    std::thread::yield_now();
+                }
                 domain.reply(Reply::Done, &[])
             }
             Request::Peers => domain.reply(Reply::Peers(self.peer_statuses()), &[]),

@@ -34,6 +34,11 @@ fn tally() {
 }
 
 #[test]
+fn event_loop() {
+    assert_eq!(run("event_loop", &[]), "200 parts moved\n");
+}
+
+#[test]
 fn send_file() {
     let file = |name: &str| -> PathBuf {
         std::env::temp_dir().join(format!("tombolo-example-{}-{name}", std::process::id()))

@@ -10,4 +10,5 @@ mod mail;
 mod own_memory;
 mod refused;
 mod transfers;
+mod waiting;
 mod words;

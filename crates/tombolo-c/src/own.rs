@@ -1,0 +1,99 @@
+//! Memory of the program's own, and waiting by a descriptor.
+
+use std::ffi::c_void;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::NonNull;
+
+use tombolo_client::OwnMemory;
+
+use crate::{Domain, Grant, Result, bad, list, of_open, of_wait};
+
+/// Makes memory of this program memory of the domain, with grants as for `tombolo_allocate`: `start`
+/// itself is then its address in the domain. Its pages need not be there; transfers bring them in. What
+/// the program may not do there itself (`mprotect`), a transfer may not either; what is not mapped when
+/// a transfer comes fails it. It is registered until `tombolo_deregister` or `tombolo_close`.
+///
+/// # Safety
+/// `domain` is open, `grants` has `grant_count` entries. The memory stays what it is while it is
+/// registered: others write to whatever is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_register(
+    domain: *const Domain,
+    start: *mut c_void,
+    bytes: usize,
+    grants: *const Grant,
+    grant_count: usize,
+) -> Result {
+    // SAFETY: null or open, as the caller promises.
+    let Some(domain) = (unsafe { domain.as_ref() }) else { return bad("tombolo_register: domain is null") };
+    let Some(address) = NonNull::new(start.cast()).filter(|_| !grants.is_null() || grant_count == 0) else {
+        return bad("tombolo_register: a pointer is null");
+    };
+    // SAFETY: so many entries, as the caller promises.
+    let Some(grants) = (unsafe { list(grants, grant_count) }) else {
+        return bad("tombolo_register: a grant is for nobody");
+    };
+    // SAFETY: no reference is made to it here, and C has none that would mind.
+    let memory = unsafe { OwnMemory::from_raw(address, bytes) };
+    // Held over the call: who deregisters it meanwhile finds it.
+    let mut registered = domain.registered();
+    match domain.domain.register(memory, &grants) {
+        Ok(memory) => {
+            registered.insert(start as usize, memory);
+            Result::Ok
+        }
+        Err(error) => of_open(&error),
+    }
+}
+
+/// Takes own memory back: when this returns 0, no transfer touches it any more. Transfers that are
+/// under way end first, or fail. `REFUSED` within seconds if a copy of it hangs, because nobody brings a
+/// page: then nothing new reaches it, but that copy may still touch it until the page comes.
+///
+/// # Safety
+/// `domain` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_deregister(domain: *const Domain, start: *mut c_void) -> Result {
+    // SAFETY: null or open, as the caller promises.
+    let Some(domain) = (unsafe { domain.as_ref() }) else { return bad("tombolo_deregister: domain is null") };
+    let Some(memory) = domain.registered().remove(&(start as usize)) else {
+        return bad("tombolo_deregister: no memory is registered there");
+    };
+    domain.domain.deregister(memory).map_or_else(|error| of_open(&error), |_| Result::Ok)
+}
+
+/// A descriptor for poll or epoll, of the domain and closed with it; -1 for null. It is readable when a
+/// transfer has ended after `tombolo_arm`, or the node is gone, and perhaps without either. So:
+/// `tombolo_arm`, look at the transfers (`tombolo_poll`), `epoll_wait`, `tombolo_drain`, and again.
+///
+/// # Safety
+/// `domain` is null or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_descriptor(domain: *const Domain) -> i32 {
+    // SAFETY: null or open, as the caller promises.
+    unsafe { domain.as_ref() }.map_or(-1, |domain| domain.domain.as_fd().as_raw_fd())
+}
+
+/// Asks for the descriptor to become readable when the next transfer ends. Look at the transfers after
+/// this and before waiting: one may have ended before. Null is nothing.
+///
+/// # Safety
+/// `domain` is null or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_arm(domain: *const Domain) {
+    // SAFETY: null or open, as the caller promises.
+    if let Some(domain) = unsafe { domain.as_ref() } {
+        domain.domain.arm();
+    }
+}
+
+/// Makes the descriptor unreadable until the next armed end. `NODE_GONE` when the node is.
+///
+/// # Safety
+/// `domain` is null or open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_drain(domain: *const Domain) -> Result {
+    // SAFETY: null or open, as the caller promises.
+    let Some(domain) = (unsafe { domain.as_ref() }) else { return bad("tombolo_drain: domain is null") };
+    domain.domain.drain().map_or_else(of_wait, |()| Result::Ok)
+}
