@@ -26,6 +26,8 @@ use crate::transfer::{Atomic, Spec, Transfer};
 
 /// How long the node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long to leave a node alone that has too many waiting.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// How long to poll for the end of a transfer without giving way to anybody.
 const SPIN: Duration = Duration::from_micros(2);
 /// How long to poll before sleeping.
@@ -137,7 +139,14 @@ impl Domain {
         progress: Option<Progress>,
     ) -> Result<Self, OpenError> {
         let no_node = |source| OpenError::NoNode { path: path.to_owned(), source };
-        let socket = SeqpacketSocket::connect(path).map_err(no_node)?;
+        let deadline = Instant::now() + PATIENCE;
+        let socket = loop {
+            match SeqpacketSocket::connect(path) {
+                // Many come at once.
+                Err(UnixError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(BUSY_PAUSE),
+                connected => break connected.map_err(no_node)?,
+            }
+        };
         let mut buffer = vec![0; MAX_MESSAGE_BYTES];
         let request = Request::Open { domain: number };
         let (reply, received) = ask(&socket, &mut buffer, request, &[], &|| {})?;

@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::thread::futex;
 
@@ -98,6 +99,43 @@ pub fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) 
     }
 }
 
+/// Many descriptors to wait for, of which few are ready: an epoll.
+#[derive(Debug)]
+pub struct Poll {
+    descriptor: OwnedFd,
+}
+
+impl Poll {
+    /// One without descriptors.
+    pub fn new() -> Result<Self, Errno> {
+        Ok(Self { descriptor: epoll::create(epoll::CreateFlags::CLOEXEC)? })
+    }
+
+    /// Waits for that one, too; it is called `key`.
+    pub fn add(&self, descriptor: BorrowedFd<'_>, key: u64) -> Result<(), Errno> {
+        epoll::add(&self.descriptor, descriptor, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
+    }
+
+    /// Does not wait for that one any more.
+    pub fn remove(&self, descriptor: BorrowedFd<'_>) {
+        // One that is not waited for is what was asked.
+        let _ = epoll::delete(&self.descriptor, descriptor);
+    }
+
+    /// Sleeps until one is readable or hung up, or the time is over; the keys of those that are, as far
+    /// as there is room in `keys`, which is filled up to its capacity.
+    pub fn wait(&self, keys: &mut Vec<u64>, timeout: Duration) -> Result<(), Errno> {
+        let mut events = Vec::with_capacity(keys.capacity().max(1));
+        keys.clear();
+        match epoll::wait(&self.descriptor, spare_capacity(&mut events), Some(&timespec(timeout))) {
+            Ok(_) => keys.extend(events.iter().map(|event: &epoll::Event| event.data.u64())),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        Ok(())
+    }
+}
+
 fn timespec(duration: Duration) -> Timespec {
     // Longer than i64 seconds is as good as for ever.
     Timespec::try_from(duration).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
@@ -118,6 +156,24 @@ mod tests {
         assert!(wait_readable(&[event.as_fd()], None).unwrap());
         assert!(event.drain().unwrap());
         assert!(!event.drain().unwrap());
+    }
+
+    #[test]
+    fn a_poll_names_those_that_are_ready() {
+        let (poll, events) = (Poll::new().unwrap(), [EventFd::new().unwrap(), EventFd::new().unwrap()]);
+        for (event, key) in events.iter().zip([7, 9]) {
+            poll.add(event.as_fd(), key).unwrap();
+        }
+        let mut keys = Vec::with_capacity(8);
+        poll.wait(&mut keys, Duration::ZERO).unwrap();
+        assert!(keys.is_empty());
+        events[1].signal().unwrap();
+        poll.wait(&mut keys, Duration::from_secs(10)).unwrap();
+        assert_eq!(keys, [9]);
+        events[0].signal().unwrap();
+        poll.remove(events[1].as_fd());
+        poll.wait(&mut keys, Duration::from_secs(10)).unwrap();
+        assert_eq!(keys, [7]);
     }
 
     #[test]

@@ -98,12 +98,15 @@ fn plan(number: u16, user: u64, slot: usize, wanted: &Descriptor) -> Result<Plan
 impl Node {
     /// Posts what programs rang for. Returns how many bells.
     pub(crate) fn answer_bells(&self) -> usize {
-        let domains = self.programs.open_domains();
+        let domains = self.programs.awake.domains();
         let (mut count, mut budget) = (0, AT_ONCE_ALTOGETHER);
         // Whoever was left for later is first now.
         let first = self.programs.turn.load(Ordering::Relaxed);
         for domain in domains.range(first..).chain(domains.range(..first)).map(|(_, domain)| domain) {
             let mut rung = domain.page.take_rung();
+            if rung != 0 {
+                domain.rang.store(true, Ordering::Relaxed);
+            }
             while rung != 0 {
                 if budget == 0 {
                     let _ = domain.page.ring(rung);

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use tombolo_channel::PeerStatus;
+use tombolo_channel::{PeerStatus, SLOTS};
 use tombolo_core::rdma::{
     Action, Block, Completion, Config, Engine, NotificationWrite, Operation, PeerId, Placement,
     Retransmission, Time, Transfer, TransferError, Verdict,
@@ -179,9 +179,35 @@ impl std::fmt::Debug for Node {
     }
 }
 
+/// The most blocks that an engine may have under way.
+pub const MAX_TRANSACTIONS: u16 = 1 << 15;
+/// The most transfers posted and not over, however many channels there are.
+const MAX_TRANSFERS: u32 = 1 << 16;
+
+/// What a node has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Programs' domains open at once (QOS §3.2.1: 16), with 64 channels each.
+    pub domains: u16,
+    /// Memory allocated for all of them, in bytes.
+    pub program_memory_bytes: u64,
+    /// Blocks under way (QOS §3.2.4: 1024), at most [`MAX_TRANSACTIONS`].
+    pub transactions: u16,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { domains: 16, program_memory_bytes: 1 << 30, transactions: 1024 }
+    }
+}
+
 /// The engine as a node on ordinary machines uses it.
-fn configuration() -> Config {
+fn configuration(limits: &Limits) -> Config {
     Config {
+        transactions: limits.transactions.min(MAX_TRANSACTIONS),
+        // Others may have other limits.
+        peer_transactions: MAX_TRANSACTIONS,
+        transfers: (u32::from(limits.domains) * SLOTS as u32).clamp(1024, MAX_TRANSFERS),
         // Answers may be sent only when their sender gets the processor again,
         // which takes as long as the time slice of whoever has it.
         retransmission: Retransmission::Measured {
@@ -196,8 +222,18 @@ fn configuration() -> Config {
 impl Node {
     /// A node that lends up to `lend_bytes` and has `buffer_bytes` of buffers for borrowing.
     pub fn new(name: &str, lend_bytes: u64, buffer_bytes: usize) -> Result<Self, LendError> {
+        Self::with_limits(name, lend_bytes, buffer_bytes, Limits::default())
+    }
+
+    /// The same, with other limits.
+    pub fn with_limits(
+        name: &str,
+        lend_bytes: u64,
+        buffer_bytes: usize,
+        limits: Limits,
+    ) -> Result<Self, LendError> {
         let buffers = ledger::allocate((buffer_bytes.max(4096) as u64).next_multiple_of(4096))?;
-        let mut engine = Engine::new(configuration());
+        let mut engine = Engine::new(configuration(&limits));
         engine.add_peer(Time(0), ITSELF);
         Ok(Self {
             name: name.to_owned(),
@@ -211,7 +247,7 @@ impl Node {
             completions: OnceLock::new(),
             losses: OnceLock::new(),
             packets_dropped: AtomicU64::new(0),
-            programs: Programs::new()?,
+            programs: Programs::new(limits)?,
             own_moves: Mutex::default(),
             carriages: Carriages::default(),
             arrivals: AtomicU32::new(0),

@@ -4,10 +4,12 @@
 //! channel page is copied once and checked, a wild doorbell is a descriptor that
 //! fails, and a program that dies takes its domain with it.
 
+pub(crate) mod awake;
+pub(crate) mod callers;
 pub(crate) mod mover;
 pub(crate) mod own;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,17 +17,18 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::{
-    ChannelPage, Failure, Fate, Grant, MAX_GRANTS, MAX_MESSAGE_BYTES, MailError, Mailbox, Message,
-    NODE_ADDRESSES, Reply, Request, SLOTS, Target, Who, decode, encode, from_the_wire,
+    ChannelPage, Failure, Fate, Grant, MAX_GRANTS, MailError, Mailbox, Message, NODE_ADDRESSES, Reply,
+    Request, SLOTS, Target, Who, encode, from_the_wire,
 };
 use tombolo_core::rdma::{PeerId, TransferError};
-use tombolo_host::event::{self, EventFd};
+use tombolo_host::event::{EventFd, Poll};
 use tombolo_host::shared::{SharedMemory, SharedSpan};
-use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
+use tombolo_host::unix::{SeqpacketSocket, UnixError};
 use tombolo_wire::{Domain, NackCode};
 
 use crate::ledger;
-use crate::node::{ITSELF, Node};
+use crate::node::{ITSELF, Limits, Node};
+use awake::Awake;
 use mover::Outbox;
 use own::OwnRanges;
 
@@ -37,29 +40,8 @@ pub(crate) const AT_HOME: u64 = 1 << 61;
 const OF_A_PEER: u64 = 1 << 60;
 /// Between two pieces of memory: an address that runs off one is in none.
 const GAP_BYTES: u64 = 1 << 21;
-/// Connections of programs, those without a domain included.
-const MAX_CALLERS: usize = 256;
-/// Messages of one program before the others get their turn.
-const MESSAGES_AT_ONCE: usize = 16;
 /// How long memory that is freed may be in use still.
 const FREE_PATIENCE: Duration = Duration::from_secs(1);
-/// The longest sleep, so that a stop is noticed.
-const NAP: Duration = Duration::from_millis(250);
-
-/// How much programs may have.
-#[derive(Clone, Copy, Debug)]
-struct ProgramLimits {
-    /// Domains open at once (QOS §3.2.1: 16).
-    domains: usize,
-    /// Memory of all of them.
-    memory_bytes: u64,
-}
-
-impl Default for ProgramLimits {
-    fn default() -> Self {
-        Self { domains: 16, memory_bytes: 1 << 30 }
-    }
-}
 
 /// Memory of a domain.
 #[derive(Clone, Debug)]
@@ -188,6 +170,8 @@ pub(crate) struct ProgramDomain {
     letterbox: OnceLock<Letterbox>,
     /// Channels with a transfer under way.
     pub(crate) busy: AtomicU64,
+    /// It has rung since the last look at that.
+    pub(crate) rang: AtomicBool,
 }
 
 pub(crate) type Domains = BTreeMap<u16, Arc<ProgramDomain>>;
@@ -195,9 +179,13 @@ pub(crate) type Domains = BTreeMap<u16, Arc<ProgramDomain>>;
 /// All of them.
 #[derive(Debug)]
 pub(crate) struct Programs {
-    limits: ProgramLimits,
+    limits: Limits,
     /// Copied when it changes, so that nobody holds the lock while doing something.
     domains: RwLock<Arc<Domains>>,
+    /// What the thread that receives programs sleeps on.
+    poll: Poll,
+    /// Those whose bells are looked at.
+    pub(crate) awake: Awake,
     memory_bytes: AtomicU64,
     lives: AtomicU32,
     /// The engine's loop sleeps on this, too.
@@ -224,13 +212,16 @@ pub(crate) struct Counts {
 }
 
 impl Programs {
-    pub(crate) fn new() -> Result<Self, ledger::LendError> {
+    pub(crate) fn new(limits: Limits) -> Result<Self, ledger::LendError> {
         let wake = EventFd::new().map_err(|errno| ledger::LendError::System(errno.to_string()))?;
+        let poll = Poll::new().map_err(|errno| ledger::LendError::System(errno.to_string()))?;
         let moved = Outbox::new(&wake).map_err(|error| ledger::LendError::System(error.to_string()))?;
         Ok(Self {
             moved: Arc::new(moved),
-            limits: ProgramLimits::default(),
+            limits,
             domains: RwLock::default(),
+            awake: Awake::default(),
+            poll,
             memory_bytes: AtomicU64::new(0),
             lives: AtomicU32::new(0),
             wake,
@@ -249,6 +240,10 @@ impl Programs {
         let mut counters = vec![
             ("programs_domains".to_owned(), open),
             ("programs_memory_bytes".to_owned(), self.memory_bytes.load(Ordering::Relaxed)),
+            ("programs_awake".to_owned(), self.awake.domains().len() as u64),
+            ("limit_domains".to_owned(), self.limits.domains.into()),
+            ("limit_program_memory_bytes".to_owned(), self.limits.program_memory_bytes),
+            ("limit_transactions".to_owned(), self.limits.transactions.into()),
         ];
         for (name, counter) in [
             ("programs_transfers", transfers),
@@ -295,6 +290,13 @@ impl Programs {
         }
     }
 
+    /// A program rang while its bell was not looked at.
+    fn rouse(&self, domain: &Arc<ProgramDomain>) {
+        self.awake.add(domain);
+        // If the loop sleeps: it looks at that bell, too, from now on.
+        let _ = self.wake.signal();
+    }
+
     /// The descriptor that the engine's loop sleeps on beside its links.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
@@ -306,7 +308,7 @@ impl Programs {
         if self.moved.fall_asleep() {
             return true;
         }
-        self.open_domains().values().filter(|domain| domain.page.fall_asleep()).count() > 0
+        self.awake.domains().values().filter(|domain| domain.page.fall_asleep()).count() > 0
     }
 
     /// It is awake.
@@ -314,7 +316,7 @@ impl Programs {
         self.asleep.store(false, Ordering::SeqCst);
         self.moved.wake_up();
         let _ = self.wake.drain();
-        for domain in self.open_domains().values() {
+        for domain in self.awake.domains().values() {
             domain.page.wake_up();
         }
     }
@@ -382,7 +384,7 @@ impl Programs {
             Some(number) => Some(number),
             None => tombolo_channel::DOMAINS.rev().find(|number| !domains.contains_key(number)),
         };
-        let Some(number) = chosen.filter(|_| domains.len() < self.limits.domains) else {
+        let Some(number) = chosen.filter(|_| domains.len() < usize::from(self.limits.domains)) else {
             return Err((socket, format!("all {} domains of this node are open", self.limits.domains)));
         };
         let page = match ChannelPage::create() {
@@ -399,17 +401,17 @@ impl Programs {
             next_address: Mutex::new(NODE_ADDRESSES),
             letterbox: OnceLock::new(),
             busy: AtomicU64::new(0),
+            rang: AtomicBool::new(true),
         });
-        if self.asleep.load(Ordering::SeqCst) {
-            // It learns of the new page when it wakes up.
-            domain.page.fall_asleep();
-        }
         Arc::make_mut(&mut domains).insert(number, domain.clone());
+        drop(domains);
+        self.rouse(&domain);
         Ok(domain)
     }
 
     fn close(&self, domain: &ProgramDomain) {
         Arc::make_mut(&mut self.domains.write()).remove(&domain.number);
+        self.awake.remove(domain.number);
         domain.own.close();
         let letters = domain.letterbox.get().map_or(0, |letterbox| letterbox.mailbox.len() as u64);
         let regions: u64 = domain.regions.write().values().map(|region| region.memory.len() as u64).sum();
@@ -420,10 +422,10 @@ impl Programs {
     /// Takes so many bytes of what programs may have.
     fn reserve(&self, bytes: u64) -> Result<(), String> {
         let taken = self.memory_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|used| *used <= self.limits.memory_bytes)
+            used.checked_add(bytes).filter(|used| *used <= self.limits.program_memory_bytes)
         });
         taken.map(|_| ()).map_err(|used| {
-            let left = self.limits.memory_bytes - used;
+            let left = self.limits.program_memory_bytes - used;
             format!("{bytes} bytes asked, and this node has {left} left for programs")
         })
     }
@@ -559,103 +561,4 @@ impl Node {
             }
         }
     }
-}
-
-/// A connection of the programs' socket.
-enum Caller {
-    /// It has not opened a domain yet.
-    New(SeqpacketSocket),
-    Open(Arc<ProgramDomain>),
-}
-
-impl Caller {
-    fn socket(&self) -> &SeqpacketSocket {
-        match self {
-            Self::New(socket) => socket,
-            Self::Open(domain) => &domain.socket,
-        }
-    }
-}
-
-/// Receives programs at a socket until `stop` says so. On a thread of its own: to allocate takes time.
-pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &AtomicBool) {
-    let mut callers: Vec<Caller> = Vec::new();
-    let mut buffer = vec![0; MAX_MESSAGE_BYTES];
-    while !stop.load(Ordering::Relaxed) {
-        while let Ok(Some(socket)) = listener.accept() {
-            if may_use(&socket) && callers.len() < MAX_CALLERS {
-                callers.push(Caller::New(socket));
-            }
-        }
-        let mut gone = BTreeSet::new();
-        for (index, caller) in callers.iter_mut().enumerate() {
-            if !serve_caller(node, caller, &mut buffer) {
-                gone.insert(index);
-            }
-        }
-        for index in gone.into_iter().rev() {
-            if let Caller::Open(domain) = callers.swap_remove(index) {
-                node.programs.close(&domain);
-            }
-        }
-        let mut descriptors: Vec<_> = callers.iter().map(|caller| caller.socket().as_fd()).collect();
-        descriptors.push(listener.as_fd());
-        let _ = event::wait_readable(&descriptors, Some(NAP));
-    }
-    for caller in &callers {
-        if let Caller::Open(domain) = caller {
-            node.programs.close(domain);
-        }
-    }
-}
-
-/// Programs of the node's own user, and of root.
-fn may_use(socket: &SeqpacketSocket) -> bool {
-    let own = rustix::process::geteuid().as_raw();
-    socket.peer().is_ok_and(|peer| peer.user_id == own || peer.user_id == 0)
-}
-
-/// Answers what a program has asked by now. False: it is gone, or talks nonsense.
-fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
-    for _ in 0..MESSAGES_AT_ONCE {
-        let (length, descriptors) = match caller.socket().receive(buffer) {
-            Ok(received) => (received.length_bytes, received.descriptors),
-            Err(UnixError::WouldBlock) => return true,
-            Err(_) => return false,
-        };
-        let request = match decode(&buffer[..length]) {
-            Some(Message::AskV1(request)) => request,
-            Some(Message::WakeV1) => {
-                let _ = node.programs.wake.signal();
-                continue;
-            }
-            _ => return false,
-        };
-        let answered = match caller {
-            Caller::Open(domain) => node.answer_program(domain, request, descriptors),
-            Caller::New(socket) => {
-                let Request::Open { domain } = request else { return false };
-                // Its place is taken by the end of a pair that nobody holds.
-                let Ok((placeholder, _)) = SeqpacketSocket::pair() else { return false };
-                match node.programs.open(domain, std::mem::replace(socket, placeholder)) {
-                    Ok(domain) => {
-                        let answer = Reply::Opened { domain: domain.number };
-                        let answered = domain.reply(answer, &[domain.page.as_fd()]);
-                        *caller = Caller::Open(domain);
-                        answered
-                    }
-                    Err((back, reason)) => {
-                        let answer = encode(&Message::AnswerV1(Reply::Failed(reason)));
-                        let answered = back.send(&[&answer], &[]);
-                        *socket = back;
-                        answered
-                    }
-                }
-            }
-        };
-        if answered.is_err() {
-            return false;
-        }
-    }
-    true
 }

@@ -61,6 +61,7 @@ impl Node {
             let now = Instant::now();
             if turn.next_tick.is_none_or(|next| now >= next) {
                 self.watch_movers(now);
+                self.programs.leave_out_quiet();
                 turn.next_tick = Some(self.tick().unwrap_or(now + NAP).min(now + NAP));
             }
         }
@@ -120,6 +121,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         let mut nap = node.expire().unwrap_or(NAP).min(NAP);
         if now >= next_tick {
             node.watch_movers(now);
+            node.programs.leave_out_quiet();
             next_tick = node.tick().unwrap_or(now + NAP).min(now + NAP);
         }
         retire(node, &mut peers, told);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Node, PeerEvent};
+use tombolo_node::{Address, Limits, Node, PeerEvent};
 
 use crate::security::SecurityArguments;
 use crate::size::Size;
@@ -25,6 +25,16 @@ pub struct Arguments {
     /// Where programs of this machine open domains, to use the RDMA engine: a path for a socket.
     #[arg(long, value_name = "PATH")]
     programs: Option<PathBuf>,
+    /// How many domains programs may have open at once, 64 channels each: up to 32767.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=32767))]
+    domains: u16,
+    /// How much memory may be allocated for programs, all together. What they register of their own
+    /// does not count.
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    program_memory: Size,
+    /// How many blocks of transfers may be under way at once: up to 32768.
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(1..=32768))]
+    transactions: u16,
     /// Other nodes to connect to, which programs can then reach; several separated by commas. They are
     /// numbered from 1, in this order.
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
@@ -60,7 +70,13 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let addresses: Vec<Address> = arguments.peer.iter().chain([&arguments.listen]).cloned().collect();
     let security = arguments.security.of(&addresses)?;
     let listener = tombolo_node::listen(&arguments.listen, &security)?;
-    let node = Arc::new(Node::new(&name, arguments.lend.0 / 4096 * 4096, 0)?);
+    let limits = Limits {
+        domains: arguments.domains,
+        program_memory_bytes: arguments.program_memory.0,
+        transactions: arguments.transactions,
+    };
+    allow_descriptors(&limits);
+    let node = Arc::new(Node::with_limits(&name, arguments.lend.0 / 4096 * 4096, 0, limits)?);
     for address in &arguments.peer {
         node.join(address, &security, PATIENCE)?;
     }
@@ -85,6 +101,18 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     }
     eprintln!("tombolo: stopped");
     Ok(0)
+}
+
+/// Each domain has a few descriptors: as many as this process may have, unless those are enough. If
+/// they are not, programs are told that one cannot be made.
+fn allow_descriptors(limits: &Limits) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = 1024 + 8 * u64::from(limits.domains);
+    if current.is_some_and(|current| current < wanted) {
+        let current = Some(maximum.map_or(wanted, |maximum| maximum.min(wanted)));
+        let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
+    }
 }
 
 /// What the kernel says could be used without swapping.

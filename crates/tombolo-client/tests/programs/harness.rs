@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tombolo_client::Domain;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Node, Security};
+use tombolo_node::{Address, Limits, Node, Security};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -41,7 +41,11 @@ impl Host {
     }
 
     pub fn start_named(name: &str, listen: &Address, others: &[&Address]) -> (Self, Address) {
-        let node = Arc::new(Node::new(name, 0, 0).unwrap());
+        Self::start_with(name, listen, others, Limits::default())
+    }
+
+    pub fn start_with(name: &str, listen: &Address, others: &[&Address], limits: Limits) -> (Self, Address) {
+        let node = Arc::new(Node::with_limits(name, 0, 0, limits).unwrap());
         for other in others {
             node.join(other, &Security::Insecure, PATIENCE).unwrap();
         }

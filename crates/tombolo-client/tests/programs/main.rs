@@ -7,6 +7,7 @@ mod examples;
 mod harness;
 mod hostile;
 mod mail;
+mod many;
 mod own_memory;
 mod refused;
 mod transfers;

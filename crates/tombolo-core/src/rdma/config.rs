@@ -31,7 +31,8 @@ pub struct Config {
     /// Slots of the table of pending transactions (QOS §3.2.4).
     pub transactions: u16,
     /// Slots that a peer's engine may use towards this one; at least its
-    /// `transactions`, or blocks in the slots above are dropped.
+    /// `transactions`, or blocks in the slots above are dropped. Memory is taken for
+    /// those it does use.
     pub peer_transactions: u16,
     /// Transfers posted and not yet completed (QOS §3.2.1: 1024 channels).
     pub transfers: u32,

@@ -32,13 +32,17 @@ use tombolo_wire::{
     Ack, AtomicAck, Attempt, Generation, Nack, NackCode, Packet, RequestId, Resume, TransactionId,
 };
 
+/// Entries that a peer has at once; more when it uses more slots.
+const FIRST_ENTRIES: usize = 1024;
+
 #[derive(Debug)]
 struct ReceivePeer {
     connected: bool,
     /// Grows when the peer is added again: what the caller still holds from
     /// before then means nothing.
     epoch: u32,
-    entries: Box<[Entry]>,
+    /// As many as the slots that it has used need.
+    entries: Vec<Entry>,
 }
 
 /// A block is whole, its notification written.
@@ -86,14 +90,14 @@ impl Responder {
     pub(crate) fn add_peer(&mut self, id: PeerId) {
         self.lose_peer(id);
         while self.peers.len() <= id.index() {
-            self.peers.push(ReceivePeer { connected: false, epoch: 0, entries: Box::default() });
+            self.peers.push(ReceivePeer { connected: false, epoch: 0, entries: Vec::new() });
         }
         self.reply_chain.grow(self.peers.len() * self.slots);
         self.write_chain.grow(self.peers.len() * self.slots);
         let peer = &mut self.peers[id.index()];
         peer.connected = true;
         peer.epoch = peer.epoch.wrapping_add(1);
-        peer.entries = vec![Entry::empty(); self.slots].into();
+        peer.entries = vec![Entry::empty(); self.slots.min(FIRST_ENTRIES)];
     }
 
     pub(crate) fn lose_peer(&mut self, id: PeerId) {
@@ -111,7 +115,7 @@ impl Responder {
         }
         peer.connected = false;
         peer.epoch = peer.epoch.wrapping_add(1);
-        peer.entries = Box::default();
+        peer.entries = Vec::new();
     }
 
     fn reply(&mut self, id: PeerId, slot: u16, generation: Generation, attempt: Attempt, reply: Reply) {

@@ -1,0 +1,62 @@
+//! Domains whose bells the engine's loop looks at, round after round.
+//!
+//! A few are all looked at. Of many, those that are quiet for a while are told that nobody looks,
+//! as when the loop sleeps: then their program's next bell comes with a message, which brings them back.
+//! So thousands of quiet programs cost nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::RwLock;
+
+use super::{Domains, ProgramDomain, Programs};
+
+/// So many are looked at even if they are quiet.
+const LOOKED_AT: usize = 64;
+
+/// Those domains.
+#[derive(Debug, Default)]
+pub(crate) struct Awake(RwLock<Arc<Domains>>);
+
+impl Awake {
+    /// All of them.
+    pub(crate) fn domains(&self) -> Arc<Domains> {
+        self.0.read().clone()
+    }
+
+    pub(super) fn add(&self, domain: &Arc<ProgramDomain>) {
+        let mut awake = self.0.write();
+        if !awake.contains_key(&domain.number) {
+            domain.rang.store(true, Ordering::Relaxed);
+            domain.page.wake_up();
+            Arc::make_mut(&mut awake).insert(domain.number, domain.clone());
+        }
+    }
+
+    pub(super) fn remove(&self, number: u16) {
+        Arc::make_mut(&mut self.0.write()).remove(&number);
+    }
+
+    /// Leaves out those that have not rung since the last time, if they are many.
+    fn leave_out_quiet(&self) {
+        let mut awake = self.0.write();
+        if awake.len() <= LOOKED_AT {
+            return;
+        }
+        Arc::make_mut(&mut awake).retain(|_, domain| {
+            // Said first, then looked again: a bell in between is seen here, a later one is told.
+            let stays = domain.rang.swap(false, Ordering::Relaxed) || domain.page.fall_asleep();
+            if stays {
+                domain.page.wake_up();
+            }
+            stays
+        });
+    }
+}
+
+impl Programs {
+    /// The loop's, now and then.
+    pub(crate) fn leave_out_quiet(&self) {
+        self.awake.leave_out_quiet();
+    }
+}

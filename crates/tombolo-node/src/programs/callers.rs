@@ -1,0 +1,137 @@
+//! The programs' socket: who connects, what they ask for, and their leaving.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tombolo_channel::{MAX_MESSAGE_BYTES, Message, Reply, Request, decode, encode};
+use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
+
+use super::ProgramDomain;
+use crate::node::Node;
+
+/// Connections of programs beyond those that have a domain.
+const MAX_NEW_CALLERS: usize = 240;
+/// Messages of one program before the others get their turn.
+const MESSAGES_AT_ONCE: usize = 16;
+/// Programs looked at before the next look at the socket.
+const MAX_READY: usize = 256;
+/// Among the keys of the poll.
+const LISTENER: u64 = 0;
+/// The longest sleep, so that a stop is noticed.
+const NAP: Duration = Duration::from_millis(250);
+/// How long those wait that cannot be received now.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A connection of the programs' socket.
+enum Caller {
+    /// It has not opened a domain yet.
+    New(SeqpacketSocket),
+    Open(Arc<ProgramDomain>),
+}
+
+impl Caller {
+    fn socket(&self) -> &SeqpacketSocket {
+        match self {
+            Self::New(socket) => socket,
+            Self::Open(domain) => &domain.socket,
+        }
+    }
+}
+
+/// Receives programs at a socket until `stop` says so. On a thread of its own: to allocate takes time.
+pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &AtomicBool) {
+    let poll = &node.programs.poll;
+    let max_callers = usize::from(node.programs.limits.domains) + MAX_NEW_CALLERS;
+    let mut callers: HashMap<u64, Caller> = HashMap::new();
+    let (mut next, mut ready) = (LISTENER + 1, Vec::with_capacity(MAX_READY));
+    let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+    // Without it programs are looked for from time to time.
+    let _ = poll.add(listener.as_fd(), LISTENER);
+    while !stop.load(Ordering::Relaxed) {
+        let mut is_crowded = callers.len() >= max_callers;
+        while !is_crowded {
+            let Ok(Some(socket)) = listener.accept().inspect_err(|_| is_crowded = true) else { break };
+            if may_use(&socket) && poll.add(socket.as_fd(), next).is_ok() {
+                callers.insert(next, Caller::New(socket));
+                next += 1;
+            }
+            is_crowded = callers.len() >= max_callers;
+        }
+        for key in &ready {
+            let Some(caller) = callers.get_mut(key) else { continue };
+            if !serve_caller(node, caller, &mut buffer) {
+                poll.remove(caller.socket().as_fd());
+                if let Some(Caller::Open(domain)) = callers.remove(key) {
+                    node.programs.close(&domain);
+                }
+            }
+        }
+        if poll.wait(&mut ready, NAP).is_err() || ready.iter().all(|key| *key == LISTENER) && is_crowded {
+            // Nothing can be done for those who wait to be received.
+            std::thread::sleep(PAUSE);
+        }
+    }
+    for caller in callers.values() {
+        poll.remove(caller.socket().as_fd());
+        if let Caller::Open(domain) = caller {
+            node.programs.close(domain);
+        }
+    }
+}
+
+/// Programs of the node's own user, and of root.
+fn may_use(socket: &SeqpacketSocket) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    socket.peer().is_ok_and(|peer| peer.user_id == own || peer.user_id == 0)
+}
+
+/// Answers what a program has asked by now. False: it is gone, or talks nonsense.
+fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
+    for _ in 0..MESSAGES_AT_ONCE {
+        let (length, descriptors) = match caller.socket().receive(buffer) {
+            Ok(received) => (received.length_bytes, received.descriptors),
+            Err(UnixError::WouldBlock) => return true,
+            Err(_) => return false,
+        };
+        let request = match decode(&buffer[..length]) {
+            Some(Message::AskV1(request)) => request,
+            Some(Message::WakeV1) => {
+                match caller {
+                    Caller::Open(domain) => node.programs.rouse(domain),
+                    Caller::New(_) => return false,
+                }
+                continue;
+            }
+            _ => return false,
+        };
+        let answered = match caller {
+            Caller::Open(domain) => node.answer_program(domain, request, descriptors),
+            Caller::New(socket) => {
+                let Request::Open { domain } = request else { return false };
+                // Its place is taken by the end of a pair that nobody holds.
+                let Ok((placeholder, _)) = SeqpacketSocket::pair() else { return false };
+                match node.programs.open(domain, std::mem::replace(socket, placeholder)) {
+                    Ok(domain) => {
+                        let answer = Reply::Opened { domain: domain.number };
+                        let answered = domain.reply(answer, &[domain.page.as_fd()]);
+                        *caller = Caller::Open(domain);
+                        answered
+                    }
+                    Err((back, reason)) => {
+                        let answer = encode(&Message::AnswerV1(Reply::Failed(reason)));
+                        let answered = back.send(&[&answer], &[]);
+                        *socket = back;
+                        answered
+                    }
+                }
+            }
+        };
+        if answered.is_err() {
+            return false;
+        }
+    }
+    true
+}
