@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use tombolo_channel::{PeerStatus, SLOTS};
+use tombolo_channel::{Failure, PeerStatus, SLOTS};
 use tombolo_core::rdma::{
     Action, Block, Completion, Config, Engine, NotificationWrite, Operation, PeerId, Placement,
     Retransmission, Time, Transfer, TransferError, Verdict,
@@ -530,8 +530,9 @@ impl Node {
                 }
                 Some(Action::Complete(Completion { user, status, before, .. })) => {
                     let result = status.map(|()| *before).map_err(failure_of);
-                    if !self.programs.completed(*user, result)
-                        && !self.carried(*user, result.map(|_| ()))
+                    let is_later = result.is_err_and(|failure| self.fails_later(*user, failure));
+                    if !is_later
+                        && !self.ended(*user, result)
                         && let Some(sink) = self.completions.get()
                     {
                         sink(*user, *status);
@@ -564,6 +565,11 @@ impl Node {
         for peer in touched.into_iter().filter(|_| urgent) {
             let _ = peer.link.flush();
         }
+    }
+
+    /// A transfer is over. False: it was neither a program's nor a peer's.
+    pub(crate) fn ended(&self, user: u64, result: Result<u64, Failure>) -> bool {
+        self.programs.completed(user, result) || self.carried(user, result.map(|_| ()))
     }
 
     /// Sends a packet, or loses it: a link that stays full for so long is as

@@ -17,12 +17,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tombolo_channel::Failure;
 use tombolo_core::rdma::{Block, BlockNotification, NotificationWrite, PeerId, Placement};
 use tombolo_host::shared::SharedSpan;
 use tombolo_wire::{Ack, Attempt, Domain, Generation, Nack, NackCode, Notification, Packet};
 
 use crate::node::{ITSELF, Node, Peer};
-use crate::programs::mover::{BlockKey, Moved, Order, Task};
+use crate::programs::mover::{Moved, Order, Task};
 use crate::programs::own::{OwnPlace, is_own};
 use crate::programs::{Poster, Use};
 
@@ -46,18 +47,53 @@ struct Underway {
     peer: Option<Arc<Peer>>,
 }
 
-/// All of them, by peer and slot.
+/// All of them. Numbers are never used again, so a late copy is never taken for another's.
 #[derive(Debug, Default)]
-pub(crate) struct OwnMoves(HashMap<(PeerId, u16), Underway>);
-
-impl OwnMoves {
-    fn of(&mut self, key: BlockKey) -> Option<&mut Underway> {
-        self.0.get_mut(&(key.peer, key.slot)).filter(|underway| underway.block.generation == key.generation)
-    }
+pub(crate) struct OwnMoves {
+    blocks: HashMap<u64, Underway>,
+    /// The number of the newest in a slot of the engine towards a peer.
+    slots: HashMap<(PeerId, u16), u64>,
+    next: u64,
+    /// Transfers that have failed here, to be told when the last copy for them is over.
+    failed: HashMap<u64, Failure>,
 }
 
-fn key_of(block: &Block) -> BlockKey {
-    BlockKey { peer: block.peer, slot: block.transaction.0, generation: block.generation }
+impl OwnMoves {
+    /// The block of a slot, if that is the one meant.
+    fn of(&mut self, peer: PeerId, slot: u16, generation: Generation) -> Option<(u64, &mut Underway)> {
+        let number = *self.slots.get(&(peer, slot))?;
+        let underway = self.blocks.get_mut(&number)?;
+        (underway.block.generation == generation).then_some((number, underway))
+    }
+
+    fn add(&mut self, underway: Underway) -> u64 {
+        let slot = (underway.block.peer, underway.block.transaction.0);
+        self.next += 1;
+        self.blocks.insert(self.next, underway);
+        if let Some(before) = self.slots.insert(slot, self.next)
+            && self.blocks.get(&before).is_some_and(|block| block.stage == Stage::Acknowledged)
+        {
+            self.blocks.remove(&before);
+        }
+        self.next
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Underway> {
+        let underway = self.blocks.remove(&number)?;
+        let slot = (underway.block.peer, underway.block.transaction.0);
+        if self.slots.get(&slot) == Some(&number) {
+            self.slots.remove(&slot);
+        }
+        Some(underway)
+    }
+
+    /// Whether a copy is being made of a block that stays here, for that transfer.
+    fn copies_for(&self, user: u64) -> bool {
+        let mut blocks = self.blocks.values();
+        blocks.any(|known| {
+            known.block.user == user && known.peer.is_none() && known.stage != Stage::Acknowledged
+        })
+    }
 }
 
 /// Whether an end of a block that stays here is in a program's own memory.
@@ -104,13 +140,14 @@ impl Node {
     pub(crate) fn send_own(&self, peer: &Arc<Peer>, block: &Block, how: Use) -> bool {
         let found = self.own_place(block.own_domain, block.source_address, block.length_bytes, how);
         let Some(place) = found else { return false };
-        if self.is_underway(block) {
+        if self.is_underway(block, Some(peer)) {
             return true;
         }
+        let number = self.remember(block, Some(peer.clone()));
         let task = Task::Read { address: block.source_address, length_bytes: block.length_bytes };
-        match place.and_then(|place| place.offer(Order::Block(key_of(block)), task)) {
-            Ok(()) => self.remember(block, Stage::Reading, Some(peer.clone())),
-            Err(code) => self.source_refused(block, code),
+        if let Err(code) = place.and_then(|place| place.offer(Order::Block(number), task)) {
+            self.own_moves.lock().remove(number);
+            self.source_refused(block, code);
         }
         true
     }
@@ -121,18 +158,24 @@ impl Node {
         self.engine.lock().source_refused(self.now(), block, code);
     }
 
-    fn remember(&self, block: &Block, stage: Stage, peer: Option<Arc<Peer>>) {
-        let key = (block.peer, block.transaction.0);
-        self.own_moves.lock().0.insert(key, Underway { block: *block, stage, peer });
+    fn remember(&self, block: &Block, peer: Option<Arc<Peer>>) -> u64 {
+        self.own_moves.lock().add(Underway { block: *block, stage: Stage::Reading, peer })
     }
 
     /// Whether a copy of that block is being made. It then counts for this attempt of it.
-    fn is_underway(&self, block: &Block) -> bool {
+    fn is_underway(&self, block: &Block, peer: Option<&Arc<Peer>>) -> bool {
         let mut moves = self.own_moves.lock();
-        let Some(underway) = moves.of(key_of(block)).filter(|known| known.stage != Stage::Acknowledged)
-        else {
+        let Some((_, underway)) = moves.of(block.peer, block.transaction.0, block.generation) else {
             return false;
         };
+        // A peer that is gone may have had the same number.
+        let is_same = match (&underway.peer, peer) {
+            (Some(known), Some(peer)) => Arc::ptr_eq(known, peer),
+            (known, peer) => known.is_none() && peer.is_none(),
+        };
+        if !is_same || underway.stage == Stage::Acknowledged {
+            return false;
+        }
         underway.block = *block;
         drop(moves);
         self.source_refused(block, NackCode::SlaveError);
@@ -147,16 +190,16 @@ impl Node {
 
     /// A block between two programs here, with own memory at an end of it.
     pub(crate) fn loop_back_own(&self, block: &Block) {
-        if self.is_underway(block) {
+        if self.is_underway(block, None) {
             return;
         }
-        self.remember(block, Stage::Reading, None);
-        let begun = self.begin_here(block);
-        self.settle_here(key_of(block), begun);
+        let number = self.remember(block, None);
+        let begun = self.begin_here(number, block);
+        self.settle_here(number, begun);
     }
 
     /// Returns whether it is over already.
-    fn begin_here(&self, block: &Block) -> Result<bool, NackCode> {
+    fn begin_here(&self, number: u64, block: &Block) -> Result<bool, NackCode> {
         let (read, write) = Self::uses_here(block);
         let length = block.length_bytes;
         // Nothing is read that could not be written.
@@ -166,63 +209,63 @@ impl Node {
         }
         if let Some(place) = self.own_place(block.own_domain, block.source_address, length, read) {
             let task = Task::Read { address: block.source_address, length_bytes: length };
-            return place?.offer(Order::Block(key_of(block)), task).map(|()| false);
+            return place?.offer(Order::Block(number), task).map(|()| false);
         }
         let (from, offset) = self.memory(ITSELF, block.own_domain, block.source_address, length, read)?;
         let source = from.get().span(offset, length as usize).map_err(|_| NackCode::DecodeError)?;
-        self.bring_here(block, source.to_vec())
+        self.bring_here(number, block, source.to_vec())
     }
 
     /// The bytes of a block are read.
-    fn bring_here(&self, block: &Block, bytes: Vec<u8>) -> Result<bool, NackCode> {
+    fn bring_here(&self, number: u64, block: &Block, bytes: Vec<u8>) -> Result<bool, NackCode> {
         let (_, write) = Self::uses_here(block);
         let (address, length) = (block.destination_address, block.length_bytes);
         if let Some(place) = self.own_place(block.domain, address, length, write) {
-            self.set_stage(key_of(block), Stage::Writing);
-            return place?.offer(Order::Block(key_of(block)), Task::Write { address, bytes }).map(|()| false);
+            self.set_stage(number, Stage::Writing);
+            return place?.offer(Order::Block(number), Task::Write { address, bytes }).map(|()| false);
         }
         let (to, offset) = self.memory(ITSELF, block.domain, address, length, write)?;
         let target = to.get().span_mut(offset, length as usize).map_err(|_| NackCode::DecodeError)?;
         target.copy_from(SharedSpan::from(&bytes));
-        self.end_here(block)
+        self.end_here(number, block)
     }
 
     /// The bytes of a block are written.
-    fn end_here(&self, block: &Block) -> Result<bool, NackCode> {
+    fn end_here(&self, number: u64, block: &Block) -> Result<bool, NackCode> {
         match block.notification {
-            BlockNotification::Now(words) => self.say_here(block, &words),
+            BlockNotification::Now(words) => self.say_here(number, block, &words),
             BlockNotification::None | BlockNotification::Later => Ok(true),
         }
     }
 
-    fn say_here(&self, block: &Block, words: &Notification) -> Result<bool, NackCode> {
+    fn say_here(&self, number: u64, block: &Block, words: &Notification) -> Result<bool, NackCode> {
         let (_, write) = Self::uses_here(block);
         let Some(place) = self.own_place(block.domain, words.address, 16, write) else {
             return self.write_words(ITSELF, block.domain, words, write).map(|()| true);
         };
-        self.set_stage(key_of(block), Stage::Words);
-        place?.offer(Order::Block(key_of(block)), Task::Words(*words)).map(|()| false)
+        self.set_stage(number, Stage::Words);
+        place?.offer(Order::Block(number), Task::Words(*words)).map(|()| false)
     }
 
-    fn set_stage(&self, key: BlockKey, stage: Stage) {
-        if let Some(underway) = self.own_moves.lock().of(key) {
+    fn set_stage(&self, number: u64, stage: Stage) {
+        if let Some(underway) = self.own_moves.lock().blocks.get_mut(&number) {
             underway.stage = stage;
         }
     }
 
     /// Answers a block that is over.
-    fn settle_here(&self, key: BlockKey, over: Result<bool, NackCode>) {
+    fn settle_here(&self, number: u64, over: Result<bool, NackCode>) {
         if over == Ok(false) {
             return;
         }
         let mut moves = self.own_moves.lock();
-        let Some(underway) = moves.of(key) else { return };
+        let Some(underway) = moves.blocks.get_mut(&number) else { return };
         let block = underway.block;
         let bytes_only = block.notification == BlockNotification::Later && over.is_ok();
         if bytes_only {
             underway.stage = Stage::Acknowledged;
         } else {
-            moves.0.remove(&(key.peer, key.slot));
+            moves.remove(number);
         }
         drop(moves);
         let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
@@ -242,9 +285,8 @@ impl Node {
         attempt: Attempt,
         words: Notification,
     ) -> bool {
-        let key = BlockKey { peer: ITSELF, slot, generation };
         let mut moves = self.own_moves.lock();
-        let Some(underway) = moves.of(key) else { return false };
+        let Some((number, underway)) = moves.of(ITSELF, slot, generation) else { return false };
         let is_alone = underway.stage == Stage::Acknowledged;
         underway.block.attempt = attempt;
         // Otherwise they are written when the bytes are.
@@ -255,10 +297,33 @@ impl Node {
         }
         drop(moves);
         if is_alone {
-            let said = self.say_here(&block, &words);
-            self.settle_here(key, said);
+            let said = self.say_here(number, &block, &words);
+            self.settle_here(number, said);
         }
         true
+    }
+
+    /// A transfer has failed. True: copies are still being made for it, so that its memory is not
+    /// its program's yet; that is told when they are over.
+    pub(crate) fn fails_later(&self, user: u64, failure: Failure) -> bool {
+        let mut moves = self.own_moves.lock();
+        let later = moves.copies_for(user);
+        if later {
+            moves.failed.insert(user, failure);
+        }
+        later
+    }
+
+    /// A copy for a transfer that has failed is over.
+    fn end_failed(&self, number: u64) {
+        let mut moves = self.own_moves.lock();
+        let Some(Underway { block, .. }) = moves.remove(number) else { return };
+        if moves.copies_for(block.user) {
+            return;
+        }
+        let Some(failure) = moves.failed.remove(&block.user) else { return };
+        drop(moves);
+        self.ended(block.user, Err(failure));
     }
 
     /// Goes on with what movers have done. Returns how much that was.
@@ -275,7 +340,7 @@ impl Node {
                 Moved::Copied(Order::Notify(write), Err(code)) => {
                     self.engine.lock().notification_refused(write, code);
                 }
-                Moved::Copied(Order::Block(key), result) => self.copied(key, result),
+                Moved::Copied(Order::Block(number), result) => self.copied(number, result),
                 Moved::Released(domain, life, ended) => self.programs.released(domain, life, ended),
             }
         }
@@ -285,12 +350,12 @@ impl Node {
         count
     }
 
-    fn copied(&self, key: BlockKey, result: Result<Vec<u8>, NackCode>) {
+    fn copied(&self, number: u64, result: Result<Vec<u8>, NackCode>) {
         let mut moves = self.own_moves.lock();
-        let Some(underway) = moves.of(key) else { return };
-        let (block, stage) = (underway.block, underway.stage);
-        if let Some(peer) = underway.peer.clone() {
-            moves.0.remove(&(key.peer, key.slot));
+        let Some(underway) = moves.blocks.get_mut(&number) else { return };
+        let (block, stage, peer) = (underway.block, underway.stage, underway.peer.clone());
+        if let Some(peer) = peer {
+            moves.remove(number);
             drop(moves);
             match result {
                 Ok(bytes) => self.send_packets(&peer, &block, SharedSpan::from(&bytes)),
@@ -299,14 +364,18 @@ impl Node {
             let _ = peer.link.flush();
             return;
         }
+        let has_failed = moves.failed.contains_key(&block.user);
         drop(moves);
+        if has_failed {
+            return self.end_failed(number);
+        }
         let over = match (result, stage) {
             (Err(code), _) => Err(code),
-            (Ok(bytes), Stage::Reading) => self.bring_here(&block, bytes),
-            (Ok(_), Stage::Writing) => self.end_here(&block),
+            (Ok(bytes), Stage::Reading) => self.bring_here(number, &block, bytes),
+            (Ok(_), Stage::Writing) => self.end_here(number, &block),
             (Ok(_), Stage::Words | Stage::Acknowledged) => Ok(true),
         };
-        self.settle_here(key, over);
+        self.settle_here(number, over);
     }
 
     /// Gives up copies that take too long.

@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use tombolo_core::rdma::{NotificationWrite, PeerId, Placement};
+use tombolo_core::rdma::{NotificationWrite, Placement};
 use tombolo_host::event::EventFd;
 use tombolo_host::own::{AccessError, ProgramMemory};
-use tombolo_wire::{Generation, NackCode, Notification};
+use tombolo_wire::{NackCode, Notification};
 
 use super::own::OwnRange;
 
@@ -30,14 +30,6 @@ const COPY_PATIENCE: Duration = Duration::from_secs(2);
 /// One that waits longer for its turn is to come again, so that its sender hears something.
 const QUEUE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// A block that is sent from own memory or stays at this node: peer, slot, generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BlockKey {
-    pub(crate) peer: PeerId,
-    pub(crate) slot: u16,
-    pub(crate) generation: Generation,
-}
-
 /// What a copy is for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Order {
@@ -45,8 +37,8 @@ pub(crate) enum Order {
     Place(Placement),
     /// Words that a peer asked for.
     Notify(NotificationWrite),
-    /// Of a block that goes out or stays here.
-    Block(BlockKey),
+    /// Of a block that goes out or stays here, by its number in [`crate::own_moves::OwnMoves`].
+    Block(u64),
 }
 
 /// A copy, with addresses of the program.

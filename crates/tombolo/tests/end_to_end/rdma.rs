@@ -65,3 +65,27 @@ fn a_place_for_programs_that_is_none_is_one_error() {
     let peer = tombolo(&["node", "--listen", &listen, "--lend", "0", "--peer", "shm:/no/such/node"]);
     peer.assert_one_line(125, "no node answers");
 }
+
+#[test]
+fn limits_of_programs_are_options() {
+    needs!();
+    let scratch = Scratch::new("limits");
+    let socket = scratch.file("programs");
+    let limits =
+        ["--domains", "4096", "--program-memory", "8M", "--transactions", "32768", "--programs", &socket];
+    let node = Lender::start_with(Link::Shm, "0", &limits);
+    let status = node.status();
+    let counter = |name: &str| {
+        let counters = status["counters"].as_array().expect("counters");
+        let found = counters.iter().find(|counter| counter[0] == name);
+        found.and_then(|counter| counter[1].as_u64()).unwrap_or_else(|| panic!("no {name}: {status:#}"))
+    };
+    assert_eq!(counter("limit_domains"), 4096);
+    assert_eq!(counter("limit_program_memory_bytes"), 8 << 20);
+    assert_eq!(counter("limit_transactions"), 32768);
+    for (option, wrong) in [("--domains", "0"), ("--domains", "40000"), ("--transactions", "32769")] {
+        let refused = tombolo(&["node", "--listen", "shm:/tmp/x", option, wrong]);
+        assert_ne!(refused.code(), 0);
+        assert!(refused.stderr.contains(option), "{}", refused.stderr);
+    }
+}

@@ -39,6 +39,11 @@ pub struct Lender {
 impl Lender {
     /// Starts a node that lends `lend`, and waits until it listens.
     pub fn start(link: Link, lend: &str) -> Self {
+        Self::start_with(link, lend, &[])
+    }
+
+    /// The same, with more arguments.
+    pub fn start_with(link: Link, lend: &str, more: &[&str]) -> Self {
         let scratch = Scratch::new("lender");
         let listen = match link {
             Link::Shm => format!("shm:{}", scratch.path().join("node").display()),
@@ -46,6 +51,7 @@ impl Lender {
         };
         let mut command = Command::new(TOMBOLO);
         command.args(["node", "--insecure", "--listen", &listen, "--lend", lend, "--name", "lender"]);
+        command.args(more);
         let node = Running::start(command, Vec::new());
         let line = node.output_with(" at ", Duration::from_secs(30));
         let address =
