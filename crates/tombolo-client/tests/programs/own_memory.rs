@@ -1,7 +1,7 @@
 //! Transfers from and to memory that programs have registered: what arrives, what is refused, and
 //! what happens when the memory is not there, does not come, or goes.
 
-use std::io::BufRead;
+use std::io::{BufRead, Write};
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -476,4 +476,76 @@ fn a_killed_program_fails_what_goes_there() {
         }
     };
     exchange(&near, &far, 1, &[10_000]);
+}
+
+#[test]
+fn a_failed_transfer_touches_nothing_after_it_is_told() {
+    let (host, _) = Host::start(&shm(), &[]);
+    let (near, far) = (host.domain(1), host.domain(2));
+    let mine = near.register(OwnMemory::map(1 << 20).unwrap(), &[]).unwrap();
+    let theirs = far.allocate(1 << 20, &ANYONE).unwrap();
+    let target = Target { node: 0, domain: 2 };
+    theirs.write(0, &vec![0xAA; 1 << 20]).unwrap();
+    for round in 0..50 {
+        // It runs off the end of own memory, after a few blocks.
+        let from = (1 << 20) - 40_000 - round * 100;
+        let spec = Spec::new(theirs.address(), mine.address() + from, 100_000);
+        let ended = near.read(target, spec).unwrap().wait(PATIENCE);
+        assert_eq!(ended, decode_error());
+        mine.write(0, &vec![0x55; 1 << 20]).unwrap();
+        // Another transfer through the same thread comes behind whatever was left.
+        near.write(target, Spec::new(mine.address(), theirs.address(), 64)).unwrap().wait(PATIENCE).unwrap();
+        let mut found = vec![0; 1 << 20];
+        mine.read(0, &mut found).unwrap();
+        assert!(found.iter().all(|byte| *byte == 0x55), "round {round}");
+        theirs.write(0, &[0xAA; 64]).unwrap();
+    }
+}
+
+/// The other process of the next test.
+#[test]
+fn a_program_that_becomes_another() {
+    let Some(socket) = std::env::var_os("TOMBOLO_TEST_EXEC") else { return };
+    let domain = Domain::open(socket.as_ref(), Some(2)).unwrap();
+    let memory = domain.register(OwnMemory::map(1 << 20).unwrap(), &ANYONE).unwrap();
+    println!("address {}", memory.address());
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    // It lives on under the same number, until its input ends.
+    panic!("{}", std::os::unix::process::CommandExt::exec(&mut Command::new("cat")));
+}
+
+#[test]
+fn another_program_under_the_same_number_is_not_touched() {
+    let hosts = pair(&shm());
+    let near = hosts[0].domain(1);
+    let mine = near.allocate(1 << 20, &[]).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["own_memory::a_program_that_becomes_another", "--exact", "--nocapture"])
+        .env("TOMBOLO_TEST_EXEC", &hosts[1].programs)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let address: u64 = lines
+        .find_map(|line| line.split_once("address ").map(|(_, number)| number.parse().unwrap()))
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let spec = Spec::new(mine.address(), address, 1 << 20);
+    let target = Target { node: 1, domain: 2 };
+    near.write(target, spec).unwrap().wait(PATIENCE).unwrap();
+    let transfers: Vec<_> = (0..16).map(|_| near.write(target, spec).unwrap()).collect();
+    input.write_all(b"now\n").unwrap();
+    for transfer in transfers {
+        assert!(matches!(transfer.wait(PATIENCE), Ok(()) | Err(WaitError::Failed(Failure::Refused(_)))));
+    }
+    let since = Instant::now();
+    while near.write(target, spec).unwrap().wait(PATIENCE).is_ok() {
+        assert!(since.elapsed() < PATIENCE);
+    }
+    // The other program works.
+    input.write_all(b"still here\n").unwrap();
+    assert_eq!(lines.next().as_deref(), Some("still here"));
+    drop(input);
+    assert!(child.wait().unwrap().success());
 }
