@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tombolo_core::rdma::{NotificationWrite, Placement};
 use tombolo_host::event::EventFd;
 use tombolo_host::own::{AccessError, ProgramMemory};
@@ -25,6 +25,8 @@ use super::own::OwnRange;
 
 /// Copies that wait; who comes then is told to come again.
 const JOBS: usize = 256;
+/// How long to look for the next copy before sleeping: blocks of one transfer come one after the other.
+const POLL: Duration = Duration::from_micros(50);
 /// A copy that takes longer is given up.
 const COPY_PATIENCE: Duration = Duration::from_secs(2);
 /// One that waits longer for its turn is to come again, so that its sender hears something.
@@ -259,13 +261,19 @@ impl Shared {
 
     /// The next job of a range that is still there.
     fn next(&self) -> Option<Job> {
-        let mut state = self.state.lock();
+        let (mut state, mut idle) = (self.state.lock(), None);
         loop {
             if state.closed {
                 return None;
             }
             let Some((_, job)) = state.queue.pop_front() else {
-                self.work.wait(&mut state);
+                if idle.get_or_insert_with(Instant::now).elapsed() < POLL {
+                    // Whoever brings the next may need this processor.
+                    MutexGuard::unlocked(&mut state, std::thread::yield_now);
+                } else {
+                    self.work.wait(&mut state);
+                    idle = None;
+                }
                 continue;
             };
             if job.range.is_gone() {
