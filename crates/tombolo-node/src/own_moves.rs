@@ -190,7 +190,8 @@ impl Node {
 
     /// A block between two programs here, with own memory at an end of it.
     pub(crate) fn loop_back_own(&self, block: &Block) {
-        if self.is_underway(block, None) {
+        // One that another thread has just answered is not underway, and not open.
+        if self.is_underway(block, None) || !self.engine.lock().is_open(block) {
             return;
         }
         let number = self.remember(block, None);
@@ -264,8 +265,6 @@ impl Node {
         let bytes_only = block.notification == BlockNotification::Later && over.is_ok();
         if bytes_only {
             underway.stage = Stage::Acknowledged;
-        } else {
-            moves.remove(number);
         }
         drop(moves);
         let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
@@ -275,6 +274,10 @@ impl Node {
         };
         // One that is set aside hears no refusal; it comes again, and is refused then.
         let _ = self.engine.lock().handle(self.now(), ITSELF, &answer);
+        if !bytes_only {
+            // Only now: until it is answered it may be handed out again.
+            self.end_copies(number);
+        }
     }
 
     /// The words of a block that stays here, apart from it. False: nobody remembers that block.
@@ -314,8 +317,8 @@ impl Node {
         later
     }
 
-    /// A copy for a transfer that has failed is over.
-    fn end_failed(&self, number: u64) {
+    /// No more copies of a block are made. If its transfer has failed and this was the last, that is told.
+    fn end_copies(&self, number: u64) {
         let mut moves = self.own_moves.lock();
         let Some(Underway { block, .. }) = moves.remove(number) else { return };
         if moves.copies_for(block.user) {
@@ -367,7 +370,7 @@ impl Node {
         let has_failed = moves.failed.contains_key(&block.user);
         drop(moves);
         if has_failed {
-            return self.end_failed(number);
+            return self.end_copies(number);
         }
         let over = match (result, stage) {
             (Err(code), _) => Err(code),

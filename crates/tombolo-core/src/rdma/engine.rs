@@ -254,6 +254,13 @@ impl Engine {
         self.collect(now);
     }
 
+    /// Whether a block still waits for an answer. A caller that carries blocks out late, or on
+    /// several threads, looks before it begins: what was answered meanwhile must not be done again.
+    #[must_use]
+    pub fn is_open(&self, block: &Block) -> bool {
+        self.initiator.is_open(block)
+    }
+
     /// The source page of a block is there. Poll afterwards.
     pub fn source_ready(&mut self, block: &Block) {
         self.initiator.source_ready(block);

@@ -244,6 +244,12 @@ impl Initiator {
         }
     }
 
+    /// Whether a block still waits for an answer.
+    pub(crate) fn is_open(&self, block: &Block) -> bool {
+        let slot = self.current(block.peer, block.transaction, block.generation);
+        slot.is_some_and(|slot| self.table.entries[slot as usize].state.is_open())
+    }
+
     /// The page of a block set aside by `source_refused` is there.
     pub(crate) fn source_ready(&mut self, block: &Block) {
         let slot = self
