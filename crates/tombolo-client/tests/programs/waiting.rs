@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tombolo_client::{Domain, Spec, Status, Target, Transfer, WaitError};
 use tombolo_host::event::wait_readable;
@@ -57,8 +57,12 @@ fn no_wake_up_is_lost_among_threads() {
     // Nobody waits, and nothing is left.
     domain.drain().unwrap();
     domain.write(target, spec(64)).unwrap().wait(PATIENCE).unwrap();
-    domain.drain().unwrap();
-    assert!(!is_readable(&domain, Duration::ZERO));
+    // The last that was armed for may be told after it was seen.
+    let since = Instant::now();
+    while is_readable(&domain, Duration::ZERO) {
+        domain.drain().unwrap();
+        assert!(since.elapsed() < PATIENCE, "it never becomes silent");
+    }
 }
 
 #[test]

@@ -36,9 +36,8 @@ fn programs_of_one_node_and_of_two_are_measured() {
         ("udp-sealed", "embedded", "write"),
         ("udp-loss", "embedded", "write"),
     ] {
-        let found = json(&[
-            "bench", "rdma", "--link", link, "--how", how, "--op", op, "--sizes", "16,64K", "--json",
-        ]);
+        let found =
+            json(&["bench", "rdma", "--link", link, "--how", how, "--op", op, "--sizes", "16,64K", "--json"]);
         let rows = found["rows"].as_array().expect("rows");
         assert_eq!(rows.len(), 2, "{found}");
         assert!(rows.iter().all(|row| row["bytes_per_s"].as_f64().is_some_and(|rate| rate > 0.0)), "{found}");

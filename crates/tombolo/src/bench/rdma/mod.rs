@@ -188,7 +188,10 @@ fn measure(arguments: &Arguments) -> Result<Outcome, Failure> {
     let (first, last) = (processors[0], processors[processors.len() - 1]);
     let most = (AREA / 4) as u64;
     if let Some(Size(wrong)) = arguments.sizes.iter().find(|size| size.0 > most || size.0 == 0) {
-        return Err(Failure::new(format!("sizes go up to {} from 1, and {wrong} is not between", Size(most))));
+        return Err(Failure::new(format!(
+            "sizes go up to {} from 1, and {wrong} is not between",
+            Size(most)
+        )));
     }
     let floor = Floor::measure(first, last, &arguments.sizes)?;
     let scratch = Scratch::new()?;
