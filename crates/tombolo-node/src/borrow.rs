@@ -218,7 +218,19 @@ impl Borrowed {
         bytes: Option<u64>,
         wish_bytes: u64,
     ) -> Result<Arc<Self>, BorrowError> {
-        let peers: Vec<Arc<Peer>> = links.into_iter().map(|link| node.add_peer(link)).collect();
+        let peers = links.into_iter().map(|link| node.add_peer(link)).collect();
+        Self::from_peers(node, addresses, peers, bytes, wish_bytes)
+    }
+
+    /// The same from peers that the node has joined already, one for each address. Somebody serves
+    /// the node, if a peer has several paths.
+    pub fn from_peers(
+        node: Arc<Node>,
+        addresses: &[Address],
+        peers: Vec<Arc<Peer>>,
+        bytes: Option<u64>,
+        wish_bytes: u64,
+    ) -> Result<Arc<Self>, BorrowError> {
         let mut free = Vec::new();
         for (peer, address) in peers.iter().zip(addresses) {
             let introduction = Request::Introduce { name: node.name().to_owned() };
@@ -581,7 +593,9 @@ impl FarMemory for Borrowed {
 
     fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {
         let remote = self.lenders.iter().filter(|lender| lender.window.is_none());
-        remote.map(|lender| (lender.peer.link.descriptor(), !lender.is_lost())).collect()
+        remote
+            .map(|lender| (lender.peer.link.descriptor(), !lender.is_lost() && lender.peer.has_link()))
+            .collect()
     }
 
     fn sleep_time(&self) -> Option<Duration> {

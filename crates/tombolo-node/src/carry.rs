@@ -64,7 +64,7 @@ impl Node {
         self.carriages.asked.lock().insert((id, number), transfer.user);
         let request = Request::Carry(Box::new(carriage));
         let message = Message::V1(MessageV1::Ask { number, request }).encode();
-        let sent = peer.link.send_control(&message, &[]);
+        let sent = peer.control_link().send_control(&message, &[]);
         if sent.is_err() || peer.loss().is_some() {
             // Whoever takes it out, tells the program.
             if self.carriages.asked.lock().remove(&(id, number)).is_some() {
@@ -165,7 +165,7 @@ impl Node {
             let reply = Reply::Carried(result.err().map(Failure::code));
             let message = Message::V1(MessageV1::Answer { number, reply }).encode();
             // A peer that asks and does not take the answers is on its own.
-            let _ = peer.link.send_control(&message, &[]);
+            let _ = peer.control_link().send_control(&message, &[]);
         }
         true
     }

@@ -91,6 +91,13 @@ pub enum Request {
         /// Which.
         name: String,
     },
+    /// What further links to you must show, to be paths of this one's peer.
+    PathToken,
+    /// This link is another path of the peer with that token.
+    BePath {
+        /// As it was given.
+        token: [u8; 16],
+    },
 }
 
 /// A transfer that the node with its source is asked to make.
@@ -163,6 +170,8 @@ pub enum Reply {
         /// Of what has come.
         checksum: Checksum,
     },
+    /// What further links are to show.
+    PathToken([u8; 16]),
 }
 
 /// A segment with a name. It is complete, and does not change.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::{Failure, PeerStatus, SLOTS};
 use tombolo_core::rdma::{
-    Action, Block, Completion, Config, Engine, NotificationWrite, Operation, PeerId, Placement,
+    Action, Block, Completion, Config, Engine, NotificationWrite, Operation, PathId, PeerId, Placement,
     Retransmission, Time, Transfer, TransferError, Verdict,
 };
 use tombolo_host::shared::{SharedMemory, SharedSpan};
@@ -32,6 +32,7 @@ use crate::counters::GoneLinks;
 use crate::errands::Errands;
 use crate::ledger::{self, Ledger, LendError};
 use crate::own_moves::OwnMoves;
+use crate::paths::Token;
 use crate::programs::{Accessor, Poster, Programs, Use, failure_of};
 
 /// Packets taken from a link before others get their turn.
@@ -68,7 +69,15 @@ pub struct Peer {
     pub(crate) answers: Mutex<HashMap<u32, Option<Answer>>>,
     pub(crate) next_number: AtomicU32,
     /// Why it is gone, once it is.
-    lost: OnceLock<LossReason>,
+    pub(crate) lost: OnceLock<LossReason>,
+    /// The peer that this is only another link to, and which.
+    pub(crate) part_of: OnceLock<(Arc<Peer>, PathId)>,
+    /// Its other links.
+    pub(crate) paths: RwLock<Vec<Arc<Peer>>>,
+    /// Why this link is gone, while others are not.
+    pub(crate) link_lost: OnceLock<LossReason>,
+    /// What other links must show to be its own.
+    pub(crate) token: OnceLock<Token>,
 }
 
 impl Peer {
@@ -283,6 +292,11 @@ impl Node {
 
     /// A link to a peer is up.
     pub fn add_peer(&self, link: Arc<dyn Link>) -> Arc<Peer> {
+        self.add_link(link, |peer| self.engine.lock().add_peer(self.now(), peer.id))
+    }
+
+    /// A link is up; `prepare` says what it is, before anybody else sees it.
+    pub(crate) fn add_link(&self, link: Arc<dyn Link>, prepare: impl FnOnce(&Arc<Peer>)) -> Arc<Peer> {
         let mut peers = self.peers.write();
         // The first place is this node's own.
         let index = (1..peers.len()).find(|&index| peers[index].is_none()).unwrap_or(peers.len().max(1));
@@ -300,11 +314,15 @@ impl Node {
             answers: Mutex::new(HashMap::new()),
             next_number: AtomicU32::new(1),
             lost: OnceLock::new(),
+            part_of: OnceLock::new(),
+            paths: RwLock::default(),
+            link_lost: OnceLock::new(),
+            token: OnceLock::new(),
         });
+        prepare(&peer);
         let places = peers.len().max(index + 1);
         peers.resize(places, None);
         peers[index] = Some(peer.clone());
-        self.engine.lock().add_peer(self.now(), peer.id);
         self.arrivals.fetch_add(1, Ordering::Release);
         peer
     }
@@ -402,10 +420,11 @@ impl Node {
             return;
         };
         let mut engine = self.engine.lock();
-        let verdict = engine.handle(self.now(), peer.id, &packet);
+        let (id, path) = peer.place();
+        let verdict = engine.handle_from(self.now(), id, path, &packet);
         if let Verdict::Operate(operation) = verdict {
             drop(engine);
-            return self.operate(peer.id, operation);
+            return self.operate(id, operation);
         }
         let Verdict::Place(placement) = verdict else { return };
         let Packet::Data(_, tombolo_wire::Payload::Intact(payload)) = packet else {
@@ -413,7 +432,7 @@ impl Node {
             return;
         };
         drop(engine);
-        let placed = self.place(peer.id, &placement, payload);
+        let placed = self.place(id, &placement, payload);
         let mut engine = self.engine.lock();
         match placed {
             Ok(Placed::Now) => engine.placed(placement),
@@ -522,8 +541,8 @@ impl Node {
                     self.notify_here(packet);
                     continue;
                 }
-                Some(Action::SendBlock(block)) => block.peer,
-                Some(Action::Send { peer, .. }) => *peer,
+                Some(Action::SendBlock(block)) => (block.peer, block.path),
+                Some(Action::Send { peer, path, .. }) => (*peer, *path),
                 Some(Action::WriteNotification(write)) => {
                     self.write_notification(*write);
                     continue;
@@ -540,8 +559,8 @@ impl Node {
                     continue;
                 }
             };
-            let Some(peer) = touched.iter().find(|peer| peer.id == id).cloned().or_else(|| {
-                let peer = self.peer(id)?;
+            let Some(peer) = touched.iter().find(|peer| peer.place() == id).cloned().or_else(|| {
+                let peer = self.peer(id.0)?.by(id.1)?;
                 touched.push(peer.clone());
                 Some(peer)
             }) else {
@@ -591,14 +610,14 @@ impl Node {
 
     fn send_block(&self, peer: &Arc<Peer>, block: &Block) {
         let by = match block.in_reply_to {
-            Some(_) => Poster::Peer(peer.id),
+            Some(_) => Poster::Peer(block.peer),
             None => Poster::of(block.user),
         };
         let how = by.reading(block.own_domain);
         if self.send_own(peer, block, how) {
             return;
         }
-        let found = self.memory(peer.id, block.own_domain, block.source_address, block.length_bytes, how);
+        let found = self.memory(block.peer, block.own_domain, block.source_address, block.length_bytes, how);
         let (memory, offset) = match found {
             Ok(found) => found,
             Err(code) => return self.engine.lock().source_refused(self.now(), block, code),
@@ -656,7 +675,7 @@ impl Node {
     /// The nodes that programs can name.
     pub(crate) fn peer_statuses(&self) -> Vec<PeerStatus> {
         let itself = PeerStatus { node: ITSELF.0, name: self.name.clone() };
-        let others = self.peers().into_iter().map(|peer| {
+        let others = self.peers().into_iter().filter(|peer| !peer.is_part()).map(|peer| {
             let name = peer.name.lock().clone();
             PeerStatus { node: peer.id.0, name }
         });
@@ -693,8 +712,13 @@ impl Node {
         next
     }
 
-    /// The link to a peer is gone: its transfers fail, what it borrowed comes back.
+    /// A link to a peer is gone, and if it was the last, the peer: its transfers fail, what it
+    /// borrowed comes back.
     pub(crate) fn lose(&self, peer: &Arc<Peer>, reason: LossReason) {
+        if !peer.has_link() {
+            return;
+        }
+        let Some(peer) = self.leave_path(peer, reason) else { return };
         if peer.lost.set(reason).is_err() {
             return;
         }
@@ -708,12 +732,16 @@ impl Node {
 
     /// Forgets a lost peer: its number may be used again. Returns the bytes that it had borrowed.
     pub fn forget(&self, peer: &Peer) -> u64 {
-        let bytes = self.ledger.lock().release_all(peer.id);
-        if let Some(slot) = self.peers.write().get_mut(peer.id.0 as usize) {
-            *slot = None;
-            self.gone_links.add(&*peer.link);
-        }
-        bytes
+        let mut peers = self.peers.write();
+        let slot = peers.get_mut(peer.id.0 as usize);
+        // Whoever forgets second must not hit the next peer of that number.
+        let Some(slot) = slot.filter(|slot| slot.as_ref().is_some_and(|known| std::ptr::eq(&**known, peer)))
+        else {
+            return 0;
+        };
+        *slot = None;
+        self.gone_links.add(&*peer.link);
+        self.ledger.lock().release_all(peer.id)
     }
 
     /// How this node is.
@@ -722,6 +750,7 @@ impl Node {
         counters.extend(crate::counters::engine(&self.engine.lock().counters()));
         let peers = self.peers();
         counters.extend(self.gone_links.and(peers.iter().map(|peer| &*peer.link)));
+        counters.extend(self.path_counters());
         counters.extend(self.programs.counters());
         let ledger = self.ledger.lock();
         counters.extend(ledger.counters());

@@ -40,7 +40,7 @@ impl Asker {
     fn answer(&self, reply: Reply) {
         let message = Message::V1(MessageV1::Answer { number: self.number, reply }).encode();
         let deadline = Instant::now() + ANSWER_PATIENCE;
-        while let Err(SendError::Full) = self.peer.link.send_control(&message, &[])
+        while let Err(SendError::Full) = self.peer.control_link().send_control(&message, &[])
             && Instant::now() < deadline
         {
             std::thread::sleep(Duration::from_millis(1));

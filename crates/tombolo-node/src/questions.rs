@@ -31,7 +31,7 @@ impl Node {
     ) -> Result<Answer, AskError> {
         let message = Message::V1(MessageV1::Ask { number, request }).encode();
         let deadline = Instant::now() + timeout;
-        while let Err(error) = peer.link.send_control(&message, &[]) {
+        while let Err(error) = peer.control_link().send_control(&message, &[]) {
             if !matches!(error, SendError::Full) || Instant::now() > deadline {
                 return Err(AskError::Send(error));
             }
@@ -39,6 +39,10 @@ impl Node {
         }
         loop {
             self.drive(peer);
+            if !peer.has_link() {
+                let others = peer.paths.read().clone();
+                others.iter().for_each(|part| _ = self.drive(part));
+            }
             if let Some(answer) = peer.answers.lock().get_mut(&number).and_then(Option::take) {
                 return Ok(answer);
             }
@@ -49,7 +53,7 @@ impl Node {
                 return Err(AskError::TimedOut(timeout));
             }
             // Another thread may take the answer off the link: not for long.
-            let _ = peer.link.wait(Duration::from_millis(5));
+            let _ = peer.control_link().wait(Duration::from_millis(5));
             self.tick();
         }
     }
@@ -58,16 +62,20 @@ impl Node {
     pub(crate) fn control(&self, peer: &Arc<Peer>, bytes: &[u8], descriptors: Vec<OwnedFd>) {
         match Message::decode(bytes) {
             Ok(Message::V1(MessageV1::Answer { number, reply })) => {
-                if self.carried_by(peer.id, number, &reply) {
+                let whole = peer.whole();
+                if self.carried_by(whole.id, number, &reply) {
                     return;
                 }
                 // An answer that nobody asked for is dropped, or a peer could fill our memory with them.
-                if let Some(open) = peer.answers.lock().get_mut(&number) {
+                let asker = if peer.answers.lock().contains_key(&number) { peer } else { whole };
+                if let Some(open) = asker.answers.lock().get_mut(&number) {
                     *open = Some((reply, descriptors));
                 }
             }
             Ok(Message::V1(MessageV1::Ask { number, request })) => {
+                let (link, newcomer, peer) = (&peer.link, peer, peer.whole());
                 let answer = match request {
+                    Request::BePath { token } => Some((self.be_path(newcomer, &token), None)),
                     Request::Carry(carriage) => {
                         let known = self.carry_for(peer, number, &carriage);
                         // Otherwise the transfer's end is the answer.
@@ -81,10 +89,10 @@ impl Node {
                 };
                 let Some((reply, memory)) = answer else { return };
                 let message = Message::V1(MessageV1::Answer { number, reply }).encode();
-                let memory = memory.filter(|_| peer.link.supports_windows());
+                let memory = memory.filter(|_| link.supports_windows());
                 let descriptors: Vec<_> = memory.iter().map(|memory| memory.as_fd()).collect();
                 // A peer that asks and does not take the answers is on its own.
-                let _ = peer.link.send_control(&message, &descriptors);
+                let _ = link.send_control(&message, &descriptors);
             }
             Err(_) => {
                 self.packets_dropped.fetch_add(1, Ordering::Relaxed);
@@ -115,7 +123,8 @@ impl Node {
             Request::Open { name } => (self.open_name(peer, &name), None),
             Request::List { after } => (self.list_names(after.as_deref()), None),
             Request::Delete { name } => (self.delete_name(&name), None),
-            Request::Carry(_) | Request::Create { .. } | Request::Publish { .. } => {
+            Request::PathToken => (self.path_token(peer), None),
+            Request::Carry(_) | Request::Create { .. } | Request::Publish { .. } | Request::BePath { .. } => {
                 (Reply::Failed("that is not answered at once".into()), None)
             }
         }

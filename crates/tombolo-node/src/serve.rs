@@ -32,6 +32,8 @@ pub enum PeerEvent {
     Refused(String),
     /// A link is gone, why, and how many bytes came back with it.
     Gone(String, u64),
+    /// One of several links to a peer is gone, and why.
+    PathGone(String),
 }
 
 /// While somebody else drives the node, this looks after newcomers and losses so often.
@@ -133,7 +135,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         if now.duration_since(last_packet) < POLL {
             continue;
         }
-        if peers.iter().any(|peer| peer.link.arm().unwrap_or(true)) {
+        if peers.iter().any(|peer| peer.has_link() && peer.link.arm().unwrap_or(true)) {
             last_packet = now;
             continue;
         }
@@ -147,7 +149,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         let mut descriptors = Vec::with_capacity(peers.len() + 1);
         descriptors.push(listener.descriptor());
         descriptors.push(node.programs.descriptor());
-        descriptors.extend(peers.iter().map(|peer| peer.link.descriptor()));
+        descriptors.extend(peers.iter().filter(|peer| peer.has_link()).map(|peer| peer.link.descriptor()));
         let _ = event::wait_readable(&descriptors, Some(nap));
         node.programs.wake_up();
         next_accept = now;
@@ -159,7 +161,10 @@ fn retire(node: &Node, peers: &mut Vec<Arc<Peer>>, told: &dyn Fn(PeerEvent)) {
     peers.retain(|peer| {
         let Some(reason) = peer.loss() else { return true };
         let back = node.forget(peer);
-        told(PeerEvent::Gone(reason.to_string(), back));
+        told(match peer.is_part() {
+            true => PeerEvent::PathGone(reason.to_string()),
+            false => PeerEvent::Gone(reason.to_string(), back),
+        });
         false
     });
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Limits, Node, PeerEvent};
+use tombolo_node::{Address, AddressError, Limits, Node, PeerEvent};
 
 use crate::security::SecurityArguments;
 use crate::size::Size;
@@ -36,14 +36,28 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u16).range(1..=32768))]
     transactions: u16,
     /// Other nodes to connect to, which programs can then reach; several separated by commas. They are
-    /// numbered from 1, in this order.
-    #[arg(long, value_name = "ADDR", value_delimiter = ',')]
-    peer: Vec<Address>,
+    /// numbered from 1, in this order. Several addresses of one node, joined by +, are all used at once.
+    #[arg(long, value_name = "ADDR[+ADDR...]", value_delimiter = ',')]
+    peer: Vec<Ways>,
     /// What others see this node as; the host's name unless given.
     #[arg(long)]
     name: Option<String>,
     #[command(flatten)]
     security: SecurityArguments,
+}
+
+/// Addresses of one node.
+#[derive(Clone, Debug)]
+struct Ways(Vec<Address>);
+
+impl std::str::FromStr for Ways {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        // A path may have a plus in it.
+        let marked = text.replace("+udp:", "\0udp:").replace("+shm:", "\0shm:");
+        marked.split('\0').map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
 }
 
 /// How long another node may take to answer.
@@ -67,7 +81,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         )));
     }
     let name = arguments.name.clone().unwrap_or_else(host_name);
-    let addresses: Vec<Address> = arguments.peer.iter().chain([&arguments.listen]).cloned().collect();
+    let ways = arguments.peer.iter().flat_map(|ways| &ways.0);
+    let addresses: Vec<Address> = ways.chain([&arguments.listen]).cloned().collect();
     let security = arguments.security.of(&addresses)?;
     let listener = tombolo_node::listen(&arguments.listen, &security)?;
     let limits = Limits {
@@ -77,8 +92,18 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     };
     allow_descriptors(&limits);
     let node = Arc::new(Node::with_limits(&name, arguments.lend.0 / 4096 * 4096, 0, limits)?);
-    for address in &arguments.peer {
-        node.join(address, &security, PATIENCE)?;
+    // First all nodes, so that they are numbered in order.
+    let mut several = Vec::new();
+    for ways in &arguments.peer {
+        if let Some(first) = ways.0.first() {
+            several.push((node.join(first, &security, PATIENCE)?, &ways.0));
+        }
+    }
+    let mut keepers = Vec::new();
+    for (peer, ways) in several.into_iter().filter(|(_, ways)| ways.len() > 1) {
+        let mut paths = node.join_again(&peer, ways, &security, PATIENCE)?;
+        let (node, security) = (node.clone(), security.clone());
+        keepers.push(std::thread::spawn(move || paths.keep(&node, &security, PATIENCE, &STOP)));
     }
     let programs = arguments.programs.as_deref().map(SeqpacketListener::bind).transpose()?;
     tombolo_host::process::stop_on_signals(&STOP);
@@ -90,6 +115,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     tombolo_node::serve(&node, &*listener, &STOP, &|event| match event {
         PeerEvent::Came(Some(process)) => eprintln!("tombolo: process {process} connected"),
         PeerEvent::Came(None) => eprintln!("tombolo: a peer connected"),
+        PeerEvent::PathGone(reason) => eprintln!("tombolo: a further link to a peer is gone: {reason}"),
         PeerEvent::Refused(reason) => eprintln!("tombolo: a peer was refused: {reason}"),
         PeerEvent::Gone(reason, 0) => eprintln!("tombolo: a peer is gone: {reason}"),
         PeerEvent::Gone(reason, bytes) => {
@@ -98,6 +124,11 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     });
     if programs.is_some_and(|thread| thread.join().is_err()) {
         return Err(Failure::new("the thread that receives programs failed"));
+    }
+    for keeper in keepers {
+        if keeper.join().is_err() {
+            return Err(Failure::new("a thread that keeps paths failed"));
+        }
     }
     eprintln!("tombolo: stopped");
     Ok(0)
@@ -120,4 +151,18 @@ fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Ways;
+
+    #[test]
+    fn addresses_of_one_node_are_joined_by_a_plus() {
+        let ways: Ways = "udp:127.0.0.1:1+shm:/tmp/a+b+udp:[::1]:2".parse().expect("three addresses");
+        let texts: Vec<String> = ways.0.iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["udp:127.0.0.1:1", "shm:/tmp/a+b", "udp:[::1]:2"]);
+        assert!("udp:127.0.0.1:1+".parse::<Ways>().is_err());
+        assert!("".parse::<Ways>().is_err());
+    }
 }
