@@ -23,8 +23,12 @@ use tombolo_core::rdma::{
     Retransmission, Time, Transfer, TransferError, Verdict,
 };
 use tombolo_host::shared::{SharedMemory, SharedSpan};
-use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
-use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, Checksums, Domain, MAX_HEADER_BYTES, NackCode, Packet};
+use tombolo_link::{
+    Address, Link, LinkState, LossReason, OpenError, Packet as LinkPacket, Security, SendError,
+};
+use tombolo_wire::{
+    ATOMIC_BYTES, AtomicOperation, Checksums, DataHeader, Domain, MAX_HEADER_BYTES, NackCode, Packet, Payload,
+};
 
 use crate::carry::Carriages;
 use crate::control::{Borrower, NodeStatus, Reply, Request};
@@ -58,8 +62,6 @@ pub struct Peer {
     pub link: Arc<dyn Link>,
     checksums: Checksums,
     max_payload_bytes: u32,
-    /// The payload that is being sent.
-    outgoing: Mutex<Vec<u8>>,
     /// Packets come one after the other.
     streaming: AtomicBool,
     /// The last look found none.
@@ -306,7 +308,6 @@ impl Node {
             id: PeerId(index as u32),
             checksums: if link.protects_integrity() { Checksums::Off } else { Checksums::On },
             max_payload_bytes,
-            outgoing: Mutex::new(Vec::new()),
             link,
             streaming: AtomicBool::new(false),
             drained: AtomicBool::new(true),
@@ -384,11 +385,10 @@ impl Node {
     }
 
     fn drive_and(&self, peer: &Arc<Peer>, flush: Flush) -> usize {
-        let mut scratch = Vec::new();
         // A lone packet is answered before looking for the next; a stream of them is taken in bulk.
         let budget = if peer.streaming.load(Ordering::Relaxed) { RECEIVE_BUDGET } else { 1 };
         let received = peer.link.receive(budget, &mut |packet| {
-            self.packet(peer, packet.stable(&mut scratch));
+            self.packet(peer, packet);
         });
         let mut count = *received.as_ref().unwrap_or(&0);
         if count == 0 {
@@ -414,8 +414,27 @@ impl Node {
         count
     }
 
-    fn packet(&self, peer: &Arc<Peer>, bytes: &[u8]) {
-        let Ok(packet) = Packet::parse(bytes, peer.checksums) else {
+    fn packet(&self, peer: &Arc<Peer>, arrived: LinkPacket<'_>) {
+        let mut scratch = Vec::new();
+        // Where nothing can change unnoticed, bytes are copied once, from where they have arrived.
+        let peeked = match peer.checksums {
+            Checksums::Off => DataHeader::peek(arrived.head(), arrived.len()),
+            Checksums::On => Ok(None),
+        };
+        let understood = match peeked {
+            Ok(Some((header, length))) => {
+                arrived.payload(length).map(|payload| (Packet::Data(header, Payload::Intact(&[])), payload))
+            }
+            Ok(None) => Packet::parse(arrived.stable(&mut scratch), peer.checksums).ok().map(|packet| {
+                let payload = match packet {
+                    Packet::Data(_, Payload::Intact(payload)) => SharedSpan::from(payload),
+                    _ => SharedSpan::empty(),
+                };
+                (packet, payload)
+            }),
+            Err(_) => None,
+        };
+        let Some((packet, payload)) = understood else {
             self.packets_dropped.fetch_add(1, Ordering::Relaxed);
             return;
         };
@@ -427,10 +446,6 @@ impl Node {
             return self.operate(id, operation);
         }
         let Verdict::Place(placement) = verdict else { return };
-        let Packet::Data(_, tombolo_wire::Payload::Intact(payload)) = packet else {
-            engine.refused(placement, NackCode::PacketCorrupted);
-            return;
-        };
         drop(engine);
         let placed = self.place(id, &placement, payload);
         let mut engine = self.engine.lock();
@@ -472,14 +487,18 @@ impl Node {
         })
     }
 
-    fn place(&self, peer: PeerId, placement: &Placement, payload: &[u8]) -> Result<Placed, NackCode> {
+    fn place(
+        &self,
+        peer: PeerId,
+        placement: &Placement,
+        payload: SharedSpan<'_>,
+    ) -> Result<Placed, NackCode> {
         let length = placement.length_bytes as usize;
-        let payload = payload.get(..length).ok_or(NackCode::PacketCorrupted)?;
+        let payload = payload.part(0, length).ok_or(NackCode::PacketCorrupted)?;
         let how = match placement.read {
             Some(_) => Poster::of(placement.user).writing(placement.domain),
             None if let Some(sender) = tombolo_channel::mail_sender(placement.address) => {
-                let mail = SharedSpan::from(payload);
-                return self.programs.deliver(placement.domain, peer, sender, mail).map(|()| Placed::Now);
+                return self.programs.deliver(placement.domain, peer, sender, payload).map(|()| Placed::Now);
             }
             None => Use::Write(Accessor { peer, program: None }),
         };
@@ -489,7 +508,7 @@ impl Node {
         let (memory, offset) =
             self.memory(peer, placement.domain, placement.address, placement.length_bytes, how)?;
         let target = memory.get().span_mut(offset, length).map_err(|_| NackCode::DecodeError)?;
-        target.copy_from(SharedSpan::from(payload));
+        target.copy_from(payload);
         Ok(Placed::Now)
     }
 
@@ -575,7 +594,7 @@ impl Node {
                     urgent |= !matches!(packet, Packet::Ack(_));
                     let mut header = [0; MAX_HEADER_BYTES];
                     if let Ok(length) = packet.emit(&mut header, peer.checksums) {
-                        self.send(&peer, &header[..length], SharedSpan::empty());
+                        self.send(&peer, &mut |link| link.send(&header[..length], SharedSpan::empty()));
                     }
                 }
                 _ => {}
@@ -593,9 +612,9 @@ impl Node {
 
     /// Sends a packet, or loses it: a link that stays full for so long is as
     /// good as one that loses packets, and the engine sends again.
-    fn send(&self, peer: &Peer, header: &[u8], payload: SharedSpan<'_>) {
+    fn send(&self, peer: &Peer, send: &mut dyn FnMut(&dyn Link) -> Result<(), SendError>) {
         for attempt in 0..64 {
-            match peer.link.send(header, payload) {
+            match send(&*peer.link) {
                 Err(SendError::Full) => {
                     let _ = peer.link.flush();
                     if attempt > 8 {
@@ -631,15 +650,21 @@ impl Node {
     /// Sends the packets of a block whose bytes these are.
     pub(crate) fn send_packets(&self, peer: &Peer, block: &Block, source: SharedSpan<'_>) {
         let mut header = [0; MAX_HEADER_BYTES];
-        // The checksum and the datagram must be of the same bytes, whatever others do to the memory meanwhile.
-        let mut copy = peer.outgoing.lock();
         for packet in block.packets(peer.max_payload_bytes) {
             let part = source.part(packet.offset_bytes as usize, packet.payload_bytes as usize);
             let Some(part) = part else { return };
-            copy.clear();
-            part.append_to(&mut copy);
-            if let Ok(length) = packet.emit_apart(&copy, &mut header, peer.checksums) {
-                self.send(peer, &header[..length], SharedSpan::from(&*copy));
+            match peer.checksums {
+                Checksums::Off => {
+                    let Ok(length) = packet.emit_unchecked(&mut header) else { return };
+                    self.send(peer, &mut |link| link.send(&header[..length], part));
+                }
+                // The checksum and the datagram must be of the same bytes, whatever others do to the
+                // memory meanwhile: it is made of those that are sent.
+                Checksums::On => self.send(peer, &mut |link| {
+                    link.send_sealed(packet.header_bytes(), part, &mut |datagram| {
+                        let _ = packet.seal(datagram, Checksums::On);
+                    })
+                }),
             }
         }
     }

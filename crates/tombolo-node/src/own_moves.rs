@@ -122,7 +122,7 @@ impl Node {
     pub(crate) fn place_own(
         &self,
         placement: &Placement,
-        payload: &[u8],
+        payload: SharedSpan<'_>,
         how: Use,
     ) -> Option<Result<(), NackCode>> {
         let place = self.own_place(placement.domain, placement.address, placement.length_bytes, how)?;
