@@ -1,64 +1,22 @@
-//! `cargo xtask bench paging`: the figures of `tombolo bench paging`, slowdown
-//! curves of three programs, and the page in `bench/` that shows both.
-//!
-//! Each program runs plainly, under Tombolo (shm) and with the kernel's own swap
-//! on zram under a memory cgroup, at the same limits. `--local` limits the
-//! program's heap and large mappings, the cgroup everything, so the cgroup gets
-//! in addition what the program was measured to use beside its heap.
+//! `cargo xtask bench paging`: Tombolo beside others, on this machine, and
+//! the page in `bench/` that shows it. Each bench writes a part of the page.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
-use tombolo_host::process;
 
-mod chart;
-mod curve;
-mod redis;
-mod results;
-mod surroundings;
-mod workload;
+mod page;
+mod paging;
 
-/// Parts of the working set that stay local, in percent.
-pub const LOCAL_PERCENT: [u64; 4] = [100, 75, 50, 25];
+const USAGE: &str = "usage: cargo xtask bench paging [--runs N] [--only sort|redis|chase]";
 
-/// An interrupt ends the bench between two runs, so that swap and cgroup are taken down.
+/// An interrupt ends a bench between two runs, so that what it set up is taken down.
 static STOP: AtomicBool = AtomicBool::new(false);
 
 fn interrupted() -> bool {
     STOP.load(Ordering::Relaxed)
-}
-
-/// Programs that are measured, and the Debian package of each.
-const NEEDED: [(&str, &str); 3] =
-    [("sort", "coreutils"), ("redis-server", "redis-server"), ("mkswap", "util-linux")];
-
-const USAGE: &str = "usage: cargo xtask bench paging [--runs N] [--only sort|redis|chase]";
-
-struct Options {
-    runs: usize,
-    only: Option<String>,
-}
-
-fn options(arguments: &[String]) -> Result<Options, String> {
-    let mut options = Options { runs: 3, only: None };
-    let mut words = arguments.iter();
-    if words.next().map(String::as_str) != Some("paging") {
-        return Err(USAGE.into());
-    }
-    while let Some(word) = words.next() {
-        let value = words.next().ok_or(USAGE)?;
-        match word.as_str() {
-            "--runs" => options.runs = value.parse().ok().filter(|&runs| runs > 0).ok_or(USAGE)?,
-            "--only" if ["sort", "redis", "chase"].contains(&value.as_str()) => {
-                options.only = Some(value.clone())
-            }
-            _ => return Err(USAGE.into()),
-        }
-    }
-    Ok(options)
 }
 
 /// Builds the release binary; where it is.
@@ -84,51 +42,26 @@ fn build() -> Result<PathBuf, String> {
         .ok_or_else(|| "cargo does not say where the binary is".into())
 }
 
-/// What `tombolo bench paging` finds.
-fn figures(tombolo: &Path) -> Result<Value, String> {
-    let output = Command::new(tombolo)
-        .args(["bench", "paging", "--json"])
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|error| format!("{}: {error}", tombolo.display()))?;
-    if !output.status.success() {
-        return Err("`tombolo bench paging` failed".into());
-    }
-    serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("`tombolo bench paging` printed no JSON: {error}"))
+/// Where pages, figures and pictures are kept.
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench")
+}
+
+/// The middle one, or the mean of the two in the middle.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    let high = *values.get(middle)?;
+    Some(if values.len() % 2 == 1 { high } else { (values[middle - 1] + high) / 2.0 })
 }
 
 /// Runs a bench. The arguments are those after `bench`.
 pub fn main(arguments: &[String]) -> Result<(), String> {
-    let options = options(arguments)?;
-    crate::packages::install_missing(&NEEDED, "not everything will be measured")?;
-    let tombolo = build()?;
-    process::stop_on_signals(&STOP);
-    eprintln!("bench: faults and random reads");
-    let figures = figures(&tombolo)?;
-    let surroundings = surroundings::Surroundings::new(&tombolo)?;
-    let mut curves = Vec::new();
-    for workload in workload::all(&surroundings)? {
-        if options.only.as_ref().is_none_or(|only| only == workload.name()) {
-            curves.push(curve::measure(&surroundings, &*workload, options.runs)?);
-        }
+    let rest = arguments.get(1..).unwrap_or_default();
+    match arguments.first().map(String::as_str) {
+        Some("paging") => paging::main(rest),
+        _ => Err(USAGE.into()),
     }
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench");
-    let failed = |error: std::io::Error| format!("bench/: {error}");
-    fs::create_dir_all(&folder).map_err(failed)?;
-    for curve in &curves {
-        chart::draw(curve, &folder.join(format!("{}.svg", curve.name)))?;
-    }
-    if options.only.is_some() {
-        eprintln!("bench: RESULTS.md is written by a whole run only");
-        return Ok(());
-    }
-    let whole = results::json(&figures, &curves);
-    let text = serde_json::to_string_pretty(&whole).map_err(|error| error.to_string())?;
-    fs::write(folder.join("paging.json"), text + "\n").map_err(failed)?;
-    fs::write(folder.join("RESULTS.md"), results::page(&figures, &curves, &surroundings)).map_err(failed)?;
-    eprintln!("bench: bench/RESULTS.md is written");
-    Ok(())
 }
 
 #[cfg(test)]
@@ -136,12 +69,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_understood_or_refused() {
-        let parse = |text: &str| options(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-        assert_eq!(parse("paging").unwrap().runs, 3);
-        assert_eq!(parse("paging --runs 1 --only sort").unwrap().only.as_deref(), Some("sort"));
-        for wrong in ["", "other", "paging --runs", "paging --runs 0", "paging --only vi"] {
-            assert!(parse(wrong).is_err(), "{wrong}");
-        }
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![3.0, 1.0]), Some(2.0));
+        assert_eq!(median(Vec::new()), None);
+    }
+
+    #[test]
+    fn an_unknown_bench_is_refused() {
+        assert_eq!(main(&[]), Err(USAGE.into()));
+        assert_eq!(main(&["other".into()]), Err(USAGE.into()));
     }
 }

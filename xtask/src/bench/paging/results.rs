@@ -1,4 +1,4 @@
-//! `bench/RESULTS.md` and `bench/paging.json`.
+//! The part of `bench/RESULTS.md`, and `bench/paging.json`.
 
 use std::fmt::Write;
 
@@ -84,7 +84,7 @@ fn paging_table(page: &mut String, figures: &Value) {
 }
 
 fn curve_section(page: &mut String, curve: &Curve) {
-    let _ = writeln!(page, "\n### {}\n\n![slowdown of {}]({}.svg)\n", curve.title, curve.name, curve.name);
+    let _ = writeln!(page, "\n#### {}\n\n![slowdown of {}]({}.svg)\n", curve.title, curve.name, curve.name);
     let _ = writeln!(
         page,
         "Working set {}, beside it {}; a plain run costs {}.\n",
@@ -137,7 +137,7 @@ pub fn page(figures: &Value, curves: &[Curve], surroundings: &Surroundings) -> S
         figures["kernel"].as_str().unwrap_or("?"),
         figures["zram_algorithm"].as_str().unwrap_or("nothing: it was not there"),
     );
-    page.push_str("## Faults and random reads\n\n");
+    page.push_str("### Faults and random reads\n\n");
     paging_table(&mut page, figures);
     let bytes = |field: &str| mebibytes(figures[field].as_u64().unwrap_or(0));
     let _ = writeln!(
@@ -148,7 +148,7 @@ pub fn page(figures: &Value, curves: &[Curve], surroundings: &Surroundings) -> S
         bytes("reads_local_bytes")
     );
     page.push_str(HOW_FIGURES);
-    page.push_str("\n## Slowdown curves\n");
+    page.push_str("\n### Slowdown curves\n");
     if let Some(reason) = surroundings.no_swap() {
         let _ = writeln!(page, "\nKernel swap on zram was not measured: {reason}.");
     }
@@ -159,9 +159,7 @@ pub fn page(figures: &Value, curves: &[Curve], surroundings: &Surroundings) -> S
     page
 }
 
-const HEADING: &str = "# Paging: results\n
-Written by `cargo xtask bench paging`; see [README.md](README.md) for how to repeat it. Ratios travel to other
-machines, absolute figures do not.\n\n";
+const HEADING: &str = "## Paging\n\nWritten by `cargo xtask bench paging`.\n\n";
 
 const HOW_FIGURES: &str = "
 - *Floor*: one handler thread on each processor, pinned, in another process than the faulting thread, each with a poll
@@ -177,7 +175,7 @@ const HOW_FIGURES: &str = "
 ";
 
 const HOW_CURVES: &str = "
-## How the curves are made
+### How the curves are made
 
 The *working set* is the most that a program's heap and large mappings take with plenty of local memory. Tombolo gets a
 part of it as `--local`. Kernel swap gets the same bytes as its cgroup's limit and, so that neither side is favoured,

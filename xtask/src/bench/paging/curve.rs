@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::surroundings::{Surroundings, Way, ample};
 use super::workload::{Unit, Workload};
-use super::{LOCAL_PERCENT, interrupted};
+use super::{LOCAL_PERCENT, interrupted, median};
 
 /// A program that takes longer than this is not run again at the same limit.
 const LONG_RUN: Duration = Duration::from_secs(20);
@@ -51,14 +51,6 @@ impl Curve {
     pub fn half(&self) -> Option<&Point> {
         self.points.iter().find(|point| point.percent == 50)
     }
-}
-
-/// The middle one, or the mean of the two in the middle.
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    let high = *values.get(middle)?;
-    Some(if values.len() % 2 == 1 { high } else { (values[middle - 1] + high) / 2.0 })
 }
 
 /// Runs of one way, gathered over the passes.
@@ -194,7 +186,6 @@ mod tests {
     fn a_failed_run_is_not_hidden_by_good_ones() {
         let mut runs = Runs::new(Way::Plain);
         runs.costs = vec![3.0, 1.0, 2.0];
-        assert_eq!(median(runs.costs.clone()), Some(2.0));
         runs.failure = Some("killed".into());
         assert_eq!(runs.cost(), Err("killed".into()));
     }
