@@ -1,4 +1,4 @@
-//! `cargo xtask bench paging`: Tombolo beside others, on this machine, and
+//! `cargo xtask bench paging|rdma`: Tombolo beside others, on this machine, and
 //! the page in `bench/` that shows it. Each bench writes a part of the page.
 
 use std::path::{Path, PathBuf};
@@ -7,10 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
+mod child;
 mod page;
 mod paging;
+mod rdma;
 
-const USAGE: &str = "usage: cargo xtask bench paging [--runs N] [--only sort|redis|chase]";
+const USAGE: &str = "\
+usage: cargo xtask bench paging [--runs N] [--only sort|redis|chase]
+       cargo xtask bench rdma [--runs N]";
 
 /// An interrupt ends a bench between two runs, so that what it set up is taken down.
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -60,6 +64,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     let rest = arguments.get(1..).unwrap_or_default();
     match arguments.first().map(String::as_str) {
         Some("paging") => paging::main(rest),
+        Some("rdma") => rdma::main(rest),
         _ => Err(USAGE.into()),
     }
 }

@@ -1,0 +1,248 @@
+//! `cargo xtask bench rdma`: transfers of Tombolo's programs beside the libraries
+//! that others use for the same, kernel TCP, and what the machine does at best.
+//!
+//! ```text
+//! each run:  tombolo bench rdma --json
+//!            for cubic, bbr:  libfabric and UCX over TCP, at each size
+//!            libfabric and UCX without TCP, at each size
+//!            kernel TCP under cubic and bbr: ping-pong, stream
+//! ```
+//!
+//! Runs follow each other, so ours and theirs take turns; figures are the medians
+//! over the runs. Where it is possible, everything is in a network namespace that
+//! ends with the bench: nobody else is there, and its route says which congestion
+//! control is used, also by programs that do not let one choose.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use tombolo_host::process;
+
+use super::child::{self, Trouble};
+use super::{STOP, USAGE, build, folder, interrupted, median, page};
+use figures::Figures;
+use network::Network;
+use pair::{Pair, Peer};
+
+mod chart;
+mod figures;
+mod iperf;
+mod libfabric;
+mod network;
+mod ours;
+mod pair;
+mod results;
+mod targets;
+mod tcp;
+mod ucx;
+
+/// Sizes at which all are measured.
+pub const SIZES: [u64; 8] = [64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// And the smallest, at which only Tombolo is.
+pub const SMALLEST: u64 = 16;
+/// For `tombolo bench rdma`, which measures a great deal.
+const PATIENCE: Duration = Duration::from_secs(20 * 60);
+
+/// Programs that are raced, and the Debian package of each.
+const NEEDED: [(&str, &str); 6] = [
+    ("fi_pingpong", "libfabric-bin"),
+    ("ucx_perftest", "ucx-utils"),
+    ("iperf3", "iperf3"),
+    ("taskset", "util-linux"),
+    ("unshare", "util-linux"),
+    ("ip", "iproute2"),
+];
+
+#[derive(Debug)]
+struct Options {
+    runs: usize,
+    /// The binary: this is the bench itself, in its network namespace already.
+    inside: Option<PathBuf>,
+}
+
+fn options(arguments: &[String]) -> Result<Options, String> {
+    let mut options = Options { runs: 3, inside: None };
+    let mut words = arguments.iter();
+    while let Some(word) = words.next() {
+        let value = words.next().ok_or(USAGE)?;
+        match word.as_str() {
+            "--runs" => options.runs = value.parse().ok().filter(|&runs| runs > 0).ok_or(USAGE)?,
+            // Not for users: see `main`.
+            "--inside" => options.inside = Some(value.into()),
+            _ => return Err(USAGE.into()),
+        }
+    }
+    Ok(options)
+}
+
+/// What a bench was made in.
+#[derive(Debug)]
+pub struct Facts {
+    /// That it may use.
+    pub processors: usize,
+    /// Its release.
+    pub kernel: String,
+    pub runs: usize,
+    /// Whether it was in a network namespace of its own.
+    pub own_network: bool,
+    /// The machine's default congestion control.
+    pub control: String,
+}
+
+/// The libraries that are raced.
+fn peers() -> Vec<Box<dyn Peer>> {
+    let mut peers = libfabric::all();
+    peers.extend(ucx::all());
+    peers
+}
+
+fn measure_ours(tombolo: &Path, figures: &mut Figures) -> Result<(), String> {
+    let sizes: Vec<String> = std::iter::once(SMALLEST).chain(SIZES).map(|size| size.to_string()).collect();
+    let mut command = Command::new(tombolo);
+    command.args(["bench", "rdma", "--json", "--sizes", &sizes.join(",")]);
+    let text = child::run(command, PATIENCE).map_err(|trouble| format!("`tombolo bench rdma`: {trouble}"))?;
+    let found: Value = serde_json::from_str(&text)
+        .map_err(|error| format!("`tombolo bench rdma` printed no JSON: {error}"))?;
+    ours::read(&found, figures)
+}
+
+/// One peer at every size.
+fn race(
+    pair: &Pair<'_>,
+    peer: &dyn Peer,
+    control: Option<&str>,
+    figures: &mut Figures,
+) -> Result<(), String> {
+    let who = figures::under(&peer.who(), control);
+    for size in SIZES {
+        if figures.is_missing(&who, size) {
+            continue;
+        }
+        match pair.race(peer, control, size) {
+            Ok(found) => found.into_iter().for_each(|(what, value)| figures.note(&who, what, size, value)),
+            Err(Trouble::Interrupted) => return Err("interrupted".into()),
+            Err(trouble @ Trouble::Hung(_)) => {
+                eprintln!("  {size} bytes: {trouble}; larger ones are left out");
+                // It would hang at the next size, too, and each time for long.
+                for size in SIZES.into_iter().filter(|&other| other >= size) {
+                    figures.fail(&who, size, &trouble.to_string());
+                }
+            }
+            Err(trouble) => {
+                eprintln!("  {size} bytes: {trouble}");
+                figures.fail(&who, size, &trouble.to_string());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn pass(tombolo: &Path, pair: &Pair<'_>, network: &Network, figures: &mut Figures) -> Result<(), String> {
+    eprintln!("bench: Tombolo");
+    measure_ours(tombolo, figures)?;
+    let peers = peers();
+    for control in network.controls() {
+        let chosen = network.choose(control);
+        for peer in peers.iter().filter(|peer| peer.over_tcp()) {
+            let who = figures::under(&peer.who(), Some(control));
+            match &chosen {
+                Ok(()) => {
+                    eprintln!("bench: {who}");
+                    race(pair, &**peer, Some(control), figures)?;
+                }
+                Err(reason) => SIZES.iter().for_each(|&size| figures.fail(&who, size, reason)),
+            }
+        }
+    }
+    for peer in peers.iter().filter(|peer| !peer.over_tcp()) {
+        eprintln!("bench: {}", peer.who());
+        race(pair, &**peer, None, figures)?;
+    }
+    // These choose for themselves.
+    for control in network::CONTROLS {
+        eprintln!("bench: kernel TCP, {control}");
+        race(pair, &iperf::Stream, Some(control), figures)?;
+        tcp::race(pair, control, figures)?;
+    }
+    Ok(())
+}
+
+/// The bench, where it is to be.
+fn inside(options: &Options, tombolo: &Path) -> Result<(), String> {
+    process::stop_on_signals(&STOP);
+    let network = Network::new(options.inside.is_some())?;
+    let processors = process::processors();
+    let [first, .., last] = processors[..] else {
+        return Err(
+            "this bench needs two processors or more: client and server are pinned to one each".into()
+        );
+    };
+    let pair = Pair { network: &network, first, last };
+    let mut figures = Figures::default();
+    for run in 1..=options.runs {
+        eprintln!("bench: run {run} of {}", options.runs);
+        pass(tombolo, &pair, &network, &mut figures)?;
+        if interrupted() {
+            return Err("interrupted".into());
+        }
+    }
+    let facts = Facts {
+        processors: processors.len(),
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        runs: options.runs,
+        own_network: network.is_own(),
+        control: network.default_control().to_owned(),
+    };
+    let text =
+        serde_json::to_string_pretty(&results::json(&facts, &figures)).map_err(|error| error.to_string())?;
+    page::keep(&folder(), "rdma.json", &(text + "\n"))?;
+    chart::draw(&figures, &folder().join("rdma.svg"))?;
+    page::write(&folder(), "rdma", &results::page(&facts, &figures))
+}
+
+/// Runs it. The arguments are those after `rdma`.
+pub fn main(arguments: &[String]) -> Result<(), String> {
+    let options = options(arguments)?;
+    if let Some(tombolo) = &options.inside {
+        return inside(&options, tombolo);
+    }
+    crate::packages::install_missing(&NEEDED, "not everything will be measured")?;
+    let tombolo = build()?;
+    if let Err(reason) = network::may_have_own() {
+        eprintln!("bench: in the machine's network, under its congestion control alone: {reason}");
+        return inside(&options, &tombolo);
+    }
+    // Replaces this process: the namespace ends with it, whatever happens.
+    let itself = std::env::current_exe().map_err(|error| format!("the bench's own path: {error}"))?;
+    let words: Vec<OsString> = vec![
+        "--net".into(),
+        "--".into(),
+        itself.into(),
+        "bench".into(),
+        "rdma".into(),
+        "--runs".into(),
+        options.runs.to_string().into(),
+        "--inside".into(),
+        tombolo.into(),
+    ];
+    Err(format!("unshare: {}", Command::new("unshare").args(words).exec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_understood_or_refused() {
+        let parse = |text: &str| options(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(parse("").unwrap().runs, 3);
+        assert_eq!(parse("--runs 5").unwrap().runs, 5);
+        for wrong in ["other", "--runs", "--runs 0", "--runs x", "--only sort"] {
+            assert_eq!(parse(wrong).unwrap_err(), USAGE, "{wrong}");
+        }
+    }
+}
