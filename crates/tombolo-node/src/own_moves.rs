@@ -170,7 +170,7 @@ impl Node {
         };
         // A peer that is gone may have had the same number.
         let is_same = match (&underway.peer, peer) {
-            (Some(known), Some(peer)) => Arc::ptr_eq(known, peer),
+            (Some(known), Some(peer)) => Arc::ptr_eq(known.whole(), peer.whole()),
             (known, peer) => known.is_none() && peer.is_none(),
         };
         if !is_same || underway.stage == Stage::Acknowledged {

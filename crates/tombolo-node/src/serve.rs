@@ -56,8 +56,8 @@ impl Node {
     /// polls; [`serve`] stands back meanwhile. Returns how much there was to do. What is answered goes
     /// with what is sent next, or in the next turn that finds nothing to do.
     pub fn turn(&self, turn: &mut Turn) -> usize {
+        self.driven.fetch_add(1, Ordering::Relaxed);
         if turn.round.is_multiple_of(TURNS) {
-            self.driven.fetch_add(1, Ordering::Relaxed);
             turn.peers = self.peers();
             self.expire();
             let now = Instant::now();

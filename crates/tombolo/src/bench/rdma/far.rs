@@ -9,7 +9,6 @@ use clap::Args;
 use tombolo_client::{
     Domain, Embedded, Embedding, Grant, Mailbox, Memory, Notification, Spec, Target, Transfer, Who,
 };
-use tombolo_host::process;
 use tombolo_node::Address;
 
 use super::{AREA, ECHO, PATIENCE, WORDS};
@@ -78,9 +77,6 @@ impl Far {
 
 /// Runs it until the bench closes the pipe.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    if let Some(&processor) = process::processors().last() {
-        process::pin_thread(processor)?;
-    }
     let embedded = match &arguments.listen {
         Some(listen) => {
             let security = arguments.security.of(std::slice::from_ref(listen))?;

@@ -39,7 +39,7 @@ impl Floor {
         Ok(Self {
             cache_line_round_trip_ns: cache_line(first, last)?,
             copies: copies(sizes)?,
-            udp: udp(first, sizes)?,
+            udp: udp([first, last], sizes)?,
         })
     }
 }
@@ -115,25 +115,25 @@ const UDP_SEGMENTS: [usize; 3] = [4 * 1024, 16 * 1024, 32 * 1024];
 const GOODBYE: [u8; 1] = [0];
 
 /// Bare UDP, the best of several sizes of datagrams.
-fn udp(first: usize, sizes: &[Size]) -> Result<Vec<Rate>, Failure> {
-    let asked = std::thread::spawn(move || process::pin_thread(first));
-    asked.join().map_err(|_| Failure::new("a thread failed"))??;
-    process::pin_thread(first)?;
+fn udp(processors: [usize; 2], sizes: &[Size]) -> Result<Vec<Rate>, Failure> {
     let mut found: Vec<Rate> = Vec::new();
     for &Size(size_bytes) in sizes {
         let mut best = 0.0_f64;
         for segment in UDP_SEGMENTS {
-            best = best.max(udp_rate(size_bytes as usize, segment)?);
+            best = best.max(udp_rate(processors, size_bytes as usize, segment)?);
         }
         found.push(Rate { size_bytes, bytes_per_s: best });
     }
     Ok(found)
 }
 
-fn udp_rate(size: usize, segment: usize) -> Result<f64, Failure> {
+fn udp_rate([first, last]: [usize; 2], size: usize, segment: usize) -> Result<f64, Failure> {
+    // The sink inherits the pin.
+    process::pin_thread(last)?;
     let mut command = children::itself()?;
     command.args(["bench", "udp-sink", "--size", &size.to_string()]);
     let (_sink, line) = children::start(&mut command)?;
+    process::pin_thread(first)?;
     let address: SocketAddr =
         line.parse().map_err(|_| Failure::new(format!("the sink said `{line}` instead of its address")))?;
     let socket = UdpSocket::connect(address)?;
@@ -180,9 +180,6 @@ fn udp_rate(size: usize, segment: usize) -> Result<f64, Failure> {
 
 /// The other end of bare UDP: answers each so many bytes with one.
 pub fn sink(size: usize) -> Result<u8, Failure> {
-    if let Some(&processor) = process::processors().last() {
-        process::pin_thread(processor)?;
-    }
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0).into())?;
     socket.set_buffer_bytes(UDP_BUFFER_BYTES);
     output::line(&socket.local_address()?.to_string());

@@ -198,7 +198,7 @@ fn measure(arguments: &Arguments) -> Result<Outcome, Failure> {
     let (mut rows, mut interference) = (Vec::new(), Vec::new());
     for link in Route::ALL.into_iter().filter(|link| is_wanted(&arguments.link, link)) {
         for &how in link.engines().iter().filter(|how| is_wanted(&arguments.how, how)) {
-            let mut pair = Pair::start(&scratch, link, how)?;
+            let mut pair = Pair::start(&scratch, link, how, [first, last])?;
             for &op in link.operations().iter().filter(|op| is_wanted(&arguments.op, op)) {
                 // One-sided operations need the other program only if the engine is inside.
                 let both = matches!(op, Operation::PingPong | Operation::Mailbox);

@@ -114,9 +114,12 @@ impl Keys {
 
 impl Pair {
     /// Starts everything for a route: nodes on the last processor, this program on the first.
-    pub fn start(scratch: &Scratch, route: Route, engine: Engine) -> Result<Self, Failure> {
-        let processors = process::processors();
-        let (first, last) = (processors[0], processors[processors.len() - 1]);
+    pub fn start(
+        scratch: &Scratch,
+        route: Route,
+        engine: Engine,
+        [first, last]: [usize; 2],
+    ) -> Result<Self, Failure> {
         // Children inherit the pin.
         process::pin_thread(last)?;
         let started = match engine {
