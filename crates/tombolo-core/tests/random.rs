@@ -58,6 +58,8 @@ fn options(rng: &mut Rng) -> Options {
         transfers: rng.range(2, 64) as u32,
         block_bytes: 256 << rng.range(2, 6),
         outstanding_blocks: rng.range(1, 6) as u32,
+        outstanding_beside: rng.range(1, 3) as u32,
+        beside_ns: rng.below(3) * 100_000,
         turn_blocks: rng.range(1, 4) as u32,
         starvation_blocks: rng.range(1, 20) as u32,
         bypass: rng.chance(700_000),

@@ -67,8 +67,8 @@ use wire::{FLAG_MORE, HEADER_BYTES, Header, Kind, LENGTH_BYTES, SEQUENCE_BYTES};
 
 pub use listener::UdpListener;
 
-/// The largest packet, where the route takes such datagrams: a 4 KiB payload and its headers.
-pub const MAX_PACKET_BYTES: usize = 4096 + 128;
+/// The largest packet, where the route takes such datagrams: a block and its headers.
+pub const MAX_PACKET_BYTES: usize = 16 * 1024 + 128;
 /// Small packets that may go before the largest one in its datagram, altogether.
 const COMPANY_BYTES: usize = 256;
 /// What we ask the kernel to buffer in each direction.

@@ -219,6 +219,11 @@ fn configuration(limits: &Limits) -> Config {
         // Others may have other limits.
         peer_transactions: MAX_TRANSACTIONS,
         transfers: (u32::from(limits.domains) * SLOTS as u32).clamp(1024, MAX_TRANSFERS),
+        // The documents' two blocks of a transfer under way fill a wire of some hundred nanoseconds;
+        // between processes a lone transfer needs more to keep both ends at work.
+        outstanding_blocks: 16,
+        outstanding_beside: 1,
+        beside_ns: 1_000_000,
         // Answers may be sent only when their sender gets the processor again,
         // which takes as long as the time slice of whoever has it.
         retransmission: Retransmission::Measured {
@@ -610,9 +615,8 @@ impl Node {
         self.programs.completed(user, result) || self.carried(user, result.map(|_| ()))
     }
 
-    /// Sends a packet, or loses it: a link that stays full for so long is as
-    /// good as one that loses packets, and the engine sends again.
-    fn send(&self, peer: &Peer, send: &mut dyn FnMut(&dyn Link) -> Result<(), SendError>) {
+    /// Sends a packet. False: the link stays full for so long that it was not sent.
+    fn send(&self, peer: &Peer, send: &mut dyn FnMut(&dyn Link) -> Result<(), SendError>) -> bool {
         for attempt in 0..64 {
             match send(&*peer.link) {
                 Err(SendError::Full) => {
@@ -621,10 +625,11 @@ impl Node {
                         std::thread::yield_now();
                     }
                 }
-                _ => return,
+                _ => return true,
             }
         }
         self.packets_dropped.fetch_add(1, Ordering::Relaxed);
+        false
     }
 
     fn send_block(&self, peer: &Arc<Peer>, block: &Block) {
@@ -653,10 +658,10 @@ impl Node {
         for packet in block.packets(peer.max_payload_bytes) {
             let part = source.part(packet.offset_bytes as usize, packet.payload_bytes as usize);
             let Some(part) = part else { return };
-            match peer.checksums {
+            let sent = match peer.checksums {
                 Checksums::Off => {
                     let Ok(length) = packet.emit_unchecked(&mut header) else { return };
-                    self.send(peer, &mut |link| link.send(&header[..length], part));
+                    self.send(peer, &mut |link| link.send(&header[..length], part))
                 }
                 // The checksum and the datagram must be of the same bytes, whatever others do to the
                 // memory meanwhile: it is made of those that are sent.
@@ -665,6 +670,10 @@ impl Node {
                         let _ = packet.seal(datagram, Checksums::On);
                     })
                 }),
+            };
+            if !sent {
+                // It goes again after a pause, and says nothing about the path.
+                return self.engine.lock().source_refused(self.now(), block, NackCode::SlaveError);
             }
         }
     }

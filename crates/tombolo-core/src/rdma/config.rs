@@ -40,6 +40,11 @@ pub struct Config {
     pub block_bytes: u32,
     /// Blocks of one transfer that may be unacknowledged (QOS §3.2.3: 2).
     pub outstanding_blocks: u32,
+    /// The same while small transfers come, for those of the other classes: what is on the wire
+    /// already, a small one waits for.
+    pub outstanding_beside: u32,
+    /// How long after a small transfer others are expected.
+    pub beside_ns: u64,
     /// Blocks that a transfer issues before the next of its class has its turn.
     pub turn_blocks: u32,
     /// A class with work is served at the latest after this many blocks of
@@ -97,6 +102,8 @@ impl Default for Config {
             transfers: 1024,
             block_bytes: MAX_BLOCK_BYTES,
             outstanding_blocks: 2,
+            outstanding_beside: 2,
+            beside_ns: 0,
             turn_blocks: 2,
             starvation_blocks: 16,
             high_max_bytes: 16 * 1024,
@@ -135,6 +142,7 @@ impl Config {
             other => other.next_power_of_two() / 2,
         };
         self.outstanding_blocks = self.outstanding_blocks.max(1);
+        self.outstanding_beside = self.outstanding_beside.clamp(1, self.outstanding_blocks);
         self.turn_blocks = self.turn_blocks.max(1);
         self.starvation_blocks = self.starvation_blocks.max(1);
         self.outstanding_reads = self.outstanding_reads.clamp(1, READ_WINDOW);

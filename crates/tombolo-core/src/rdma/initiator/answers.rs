@@ -40,7 +40,7 @@ impl Initiator {
         let index = self.table.entries[slot as usize].transfer;
         self.transfers.entries[index as usize].before = before;
         let path = self.measure(now, id, slot, attempt);
-        self.block_acknowledged(slot);
+        self.block_acknowledged(now, slot);
         self.find_overtaken(now, id, path);
         self.refresh(id);
     }
@@ -53,7 +53,7 @@ impl Initiator {
         if ack.bytes_only {
             self.bytes_acknowledged(slot, state);
         } else {
-            self.block_acknowledged(slot);
+            self.block_acknowledged(now, slot);
         }
         self.find_overtaken(now, id, path);
         self.refresh(id);
@@ -110,12 +110,14 @@ impl Initiator {
         }
     }
 
-    fn block_acknowledged(&mut self, slot: u32) {
+    fn block_acknowledged(&mut self, now: Time, slot: u32) {
         self.step(slot, Event::Ack);
         let index = self.table.entries[slot as usize].transfer;
         self.release(slot);
+        let most = self.most_outstanding(now, index);
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.acked += 1;
+        let outstanding = transfer.outstanding;
         if transfer.acked == transfer.blocks {
             self.end(index, Ok(()));
         } else if transfer.queue == Queue::None {
@@ -123,7 +125,7 @@ impl Initiator {
                 if transfer.may_notify() {
                     self.queue_notify(index);
                 }
-            } else if transfer.outstanding < self.config.outstanding_blocks {
+            } else if outstanding < most {
                 let class = transfer.class(&self.config);
                 self.enqueue(index, class);
             }

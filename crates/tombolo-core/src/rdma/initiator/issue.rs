@@ -7,7 +7,7 @@ use crate::rdma::scheduler::{RESEND, ring_of};
 use crate::rdma::segmentation::block_length;
 use crate::rdma::time::Time;
 use crate::rdma::transaction::{Event, State};
-use crate::rdma::transfer::{Direction, PathId};
+use crate::rdma::transfer::{Class, Direction, PathId};
 use tombolo_wire::{Atomic, Attempt, NotifyHeader, Packet, TransactionId};
 
 impl Initiator {
@@ -45,10 +45,11 @@ impl Initiator {
         let id = self.rings.front(ring)?;
         let index = self.peers[id as usize].as_ref()?.queues[class as usize].front()?;
         let slot = self.issue(now, index)?;
+        let most = self.most_outstanding(now, index);
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.turn += 1;
         let all_issued = transfer.issued == transfer.blocks;
-        let full = transfer.outstanding >= self.config.outstanding_blocks;
+        let full = transfer.outstanding >= most;
         let class_now = transfer.class(&self.config);
         if all_issued || full {
             // Comes back with the next acknowledgement, if blocks are left.
@@ -60,6 +61,17 @@ impl Initiator {
             self.rings.rotate(ring, id);
         }
         self.hand_out(now, slot)
+    }
+
+    /// The most blocks of a transfer under way. What a large one has on the wire, a small one waits
+    /// for, whatever its class: so where small ones come, large ones keep to less.
+    pub(super) fn most_outstanding(&self, now: Time, index: u32) -> u32 {
+        let is_high = self.transfers.entries[index as usize].class(&self.config) == Class::High;
+        if is_high || now >= self.small_until {
+            self.config.outstanding_blocks
+        } else {
+            self.config.outstanding_beside
+        }
     }
 
     /// A small transfer goes at once; what has no slot is queued after all.

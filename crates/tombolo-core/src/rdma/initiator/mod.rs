@@ -53,6 +53,8 @@ pub struct Initiator {
     again: List,
     done: List,
     served_ended: List,
+    /// Until then small transfers are expected.
+    small_until: Time,
     /// Entries in a list with a timer.
     armed: u32,
     /// No timer fires before this.
@@ -93,6 +95,7 @@ impl Initiator {
             again: List::default(),
             done: List::default(),
             served_ended: List::default(),
+            small_until: Time(0),
             armed: 0,
             wake: Time(u64::MAX),
         }
@@ -162,6 +165,9 @@ impl Initiator {
         }
         let index = self.transfers.take(peer, spec, None).ok_or(PostError::Full)?;
         self.counters.transfers_posted += 1;
+        if self.transfers.entries[index as usize].class(&self.config) == Class::High {
+            self.small_until = now.after_ns(self.config.beside_ns);
+        }
         match spec.direction {
             Direction::Write | Direction::Atomic(_) => self.start_write(now, index),
             Direction::Read => self.start_read(index),
