@@ -17,6 +17,8 @@
 //! once and checks the copy, and a program believes nothing but its own books.
 #![forbid(unsafe_code)]
 
+#[doc(hidden)]
+pub mod fuzzing;
 mod mailbox;
 mod message;
 mod page;

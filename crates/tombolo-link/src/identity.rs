@@ -12,8 +12,8 @@
 
 use std::sync::Arc;
 
-mod allow;
-mod file;
+pub(crate) mod allow;
+pub(crate) mod file;
 mod key;
 
 pub use allow::AllowList;

@@ -25,6 +25,8 @@ use std::time::Duration;
 mod address;
 mod counters;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod identity;
 mod link;
 pub mod shm;

@@ -34,7 +34,7 @@ use crate::{
     ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet, SendError,
 };
 
-mod handshake;
+pub(crate) mod handshake;
 mod listener;
 
 pub use listener::ShmListener;

@@ -49,6 +49,7 @@ use crate::{
 mod batch;
 mod control;
 mod cookie;
+pub(crate) mod fuzzing;
 mod handshake;
 mod keep_alive;
 mod listener;

@@ -17,6 +17,8 @@ mod copy;
 mod counters;
 mod errands;
 mod far;
+#[doc(hidden)]
+pub mod fuzzing;
 mod ledger;
 mod loop_back;
 mod named;

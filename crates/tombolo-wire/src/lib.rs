@@ -39,6 +39,8 @@ mod atomic;
 mod checksum;
 mod data;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod ids;
 mod nack;
 mod packet;

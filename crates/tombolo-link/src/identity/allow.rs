@@ -45,8 +45,12 @@ impl fmt::Display for AllowList {
 }
 
 fn read(path: &Path) -> Result<Vec<PublicKey>, KeyFileError> {
-    let text = file::read_text(file::open(path)?, path)?;
-    let keys = file::lines(&text).map(|(line, said)| {
+    keys_in(&file::read_text(file::open(path)?, path)?, path)
+}
+
+/// The keys in a text.
+pub(crate) fn keys_in(text: &str, path: &Path) -> Result<Vec<PublicKey>, KeyFileError> {
+    let keys = file::lines(text).map(|(line, said)| {
         let key = said.split_whitespace().next().unwrap_or_default();
         key.parse().map_err(|reason| KeyFileError::Line { path: path.to_owned(), line, reason })
     });

@@ -110,7 +110,12 @@ pub fn read_key_file(path: &Path) -> Result<KeyPair, KeyFileError> {
         return Err(KeyFileError::TooOpen { path: path.to_owned(), mode: mode & 0o7777 });
     }
     let text = read_text(file, path)?;
-    let Some((line, said)) = lines(&text).next() else {
+    secret_in(&text, path)
+}
+
+/// The secret key in a text.
+pub(crate) fn secret_in(text: &str, path: &Path) -> Result<KeyPair, KeyFileError> {
+    let Some((line, said)) = lines(text).next() else {
         return Err(KeyFileError::Empty { path: path.to_owned() });
     };
     KeyPair::parse_secret(said).map_err(|reason| KeyFileError::Line { path: path.to_owned(), line, reason })

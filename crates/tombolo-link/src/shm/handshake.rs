@@ -73,6 +73,23 @@ impl Message {
     }
 }
 
+/// Any bytes as one of these messages: no panic, and what is one survives being written again.
+pub fn fuzz(bytes: &[u8]) {
+    if let Ok(message) = Message::decode(bytes) {
+        assert_eq!(Message::decode(&message.encode()), Ok(message));
+    }
+}
+
+/// One of each kind.
+pub fn samples() -> [(&'static str, Vec<u8>); 3] {
+    [
+        ("hello", Message::Hello),
+        ("welcome", Message::Welcome { ring_bytes: 1 << 20 }),
+        ("reject", Message::Reject),
+    ]
+    .map(|(name, message)| (name, message.encode().to_vec()))
+}
+
 pub(super) fn connect(path: &Path, timeout: Duration) -> Result<ShmLink, OpenError> {
     let started = Instant::now();
     let no_answer = || OpenError::NoAnswer { address: address(path), waited: timeout };

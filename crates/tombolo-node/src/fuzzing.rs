@@ -1,0 +1,20 @@
+//! For tests and fuzzers alone: what nodes say to each other, and the reading of it.
+
+pub use crate::control::{
+    Borrower, Carriage, MalformedMessage, Message, MessageV1, NamedSegment, NodeStatus, Reply, Request,
+};
+use crate::named::SegmentName;
+
+/// Any bytes as a control message: no panic, and what is one survives being written again.
+pub fn control(bytes: &[u8]) {
+    let Ok(message) = Message::decode(bytes) else { return };
+    assert_eq!(Message::decode(&message.encode()), Ok(message));
+}
+
+/// Any text as a segment's name.
+pub fn segment_name(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(name) = text.parse::<SegmentName>() else { return };
+    assert_eq!(name.as_str(), text);
+    assert_eq!(name.to_string().parse(), Ok(name));
+}
