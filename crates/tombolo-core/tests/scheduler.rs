@@ -5,7 +5,7 @@ mod bench;
 
 use bench::{BASE, DOMAIN, OTHER};
 use tombolo_core::rdma::{
-    Action, Block, BlockNotification, Class, Config, Direction, Engine, Time, Transfer,
+    Action, Block, BlockNotification, Class, Config, Direction, Engine, PeerId, Time, Transfer,
 };
 use tombolo_wire::{Ack, Notification, Packet};
 
@@ -192,7 +192,8 @@ fn slots_are_used_again_with_another_generation() {
 
 #[test]
 fn a_full_table_of_transactions_is_back_pressure() {
-    let config = Config { transactions: 3, transfers: 8, ..Config::default() };
+    // One peer has no more slots than it leaves free before it takes one.
+    let config = Config { transactions: 4, transfers: 8, ..Config::default() };
     let mut engine = engine(config);
     for number in 0..8 {
         post(&mut engine, number, 4 * KIB, None);
@@ -204,6 +205,84 @@ fn a_full_table_of_transactions_is_back_pressure() {
     }
     assert_eq!(order(&mut engine).len(), 5);
     assert!(engine.is_idle());
+}
+
+#[test]
+fn peers_that_answer_nothing_leave_slots_to_others() {
+    for bypass in [false, true] {
+        let mut engine = engine(Config { transactions: 64, bypass, ..Config::default() });
+        let honest = PeerId(9);
+        let silent = [OTHER, PeerId(7), PeerId(8)];
+        for peer in [PeerId(7), PeerId(8), honest] {
+            engine.add_peer(NOW, peer);
+        }
+        let transfer = |user| Transfer {
+            direction: Direction::Write,
+            domain: DOMAIN,
+            own_domain: DOMAIN,
+            source_address: user << 32,
+            destination_address: BASE,
+            size_bytes: 16 * KIB,
+            notification: None,
+            class: None,
+            user,
+        };
+        let mut unanswered = Vec::new();
+        for peer in silent {
+            for user in 0..100 {
+                engine.post(NOW, peer, transfer(user)).expect("room");
+            }
+            unanswered.extend(std::iter::from_fn(|| next_block(&mut engine)));
+        }
+        assert!(unanswered.len() < 64);
+        for user in 0..100 {
+            engine.post(NOW, honest, transfer(user)).expect("room");
+            let block = next_block(&mut engine).expect("a slot");
+            assert_eq!(block.peer, honest);
+            let ack = Ack {
+                transaction: block.transaction,
+                generation: block.generation,
+                attempt: block.attempt,
+                bytes_only: false,
+            };
+            let _ = engine.handle(NOW, honest, &Packet::Ack(ack));
+        }
+        // What was held back goes on when others are gone.
+        for peer in silent {
+            engine.peer_lost(NOW, peer);
+        }
+        assert_eq!(std::iter::from_fn(|| next_block(&mut engine)).count(), 0);
+        assert!(engine.is_idle());
+    }
+}
+
+#[test]
+fn who_was_held_back_goes_on_when_others_have_fewer_slots() {
+    let mut engine = engine(Config { transactions: 8, ..Config::default() });
+    let held_back = PeerId(7);
+    engine.add_peer(NOW, held_back);
+    for number in 0..20 {
+        post(&mut engine, number, 16 * KIB, None);
+    }
+    let first: Vec<Block> = std::iter::from_fn(|| next_block(&mut engine)).collect();
+    for user in 0..20 {
+        let transfer = Transfer {
+            direction: Direction::Write,
+            domain: DOMAIN,
+            own_domain: DOMAIN,
+            source_address: user << 32,
+            destination_address: BASE,
+            size_bytes: 16 * KIB,
+            notification: None,
+            class: None,
+            user,
+        };
+        engine.post(NOW, held_back, transfer).expect("room");
+    }
+    let before = std::iter::from_fn(|| next_block(&mut engine)).count();
+    engine.peer_lost(NOW, OTHER);
+    let after = std::iter::from_fn(|| next_block(&mut engine)).count();
+    assert_eq!((first.len(), before, before + after), (5, 2, 5));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::rdma::scheduler::{RESEND, ring_of};
 use crate::rdma::segmentation::block_length;
 use crate::rdma::time::Time;
 use crate::rdma::transaction::{Event, State};
-use crate::rdma::transfer::{Class, Direction, PathId};
+use crate::rdma::transfer::{Class, Direction, PathId, PeerId};
 use tombolo_wire::{Atomic, Attempt, NotifyHeader, Packet, TransactionId};
 
 impl Initiator {
@@ -44,6 +44,11 @@ impl Initiator {
         let ring = ring_of(class);
         let id = self.rings.front(ring)?;
         let index = self.peers[id as usize].as_ref()?.queues[class as usize].front()?;
+        if !self.may_take_slot(PeerId(id)) {
+            // Others have taken some since it came into the ring.
+            self.refresh(PeerId(id));
+            return self.poll_schedule(now);
+        }
         let slot = self.issue(now, index)?;
         let most = self.most_outstanding(now, index);
         let transfer = &mut self.transfers.entries[index as usize];
@@ -98,6 +103,9 @@ impl Initiator {
     fn issue(&mut self, now: Time, index: u32) -> Option<u32> {
         let transfer = &mut self.transfers.entries[index as usize];
         let peer = self.peers[transfer.peer.index()].as_mut()?;
+        if peer.slots > self.table.tickets.len() {
+            return None;
+        }
         let slot = u32::from(self.table.tickets.pop_front()?);
         let class = transfer.class(&self.config);
         let spec = &transfer.spec;
@@ -112,6 +120,7 @@ impl Initiator {
         if last {
             transfer.last_slot = Some(slot);
         }
+        peer.slots += 1;
         let generation = peer.generations[slot as usize].next();
         peer.generations[slot as usize] = generation;
         let path = peer.path_for_block(now, None);

@@ -57,6 +57,8 @@ pub struct Initiator {
     small_until: Time,
     /// Entries in a list with a timer.
     armed: u32,
+    /// A peer waits for others to have fewer slots.
+    held_back: bool,
     /// No timer fires before this.
     wake: Time,
 }
@@ -97,6 +99,7 @@ impl Initiator {
             served_ended: List::default(),
             small_until: Time(0),
             armed: 0,
+            held_back: false,
             wake: Time(u64::MAX),
         }
     }
@@ -208,7 +211,14 @@ impl Initiator {
         self.config.bypass
             && !has_work[0]
             && self.peers[peer.index()].as_ref().is_some_and(|peer| peer.is_open())
+            && self.may_take_slot(peer)
             && self.picker.pass_over_lower(has_work)
+    }
+
+    /// Whether a block for that peer may have a slot: it has no more of them than are free. So one that
+    /// answers nothing leaves half of the table to others, and the next like it half of that.
+    fn may_take_slot(&self, peer: PeerId) -> bool {
+        self.peers[peer.index()].as_ref().is_some_and(|peer| peer.slots <= self.table.tickets.len())
     }
 
     fn enqueue(&mut self, index: u32, class: Class) {
@@ -231,8 +241,11 @@ impl Initiator {
         if let Some(peer) = self.peers[id.index()].as_ref() {
             let open = peer.is_open();
             work[RESEND] = open && !peer.resend.is_empty();
+            let may_take = peer.slots <= self.table.tickets.len();
             for class in Class::ALL {
-                work[ring_of(class)] = open && !peer.queues[class as usize].is_empty();
+                let waits = open && !peer.queues[class as usize].is_empty();
+                work[ring_of(class)] = waits && may_take;
+                self.held_back |= waits && !may_take;
             }
             ask = peer.may_ask(&self.config);
         }
@@ -303,13 +316,21 @@ impl Initiator {
     fn release(&mut self, slot: u32) {
         self.unplace(slot);
         let transaction = &mut self.table.entries[slot as usize];
-        let index = transaction.transfer;
+        let (index, id) = (transaction.transfer, transaction.peer);
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.slots.remove(&mut self.table.siblings, slot);
         transfer.outstanding -= 1;
         self.uncount(slot);
         self.step(slot, Event::Release);
+        if let Some(peer) = self.peers[id.index()].as_mut() {
+            peer.slots -= 1;
+        }
         self.table.tickets.push_back(slot as u16);
+        if std::mem::take(&mut self.held_back) {
+            for index in 0..self.peers.len() {
+                self.refresh(PeerId(index as u32));
+            }
+        }
     }
 
     /// Take the transaction out of whatever list it is in.

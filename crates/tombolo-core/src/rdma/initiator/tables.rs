@@ -302,6 +302,8 @@ pub(super) struct SendPeer {
     /// Occurrences of each slot towards this peer. Per peer, so that the peer
     /// sees every one of them and a wrap-around cannot fool it.
     pub generations: Box<[Generation]>,
+    /// Slots that its blocks have.
+    pub slots: usize,
     pub resend: List,
     pub queues: [List; 3],
     pub reads: [List; 3],
@@ -324,6 +326,7 @@ impl SendPeer {
             read_trip: RoundTrip::new(),
             heard_at: now,
             generations: vec![Generation(0); config.transactions.into()].into(),
+            slots: 0,
             resend: List::default(),
             queues: Default::default(),
             reads: Default::default(),
