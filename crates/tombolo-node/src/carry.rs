@@ -19,8 +19,10 @@ use crate::control::{Carriage, Message, MessageV1, Reply, Request};
 use crate::node::{ITSELF, Node, Peer};
 use crate::programs::Poster;
 
-/// Transfers that peers have asked for, open at once.
-const MAX_CARRIED: usize = 1024;
+/// Transfers that peers have asked for, open at once: half of what the engine has room for.
+const MAX_CARRIED: usize = 512;
+/// Those of one peer: others have some, too, when it wants all.
+const MAX_CARRIED_EACH: usize = 128;
 
 /// A transfer that another node is to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +118,8 @@ impl Node {
         let user = Poster::user_of_peer(peer.id, index);
         {
             let mut made = self.carriages.made.lock();
-            if made.len() >= MAX_CARRIED || made.contains_key(&user) {
+            let its_own = made.values().filter(|(asker, _)| *asker == peer.id).count();
+            if made.len() >= MAX_CARRIED || its_own >= MAX_CARRIED_EACH || made.contains_key(&user) {
                 return failed(Failure::Refused(NackCode::BufferFull));
             }
             made.insert(user, (peer.id, number));

@@ -3,13 +3,28 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
+/// How far an errand is after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// There is more to be done.
+    More,
+    /// It waits for somebody else, and looks again in its next turn.
+    Waits,
+    /// Nothing is left.
+    Over,
+}
+
+/// While all errands wait, they look again after this long.
+const PAUSE: Duration = Duration::from_millis(1);
+
 /// Something that takes many steps.
 pub(crate) trait Errand: Send {
-    /// Does some of it, for at most some tens of milliseconds. False: it is over.
-    fn step(&mut self) -> bool;
+    /// Does some of it, for at most some tens of milliseconds. Does not wait.
+    fn step(&mut self) -> Step;
 }
 
 #[derive(Default)]
@@ -40,6 +55,8 @@ impl Errands {
     }
 
     fn run(&self) {
+        // Errands in a row that wait.
+        let mut idle = 0;
         loop {
             let mut queue = self.0.lock();
             let Some(mut errand) = queue.waiting.pop_front() else {
@@ -47,8 +64,17 @@ impl Errands {
                 return;
             };
             drop(queue);
-            if errand.step() {
-                self.0.lock().waiting.push_back(errand);
+            let step = errand.step();
+            idle = if step == Step::Waits { idle + 1 } else { 0 };
+            if step == Step::Over {
+                continue;
+            }
+            let mut queue = self.0.lock();
+            queue.waiting.push_back(errand);
+            if idle >= queue.waiting.len() {
+                drop(queue);
+                std::thread::sleep(PAUSE);
+                idle = 0;
             }
         }
     }
@@ -64,20 +90,43 @@ mod tests {
     struct Steps(char, u32, Sender<char>);
 
     impl Errand for Steps {
-        fn step(&mut self) -> bool {
+        fn step(&mut self) -> Step {
             self.1 -= 1;
             self.2.send(self.0).unwrap();
-            self.1 > 0
+            if self.1 > 0 { Step::More } else { Step::Over }
         }
     }
 
     struct Gate(std::sync::mpsc::Receiver<()>);
 
     impl Errand for Gate {
-        fn step(&mut self) -> bool {
+        fn step(&mut self) -> Step {
             let _ = self.0.recv();
-            false
+            Step::Over
         }
+    }
+
+    struct Waiting(Arc<std::sync::atomic::AtomicBool>);
+
+    impl Errand for Waiting {
+        fn step(&mut self) -> Step {
+            if self.0.load(std::sync::atomic::Ordering::Relaxed) { Step::Over } else { Step::Waits }
+        }
+    }
+
+    #[test]
+    fn those_that_wait_do_not_hold_up_others() {
+        let errands = Errands::default();
+        let enough = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        for _ in 0..100 {
+            errands.begin(Box::new(Waiting(enough.clone()))).unwrap();
+        }
+        let (told, heard) = channel();
+        errands.begin(Box::new(Steps('a', 50, told))).unwrap();
+        for _ in 0..50 {
+            assert_eq!(heard.recv_timeout(Duration::from_secs(60)).unwrap(), 'a');
+        }
+        enough.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
     #[test]

@@ -33,16 +33,17 @@ pub enum LendError {
     /// Zero, or not whole pages.
     #[error("{0} bytes are not a whole number of pages")]
     BadSize(u64),
-    /// A peer has as many segments as have numbers.
-    #[error("no segment number is free")]
+    /// A peer has as many segments as one may have.
+    #[error("you have {MAX_SEGMENTS} segments, and may have no more: release some")]
     NoNumber,
     /// The system refused.
     #[error("the system gives no memory: {0}")]
     System(String),
 }
 
-/// From here on the numbers are of programs' domains.
-const FIRST_PROGRAM: u16 = 0x8000;
+/// Segments that one peer may have. Each has a descriptor of this process, which others need too; and
+/// from 0x8000 on the numbers are of programs' domains.
+const MAX_SEGMENTS: u16 = 256;
 
 /// A part of what may be lent, taken. It comes back when this is dropped.
 #[derive(Debug)]
@@ -153,7 +154,7 @@ impl Ledger {
     }
 
     fn hold(&mut self, peer: PeerId, holding: Holding) -> Result<u16, LendError> {
-        let number = (1..FIRST_PROGRAM).find(|&number| !self.segments.contains_key(&(peer, number)));
+        let number = (1..=MAX_SEGMENTS).find(|&number| !self.segments.contains_key(&(peer, number)));
         let number = number.ok_or(LendError::NoNumber)?;
         self.segments.insert((peer, number), holding);
         Ok(number)

@@ -70,6 +70,8 @@ pub struct Peer {
     /// Questions that are open, with their answers once they are there.
     pub(crate) answers: Mutex<HashMap<u32, Option<Answer>>>,
     pub(crate) next_number: AtomicU32,
+    /// What is being done for it that takes long.
+    pub(crate) errands: AtomicU32,
     /// Why it is gone, once it is.
     pub(crate) lost: OnceLock<LossReason>,
     /// The peer that this is only another link to, and which.
@@ -319,6 +321,7 @@ impl Node {
             name: Mutex::new(String::new()),
             answers: Mutex::new(HashMap::new()),
             next_number: AtomicU32::new(1),
+            errands: AtomicU32::new(0),
             lost: OnceLock::new(),
             part_of: OnceLock::new(),
             paths: RwLock::default(),

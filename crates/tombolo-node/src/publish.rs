@@ -10,13 +10,14 @@
 //! answer when they are done.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tombolo_link::SendError;
 
 use crate::control::{Message, MessageV1, NamedSegment, Reply};
-use crate::errands::Errand;
+use crate::errands::{Errand, Step};
 use crate::ledger::{Allocation, Ledger, LendError, Published, Room, Segment};
 use crate::named::{Checksum, Hasher, SegmentName};
 use crate::node::{Node, Peer};
@@ -30,22 +31,49 @@ const MAX_LIST_BYTES: usize = 12 * 1024;
 /// What an entry takes besides its name: two numbers, a length and the checksum.
 const ENTRY_BYTES: usize = 64;
 
+/// Errands of one peer at once: others' must not wait for the end of many.
+const MAX_ERRANDS: u32 = 64;
+
 /// Who waits for the end of an errand, and under which number.
 struct Asker {
     peer: Arc<Peer>,
     number: u32,
+    /// An answer that the link has not taken yet, and until when it is tried.
+    unsent: Option<(Vec<u8>, Instant)>,
 }
 
 impl Asker {
-    fn answer(&self, reply: Reply) {
-        let message = Message::V1(MessageV1::Answer { number: self.number, reply }).encode();
-        let deadline = Instant::now() + ANSWER_PATIENCE;
-        while let Err(SendError::Full) = self.peer.control_link().send_control(&message, &[])
-            && Instant::now() < deadline
-        {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+    /// None: the peer has too many errands.
+    fn new(peer: &Arc<Peer>, number: u32) -> Option<Self> {
+        let asker = Self { peer: peer.clone(), number, unsent: None };
+        let before = peer.errands.fetch_add(1, Ordering::Relaxed);
+        (before < MAX_ERRANDS).then_some(asker)
     }
+
+    /// The errand has ended so; the answer is sent now, or in later steps.
+    fn answer(&mut self, reply: Reply) -> Step {
+        let message = Message::V1(MessageV1::Answer { number: self.number, reply }).encode();
+        self.unsent = Some((message, Instant::now() + ANSWER_PATIENCE));
+        self.send().unwrap_or(Step::Over)
+    }
+
+    /// Sends the answer, if there is one. Some: nothing else is left to be done.
+    fn send(&mut self) -> Option<Step> {
+        let (message, deadline) = self.unsent.as_ref()?;
+        let sent = self.peer.control_link().send_control(message, &[]);
+        let waits = matches!(sent, Err(SendError::Full)) && Instant::now() < *deadline;
+        Some(if waits { Step::Waits } else { Step::Over })
+    }
+}
+
+impl Drop for Asker {
+    fn drop(&mut self) {
+        self.peer.errands.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn too_many() -> Reply {
+    Reply::Failed(format!("{MAX_ERRANDS} segments are being made or published for you: wait for their end"))
 }
 
 fn failed(error: &impl ToString) -> Reply {
@@ -78,31 +106,33 @@ struct Creation {
 }
 
 impl Errand for Creation {
-    fn step(&mut self) -> bool {
+    fn step(&mut self) -> Step {
+        if let Some(step) = self.asker.send() {
+            return step;
+        }
         let peer = &self.asker.peer;
         if peer.loss().is_some() {
-            return false;
+            return Step::Over;
         }
-        let Some((mut allocation, room)) = self.allocation.take() else { return false };
+        let Some((mut allocation, room)) = self.allocation.take() else { return Step::Over };
         let entered = match allocation.go_on() {
             Ok(false) => {
                 self.allocation = Some((allocation, room));
-                return true;
+                return Step::More;
             }
             Ok(true) => {
                 let segment = Segment::new(Arc::new(allocation.finish()), room);
                 let mut ledger = self.ledger.lock();
                 // Who is lost by now is forgotten under this lock, before or after.
                 if peer.loss().is_some() {
-                    return false;
+                    return Step::Over;
                 }
                 ledger.enter_draft(peer.id, segment, self.length_bytes)
             }
             Err(error) => Err(error),
         };
         let reply = entered.map_or_else(refused, |segment| Reply::Lent { segment });
-        self.asker.answer(reply);
-        false
+        self.asker.answer(reply)
     }
 }
 
@@ -118,13 +148,15 @@ struct Publication {
 }
 
 impl Errand for Publication {
-    fn step(&mut self) -> bool {
-        let Some((mut segment, length_bytes)) = self.draft.take() else { return false };
+    fn step(&mut self) -> Step {
+        if let Some(step) = self.asker.send() {
+            return step;
+        }
+        let Some((mut segment, length_bytes)) = self.draft.take() else { return Step::Over };
         if segment.is_in_use() {
             // A packet that came before is being placed by another thread: soon that is over.
-            std::thread::yield_now();
             self.draft = Some((segment, length_bytes));
-            return true;
+            return Step::Waits;
         }
         let length = usize::try_from(length_bytes).unwrap_or(usize::MAX);
         let step = STEP_BYTES.min(length - self.hashed_bytes);
@@ -134,27 +166,26 @@ impl Errand for Publication {
         self.hashed_bytes += step;
         if self.hashed_bytes < length {
             self.draft = Some((segment, length_bytes));
-            return true;
+            return Step::More;
         }
         let checksum = std::mem::take(&mut self.hasher).finish();
         if checksum != self.checksum {
             drop(segment);
-            self.asker.answer(Reply::Mismatch { checksum });
-            return false;
+            return self.asker.answer(Reply::Mismatch { checksum });
         }
         let published =
             Published { segment: Arc::new(segment), length_bytes, checksum, since: Instant::now() };
         let replaced = self.ledger.lock().publish(self.name.clone(), published);
         // Freeing memory takes time, and needs no lock.
         drop(replaced);
-        self.asker.answer(Reply::Done);
-        false
+        self.asker.answer(Reply::Done)
     }
 }
 
 impl Node {
     /// Makes a draft. None: the answer follows.
     pub(crate) fn create(&self, peer: &Arc<Peer>, number: u32, length_bytes: u64) -> Option<Reply> {
+        let Some(asker) = Asker::new(peer, number) else { return Some(too_many()) };
         // No bytes take a page too: so names are no more than pages.
         let bytes = length_bytes.max(1).checked_next_multiple_of(4096).unwrap_or(u64::MAX / 4096 * 4096);
         let room = match self.ledger.lock().reserve(bytes) {
@@ -165,7 +196,6 @@ impl Node {
             Ok(allocation) => Some((allocation, room)),
             Err(error) => return Some(refused(error)),
         };
-        let asker = Asker { peer: peer.clone(), number };
         self.begin(Box::new(Creation { asker, ledger: self.ledger.clone(), allocation, length_bytes }))
     }
 
@@ -178,6 +208,7 @@ impl Node {
         name: &str,
         checksum: Checksum,
     ) -> Option<Reply> {
+        let Some(asker) = Asker::new(peer, number) else { return Some(too_many()) };
         let Some(draft) = self.ledger.lock().take_draft(peer.id, segment) else {
             return Some(Reply::Failed(format!("segment {segment} is none of yours that can have a name")));
         };
@@ -186,7 +217,7 @@ impl Node {
             Err(error) => return Some(failed(&error)),
         };
         self.begin(Box::new(Publication {
-            asker: Asker { peer: peer.clone(), number },
+            asker,
             ledger: self.ledger.clone(),
             name,
             draft: Some(draft),
@@ -251,7 +282,7 @@ fn with_name(name: &str, answer: impl FnOnce(&SegmentName) -> Reply) -> Reply {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU32};
 
     use tombolo_core::rdma::{Direction, Transfer};
     use tombolo_link::{Address, Security};
