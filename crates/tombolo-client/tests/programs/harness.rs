@@ -45,7 +45,11 @@ impl Host {
     }
 
     pub fn start_with(name: &str, listen: &Address, others: &[&Address], limits: Limits) -> (Self, Address) {
-        let node = Arc::new(Node::with_limits(name, 0, 0, limits).unwrap());
+        Self::start_node(Node::with_limits(name, 0, 0, limits).unwrap(), listen, others)
+    }
+
+    pub fn start_node(node: Node, listen: &Address, others: &[&Address]) -> (Self, Address) {
+        let node = Arc::new(node);
         for other in others {
             node.join(other, &Security::Insecure, PATIENCE).unwrap();
         }
