@@ -50,8 +50,12 @@ struct Far {
 impl Far {
     /// One look, and the answer to what was found.
     fn look(&mut self) -> Result<(), Failure> {
-        if let Some(embedded) = &self.embedded {
-            embedded.progress();
+        match &self.embedded {
+            Some(embedded) => {
+                embedded.progress();
+            }
+            // Its node may need this processor.
+            None => std::thread::yield_now(),
         }
         let turn = self.memory.word(WORDS + 8)?.load(Ordering::Acquire);
         if turn != self.seen {
@@ -93,6 +97,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         (None, None) => return Err(Failure::new("neither a node nor where to listen")),
     };
     let memory = domain.allocate(AREA, &[Grant::all(Who::Anyone)])?;
+    super::touch(&memory)?;
     let mailbox = domain.open_mailbox(64, &[Who::Anyone])?;
     output::line(&format!("{} {}", domain.number(), memory.address()));
     let mut lines = std::io::stdin().lock().lines();

@@ -188,6 +188,7 @@ impl Pair {
         nodes: Vec<Guard>,
     ) -> Result<Self, Failure> {
         let memory = domain.allocate(AREA, &[Grant::all(Who::Anyone)])?;
+        super::touch(&memory)?;
         let mailbox = domain.open_mailbox(64, &[Who::Anyone])?;
         let said = far.line()?;
         let there = Target { node, domain: number(&said, 0)? };
@@ -203,10 +204,13 @@ impl Pair {
         self.far.tell(if polls { "poll" } else { "rest" })
     }
 
-    /// A node inside this program goes on.
+    /// A node inside this program goes on; another may need the processor.
     pub fn progress(&self) {
-        if let Some(embedded) = &self.embedded {
-            embedded.progress();
+        match &self.embedded {
+            Some(embedded) => {
+                embedded.progress();
+            }
+            None => std::thread::yield_now(),
         }
     }
 }
