@@ -3,7 +3,7 @@
 //! `cargo +nightly fuzz run size`, in the top directory.
 
 #![no_main]
-#![allow(dead_code)]
+#![allow(dead_code, reason = "the binary uses more of the file than parsing")]
 
 #[path = "../../crates/tombolo/src/size.rs"]
 mod size;

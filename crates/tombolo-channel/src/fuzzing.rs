@@ -39,14 +39,15 @@ pub fn descriptor(bytes: &[u8]) {
 /// its other side leaves them. The node puts some in and the program takes some out.
 pub fn mailbox(bytes: &[u8]) {
     let Ok(node) = Mailbox::create(4) else { return };
-    let Ok(memory) = node.as_fd().try_clone_to_owned().map(|fd| SharedMemory::open(fd, node.len())) else {
+    let Ok(memory) = node.as_fd().try_clone_to_owned().map(|fd| SharedMemory::open(fd, node.memory_bytes()))
+    else {
         return;
     };
     let Ok(memory) = memory else { return };
     let (counts, place) = bytes.split_at(bytes.len().min(128));
     for (offset, bytes) in [(0, counts), (4096, place)] {
-        if let Ok(span) = memory.span_mut(offset, bytes.len().min(node.len() - offset)) {
-            span.copy_from(SharedSpan::from(&bytes[..bytes.len().min(node.len() - offset)]));
+        if let Ok(span) = memory.span_mut(offset, bytes.len().min(node.memory_bytes() - offset)) {
+            span.copy_from(SharedSpan::from(&bytes[..bytes.len().min(node.memory_bytes() - offset)]));
         }
     }
     let (mut taken, mut written) = (0, 0);

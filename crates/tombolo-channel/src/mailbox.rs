@@ -109,8 +109,7 @@ impl Mailbox {
     }
 
     /// Bytes of its memory.
-    #[allow(clippy::len_without_is_empty, reason = "there is no empty one")]
-    pub fn len(&self) -> usize {
+    pub fn memory_bytes(&self) -> usize {
         self.memory.len()
     }
 

@@ -413,7 +413,7 @@ impl Programs {
         Arc::make_mut(&mut self.domains.write()).remove(&domain.number);
         self.awake.remove(domain.number);
         domain.own.close();
-        let letters = domain.letterbox.get().map_or(0, |letterbox| letterbox.mailbox.len() as u64);
+        let letters = domain.letterbox.get().map_or(0, |letterbox| letterbox.mailbox.memory_bytes() as u64);
         let regions: u64 = domain.regions.write().values().map(|region| region.memory.len() as u64).sum();
         let bytes = letters + regions;
         self.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -449,7 +449,7 @@ impl Programs {
             return Err("this domain has a mailbox already".into());
         }
         let mailbox = Mailbox::create(messages).map_err(|error| error.to_string())?;
-        self.reserve(mailbox.len() as u64)?;
+        self.reserve(mailbox.memory_bytes() as u64)?;
         Ok(&domain.letterbox.get_or_init(|| Letterbox { mailbox, senders, written: Mutex::new(0) }).mailbox)
     }
 
