@@ -172,3 +172,27 @@ fn paths_that_cannot_be_are_refused() {
     engine.path_lost(tombolo_core::rdma::PeerId(77), tombolo_core::rdma::PathId(0));
     assert_eq!(engine.path_status(OTHER, tombolo_core::rdma::PathId(3)), None);
 }
+
+#[test]
+fn a_read_that_waits_its_turn_is_asked_for_by_a_path_that_answers() {
+    let config = Config { read_channels: 1, outstanding_blocks: 1, ..Config::default() };
+    let mut bench = Bench::new(config, 5, 8 << 20);
+    bench.wires[0].byte_picos = 20_000;
+    bench.add_wire(Wire { byte_picos: 1_000_000, ..Wire::new(10_000) });
+    for _ in 0..20 {
+        bench.post(0, Direction::Write, 16_384, false, None).expect("memory").expect("room");
+    }
+    bench.settle(20 * SECOND);
+    for size in [4 * MEGABYTE, MEGABYTE] {
+        bench.post(0, Direction::Read, size, false, None).expect("memory").expect("room");
+    }
+    for _ in 0..20 {
+        bench.step();
+    }
+    assert_eq!(bench.report()[1].reads_queued, 1, "the second read waits for the first");
+    // The shortest path by far: even what avoids it prefers it.
+    bench.cut_wire(0);
+    bench.settle(20 * SECOND);
+    bench.check_memory();
+    assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))));
+}

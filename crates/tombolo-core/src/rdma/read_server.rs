@@ -175,6 +175,8 @@ impl ReadServer {
         let at = peer.channels_of(request.domain);
         peer.channels[at].waiting.push_back(&mut peer.pending_chain, slot);
         self.counters.reads_queued += 1;
+        // Else its requester would take the waiting for a loss.
+        self.answer(id, Packet::ReadAccept(ReadAccept { request: name }));
         None
     }
 

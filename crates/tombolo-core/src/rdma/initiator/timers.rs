@@ -168,7 +168,9 @@ impl Initiator {
                 doubled = true;
             }
             let by = usize::from(transfer.asked_by);
-            if !transfer.heard && peer.paths.len() > 1 && peer.is_news(by, transfer.asked_at) {
+            // A target that was heard of may be busy with others, once; asked again, it says so.
+            let no_answer = !transfer.heard || transfer.unanswered > 0;
+            if no_answer && peer.paths.len() > 1 && peer.is_news(by, transfer.asked_at) {
                 peer.paths[by].trip.back_off();
                 peer.path_is_mute(now, by, &self.config);
             }
