@@ -196,3 +196,26 @@ fn a_read_that_waits_its_turn_is_asked_for_by_a_path_that_answers() {
     bench.check_memory();
     assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))));
 }
+
+#[test]
+fn a_path_that_lost_something_does_not_wait_for_dead_ones() {
+    let mut bench = bench(&[1000, 1000, 1000, 1000]);
+    write(&mut bench, 2);
+    for wire in 1..4 {
+        bench.cut_wire(wire);
+    }
+    // Long enough for the pauses of the dead ones to be the longest there are.
+    for _ in 0..600 {
+        bench.post(0, Direction::Write, 4096, true, None).expect("memory").expect("room");
+        bench.settle(20 * SECOND);
+        bench.now = bench.now.after_ns(SECOND / 100);
+    }
+    let start = bench.now;
+    bench.wires[0].loss = 1_000_000;
+    bench.post(0, Direction::Write, 4096, true, None).expect("memory").expect("room");
+    bench.drain();
+    bench.wires[0].loss = 0;
+    bench.settle(20 * SECOND);
+    bench.check_memory();
+    assert!(bench.now.since_ns(start) < SECOND / 20, "{} ns", bench.now.since_ns(start));
+}

@@ -115,7 +115,7 @@ impl SendPeer {
             return 0;
         }
         self.shortest(avoid, |path| path.up && !path.suspect)
-            .or_else(|| self.longest_untried(|path| path.up))
+            .or_else(|| self.soonest_told(|path| path.up))
             .unwrap_or(0)
     }
 
@@ -130,14 +130,15 @@ impl SendPeer {
             return trial;
         }
         self.shortest(avoid, |path| path.is_open() && !path.suspect)
-            .or_else(|| self.longest_untried(Path::is_open).filter(|_| !self.has_trusted()))
+            .or_else(|| self.soonest_told(Path::is_open).filter(|_| !self.has_trusted()))
             .unwrap_or_else(|| self.best_path(avoid))
     }
 
-    /// Where none answers, each has its turn.
-    fn longest_untried(&self, good: impl Fn(&Path) -> bool) -> Option<u8> {
+    /// Where none answers: the one that is told apart from a dead one soonest. Each try doubles its pause,
+    /// so that all have their turn, and one that has just lost something need not wait for those long dead.
+    fn soonest_told(&self, good: impl Fn(&Path) -> bool) -> Option<u8> {
         let places = self.paths.iter().enumerate().filter(|(_, path)| good(path) && path.suspect);
-        places.min_by_key(|(_, path)| path.mute_at).map(|(place, _)| place as u8)
+        places.min_by_key(|(_, path)| (path.pause_ns, path.mute_at)).map(|(place, _)| place as u8)
     }
 
     /// The path for a read request.
