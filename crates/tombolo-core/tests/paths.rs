@@ -219,3 +219,17 @@ fn a_path_that_lost_something_does_not_wait_for_dead_ones() {
     bench.check_memory();
     assert!(bench.now.since_ns(start) < SECOND / 20, "{} ns", bench.now.since_ns(start));
 }
+
+#[test]
+fn a_read_finds_the_path_that_is_left() {
+    let mut bench = bench(&[1000, 1000, 1000, 1000, 1000, 1000]);
+    write(&mut bench, 2);
+    for wire in 0..5 {
+        bench.cut_wire(wire);
+    }
+    let start = bench.now;
+    bench.post(0, Direction::Read, 4096, true, None).expect("memory").expect("room");
+    bench.settle(20 * SECOND);
+    bench.check_memory();
+    assert!(bench.now.since_ns(start) < SECOND / 10, "{} ns", bench.now.since_ns(start));
+}

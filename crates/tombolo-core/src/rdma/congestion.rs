@@ -1,36 +1,59 @@
-//! How much may be under way to a peer at once (QOS abstract and ch. 6: "rate
-//! limiting"; here a window).
+//! How much may be under way to a peer at once, by one path (QOS abstract and
+//! ch. 6: "rate limiting"; here a window).
 //!
-//! Two signals. *Delay*: the bytes that stand in a queue on the way are the
-//! window times the part of the round trip that is not the shortest one seen;
-//! they are kept between two marks, small enough for a socket's buffer, so that
-//! in the ordinary case nothing is lost at all. *Loss*: the window shrinks by a
-//! factor, once per round trip, and to the minimum after a timeout. It grows
-//! fast (doubling) until the first signal, then by a step per round trip.
+//! By delay, after Swift (Kumar et al., SIGCOMM 2020). What a round trip takes
+//! beyond the shortest one seen is the *queueing delay*, and there is a target
+//! for it. Below the target the window grows by a step per round trip; above it
+//! shrinks by a factor, the more the further above, once per round trip. All who
+//! share a queue see the same delay, so equal steps and equal factors make them
+//! equal. A small window has a larger target: many flows make a noisy queue.
+//! At the start, and up to where it was after a silence, the window doubles.
 //!
-//! Delay alone never shrinks the window below the upper mark: on a busy machine
-//! most delay is the scheduler's, and a window that small could not queue more
-//! than the mark anyway.
+//! What differs from Swift, because here the delay is measured by processes that
+//! a scheduler stops as it likes, not by network cards:
+//!
+//! - Delay of the moment shrinks the window only down to `patient_bytes`. Below,
+//!   only *standing* delay counts, the least of several milliseconds: a
+//!   scheduler's pauses come and go, a queue stays.
+//! - The target is never more than `queue_bytes` of this flow's own: the queue may
+//!   well be a socket's buffer.
+//! - The shortest round trip is not known from the topology. When it was not seen
+//!   for a while, the flow *looks*: it has next to nothing under way for some round
+//!   trips. All who share the queue see it get shorter then, so the next time they
+//!   look together, and those who came when there was a queue already learn what
+//!   it is without (as in BBR).
+//! - Loss without delay is a bad line rather than a full queue: up to some percent
+//!   it shrinks nothing.
 
 use super::time::Time;
 
-/// Marks and bounds of the window, in bytes.
+/// Marks and bounds of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CongestionConfig {
-    /// At the start, and the least it starts from after a timeout's recovery.
+    /// At the start, and after a pause longer than `memory_ns`.
     pub initial_bytes: u64,
-    /// Never less.
+    /// Delay leaves this, two blocks; loss leaves half of it.
     pub min_bytes: u64,
     /// Never more.
     pub max_bytes: u64,
-    /// Grow while fewer bytes than this seem to stand in queues.
-    pub queue_low_bytes: u64,
-    /// Shrink while more bytes than this seem to stand in queues.
-    pub queue_high_bytes: u64,
     /// What one round trip adds.
     pub step_bytes: u64,
-    /// How long the shortest round trip is believed.
-    pub base_age_ns: u64,
+    /// The queueing delay aimed at, by a large window.
+    pub target_ns: u64,
+    /// How much more is aimed at by a window of `min_bytes`; for larger ones less, by the square root.
+    pub small_target_ns: u64,
+    /// Never aim at more bytes of this flow's own in the queue.
+    pub queue_bytes: u64,
+    /// Below this, only standing delay shrinks the window.
+    pub patient_bytes: u64,
+    /// Delay that was never less for so long is standing.
+    pub standing_ns: u64,
+    /// Look for the shortest round trip if it was not seen for so long, and for 200 round trips.
+    pub look_ns: u64,
+    /// How long a path that is not used is believed to be as it was.
+    pub memory_ns: u64,
+    /// Lost blocks of a thousand that shrink the window even without delay.
+    pub loss_permille: u32,
 }
 
 impl Default for CongestionConfig {
@@ -39,15 +62,25 @@ impl Default for CongestionConfig {
             initial_bytes: 128 * 1024,
             min_bytes: 32 * 1024,
             max_bytes: 16 * 1024 * 1024,
-            queue_low_bytes: 64 * 1024,
-            queue_high_bytes: 128 * 1024,
             step_bytes: 4 * 1024,
-            base_age_ns: 10_000_000_000,
+            target_ns: 50_000,
+            small_target_ns: 200_000,
+            queue_bytes: 128 * 1024,
+            patient_bytes: 128 * 1024,
+            standing_ns: 10_000_000,
+            look_ns: 200_000_000,
+            memory_ns: 10_000_000_000,
+            loss_permille: 30,
         }
     }
 }
 
-/// The window towards one peer.
+/// A delay never counts for more than this, so that products fit.
+const MAX_DELAY_NS: u64 = 1 << 38;
+/// Of `LossRate`: all.
+const WHOLE: u32 = 1 << 16;
+
+/// The window towards one peer by one path.
 #[derive(Clone, Copy, Debug)]
 pub struct Congestion {
     config: Option<CongestionConfig>,
@@ -56,10 +89,15 @@ pub struct Congestion {
     threshold_bytes: u64,
     /// Blocks sent before this do not shrink the window again.
     recovery_start: Time,
-    /// Shortest round trip of this age and of the one before.
-    base_ns: [u64; 2],
-    base_since: Time,
-    recent_ns: u64,
+    /// Timeouts since the last answer.
+    timeouts: u32,
+    loss: LossRate,
+    delay: Delay,
+    /// Delay does not shrink the window again before this.
+    shrink_at: Time,
+    /// Until then as little as possible is under way, to see the shortest round trip.
+    look_until: Option<Time>,
+    heard_at: Time,
 }
 
 impl Congestion {
@@ -71,93 +109,251 @@ impl Congestion {
             window_bytes: config.map_or(u64::MAX, |config| config.initial_bytes),
             threshold_bytes: u64::MAX,
             recovery_start: Time(0),
-            base_ns: [u64::MAX; 2],
-            base_since: Time(0),
-            recent_ns: 0,
+            timeouts: 0,
+            loss: LossRate(0),
+            delay: Delay::new(),
+            shrink_at: Time(0),
+            look_until: None,
+            heard_at: Time(0),
         }
     }
 
     /// Bytes that may be under way.
     #[must_use]
     pub fn window_bytes(&self) -> u64 {
-        self.window_bytes
+        match (self.look_until, &self.config) {
+            (Some(_), Some(config)) => config.min_bytes,
+            _ => self.window_bytes,
+        }
+    }
+
+    /// Something is sent after nothing was under way. After a short pause the
+    /// path is believed to be as it was; after a long one the window doubles up
+    /// to what it was.
+    pub fn resumed(&mut self, now: Time) {
+        let Some(config) = &self.config else { return };
+        let initial_bytes = config.initial_bytes;
+        if now.since_ns(self.heard_at) > config.memory_ns {
+            self.delay = Delay::new();
+            self.fill_again(initial_bytes);
+        }
+        self.heard_at = now;
+    }
+
+    /// Not all at once: that would be a queue of its own.
+    fn fill_again(&mut self, initial_bytes: u64) {
+        if self.window_bytes > initial_bytes {
+            self.threshold_bytes = self.window_bytes;
+            self.window_bytes = initial_bytes;
+        }
     }
 
     /// `bytes` were acknowledged while `in_flight_bytes` (these included) were
     /// under way.
     pub fn acknowledged(&mut self, now: Time, bytes: u64, in_flight_bytes: u64, round_trip_ns: Option<u64>) {
         let Some(config) = self.config else { return };
-        if let Some(ns) = round_trip_ns {
-            self.measure(now, ns, config.base_age_ns);
-        }
-        let queued = self.queued_bytes();
-        if queued > config.queue_high_bytes {
-            if self.window_bytes < self.threshold_bytes {
-                self.threshold_bytes = self.window_bytes;
-            }
-            let floor = config.queue_high_bytes.max(config.min_bytes);
-            if self.window_bytes > floor {
-                let less = self.share(bytes, config.step_bytes);
-                self.window_bytes = self.window_bytes.saturating_sub(less).max(floor);
-            }
-            return;
-        }
+        self.heard_at = now;
+        self.timeouts = 0;
+        self.loss.arrived();
         // A window that was not used says nothing about the path.
-        if in_flight_bytes.saturating_mul(2) < self.window_bytes {
+        let is_used = in_flight_bytes.saturating_mul(2) >= self.window_bytes;
+        if let Some(ns) = round_trip_ns {
+            let news = self.delay.measure(now, ns, &config);
+            self.look(now, is_used, &config);
+            if let (Some(least_ns), true) = (news, self.window_bytes <= config.patient_bytes) {
+                self.judge_standing(least_ns, is_used, &config);
+            }
+        }
+        if self.look_until.is_some() {
             return;
         }
-        if self.window_bytes < self.threshold_bytes {
-            self.window_bytes += bytes;
-        } else if queued < config.queue_low_bytes {
-            self.window_bytes += self.share(bytes, config.step_bytes);
+        let queue_ns = self.delay.queue_ns();
+        match self.excess(queue_ns, self.delay.recent_ns, &config) {
+            Some(cut) => {
+                self.threshold_bytes = self.threshold_bytes.min(self.window_bytes);
+                if self.window_bytes > config.patient_bytes && now >= self.shrink_at {
+                    let left = self.window_bytes - cut;
+                    self.window_bytes = left.max(config.patient_bytes);
+                    self.shrink_at = now.after_ns(self.delay.recent_ns);
+                }
+            }
+            None if is_used => {
+                let more_bytes = if self.window_bytes < self.threshold_bytes {
+                    bytes
+                } else if queue_ns * 4 < self.target_ns(&config) {
+                    // Next to no queue: others left, or the path got wider.
+                    bytes * config.step_bytes.max(self.window_bytes / 32) / self.window_bytes
+                } else {
+                    bytes * config.step_bytes / self.window_bytes
+                };
+                self.window_bytes = (self.window_bytes + more_bytes.max(1)).min(config.max_bytes);
+            }
+            None => {}
         }
-        self.window_bytes = self.window_bytes.min(config.max_bytes);
+    }
+
+    /// How much too large the window is at such a delay.
+    fn excess(&self, queue_ns: u64, trip_ns: u64, config: &CongestionConfig) -> Option<u64> {
+        let queued_bytes = self.window_bytes * queue_ns / trip_ns.max(1);
+        let over_bytes = queued_bytes.saturating_sub(config.queue_bytes);
+        // The root only where it may matter.
+        let over_ns = match queue_ns > config.target_ns {
+            true => queue_ns.saturating_sub(self.target_ns(config)),
+            false => 0,
+        };
+        if over_ns == 0 && over_bytes == 0 {
+            return None;
+        }
+        let by_delay = self.window_bytes * over_ns / trip_ns.max(1);
+        // Swift's factors: four fifths of what is too much, at most half of all.
+        Some((by_delay.max(over_bytes) / 5 * 4).min(self.window_bytes / 2))
+    }
+
+    fn target_ns(&self, config: &CongestionConfig) -> u64 {
+        let windows = (config.min_bytes << 20) / self.window_bytes.max(1);
+        let target_ns = config.target_ns + ((config.small_target_ns * windows.isqrt()) >> 10);
+        target_ns.max(self.delay.base() / 8)
+    }
+
+    /// The least delay of the last milliseconds is known, and the window is small.
+    fn judge_standing(&mut self, least_ns: u64, is_used: bool, config: &CongestionConfig) {
+        let queue_ns = self.delay.beyond_base_ns(least_ns);
+        match self.excess(queue_ns, least_ns, config) {
+            Some(cut) => {
+                self.threshold_bytes = self.threshold_bytes.min(self.window_bytes);
+                self.window_bytes = (self.window_bytes - cut).max(config.min_bytes.min(self.window_bytes));
+            }
+            // Delay of the moment may keep it from growing: not for ever.
+            None if is_used => self.window_bytes += config.step_bytes,
+            None => {}
+        }
+    }
+
+    /// Begin or end a look for the shortest round trip.
+    fn look(&mut self, now: Time, is_used: bool, config: &CongestionConfig) {
+        let pause_ns = config.look_ns.max(200 * self.delay.recent_ns);
+        match self.look_until {
+            Some(until) if now >= until => {
+                self.look_until = None;
+                self.delay.looked(now);
+                self.fill_again(config.initial_bytes);
+            }
+            None if now.since_ns(self.delay.base_at) > pause_ns => match is_used {
+                true => self.look_until = Some(now.after_ns(3 * self.delay.recent_ns)),
+                false => self.delay.looked(now),
+            },
+            _ => {}
+        }
     }
 
     /// A block sent at `sent_at` was lost, as later answers show.
     pub fn lost(&mut self, now: Time, sent_at: Time) {
-        self.shrink(now, sent_at, |window, _| window / 10 * 7);
+        let Some(config) = self.config else { return };
+        self.loss.lost();
+        let is_delayed = self.delay.queue_ns() * 2 > self.target_ns(&config);
+        if is_delayed || self.loss.permille() > config.loss_permille {
+            self.shrink(now, sent_at, self.window_bytes / 10 * 7);
+        }
     }
 
     /// A block sent at `sent_at` was not answered for a whole timeout.
     pub fn timed_out(&mut self, now: Time, sent_at: Time) {
-        self.shrink(now, sent_at, |_, config| config.min_bytes);
+        self.loss.lost();
+        // Once, it may have been the last of many. If what follows is not answered either, all is lost.
+        let window_bytes = if self.timeouts == 0 { self.window_bytes / 10 * 7 } else { 0 };
+        if self.shrink(now, sent_at, window_bytes) {
+            self.timeouts += 1;
+        }
     }
 
-    fn shrink(&mut self, now: Time, sent_at: Time, to: impl Fn(u64, &CongestionConfig) -> u64) {
-        let Some(config) = &self.config else { return };
+    fn shrink(&mut self, now: Time, sent_at: Time, window_bytes: u64) -> bool {
+        let Some(config) = &self.config else { return false };
         if sent_at < self.recovery_start {
-            return;
+            return false;
         }
+        let least_bytes = config.min_bytes / 2;
         self.recovery_start = now.after_ns(1);
-        self.threshold_bytes = (self.window_bytes / 10 * 7).max(config.min_bytes);
-        self.window_bytes = to(self.window_bytes, config).max(config.min_bytes);
+        self.threshold_bytes = (self.window_bytes / 10 * 7).max(least_bytes);
+        self.window_bytes = window_bytes.max(least_bytes);
+        true
     }
+}
 
-    /// The part of a step that `bytes` of a window's worth of bytes earn.
-    fn share(&self, bytes: u64, step_bytes: u64) -> u64 {
-        (bytes.saturating_mul(step_bytes) / self.window_bytes.max(1)).max(1)
-    }
+/// Round trips: the shortest, those of now, and the shortest of a few milliseconds.
+#[derive(Clone, Copy, Debug)]
+struct Delay {
+    /// The shortest since the last look, and between that and the one before.
+    base_ns: [u64; 2],
+    /// When it was seen.
+    base_at: Time,
+    recent_ns: u64,
+    least_ns: u64,
+    least_since: Time,
+}
 
-    fn measure(&mut self, now: Time, ns: u64, age_ns: u64) {
-        if now.since_ns(self.base_since) > age_ns {
-            self.base_ns = [u64::MAX, self.base_ns[0]];
-            self.base_since = now;
+impl Delay {
+    fn new() -> Self {
+        Self {
+            base_ns: [u64::MAX; 2],
+            base_at: Time(0),
+            recent_ns: 0,
+            least_ns: u64::MAX,
+            least_since: Time(0),
         }
-        self.base_ns[0] = self.base_ns[0].min(ns.max(1));
+    }
+
+    /// Returns the shortest round trip of a few milliseconds, when they are over.
+    fn measure(&mut self, now: Time, ns: u64, config: &CongestionConfig) -> Option<u64> {
+        let ns = ns.clamp(1, MAX_DELAY_NS);
+        if ns <= self.base() {
+            self.base_at = now;
+        }
+        self.base_ns[0] = self.base_ns[0].min(ns);
         self.recent_ns = match self.recent_ns {
             0 => ns,
             recent => recent - recent / 8 + ns / 8,
         };
+        self.least_ns = self.least_ns.min(ns);
+        if now.since_ns(self.least_since) <= config.standing_ns.max(2 * self.recent_ns) {
+            return None;
+        }
+        self.least_since = now;
+        Some(std::mem::replace(&mut self.least_ns, u64::MAX))
     }
 
-    fn queued_bytes(&self) -> u64 {
-        let base = self.base_ns[0].min(self.base_ns[1]);
-        if self.recent_ns <= base {
-            return 0;
-        }
-        let waiting = u128::from(self.window_bytes) * u128::from(self.recent_ns - base);
-        u64::try_from(waiting / u128::from(self.recent_ns)).unwrap_or(u64::MAX)
+    fn looked(&mut self, now: Time) {
+        self.base_ns = [u64::MAX, self.base_ns[0]];
+        self.base_at = now;
+    }
+
+    fn base(&self) -> u64 {
+        self.base_ns[0].min(self.base_ns[1])
+    }
+
+    fn beyond_base_ns(&self, ns: u64) -> u64 {
+        ns.saturating_sub(self.base())
+    }
+
+    fn queue_ns(&self) -> u64 {
+        self.beyond_base_ns(self.recent_ns)
+    }
+}
+
+/// The part of the last hundred blocks or so that was lost.
+#[derive(Clone, Copy, Debug)]
+struct LossRate(u32);
+
+impl LossRate {
+    fn arrived(&mut self) {
+        self.0 -= self.0 / 128;
+    }
+
+    fn lost(&mut self) {
+        self.0 += (WHOLE - self.0) / 128;
+    }
+
+    fn permille(self) -> u32 {
+        self.0 * 1000 / WHOLE
     }
 }
 
@@ -165,64 +361,49 @@ impl Congestion {
 mod tests {
     use super::*;
 
-    const BLOCK: u64 = 16 * 1024;
-
-    /// A path of `rate` bytes per ns and `delay_ns`, with a buffer: returns the
-    /// window and the number of losses after `rounds` round trips.
-    fn run(buffer_bytes: u64, rounds: u64) -> (u64, u64) {
-        let (delay_ns, rate) = (100_000, 1);
-        let mut window = Congestion::new(Some(CongestionConfig::default()));
-        let (mut now, mut losses) = (Time(1), 0);
-        for _ in 0..rounds {
-            let flight = window.window_bytes();
-            let queue = flight.saturating_sub(delay_ns * rate);
-            let trip_ns = delay_ns + queue.min(buffer_bytes) / rate;
-            let sent_at = now;
-            now = now.after_ns(trip_ns);
-            if queue > buffer_bytes {
-                losses += 1;
-                window.lost(now, sent_at);
-            }
-            for _ in 0..flight / BLOCK {
-                window.acknowledged(now, BLOCK, flight, Some(trip_ns));
-            }
-        }
-        (window.window_bytes(), losses)
-    }
-
     #[test]
-    fn fills_the_path_without_loss_where_the_buffer_holds_the_mark() {
-        let (window, losses) = run(256 * 1024, 1000);
-        assert!(losses <= 1, "{losses} losses");
-        assert!((100_000..400_000).contains(&window), "{window}");
-    }
-
-    #[test]
-    fn lives_with_a_buffer_that_is_too_small() {
-        let (window, losses) = run(16 * 1024, 1000);
-        assert!(losses < 200, "{losses} losses");
-        assert!(window >= 64 * 1024, "{window}");
-    }
-
-    #[test]
-    fn shrinks_once_per_round_trip() {
+    fn loss_shrinks_once_per_round_trip_and_only_if_much_is_lost() {
         let mut window = Congestion::new(Some(CongestionConfig::default()));
         let before = window.window_bytes();
         window.lost(Time(1000), Time(10));
+        assert_eq!(window.window_bytes(), before, "a single loss without delay");
+        for _ in 0..10 {
+            window.lost(Time(1000), Time(10));
+        }
         let after = window.window_bytes();
         assert_eq!(after, before / 10 * 7);
         window.lost(Time(1010), Time(20));
         assert_eq!(window.window_bytes(), after);
         window.lost(Time(2000), Time(1500));
         assert!(window.window_bytes() < after);
+    }
+
+    #[test]
+    fn the_second_silence_in_a_row_leaves_the_minimum() {
+        let mut window = Congestion::new(Some(CongestionConfig::default()));
+        let before = window.window_bytes();
         window.timed_out(Time(3000), Time(2500));
-        assert_eq!(window.window_bytes(), CongestionConfig::default().min_bytes);
+        assert_eq!(window.window_bytes(), before / 10 * 7);
+        window.timed_out(Time(3000), Time(2600));
+        assert_eq!(window.window_bytes(), before / 10 * 7, "the same silence");
+        window.timed_out(Time(9000), Time(4000));
+        assert_eq!(window.window_bytes(), CongestionConfig::default().min_bytes / 2);
     }
 
     #[test]
     fn without_configuration_it_never_limits() {
         let mut window = Congestion::new(None);
         window.timed_out(Time(3000), Time(2500));
+        window.resumed(Time(1 << 50));
         assert_eq!(window.window_bytes(), u64::MAX);
+    }
+
+    #[test]
+    fn no_delay_is_too_long_to_count_with() {
+        let mut window = Congestion::new(Some(CongestionConfig::default()));
+        for number in 1..1000_u64 {
+            window.acknowledged(Time(u64::MAX / 1000 * number), 1 << 14, 1 << 30, Some(u64::MAX / number));
+        }
+        assert!(window.window_bytes() >= CongestionConfig::default().min_bytes / 2);
     }
 }

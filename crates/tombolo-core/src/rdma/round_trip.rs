@@ -1,6 +1,7 @@
 //! The round trip to a peer, measured (QOS §3.3: "to be estimated one day").
 
 use super::config::Retransmission;
+use super::transfer::MAX_PATHS;
 
 /// Smoothed round trip and its variation, after RFC 6298. Every answer names the
 /// transmission it answers, so repeated blocks may be measured too.
@@ -8,7 +9,7 @@ use super::config::Retransmission;
 pub(crate) struct RoundTrip {
     smoothed_ns: Option<u64>,
     variation_ns: u64,
-    /// Timeouts in a row, as a power of two.
+    /// Timeouts in a row: as many doublings, or fewer where several paths take turns.
     backoff: u32,
 }
 
@@ -41,7 +42,7 @@ impl RoundTrip {
     }
 
     pub(crate) fn back_off(&mut self) {
-        self.backoff = (self.backoff + 1).min(MAX_BACKOFF);
+        self.backoff = (self.backoff + 1).min(MAX_BACKOFF * MAX_PATHS as u32);
     }
 
     /// The round trip, once it was measured.
@@ -54,6 +55,12 @@ impl RoundTrip {
         Self { backoff: 0, ..*self }.timeout_ns(rule)
     }
 
+    /// How long something waits that goes by another of `paths` each time: each is to have its turn before
+    /// the next doubling.
+    pub(crate) fn timeout_by_turns_ns(&self, rule: Retransmission, paths: u32) -> u64 {
+        Self { backoff: self.backoff / paths.max(1), ..*self }.timeout_ns(rule)
+    }
+
     /// How long an unanswered block waits.
     pub(crate) fn timeout_ns(&self, rule: Retransmission) -> u64 {
         match rule {
@@ -62,7 +69,7 @@ impl RoundTrip {
                 let base = self.smoothed_ns.map_or(initial_ns, |smoothed| {
                     smoothed.saturating_add(self.variation_ns.saturating_mul(4)).max(min_ns)
                 });
-                base.saturating_mul(1 << self.backoff).min(max_ns)
+                base.saturating_mul(1 << self.backoff.min(MAX_BACKOFF)).min(max_ns)
             }
         }
     }

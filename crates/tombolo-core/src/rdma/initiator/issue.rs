@@ -282,6 +282,9 @@ impl Initiator {
             path.blocks_sent += 1;
             path.bytes_sent += bytes;
             if !transaction.counted {
+                if path.in_flight_bytes == 0 {
+                    path.congestion.resumed(now);
+                }
                 transaction.counted = true;
                 path.in_flight_bytes += bytes;
             }

@@ -349,7 +349,8 @@ impl SendPeer {
 
     /// How long a read request waits for a sign of life.
     pub fn read_timeout_ns(&self, config: &Config) -> u64 {
-        self.read_trip.timeout_ns(config.retransmission).max(config.read_retry_ns)
+        let paths = self.paths.iter().filter(|path| path.up).count() as u32;
+        self.read_trip.timeout_by_turns_ns(config.retransmission, paths).max(config.read_retry_ns)
     }
 }
 
