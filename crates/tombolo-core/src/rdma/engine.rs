@@ -182,13 +182,13 @@ impl Engine {
             Packet::Nack(nack) => self.initiator.refused(now, peer, nack),
             Packet::Resume(resume) => self.initiator.resume(peer, resume),
             Packet::ReadRequest(request) => {
-                let start = self.server.request(peer, request);
+                let start = self.server.request(peer, path, request);
                 self.start(now, start);
             }
             Packet::ReadReject(reject) => {
-                self.initiator.read_rejected(now, peer, reject.request, reject.code);
+                self.initiator.read_rejected(now, (peer, path), reject.request, reject.code);
             }
-            Packet::ReadAccept(accept) => self.initiator.read_accepted(now, peer, accept.request),
+            Packet::ReadAccept(accept) => self.initiator.read_accepted(now, (peer, path), accept.request),
         }
         self.collect(now);
         Verdict::Taken
@@ -302,8 +302,11 @@ impl Engine {
             }
             self.responder.notification_refused(&write, NackCode::NoContext);
         }
-        if let Some((peer, packet)) = self.server.poll_reply() {
-            let path = self.initiator.best_path(peer);
+        if let Some((peer, path, packet)) = self.server.poll_reply() {
+            let path = match path {
+                Some(path) => self.initiator.path_for_answer(peer, path),
+                None => self.initiator.best_path(peer),
+            };
             return Some(Action::Send { peer, path, packet });
         }
         if let Some(action) = self.initiator.poll_complete() {

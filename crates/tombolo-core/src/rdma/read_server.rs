@@ -14,7 +14,7 @@
 use super::config::Config;
 use super::counters::Counters;
 use super::list::{Chain, List, NONE};
-use super::transfer::{Class, Direction, PeerId, Transfer};
+use super::transfer::{Class, Direction, PathId, PeerId, Transfer};
 use std::collections::VecDeque;
 use tombolo_wire::{Domain, NackCode, Packet, READ_WINDOW, ReadAccept, ReadReject, ReadRequest, RequestId};
 
@@ -66,10 +66,13 @@ pub struct ReadServer {
     peers: Vec<Option<Box<ServedPeer>>>,
     /// Short answers to be sent. When it is full an answer is dropped, and the
     /// requester's timer brings the question again.
-    replies: VecDeque<(PeerId, Packet<'static>)>,
+    replies: VecDeque<Reply>,
 }
 
 const REPLIES: usize = 1024;
+
+/// A short answer, and the path of the request that it answers, if it answers one.
+pub(crate) type Reply = (PeerId, Option<PathId>, Packet<'static>);
 
 impl ReadServer {
     pub(crate) fn new(config: Config) -> Self {
@@ -86,7 +89,7 @@ impl ReadServer {
             self.peers.resize_with(id.index() + 1, || None);
         }
         let pending = self.config.pending_reads as usize;
-        self.replies.retain(|(peer, _)| *peer != id);
+        self.replies.retain(|(peer, ..)| *peer != id);
         self.peers[id.index()] = Some(Box::new(ServedPeer {
             window: vec![(RequestId(0), Known::Nothing); READ_WINDOW as usize].into(),
             watermark: RequestId(0),
@@ -102,7 +105,7 @@ impl ReadServer {
         if let Some(peer) = self.peers.get_mut(id.index()) {
             *peer = None;
         }
-        self.replies.retain(|(peer, _)| *peer != id);
+        self.replies.retain(|(peer, ..)| *peer != id);
     }
 
     /// Whether a request of this domain would be taken now, to run or to wait
@@ -120,14 +123,14 @@ impl ReadServer {
             && busy.is_none_or(|channels| channels.busy < self.config.read_channels)
     }
 
-    fn answer(&mut self, id: PeerId, packet: Packet<'static>) {
+    fn answer(&mut self, id: PeerId, path: Option<PathId>, packet: Packet<'static>) {
         if self.replies.len() < REPLIES {
-            self.replies.push_back((id, packet));
+            self.replies.push_back((id, path, packet));
         }
     }
 
-    /// A request came in. Returns the read to start, if it can start now.
-    pub(crate) fn request(&mut self, id: PeerId, request: &ReadRequest) -> Option<Start> {
+    /// A request came in by that path. Returns the read to start, if it can start now.
+    pub(crate) fn request(&mut self, id: PeerId, path: PathId, request: &ReadRequest) -> Option<Start> {
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else {
             return None;
         };
@@ -146,10 +149,10 @@ impl ReadServer {
             self.counters.read_duplicates += 1;
             match state {
                 Known::Waiting | Known::Running => {
-                    self.answer(id, Packet::ReadAccept(ReadAccept { request: name }));
+                    self.answer(id, Some(path), Packet::ReadAccept(ReadAccept { request: name }));
                 }
                 Known::Rejected(code) => {
-                    self.answer(id, Packet::ReadReject(ReadReject { request: name, code }));
+                    self.answer(id, Some(path), Packet::ReadReject(ReadReject { request: name, code }));
                 }
                 Known::Served | Known::Nothing => {}
             }
@@ -167,7 +170,7 @@ impl ReadServer {
         let Some(slot) = peer.free.pop() else {
             self.counters.reads_turned_away += 1;
             let code = NackCode::BufferFull;
-            self.answer(id, Packet::ReadReject(ReadReject { request: name, code }));
+            self.answer(id, Some(path), Packet::ReadReject(ReadReject { request: name, code }));
             return None;
         };
         peer.window[place] = (name, Known::Waiting);
@@ -176,7 +179,7 @@ impl ReadServer {
         peer.channels[at].waiting.push_back(&mut peer.pending_chain, slot);
         self.counters.reads_queued += 1;
         // Else its requester would take the waiting for a loss.
-        self.answer(id, Packet::ReadAccept(ReadAccept { request: name }));
+        self.answer(id, Some(path), Packet::ReadAccept(ReadAccept { request: name }));
         None
     }
 
@@ -201,7 +204,7 @@ impl ReadServer {
         }
         peer.vacate(domain);
         if let Some(code) = failure {
-            self.answer(id, Packet::ReadReject(ReadReject { request, code }));
+            self.answer(id, None, Packet::ReadReject(ReadReject { request, code }));
         }
         self.next_waiting(id, domain)
     }
@@ -239,7 +242,7 @@ impl ReadServer {
         }
     }
 
-    pub(crate) fn poll_reply(&mut self) -> Option<(PeerId, Packet<'static>)> {
+    pub(crate) fn poll_reply(&mut self) -> Option<Reply> {
         self.replies.pop_front()
     }
 

@@ -197,12 +197,19 @@ impl Initiator {
     }
 
     /// The target turned a read away: for good, or for now (1, 4, 7).
-    pub(crate) fn read_rejected(&mut self, now: Time, id: PeerId, request: RequestId, code: NackCode) {
+    pub(crate) fn read_rejected(
+        &mut self,
+        now: Time,
+        (id, path): (PeerId, PathId),
+        request: RequestId,
+        code: NackCode,
+    ) {
         self.counters.nacks_received[code as usize] += 1;
         let Some(index) = self.open_read(id, request) else {
             self.counters.stale_answers += 1;
             return;
         };
+        self.request_answered(id, path);
         let transfer = &mut self.transfers.entries[index as usize];
         let too_long = now.since_ns(transfer.first_asked_at) >= self.config.refused_give_up_ns;
         if !code.is_transient() || too_long {
@@ -219,10 +226,22 @@ impl Initiator {
     }
 
     /// The target knows the read and will serve it.
-    pub(crate) fn read_accepted(&mut self, now: Time, id: PeerId, request: RequestId) {
+    pub(crate) fn read_accepted(&mut self, now: Time, (id, path): (PeerId, PathId), request: RequestId) {
         match self.open_read(id, request) {
-            Some(index) => self.read_heard(now, index),
+            Some(index) => {
+                self.request_answered(id, path);
+                self.read_heard(now, index);
+            }
             None => self.counters.stale_answers += 1,
+        }
+    }
+
+    /// Such an answer goes by the path of the request: it is good both ways.
+    fn request_answered(&mut self, id: PeerId, path: PathId) {
+        if let Some(Some(peer)) = self.peers.get_mut(id.index())
+            && path.index() < peer.paths.len()
+        {
+            peer.path_answers(path.index());
         }
     }
 
