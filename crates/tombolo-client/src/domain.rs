@@ -1,9 +1,9 @@
 //! A program's domain at its node.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// How long to poll for the end of a transfer without giving way to anybody.
 const SPIN: Duration = Duration::from_micros(2);
-/// How long to poll before sleeping.
-const POLL: Duration = Duration::from_micros(50);
+/// How long to poll before sleeping, at least and at most: twice as long as waits took lately. To sleep and
+/// to be woken costs both sides some ten microseconds.
+const POLL: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(1);
 /// How long to drive a node in this process before leaving that to its own thread.
 const DRIVE: Duration = Duration::from_millis(5);
 /// The longest sleep, so that the node's end is noticed.
@@ -61,6 +62,8 @@ pub(crate) struct Inner {
     readiness: Readiness,
     channels: Mutex<Channels>,
     sleepers: AtomicU32,
+    /// How long to poll before sleeping.
+    poll_ns: AtomicU64,
     /// Where messages lie until they are sent: a place for each channel.
     outgoing: OnceLock<Memory>,
     /// What makes the node go on, if it is in this process.
@@ -160,6 +163,7 @@ impl Domain {
             asking: Mutex::new(buffer),
             channels: Mutex::new(Channels { free: u64::MAX, abandoned: 0 }),
             sleepers: AtomicU32::new(0),
+            poll_ns: AtomicU64::new(0),
             outgoing: OnceLock::new(),
             progress,
         })))
@@ -424,19 +428,21 @@ impl Inner {
         mut is_so: impl FnMut() -> bool,
     ) -> Result<(), WaitError> {
         let since = Instant::now();
+        let poll = Duration::from_nanos(self.poll_ns.load(Ordering::Relaxed)).max(*POLL.start());
         let mut sleeping = false;
         let outcome = loop {
             let ended = if sleeping { self.page.ended() } else { 0 };
             let so = is_so();
             let waited = since.elapsed();
             if so || waited >= timeout {
+                self.waited(waited);
                 break Ok(());
             }
             if self.progress.is_some() && waited < DRIVE {
                 self.go_on();
             } else if waited < SPIN {
                 std::hint::spin_loop();
-            } else if waited < POLL {
+            } else if waited < poll {
                 // The node may need this processor.
                 std::thread::yield_now();
             } else if !sleeping {
@@ -458,6 +464,13 @@ impl Inner {
             }
         }
         outcome
+    }
+
+    /// Waits that polling may well shorten make it poll for longer; others let it sleep sooner.
+    fn waited(&self, waited: Duration) {
+        let before = self.poll_ns.load(Ordering::Relaxed);
+        let wanted = if waited * 2 <= *POLL.end() { waited.as_nanos() as u64 * 2 } else { 0 };
+        self.poll_ns.store(wanted.max(before - before / 8), Ordering::Relaxed);
     }
 
     fn is_node_gone(&self) -> bool {

@@ -11,10 +11,14 @@ use tombolo_wire::NackCode;
 
 use crate::carry::Errand;
 use crate::node::{ITSELF, Node};
-use crate::programs::{AT_HOME, ProgramDomain};
+use crate::programs::{Domains, ProgramDomain, SMALL_AT_HOME};
 
-/// A transfer that stays here is carried out at once if it is no larger and nothing is under way here.
+/// A transfer that stays here is carried out at once if it is no larger, and none like it is under way here.
 const AT_ONCE_BYTES: u32 = 64 * 1024;
+/// What is no larger goes even between the parts of another block's copy.
+const TINY_BYTES: u32 = 4 * 1024;
+/// So many blocks after one of those, others are expected.
+const TINY_LATELY: u32 = 1024;
 /// So much of that before others get their turn.
 const AT_ONCE_ALTOGETHER: u32 = 256 * 1024;
 
@@ -89,8 +93,8 @@ fn plan(number: u16, user: u64, slot: usize, wanted: &Descriptor) -> Result<Plan
             }
         }
     };
-    if peer == ITSELF {
-        transfer.user |= AT_HOME;
+    if peer == ITSELF && transfer.size_bytes <= AT_ONCE_BYTES {
+        transfer.user |= SMALL_AT_HOME;
     }
     Ok(Plan::Post(peer, transfer))
 }
@@ -126,11 +130,71 @@ impl Node {
         count
     }
 
+    /// Whether tiny transfers between programs here are to be expected; asked once a block.
+    pub(crate) fn expects_tiny(&self) -> bool {
+        let left = self.programs.tiny_expected.load(Ordering::Relaxed);
+        if left > 0 {
+            self.programs.tiny_expected.store(left - 1, Ordering::Relaxed);
+        }
+        left > 0
+    }
+
+    /// Carries out the tiny transfers between programs here that need no queue, while a large one goes on;
+    /// whatever else was rung for stays so.
+    pub(crate) fn answer_tiny_bells(&self, domains: &Domains) {
+        for domain in domains.values() {
+            let mut rung = domain.page.take_rung();
+            let mut later = 0;
+            while rung != 0 {
+                let slot = rung.trailing_zeros() as usize;
+                rung &= rung - 1;
+                if !self.start_tiny(domain, slot) {
+                    later |= 1 << slot;
+                }
+            }
+            if later != 0 {
+                let _ = domain.page.ring(later);
+            }
+        }
+    }
+
+    fn start_tiny(&self, domain: &ProgramDomain, slot: usize) -> bool {
+        if domain.busy.load(Ordering::Relaxed) >> slot & 1 != 0 {
+            return false;
+        }
+        let Ok(wanted) = domain.page.descriptor(slot) else { return false };
+        match plan(domain.number, domain.user(slot), slot, &wanted) {
+            Ok(Plan::Post(ITSELF, transfer)) if transfer.size_bytes <= TINY_BYTES => {
+                self.end_at_once(domain, slot, &transfer, &mut 0)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the transfer was one to be carried out at once, and has ended.
+    fn end_at_once(
+        &self,
+        domain: &ProgramDomain,
+        slot: usize,
+        transfer: &Transfer,
+        budget: &mut u32,
+    ) -> bool {
+        let Some(outcome) = self.at_once(transfer, budget) else { return false };
+        let counts = &self.programs.counts;
+        counts.transfers.fetch_add(1, Ordering::Relaxed);
+        counts.failed.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
+        if transfer.size_bytes <= TINY_BYTES {
+            self.programs.tiny_expected.store(TINY_LATELY, Ordering::Relaxed);
+        }
+        domain.end(slot, outcome);
+        true
+    }
+
     /// A lone small transfer between programs here needs no queue (QOS §3.3), nor does a change of one
     /// word. None: it is neither.
     fn at_once(&self, transfer: &Transfer, budget: &mut u32) -> Option<Result<u64, Failure>> {
         let is_small = transfer.size_bytes <= AT_ONCE_BYTES;
-        let is_lone = self.programs.at_home.load(Ordering::Relaxed) == 0;
+        let is_lone = self.programs.small_at_home.load(Ordering::Relaxed) == 0;
         // The own memory of a program may be slow.
         let words = transfer.notification.map_or(NODE_ADDRESSES, |words| words.address);
         let is_quick = [transfer.source_address, transfer.destination_address, words]
@@ -159,22 +223,22 @@ impl Node {
             counts.bells_dropped.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        counts.transfers.fetch_add(1, Ordering::Relaxed);
         let descriptor = domain.page.descriptor(slot).map_err(|_| Failure::BadDescriptor);
         let plan = descriptor.and_then(|wanted| plan(domain.number, domain.user(slot), slot, &wanted));
         if let Ok(Plan::Post(ITSELF, transfer)) = &plan
-            && let Some(outcome) = self.at_once(transfer, budget)
+            && self.end_at_once(domain, slot, transfer, budget)
         {
-            counts.failed.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
-            return domain.end(slot, outcome);
+            return;
         }
+        counts.transfers.fetch_add(1, Ordering::Relaxed);
         domain.busy.fetch_or(1 << slot, Ordering::Relaxed);
         let _ = domain.page.tell(slot, Fate::Ongoing);
         let posted = plan.and_then(|plan| match plan {
             Plan::Ask(peer, errand) => self.ask_to_carry(peer, &errand),
             Plan::Post(peer, transfer) => match self.post(peer, transfer) {
                 Ok(()) => {
-                    self.programs.at_home.fetch_add(u32::from(peer == ITSELF), Ordering::Relaxed);
+                    let is_small = transfer.user & SMALL_AT_HOME != 0;
+                    self.programs.small_at_home.fetch_add(is_small.into(), Ordering::Relaxed);
                     Ok(true)
                 }
                 Err(PostError::Full) => Ok(false),

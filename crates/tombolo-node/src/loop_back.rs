@@ -11,6 +11,20 @@ use crate::node::{ITSELF, Node};
 use crate::own_moves::touches_own;
 use crate::programs::{Poster, Use};
 
+/// How long a tiny transfer waits at most for a large one: the copy of so much.
+const PART_BYTES: usize = 1024;
+
+/// Whether one block goes on where another ends, as blocks of one transfer do.
+fn follows(block: &Block, next: &Block) -> bool {
+    let length = u64::from(block.length_bytes);
+    (block.user, block.own_domain, block.domain) == (next.user, next.own_domain, next.domain)
+        && block.source_address.checked_add(length) == Some(next.source_address)
+        && block.destination_address.checked_add(length) == Some(next.destination_address)
+        && block.notification == BlockNotification::None
+        && !touches_own(block)
+        && !touches_own(next)
+}
+
 impl Node {
     /// Writes the two words of a notification, the first before the last.
     pub(crate) fn write_words(
@@ -32,35 +46,48 @@ impl Node {
         Ok(())
     }
 
-    /// A block between two programs here: one copy, answered at once.
-    pub(crate) fn loop_back(&self, now: Time, block: &Block) {
-        if touches_own(block) {
-            return self.loop_back_own(block);
+    /// Blocks between two programs here: what lies side by side is one copy, answered at once.
+    pub(crate) fn loop_back(&self, now: Time, blocks: &[Block]) {
+        for run in blocks.chunk_by(follows) {
+            let [first, .., last] = run else {
+                let [alone] = run else { continue };
+                self.loop_back_run(now, run, alone, alone);
+                continue;
+            };
+            self.loop_back_run(now, run, first, last);
         }
-        let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
-        let notification = match block.notification {
+    }
+
+    fn loop_back_run(&self, now: Time, run: &[Block], first: &Block, last: &Block) {
+        if touches_own(first) {
+            return run.iter().for_each(|block| self.loop_back_own(block));
+        }
+        let notification = match last.notification {
             BlockNotification::Now(words) => Some(words),
             BlockNotification::None | BlockNotification::Later => None,
         };
         let part = Transfer {
             direction: Direction::Write,
-            domain: block.domain,
-            own_domain: block.own_domain,
-            source_address: block.source_address,
-            destination_address: block.destination_address,
-            size_bytes: block.length_bytes,
+            domain: first.domain,
+            own_domain: first.own_domain,
+            source_address: first.source_address,
+            destination_address: first.destination_address,
+            size_bytes: run.iter().map(|block| block.length_bytes).sum(),
             notification,
             class: None,
-            user: block.user,
+            user: first.user,
         };
-        let answer = match self.copy_here(&part) {
-            Ok(()) => {
-                let bytes_only = block.notification == BlockNotification::Later;
-                Packet::Ack(Ack { transaction, generation, attempt, bytes_only })
-            }
-            Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
-        };
-        let _ = self.engine.lock().handle(now, ITSELF, &answer);
+        let outcome = self.copy_here(&part, self.expects_tiny());
+        let mut engine = self.engine.lock();
+        for block in run {
+            let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
+            let bytes_only = block.notification == BlockNotification::Later;
+            let answer = match outcome {
+                Ok(()) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
+                Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+            };
+            let _ = engine.handle(now, ITSELF, &answer);
+        }
     }
 
     /// Carries out a transfer that stays here; the word before it, if it is an atomic operation.
@@ -69,11 +96,12 @@ impl Node {
             let how = Poster::of(transfer.user).changing(transfer.domain);
             return self.change_word(ITSELF, transfer.domain, transfer.destination_address, operation, how);
         }
-        self.copy_here(transfer).map(|()| 0)
+        self.copy_here(transfer, false).map(|()| 0)
     }
 
-    /// Moves bytes between two programs here, as far as both allow, and then writes the words.
-    fn copy_here(&self, part: &Transfer) -> Result<(), NackCode> {
+    /// Moves bytes between two programs here, as far as both allow, and then writes the words. In parts,
+    /// if tiny transfers are to go between them.
+    fn copy_here(&self, part: &Transfer, in_parts: bool) -> Result<(), NackCode> {
         let by = Poster::of(part.user);
         let (read, write) = (by.reading(part.own_domain), by.writing(part.domain));
         let length = part.size_bytes;
@@ -84,7 +112,18 @@ impl Node {
         }
         let (to, target) = self.memory(ITSELF, part.domain, part.destination_address, length, write)?;
         let target = to.get().span_mut(target, length as usize).map_err(|_| NackCode::DecodeError)?;
-        target.copy_from(source);
+        let length = target.len();
+        let step = if in_parts { PART_BYTES } else { length.max(1) };
+        let awake = self.programs.awake.domains();
+        for start in (0..length).step_by(step) {
+            if start > 0 {
+                self.answer_tiny_bells(&awake);
+            }
+            let size = step.min(length - start);
+            if let (Some(to), Some(from)) = (target.part(start, size), source.part(start, size)) {
+                to.copy_from(from);
+            }
+        }
         part.notification.map_or(Ok(()), |words| self.write_words(ITSELF, part.domain, &words, write))
     }
 

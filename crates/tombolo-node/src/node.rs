@@ -48,7 +48,9 @@ pub(crate) const BUFFERS: Domain = Domain(0);
 /// This node as its own peer: transfers between its programs.
 pub(crate) const ITSELF: PeerId = PeerId(0);
 /// Bytes copied between programs here before others get their turn.
-const LOOP_BACK_BYTES: u64 = 32 * 1024;
+const LOOP_BACK_BYTES: u64 = 64 * 1024;
+/// Blocks that may be one copy.
+const LOOP_BACK_BLOCKS: usize = 4;
 
 /// A reply, and the descriptors that came with it.
 pub(crate) type Answer = (Reply, Vec<OwnedFd>);
@@ -225,6 +227,8 @@ fn configuration(limits: &Limits) -> Config {
         // between processes a lone transfer needs more to keep both ends at work.
         outstanding_blocks: 16,
         outstanding_beside: 1,
+        // So many lie side by side for one copy between programs here.
+        turn_blocks: 4,
         beside_ns: 1_000_000,
         // Answers may be sent only when their sender gets the processor again,
         // which takes as long as the time slice of whoever has it.
@@ -549,19 +553,29 @@ impl Node {
     fn pump_and(&self, flush: Flush) {
         let mut touched: Vec<Arc<Peer>> = Vec::new();
         let mut urgent = flush == Flush::All;
-        let mut looped_bytes = 0;
+        let (mut looped, mut looped_bytes) = (Vec::new(), 0);
         loop {
             if looped_bytes >= LOOP_BACK_BYTES {
+                self.loop_back(self.now(), &looped);
                 self.unfinished.store(true, Ordering::Relaxed);
                 break;
             }
             let now = self.now();
             let action = self.engine.lock().poll(now);
             let id = match &action {
-                None => break,
+                None if looped.is_empty() => break,
                 Some(Action::SendBlock(block)) if block.peer == ITSELF => {
                     looped_bytes += u64::from(block.length_bytes);
-                    self.loop_back(now, block);
+                    looped.push(*block);
+                    if looped.len() == LOOP_BACK_BLOCKS {
+                        self.loop_back(now, &looped);
+                        looped.clear();
+                    }
+                    continue;
+                }
+                None => {
+                    self.loop_back(now, &looped);
+                    looped.clear();
                     continue;
                 }
                 Some(Action::Send { peer: ITSELF, packet, .. }) => {

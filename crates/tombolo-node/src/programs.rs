@@ -34,8 +34,8 @@ use own::OwnRanges;
 
 /// Marks the transfers of programs among the user numbers of the engine.
 const OF_A_PROGRAM: u64 = 1 << 62;
-/// Marks those of them that stay here.
-pub(crate) const AT_HOME: u64 = 1 << 61;
+/// Marks those of them that stay here and are small.
+pub(crate) const SMALL_AT_HOME: u64 = 1 << 61;
 /// Marks the transfers that a peer asked for.
 const OF_A_PEER: u64 = 1 << 60;
 /// Between two pieces of memory: an address that runs off one is in none.
@@ -193,8 +193,10 @@ pub(crate) struct Programs {
     asleep: AtomicBool,
     /// What was moved to and from programs' own memory.
     pub(crate) moved: Arc<Outbox>,
-    /// Transfers under way between programs here.
-    pub(crate) at_home: AtomicU32,
+    /// Small transfers under way between programs here.
+    pub(crate) small_at_home: AtomicU32,
+    /// For so many blocks more, tiny ones are expected.
+    pub(crate) tiny_expected: AtomicU32,
     /// Whose bells are answered first.
     pub(crate) turn: AtomicU16,
     pub(crate) counts: Counts,
@@ -226,7 +228,8 @@ impl Programs {
             lives: AtomicU32::new(0),
             wake,
             asleep: AtomicBool::new(false),
-            at_home: AtomicU32::new(0),
+            small_at_home: AtomicU32::new(0),
+            tiny_expected: AtomicU32::new(0),
             turn: AtomicU16::new(0),
             counts: Counts::default(),
         })
@@ -353,8 +356,8 @@ impl Programs {
     /// program's.
     pub(crate) fn completed(&self, user: u64, result: Result<u64, Failure>) -> bool {
         let Poster::Program(number) = Poster::of(user) else { return false };
-        if user & AT_HOME != 0 {
-            self.at_home.fetch_sub(1, Ordering::Relaxed);
+        if user & SMALL_AT_HOME != 0 {
+            self.small_at_home.fetch_sub(1, Ordering::Relaxed);
         }
         let (slot, life) = (user as usize % SLOTS, (user >> 8) as u32);
         let Some(domain) = self.domain(number).filter(|domain| domain.life == life) else { return true };

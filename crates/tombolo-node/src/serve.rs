@@ -18,7 +18,7 @@ const POLL: Duration = Duration::from_micros(60);
 const CHORES_ROUNDS: u32 = 16;
 /// One round in so many without work gives way to others.
 const YIELD_ROUNDS: u32 = 4;
-/// How often newcomers are asked for then: to find none costs as much as many rounds.
+/// How often newcomers are looked for then.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(1);
 /// Longest sleep, so that a stop is noticed.
 const NAP: Duration = Duration::from_millis(250);
@@ -98,7 +98,9 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         }
         let driven_now = node.driven.load(Ordering::Relaxed);
         if std::mem::replace(&mut driven, driven_now) != driven_now {
-            accept(node, listener, told);
+            if somebody_knocks(listener) {
+                accept(node, listener, told);
+            }
             retire(node, &mut peers, told);
             std::thread::sleep(STAND_BY);
             continue;
@@ -118,7 +120,9 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         }
         let now = Instant::now();
         if now >= next_accept {
-            busy += accept(node, listener, told);
+            if now >= next_tick || somebody_knocks(listener) {
+                busy += accept(node, listener, told);
+            }
             next_accept = now + ACCEPT_PAUSE;
         }
         let mut nap = node.expire().unwrap_or(NAP).min(NAP);
@@ -168,6 +172,11 @@ fn retire(node: &Node, peers: &mut Vec<Arc<Peer>>, told: &dyn Fn(PeerEvent)) {
         });
         false
     });
+}
+
+/// Whether it is worth while to accept: to find nobody there costs a hundred times as much as to look.
+fn somebody_knocks(listener: &dyn Listener) -> bool {
+    event::wait_readable(&[listener.descriptor()], Some(Duration::ZERO)) != Ok(false)
 }
 
 /// Takes all links that are there; returns how many.

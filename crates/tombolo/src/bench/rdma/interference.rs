@@ -49,6 +49,8 @@ impl Pair {
                 idle.note(latency_ns);
             }
         }
+        // Memory that a node has not touched yet costs a fault a page.
+        self.large()?.wait(PATIENCE)?;
         let mut under_way = self.large()?;
         let mut moved = 0;
         while moved < ALTOGETHER {
