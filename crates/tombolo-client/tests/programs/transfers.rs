@@ -142,3 +142,48 @@ fn a_sleeping_node_is_woken() {
         domain.write(Target { node: 0, domain: 1 }, spec).unwrap().wait(Duration::from_secs(2)).unwrap();
     }
 }
+
+/// Small ones go between the parts of a large one's copy: they end before it, and neither harms the other.
+#[test]
+fn small_ones_do_not_wait_for_a_large_one_of_the_same_node() {
+    const LARGE: usize = 192 << 20;
+    let (host, _) = Host::start(&shm(), &[]);
+    let (near, far) = (host.domain(1), host.domain(2));
+    let mine = near.allocate(LARGE, &[]).unwrap();
+    let theirs = far.allocate(LARGE, &[Grant::all(Who::Anyone)]).unwrap();
+    let small = far.allocate(1 << 20, &[Grant::all(Who::Anyone)]).unwrap();
+    let mailbox = far.open_mailbox(64, &[Who::Anyone]).unwrap();
+    let bytes = pattern(11, LARGE);
+    mine.write(0, &bytes).unwrap();
+    let target = Target { node: 0, domain: far.number() };
+    let start = || near.write(target, Spec::new(mine.address(), theirs.address(), LARGE as u32)).unwrap();
+    let (mut large, mut larges, mut beside) = (start(), 1, 0);
+    for round in 0.. {
+        let length = [1, 64, 4096, 5000, 40_000][round % 5];
+        let from = round * 640 % (1 << 20);
+        let spec = Spec::new(mine.address() + from as u64, small.address(), length as u32);
+        near.write(target, spec).unwrap().wait(PATIENCE).unwrap();
+        let mut found = vec![0; length];
+        small.read(0, &mut found).unwrap();
+        assert!(found == bytes[from..from + length], "{length} bytes beside a large transfer");
+        let added = near.fetch_add(target, small.address() + (512 << 10), 1).unwrap().wait(PATIENCE);
+        assert_eq!(added, Ok(round as u64));
+        let refused = Spec::new(mine.address(), small.address() + (1 << 20) - 1, 64);
+        assert!(near.write(target, refused).unwrap().wait(PATIENCE).is_err());
+        near.send(target, &bytes[..16]).unwrap().wait(PATIENCE).unwrap();
+        assert_eq!(mailbox.receive(PATIENCE).unwrap().bytes, bytes[..16]);
+        if large.status() == Status::Ongoing {
+            beside += 1;
+            continue;
+        }
+        large.wait(PATIENCE).unwrap();
+        if beside >= 20 || larges == 50 {
+            break;
+        }
+        (large, larges) = (start(), larges + 1);
+    }
+    assert!(beside >= 20, "only {beside} rounds went beside {larges} large transfers");
+    let mut found = vec![0; LARGE];
+    theirs.read(0, &mut found).unwrap();
+    assert!(found == bytes, "the large one");
+}
