@@ -71,7 +71,10 @@ impl OutgoingBatch {
             0 => return Some(Room::Next),
             1 if tail_bytes + entry_bytes <= self.max_content_bytes => return Some(Room::Tail),
             1 => {}
-            _ if tail_bytes + entry_bytes <= self.segment_bytes => return Some(Room::Tail),
+            _ if tail_bytes + entry_bytes <= self.segment_bytes => {
+                let fits = self.buffer.len() + entry_bytes + self.tag_bytes <= MAX_BATCH_BYTES;
+                return fits.then_some(Room::Tail);
+            }
             _ => {}
         }
         let segment_bytes = if self.datagrams == 1 { tail_bytes } else { self.segment_bytes };
@@ -346,6 +349,11 @@ mod tests {
             assert_eq!(batch_of(&[4200, 4200, 40, 4200], sealed).1, 3);
             assert_eq!(batch_of(&[4000, 4100], sealed).1, 1);
             assert_eq!(batch_of(&[4200; 16], sealed).1, 15);
+            // The last datagram would have room, and the call has not.
+            let lengths = [[4400; 14].as_slice(), &[100; 60]].concat();
+            let (mut batch, taken) = batch_of(&lengths, sealed);
+            assert!((15..lengths.len()).contains(&taken));
+            assert_eq!(received(&mut batch).0.len(), taken);
         }
     }
 
