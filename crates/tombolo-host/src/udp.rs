@@ -56,11 +56,12 @@ impl UdpSocket {
         let descriptor = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
         let socket = StandardSocket::from(descriptor);
         set_int(&socket, libc::SOL_UDP, libc::UDP_GRO, 1).ok();
-        // Datagrams are sized to the path; a fragmented one would be lost whole with any part.
+        // Datagrams are sized to the path; a fragmented one would be lost whole with any part. How large
+        // they may be the links find out; what routers say, or someone in their name, does not bound it.
         if address.is_ipv4() {
-            sockopt::set_ip_mtu_discover(&socket, sockopt::Ipv4PathMtuDiscovery::DO)?;
+            sockopt::set_ip_mtu_discover(&socket, sockopt::Ipv4PathMtuDiscovery::PROBE)?;
         } else {
-            sockopt::set_ipv6_mtu_discover(&socket, sockopt::Ipv6PathMtuDiscovery::DO)?;
+            sockopt::set_ipv6_mtu_discover(&socket, sockopt::Ipv6PathMtuDiscovery::PROBE)?;
         }
         Ok(Self { socket, segmentation: AtomicBool::new(true) })
     }
@@ -120,22 +121,29 @@ impl UdpSocket {
         self.socket.local_addr().map_err(|error| errno_of(&error))
     }
 
-    /// The largest datagram the route to the connected peer takes in one piece.
-    pub fn max_datagram_bytes(&self) -> Result<usize, Errno> {
-        let (mtu_bytes, headers_bytes) = if self.local_address()?.is_ipv4() {
-            (sockopt::ip_mtu(&self.socket)?, 20 + 8)
-        } else {
-            (sockopt::ipv6_mtu(&self.socket)?, 40 + 8)
-        };
-        Ok((mtu_bytes as usize).saturating_sub(headers_bytes).min(65_507))
+    /// What IP and UDP put before a datagram.
+    pub fn headers_bytes(&self) -> Result<usize, Errno> {
+        Ok(if self.local_address()?.is_ipv4() { 20 + 8 } else { 40 + 8 })
     }
 
-    /// Sends one datagram to the connected peer. `EAGAIN`: not now.
+    /// The largest datagram that the route to the connected peer takes in one piece, as far as the kernel
+    /// knows: its interface, and what routers have said of late.
+    pub fn max_datagram_bytes(&self) -> Result<usize, Errno> {
+        let mtu_bytes = if self.local_address()?.is_ipv4() {
+            sockopt::ip_mtu(&self.socket)?
+        } else {
+            sockopt::ipv6_mtu(&self.socket)?
+        };
+        Ok((mtu_bytes as usize).saturating_sub(self.headers_bytes()?).min(65_507))
+    }
+
+    /// Sends one datagram to the connected peer. `EAGAIN`: not now; `EMSGSIZE`: too large for the interface.
     pub fn send(&self, datagram: &[u8]) -> Result<(), Errno> {
-        match self.socket.send(datagram) {
+        let send = || match self.socket.send(datagram) {
             Ok(_) => Ok(()),
             Err(error) => Err(errno_of(&error)),
-        }
+        };
+        unless_said_of_another(send)
     }
 
     /// Sends one datagram to anyone. `EAGAIN`: not now.
@@ -149,19 +157,17 @@ impl UdpSocket {
     /// Sends datagrams of `segment_bytes` (the last may be shorter) to the connected peer.
     ///
     /// Returns how many bytes were sent, whole datagrams always; fewer than given means: the rest
-    /// not now. `EAGAIN`: nothing now. At most [`MAX_SEGMENTS`] and [`MAX_BATCH_BYTES`].
+    /// not now. `EAGAIN`: nothing now; `EMSGSIZE`: too large for the interface. At most [`MAX_SEGMENTS`] and [`MAX_BATCH_BYTES`].
     pub fn send_batch(&self, datagrams: &[u8], segment_bytes: usize) -> Result<usize, Errno> {
         if segment_bytes == 0 {
             return Err(Errno::INVAL);
         }
         let several = datagrams.len() > segment_bytes;
         if several && self.segmentation.load(Ordering::Relaxed) {
-            match self.send_segmented(datagrams, segment_bytes) {
+            match unless_said_of_another(|| self.send_segmented(datagrams, segment_bytes)) {
                 // Refused by an old kernel, a device without checksum offload, or a route whose
-                // packets are transformed.
-                Err(Errno::INVAL | Errno::IO | Errno::OPNOTSUPP | Errno::NOPROTOOPT) => {
-                    self.segmentation.store(false, Ordering::Relaxed);
-                }
+                // packets are transformed; or, before Linux 6.14, for their size.
+                Err(Errno::INVAL | Errno::IO | Errno::OPNOTSUPP | Errno::NOPROTOOPT) => {}
                 result => return result,
             }
         }
@@ -169,8 +175,12 @@ impl UdpSocket {
         for datagram in datagrams.chunks(segment_bytes) {
             match self.send(datagram) {
                 Ok(()) => sent_bytes += datagram.len(),
-                Err(Errno::AGAIN) if sent_bytes > 0 => break,
+                Err(Errno::AGAIN | Errno::MSGSIZE) if sent_bytes > 0 => break,
                 Err(errno) => return Err(errno),
+            }
+            if several {
+                // It was not for their size.
+                self.segmentation.store(false, Ordering::Relaxed);
             }
         }
         Ok(sent_bytes)
@@ -291,6 +301,15 @@ fn address_of(name: &libc::sockaddr_storage) -> Option<SocketAddr> {
             Some(SocketAddr::from((ip, u16::from_be(name.sin6_port))))
         }
         _ => None,
+    }
+}
+
+/// Sends; where the kernel says "too large", once more: the first time it may only have passed on what a
+/// router, or someone in its name, said of an earlier datagram.
+fn unless_said_of_another<T>(send: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    match send() {
+        Err(Errno::MSGSIZE) => send(),
+        result => result,
     }
 }
 
