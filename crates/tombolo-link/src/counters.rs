@@ -67,6 +67,12 @@ counters! {
     replayed,
     /// Packets that the system refused to send, lost.
     send_failures,
+    /// Datagrams sent to find out whether their size passes, without their witnesses.
+    size_probes_sent,
+    /// Times that larger datagrams were found to pass.
+    size_raised,
+    /// Times that datagrams of the size in use passed no more.
+    size_lowered,
 }
 
 /// One number that only grows.

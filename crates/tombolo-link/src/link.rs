@@ -121,7 +121,8 @@ pub enum LinkState {
 /// one thread can send while another receives. No method blocks but [`Link::wait`]. Dropping the
 /// last reference closes the link and tells the peer.
 pub trait Link: Send + Sync + fmt::Debug {
-    /// The largest packet, header and payload together, that `send` takes.
+    /// The largest packet, header and payload together, that `send` takes now. It may change at any time,
+    /// as the path does; what was larger is then [`SendError::TooLarge`] or lost.
     fn max_packet_bytes(&self) -> usize;
 
     /// Queues one packet, header and payload side by side.

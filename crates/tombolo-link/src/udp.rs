@@ -26,12 +26,15 @@
 //! believes nothing that is not sealed, the network's own error messages included. An insecure
 //! session, which is for loopback addresses only, has neither: its peer's first ping follows the
 //! welcome, and `accept` returns the link.
+//!
+//! How large datagrams may be is found out while the link lives (`udp::mtu`): probes and their answers
+//! go between the others.
 
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -53,6 +56,7 @@ pub(crate) mod fuzzing;
 mod handshake;
 mod keep_alive;
 mod listener;
+mod mtu;
 mod noise;
 mod replay;
 mod responder;
@@ -62,9 +66,10 @@ mod wire;
 use batch::{IncomingBatch, OutgoingBatch};
 use control::ControlChannel;
 use keep_alive::{KeepAlive, Verdict};
+use mtu::{FLOOR_BYTES, Path, PathMtu};
 use noise::Seals;
 use seal::{COUNTER_BYTES, Opener, SEAL_BYTES, SEALED_HEAD_BYTES, Sealer, TAG_BYTES, Unopened};
-use wire::{FLAG_MORE, HEADER_BYTES, Header, Kind, LENGTH_BYTES, SEQUENCE_BYTES};
+use wire::{FLAG_MORE, HEADER_BYTES, Header, Kind, LENGTH_BYTES, PROBE_BYTES, SEQUENCE_BYTES};
 
 pub use listener::UdpListener;
 
@@ -74,8 +79,23 @@ pub const MAX_PACKET_BYTES: usize = 16 * 1024 + 128;
 const COMPANY_BYTES: usize = 256;
 /// What we ask the kernel to buffer in each direction.
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
+/// Probes in one go, so that a kernel that refuses all of them does not keep us there.
+const MAX_PROBES: usize = 64;
 /// Datagrams other than packets handled in one `receive`, so that a peer cannot keep us there.
 const MAX_OTHERS: usize = 256;
+
+/// What can be chosen for links over UDP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// How long the size of datagrams stays before larger ones are tried again.
+    pub probe_again: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { probe_again: Duration::from_secs(300) }
+    }
+}
 
 /// What has arrived, and what opens it in a secure session.
 #[derive(Debug)]
@@ -96,6 +116,7 @@ struct Session {
     seals: Option<Seals>,
     /// Whether the peer waits to be told that it is accepted, and asks again if that is lost.
     to_accept: bool,
+    settings: Settings,
 }
 
 /// One end of a UDP link.
@@ -105,7 +126,15 @@ pub struct UdpLink {
     session: u64,
     /// The nonce of the hello that this session answers; on the connecting side, that we sent.
     nonce: u64,
-    max_packet_bytes: usize,
+    /// What a datagram of one packet has besides the packet.
+    around_bytes: usize,
+    /// How large datagrams may be now, as `mtu` says.
+    datagram_bytes: AtomicUsize,
+    /// The largest that went since the last tick.
+    largest_sent_bytes: AtomicUsize,
+    /// The largest that came since a probe was last answered.
+    largest_heard_bytes: AtomicUsize,
+    mtu: Mutex<PathMtu>,
     sending: Mutex<OutgoingBatch>,
     receiving: Mutex<Receiving>,
     /// In a secure session; locked last.
@@ -132,31 +161,52 @@ fn check_protected(address: SocketAddr, security: &Security) -> Result<(), OpenE
 impl UdpLink {
     /// Connects to the node that listens at an address, and keeps trying until the time is over.
     pub fn connect(address: SocketAddr, security: &Security, timeout: Duration) -> Result<Self, OpenError> {
+        Self::connect_with(address, security, timeout, Settings::default())
+    }
+
+    /// The same, with other settings.
+    pub fn connect_with(
+        address: SocketAddr,
+        security: &Security,
+        timeout: Duration,
+        settings: Settings,
+    ) -> Result<Self, OpenError> {
         check_protected(address, security)?;
-        handshake::connect(address, security, timeout)
+        handshake::connect(address, security, timeout, settings)
     }
 
     fn new(session: Session) -> Result<Self, OpenError> {
-        let Session { socket, incoming, number, nonce, seals, to_accept } = session;
+        let Session { socket, incoming, number, nonce, seals, to_accept, settings } = session;
         let system = |errno| OpenError::System { operation: "MTU of the route", errno };
-        let datagram_bytes = socket.max_datagram_bytes().map_err(system)?;
         let sealed = seals.is_some();
         let around_bytes = HEADER_BYTES + LENGTH_BYTES + if sealed { SEAL_BYTES } else { 0 };
-        let max_packet_bytes = MAX_PACKET_BYTES.min(datagram_bytes.saturating_sub(around_bytes));
-        let max_datagram_bytes = datagram_bytes.min(around_bytes + max_packet_bytes + COMPANY_BYTES);
+        let path = Path {
+            route_bytes: socket.max_datagram_bytes().map_err(system)?,
+            useful_bytes: around_bytes + MAX_PACKET_BYTES + COMPANY_BYTES,
+            headers_bytes: socket.headers_bytes().map_err(system)?,
+            local: socket.local_address().map_err(system)?.ip().to_canonical().is_loopback(),
+            probe_again: settings.probe_again,
+        };
+        // They go again as they are, whatever becomes of the path meanwhile.
+        let fragment_bytes = path.route_bytes.min(FLOOR_BYTES).saturating_sub(around_bytes + SEQUENCE_BYTES);
         let header = Header::new(Kind::Packets, number);
         let (sealer, opener) = seals.map(|seals| (Mutex::new(seals.sealer), seals.opener)).unzip();
         let opened = Instant::now();
+        let mtu = PathMtu::new(path, opened);
         Ok(Self {
             socket,
             session: number,
             nonce,
-            max_packet_bytes,
-            sending: Mutex::new(OutgoingBatch::new(header, sealed, max_datagram_bytes)),
+            around_bytes,
+            datagram_bytes: AtomicUsize::new(mtu.present()),
+            largest_sent_bytes: AtomicUsize::new(0),
+            largest_heard_bytes: AtomicUsize::new(0),
+            sending: Mutex::new(OutgoingBatch::new(header, sealed, mtu.present())),
+            mtu: Mutex::new(mtu),
             receiving: Mutex::new(Receiving { incoming, opener }),
             sealer,
             to_accept: AtomicBool::new(to_accept),
-            control: Mutex::new(ControlChannel::new(max_packet_bytes.saturating_sub(SEQUENCE_BYTES))),
+            control: Mutex::new(ControlChannel::new(fragment_bytes)),
             keep_alive: Mutex::new(KeepAlive::new(opened)),
             heard_ns: AtomicU64::new(0),
             opened,
@@ -201,6 +251,9 @@ impl UdpLink {
         // That nobody is there anyone on the way can say: a secure session waits for silence.
         if errno == Errno::CONNREFUSED && self.sealer.is_none() {
             self.refused.store(true, Ordering::Relaxed);
+        } else if errno == Errno::MSGSIZE {
+            // So does a router, about a datagram that has gone.
+            self.with_mtu(PathMtu::hinted);
         } else {
             self.counters.send_failures.add(1);
         }
@@ -223,15 +276,33 @@ impl UdpLink {
     }
 
     fn flush_locked(&self, batch: &mut OutgoingBatch) {
+        if batch.is_empty() {
+            return;
+        }
+        let datagram_bytes = batch.stride_bytes();
+        if datagram_bytes > self.largest_sent_bytes.load(Ordering::Relaxed) {
+            self.largest_sent_bytes.fetch_max(datagram_bytes, Ordering::Relaxed);
+        }
         match batch.flush(&self.socket, self.sealer.as_ref()) {
             Ok(()) | Err((Errno::AGAIN, _)) => {}
             Err((Errno::CONNREFUSED, _)) => self.failed(Errno::CONNREFUSED),
+            Err((Errno::MSGSIZE, lost)) => {
+                self.counters.send_failures.add(lost as u64);
+                self.with_mtu(|mtu| mtu.refused(datagram_bytes));
+            }
             Err((_, lost)) => self.counters.send_failures.add(lost as u64),
         }
     }
 
     /// Sends a small datagram at once. It may be lost like any other.
     fn send_datagram(&self, header: Header, body: &[&[u8]]) {
+        match self.try_send_datagram(header, body) {
+            Ok(()) | Err(Errno::AGAIN) => {}
+            Err(errno) => self.failed(errno),
+        }
+    }
+
+    fn try_send_datagram(&self, header: Header, body: &[&[u8]]) -> Result<(), Errno> {
         let mut datagram = header.encode().to_vec();
         if let Some(sealer) = &self.sealer {
             datagram.extend_from_slice(&[0; COUNTER_BYTES]);
@@ -241,10 +312,52 @@ impl UdpLink {
         } else {
             body.iter().for_each(|part| datagram.extend_from_slice(part));
         }
-        match self.socket.send(&datagram) {
-            Ok(()) | Err(Errno::AGAIN) => {}
-            Err(errno) => self.failed(errno),
+        self.socket.send(&datagram)
+    }
+
+    /// Does something with what is known of the path, and heeds what follows for datagrams.
+    fn with_mtu<T>(&self, change: impl FnOnce(&mut PathMtu) -> T) -> T {
+        let mut mtu = self.mtu.lock();
+        let before = mtu.present();
+        let result = change(&mut mtu);
+        let present = mtu.present();
+        if present != before {
+            self.datagram_bytes.store(present, Ordering::Relaxed);
+            let changed =
+                if present > before { &self.counters.size_raised } else { &self.counters.size_lowered };
+            changed.add(1);
         }
+        result
+    }
+
+    /// Sends the probes that are due; returns when to come back.
+    fn probe(&self, now: Instant) -> Instant {
+        let sent_bytes = self.largest_sent_bytes.swap(0, Ordering::Relaxed);
+        self.with_mtu(|mtu| mtu.sent(sent_bytes));
+        let route = || self.socket.max_datagram_bytes().ok();
+        for _ in 0..MAX_PROBES {
+            let Some(probe) = self.with_mtu(|mtu| mtu.poll(now, &route)) else { break };
+            let (header, number) = (Header::new(Kind::Probe, self.session), wire::probe(probe.id));
+            let head_bytes = self.around_bytes - LENGTH_BYTES + PROBE_BYTES;
+            let padding = vec![0; probe.bytes.saturating_sub(head_bytes)];
+            self.counters.size_probes_sent.add(1);
+            match self.try_send_datagram(header, &[&number, &padding]) {
+                Err(Errno::MSGSIZE) => {
+                    self.with_mtu(|mtu| mtu.refused(probe.bytes));
+                    continue;
+                }
+                // Nobody is there, or there is no room: without a witness it goes again.
+                Err(_) => {}
+                Ok(()) => self.send_datagram(header, &[&number]),
+            }
+            break;
+        }
+        self.mtu.lock().deadline(now)
+    }
+
+    /// The largest packet in datagrams of that size.
+    fn packet_bytes(&self, datagram_bytes: usize) -> usize {
+        MAX_PACKET_BYTES.min(datagram_bytes.saturating_sub(self.around_bytes))
     }
 
     fn send_due_control(&self, control: &mut ControlChannel, now: Instant) {
@@ -284,6 +397,25 @@ impl UdpLink {
                     let mut control = self.control.lock();
                     control.acknowledged(sequence);
                     self.send_due_control(&mut control, Instant::now());
+                }
+            }
+            Kind::Probe => match wire::probe_of(body) {
+                Some(id) => {
+                    let datagram_bytes = self.around_bytes - LENGTH_BYTES + body.len();
+                    let largest_bytes =
+                        self.largest_heard_bytes.swap(0, Ordering::Relaxed).max(datagram_bytes);
+                    let answer = wire::probe_ack(id, datagram_bytes as u32, largest_bytes as u32);
+                    self.send_datagram(Header::new(Kind::ProbeAck, self.session), &[&answer]);
+                }
+                None => self.counters.discarded.add(1),
+            },
+            Kind::ProbeAck => {
+                let Some([id, bytes, largest]) = wire::probe_ack_of(body) else {
+                    return self.counters.discarded.add(1);
+                };
+                let (now, bytes, largest) = (Instant::now(), bytes as usize, largest as usize);
+                if self.with_mtu(|mtu| mtu.arrived(id, bytes, largest, now)) {
+                    self.probe(now);
                 }
             }
             Kind::Ping => self.send_datagram(Header::new(Kind::Pong, self.session), &[]),
@@ -351,6 +483,9 @@ impl UdpLink {
             // It seals, so it has been told.
             self.to_accept.store(false, Ordering::Relaxed);
         }
+        if header.kind == Kind::Packets && range.len() > self.largest_heard_bytes.load(Ordering::Relaxed) {
+            self.largest_heard_bytes.store(range.len(), Ordering::Relaxed);
+        }
         incoming.understand(header, body.clone());
         Some((header, body))
     }
@@ -394,7 +529,7 @@ impl UdpLink {
 
 impl Link for UdpLink {
     fn max_packet_bytes(&self) -> usize {
-        self.max_packet_bytes
+        self.packet_bytes(self.datagram_bytes.load(Ordering::Relaxed))
     }
 
     fn send(&self, header: &[u8], payload: SharedSpan<'_>) -> Result<(), SendError> {
@@ -409,10 +544,13 @@ impl Link for UdpLink {
     ) -> Result<(), SendError> {
         self.check()?;
         let bytes = header_bytes.saturating_add(payload.len());
-        if bytes > self.max_packet_bytes {
-            return Err(SendError::TooLarge { bytes, max_bytes: self.max_packet_bytes });
+        let datagram_bytes = self.datagram_bytes.load(Ordering::Relaxed);
+        let max_bytes = self.packet_bytes(datagram_bytes);
+        if bytes > max_bytes {
+            return Err(SendError::TooLarge { bytes, max_bytes });
         }
         let mut batch = self.sending.lock();
+        batch.bound(datagram_bytes);
         if !batch.push_sealed(header_bytes, payload, seal) {
             self.flush_locked(&mut batch);
             self.check()?;
@@ -550,6 +688,7 @@ impl Link for UdpLink {
                 }
             }
         }
+        let deadline = deadline.min(self.probe(now));
         Some(control_deadline.map_or(deadline, |control| control.min(deadline)))
     }
 

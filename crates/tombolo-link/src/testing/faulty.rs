@@ -94,6 +94,10 @@ impl FaultyLink {
                     disorder.due.pop_front();
                 }
                 Err(SendError::Full) => break,
+                // The link has come to take less since: lost.
+                Err(SendError::TooLarge { .. }) => {
+                    disorder.due.pop_front();
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -63,6 +63,11 @@ impl OutgoingBatch {
         }
     }
 
+    /// Bounds the datagrams that packets are added to from now on.
+    pub(super) fn bound(&mut self, max_datagram_bytes: usize) {
+        self.max_content_bytes = max_datagram_bytes.saturating_sub(self.tag_bytes);
+    }
+
     fn room(&self, packet_bytes: usize) -> Option<Room> {
         let entry_bytes = wire::LENGTH_BYTES + packet_bytes;
         let tail_bytes = self.buffer.len() - self.tail;
@@ -129,7 +134,7 @@ impl OutgoingBatch {
     }
 
     /// From one datagram to the next.
-    fn stride_bytes(&self) -> usize {
+    pub(super) fn stride_bytes(&self) -> usize {
         self.segment_bytes + self.tag_bytes
     }
 

@@ -28,6 +28,12 @@ pub fn datagram(bytes: &[u8]) {
             assert_eq!(read, Some((nonce, message)));
         }
     }
+    if let Some(id) = wire::probe_of(body) {
+        assert_eq!(wire::probe_of(&wire::probe(id)), Some(id));
+    }
+    if let Some([id, datagram_bytes, largest_bytes]) = wire::probe_ack_of(body) {
+        assert_eq!(wire::probe_ack(id, datagram_bytes, largest_bytes), body[..12]);
+    }
     // Packets, as they are taken out of a body.
     let mut rest = body;
     while let Some((length, after)) = wire::split_length(rest) {
@@ -59,6 +65,8 @@ pub fn datagrams() -> Vec<(&'static str, Vec<u8>)> {
         ("bye", with(Kind::Bye, &[])),
         ("accepted", with(Kind::Accepted, &[])),
         ("refused", with(Kind::Refused, &[])),
+        ("probe", with(Kind::Probe, &[&wire::probe(3)[..], &[0; 200]].concat())),
+        ("probe-ack", with(Kind::ProbeAck, &wire::probe_ack(3, 228, 1472))),
         ("handshake-1", handshake(1)),
         ("handshake-2", handshake(2)),
         ("handshake-3", handshake(3)),

@@ -11,7 +11,7 @@ use tombolo_host::udp::UdpSocket;
 use super::batch::IncomingBatch;
 use super::noise::{Handshake, Seals};
 use super::wire::{self, FLAG_SECURE, Header, Kind, Malformed};
-use super::{SOCKET_BUFFER_BYTES, Session, UdpLink};
+use super::{SOCKET_BUFFER_BYTES, Session, Settings, UdpLink};
 use crate::identity::Identity;
 use crate::{Address, OpenError, PROTOCOL_VERSION, Security};
 
@@ -35,6 +35,7 @@ pub(super) fn connect(
     peer: SocketAddr,
     security: &Security,
     timeout: Duration,
+    settings: Settings,
 ) -> Result<UdpLink, OpenError> {
     let socket = UdpSocket::connect(peer).map_err(system("UDP socket"))?;
     socket.set_buffer_bytes(SOCKET_BUFFER_BYTES);
@@ -48,11 +49,13 @@ pub(super) fn connect(
     };
     let secure = seals.is_some();
     let Asking { socket, incoming, .. } = asking;
-    let link = UdpLink::new(Session { socket, incoming, number, nonce, seals, to_accept: false })?;
+    let session = Session { socket, incoming, number, nonce, seals, to_accept: false, settings };
+    let link = UdpLink::new(session)?;
     if !secure {
         // The first word of the session, which the listener waits for.
         link.send_datagram(Header::new(Kind::Ping, number), &[]);
     }
+    link.probe(Instant::now());
     Ok(link)
 }
 

@@ -22,7 +22,7 @@ use super::batch::IncomingBatch;
 use super::cookie::Cookies;
 use super::responder::{Progress, Responder};
 use super::wire::{self, FLAG_SECURE, HELLO_BYTES, Header, Kind, Malformed};
-use super::{SOCKET_BUFFER_BYTES, Session, UdpLink, check_protected};
+use super::{SOCKET_BUFFER_BYTES, Session, Settings, UdpLink, check_protected};
 use crate::identity::Identity;
 use crate::{AcceptError, Address, Link, LinkState, Listener, OpenError, PROTOCOL_VERSION, Security};
 
@@ -153,6 +153,7 @@ pub struct UdpListener {
     /// With keys: ours, the list, and what cookies are made with.
     keys: Option<(Arc<Identity>, Cookies)>,
     strangers: Mutex<Strangers>,
+    settings: Settings,
 }
 
 fn system(operation: &'static str) -> impl Fn(Errno) -> OpenError {
@@ -163,6 +164,15 @@ impl UdpListener {
     /// Listens at an address, which without keys must be a loopback address; port 0 lets the system
     /// choose one.
     pub fn bind(address: SocketAddr, security: &Security) -> Result<Self, OpenError> {
+        Self::bind_with(address, security, Settings::default())
+    }
+
+    /// The same, with other settings for its links.
+    pub fn bind_with(
+        address: SocketAddr,
+        security: &Security,
+        settings: Settings,
+    ) -> Result<Self, OpenError> {
         check_protected(address, security)?;
         let keys = match security.identity() {
             Some(identity) => {
@@ -186,7 +196,7 @@ impl UdpListener {
             refused: VecDeque::new(),
             told: None,
         };
-        Ok(Self { socket, address, poller, keys, strangers: Mutex::new(strangers) })
+        Ok(Self { socket, address, poller, keys, strangers: Mutex::new(strangers), settings })
     }
 
     /// Reads what strangers sent to the listening socket.
@@ -323,7 +333,8 @@ impl UdpListener {
         let Some((socket, others)) = self.session_socket(strangers, from)? else { return Ok(()) };
         let number = super::handshake::random_u64()?;
         let incoming = IncomingBatch::new();
-        let session = Session { socket, incoming, number, nonce, seals: None, to_accept: false };
+        let settings = self.settings;
+        let session = Session { socket, incoming, number, nonce, seals: None, to_accept: false, settings };
         let link = Arc::new(UdpLink::new(session)?);
         link.send_welcome();
         let deadline = Instant::now() + PATIENCE;
@@ -370,7 +381,9 @@ impl UdpListener {
                     let _ = epoll::delete(&self.poller, pending.socket());
                     return match pending {
                         Pending::Plain { link, .. } => Ok(Some(link)),
-                        Pending::Keys { responder, .. } => Ok(responder.into_link()?.map(Arc::new)),
+                        Pending::Keys { responder, .. } => {
+                            Ok(responder.into_link(self.settings)?.map(Arc::new))
+                        }
                     };
                 }
             }

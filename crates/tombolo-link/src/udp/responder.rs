@@ -11,7 +11,7 @@ use super::batch::IncomingBatch;
 use super::noise::{Handshake, Seals};
 use super::seal::SEAL_BYTES;
 use super::wire::{self, HANDSHAKE_BYTES, HEADER_BYTES, Header, Kind};
-use super::{Session, UdpLink};
+use super::{Session, Settings, UdpLink};
 use crate::identity::Identity;
 use crate::{AcceptError, OpenError};
 
@@ -180,13 +180,15 @@ impl Responder {
     }
 
     /// The link, once agreed; the peer is told.
-    pub(super) fn into_link(self) -> Result<Option<UdpLink>, OpenError> {
+    pub(super) fn into_link(self, settings: Settings) -> Result<Option<UdpLink>, OpenError> {
         let Stage::Agreed(seals) = self.stage else { return Ok(None) };
         let (socket, incoming) = (self.socket, self.incoming);
         let (number, nonce) = (self.session, self.nonce);
         let seals = Some(seals);
-        let link = UdpLink::new(Session { socket, incoming, number, nonce, seals, to_accept: true })?;
+        let session = Session { socket, incoming, number, nonce, seals, to_accept: true, settings };
+        let link = UdpLink::new(session)?;
         link.send_acceptance();
+        link.probe(Instant::now());
         Ok(Some(link))
     }
 }

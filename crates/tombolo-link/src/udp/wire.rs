@@ -24,6 +24,9 @@ pub(super) const LENGTH_BYTES: usize = 2;
 /// What a control datagram has between header and text: the sequence number.
 pub(super) const SEQUENCE_BYTES: usize = 4;
 
+/// What a probe has between header and padding: its number, and zeros so that no answer is longer.
+pub(super) const PROBE_BYTES: usize = 12;
+
 /// Every handshake datagram is padded to this, answers and questions alike.
 pub(super) const HANDSHAKE_BYTES: usize = 128;
 /// Which of the handshake's messages it is (1 to 3), and the nonce of the hello.
@@ -64,6 +67,11 @@ pub(super) enum Kind {
     Accepted = 11,
     /// Sealed: it has not.
     Refused = 12,
+    /// Asks whether a datagram of this size arrives; body: a number, padded.
+    Probe = 13,
+    /// It has; body: the number, the size of the whole datagram, and that of the largest since the last
+    /// such answer.
+    ProbeAck = 14,
 }
 
 impl Kind {
@@ -87,6 +95,8 @@ impl Kind {
             Self::Handshake,
             Self::Accepted,
             Self::Refused,
+            Self::Probe,
+            Self::ProbeAck,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -149,6 +159,32 @@ pub(super) fn nonce_of(body: &[u8]) -> Option<u64> {
 pub(super) fn sequence_of(body: &[u8]) -> Option<(u32, &[u8])> {
     let (sequence, text) = body.split_first_chunk::<SEQUENCE_BYTES>()?;
     Some((u32::from_le_bytes(*sequence), text))
+}
+
+/// The body of a probe before its padding.
+pub(super) fn probe(id: u32) -> [u8; PROBE_BYTES] {
+    probe_ack(id, 0, 0)
+}
+
+/// The number of a probe.
+pub(super) fn probe_of(body: &[u8]) -> Option<u32> {
+    probe_ack_of(body).map(|[id, ..]| id)
+}
+
+/// The body of the answer to a probe.
+pub(super) fn probe_ack(id: u32, datagram_bytes: u32, largest_bytes: u32) -> [u8; PROBE_BYTES] {
+    let mut body = [0; PROBE_BYTES];
+    for (part, number) in body.chunks_exact_mut(4).zip([id, datagram_bytes, largest_bytes]) {
+        part.copy_from_slice(&number.to_le_bytes());
+    }
+    body
+}
+
+/// The number of the probe that has arrived, its datagram's size, and the largest one's.
+pub(super) fn probe_ack_of(body: &[u8]) -> Option<[u32; 3]> {
+    let mut parts = body.first_chunk::<PROBE_BYTES>()?.chunks_exact(4);
+    let mut number = || parts.next()?.first_chunk().map(|part| u32::from_le_bytes(*part));
+    Some([number()?, number()?, number()?])
 }
 
 /// What stands before a packet of this length.
@@ -252,5 +288,9 @@ mod tests {
         assert_eq!(Header::decode(&datagram), Err(Malformed::Garbage));
         assert_eq!(nonce_of(&[1; 7]), None);
         assert_eq!(sequence_of(&[1; 3]), None);
+        assert_eq!(probe_of(&[1; 11]), None);
+        assert_eq!(probe_ack_of(&[1; 11]), None);
+        assert_eq!(probe_of(&probe(u32::MAX)), Some(u32::MAX));
+        assert_eq!(probe_ack_of(&probe_ack(7, 1472, 1500)), Some([7, 1472, 1500]));
     }
 }

@@ -322,3 +322,47 @@ fn a_peer_that_begins_anew_at_the_same_port_ends_the_old_session() {
         }
     }
 }
+
+#[test]
+fn probes_are_answered_with_no_more_than_they_are_and_answers_that_were_not_asked_for_count_nothing() {
+    let listener = listen(&loopback()).unwrap();
+    let peer = stranger();
+    let address = socket_address(&listener.address());
+    peer.send_to(&hello(1, 5), address).unwrap();
+    while !matches!(listener.accept(), Ok(None)) {}
+    let mut answer = [0; 64];
+    peer.recv(&mut answer).unwrap();
+    let mut head = answer[..16].to_vec();
+    let with = |head: &mut Vec<u8>, kind: u8, body: &[u8]| {
+        head[3] = kind;
+        [head.as_slice(), body].concat()
+    };
+    peer.send_to(&with(&mut head, 7, &[]), address).unwrap();
+    let link = accept(&*listener);
+    let before = link.max_packet_bytes();
+    for id in 0..100_u32 {
+        for bytes in [0_u32, 24, 1200, 1472, u32::MAX] {
+            let said = [id.to_le_bytes(), bytes.to_le_bytes(), bytes.to_le_bytes()].concat();
+            peer.send_to(&with(&mut head, 14, &said), address).unwrap();
+        }
+        peer.send_to(&with(&mut head, 14, &[1; 11]), address).unwrap();
+        // Too short for an answer that is no longer.
+        peer.send_to(&with(&mut head, 13, &id.to_le_bytes()), address).unwrap();
+        link.receive(64, &mut |_| {}).unwrap();
+        link.tick(Instant::now());
+    }
+    peer.send_to(&with(&mut head, 13, &[[9, 0, 0, 0].as_slice(), &[0; 996]].concat()), address).unwrap();
+    let since = Instant::now();
+    let said = loop {
+        assert!(since.elapsed() < PATIENCE, "no answer");
+        link.receive(64, &mut |_| {}).unwrap();
+        let mut answer = [0; 64];
+        match peer.recv(&mut answer) {
+            Ok(28) if answer[3] == 14 => break answer,
+            _ => {}
+        }
+    };
+    assert_eq!(said[16..28], [9, 0, 0, 0, 0xF8, 0x03, 0, 0, 0xF8, 0x03, 0, 0], "1016 bytes arrived");
+    assert_eq!((link.max_packet_bytes(), link.state()), (before, LinkState::Up));
+    assert!(link.counters().discarded >= 200);
+}
