@@ -4,13 +4,14 @@ use crate::command::{cargo, run};
 use crate::packages;
 
 /// Programs of the end-to-end tests, and the Debian package of each.
-const NEEDED: [(&str, &str); 6] = [
+const NEEDED: [(&str, &str); 7] = [
     ("sort", "coreutils"),
     ("cc", "gcc"),
     ("python3", "python3"),
     ("redis-server", "redis-server"),
     ("sqlite3", "sqlite3"),
     ("stress-ng", "stress-ng"),
+    ("ip", "iproute2"),
 ];
 
 /// Runs everything; with `require_all`, what would be left out is a failure.

@@ -63,7 +63,6 @@ pub struct Peer {
     /// The way to it.
     pub link: Arc<dyn Link>,
     checksums: Checksums,
-    max_payload_bytes: u32,
     /// Packets come one after the other.
     streaming: AtomicBool,
     /// The last look found none.
@@ -91,6 +90,11 @@ impl Peer {
     pub(crate) fn is_called(&self, mut name: String) {
         name.truncate(name.floor_char_boundary(64));
         *self.name.lock() = name;
+    }
+
+    /// The most bytes of a block that one packet to it holds now.
+    fn max_payload_bytes(&self) -> u32 {
+        self.link.max_packet_bytes().saturating_sub(MAX_HEADER_BYTES).min(16 * 1024) as u32
     }
 
     /// Why it is gone, if it is.
@@ -127,6 +131,17 @@ enum Placed {
 enum Flush {
     All,
     AllButAnswers,
+}
+
+/// What has become of a packet for a link.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    /// It is on its way, or lost.
+    Yes,
+    /// The link stays full.
+    No,
+    /// The link takes none of that size.
+    TooLarge,
 }
 
 /// Told of completed transfers: user number and result.
@@ -313,12 +328,9 @@ impl Node {
         let mut peers = self.peers.write();
         // The first place is this node's own.
         let index = (1..peers.len()).find(|&index| peers[index].is_none()).unwrap_or(peers.len().max(1));
-        let max_payload_bytes =
-            link.max_packet_bytes().saturating_sub(MAX_HEADER_BYTES).min(16 * 1024) as u32;
         let peer = Arc::new(Peer {
             id: PeerId(index as u32),
             checksums: if link.protects_integrity() { Checksums::Off } else { Checksums::On },
-            max_payload_bytes,
             link,
             streaming: AtomicBool::new(false),
             drained: AtomicBool::new(true),
@@ -632,8 +644,8 @@ impl Node {
         self.programs.completed(user, result) || self.carried(user, result.map(|_| ()))
     }
 
-    /// Sends a packet. False: the link stays full for so long that it was not sent.
-    fn send(&self, peer: &Peer, send: &mut dyn FnMut(&dyn Link) -> Result<(), SendError>) -> bool {
+    /// Sends a packet, which may be lost.
+    fn send(&self, peer: &Peer, send: &mut dyn FnMut(&dyn Link) -> Result<(), SendError>) -> Sent {
         for attempt in 0..64 {
             match send(&*peer.link) {
                 Err(SendError::Full) => {
@@ -642,11 +654,12 @@ impl Node {
                         std::thread::yield_now();
                     }
                 }
-                _ => return true,
+                Err(SendError::TooLarge { .. }) => return Sent::TooLarge,
+                _ => return Sent::Yes,
             }
         }
         self.packets_dropped.fetch_add(1, Ordering::Relaxed);
-        false
+        Sent::No
     }
 
     fn send_block(&self, peer: &Arc<Peer>, block: &Block) {
@@ -671,13 +684,35 @@ impl Node {
 
     /// Sends the packets of a block whose bytes these are.
     pub(crate) fn send_packets(&self, peer: &Peer, block: &Block, source: SharedSpan<'_>) {
+        let mut max_payload_bytes = peer.max_payload_bytes();
+        loop {
+            match self.send_cut(peer, block, source, max_payload_bytes) {
+                Sent::Yes => return,
+                // It goes again after a pause, and says nothing about the path.
+                Sent::No => {
+                    return self.engine.lock().source_refused(self.now(), block, NackCode::SlaveError);
+                }
+                // The path has come to take less just now.
+                Sent::TooLarge => {
+                    let less = peer.max_payload_bytes();
+                    if less >= max_payload_bytes {
+                        return;
+                    }
+                    max_payload_bytes = less;
+                }
+            }
+        }
+    }
+
+    /// Sends a block in packets of at most so many of its bytes.
+    fn send_cut(&self, peer: &Peer, block: &Block, source: SharedSpan<'_>, max_payload_bytes: u32) -> Sent {
         let mut header = [0; MAX_HEADER_BYTES];
-        for packet in block.packets(peer.max_payload_bytes) {
+        for packet in block.packets(max_payload_bytes) {
             let part = source.part(packet.offset_bytes as usize, packet.payload_bytes as usize);
-            let Some(part) = part else { return };
+            let Some(part) = part else { return Sent::Yes };
             let sent = match peer.checksums {
                 Checksums::Off => {
-                    let Ok(length) = packet.emit_unchecked(&mut header) else { return };
+                    let Ok(length) = packet.emit_unchecked(&mut header) else { return Sent::Yes };
                     self.send(peer, &mut |link| link.send(&header[..length], part))
                 }
                 // The checksum and the datagram must be of the same bytes, whatever others do to the
@@ -688,11 +723,11 @@ impl Node {
                     })
                 }),
             };
-            if !sent {
-                // It goes again after a pause, and says nothing about the path.
-                return self.engine.lock().source_refused(self.now(), block, NackCode::SlaveError);
+            if sent != Sent::Yes {
+                return sent;
             }
         }
+        Sent::Yes
     }
 
     /// Writes the two words of a notification.
@@ -802,6 +837,7 @@ impl Node {
         let peers = self.peers();
         counters.extend(self.gone_links.and(peers.iter().map(|peer| &*peer.link)));
         counters.extend(self.path_counters());
+        counters.extend(self.packet_sizes());
         counters.extend(self.programs.counters());
         let ledger = self.ledger.lock();
         counters.extend(ledger.counters());

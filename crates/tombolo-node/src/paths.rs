@@ -27,6 +27,8 @@ use crate::node::{JoinError, Node, Peer};
 
 /// Between two looks at the paths.
 const LOOK: Duration = Duration::from_millis(20);
+/// Links whose packet sizes the status has room for.
+const MAX_SIZES: usize = 64;
 /// Before a lost path is tried again: at first, and at most.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
@@ -247,6 +249,16 @@ impl Node {
         self.engine.lock().path_lost(id, path);
         self.pump();
         None
+    }
+
+    /// How large packets may be now on each link, for [`Node::status`].
+    pub(crate) fn packet_sizes(&self) -> Vec<(String, u64)> {
+        let peers = self.peers();
+        let sizes = peers.iter().filter(|part| part.has_link()).map(|part| {
+            let ((id, path), bytes) = (part.place(), part.link.max_packet_bytes());
+            (format!("peer_{}_path_{}_packet_bytes", id.0, path.0), bytes as u64)
+        });
+        sizes.take(MAX_SIZES).collect()
     }
 
     /// How the paths of peers with several are, for [`Node::status`].

@@ -58,11 +58,12 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
 }
 
 /// What the names of counters begin with, and what they are counters of.
-const GROUPS: [(&str, &str); 5] = [
+const GROUPS: [(&str, &str); 6] = [
     ("", "engine"),
     ("nacks_sent_", "negative acknowledgements sent"),
     ("nacks_received_", "negative acknowledgements received"),
     ("links_", "links"),
+    ("peer_", "each peer"),
     ("programs_", "programs"),
 ];
 /// Said above, in words.
@@ -101,6 +102,7 @@ mod tests {
             ("nacks_sent_buffer_full", 1),
             ("links_up", 2),
             ("links_forged", 0),
+            ("peer_1_path_0_packet_bytes", 1430),
             ("nacks_received_no_context", 0),
             ("named_segments", 4),
             ("acks", 5),
@@ -119,7 +121,9 @@ mod tests {
                 "negative acknowledgements sent:",
                 "buffer_full 1",
                 "links:",
-                "up 2"
+                "up 2",
+                "each peer:",
+                "1_path_0_packet_bytes 1430"
             ]
         );
     }
