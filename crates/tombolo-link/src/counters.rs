@@ -1,44 +1,46 @@
-//! What a link has done, counted.
+//! What a link has done, and what strangers have said to a listener, counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[$meta:meta])* $name:ident),* $(,)?) => {
-        /// What a link has done since it was opened.
+    ($(#[$of:meta])* $snapshot:ident, $live:ident: $($(#[$meta:meta])* $name:ident),* $(,)?) => {
+        $(#[$of])*
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[non_exhaustive]
-        pub struct LinkCounters {
+        pub struct $snapshot {
             $($(#[$meta])* pub $name: u64,)*
         }
 
-        impl LinkCounters {
+        impl $snapshot {
             /// Every counter with its name.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($name), self.$name),)*].into_iter()
             }
         }
 
-        impl std::ops::AddAssign for LinkCounters {
+        impl std::ops::AddAssign for $snapshot {
             fn add_assign(&mut self, other: Self) {
                 $(self.$name = self.$name.wrapping_add(other.$name);)*
             }
         }
 
-        /// The live counters behind [`LinkCounters`].
+        /// The live counters behind the snapshot.
         #[derive(Debug, Default)]
-        pub(crate) struct Counters {
+        pub(crate) struct $live {
             $(pub(crate) $name: Counter,)*
         }
 
-        impl Counters {
-            pub(crate) fn snapshot(&self) -> LinkCounters {
-                LinkCounters { $($name: self.$name.0.load(Ordering::Relaxed),)* }
+        impl $live {
+            pub(crate) fn snapshot(&self) -> $snapshot {
+                $snapshot { $($name: self.$name.0.load(Ordering::Relaxed),)* }
             }
         }
     };
 }
 
 counters! {
+    /// What a link has done since it was opened.
+    LinkCounters, Counters:
     /// Packets taken by `send`.
     packets_sent,
     /// Their bytes, header and payload.
@@ -73,6 +75,25 @@ counters! {
     size_raised,
     /// Times that datagrams of the size in use passed no more.
     size_lowered,
+}
+
+counters! {
+    /// What has come to a listener from those who have no link.
+    ListenerCounters, Strangers:
+    /// Hellos of this version and protection.
+    hellos,
+    /// Sessions that were begun: over UDP with keys, by those who are where they say.
+    begun,
+    /// Links that were made of them.
+    accepted,
+    /// Strangers that do not fit: another version, keys on one side alone, a key that is not on the list.
+    refused,
+    /// Sessions that came to nothing: refused, not gone on with, or not with the keys that were shown.
+    abandoned,
+    /// Sessions not begun, or given up, because too many are on their way.
+    turned_away,
+    /// Datagrams that were not ours, made no sense, or were of no session that may begin.
+    discarded,
 }
 
 /// One number that only grows.

@@ -34,7 +34,7 @@ pub mod testing;
 pub mod udp;
 
 pub use address::{Address, AddressError};
-pub use counters::LinkCounters;
+pub use counters::{LinkCounters, ListenerCounters};
 pub use error::{AcceptError, LinkError, LossReason, OpenError, SendError};
 pub use identity::{AllowList, Identity, KeyPair, PublicKey, Security};
 pub use link::{ControlMessage, Link, LinkState, Listener, MAX_CONTROL_BYTES, PACKET_HEAD_BYTES, Packet};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tombolo_host::event;
 use tombolo_host::shared::SharedSpan;
 
-use crate::{AcceptError, Address, LinkCounters, LinkError, LossReason, SendError};
+use crate::{AcceptError, Address, LinkCounters, LinkError, ListenerCounters, LossReason, SendError};
 
 /// The largest control message.
 pub const MAX_CONTROL_BYTES: usize = 16 * 1024;
@@ -252,6 +252,11 @@ pub trait Listener: Send + Sync + fmt::Debug {
 
     /// Where it listens, with the port that the system chose when 0 was asked for.
     fn address(&self) -> Address;
+
+    /// What strangers have said to it; zero where only those can speak whom the system lets in.
+    fn counters(&self) -> ListenerCounters {
+        ListenerCounters::default()
+    }
 
     /// Sleeps until a link is accepted (or refused), or the time is over.
     fn accept_within(&self, timeout: Duration) -> Result<Option<Arc<dyn Link>>, AcceptError> {

@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 use tombolo_core::rdma::Counters;
-use tombolo_link::{Link, LinkCounters};
+use tombolo_link::{Link, LinkCounters, ListenerCounters};
 use tombolo_wire::NackCode;
 
 /// Every counter of an engine by name.
@@ -129,6 +129,23 @@ impl GoneLinks {
         let mut named = vec![("links_up".to_owned(), count), ("links_gone".to_owned(), gone)];
         named.extend(all.named().map(|(name, value)| (format!("links_{name}"), value)));
         named
+    }
+}
+
+/// What strangers have said to this node's listener.
+#[derive(Debug, Default)]
+pub struct AtTheDoor(Mutex<ListenerCounters>);
+
+impl AtTheDoor {
+    /// The listener has counted so far.
+    pub fn note(&self, counters: ListenerCounters) {
+        *self.0.lock() = counters;
+    }
+
+    /// Every counter by name.
+    pub fn named(&self) -> impl Iterator<Item = (String, u64)> + use<> {
+        let counters = *self.0.lock();
+        counters.named().map(|(name, value)| (format!("strangers_{name}"), value))
     }
 }
 

@@ -32,7 +32,7 @@ use tombolo_wire::{
 
 use crate::carry::Carriages;
 use crate::control::{Borrower, NodeStatus, Reply, Request};
-use crate::counters::GoneLinks;
+use crate::counters::{AtTheDoor, GoneLinks};
 use crate::errands::Errands;
 use crate::ledger::{self, Ledger, LendError};
 use crate::own_moves::OwnMoves;
@@ -187,6 +187,7 @@ pub struct Node {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) errands: Errands,
     gone_links: GoneLinks,
+    pub(crate) at_the_door: AtTheDoor,
     /// Where our own writes come from and the answers to our reads go.
     buffers: SharedMemory,
     completions: OnceLock<CompletionSink>,
@@ -280,6 +281,7 @@ impl Node {
             ledger: Arc::new(Mutex::new(Ledger::new(lend_bytes))),
             errands: Errands::default(),
             gone_links: GoneLinks::default(),
+            at_the_door: AtTheDoor::default(),
             buffers,
             completions: OnceLock::new(),
             losses: OnceLock::new(),
@@ -836,6 +838,7 @@ impl Node {
         counters.extend(crate::counters::engine(&self.engine.lock().counters()));
         let peers = self.peers();
         counters.extend(self.gone_links.and(peers.iter().map(|peer| &*peer.link)));
+        counters.extend(self.at_the_door.named());
         counters.extend(self.path_counters());
         counters.extend(self.packet_sizes());
         counters.extend(self.programs.counters());

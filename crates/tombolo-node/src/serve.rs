@@ -196,5 +196,6 @@ fn accept(node: &Node, listener: &dyn Listener, told: &dyn Fn(PeerEvent)) -> usi
             }
         }
     }
+    node.at_the_door.note(listener.counters());
     count
 }

@@ -58,12 +58,13 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
 }
 
 /// What the names of counters begin with, and what they are counters of.
-const GROUPS: [(&str, &str); 6] = [
+const GROUPS: [(&str, &str); 7] = [
     ("", "engine"),
     ("nacks_sent_", "negative acknowledgements sent"),
     ("nacks_received_", "negative acknowledgements received"),
     ("links_", "links"),
     ("peer_", "each peer"),
+    ("strangers_", "strangers at the listener"),
     ("programs_", "programs"),
 ];
 /// Said above, in words.

@@ -319,7 +319,7 @@ fn honest(near: &Domain, mine: &Memory, theirs: &Memory, node: u32, stop: &Atomi
     round
 }
 
-fn resident_bytes() -> usize {
+pub fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/statm").unwrap();
     status.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }

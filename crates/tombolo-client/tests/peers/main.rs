@@ -1,9 +1,13 @@
-//! Nodes under pressure from other nodes: peers that do their worst, all channels both ways at once,
+//! Nodes under pressure from other nodes: peers that do their
+//! worst, networks that do, all channels both ways at once,
 //! and classes that want everything for themselves.
 
 #[allow(dead_code, reason = "shared with the tests of programs, which need more of it")]
 #[path = "../programs/harness.rs"]
 mod harness;
 mod hostile;
+mod impostor;
 mod load;
+mod network;
 mod random;
+mod relay;

@@ -49,11 +49,20 @@ impl Host {
     }
 
     pub fn start_node(node: Node, listen: &Address, others: &[&Address]) -> (Self, Address) {
+        Self::start_secured(node, listen, others, &Security::Insecure)
+    }
+
+    pub fn start_secured(
+        node: Node,
+        listen: &Address,
+        others: &[&Address],
+        security: &Security,
+    ) -> (Self, Address) {
         let node = Arc::new(node);
         for other in others {
-            node.join(other, &Security::Insecure, PATIENCE).unwrap();
+            node.join(other, security, PATIENCE).unwrap();
         }
-        let listener = tombolo_node::listen(listen, &Security::Insecure).unwrap();
+        let listener = tombolo_node::listen(listen, security).unwrap();
         let address = listener.address();
         let programs = path("programs");
         let socket = SeqpacketListener::bind(&programs).unwrap();

@@ -23,8 +23,11 @@ use super::cookie::Cookies;
 use super::responder::{Progress, Responder};
 use super::wire::{self, FLAG_SECURE, HELLO_BYTES, Header, Kind, Malformed};
 use super::{SOCKET_BUFFER_BYTES, Session, Settings, UdpLink, check_protected};
+use crate::counters::Strangers as Counters;
 use crate::identity::Identity;
-use crate::{AcceptError, Address, Link, LinkState, Listener, OpenError, PROTOCOL_VERSION, Security};
+use crate::{
+    AcceptError, Address, Link, LinkState, Listener, ListenerCounters, OpenError, PROTOCOL_VERSION, Security,
+};
 
 /// How long a stranger may take to use its session.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -154,6 +157,7 @@ pub struct UdpListener {
     keys: Option<(Arc<Identity>, Cookies)>,
     strangers: Mutex<Strangers>,
     settings: Settings,
+    counters: Counters,
 }
 
 fn system(operation: &'static str) -> impl Fn(Errno) -> OpenError {
@@ -196,7 +200,8 @@ impl UdpListener {
             refused: VecDeque::new(),
             told: None,
         };
-        Ok(Self { socket, address, poller, keys, strangers: Mutex::new(strangers), settings })
+        let counters = Counters::default();
+        Ok(Self { socket, address, poller, keys, strangers: Mutex::new(strangers), settings, counters })
     }
 
     /// Reads what strangers sent to the listening socket.
@@ -230,13 +235,13 @@ impl UdpListener {
     ) -> Result<(), OpenError> {
         // A shorter hello could make us send more than we were sent.
         if datagram.len() < HELLO_BYTES {
-            return Ok(());
+            return self.discard();
         }
         match Header::decode(datagram) {
             Ok((header, body)) => match (header.kind, wire::nonce_of(body)) {
                 (Kind::Hello, Some(nonce)) => self.hear_hello(strangers, header, nonce, from),
                 (Kind::Handshake, _) => self.hear_handshake(strangers, header, body, from),
-                _ => Ok(()),
+                _ => self.discard(),
             },
             Err(Malformed::Version { theirs, kind: Some(Kind::Hello) }) => {
                 let nonce = datagram.get(wire::HEADER_BYTES..).and_then(wire::nonce_of);
@@ -244,14 +249,20 @@ impl UdpListener {
                 strangers.refuse(AcceptError::VersionMismatch { ours: PROTOCOL_VERSION, theirs });
                 Ok(())
             }
-            Err(_) => Ok(()),
+            Err(_) => self.discard(),
         }
+    }
+
+    fn discard(&self) -> Result<(), OpenError> {
+        self.counters.discarded.add(1);
+        Ok(())
     }
 
     /// It asks again if this is lost.
     fn reject(&self, nonce: u64, from: SocketAddr) {
         let reject = wire::answer(Kind::Reject, self.keys.is_some(), 0, nonce);
         let _ = self.socket.send_to(&reject, from);
+        self.counters.refused.add(1);
     }
 
     fn hear_hello(
@@ -267,6 +278,7 @@ impl UdpListener {
             strangers.refuse(AcceptError::SecurityMismatch { ours_secure });
             return Ok(());
         }
+        self.counters.hellos.add(1);
         let Some((_, cookies)) = &self.keys else { return self.begin_plain(strangers, nonce, from) };
         let session = cookies.bake(from, nonce, Instant::now());
         let _ = self.socket.send_to(&wire::answer(Kind::Welcome, true, session, nonce), from);
@@ -280,7 +292,12 @@ impl UdpListener {
         strangers: &mut Strangers,
         from: SocketAddr,
     ) -> Result<Option<(UdpSocket, Others)>, OpenError> {
-        if !strangers.make_room(from.ip()) {
+        let before = strangers.pending.len();
+        let room = strangers.make_room(from.ip());
+        if !room || strangers.pending.len() < before {
+            self.counters.turned_away.add(1);
+        }
+        if !room {
             return Ok(None);
         }
         let socket = match self.socket.bind_beside(from) {
@@ -312,6 +329,7 @@ impl UdpListener {
         epoll::add(&self.poller, pending.socket(), epoll::EventData::new_u64(1), epoll::EventFlags::IN)
             .map_err(system("epoll"))?;
         strangers.pending.push(pending);
+        self.counters.begun.add(1);
         // Depth is bounded by MAX_PENDING, since each level makes a session.
         for (datagram, other) in others {
             self.hear_datagram(strangers, &datagram, other)?;
@@ -351,15 +369,15 @@ impl UdpListener {
     ) -> Result<(), OpenError> {
         let (Some((identity, cookies)), Some((nonce, first))) = (&self.keys, wire::handshake_of(body, 1))
         else {
-            return Ok(());
+            return self.discard();
         };
         let number = header.session;
         if strangers.begun.contains(&number) || !cookies.fits(number, from, nonce, Instant::now()) {
-            return Ok(());
+            return self.discard();
         }
         let Some((socket, others)) = self.session_socket(strangers, from)? else { return Ok(()) };
         let responder = Responder::new(socket, identity.clone(), from, (number, nonce), first)?;
-        let Some(responder) = responder else { return Ok(()) };
+        let Some(responder) = responder else { return self.discard() };
         strangers.begun.truncate(MAX_BEGUN - 1);
         strangers.begun.push_front(number);
         let deadline = Instant::now() + KEYS_PATIENCE;
@@ -373,12 +391,19 @@ impl UdpListener {
         while next < strangers.pending.len() {
             match strangers.pending[next].advance(now) {
                 Outcome::Waits => next += 1,
-                Outcome::Over => drop(strangers.pending.remove(next)),
+                Outcome::Over => {
+                    self.counters.abandoned.add(1);
+                    drop(strangers.pending.remove(next));
+                }
                 // It stays for a while, in case the peer has not heard.
-                Outcome::Refused(error) => return Err(error),
+                Outcome::Refused(error) => {
+                    self.counters.refused.add(1);
+                    return Err(error);
+                }
                 Outcome::Ready => {
                     let pending = strangers.pending.remove(next);
                     let _ = epoll::delete(&self.poller, pending.socket());
+                    self.counters.accepted.add(1);
                     return match pending {
                         Pending::Plain { link, .. } => Ok(Some(link)),
                         Pending::Keys { responder, .. } => {
@@ -412,5 +437,9 @@ impl Listener for UdpListener {
 
     fn address(&self) -> Address {
         Address::Udp(self.address)
+    }
+
+    fn counters(&self) -> ListenerCounters {
+        self.counters.snapshot()
     }
 }
