@@ -47,6 +47,14 @@ fn messages_that_lead_to_keys() {
 }
 
 #[test]
+fn numbers_that_say_where_a_stranger_is() {
+    for (name, bytes) in fuzzing::cookies() {
+        replay::sample("cookie", name, &bytes);
+    }
+    both("cookie", fuzzing::cookie);
+}
+
+#[test]
 fn sealed_datagrams() {
     for (name, bytes) in fuzzing::datagrams() {
         replay::sample("sealed", name, &[bytes, vec![0x5A; 40]].concat());

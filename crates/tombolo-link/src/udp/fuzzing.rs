@@ -1,10 +1,12 @@
 //! For tests and fuzzers alone: what reads the datagrams of strangers and of peers.
 
-use std::time::Instant;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use zeroize::Zeroizing;
 
 use super::control::ControlChannel;
+use super::cookie::Cookies;
 use super::noise::{Handshake, MESSAGE_BYTES};
 use super::seal::{Opener, Unopened};
 use super::wire::{self, Header, Kind};
@@ -131,4 +133,77 @@ pub fn noise(bytes: &[u8]) {
 pub fn sealed(bytes: &[u8]) {
     let mut opener = Opener::new(Zeroizing::new([7; 32]));
     assert_eq!(opener.open(&mut bytes.to_vec()), Err(Unopened::Forged));
+}
+
+/// What two strangers say: for each an address, a nonce and a number that it made up, and how long a
+/// cookie is on its way. It fits who was given it, for a while, and nobody else.
+pub fn cookie(bytes: &[u8]) {
+    let mut rest = bytes;
+    let now = Instant::now();
+    let Ok(cookies) = Cookies::new(now) else { return };
+    let (given, waited) = (u16::from_le_bytes(take(&mut rest)), u16::from_le_bytes(take(&mut rest)));
+    let given = now + Duration::from_secs(given.into());
+    let later = given + Duration::from_secs(waited.into());
+    let strangers = [(); 2].map(|()| {
+        let ip = Ipv6Addr::from(take::<16>(&mut rest)).to_canonical();
+        let from = SocketAddr::new(ip, u16::from_le_bytes(take(&mut rest)));
+        (from, u64::from_le_bytes(take(&mut rest)), u64::from_le_bytes(take(&mut rest)))
+    });
+    let [(from, nonce, _), _] = strangers;
+    let cookie = cookies.bake(from, nonce, given);
+    let fits = cookies.fits(cookie, from, nonce, later);
+    // At least one period of 30 seconds, at most two.
+    assert!(fits == (waited < 30) || (30..60).contains(&waited), "{waited} s: {fits}");
+    let as_ipv6 = match from.ip() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), from.port()),
+        IpAddr::V6(_) => from,
+    };
+    assert_eq!(cookies.fits(cookie, as_ipv6, nonce, later), fits);
+    for (other, said, made_up) in strangers {
+        assert!(made_up == cookie || !cookies.fits(made_up, other, said, given));
+        if (other, said) != (from, nonce) {
+            assert!(!cookies.fits(cookie, other, said, given) && !cookies.fits(cookie, other, said, later));
+        }
+    }
+    for bit in 0..64 {
+        assert!(!cookies.fits(cookie ^ 1 << bit, from, nonce, given));
+    }
+}
+
+/// The next bytes, or zeros where there are none.
+fn take<const LENGTH: usize>(rest: &mut &[u8]) -> [u8; LENGTH] {
+    let (taken, after) = rest.split_at(LENGTH.min(rest.len()));
+    *rest = after;
+    let mut bytes = [0; LENGTH];
+    bytes[..taken.len()].copy_from_slice(taken);
+    bytes
+}
+
+/// Strangers that differ in one thing each.
+pub fn cookies() -> Vec<(&'static str, Vec<u8>)> {
+    let said = |given: u16, waited: u16, strangers: [(&str, u64); 2]| {
+        let mut bytes = [given.to_le_bytes(), waited.to_le_bytes()].concat();
+        for (from, nonce) in strangers {
+            let Ok(from) = from.parse::<SocketAddr>() else { continue };
+            let ip = match from.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            bytes.extend_from_slice(&ip.octets());
+            bytes.extend_from_slice(&from.port().to_le_bytes());
+            bytes.extend_from_slice(&nonce.to_le_bytes());
+            bytes.extend_from_slice(&(nonce << 8).to_le_bytes());
+        }
+        bytes
+    };
+    let (here, port) = ("192.0.2.1:700", "192.0.2.1:701");
+    vec![
+        ("port", said(0, 0, [(here, 5), (port, 5)])),
+        ("host", said(29, 1, [(here, 5), ("192.0.2.2:700", 5)])),
+        ("nonce", said(29, 31, [(here, 5), (here, 6)])),
+        ("late", said(59, 59, [(here, 5), (here, 5)])),
+        ("too-late", said(1, 60, [("[2001:db8::1]:700", 5), ("[2001:db8::1]:700", 5)])),
+        ("family", said(3, 3, [(here, 5), ("[::c000:201]:700", 5)])),
+        ("mapped", said(65_535, 29, [(here, 5), ("[::ffff:192.0.2.1]:700", 5)])),
+    ]
 }
