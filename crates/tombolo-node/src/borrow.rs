@@ -17,8 +17,9 @@ use tombolo_wire::Domain;
 use crate::control::{NodeStatus, Reply, Request};
 use crate::far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
 use crate::ledger::LendError;
-use crate::node::{AskError, BUFFERS, Node, Peer};
+use crate::node::{AskError, BUFFERS, JoinError, Node, Peer};
 use crate::reads::{Reads, Waiter};
+use crate::tend::{Tending, Told};
 
 const PAGE_BYTES: u64 = 4096;
 /// Segments are whole stripes.
@@ -44,6 +45,9 @@ pub enum BorrowError {
     /// No node there.
     #[error("{0}")]
     Open(#[from] OpenError),
+    /// It cannot be reached by another of its addresses.
+    #[error("{0}")]
+    Join(#[from] JoinError),
     /// It does not answer.
     #[error("lender {lender}: {source}")]
     Ask {
@@ -123,6 +127,8 @@ pub struct Borrowed {
     sink: OnceLock<FarSink>,
     stop: AtomicBool,
     service: Mutex<Option<JoinHandle<()>>>,
+    /// Lenders' further links.
+    tending: Mutex<Tending>,
 }
 
 impl std::fmt::Debug for Borrowed {
@@ -136,8 +142,8 @@ impl std::fmt::Debug for Borrowed {
 pub struct Borrowing<'a> {
     /// Introduces this node.
     pub name: &'a str,
-    /// The nodes to borrow from.
-    pub lenders: &'a [Address],
+    /// The nodes to borrow from: of each one address or several, all of which are used at once.
+    pub lenders: &'a [Vec<Address>],
     /// How links to those at UDP addresses are protected.
     pub security: &'a Security,
     /// How much altogether; `None`: up to `wish_bytes`, as much as they have.
@@ -178,6 +184,10 @@ fn ask(
     node.ask(peer, request, patience).map_err(|source| BorrowError::Ask { lender: lender.clone(), source })
 }
 
+fn no_thread(error: std::io::Error) -> LendError {
+    LendError::System(format!("cannot start a thread: {error}"))
+}
+
 /// How `total` is divided among lenders that have `free` each: evenly, as far as they have it.
 fn shares(free: &[u64], total: u64) -> Option<Vec<u64>> {
     let mut given = vec![0u64; free.len()];
@@ -202,12 +212,32 @@ impl Borrowed {
     /// Borrows memory from other nodes.
     pub fn new(borrowing: &Borrowing<'_>) -> Result<Arc<Self>, BorrowError> {
         let Borrowing { name, lenders, security, bytes, wish_bytes } = *borrowing;
-        let links = lenders
+        let firsts: Vec<Address> = lenders.iter().filter_map(|ways| ways.first().cloned()).collect();
+        let links = firsts
             .iter()
             .map(|address| Ok(tombolo_link::connect(address, security, PATIENCE)?))
             .collect::<Result<Vec<_>, BorrowError>>()?;
         let node = Node::new(name, 0, (READ_PAGES + STAGING_PAGES) as usize * PAGE_BYTES as usize)?;
-        Self::over(Arc::new(node), lenders, links, bytes, wish_bytes)
+        let node = Arc::new(node);
+        let peers: Vec<_> = links.into_iter().map(|link| node.add_peer(link)).collect();
+        let mut paths = Vec::new();
+        for (peer, ways) in peers.iter().zip(lenders.iter().filter(|ways| !ways.is_empty())) {
+            if ways.len() > 1 {
+                paths.push(node.join_again(peer, ways, security, PATIENCE)?);
+            }
+        }
+        let borrowed = Self::from_peers(node, &firsts, peers, bytes, wish_bytes)?;
+        let weak = Arc::downgrade(&borrowed);
+        let told: Told = Arc::new(move |address, reason| {
+            if let Some(borrowed) = weak.upgrade()
+                && let Some(sink) = borrowed.sink.get()
+            {
+                sink(FarEvent::PathLost { address: address.to_string(), reason: reason.to_string() });
+            }
+        });
+        let tending = Tending::start(&borrowed.node, paths, security, &told);
+        *borrowed.tending.lock() = tending.map_err(no_thread)?;
+        Ok(borrowed)
     }
 
     /// The same over links that are up, for a node that may lend as well.
@@ -283,6 +313,7 @@ impl Borrowed {
             sink: OnceLock::new(),
             stop: AtomicBool::new(false),
             service: Mutex::new(None),
+            tending: Mutex::default(),
         });
         let weak = Arc::downgrade(&borrowed);
         borrowed.node.on_completion(Box::new(move |user, result| {
@@ -300,8 +331,7 @@ impl Borrowed {
         let service = std::thread::Builder::new()
             .name("far".into())
             .spawn(move || while weak.upgrade().is_some_and(|borrowed| borrowed.look_after()) {});
-        *borrowed.service.lock() =
-            Some(service.map_err(|error| LendError::System(format!("cannot start a thread: {error}")))?);
+        *borrowed.service.lock() = Some(service.map_err(no_thread)?);
         Ok(borrowed)
     }
 
@@ -319,6 +349,7 @@ impl Borrowed {
                 let _ = self.node.ask(&lender.peer, request, Duration::from_millis(500));
             }
         }
+        *self.tending.lock() = Tending::default();
     }
 
     /// The borrowing node.
@@ -576,7 +607,7 @@ impl FarMemory for Borrowed {
 
     fn progress(&self) {
         for lender in self.lenders.iter().filter(|lender| lender.window.is_none()) {
-            if lender.peer.loss().is_none() {
+            if lender.peer.has_link() {
                 self.node.drive_lazily(&lender.peer);
             }
         }
@@ -600,7 +631,8 @@ impl FarMemory for Borrowed {
 
     fn sleep_time(&self) -> Option<Duration> {
         let remote = self.lenders.iter().filter(|lender| lender.window.is_none() && !lender.is_lost());
-        for lender in remote {
+        // Where only further links are left, others wait at them.
+        for lender in remote.filter(|lender| lender.peer.has_link()) {
             if lender.peer.link.arm().unwrap_or(false) {
                 return Some(Duration::ZERO);
             }

@@ -221,6 +221,14 @@ pub struct Borrower {
     pub segments: u32,
 }
 
+impl Request {
+    /// Whether it may be asked again when nobody knows if it has arrived: at worst something more is
+    /// lent until the link's end.
+    pub(crate) fn may_be_repeated(&self) -> bool {
+        !matches!(self, Self::Publish { .. } | Self::Delete { .. } | Self::BePath { .. } | Self::Carry(_))
+    }
+}
+
 impl Message {
     /// The bytes of a message.
     pub fn encode(&self) -> Vec<u8> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tombolo_core::rdma::{Direction, PostError, Transfer, TransferError};
 use tombolo_host::shared::{SharedMemoryError, SharedSpan};
@@ -20,6 +20,7 @@ use crate::control::{NamedSegment, Reply, Request};
 use crate::ledger::LendError;
 use crate::named::{Checksum, Hasher, SegmentName};
 use crate::node::{AskError, BUFFERS, JoinError, Node, Peer};
+use crate::tend::{Tending, Told};
 
 /// How much one transfer moves.
 const PIECE_BYTES: usize = 1 << 20;
@@ -47,6 +48,9 @@ pub enum CopyError {
     /// This side could not be set up.
     #[error("cannot set up the copying node: {0}")]
     SetUp(#[from] LendError),
+    /// No address of the node is known.
+    #[error("no address to copy from or to")]
+    NoAddress,
     /// This side could not be set up.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
@@ -141,6 +145,8 @@ pub struct Store {
     ended: Receiver<(u64, Result<(), TransferError>)>,
     stop: Arc<AtomicBool>,
     service: Option<JoinHandle<()>>,
+    /// Further links.
+    _tending: Tending,
 }
 
 /// A segment that can be read.
@@ -166,8 +172,11 @@ fn drive(node: &Node, peer: &Arc<Peer>, stop: &AtomicBool) {
         // What has come is looked at before the timers: they would take it for lost.
         let drained = (0..ROUNDS).any(|_| node.drive(peer) == 0);
         let until = node.expire().unwrap_or(NAP).min(NAP);
-        if drained {
+        if drained && peer.has_link() {
             let _ = peer.link.wait(until);
+        } else if drained {
+            // Others wait at what is left.
+            std::thread::sleep(until);
         }
         node.tick();
     }
@@ -194,8 +203,9 @@ fn long_patience(bytes: u64) -> Duration {
 }
 
 impl Store {
-    /// Connects to a node and says who asks.
-    pub fn connect(name: &str, address: &Address, security: &Security) -> Result<Self, CopyError> {
+    /// Connects to a node, by all of these addresses of it, and says who asks.
+    pub fn connect(name: &str, addresses: &[Address], security: &Security) -> Result<Self, CopyError> {
+        let address = addresses.first().ok_or(CopyError::NoAddress)?;
         let node = Arc::new(Node::new(name, 0, PIECES * PIECE_BYTES)?);
         let (told, ended) = channel();
         node.on_completion(Box::new(move |user, result| {
@@ -203,13 +213,19 @@ impl Store {
             let _ = told.send((user, result));
         }));
         let peer = node.join(address, security, PATIENCE)?;
+        let mut paths = Vec::new();
+        if addresses.len() > 1 {
+            paths.push(node.join_again(&peer, addresses, security, PATIENCE)?);
+        }
+        let nobody: Told = Arc::new(|_, _| {});
+        let tending = Tending::start(&node, paths, security, &nobody).map_err(CopyError::Thread)?;
         let stop = Arc::new(AtomicBool::new(false));
         let service = std::thread::Builder::new().name("copy".into()).spawn({
             let (node, peer, stop) = (node.clone(), peer.clone(), stop.clone());
             move || drive(&node, &peer, &stop)
         });
         let service = Some(service.map_err(CopyError::Thread)?);
-        Ok(Self { address: address.clone(), node, peer, ended, stop, service })
+        Ok(Self { address: address.clone(), node, peer, ended, stop, service, _tending: tending })
     }
 
     fn ask(&self, request: Request, patience: Duration) -> Result<Reply, CopyError> {
@@ -323,11 +339,28 @@ impl Store {
             _ => return self.unfitting("an answer"),
         };
         let sent = self.send(segment, length_bytes, source, progress)?;
-        let publish = Request::Publish { segment, name: name.as_str().to_owned(), checksum: sent };
-        match self.ask(publish, patience)? {
-            Reply::Done => Ok(sent),
-            Reply::Mismatch { checksum: arrived } => Err(CopyError::Mismatch { sent, arrived }),
-            _ => self.unfitting("an answer"),
+        let since = Instant::now();
+        // Where the link was lost, it may have been published all the same, or soon be.
+        let mut unknown = false;
+        loop {
+            let publish = Request::Publish { segment, name: name.as_str().to_owned(), checksum: sent };
+            match self.ask(publish, patience) {
+                Ok(Reply::Done) => return Ok(sent),
+                Ok(Reply::Mismatch { checksum: arrived }) => {
+                    return Err(CopyError::Mismatch { sent, arrived });
+                }
+                Ok(_) => return self.unfitting("an answer"),
+                Err(CopyError::Ask { source: AskError::PathLost, .. }) => unknown = true,
+                Err(CopyError::Refused { .. }) if unknown && since.elapsed() < patience => {}
+                Err(error) => return Err(error),
+            }
+            if self.find(name).is_ok_and(|found| found.checksum == sent) {
+                return Ok(sent);
+            }
+            if !progress(length_bytes) {
+                return Err(CopyError::Interrupted);
+            }
+            std::thread::sleep(LOOK);
         }
     }
 

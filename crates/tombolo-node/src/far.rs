@@ -25,6 +25,13 @@ pub enum FarEvent {
         /// As given.
         since: Option<Instant>,
     },
+    /// One of several links to a lender is gone: [`FarMemory::descriptors`] may say otherwise now.
+    PathLost {
+        /// Where it led.
+        address: String,
+        /// What happened.
+        reason: String,
+    },
     /// A lender is gone: [`FarMemory::is_lost`] now says so of its pages.
     LenderLost {
         /// Where it listened.

@@ -31,6 +31,7 @@ mod publish;
 mod questions;
 mod reads;
 mod serve;
+mod tend;
 
 pub use borrow::{BorrowError, Borrowed, Borrowing, status_of};
 pub use control::{Borrower, NamedSegment, NodeStatus};
@@ -43,5 +44,6 @@ pub use paths::Paths;
 pub use ping::{MAX_PING_BYTES, PingError, Pinger};
 pub use programs::callers::receive_programs;
 pub use serve::{PeerEvent, Turn, serve};
+pub use tombolo_core::rdma::MAX_PATHS;
 pub use tombolo_link::identity;
 pub use tombolo_link::{Address, AddressError, Listener, OpenError, Security, listen};

@@ -162,6 +162,9 @@ pub enum AskError {
     /// The link did not take the question.
     #[error("cannot ask: {0}")]
     Send(SendError),
+    /// Nobody knows whether the question has arrived, and it must not be asked twice.
+    #[error("the link that it was asked by is gone, others are left")]
+    PathLost,
 }
 
 /// Another node was not joined.

@@ -97,6 +97,8 @@ pub struct Paths {
 struct Route {
     address: Address,
     part: Option<Arc<Peer>>,
+    /// Its loss has been told.
+    told: bool,
     pause: Duration,
     try_at: Instant,
 }
@@ -295,11 +297,18 @@ fn free_path(parts: &[Arc<Peer>]) -> Option<PathId> {
 
 impl Route {
     fn new(address: &Address, part: Option<Arc<Peer>>) -> Self {
-        Self { address: address.clone(), part, pause: PAUSES[0], try_at: Instant::now() }
+        Self { address: address.clone(), part, told: false, pause: PAUSES[0], try_at: Instant::now() }
     }
 
     fn is_up(&self) -> bool {
         self.part.as_ref().is_some_and(|part| part.has_link() && part.link.state() == LinkState::Up)
+    }
+
+    /// Why it was lost, once.
+    fn news(&mut self) -> Option<LossReason> {
+        let part = self.part.as_ref().filter(|part| !self.told && !part.has_link())?;
+        self.told = true;
+        part.link_lost.get().copied().or_else(|| part.loss())
     }
 }
 
@@ -317,7 +326,24 @@ impl Paths {
     /// Has lost paths back as soon as it can, until the peer is lost or `stop` says so. Somebody
     /// else drives the node meanwhile.
     pub fn keep(&mut self, node: &Node, security: &Security, timeout: Duration, stop: &AtomicBool) {
+        self.keep_and_tell(node, security, timeout, stop, &|_, _| {});
+    }
+
+    /// The same. `told` hears of each link that is lost while others are left.
+    pub(crate) fn keep_and_tell(
+        &mut self,
+        node: &Node,
+        security: &Security,
+        timeout: Duration,
+        stop: &AtomicBool,
+        told: &dyn Fn(&Address, LossReason),
+    ) {
         while !stop.load(Ordering::Relaxed) && self.peer.loss().is_none() {
+            for route in &mut self.routes {
+                if let Some(reason) = route.news() {
+                    told(&route.address, reason);
+                }
+            }
             self.mend(node, security, timeout);
             std::thread::sleep(LOOK);
         }
@@ -332,6 +358,7 @@ impl Paths {
             match node.join_as_path(&self.peer, self.token, &route.address, security, timeout) {
                 Ok(part) => {
                     route.part = Some(part);
+                    route.told = false;
                     route.pause = PAUSES[0];
                 }
                 Err(_) => route.pause = (route.pause * 2).min(PAUSES[1]),

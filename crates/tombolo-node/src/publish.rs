@@ -37,6 +37,8 @@ const MAX_ERRANDS: u32 = 64;
 /// Who waits for the end of an errand, and under which number.
 struct Asker {
     peer: Arc<Peer>,
+    /// The link that it asked by: other ones may be lost without anybody knowing it yet.
+    by: Arc<Peer>,
     number: u32,
     /// An answer that the link has not taken yet, and until when it is tried.
     unsent: Option<(Vec<u8>, Instant)>,
@@ -44,9 +46,10 @@ struct Asker {
 
 impl Asker {
     /// None: the peer has too many errands.
-    fn new(peer: &Arc<Peer>, number: u32) -> Option<Self> {
-        let asker = Self { peer: peer.clone(), number, unsent: None };
-        let before = peer.errands.fetch_add(1, Ordering::Relaxed);
+    fn new(by: &Arc<Peer>, number: u32) -> Option<Self> {
+        let (peer, by) = (by.whole().clone(), by.clone());
+        let asker = Self { peer, by, number, unsent: None };
+        let before = asker.peer.errands.fetch_add(1, Ordering::Relaxed);
         (before < MAX_ERRANDS).then_some(asker)
     }
 
@@ -60,7 +63,8 @@ impl Asker {
     /// Sends the answer, if there is one. Some: nothing else is left to be done.
     fn send(&mut self) -> Option<Step> {
         let (message, deadline) = self.unsent.as_ref()?;
-        let sent = self.peer.control_link().send_control(message, &[]);
+        let link = if self.by.has_link() { self.by.link.clone() } else { self.peer.control_link() };
+        let sent = link.send_control(message, &[]);
         let waits = matches!(sent, Err(SendError::Full)) && Instant::now() < *deadline;
         Some(if waits { Step::Waits } else { Step::Over })
     }
@@ -184,8 +188,8 @@ impl Errand for Publication {
 
 impl Node {
     /// Makes a draft. None: the answer follows.
-    pub(crate) fn create(&self, peer: &Arc<Peer>, number: u32, length_bytes: u64) -> Option<Reply> {
-        let Some(asker) = Asker::new(peer, number) else { return Some(too_many()) };
+    pub(crate) fn create(&self, by: &Arc<Peer>, number: u32, length_bytes: u64) -> Option<Reply> {
+        let Some(asker) = Asker::new(by, number) else { return Some(too_many()) };
         // No bytes take a page too: so names are no more than pages.
         let bytes = length_bytes.max(1).checked_next_multiple_of(4096).unwrap_or(u64::MAX / 4096 * 4096);
         let room = match self.ledger.lock().reserve(bytes) {
@@ -202,14 +206,14 @@ impl Node {
     /// Publishes a draft. None: the answer follows.
     pub(crate) fn publish(
         &self,
-        peer: &Arc<Peer>,
+        by: &Arc<Peer>,
         number: u32,
         segment: u16,
         name: &str,
         checksum: Checksum,
     ) -> Option<Reply> {
-        let Some(asker) = Asker::new(peer, number) else { return Some(too_many()) };
-        let Some(draft) = self.ledger.lock().take_draft(peer.id, segment) else {
+        let Some(asker) = Asker::new(by, number) else { return Some(too_many()) };
+        let Some(draft) = self.ledger.lock().take_draft(asker.peer.id, segment) else {
             return Some(Reply::Failed(format!("segment {segment} is none of yours that can have a name")));
         };
         let name = match name.parse::<SegmentName>() {
@@ -512,7 +516,8 @@ mod tests {
         }
         assert_eq!(names, (0..100).map(name).collect::<Vec<_>>());
         assert!(parts > 1);
-        let store = crate::Store::connect("list", &lender.address, &Security::Insecure).unwrap();
+        let store = crate::Store::connect("list", std::slice::from_ref(&lender.address), &Security::Insecure)
+            .unwrap();
         assert_eq!(store.list().unwrap().len(), 100);
         assert!(matches!(borrower.ask(Request::List { after: Some("a/b".into()) }), Reply::Failed(_)));
     }
@@ -530,7 +535,9 @@ mod tests {
             since: Instant::now(),
         };
         lender.node.ledger.lock().publish("x".parse().unwrap(), published);
-        let mut store = crate::Store::connect("read", &lender.address, &Security::Insecure).unwrap();
+        let mut store =
+            crate::Store::connect("read", std::slice::from_ref(&lender.address), &Security::Insecure)
+                .unwrap();
         let opened = store.open(&"x".parse().unwrap()).unwrap();
         let read = store.read(&opened, &mut std::io::sink(), &mut |_| true);
         assert!(matches!(read, Err(crate::CopyError::Mismatch { .. })), "{read:?}");
@@ -541,14 +548,18 @@ mod tests {
         let lender = Lender::new(1 << 20);
         let name = "x".parse().unwrap();
         for said in [99, 101] {
-            let mut store = crate::Store::connect("write", &lender.address, &Security::Insecure).unwrap();
+            let mut store =
+                crate::Store::connect("write", std::slice::from_ref(&lender.address), &Security::Insecure)
+                    .unwrap();
             let written = store.write(&name, said, &mut &[0u8; 100][..], &mut |_| true);
             assert!(matches!(written, Err(crate::CopyError::Changed(_))), "{written:?}");
             let interrupted = store.write(&name, 100, &mut &[0u8; 100][..], &mut |_| false);
             assert!(matches!(interrupted, Err(crate::CopyError::Interrupted)), "{interrupted:?}");
         }
         lender.wait_until_free();
-        let mut store = crate::Store::connect("write", &lender.address, &Security::Insecure).unwrap();
+        let mut store =
+            crate::Store::connect("write", std::slice::from_ref(&lender.address), &Security::Insecure)
+                .unwrap();
         let written = store.write(&name, 100, &mut &[0u8; 100][..], &mut |_| true).unwrap();
         assert_eq!(store.find(&name).unwrap().checksum, written);
     }

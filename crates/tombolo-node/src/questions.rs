@@ -6,18 +6,25 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tombolo_host::shared::SharedMemory;
-use tombolo_link::SendError;
+use tombolo_link::{LinkState, SendError};
 
 use crate::control::{Message, MessageV1, Reply, Request};
 use crate::ledger::{self, LendError, Segment};
 use crate::node::{Answer, AskError, Node, Peer};
 
 impl Node {
-    /// Asks a peer and waits for its answer, driving the link meanwhile.
+    /// Asks a peer and waits for its answer, driving the link meanwhile. Where that is lost and others
+    /// are left, it asks by one of them what may be asked twice.
     pub fn ask(&self, peer: &Arc<Peer>, request: Request, timeout: Duration) -> Result<Answer, AskError> {
         let number = peer.next_number.fetch_add(1, Ordering::Relaxed);
         peer.answers.lock().insert(number, None);
-        let answer = self.ask_as(peer, number, request, timeout);
+        let deadline = Instant::now() + timeout;
+        let repeats = request.may_be_repeated();
+        let message = Message::V1(MessageV1::Ask { number, request }).encode();
+        let mut answer = self.ask_as(peer, number, &message, deadline, timeout);
+        while repeats && matches!(answer, Err(AskError::PathLost)) {
+            answer = self.ask_as(peer, number, &message, deadline, timeout);
+        }
         peer.answers.lock().remove(&number);
         answer
     }
@@ -26,16 +33,20 @@ impl Node {
         &self,
         peer: &Arc<Peer>,
         number: u32,
-        request: Request,
+        message: &[u8],
+        deadline: Instant,
         timeout: Duration,
     ) -> Result<Answer, AskError> {
-        let message = Message::V1(MessageV1::Ask { number, request }).encode();
-        let deadline = Instant::now() + timeout;
-        while let Err(error) = peer.control_link().send_control(&message, &[]) {
-            if !matches!(error, SendError::Full) || Instant::now() > deadline {
+        let mut link = peer.control_link();
+        while let Err(error) = link.send_control(message, &[]) {
+            // Of several, one that is lost will soon be left.
+            let waits = matches!(error, SendError::Full) || self.has_several(peer);
+            if !waits || Instant::now() > deadline {
                 return Err(AskError::Send(error));
             }
             std::thread::sleep(Duration::from_millis(1));
+            self.tick();
+            link = peer.control_link();
         }
         loop {
             self.drive(peer);
@@ -52,10 +63,18 @@ impl Node {
             if Instant::now() > deadline {
                 return Err(AskError::TimedOut(timeout));
             }
+            if link.state() != LinkState::Up && self.has_several(peer) {
+                return Err(AskError::PathLost);
+            }
             // Another thread may take the answer off the link: not for long.
             let _ = peer.control_link().wait(Duration::from_millis(5));
             self.tick();
         }
+    }
+
+    /// Whether there are links to that peer besides its first one, or were before that was lost.
+    fn has_several(&self, peer: &Peer) -> bool {
+        peer.loss().is_none() && !(peer.is_part() || peer.paths.read().is_empty())
     }
 
     /// A control message has come.
@@ -81,9 +100,11 @@ impl Node {
                         // Otherwise the transfer's end is the answer.
                         known.map(|reply| (reply, None))
                     }
-                    Request::Create { bytes } => self.create(peer, number, bytes).map(|reply| (reply, None)),
+                    Request::Create { bytes } => {
+                        self.create(newcomer, number, bytes).map(|reply| (reply, None))
+                    }
                     Request::Publish { segment, name, checksum } => {
-                        self.publish(peer, number, segment, &name, checksum).map(|reply| (reply, None))
+                        self.publish(newcomer, number, segment, &name, checksum).map(|reply| (reply, None))
                     }
                     request => Some(self.answer(peer, request)),
                 };

@@ -330,6 +330,14 @@ impl Pager {
         }
     }
 
+    /// One of several links to a lender is gone. The others carry its pages.
+    pub fn path_gone(&self, address: &str, why: &str) {
+        for poll in &self.polls {
+            poll.set_far(&*self.far);
+        }
+        (self.notify)(&format!("the link to {address} is gone ({why}); others to that lender are left"));
+    }
+
     /// A lender is gone. Its pages are withdrawn, and every process that had
     /// some there gets SIGBUS now: its memory is not whole any more.
     pub fn lender_gone(&self, who: &str, why: &str) {

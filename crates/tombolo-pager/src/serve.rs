@@ -481,6 +481,7 @@ impl Pager {
     pub fn far_event(&self, event: FarEvent) {
         match event {
             FarEvent::Arrived { ticket, address, since } => self.arrived(ticket, address, since),
+            FarEvent::PathLost { address, reason } => self.path_gone(&address, &reason),
             FarEvent::LenderLost { lender, reason } => self.lender_gone(&lender, &reason),
         }
     }

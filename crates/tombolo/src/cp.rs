@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use serde::Serialize;
 use tombolo_node::{Checksum, CopyError, Store};
 
+use crate::asked::AskArguments;
 use crate::place::{self, SegmentPlace, is_at_a_node};
-use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::{Failure, output};
 
@@ -31,16 +31,14 @@ use target::Target;
 /// Arguments of `tombolo cp`.
 #[derive(Args)]
 pub struct Arguments {
-    /// What to copy: a file, - for standard input, or ADDR:NAME, a named segment of a node.
+    /// What to copy: a file, - for standard input, or ADDR:NAME, a named segment of a node. Several UDP
+    /// addresses of the node, ADDR+ADDR:NAME, are all used at once.
     from: OsString,
     /// Where to: ADDR:NAME, a file or a directory, or - for standard output. What is there is replaced
     /// when the last byte has come and was found to be right, and not before.
     to: OsString,
-    /// Print one JSON object at the end, and nothing else.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    security: SecurityArguments,
+    ask: AskArguments,
 }
 
 /// What was copied.
@@ -140,7 +138,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         sha256: checksum.to_string(),
         elapsed_s: since.elapsed().as_secs_f64(),
     };
-    if arguments.json {
+    if arguments.ask.json {
         output::json(&outcome)?;
     } else if arguments.to != "-" {
         let rate = Size((bytes as f64 / outcome.elapsed_s.max(1e-9)) as u64);
@@ -179,11 +177,13 @@ fn interrupted(error: CopyError) -> CopyError {
 }
 
 fn put(arguments: &Arguments, to: &SegmentPlace) -> Result<(u64, Checksum), Failure> {
-    let security = arguments.security.of(std::slice::from_ref(&to.address))?;
+    to.ways.check_kind()?;
+    let security = arguments.ask.security(&to.ways)?;
     let path = Path::new(&arguments.from);
     let mut source = Source::open(path)?;
     let failed = |error, store: Option<&Store>| place::failure(interrupted(error), store, Some(path));
-    let mut store = Store::connect("cp", &to.address, &security).map_err(|error| failed(error, None))?;
+    let mut store =
+        Store::connect("cp", &to.ways.to_vec(), &security).map_err(|error| failed(error, None))?;
     let bar = progress(source.length_bytes);
     let written =
         store.write(&to.name, source.length_bytes, &mut source.file, &mut |done| advance(&bar, done));
@@ -192,16 +192,18 @@ fn put(arguments: &Arguments, to: &SegmentPlace) -> Result<(u64, Checksum), Fail
 }
 
 fn get(arguments: &Arguments, from: &SegmentPlace) -> Result<(u64, Checksum), Failure> {
-    let security = arguments.security.of(std::slice::from_ref(&from.address))?;
+    from.ways.check_kind()?;
+    let security = arguments.ask.security(&from.ways)?;
     let mut path = PathBuf::from(&arguments.to);
-    if arguments.to == "-" && arguments.json {
+    if arguments.to == "-" && arguments.ask.json {
         return Err(Failure::new("with - the bytes go to standard output, and --json has no place there"));
     }
     if path.is_dir() && arguments.to != "-" {
         path.push(from.name.as_str());
     }
     let failed = |error, store: Option<&Store>| place::failure(interrupted(error), store, Some(&path));
-    let mut store = Store::connect("cp", &from.address, &security).map_err(|error| failed(error, None))?;
+    let mut store =
+        Store::connect("cp", &from.ways.to_vec(), &security).map_err(|error| failed(error, None))?;
     let opened = match store.open(&from.name) {
         Ok(opened) => opened,
         Err(error) => return Err(failed(error, Some(&store))),

@@ -2,23 +2,17 @@
 
 use clap::Args;
 use serde::Serialize;
-use tombolo_node::{Address, Store};
+use tombolo_node::Store;
 
-use crate::security::SecurityArguments;
+use crate::asked::NodeArguments;
 use crate::size::Size;
 use crate::{Failure, output, place};
 
 /// Arguments of `tombolo ls`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Where the node listens: shm:PATH or udp:HOST:PORT.
-    #[arg(value_name = "ADDR")]
-    address: Address,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    security: SecurityArguments,
+    node: NodeArguments,
 }
 
 /// A named segment, in JSON.
@@ -32,8 +26,9 @@ struct Entry {
 
 /// Lists the named segments of a node in the order of their names.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let security = arguments.security.of(std::slice::from_ref(&arguments.address))?;
-    let store = Store::connect("ls", &arguments.address, &security);
+    let NodeArguments { address, ask } = &arguments.node;
+    let security = ask.security(address)?;
+    let store = address.ask(|address| Store::connect("ls", std::slice::from_ref(address), &security));
     let store = store.map_err(|error| place::failure(error, None, None))?;
     let segments = store.list().map_err(|error| place::failure(error, None, None))?;
     let entries = segments.into_iter().map(|segment| Entry {
@@ -42,7 +37,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         sha256: segment.checksum.to_string(),
         age_s: segment.age_s,
     });
-    if arguments.json {
+    if ask.json {
         output::json(&entries.collect::<Vec<_>>())?;
         return Ok(0);
     }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod asked;
 mod bench;
 mod cp;
 mod demo;
@@ -19,6 +20,7 @@ mod run;
 mod security;
 mod size;
 mod status;
+mod ways;
 
 /// The preloaded library, built beside this binary.
 static LIBRARY: &[u8] = include_bytes!(env!("TOMBOLO_PRELOAD"));

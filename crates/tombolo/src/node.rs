@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use clap::Args;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, AddressError, Limits, Node, PeerEvent};
+use tombolo_node::{Address, Limits, Node, PeerEvent};
 
 use crate::security::SecurityArguments;
 use crate::size::Size;
+use crate::ways::Ways;
 use crate::{Failure, output};
 
 /// Arguments of `tombolo node`.
@@ -46,20 +47,6 @@ pub struct Arguments {
     security: SecurityArguments,
 }
 
-/// Addresses of one node.
-#[derive(Clone, Debug)]
-struct Ways(Vec<Address>);
-
-impl std::str::FromStr for Ways {
-    type Err = AddressError;
-
-    fn from_str(text: &str) -> Result<Self, AddressError> {
-        // A path may have a plus in it.
-        let marked = text.replace("+udp:", "\0udp:").replace("+shm:", "\0shm:");
-        marked.split('\0').map(str::parse).collect::<Result<_, _>>().map(Self)
-    }
-}
-
 /// How long another node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -81,7 +68,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         )));
     }
     let name = arguments.name.clone().unwrap_or_else(host_name);
-    let ways = arguments.peer.iter().flat_map(|ways| &ways.0);
+    let ways = arguments.peer.iter().flat_map(Ways::iter);
     let addresses: Vec<Address> = ways.chain([&arguments.listen]).cloned().collect();
     let security = arguments.security.of(&addresses)?;
     let listener = tombolo_node::listen(&arguments.listen, &security)?;
@@ -95,13 +82,11 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     // First all nodes, so that they are numbered in order.
     let mut several = Vec::new();
     for ways in &arguments.peer {
-        if let Some(first) = ways.0.first() {
-            several.push((node.join(first, &security, PATIENCE)?, &ways.0));
-        }
+        several.push((node.join(&ways.first, &security, PATIENCE)?, ways));
     }
     let mut keepers = Vec::new();
-    for (peer, ways) in several.into_iter().filter(|(_, ways)| ways.len() > 1) {
-        let mut paths = node.join_again(&peer, ways, &security, PATIENCE)?;
+    for (peer, ways) in several.into_iter().filter(|(_, ways)| ways.are_several()) {
+        let mut paths = node.join_again(&peer, &ways.to_vec(), &security, PATIENCE)?;
         let (node, security) = (node.clone(), security.clone());
         keepers.push(std::thread::spawn(move || paths.keep(&node, &security, PATIENCE, &STOP)));
     }
@@ -151,18 +136,4 @@ fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Ways;
-
-    #[test]
-    fn addresses_of_one_node_are_joined_by_a_plus() {
-        let ways: Ways = "udp:127.0.0.1:1+shm:/tmp/a+b+udp:[::1]:2".parse().expect("three addresses");
-        let texts: Vec<String> = ways.0.iter().map(ToString::to_string).collect();
-        assert_eq!(texts, ["udp:127.0.0.1:1", "shm:/tmp/a+b", "udp:[::1]:2"]);
-        assert!("udp:127.0.0.1:1+".parse::<Ways>().is_err());
-        assert!("".parse::<Ways>().is_err());
-    }
 }

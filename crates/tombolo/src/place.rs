@@ -1,4 +1,5 @@
-//! `ADDR:NAME`: a named segment at a node, as it is written on the command line.
+//! `ADDR:NAME`: a named segment at a node, as it is written on the command line. Several addresses of
+//! the node are joined by +.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -6,16 +7,17 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::str::FromStr;
 
-use tombolo_node::{Address, AddressError, CopyError, NameError, SegmentName, Store};
+use tombolo_node::{Address, CopyError, NameError, SegmentName, Store};
 
 use crate::Failure;
 use crate::size::Size;
+use crate::ways::{Ways, WaysError};
 
 /// A named segment, and the node that has it. A name has no colon: it is what follows the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentPlace {
     /// The node.
-    pub address: Address,
+    pub ways: Ways,
     /// The name there.
     pub name: SegmentName,
 }
@@ -28,7 +30,7 @@ pub enum PlaceError {
     NoName(String),
     /// What stands before the name is no address.
     #[error(transparent)]
-    Address(#[from] AddressError),
+    Address(#[from] WaysError),
     /// What stands after the address is no name.
     #[error(transparent)]
     Name(#[from] NameError),
@@ -42,26 +44,26 @@ impl FromStr for SegmentPlace {
         let (address, name) = text.rsplit_once(':').unwrap_or((text, ""));
         if name.is_empty() || matches!(address, "shm" | "udp") || is_address_alone(text) {
             // Where it begins like nothing known, say what is.
-            text.parse::<Address>()?;
+            text.parse::<Ways>()?;
             return Err(no_name());
         }
-        Ok(Self { address: address.parse()?, name: name.parse()? })
+        Ok(Self { ways: address.parse()?, name: name.parse()? })
     }
 }
 
 /// Whether all of it is where a node listens, though its end could be a name: `HOST:PORT`, or the
 /// path of a socket that is there.
 fn is_address_alone(text: &str) -> bool {
-    match text.parse() {
-        Ok(Address::Udp(_)) => true,
-        Ok(Address::Shm(path)) => std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket()),
-        Err(_) => false,
+    match text.parse::<Ways>().ok().and_then(|ways| ways.to_vec().pop()) {
+        Some(Address::Udp(_)) => true,
+        Some(Address::Shm(path)) => std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket()),
+        None => false,
     }
 }
 
 impl fmt::Display for SegmentPlace {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}:{}", self.address, self.name)
+        write!(formatter, "{}:{}", self.ways, self.name)
     }
 }
 
@@ -131,9 +133,10 @@ mod tests {
             ("shm:/run/a:b:data.tar.gz", "shm:/run/a:b", "data.tar.gz"),
             ("udp:127.0.0.1:7000:with space", "udp:127.0.0.1:7000", "with space"),
             ("udp:[::1]:7000:x", "udp:[::1]:7000", "x"),
+            ("udp:127.0.0.1:1+udp:[::1]:2:x", "udp:127.0.0.1:1+udp:[::1]:2", "x"),
         ] {
             let place: SegmentPlace = text.parse().unwrap();
-            assert_eq!((place.address.to_string().as_str(), place.name.as_str()), (address, name));
+            assert_eq!((place.ways.to_string().as_str(), place.name.as_str()), (address, name));
             assert_eq!(place.to_string(), text);
         }
     }
@@ -151,6 +154,8 @@ mod tests {
             );
         }
         assert!(error("udp:127.0.0.1:7000").contains("write udp:127.0.0.1:7000:NAME"));
+        assert!(error("udp:127.0.0.1:1+udp:[::1]:2").contains("write udp:127.0.0.1:1+udp:[::1]:2:NAME"));
+        assert!(error("udp:127.0.0.1:1+udp:127.0.0.1:1:x").contains("named twice"));
         assert!(error("shm:/run/node:").contains("write shm:/run/node:NAME"));
         assert!(error("shm:/run/node:a/b").contains("'/'"));
         assert!(error("tcp:1:2").contains("expected shm:PATH"));

@@ -13,14 +13,16 @@ use tombolo_pager::{Finished, LOCAL_LEAST_BYTES, Options, RunError};
 
 use crate::security::SecurityArguments;
 use crate::size::Size;
+use crate::ways::{self, Ways};
 use crate::{Failure, LIBRARY, doctor};
 
 /// Arguments of `tombolo run`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Lenders: shm:PATH or udp:HOST:PORT, several separated by commas.
-    #[arg(long, value_name = "ADDR[,ADDR...]", value_delimiter = ',', required = true)]
-    from: Vec<Address>,
+    /// Lenders: shm:PATH or udp:HOST:PORT, several separated by commas. Several UDP addresses of one
+    /// lender, joined by +, are all used at once, and the others carry on when one fails.
+    #[arg(long, value_name = "ADDR[+ADDR...][,ADDR...]", value_delimiter = ',', required = true)]
+    from: Vec<Ways>,
     /// Most memory of the program's heap and large mappings that stays local.
     #[arg(long, value_name = "SIZE")]
     local: Size,
@@ -49,8 +51,10 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         // Before anything is borrowed: what is borrowed by default depends on it.
         return Err(RunError::LimitTooSmall(arguments.local.0).into());
     }
+    ways::check_lenders(&arguments.from)?;
     doctor::require_paging()?;
-    let security = arguments.security.of(&arguments.from)?;
+    let lenders: Vec<Vec<Address>> = arguments.from.iter().map(Ways::to_vec).collect();
+    let security = arguments.security.of(&lenders.concat())?;
     if let Some(report) = &arguments.report {
         // Better now than after hours.
         fs::write(report, "{}\n").map_err(|error| {
@@ -60,7 +64,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     let name = format!("run {}", Path::new(&program).file_name().unwrap_or(&program).to_string_lossy());
     let borrowed = Borrowed::new(&Borrowing {
         name: &name,
-        lenders: &arguments.from,
+        lenders: &lenders,
         security: &security,
         bytes: arguments.remote.map(|size| size.0),
         wish_bytes: arguments.local.0.saturating_mul(4),

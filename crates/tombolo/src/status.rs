@@ -1,30 +1,24 @@
 //! `tombolo status`: ask a node how it is.
 
 use clap::Args;
-use tombolo_node::Address;
 
-use crate::security::SecurityArguments;
+use crate::asked::NodeArguments;
 use crate::size::Size;
 use crate::{Failure, output};
 
 /// Arguments of `tombolo status`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Where the node listens: shm:PATH or udp:HOST:PORT.
-    #[arg(value_name = "ADDR")]
-    address: Address,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    security: SecurityArguments,
+    node: NodeArguments,
 }
 
 /// Prints the node's status.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let security = arguments.security.of(std::slice::from_ref(&arguments.address))?;
-    let status = tombolo_node::status_of(&arguments.address, &security)?;
-    if arguments.json {
+    let NodeArguments { address, ask } = &arguments.node;
+    let security = ask.security(address)?;
+    let status = address.ask(|address| tombolo_node::status_of(address, &security))?;
+    if ask.json {
         output::json(&status)?;
         return Ok(0);
     }
@@ -46,10 +40,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         |name: &str| status.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
     if count("named_segments") > 0 {
         let (segments, bytes) = (count("named_segments"), Size(count("named_bytes")));
-        output::line(&format!(
-            "  {bytes} in {segments} named segment(s): `tombolo ls {}`",
-            arguments.address
-        ));
+        output::line(&format!("  {bytes} in {segments} named segment(s): `tombolo ls {address}`"));
     }
     for group in groups(&status.counters) {
         output::line(&group);

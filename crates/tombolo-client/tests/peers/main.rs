@@ -10,4 +10,5 @@ mod impostor;
 mod load;
 mod network;
 mod random;
+#[allow(dead_code, reason = "shared with the tests of commands, which ask how much has passed")]
 mod relay;

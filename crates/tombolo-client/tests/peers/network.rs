@@ -63,7 +63,7 @@ impl Scene {
         let victim = Node::new("victim", 1 << 20, 0).unwrap();
         let security = Self::security(&keys, 0);
         let (victim, address) = Host::start_secured(victim, &udp(), &[], &security);
-        let relay = Relay::to(&address);
+        let relay = Relay::to(&address, 2000);
         let honest = Node::new("honest", 0, 0).unwrap();
         let security = Self::security(&keys, 1);
         let (honest, _) = Host::start_secured(honest, &shm(), &[&relay.address], &security);

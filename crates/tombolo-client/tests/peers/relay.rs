@@ -1,16 +1,14 @@
-//! A way to a node that keeps what passes, and on which others can send in either one's name.
+//! A way to a node that can be cut, keeps what passes, and on which others can send in either one's
+//! name.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tombolo_node::Address;
-
-/// The first datagrams of all, with the handshakes, and the latest: so many of each are kept.
-const KEPT: usize = 2000;
 
 /// A datagram that has passed.
 #[derive(Clone)]
@@ -33,6 +31,9 @@ struct Shared {
     front: UdpSocket,
     node: SocketAddr,
     seen: Mutex<Seen>,
+    /// So many of the first datagrams, with the handshakes, and of the latest.
+    kept: usize,
+    carried_bytes: AtomicU64,
     cut: AtomicBool,
     stop: AtomicBool,
 }
@@ -50,7 +51,8 @@ pub fn socket_address(address: &Address) -> SocketAddr {
 }
 
 impl Relay {
-    pub fn to(node: &Address) -> Self {
+    /// A way to that node, which keeps so many of the first datagrams and of the latest.
+    pub fn to(node: &Address, kept: usize) -> Self {
         let front = UdpSocket::bind("127.0.0.1:0").unwrap();
         front.set_nonblocking(true).unwrap();
         let address = Address::Udp(front.local_addr().unwrap());
@@ -58,6 +60,8 @@ impl Relay {
             front,
             node: socket_address(node),
             seen: Mutex::default(),
+            kept,
+            carried_bytes: AtomicU64::new(0),
             cut: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
@@ -69,6 +73,11 @@ impl Relay {
     /// Nothing passes any more, or everything again.
     pub fn cut(&self, cut: bool) {
         self.shared.cut.store(cut, Ordering::SeqCst);
+    }
+
+    /// How many bytes have passed.
+    pub fn carried_bytes(&self) -> u64 {
+        self.shared.carried_bytes.load(Ordering::SeqCst)
     }
 
     /// What has passed: the first of it and the latest.
@@ -106,12 +115,16 @@ impl Shared {
             return;
         }
         send();
+        self.carried_bytes.fetch_add(bytes.len() as u64, Ordering::SeqCst);
+        if self.kept == 0 {
+            return;
+        }
         let mut seen = self.seen.lock().unwrap();
         let passed = Passed { forward, bytes: bytes.to_vec(), connection };
-        if seen.first.len() < KEPT {
+        if seen.first.len() < self.kept {
             return seen.first.push(passed);
         }
-        if seen.latest.len() == KEPT {
+        if seen.latest.len() == self.kept {
             seen.latest.pop_front();
         }
         seen.latest.push_back(passed);

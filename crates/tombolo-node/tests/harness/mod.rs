@@ -51,6 +51,7 @@ pub fn work(far: &Borrowed, seed: u64, goes_on: impl Fn() -> bool) -> u64 {
             copy_page(page.as_mut_ptr() as u64, address);
             let _ = sender.lock().unwrap().send((ticket, page));
         }
+        FarEvent::PathLost { .. } => {}
         FarEvent::LenderLost { lender, reason } => {
             *told.lock().unwrap() = Some(format!("{lender}: {reason}"))
         }

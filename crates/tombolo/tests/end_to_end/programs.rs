@@ -7,7 +7,7 @@ use std::fs;
 use crate::common::{Lender, Link, Program, Scratch, needs, path_of, sized};
 
 /// Lines that no sort finds in order, the same at every call.
-fn lines(count: u64) -> String {
+pub fn lines(count: u64) -> String {
     let mut text = String::new();
     let mut state = 1u64;
     for number in 0..count {

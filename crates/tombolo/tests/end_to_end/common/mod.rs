@@ -159,13 +159,16 @@ impl Program {
 
     /// Starts it on the memory of `lenders`.
     pub fn start_on(&self, lenders: &[&Lender], local: &str) -> Running {
+        let addresses: Vec<_> = lenders.iter().map(|lender| lender.address()).collect();
+        self.start_from(&addresses.join(","), local)
+    }
+
+    /// The same, the lenders as they are written on the command line.
+    pub fn start_from(&self, from: &str, local: &str) -> Running {
         let scratch = Scratch::new("run");
         let report = scratch.path().join("report.json");
-        let addresses: Vec<_> = lenders.iter().map(|lender| lender.address()).collect();
         let mut command = Command::new(TOMBOLO);
-        command
-            .args(["run", "--insecure", "--from", &addresses.join(","), "--local", local, "--report"])
-            .arg(&report);
+        command.args(["run", "--insecure", "--from", from, "--local", local, "--report"]).arg(&report);
         if let Some(remote) = &self.remote {
             command.args(["--remote", remote]);
         }

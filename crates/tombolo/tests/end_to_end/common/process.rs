@@ -122,6 +122,11 @@ impl Running {
         }
     }
 
+    /// What it has written to standard error so far.
+    pub fn errors(&self) -> String {
+        String::from_utf8_lossy(&self.stderr.so_far()).into_owned()
+    }
+
     /// Waits for its end; a process that outlives the limit is a failure.
     pub fn wait(mut self, limit: Duration) -> Outcome {
         let since = Instant::now();

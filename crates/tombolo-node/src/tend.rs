@@ -1,0 +1,108 @@
+//! Several links to one node, for one who drives the first of them itself: threads that drive the
+//! others, and have lost ones back.
+//!
+//! Those who serve a node ([`crate::serve`]) drive all of its links, and need none of this.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tombolo_host::event;
+use tombolo_link::{Address, LossReason, Security};
+
+use crate::node::{Node, Peer};
+use crate::paths::Paths;
+
+/// How long to poll after the last packet.
+const POLL: Duration = Duration::from_micros(60);
+/// Longest sleep: links may have come meanwhile, and timers of what others have sent.
+const NAP: Duration = Duration::from_millis(10);
+/// How long a lost link may take to come back each time that it is tried; who ends waits for that.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Told of each link that is lost while others to the same node are left.
+pub(crate) type Told = Arc<dyn Fn(&Address, LossReason) + Send + Sync>;
+
+/// The threads; they end with it.
+#[derive(Debug, Default)]
+pub(crate) struct Tending {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Tending {
+    /// Looks after the further links of these peers.
+    pub(crate) fn start(
+        node: &Arc<Node>,
+        paths: Vec<Paths>,
+        security: &Security,
+        told: &Told,
+    ) -> io::Result<Self> {
+        let mut tending = Self::default();
+        if paths.is_empty() {
+            return Ok(tending);
+        }
+        let (driven, stop) = (node.clone(), tending.stop.clone());
+        tending.spawn("paths", move || drive(&driven, &stop))?;
+        for mut paths in paths {
+            let (node, stop) = (node.clone(), tending.stop.clone());
+            let (security, told) = (security.clone(), told.clone());
+            tending.spawn("mend", move || paths.keep_and_tell(&node, &security, PATIENCE, &stop, &*told))?;
+        }
+        Ok(tending)
+    }
+
+    fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        self.threads.push(std::thread::Builder::new().name(name.into()).spawn(work)?);
+        Ok(())
+    }
+}
+
+impl Drop for Tending {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // One of them may have been the last to hold what holds this.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// Drives all links that are further ones of their peers.
+fn drive(node: &Node, stop: &AtomicBool) {
+    let (mut parts, mut arrivals): (Vec<Arc<Peer>>, Option<u32>) = (Vec::new(), None);
+    let mut last_packet = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        let arrivals_now = node.arrivals.load(Ordering::Acquire);
+        if arrivals.replace(arrivals_now) != Some(arrivals_now) {
+            parts = node.peers();
+            parts.retain(|peer| peer.is_part());
+        }
+        let busy: usize = parts.iter().map(|part| node.drive(part)).sum();
+        parts.retain(|part| {
+            let lost = part.loss().is_some();
+            if lost {
+                node.forget(part);
+            }
+            !lost
+        });
+        if busy > 0 {
+            last_packet = Instant::now();
+            continue;
+        }
+        if last_packet.elapsed() < POLL {
+            std::thread::yield_now();
+            continue;
+        }
+        let nap = node.expire().unwrap_or(NAP).min(NAP);
+        if !parts.iter().any(|part| part.link.arm().unwrap_or(true)) {
+            let descriptors: Vec<_> = parts.iter().map(|part| part.link.descriptor()).collect();
+            let _ = event::wait_readable(&descriptors, Some(nap));
+        }
+        node.tick();
+    }
+}

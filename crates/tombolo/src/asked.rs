@@ -1,0 +1,35 @@
+//! Arguments of the commands that ask a node something and print the answer.
+
+use clap::Args;
+use tombolo_node::Security;
+
+use crate::Failure;
+use crate::security::SecurityArguments;
+use crate::ways::Ways;
+
+/// How to ask, and how to print what comes of it.
+#[derive(Args)]
+pub struct AskArguments {
+    /// Print JSON, and nothing else.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    security: SecurityArguments,
+}
+
+/// Which node is asked, and how.
+#[derive(Args)]
+pub struct NodeArguments {
+    /// Where the node listens: shm:PATH or udp:HOST:PORT. Several addresses of it are joined by +.
+    #[arg(value_name = "ADDR[+ADDR...]")]
+    pub address: Ways,
+    #[command(flatten)]
+    pub ask: AskArguments,
+}
+
+impl AskArguments {
+    /// What links to that node need.
+    pub fn security(&self, ways: &Ways) -> Result<Security, Failure> {
+        self.security.of(&ways.to_vec())
+    }
+}
