@@ -10,6 +10,9 @@
 //! blocks that we write, are of our buffer memory. So both directions share a
 //! link without sharing numbers.
 
+mod arrive;
+mod pump;
+
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,18 +20,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use tombolo_channel::{Failure, PeerStatus, SLOTS};
-use tombolo_core::rdma::{
-    Action, Block, Completion, Config, Engine, NotificationWrite, Operation, PathId, PeerId, Placement,
-    Retransmission, Time, Transfer, TransferError, Verdict,
-};
-use tombolo_host::shared::{SharedMemory, SharedSpan};
-use tombolo_link::{
-    Address, Link, LinkState, LossReason, OpenError, Packet as LinkPacket, Security, SendError,
-};
-use tombolo_wire::{
-    ATOMIC_BYTES, AtomicOperation, Checksums, DataHeader, Domain, MAX_HEADER_BYTES, NackCode, Packet, Payload,
-};
+use tombolo_channel::{PeerStatus, SLOTS};
+use tombolo_core::rdma::{Config, Engine, PathId, PeerId, Retransmission, Time, Transfer, TransferError};
+use tombolo_host::shared::SharedMemory;
+use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
+use tombolo_wire::{Checksums, Domain, MAX_HEADER_BYTES};
 
 use crate::carry::Carriages;
 use crate::control::{Borrower, NodeStatus, Reply, Request};
@@ -37,21 +33,13 @@ use crate::errands::Errands;
 use crate::ledger::{self, Ledger, LendError};
 use crate::own_moves::OwnMoves;
 use crate::paths::Token;
-use crate::programs::{Accessor, Poster, Programs, Use, failure_of};
-
-/// Packets taken from a link before others get their turn.
-const RECEIVE_BUDGET: usize = 64;
+use crate::programs::Programs;
 
 /// The domain of the node's own buffers. No peer can reach it.
 pub(crate) const BUFFERS: Domain = Domain(0);
 
 /// This node as its own peer: transfers between its programs.
 pub(crate) const ITSELF: PeerId = PeerId(0);
-/// Bytes copied between programs here before others get their turn.
-const LOOP_BACK_BYTES: u64 = 64 * 1024;
-/// Blocks that may be one copy.
-const LOOP_BACK_BLOCKS: usize = 4;
-
 /// A reply, and the descriptors that came with it.
 pub(crate) type Answer = (Reply, Vec<OwnedFd>);
 
@@ -116,32 +104,6 @@ impl Memory<'_> {
             Self::Shared(memory) => memory,
         }
     }
-}
-
-/// What has become of bytes that came in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Placed {
-    Now,
-    /// They go to a program's own memory.
-    Later,
-}
-
-/// What is to be on its way when packets have been dealt with.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Flush {
-    All,
-    AllButAnswers,
-}
-
-/// What has become of a packet for a link.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Sent {
-    /// It is on its way, or lost.
-    Yes,
-    /// The link stays full.
-    No,
-    /// The link takes none of that size.
-    TooLarge,
 }
 
 /// Told of completed transfers: user number and result.
@@ -399,368 +361,6 @@ impl Node {
     pub fn post(&self, peer: PeerId, transfer: Transfer) -> Result<(), tombolo_core::rdma::PostError> {
         let now = self.now();
         self.engine.lock().post(now, peer, transfer).map(|_| ())
-    }
-
-    /// Receives from one peer and does what follows from it. Returns how many
-    /// packets and messages came.
-    pub fn drive(&self, peer: &Arc<Peer>) -> usize {
-        self.drive_and(peer, Flush::All)
-    }
-
-    /// As [`Node::drive`], but answers may stay unsent until the link is flushed
-    /// or armed: whoever waits for what has arrived goes first.
-    pub fn drive_lazily(&self, peer: &Arc<Peer>) -> usize {
-        self.drive_and(peer, Flush::AllButAnswers)
-    }
-
-    fn drive_and(&self, peer: &Arc<Peer>, flush: Flush) -> usize {
-        // A lone packet is answered before looking for the next; a stream of them is taken in bulk.
-        let budget = if peer.streaming.load(Ordering::Relaxed) { RECEIVE_BUDGET } else { 1 };
-        let received = peer.link.receive(budget, &mut |packet| {
-            self.packet(peer, packet);
-        });
-        let mut count = *received.as_ref().unwrap_or(&0);
-        if count == 0 {
-            peer.drained.store(true, Ordering::Relaxed);
-            peer.streaming.store(false, Ordering::Relaxed);
-        } else {
-            // More came at once, or came again before there was a pause.
-            let again = peer.drained.swap(false, Ordering::Relaxed);
-            peer.streaming.store(count > 1 || !again, Ordering::Relaxed);
-        }
-        while peer.link.has_control()
-            && let Ok(Some(message)) = peer.link.receive_control()
-        {
-            count += 1;
-            self.control(peer, &message.bytes, message.descriptors);
-        }
-        if count > 0 {
-            self.pump_and(flush);
-        }
-        if let LinkState::Lost(reason) = peer.link.state() {
-            self.lose(peer, reason);
-        }
-        count
-    }
-
-    fn packet(&self, peer: &Arc<Peer>, arrived: LinkPacket<'_>) {
-        let mut scratch = Vec::new();
-        // Where nothing can change unnoticed, bytes are copied once, from where they have arrived.
-        let peeked = match peer.checksums {
-            Checksums::Off => DataHeader::peek(arrived.head(), arrived.len()),
-            Checksums::On => Ok(None),
-        };
-        let understood = match peeked {
-            Ok(Some((header, length))) => {
-                arrived.payload(length).map(|payload| (Packet::Data(header, Payload::Intact(&[])), payload))
-            }
-            Ok(None) => Packet::parse(arrived.stable(&mut scratch), peer.checksums).ok().map(|packet| {
-                let payload = match packet {
-                    Packet::Data(_, Payload::Intact(payload)) => SharedSpan::from(payload),
-                    _ => SharedSpan::empty(),
-                };
-                (packet, payload)
-            }),
-            Err(_) => None,
-        };
-        let Some((packet, payload)) = understood else {
-            self.packets_dropped.fetch_add(1, Ordering::Relaxed);
-            return;
-        };
-        let mut engine = self.engine.lock();
-        let (id, path) = peer.place();
-        let verdict = engine.handle_from(self.now(), id, path, &packet);
-        if let Verdict::Operate(operation) = verdict {
-            drop(engine);
-            return self.operate(id, operation);
-        }
-        let Verdict::Place(placement) = verdict else { return };
-        drop(engine);
-        let placed = self.place(id, &placement, payload);
-        let mut engine = self.engine.lock();
-        match placed {
-            Ok(Placed::Now) => engine.placed(placement),
-            Ok(Placed::Later) => {}
-            Err(code) => engine.refused(placement, code),
-        }
-    }
-
-    /// Changes a word that a peer asks to change.
-    fn operate(&self, peer: PeerId, operation: Operation) {
-        let Placement { domain, address, .. } = operation.placement;
-        let how = Use::Change(Accessor { peer, program: None });
-        let outcome = self.change_word(peer, domain, address, operation.operation, how);
-        let mut engine = self.engine.lock();
-        match outcome {
-            Ok(before) => engine.operated(operation, before),
-            Err(code) => engine.refused(operation.placement, code),
-        }
-    }
-
-    /// Changes a word; what it was before.
-    pub(crate) fn change_word(
-        &self,
-        peer: PeerId,
-        domain: Domain,
-        address: u64,
-        operation: AtomicOperation,
-        how: Use,
-    ) -> Result<u64, NackCode> {
-        let (memory, offset) = self.memory(peer, domain, address, ATOMIC_BYTES, how)?;
-        let word = memory.get().atomic_u64(offset).map_err(|_| NackCode::DecodeError)?;
-        Ok(match operation {
-            AtomicOperation::FetchAdd(more) => word.fetch_add(more, Ordering::SeqCst),
-            AtomicOperation::CompareSwap { compare, swap } => word
-                .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
-                .unwrap_or_else(|found| found),
-        })
-    }
-
-    fn place(
-        &self,
-        peer: PeerId,
-        placement: &Placement,
-        payload: SharedSpan<'_>,
-    ) -> Result<Placed, NackCode> {
-        let length = placement.length_bytes as usize;
-        let payload = payload.part(0, length).ok_or(NackCode::PacketCorrupted)?;
-        let how = match placement.read {
-            Some(_) => Poster::of(placement.user).writing(placement.domain),
-            None if let Some(sender) = tombolo_channel::mail_sender(placement.address) => {
-                return self.programs.deliver(placement.domain, peer, sender, payload).map(|()| Placed::Now);
-            }
-            None => Use::Write(Accessor { peer, program: None }),
-        };
-        if let Some(queued) = self.place_own(placement, payload, how) {
-            return queued.map(|()| Placed::Later);
-        }
-        let (memory, offset) =
-            self.memory(peer, placement.domain, placement.address, placement.length_bytes, how)?;
-        let target = memory.get().span_mut(offset, length).map_err(|_| NackCode::DecodeError)?;
-        target.copy_from(payload);
-        Ok(Placed::Now)
-    }
-
-    /// The memory of a domain here: the buffers (ours alone), what is lent to the peer, or a program's.
-    pub(crate) fn memory(
-        &self,
-        peer: PeerId,
-        domain: Domain,
-        address: u64,
-        length_bytes: u32,
-        how: Use,
-    ) -> Result<(Memory<'_>, usize), NackCode> {
-        if tombolo_channel::from_the_wire(domain).is_some() {
-            let (memory, offset) = self.programs.find(domain, address, length_bytes, how)?;
-            return Ok((Memory::Shared(memory), offset));
-        }
-        let offset = usize::try_from(address).map_err(|_| NackCode::DecodeError)?;
-        if domain == BUFFERS && how == Use::Own {
-            return Ok((Memory::Buffers(&self.buffers), offset));
-        }
-        let lent = self.ledger.lock().find(peer, domain.0, !matches!(how, Use::Read(_)))?;
-        Ok((Memory::Shared(lent), offset))
-    }
-
-    /// Carries out what the engine wants done.
-    pub fn pump(&self) {
-        self.pump_and(Flush::All);
-    }
-
-    fn pump_and(&self, flush: Flush) {
-        let mut touched: Vec<Arc<Peer>> = Vec::new();
-        let mut urgent = flush == Flush::All;
-        let (mut looped, mut looped_bytes) = (Vec::new(), 0);
-        loop {
-            if looped_bytes >= LOOP_BACK_BYTES {
-                self.loop_back(self.now(), &looped);
-                self.unfinished.store(true, Ordering::Relaxed);
-                break;
-            }
-            let now = self.now();
-            let action = self.engine.lock().poll(now);
-            let id = match &action {
-                None if looped.is_empty() => break,
-                Some(Action::SendBlock(block)) if block.peer == ITSELF => {
-                    looped_bytes += u64::from(block.length_bytes);
-                    looped.push(*block);
-                    if looped.len() == LOOP_BACK_BLOCKS {
-                        self.loop_back(now, &looped);
-                        looped.clear();
-                    }
-                    continue;
-                }
-                None => {
-                    self.loop_back(now, &looped);
-                    looped.clear();
-                    continue;
-                }
-                Some(Action::Send { peer: ITSELF, packet, .. }) => {
-                    self.notify_here(packet);
-                    continue;
-                }
-                Some(Action::SendBlock(block)) => (block.peer, block.path),
-                Some(Action::Send { peer, path, .. }) => (*peer, *path),
-                Some(Action::WriteNotification(write)) => {
-                    self.write_notification(*write);
-                    continue;
-                }
-                Some(Action::Complete(Completion { user, status, before, .. })) => {
-                    let result = status.map(|()| *before).map_err(failure_of);
-                    let is_later = result.is_err_and(|failure| self.fails_later(*user, failure));
-                    if !is_later
-                        && !self.ended(*user, result)
-                        && let Some(sink) = self.completions.get()
-                    {
-                        sink(*user, *status);
-                    }
-                    continue;
-                }
-            };
-            let Some(peer) = touched.iter().find(|peer| peer.place() == id).cloned().or_else(|| {
-                let peer = self.peer(id.0)?.by(id.1)?;
-                touched.push(peer.clone());
-                Some(peer)
-            }) else {
-                continue;
-            };
-            match action {
-                Some(Action::SendBlock(block)) => {
-                    urgent = true;
-                    self.send_block(&peer, &block);
-                }
-                Some(Action::Send { packet, .. }) => {
-                    urgent |= !matches!(packet, Packet::Ack(_));
-                    let mut header = [0; MAX_HEADER_BYTES];
-                    if let Ok(length) = packet.emit(&mut header, peer.checksums) {
-                        self.send(&peer, &mut |link| link.send(&header[..length], SharedSpan::empty()));
-                    }
-                }
-                _ => {}
-            }
-        }
-        for peer in touched.into_iter().filter(|_| urgent) {
-            let _ = peer.link.flush();
-        }
-    }
-
-    /// A transfer is over. False: it was neither a program's nor a peer's.
-    pub(crate) fn ended(&self, user: u64, result: Result<u64, Failure>) -> bool {
-        self.programs.completed(user, result) || self.carried(user, result.map(|_| ()))
-    }
-
-    /// Sends a packet, which may be lost.
-    fn send(&self, peer: &Peer, send: &mut dyn FnMut(&dyn Link) -> Result<(), SendError>) -> Sent {
-        for attempt in 0..64 {
-            match send(&*peer.link) {
-                Err(SendError::Full) => {
-                    let _ = peer.link.flush();
-                    if attempt > 8 {
-                        std::thread::yield_now();
-                    }
-                }
-                Err(SendError::TooLarge { .. }) => return Sent::TooLarge,
-                _ => return Sent::Yes,
-            }
-        }
-        self.packets_dropped.fetch_add(1, Ordering::Relaxed);
-        Sent::No
-    }
-
-    fn send_block(&self, peer: &Arc<Peer>, block: &Block) {
-        let by = match block.in_reply_to {
-            Some(_) => Poster::Peer(block.peer),
-            None => Poster::of(block.user),
-        };
-        let how = by.reading(block.own_domain);
-        if self.send_own(peer, block, how) {
-            return;
-        }
-        let found = self.memory(block.peer, block.own_domain, block.source_address, block.length_bytes, how);
-        let (memory, offset) = match found {
-            Ok(found) => found,
-            Err(code) => return self.engine.lock().source_refused(self.now(), block, code),
-        };
-        let Ok(source) = memory.get().span(offset, block.length_bytes as usize) else {
-            return self.engine.lock().source_refused(self.now(), block, NackCode::DecodeError);
-        };
-        self.send_packets(peer, block, source);
-    }
-
-    /// Sends the packets of a block whose bytes these are.
-    pub(crate) fn send_packets(&self, peer: &Peer, block: &Block, source: SharedSpan<'_>) {
-        let mut max_payload_bytes = peer.max_payload_bytes();
-        loop {
-            match self.send_cut(peer, block, source, max_payload_bytes) {
-                Sent::Yes => return,
-                // It goes again after a pause, and says nothing about the path.
-                Sent::No => {
-                    return self.engine.lock().source_refused(self.now(), block, NackCode::SlaveError);
-                }
-                // The path has come to take less just now.
-                Sent::TooLarge => {
-                    let less = peer.max_payload_bytes();
-                    if less >= max_payload_bytes {
-                        return;
-                    }
-                    max_payload_bytes = less;
-                }
-            }
-        }
-    }
-
-    /// Sends a block in packets of at most so many of its bytes.
-    fn send_cut(&self, peer: &Peer, block: &Block, source: SharedSpan<'_>, max_payload_bytes: u32) -> Sent {
-        let mut header = [0; MAX_HEADER_BYTES];
-        for packet in block.packets(max_payload_bytes) {
-            let part = source.part(packet.offset_bytes as usize, packet.payload_bytes as usize);
-            let Some(part) = part else { return Sent::Yes };
-            let sent = match peer.checksums {
-                Checksums::Off => {
-                    let Ok(length) = packet.emit_unchecked(&mut header) else { return Sent::Yes };
-                    self.send(peer, &mut |link| link.send(&header[..length], part))
-                }
-                // The checksum and the datagram must be of the same bytes, whatever others do to the
-                // memory meanwhile: it is made of those that are sent.
-                Checksums::On => self.send(peer, &mut |link| {
-                    link.send_sealed(packet.header_bytes(), part, &mut |datagram| {
-                        let _ = packet.seal(datagram, Checksums::On);
-                    })
-                }),
-            };
-            if sent != Sent::Yes {
-                return sent;
-            }
-        }
-        Sent::Yes
-    }
-
-    /// Writes the two words of a notification.
-    fn write_notification(&self, write: NotificationWrite) {
-        let by = match write.read {
-            Some(_) => Poster::of(write.user),
-            None => Poster::Peer(write.peer),
-        };
-        let how = by.writing(write.domain);
-        if let Some(queued) = self.notify_own(write, how) {
-            if let Err(code) = queued {
-                self.engine.lock().notification_refused(write, code);
-            }
-            return;
-        }
-        match self.write_words(write.peer, write.domain, &write.words, how) {
-            Ok(()) => self.engine.lock().notified(write),
-            Err(code) => self.engine.lock().notification_refused(write, code),
-        }
-    }
-
-    /// Goes on with what was left undone. Returns whether there was something.
-    pub(crate) fn finish(&self) -> bool {
-        let more = self.unfinished.swap(false, Ordering::Relaxed);
-        if more {
-            self.pump();
-        }
-        more
     }
 
     /// The nodes that programs can name.

@@ -1,7 +1,7 @@
 //! Several links to one node, for one who drives the first of them itself: threads that drive the
 //! others, and have lost ones back.
 //!
-//! Those who serve a node ([`crate::serve`]) drive all of its links, and need none of this.
+//! Those who serve a node ([`crate::serve()`]) drive all of its links, and need none of this.
 
 use std::io;
 use std::sync::Arc;

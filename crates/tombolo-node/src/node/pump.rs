@@ -1,0 +1,239 @@
+//! What the engine wants done, and how it leaves by a link.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tombolo_channel::Failure;
+use tombolo_core::rdma::{Action, Block, Completion, NotificationWrite};
+use tombolo_host::shared::SharedSpan;
+use tombolo_link::{Link, SendError};
+use tombolo_wire::{Checksums, MAX_HEADER_BYTES, NackCode, Packet};
+
+use super::{ITSELF, Node, Peer};
+use crate::programs::{Poster, failure_of};
+
+/// Bytes copied between programs here before others get their turn.
+const LOOP_BACK_BYTES: u64 = 64 * 1024;
+/// Blocks that may be one copy.
+const LOOP_BACK_BLOCKS: usize = 4;
+
+/// What is to be on its way when packets have been dealt with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flush {
+    All,
+    AllButAnswers,
+}
+
+/// What has become of a packet for a link.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    /// It is on its way, or lost.
+    Yes,
+    /// The link stays full.
+    No,
+    /// The link takes none of that size.
+    TooLarge,
+}
+
+impl Node {
+    /// Carries out what the engine wants done.
+    pub fn pump(&self) {
+        self.pump_and(Flush::All);
+    }
+
+    pub(super) fn pump_and(&self, flush: Flush) {
+        let mut touched: Vec<Arc<Peer>> = Vec::new();
+        let mut urgent = flush == Flush::All;
+        let (mut looped, mut looped_bytes) = (Vec::new(), 0);
+        loop {
+            if looped_bytes >= LOOP_BACK_BYTES {
+                self.loop_back(self.now(), &looped);
+                self.unfinished.store(true, Ordering::Relaxed);
+                break;
+            }
+            let now = self.now();
+            let action = self.engine.lock().poll(now);
+            let id = match &action {
+                None if looped.is_empty() => break,
+                Some(Action::SendBlock(block)) if block.peer == ITSELF => {
+                    looped_bytes += u64::from(block.length_bytes);
+                    looped.push(*block);
+                    if looped.len() == LOOP_BACK_BLOCKS {
+                        self.loop_back(now, &looped);
+                        looped.clear();
+                    }
+                    continue;
+                }
+                None => {
+                    self.loop_back(now, &looped);
+                    looped.clear();
+                    continue;
+                }
+                Some(Action::Send { peer: ITSELF, packet, .. }) => {
+                    self.notify_here(packet);
+                    continue;
+                }
+                Some(Action::SendBlock(block)) => (block.peer, block.path),
+                Some(Action::Send { peer, path, .. }) => (*peer, *path),
+                Some(Action::WriteNotification(write)) => {
+                    self.write_notification(*write);
+                    continue;
+                }
+                Some(Action::Complete(Completion { user, status, before, .. })) => {
+                    let result = status.map(|()| *before).map_err(failure_of);
+                    let is_later = result.is_err_and(|failure| self.fails_later(*user, failure));
+                    if !is_later
+                        && !self.ended(*user, result)
+                        && let Some(sink) = self.completions.get()
+                    {
+                        sink(*user, *status);
+                    }
+                    continue;
+                }
+            };
+            let Some(peer) = touched.iter().find(|peer| peer.place() == id).cloned().or_else(|| {
+                let peer = self.peer(id.0)?.by(id.1)?;
+                touched.push(peer.clone());
+                Some(peer)
+            }) else {
+                continue;
+            };
+            match action {
+                Some(Action::SendBlock(block)) => {
+                    urgent = true;
+                    self.send_block(&peer, &block);
+                }
+                Some(Action::Send { packet, .. }) => {
+                    urgent |= !matches!(packet, Packet::Ack(_));
+                    let mut header = [0; MAX_HEADER_BYTES];
+                    if let Ok(length) = packet.emit(&mut header, peer.checksums) {
+                        self.send(&peer, &mut |link| link.send(&header[..length], SharedSpan::empty()));
+                    }
+                }
+                _ => {}
+            }
+        }
+        for peer in touched.into_iter().filter(|_| urgent) {
+            let _ = peer.link.flush();
+        }
+    }
+
+    /// A transfer is over. False: it was neither a program's nor a peer's.
+    pub(crate) fn ended(&self, user: u64, result: Result<u64, Failure>) -> bool {
+        self.programs.completed(user, result) || self.carried(user, result.map(|_| ()))
+    }
+
+    /// Sends a packet, which may be lost.
+    fn send(&self, peer: &Peer, send: &mut dyn FnMut(&dyn Link) -> Result<(), SendError>) -> Sent {
+        for attempt in 0..64 {
+            match send(&*peer.link) {
+                Err(SendError::Full) => {
+                    let _ = peer.link.flush();
+                    if attempt > 8 {
+                        std::thread::yield_now();
+                    }
+                }
+                Err(SendError::TooLarge { .. }) => return Sent::TooLarge,
+                _ => return Sent::Yes,
+            }
+        }
+        self.packets_dropped.fetch_add(1, Ordering::Relaxed);
+        Sent::No
+    }
+
+    fn send_block(&self, peer: &Arc<Peer>, block: &Block) {
+        let by = match block.in_reply_to {
+            Some(_) => Poster::Peer(block.peer),
+            None => Poster::of(block.user),
+        };
+        let how = by.reading(block.own_domain);
+        if self.send_own(peer, block, how) {
+            return;
+        }
+        let found = self.memory(block.peer, block.own_domain, block.source_address, block.length_bytes, how);
+        let (memory, offset) = match found {
+            Ok(found) => found,
+            Err(code) => return self.engine.lock().source_refused(self.now(), block, code),
+        };
+        let Ok(source) = memory.get().span(offset, block.length_bytes as usize) else {
+            return self.engine.lock().source_refused(self.now(), block, NackCode::DecodeError);
+        };
+        self.send_packets(peer, block, source);
+    }
+
+    /// Sends the packets of a block whose bytes these are.
+    pub(crate) fn send_packets(&self, peer: &Peer, block: &Block, source: SharedSpan<'_>) {
+        let mut max_payload_bytes = peer.max_payload_bytes();
+        loop {
+            match self.send_cut(peer, block, source, max_payload_bytes) {
+                Sent::Yes => return,
+                // It goes again after a pause, and says nothing about the path.
+                Sent::No => {
+                    return self.engine.lock().source_refused(self.now(), block, NackCode::SlaveError);
+                }
+                // The path has come to take less just now.
+                Sent::TooLarge => {
+                    let less = peer.max_payload_bytes();
+                    if less >= max_payload_bytes {
+                        return;
+                    }
+                    max_payload_bytes = less;
+                }
+            }
+        }
+    }
+
+    /// Sends a block in packets of at most so many of its bytes.
+    fn send_cut(&self, peer: &Peer, block: &Block, source: SharedSpan<'_>, max_payload_bytes: u32) -> Sent {
+        let mut header = [0; MAX_HEADER_BYTES];
+        for packet in block.packets(max_payload_bytes) {
+            let part = source.part(packet.offset_bytes as usize, packet.payload_bytes as usize);
+            let Some(part) = part else { return Sent::Yes };
+            let sent = match peer.checksums {
+                Checksums::Off => {
+                    let Ok(length) = packet.emit_unchecked(&mut header) else { return Sent::Yes };
+                    self.send(peer, &mut |link| link.send(&header[..length], part))
+                }
+                // The checksum and the datagram must be of the same bytes, whatever others do to the
+                // memory meanwhile: it is made of those that are sent.
+                Checksums::On => self.send(peer, &mut |link| {
+                    link.send_sealed(packet.header_bytes(), part, &mut |datagram| {
+                        let _ = packet.seal(datagram, Checksums::On);
+                    })
+                }),
+            };
+            if sent != Sent::Yes {
+                return sent;
+            }
+        }
+        Sent::Yes
+    }
+
+    /// Writes the two words of a notification.
+    fn write_notification(&self, write: NotificationWrite) {
+        let by = match write.read {
+            Some(_) => Poster::of(write.user),
+            None => Poster::Peer(write.peer),
+        };
+        let how = by.writing(write.domain);
+        if let Some(queued) = self.notify_own(write, how) {
+            if let Err(code) = queued {
+                self.engine.lock().notification_refused(write, code);
+            }
+            return;
+        }
+        match self.write_words(write.peer, write.domain, &write.words, how) {
+            Ok(()) => self.engine.lock().notified(write),
+            Err(code) => self.engine.lock().notification_refused(write, code),
+        }
+    }
+
+    /// Goes on with what was left undone. Returns whether there was something.
+    pub(crate) fn finish(&self) -> bool {
+        let more = self.unfinished.swap(false, Ordering::Relaxed);
+        if more {
+            self.pump();
+        }
+        more
+    }
+}
