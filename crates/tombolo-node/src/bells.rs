@@ -139,6 +139,13 @@ impl Node {
         left > 0
     }
 
+    /// The next, if they are expected; does not count.
+    pub(crate) fn answer_expected_tiny_bells(&self) {
+        if self.programs.tiny_expected.load(Ordering::Relaxed) > 0 {
+            self.answer_tiny_bells(&self.programs.awake.domains());
+        }
+    }
+
     /// Carries out the tiny transfers between programs here that need no queue, while a large one goes on;
     /// whatever else was rung for stays so.
     pub(crate) fn answer_tiny_bells(&self, domains: &Domains) {

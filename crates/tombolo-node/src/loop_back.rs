@@ -78,15 +78,15 @@ impl Node {
             user: first.user,
         };
         let outcome = self.copy_here(&part, self.expects_tiny());
-        let mut engine = self.engine.lock();
         for block in run {
+            self.answer_expected_tiny_bells();
             let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
             let bytes_only = block.notification == BlockNotification::Later;
             let answer = match outcome {
                 Ok(()) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
                 Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
             };
-            let _ = engine.handle(now, ITSELF, &answer);
+            let _ = self.engine.lock().handle(now, ITSELF, &answer);
         }
     }
 
@@ -113,11 +113,13 @@ impl Node {
         let (to, target) = self.memory(ITSELF, part.domain, part.destination_address, length, write)?;
         let target = to.get().span_mut(target, length as usize).map_err(|_| NackCode::DecodeError)?;
         let length = target.len();
+        let awake = in_parts.then(|| self.programs.awake.domains());
         let step = if in_parts { PART_BYTES } else { length.max(1) };
-        let awake = self.programs.awake.domains();
         for start in (0..length).step_by(step) {
-            if start > 0 {
-                self.answer_tiny_bells(&awake);
+            if let Some(awake) = &awake
+                && start > 0
+            {
+                self.answer_tiny_bells(awake);
             }
             let size = step.min(length - start);
             if let (Some(to), Some(from)) = (target.part(start, size), source.part(start, size)) {

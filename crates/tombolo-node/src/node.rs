@@ -209,7 +209,7 @@ fn configuration(limits: &Limits) -> Config {
         outstanding_blocks: 16,
         outstanding_beside: 1,
         // So many lie side by side for one copy between programs here.
-        turn_blocks: 4,
+        turn_blocks: 8,
         beside_ns: 1_000_000,
         // Answers may be sent only when their sender gets the processor again,
         // which takes as long as the time slice of whoever has it.
