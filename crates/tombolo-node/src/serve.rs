@@ -39,6 +39,8 @@ pub enum PeerEvent {
 /// While somebody else drives the node, this looks after newcomers and losses so often. Each look takes
 /// the processor from whoever polls there, which shows in the 99th percentiles if it is frequent.
 const STAND_BY: Duration = Duration::from_millis(10);
+/// So many packets may be taken before they are answered.
+const MAX_UNANSWERED: usize = 4;
 /// One turn in so many of somebody else looks at the timers.
 const TURNS: u32 = 64;
 
@@ -48,8 +50,8 @@ pub struct Turn {
     peers: Vec<Arc<Peer>>,
     round: u32,
     next_tick: Option<Instant>,
-    /// Answers may not have been sent yet.
-    unsent: bool,
+    /// Packets taken whose answers may not have been sent yet.
+    unanswered: usize,
 }
 
 impl Node {
@@ -69,18 +71,17 @@ impl Node {
             }
         }
         turn.round = turn.round.wrapping_add(1);
-        let mut busy = self.answer_bells() + self.take_moved() + usize::from(self.finish());
-        for peer in &turn.peers {
-            busy += self.drive_lazily(peer);
-        }
-        if busy > 0 {
-            turn.unsent = true;
-        } else if std::mem::take(&mut turn.unsent) {
+        let busy = self.answer_bells() + self.take_moved() + usize::from(self.finish());
+        let taken: usize = turn.peers.iter().map(|peer| self.drive_lazily(peer)).sum();
+        turn.unanswered += taken;
+        // Who sends a stream must not wait for its pauses.
+        if turn.unanswered >= MAX_UNANSWERED || (busy + taken == 0 && turn.unanswered > 0) {
+            turn.unanswered = 0;
             for peer in &turn.peers {
                 let _ = peer.link.flush();
             }
         }
-        busy
+        busy + taken
     }
 }
 

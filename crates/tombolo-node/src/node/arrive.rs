@@ -13,7 +13,7 @@ use super::{BUFFERS, Memory, Node, Peer};
 use crate::programs::{Accessor, Poster, Use};
 
 /// Packets taken from a link before others get their turn.
-const RECEIVE_BUDGET: usize = 64;
+const RECEIVE_BUDGET: usize = 4;
 
 /// What has become of bytes that came in.
 #[derive(Clone, Copy, PartialEq, Eq)]
