@@ -150,8 +150,10 @@ impl Node {
     /// whatever else was rung for stays so.
     pub(crate) fn answer_tiny_bells(&self, domains: &Domains) {
         for domain in domains.values() {
-            let mut rung = domain.page.take_rung();
-            let mut later = 0;
+            let (mut rung, mut later) = (domain.page.take_rung(), 0);
+            if rung != 0 {
+                domain.rang.store(true, Ordering::Relaxed);
+            }
             while rung != 0 {
                 let slot = rung.trailing_zeros() as usize;
                 rung &= rung - 1;
@@ -159,8 +161,9 @@ impl Node {
                     later |= 1 << slot;
                 }
             }
-            if later != 0 {
-                let _ = domain.page.ring(later);
+            // Another thread may be about to sleep, having seen no bell.
+            if later != 0 && domain.page.ring(later) {
+                self.programs.rouse(domain);
             }
         }
     }

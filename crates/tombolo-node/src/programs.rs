@@ -294,7 +294,7 @@ impl Programs {
     }
 
     /// A program rang while its bell was not looked at.
-    fn rouse(&self, domain: &Arc<ProgramDomain>) {
+    pub(crate) fn rouse(&self, domain: &Arc<ProgramDomain>) {
         self.awake.add(domain);
         // If the loop sleeps: it looks at that bell, too, from now on.
         let _ = self.wake.signal();
