@@ -93,6 +93,11 @@ impl ChannelPage {
         self.short(ASLEEP).load(Ordering::SeqCst) != 0
     }
 
+    /// The channels rung for that the node has not taken yet.
+    pub fn rung(&self) -> u64 {
+        self.long(BELL).load(Ordering::Relaxed)
+    }
+
     /// The program's: how far a transfer is.
     pub fn status(&self, slot: usize) -> Status {
         match Fate::from_word(self.done(slot).load(Ordering::SeqCst), is_read(slot)) {

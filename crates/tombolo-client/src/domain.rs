@@ -35,6 +35,11 @@ const SPIN: Duration = Duration::from_micros(2);
 const POLL: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(1);
 /// How long to drive a node in this process before leaving that to its own thread.
 const DRIVE: Duration = Duration::from_millis(5);
+/// With so many transfers under way at a node in this process, up to as many new ones are sent together:
+/// they wait for each other while completions come in, with pauses no longer than this, and altogether.
+const GATHERED: u32 = 8;
+const GATHER: Duration = Duration::from_micros(2);
+const MAX_GATHER: Duration = Duration::from_micros(20);
 /// The longest sleep, so that the node's end is noticed.
 const NAP: Duration = Duration::from_millis(100);
 
@@ -72,7 +77,7 @@ pub(crate) struct Inner {
 
 /// Makes a node in this process go on; how much there was to do.
 #[derive(Clone)]
-pub(crate) struct Progress(pub(crate) Arc<dyn Fn() -> usize + Send + Sync>);
+pub(crate) struct Progress(pub(crate) Arc<dyn Fn(bool) -> usize + Send + Sync>);
 
 impl std::fmt::Debug for Progress {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -343,7 +348,9 @@ impl Domain {
     fn post(&self, slot: usize, descriptor: &Descriptor) -> Transfer {
         let asleep = self.0.page.post(slot, descriptor);
         if self.0.progress.is_some() {
-            self.0.go_on();
+            if !self.0.gathers() {
+                self.0.go_on();
+            }
         } else if asleep {
             // A full socket has enough to wake the node in it.
             let _ = self.0.socket.send(&[&encode(&Message::WakeV1)], &[]);
@@ -404,7 +411,7 @@ impl Inner {
 
     /// Makes a node in this process go on. How much there was to do.
     pub(crate) fn go_on(&self) -> usize {
-        self.progress.as_ref().map_or(0, |progress| progress.0())
+        self.progress.as_ref().map_or(0, |progress| progress.0(true))
     }
 
     pub(crate) fn page(&self) -> &ChannelPage {
@@ -429,7 +436,7 @@ impl Inner {
     ) -> Result<(), WaitError> {
         let since = Instant::now();
         let poll = Duration::from_nanos(self.poll_ns.load(Ordering::Relaxed)).max(*POLL.start());
-        let mut sleeping = false;
+        let (mut sleeping, mut quiet_from) = (false, Duration::ZERO);
         let outcome = loop {
             let ended = if sleeping { self.page.ended() } else { 0 };
             let so = is_so();
@@ -438,8 +445,12 @@ impl Inner {
                 self.waited(waited);
                 break Ok(());
             }
-            if self.progress.is_some() && waited < DRIVE {
-                self.go_on();
+            if let Some(progress) = self.progress.as_ref().filter(|_| waited < DRIVE) {
+                // Whoever keeps many small transfers under way has them sent together.
+                let gathers = waited < quiet_from + GATHER && waited < MAX_GATHER && self.gathers();
+                if progress.0(!gathers) > 0 {
+                    quiet_from = waited;
+                }
             } else if waited < SPIN {
                 std::hint::spin_loop();
             } else if waited < poll {
@@ -464,6 +475,13 @@ impl Inner {
             }
         }
         outcome
+    }
+
+    /// Whether new transfers may wait for others like them: a few are new, and many are under way.
+    fn gathers(&self) -> bool {
+        let rung = self.page.rung().count_ones();
+        let used = (!self.channels.lock().free).count_ones();
+        (1..GATHERED).contains(&rung) && used >= rung + GATHERED
     }
 
     /// Waits that polling may well shorten make it poll for longer; others let it sleep sooner.

@@ -80,8 +80,9 @@ impl Embedded {
         ];
         let (driven, turn) = (node.clone(), Mutex::new(Turn::default()));
         // One thread drives; for the others that is as good as driving themselves.
-        let progress =
-            Progress(Arc::new(move || turn.try_lock().map_or(0, |mut turn| driven.turn(&mut turn))));
+        let progress = Progress(Arc::new(move |bells| {
+            turn.try_lock().map_or(0, |mut turn| driven.turn(&mut turn, bells))
+        }));
         Ok(Self { node, progress, address, programs, stop, threads })
     }
 
@@ -108,7 +109,7 @@ impl Embedded {
     /// Goes on: sends, receives, completes. Call it while polling for a notification. Returns how much
     /// there was to do.
     pub fn progress(&self) -> usize {
-        self.progress.0()
+        self.progress.0(true)
     }
 }
 

@@ -51,6 +51,8 @@ pub struct Peer {
     /// The way to it.
     pub link: Arc<dyn Link>,
     checksums: Checksums,
+    /// How many packets are taken at once of a stream.
+    receive_budget: usize,
     /// Packets come one after the other.
     streaming: AtomicBool,
     /// The last look found none.
@@ -298,6 +300,7 @@ impl Node {
         let peer = Arc::new(Peer {
             id: PeerId(index as u32),
             checksums: if link.protects_integrity() { Checksums::Off } else { Checksums::On },
+            receive_budget: arrive::receive_budget(&*link),
             link,
             streaming: AtomicBool::new(false),
             drained: AtomicBool::new(true),

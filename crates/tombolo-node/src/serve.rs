@@ -57,8 +57,9 @@ pub struct Turn {
 impl Node {
     /// One round: bells, packets, and now and then timers. For a program that has a node of its own and
     /// polls; [`serve`] stands back meanwhile. Returns how much there was to do. What is answered goes
-    /// with what is sent next, or in the next turn that finds nothing to do.
-    pub fn turn(&self, turn: &mut Turn) -> usize {
+    /// with what is sent next, or in the next turn that finds nothing to do. Without `bells`, what is new
+    /// stays for a later turn.
+    pub fn turn(&self, turn: &mut Turn, bells: bool) -> usize {
         self.driven.fetch_add(1, Ordering::Relaxed);
         if turn.round.is_multiple_of(TURNS) {
             turn.peers = self.peers();
@@ -71,7 +72,8 @@ impl Node {
             }
         }
         turn.round = turn.round.wrapping_add(1);
-        let busy = self.answer_bells() + self.take_moved() + usize::from(self.finish());
+        let rung = if bells { self.answer_bells() } else { 0 };
+        let busy = rung + self.take_moved() + usize::from(self.finish());
         let taken: usize = turn.peers.iter().map(|peer| self.drive_lazily(peer)).sum();
         turn.unanswered += taken;
         // Who sends a stream must not wait for its pauses.

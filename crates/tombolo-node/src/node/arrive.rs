@@ -5,15 +5,18 @@ use std::sync::atomic::Ordering;
 
 use tombolo_core::rdma::{Operation, PeerId, Placement, Verdict};
 use tombolo_host::shared::SharedSpan;
-use tombolo_link::{LinkState, Packet as LinkPacket};
+use tombolo_link::{Link, LinkState, Packet as LinkPacket};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, Checksums, DataHeader, Domain, NackCode, Packet, Payload};
 
 use super::pump::Flush;
 use super::{BUFFERS, Memory, Node, Peer};
 use crate::programs::{Accessor, Poster, Use};
 
-/// Packets taken from a link before others get their turn.
-const RECEIVE_BUDGET: usize = 4;
+/// Packets taken from a link before others get their turn: few where to answer costs no system call, since
+/// whoever sends them waits for the answers.
+pub(super) fn receive_budget(link: &dyn Link) -> usize {
+    if link.peer_process_id().is_some() { 4 } else { 64 }
+}
 
 /// What has become of bytes that came in.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,7 +41,7 @@ impl Node {
 
     fn drive_and(&self, peer: &Arc<Peer>, flush: Flush) -> usize {
         // A lone packet is answered before looking for the next; a stream of them is taken in bulk.
-        let budget = if peer.streaming.load(Ordering::Relaxed) { RECEIVE_BUDGET } else { 1 };
+        let budget = if peer.streaming.load(Ordering::Relaxed) { peer.receive_budget } else { 1 };
         let received = peer.link.receive(budget, &mut |packet| {
             self.packet(peer, packet);
         });
