@@ -75,8 +75,22 @@ impl Default for CongestionConfig {
     }
 }
 
-/// A delay never counts for more than this, so that products fit.
+impl CongestionConfig {
+    /// The nearest configuration that can work.
+    fn clamped(mut self) -> Self {
+        self.max_bytes = self.max_bytes.clamp(2, MAX_WINDOW_BYTES);
+        self.min_bytes = self.min_bytes.clamp(2, self.max_bytes);
+        self.initial_bytes = self.initial_bytes.clamp(self.min_bytes, self.max_bytes);
+        self.step_bytes = self.step_bytes.min(self.max_bytes);
+        self.target_ns = self.target_ns.min(MAX_DELAY_NS);
+        self.small_target_ns = self.small_target_ns.min(MAX_DELAY_NS);
+        self
+    }
+}
+
+/// A delay never counts for more than this, and a window for no more than that, so that products fit.
 const MAX_DELAY_NS: u64 = 1 << 38;
+const MAX_WINDOW_BYTES: u64 = 1 << 25;
 /// Of `LossRate`: all.
 const WHOLE: u32 = 1 << 16;
 
@@ -104,6 +118,7 @@ impl Congestion {
     /// A window in its initial state; `None` never limits.
     #[must_use]
     pub fn new(config: Option<CongestionConfig>) -> Self {
+        let config = config.map(CongestionConfig::clamped);
         Self {
             config,
             window_bytes: config.map_or(u64::MAX, |config| config.initial_bytes),
@@ -224,7 +239,9 @@ impl Congestion {
                 self.window_bytes = (self.window_bytes - cut).max(config.min_bytes.min(self.window_bytes));
             }
             // Delay of the moment may keep it from growing: not for ever.
-            None if is_used => self.window_bytes += config.step_bytes,
+            None if is_used => {
+                self.window_bytes = (self.window_bytes + config.step_bytes).min(config.max_bytes);
+            }
             None => {}
         }
     }
@@ -396,6 +413,38 @@ mod tests {
         window.timed_out(Time(3000), Time(2500));
         window.resumed(Time(1 << 50));
         assert_eq!(window.window_bytes(), u64::MAX);
+    }
+
+    #[test]
+    fn no_configuration_is_too_odd() {
+        for number in [0, 1, 2, 1 << 20, u64::MAX] {
+            let config = CongestionConfig {
+                initial_bytes: number,
+                min_bytes: number,
+                max_bytes: number,
+                step_bytes: number,
+                target_ns: number,
+                small_target_ns: number,
+                queue_bytes: number,
+                patient_bytes: number,
+                standing_ns: number,
+                look_ns: number,
+                memory_ns: number,
+                loss_permille: number as u32,
+            };
+            let mut window = Congestion::new(Some(config));
+            for round in 0..1000_u64 {
+                let now = Time(round * 1_000_000);
+                window.resumed(now);
+                window.acknowledged(now, 1 << 14, 1 << 20, Some(1 + round % 7 * 1_000_000));
+                match round % 5 {
+                    0 => window.lost(now, now),
+                    1 => window.timed_out(now, now),
+                    _ => {}
+                }
+                assert!((1..=MAX_WINDOW_BYTES).contains(&window.window_bytes()), "{number}");
+            }
+        }
     }
 
     #[test]
