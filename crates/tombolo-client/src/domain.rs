@@ -77,7 +77,15 @@ pub(crate) struct Inner {
 
 /// Makes a node in this process go on; how much there was to do.
 #[derive(Clone)]
-pub(crate) struct Progress(pub(crate) Arc<dyn Fn(bool) -> usize + Send + Sync>);
+pub(crate) struct Progress(pub(crate) Arc<dyn Fn(Bells) -> usize + Send + Sync>);
+
+/// What a node in this process does with the bells that were rung since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bells {
+    Answer,
+    /// They stay rung, for others to come.
+    Leave,
+}
 
 impl std::fmt::Debug for Progress {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -229,6 +237,10 @@ impl Domain {
     }
 
     /// Starts a write: from own memory to that of another domain.
+    ///
+    /// With a node inside this program ([`crate::Embedded`]), and eight or more transfers under way, it is
+    /// sent together with the next few, and goes at the latest when the program waits, polls, or asks for
+    /// the status of one; if it does neither, within some ten milliseconds. So it is with all that is posted.
     pub fn write(&self, to: Target, spec: Spec) -> Result<Transfer, PostError> {
         self.start(WRITE_SLOTS, "writes", &spec.descriptor(to))
     }
@@ -411,7 +423,7 @@ impl Inner {
 
     /// Makes a node in this process go on. How much there was to do.
     pub(crate) fn go_on(&self) -> usize {
-        self.progress.as_ref().map_or(0, |progress| progress.0(true))
+        self.progress.as_ref().map_or(0, |progress| progress.0(Bells::Answer))
     }
 
     pub(crate) fn page(&self) -> &ChannelPage {
@@ -448,7 +460,7 @@ impl Inner {
             if let Some(progress) = self.progress.as_ref().filter(|_| waited < DRIVE) {
                 // Whoever keeps many small transfers under way has them sent together.
                 let gathers = waited < quiet_from + GATHER && waited < MAX_GATHER && self.gathers();
-                if progress.0(!gathers) > 0 {
+                if progress.0(if gathers { Bells::Leave } else { Bells::Answer }) > 0 {
                     quiet_from = waited;
                 }
             } else if waited < SPIN {

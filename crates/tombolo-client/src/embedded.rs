@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tombolo_host::unix::{SeqpacketListener, UnixError};
 use tombolo_node::{Address, JoinError, Node, PeerEvent, Security, Turn};
 
-use crate::domain::{Domain, Progress};
+use crate::domain::{Bells, Domain, Progress};
 use crate::error::OpenError;
 
 /// How the node is set up.
@@ -81,7 +81,7 @@ impl Embedded {
         let (driven, turn) = (node.clone(), Mutex::new(Turn::default()));
         // One thread drives; for the others that is as good as driving themselves.
         let progress = Progress(Arc::new(move |bells| {
-            turn.try_lock().map_or(0, |mut turn| driven.turn(&mut turn, bells))
+            turn.try_lock().map_or(0, |mut turn| driven.turn(&mut turn, bells == Bells::Answer))
         }));
         Ok(Self { node, progress, address, programs, stop, threads })
     }
@@ -109,7 +109,7 @@ impl Embedded {
     /// Goes on: sends, receives, completes. Call it while polling for a notification. Returns how much
     /// there was to do.
     pub fn progress(&self) -> usize {
-        self.progress.0(true)
+        self.progress.0(Bells::Answer)
     }
 }
 

@@ -59,6 +59,8 @@ fn options(rng: &mut Rng) -> Options {
         block_bytes: 256 << rng.range(2, 6),
         outstanding_blocks: rng.range(1, 6) as u32,
         outstanding_beside: rng.range(1, 3) as u32,
+        block_bytes_beside: 256 << rng.range(0, 6),
+        beside_block_ns: rng.below(3) * 5_000,
         beside_ns: rng.below(3) * 100_000,
         turn_blocks: rng.range(1, 4) as u32,
         starvation_blocks: rng.range(1, 20) as u32,

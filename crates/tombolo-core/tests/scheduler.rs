@@ -128,6 +128,47 @@ fn a_lone_small_transfer_skips_the_queue() {
     assert_eq!(next_block(&mut engine).map(|block| user(&block)), Some(2));
 }
 
+/// The blocks that a large transfer may have under way: of which lengths, at that time.
+fn under_way(engine: &mut Engine, now: Time) -> Vec<u32> {
+    let blocks = std::iter::from_fn(|| engine.poll(now)).filter_map(|action| match action {
+        Action::SendBlock(block) if user(&block) == 9 => Some(block.length_bytes),
+        _ => None,
+    });
+    blocks.collect()
+}
+
+#[test]
+fn while_small_ones_come_large_ones_keep_to_less() {
+    let config = Config {
+        outstanding_blocks: 4,
+        outstanding_beside: 1,
+        block_bytes_beside: 4 * KIB,
+        beside_block_ns: 10_000,
+        beside_ns: 1_000_000,
+        ..Config::default()
+    };
+    let start = |round_trip_ns: Option<u64>| {
+        let mut engine = Engine::new(config);
+        engine.add_peer(NOW, OTHER);
+        if let Some(ns) = round_trip_ns {
+            post(&mut engine, 1, 64, None);
+            let block = next_block(&mut engine).expect("a block");
+            let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
+            let ack = Packet::Ack(Ack { transaction, generation, attempt, bytes_only: false });
+            let _ = engine.handle(NOW.after_ns(ns), OTHER, &ack);
+        }
+        post(&mut engine, 9, 1024 * KIB, None);
+        engine
+    };
+    // None came, some came, and none came for a while.
+    assert_eq!(under_way(&mut start(None), NOW), [16 * KIB; 4]);
+    assert_eq!(under_way(&mut start(Some(500)), NOW), [4 * KIB]);
+    assert_eq!(under_way(&mut start(Some(500)), NOW.after_ns(1_000_000)), [16 * KIB; 4]);
+    // The further away the peer is, the more; no more bytes than otherwise.
+    assert_eq!(under_way(&mut start(Some(30_000)), NOW), [4 * KIB; 3]);
+    assert_eq!(under_way(&mut start(Some(900_000)), NOW), [4 * KIB; 16]);
+}
+
 /// Small transfers without end, and one large transfer beside them.
 fn longest_wait_of_the_large(config: Config) -> u32 {
     let mut engine = engine(config);

@@ -105,6 +105,8 @@ impl ShmLink {
         ring_bytes: usize,
         side: Side,
     ) -> Result<Self, OpenError> {
+        // Otherwise the first packets each wait for a page fault at both ends.
+        memory.populate(0, memory.len());
         let memory = Arc::new(memory);
         let (first, second) = (0, tombolo_host::ring::footprint_bytes(ring_bytes));
         let (ours, theirs) = match side {

@@ -17,7 +17,7 @@ use crate::programs::{Domains, ProgramDomain, SMALL_AT_HOME};
 const AT_ONCE_BYTES: u32 = 64 * 1024;
 /// What is no larger goes even between the parts of another block's copy.
 const TINY_BYTES: u32 = 4 * 1024;
-/// So many blocks after one of those, others are expected.
+/// So many copies after one of those, others are expected.
 const TINY_LATELY: u32 = 1024;
 /// So much of that before others get their turn.
 const AT_ONCE_ALTOGETHER: u32 = 256 * 1024;
@@ -130,7 +130,8 @@ impl Node {
         count
     }
 
-    /// Whether tiny transfers between programs here are to be expected; asked once a block.
+    /// Whether tiny transfers between programs here are to be expected; asked once a copy, which is of
+    /// several blocks where they lie side by side.
     pub(crate) fn expects_tiny(&self) -> bool {
         let left = self.programs.tiny_expected.load(Ordering::Relaxed);
         if left > 0 {

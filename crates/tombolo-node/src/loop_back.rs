@@ -11,7 +11,7 @@ use crate::node::{ITSELF, Node};
 use crate::own_moves::touches_own;
 use crate::programs::{Poster, Use};
 
-/// How long a tiny transfer waits at most for a large one: the copy of so much.
+/// A tiny transfer waits for a large one's copy of so much at most.
 const PART_BYTES: usize = 1024;
 
 /// Whether one block goes on where another ends, as blocks of one transfer do.
@@ -49,19 +49,15 @@ impl Node {
     /// Blocks between two programs here: what lies side by side is one copy, answered at once.
     pub(crate) fn loop_back(&self, now: Time, blocks: &[Block]) {
         for run in blocks.chunk_by(follows) {
-            let [first, .., last] = run else {
-                let [alone] = run else { continue };
-                self.loop_back_run(now, run, alone, alone);
-                continue;
-            };
-            self.loop_back_run(now, run, first, last);
+            match run {
+                [alone] if touches_own(alone) => self.loop_back_own(alone),
+                _ => self.loop_back_run(now, run),
+            }
         }
     }
 
-    fn loop_back_run(&self, now: Time, run: &[Block], first: &Block, last: &Block) {
-        if touches_own(first) {
-            return run.iter().for_each(|block| self.loop_back_own(block));
-        }
+    fn loop_back_run(&self, now: Time, run: &[Block]) {
+        let Some((first, last)) = run.first().zip(run.last()) else { return };
         let notification = match last.notification {
             BlockNotification::Now(words) => Some(words),
             BlockNotification::None | BlockNotification::Later => None,

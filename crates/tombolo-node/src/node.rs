@@ -210,6 +210,9 @@ fn configuration(limits: &Limits) -> Config {
         // between processes a lone transfer needs more to keep both ends at work.
         outstanding_blocks: 16,
         outstanding_beside: 1,
+        block_bytes_beside: 4096,
+        // A gigabyte a second.
+        beside_block_ns: 4000,
         // So many lie side by side for one copy between programs here.
         turn_blocks: 8,
         beside_ns: 1_000_000,

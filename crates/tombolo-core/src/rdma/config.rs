@@ -43,6 +43,11 @@ pub struct Config {
     /// The same while small transfers come, for those of the other classes: what is on the wire
     /// already, a small one waits for.
     pub outstanding_beside: u32,
+    /// Length of their blocks then; a power of two from 256 to `block_bytes`.
+    pub block_bytes_beside: u32,
+    /// For each so much of the shortest round trip one more of these blocks may be unacknowledged: what a
+    /// long way holds delays nobody. 0: no more.
+    pub beside_block_ns: u64,
     /// How long after a small transfer others are expected.
     pub beside_ns: u64,
     /// Blocks that a transfer issues before the next of its class has its turn.
@@ -103,6 +108,8 @@ impl Default for Config {
             block_bytes: MAX_BLOCK_BYTES,
             outstanding_blocks: 2,
             outstanding_beside: 2,
+            block_bytes_beside: MAX_BLOCK_BYTES,
+            beside_block_ns: 0,
             beside_ns: 0,
             turn_blocks: 2,
             starvation_blocks: 16,
@@ -137,10 +144,12 @@ impl Config {
         self.transactions = self.transactions.max(1);
         self.peer_transactions = self.peer_transactions.max(1);
         self.transfers = self.transfers.clamp(1, 1 << 20);
-        self.block_bytes = match self.block_bytes.clamp(GRANULE_BYTES, MAX_BLOCK_BYTES) {
+        let power = |bytes: u32, most| match bytes.clamp(GRANULE_BYTES, most) {
             power if power.is_power_of_two() => power,
             other => other.next_power_of_two() / 2,
         };
+        self.block_bytes = power(self.block_bytes, MAX_BLOCK_BYTES);
+        self.block_bytes_beside = power(self.block_bytes_beside, self.block_bytes);
         self.outstanding_blocks = self.outstanding_blocks.max(1);
         self.outstanding_beside = self.outstanding_beside.clamp(1, self.outstanding_blocks);
         self.turn_blocks = self.turn_blocks.max(1);

@@ -142,6 +142,12 @@ impl Congestion {
         }
     }
 
+    /// The shortest round trip lately, as far as it was measured.
+    #[must_use]
+    pub fn shortest_ns(&self) -> Option<u64> {
+        Some(self.delay.base()).filter(|ns| *ns < u64::MAX)
+    }
+
     /// Something is sent after nothing was under way. After a short pause the
     /// path is believed to be as it was; after a long one the window doubles up
     /// to what it was.

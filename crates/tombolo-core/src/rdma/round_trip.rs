@@ -108,6 +108,22 @@ mod tests {
     }
 
     #[test]
+    fn several_paths_have_a_turn_each_before_the_timeout_doubles() {
+        let rule = Retransmission::Measured { initial_ns: 500, min_ns: 100, max_ns: 10_000 };
+        let mut trip = RoundTrip::new();
+        for doubled in [500, 1000, 2000] {
+            for _ in 0..3 {
+                assert_eq!(trip.timeout_by_turns_ns(rule, 3), doubled);
+                trip.back_off();
+            }
+        }
+        // With one path each timeout doubles it.
+        assert_eq!(trip.timeout_by_turns_ns(rule, 0), trip.timeout_ns(rule));
+        assert_eq!(trip.timeout_ns(rule), 10_000);
+        assert_eq!(trip.first_timeout_ns(rule), 500);
+    }
+
+    #[test]
     fn the_documents_timeout_is_fixed() {
         let rule = Retransmission::Fixed { timeout_ns: 20_000_000 };
         let mut trip = RoundTrip::new();

@@ -118,10 +118,10 @@ impl Initiator {
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.acked += 1;
         let outstanding = transfer.outstanding;
-        if transfer.acked == transfer.blocks {
+        if transfer.all_issued() && transfer.acked == transfer.issued {
             self.end(index, Ok(()));
         } else if transfer.queue == Queue::None {
-            if transfer.issued == transfer.blocks {
+            if transfer.all_issued() {
                 if transfer.may_notify() {
                     self.queue_notify(index);
                 }

@@ -53,7 +53,7 @@ impl Initiator {
         let most = self.most_outstanding(now, index);
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.turn += 1;
-        let all_issued = transfer.issued == transfer.blocks;
+        let all_issued = transfer.all_issued();
         let full = transfer.outstanding >= most;
         let class_now = transfer.class(&self.config);
         if all_issued || full {
@@ -68,22 +68,33 @@ impl Initiator {
         self.hand_out(now, slot)
     }
 
-    /// The most blocks of a transfer under way. What a large one has on the wire, a small one waits
-    /// for, whatever its class: so where small ones come, large ones keep to less.
+    /// Whether a transfer is a large one, while small ones come. What it has on the wire, a small one
+    /// waits for, whatever its class: so it keeps to less.
+    fn gives_way(&self, now: Time, index: u32) -> bool {
+        now < self.small_until && self.transfers.entries[index as usize].class(&self.config) != Class::High
+    }
+
+    /// The most blocks of a transfer under way.
     pub(super) fn most_outstanding(&self, now: Time, index: u32) -> u32 {
-        let is_high = self.transfers.entries[index as usize].class(&self.config) == Class::High;
-        if is_high || now >= self.small_until {
-            self.config.outstanding_blocks
-        } else {
-            self.config.outstanding_beside
+        let config = &self.config;
+        if !self.gives_way(now, index) {
+            return config.outstanding_blocks;
         }
+        let peer = self.transfers.entries[index as usize].peer;
+        let trip_ns: u64 =
+            self.peers[peer.index()].as_ref().and_then(|peer| peer.shortest_trip_ns()).unwrap_or(0);
+        let on_the_way = trip_ns.checked_div(config.beside_block_ns).unwrap_or(0);
+        // Of smaller blocks no more bytes than otherwise.
+        let most =
+            u64::from(config.outstanding_blocks) * u64::from(config.block_bytes / config.block_bytes_beside);
+        on_the_way.clamp(config.outstanding_beside.into(), most) as u32
     }
 
     /// A small transfer goes at once; what has no slot is queued after all.
     pub(super) fn issue_past_queue(&mut self, now: Time, index: u32) {
         loop {
             let transfer = &self.transfers.entries[index as usize];
-            if transfer.issued == transfer.blocks {
+            if transfer.all_issued() {
                 return;
             }
             if transfer.outstanding >= self.config.outstanding_blocks {
@@ -101,6 +112,8 @@ impl Initiator {
 
     /// The next block of a transfer takes a slot.
     fn issue(&mut self, now: Time, index: u32) -> Option<u32> {
+        let gives_way = self.gives_way(now, index);
+        let block_bytes = if gives_way { self.config.block_bytes_beside } else { self.config.block_bytes };
         let transfer = &mut self.transfers.entries[index as usize];
         let peer = self.peers[transfer.peer.index()].as_mut()?;
         if peer.slots > self.table.tickets.len() {
@@ -110,13 +123,12 @@ impl Initiator {
         let class = transfer.class(&self.config);
         let spec = &transfer.spec;
         let offset_bytes = transfer.cursor_bytes;
-        let length_bytes =
-            block_length(spec.destination_address, spec.size_bytes, offset_bytes, self.config.block_bytes);
+        let length_bytes = block_length(spec.destination_address, spec.size_bytes, offset_bytes, block_bytes);
         transfer.cursor_bytes += length_bytes;
         transfer.issued += 1;
         transfer.outstanding += 1;
         transfer.slots.push_back(&mut self.table.siblings, slot);
-        let last = transfer.issued == transfer.blocks;
+        let last = transfer.all_issued();
         if last {
             transfer.last_slot = Some(slot);
         }

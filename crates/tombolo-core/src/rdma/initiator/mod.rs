@@ -26,7 +26,6 @@ use super::config::Config;
 use super::counters::Counters;
 use super::list::List;
 use super::scheduler::{ClassPicker, RESEND, Rings, ring_of};
-use super::segmentation::block_count;
 use super::time::Time;
 use super::transaction::{Event, State};
 use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
@@ -191,11 +190,7 @@ impl Initiator {
     }
 
     fn start_write(&mut self, now: Time, index: u32) {
-        let block_bytes = self.config.block_bytes;
-        let transfer = &mut self.transfers.entries[index as usize];
-        let spec = transfer.spec;
-        transfer.blocks = block_count(spec.destination_address, spec.size_bytes, block_bytes);
-        let class = transfer.class(&self.config);
+        let class = self.transfers.entries[index as usize].class(&self.config);
         if class == Class::High && self.may_bypass(transfer_peer(&self.transfers, index)) {
             self.counters.bypasses += 1;
             self.issue_past_queue(now, index);

@@ -109,6 +109,11 @@ impl SendPeer {
         }
     }
 
+    /// The shortest round trip lately, by any path, if one was measured.
+    pub fn shortest_trip_ns(&self) -> Option<u64> {
+        self.paths.iter().filter(|path| path.up).filter_map(|path| path.congestion.shortest_ns()).min()
+    }
+
     /// The path for something small.
     pub fn best_path(&self, avoid: Option<u8>) -> u8 {
         if self.paths.len() == 1 {

@@ -46,7 +46,6 @@ pub(super) struct TransferState {
     pub status: Result<(), TransferError>,
     // Writes.
     pub cursor_bytes: u32,
-    pub blocks: u32,
     pub issued: u32,
     pub outstanding: u32,
     pub acked: u32,
@@ -92,7 +91,6 @@ impl TransferState {
             queue: Queue::None,
             status: Ok(()),
             cursor_bytes: 0,
-            blocks: 0,
             issued: 0,
             outstanding: 0,
             acked: 0,
@@ -119,9 +117,14 @@ impl TransferState {
         self.spec.notification.is_some() || self.served.is_some()
     }
 
+    /// Whether no block is left: even a transfer of no bytes has one.
+    pub fn all_issued(&self) -> bool {
+        self.issued > 0 && self.cursor_bytes == self.spec.size_bytes
+    }
+
     /// Whether every block but the last is acknowledged (QOS §3.2.6).
     pub fn may_notify(&self) -> bool {
-        self.owes_notification() && self.acked + 1 == self.blocks
+        self.owes_notification() && self.all_issued() && self.acked + 1 == self.issued
     }
 
     /// The class now: the user's, or by what is still to be issued (QOS §3.3).

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tombolo_client::{Spec, Status, Transfer};
 
 use super::pair::Pair;
-use super::{AREA, Engine, PATIENCE, Route, SAMPLES, WARM_UP};
+use super::{AREA, Engine, PATIENCE, Route, WARM_UP};
 use crate::Failure;
 use crate::bench::summary::{Samples, Summary};
 
@@ -14,6 +14,11 @@ const SMALL_BYTES: u32 = 64;
 /// The large transfers that follow each other, until so many bytes in all.
 const LARGE_BYTES: usize = AREA / 2;
 const ALTOGETHER: usize = 1 << 30;
+/// So often they pause, for so many small ones alone.
+const TURNS: usize = 8;
+const IDLE: usize = 1000;
+/// Small ones beside them that are noted at most.
+const MOST_BUSY: usize = 1 << 20;
 
 /// Latencies of small writes.
 #[derive(Debug, Serialize)]
@@ -40,30 +45,27 @@ impl Pair {
         Ok(self.domain.write(self.there, Spec::new(mine, theirs, LARGE_BYTES as u32))?)
     }
 
-    /// Small writes alone, and beside large ones.
+    /// Small writes alone, and beside large ones: by turns, so that what else disturbs the machine disturbs
+    /// both.
     pub fn interference(&self) -> Result<(Summary, Summary), Failure> {
-        let (mut idle, mut busy) = (Samples::new(SAMPLES)?, Samples::new(SAMPLES)?);
-        for number in 0..WARM_UP + SAMPLES / 4 {
-            let latency_ns = self.small()?;
-            if number >= WARM_UP {
-                idle.note(latency_ns);
-            }
-        }
+        let (mut idle, mut busy) = (Samples::new(IDLE * TURNS)?, Samples::new(MOST_BUSY)?);
         // Memory that a node has not touched yet costs a fault a page.
         self.large()?.wait(PATIENCE)?;
-        let mut under_way = self.large()?;
-        let mut moved = 0;
-        while moved < ALTOGETHER {
-            let latency_ns = self.small()?;
-            if under_way.status() == Status::Ongoing {
-                busy.note(latency_ns);
-                continue;
+        for _ in 0..TURNS {
+            for number in 0..WARM_UP + IDLE {
+                let latency_ns = self.small()?;
+                if number >= WARM_UP {
+                    idle.note(latency_ns);
+                }
             }
-            under_way.wait(PATIENCE)?;
-            moved += LARGE_BYTES;
-            under_way = self.large()?;
+            for _ in 0..ALTOGETHER / TURNS / LARGE_BYTES {
+                let large = self.large()?;
+                while large.status() == Status::Ongoing {
+                    busy.note(self.small()?);
+                }
+                large.wait(PATIENCE)?;
+            }
         }
-        under_way.wait(PATIENCE)?;
         Ok((idle.summary()?, busy.summary()?))
     }
 }
