@@ -446,6 +446,9 @@ impl Inner {
         timeout: Duration,
         mut is_so: impl FnMut() -> bool,
     ) -> Result<(), WaitError> {
+        if is_so() {
+            return Ok(());
+        }
         let since = Instant::now();
         let poll = Duration::from_nanos(self.poll_ns.load(Ordering::Relaxed)).max(*POLL.start());
         let (mut sleeping, mut quiet_from) = (false, Duration::ZERO);

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 
 /// The most datagrams one call sends: what every kernel with `UDP_SEGMENT` takes.
 pub const MAX_SEGMENTS: usize = 64;
@@ -37,7 +37,7 @@ pub struct ReceivedBatch {
     pub length_bytes: usize,
     /// The size of each datagram; 0 when the batch is one empty datagram.
     pub segment_bytes: usize,
-    /// Who sent them, when the kernel said so.
+    /// Who sent them, when that was asked for and the kernel said so.
     pub from: Option<SocketAddr>,
 }
 
@@ -139,11 +139,8 @@ impl UdpSocket {
 
     /// Sends one datagram to the connected peer. `EAGAIN`: not now; `EMSGSIZE`: too large for the interface.
     pub fn send(&self, datagram: &[u8]) -> Result<(), Errno> {
-        let send = || match self.socket.send(datagram) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(errno_of(&error)),
-        };
-        unless_said_of_another(send)
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        unless_said_of_another(|| rustix::net::send(&self.socket, datagram, flags).map(|_| ()))
     }
 
     /// Sends one datagram to anyone. `EAGAIN`: not now.
@@ -217,31 +214,51 @@ impl UdpSocket {
             libc::CMSG_DATA(header).cast::<u16>().write_unaligned(segment);
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // Not the C library's: there it is a point where a thread may be cancelled, which costs time.
         // SAFETY: the message points at live buffers, and the kernel only reads the datagrams.
-        let sent = unsafe { libc::sendmsg(self.socket.as_raw_fd(), &raw const message, flags) };
+        let sent =
+            unsafe { libc::syscall(libc::SYS_sendmsg, self.socket.as_raw_fd(), &raw const message, flags) };
         usize::try_from(sent).map_err(|_| errno_of(&io::Error::last_os_error()))
     }
 
-    /// Takes what has arrived: one datagram, or several of one size and one sender.
+    /// Takes what has arrived: one datagram, or several of one size and one sender, who is not told.
     ///
     /// Give it [`RECEIVE_BUFFER_BYTES`]. `EAGAIN`: nothing there. `ECONNREFUSED`: nobody is bound
     /// where we are connected.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<ReceivedBatch, Errno> {
-        let mut slice = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        let mut space = ControlSpace([0; 64]);
+        self.receive_message(buffer, None)
+    }
+
+    /// The same, and from whom.
+    pub fn receive_from(&self, buffer: &mut [u8]) -> Result<ReceivedBatch, Errno> {
         // SAFETY: all-zero is a valid sockaddr_storage (family AF_UNSPEC).
         let mut name: libc::sockaddr_storage = unsafe { MaybeUninit::zeroed().assume_init() };
+        let batch = self.receive_message(buffer, Some(&mut name))?;
+        Ok(ReceivedBatch { from: address_of(&name), ..batch })
+    }
+
+    fn receive_message(
+        &self,
+        buffer: &mut [u8],
+        name: Option<&mut libc::sockaddr_storage>,
+    ) -> Result<ReceivedBatch, Errno> {
+        let mut slice = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+        let mut space = ControlSpace([0; 64]);
         // SAFETY: all-zero is a valid msghdr.
         let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-        message.msg_name = (&raw mut name).cast();
-        message.msg_namelen = size_of::<libc::sockaddr_storage>() as u32;
+        if let Some(name) = name {
+            message.msg_name = (&raw mut *name).cast();
+            message.msg_namelen = size_of::<libc::sockaddr_storage>() as u32;
+        }
         message.msg_iov = &raw mut slice;
         message.msg_iovlen = 1;
         message.msg_control = (&raw mut space).cast();
         message.msg_controllen = size_of::<ControlSpace>();
+        // As for sending, not the C library's.
         // SAFETY: the message points at live buffers with their true lengths.
-        let received =
-            unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        let received = unsafe {
+            libc::syscall(libc::SYS_recvmsg, self.socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT)
+        };
         let length_bytes = usize::try_from(received).map_err(|_| errno_of(&io::Error::last_os_error()))?;
         if message.msg_flags & libc::MSG_TRUNC != 0 {
             return Err(Errno::MSGSIZE);
@@ -250,7 +267,7 @@ impl UdpSocket {
             .filter(|segment| *segment > 0)
             .unwrap_or(length_bytes)
             .min(length_bytes);
-        Ok(ReceivedBatch { length_bytes, segment_bytes, from: address_of(&name) })
+        Ok(ReceivedBatch { length_bytes, segment_bytes, from: None })
     }
 }
 

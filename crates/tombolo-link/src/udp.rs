@@ -142,6 +142,8 @@ pub struct UdpLink {
     /// The peer may not know yet that it is accepted.
     to_accept: AtomicBool,
     control: Mutex<ControlChannel>,
+    /// A control message waits to be taken.
+    has_control: AtomicBool,
     keep_alive: Mutex<KeepAlive>,
     /// When something was last heard, in nanoseconds since `opened`.
     heard_ns: AtomicU64,
@@ -207,6 +209,7 @@ impl UdpLink {
             sealer,
             to_accept: AtomicBool::new(to_accept),
             control: Mutex::new(ControlChannel::new(fragment_bytes)),
+            has_control: AtomicBool::new(false),
             keep_alive: Mutex::new(KeepAlive::new(opened)),
             heard_ns: AtomicU64::new(0),
             opened,
@@ -360,6 +363,13 @@ impl UdpLink {
         MAX_PACKET_BYTES.min(datagram_bytes.saturating_sub(self.around_bytes))
     }
 
+    fn take_control(&self) -> Option<Vec<u8>> {
+        let mut control = self.control.lock();
+        let message = control.take();
+        self.has_control.store(control.has_message(), Ordering::Release);
+        message
+    }
+
     fn send_due_control(&self, control: &mut ControlChannel, now: Instant) {
         if let Some(due) = control.poll(now) {
             if due.again {
@@ -381,7 +391,13 @@ impl UdpLink {
                     return self.counters.discarded.add(1);
                 };
                 let more = header.flags & FLAG_MORE != 0;
-                match self.control.lock().arrived(sequence, text, more) {
+                let arrived = {
+                    let mut control = self.control.lock();
+                    let arrived = control.arrived(sequence, text, more);
+                    self.has_control.store(control.has_message(), Ordering::Release);
+                    arrived
+                };
+                match arrived {
                     Ok(true) => {
                         let header = Header::new(Kind::ControlAck, self.session);
                         self.send_datagram(header, &[&sequence.to_le_bytes()]);
@@ -618,7 +634,7 @@ impl Link for UdpLink {
         // What is still in the socket shows at the descriptor.
         Ok(unsent
             || self.lost.get().is_some()
-            || self.control.lock().has_message()
+            || self.has_control()
             || self.receiving.lock().incoming.has_more())
     }
 
@@ -642,10 +658,10 @@ impl Link for UdpLink {
     }
 
     fn receive_control(&self) -> Result<Option<ControlMessage>, LinkError> {
-        let mut message = self.control.lock().take();
+        let mut message = self.take_control();
         if message.is_none() {
             self.pump(&mut self.receiving.lock());
-            message = self.control.lock().take();
+            message = self.take_control();
         }
         match message {
             Some(bytes) => {
@@ -660,7 +676,7 @@ impl Link for UdpLink {
     }
 
     fn has_control(&self) -> bool {
-        self.control.lock().has_message()
+        self.has_control.load(Ordering::Acquire)
     }
 
     fn tick(&self, now: Instant) -> Option<Instant> {

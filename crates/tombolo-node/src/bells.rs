@@ -10,7 +10,7 @@ use tombolo_core::rdma::{Class, Direction, PeerId, PostError, Transfer};
 use tombolo_wire::NackCode;
 
 use crate::carry::Errand;
-use crate::node::{ITSELF, Node};
+use crate::node::{Flush, Glance, ITSELF, Node};
 use crate::programs::{Domains, ProgramDomain, SMALL_AT_HOME};
 
 /// A transfer that stays here is carried out at once if it is no larger, and none like it is under way here.
@@ -104,6 +104,7 @@ impl Node {
     pub(crate) fn answer_bells(&self) -> usize {
         let domains = self.programs.awake.domains();
         let (mut count, mut budget) = (0, AT_ONCE_ALTOGETHER);
+        let mut clock = Glance::new(self);
         // Whoever was left for later is first now.
         let first = self.programs.turn.load(Ordering::Relaxed);
         for domain in domains.range(first..).chain(domains.range(..first)).map(|(_, domain)| domain) {
@@ -115,17 +116,19 @@ impl Node {
                 if budget == 0 {
                     let _ = domain.page.ring(rung);
                     self.programs.turn.store(domain.number, Ordering::Relaxed);
-                    self.pump();
+                    self.pump_and(Flush::All, &mut clock);
                     return count;
                 }
                 let slot = rung.trailing_zeros() as usize;
                 rung &= rung - 1;
                 count += 1;
-                self.start(domain, slot, &mut budget);
+                let before = budget;
+                self.start(domain, slot, &mut budget, &mut clock);
+                clock.passed_for(before - budget);
             }
         }
         if count > 0 {
-            self.pump();
+            self.pump_and(Flush::All, &mut clock);
         }
         count
     }
@@ -228,7 +231,7 @@ impl Node {
         }
     }
 
-    fn start(&self, domain: &ProgramDomain, slot: usize, budget: &mut u32) {
+    fn start(&self, domain: &ProgramDomain, slot: usize, budget: &mut u32, clock: &mut Glance<'_>) {
         let counts = &self.programs.counts;
         if domain.busy.load(Ordering::Relaxed) >> slot & 1 != 0 {
             counts.bells_dropped.fetch_add(1, Ordering::Relaxed);
@@ -246,7 +249,7 @@ impl Node {
         let _ = domain.page.tell(slot, Fate::Ongoing);
         let posted = plan.and_then(|plan| match plan {
             Plan::Ask(peer, errand) => self.ask_to_carry(peer, &errand),
-            Plan::Post(peer, transfer) => match self.post(peer, transfer) {
+            Plan::Post(peer, transfer) => match self.post_at(clock.now(), peer, transfer) {
                 Ok(()) => {
                     let is_small = transfer.user & SMALL_AT_HOME != 0;
                     self.programs.small_at_home.fetch_add(is_small.into(), Ordering::Relaxed);

@@ -13,6 +13,8 @@
 mod arrive;
 mod pump;
 
+pub(crate) use pump::{Flush, Glance};
+
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,7 +23,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::{PeerStatus, SLOTS};
-use tombolo_core::rdma::{Config, Engine, PathId, PeerId, Retransmission, Time, Transfer, TransferError};
+use tombolo_core::rdma::{
+    Config, Engine, PathId, PeerId, PostError, Retransmission, Time, Transfer, TransferError,
+};
 use tombolo_host::shared::SharedMemory;
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
 use tombolo_wire::{Checksums, Domain, MAX_HEADER_BYTES};
@@ -364,8 +368,11 @@ impl Node {
     }
 
     /// Starts a transfer; [`Node::pump`] sends it.
-    pub fn post(&self, peer: PeerId, transfer: Transfer) -> Result<(), tombolo_core::rdma::PostError> {
-        let now = self.now();
+    pub fn post(&self, peer: PeerId, transfer: Transfer) -> Result<(), PostError> {
+        self.post_at(self.now(), peer, transfer)
+    }
+
+    pub(crate) fn post_at(&self, now: Time, peer: PeerId, transfer: Transfer) -> Result<(), PostError> {
         self.engine.lock().post(now, peer, transfer).map(|_| ())
     }
 

@@ -277,8 +277,9 @@ impl Programs {
         length_bytes: u32,
         how: Use,
     ) -> Result<(Arc<SharedMemory>, usize), NackCode> {
-        let domain =
-            from_the_wire(domain).and_then(|number| self.domain(number)).ok_or(NackCode::NoContext)?;
+        let number = from_the_wire(domain).ok_or(NackCode::NoContext)?;
+        let domains = self.domains.read();
+        let domain = domains.get(&number).ok_or(NackCode::NoContext)?;
         let regions = domain.regions.read();
         let (start, region) = regions.range(..=address).next_back().ok_or(NackCode::DecodeError)?;
         let offset = address - start;

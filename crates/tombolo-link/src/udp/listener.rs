@@ -208,7 +208,7 @@ impl UdpListener {
     fn hear(&self, strangers: &mut Strangers) -> Result<(), OpenError> {
         for _ in 0..MAX_BATCHES {
             let mut buffer = std::mem::take(&mut strangers.buffer);
-            let received = self.socket.receive(&mut buffer);
+            let received = self.socket.receive_from(&mut buffer);
             let mut result = Ok(());
             if let Ok(batch) = received
                 && let Some(from) = batch.from
@@ -313,7 +313,7 @@ impl UdpListener {
         let mut caught = vec![0; RECEIVE_BUFFER_BYTES];
         let mut others = Vec::new();
         for _ in 0..MAX_BATCHES {
-            let Ok(batch) = socket.receive(&mut caught) else {
+            let Ok(batch) = socket.receive_from(&mut caught) else {
                 break;
             };
             if let Some(other) = batch.from.filter(|other| *other != from) {

@@ -8,7 +8,7 @@ use tombolo_host::shared::SharedSpan;
 use tombolo_link::{Link, LinkState, Packet as LinkPacket};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, Checksums, DataHeader, Domain, NackCode, Packet, Payload};
 
-use super::pump::Flush;
+use super::pump::{Flush, Glance};
 use super::{BUFFERS, Memory, Node, Peer};
 use crate::programs::{Accessor, Poster, Use};
 
@@ -42,8 +42,9 @@ impl Node {
     fn drive_and(&self, peer: &Arc<Peer>, flush: Flush) -> usize {
         // A lone packet is answered before looking for the next; a stream of them is taken in bulk.
         let budget = if peer.streaming.load(Ordering::Relaxed) { peer.receive_budget } else { 1 };
+        let mut clock = Glance::new(self);
         let received = peer.link.receive(budget, &mut |packet| {
-            self.packet(peer, packet);
+            self.packet(peer, packet, &mut clock);
         });
         let mut count = *received.as_ref().unwrap_or(&0);
         if count == 0 {
@@ -59,9 +60,10 @@ impl Node {
         {
             count += 1;
             self.control(peer, &message.bytes, message.descriptors);
+            clock.passed();
         }
         if count > 0 {
-            self.pump_and(flush);
+            self.pump_and(flush, &mut clock);
         }
         if let LinkState::Lost(reason) = peer.link.state() {
             self.lose(peer, reason);
@@ -69,7 +71,7 @@ impl Node {
         count
     }
 
-    fn packet(&self, peer: &Arc<Peer>, arrived: LinkPacket<'_>) {
+    fn packet(&self, peer: &Arc<Peer>, arrived: LinkPacket<'_>, clock: &mut Glance<'_>) {
         let mut scratch = Vec::new();
         // Where nothing can change unnoticed, bytes are copied once, from where they have arrived.
         let peeked = match peer.checksums {
@@ -95,7 +97,7 @@ impl Node {
         };
         let mut engine = self.engine.lock();
         let (id, path) = peer.place();
-        let verdict = engine.handle_from(self.now(), id, path, &packet);
+        let verdict = engine.handle_from(clock.now(), id, path, &packet);
         if let Verdict::Operate(operation) = verdict {
             drop(engine);
             return self.operate(id, operation);
@@ -103,6 +105,7 @@ impl Node {
         let Verdict::Place(placement) = verdict else { return };
         drop(engine);
         let placed = self.place(id, &placement, payload);
+        clock.passed_for(placement.length_bytes);
         let mut engine = self.engine.lock();
         match placed {
             Ok(Placed::Now) => engine.placed(placement),

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use smallvec::SmallVec;
 use tombolo_channel::Failure;
-use tombolo_core::rdma::{Action, Block, Completion, NotificationWrite};
+use tombolo_core::rdma::{Action, Block, Completion, NotificationWrite, Time};
 use tombolo_host::shared::SharedSpan;
 use tombolo_link::{Link, SendError};
 use tombolo_wire::{Checksums, MAX_HEADER_BYTES, NackCode, Packet};
@@ -17,9 +18,12 @@ const LOOP_BACK_BYTES: u64 = 128 * 1024;
 /// Blocks that may be one copy.
 const LOOP_BACK_BLOCKS: usize = 8;
 
+/// Bytes that are moved in so little time that the clock need not be looked at again.
+const QUICK_BYTES: u32 = 4 * 1024;
+
 /// What is to be on its way when packets have been dealt with.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Flush {
+pub(crate) enum Flush {
     All,
     AllButAnswers,
 }
@@ -35,28 +39,52 @@ enum Sent {
     TooLarge,
 }
 
+/// The time, looked at again only after something that takes some: to look costs as much as many a step.
+pub(crate) struct Glance<'a> {
+    node: &'a Node,
+    seen: Option<Time>,
+}
+
+impl<'a> Glance<'a> {
+    pub(crate) fn new(node: &'a Node) -> Self {
+        Self { node, seen: None }
+    }
+
+    pub(crate) fn now(&mut self) -> Time {
+        *self.seen.get_or_insert_with(|| self.node.now())
+    }
+
+    /// Time has passed.
+    pub(crate) fn passed(&mut self) {
+        self.seen = None;
+    }
+
+    /// So many bytes have been moved.
+    pub(crate) fn passed_for(&mut self, bytes: u32) {
+        if bytes > QUICK_BYTES {
+            self.passed();
+        }
+    }
+}
+
 impl Node {
     /// Carries out what the engine wants done.
     pub fn pump(&self) {
-        self.pump_and(Flush::All);
+        self.pump_and(Flush::All, &mut Glance::new(self));
     }
 
-    pub(super) fn pump_and(&self, flush: Flush) {
-        let mut touched: Vec<Arc<Peer>> = Vec::new();
+    pub(crate) fn pump_and(&self, flush: Flush, clock: &mut Glance<'_>) {
+        let mut touched: SmallVec<[Arc<Peer>; 4]> = SmallVec::new();
         let mut urgent = flush == Flush::All;
-        let (mut looped, mut looped_bytes) = (Vec::new(), 0);
-        let mut now = self.now();
+        let mut looped: SmallVec<[Block; LOOP_BACK_BLOCKS]> = SmallVec::new();
+        let mut looped_bytes = 0;
         loop {
             if looped_bytes >= LOOP_BACK_BYTES {
-                self.loop_back(now, &looped);
+                self.loop_back(clock.now(), &looped);
                 self.unfinished.store(true, Ordering::Relaxed);
                 break;
             }
-            // Between blocks that stay here the time hardly passes.
-            if looped.is_empty() {
-                now = self.now();
-            }
-            let action = self.engine.lock().poll(now);
+            let action = self.engine.lock().poll(clock.now());
             let id = match &action {
                 None if looped.is_empty() => break,
                 Some(Action::SendBlock(block)) if block.peer == ITSELF => {
@@ -64,14 +92,16 @@ impl Node {
                     looped.push(*block);
                     self.answer_expected_tiny_bells();
                     if looped.len() == LOOP_BACK_BLOCKS {
-                        self.loop_back(now, &looped);
+                        self.loop_back(clock.now(), &looped);
                         looped.clear();
+                        clock.passed();
                     }
                     continue;
                 }
                 None => {
-                    self.loop_back(now, &looped);
+                    self.loop_back(clock.now(), &looped);
                     looped.clear();
+                    clock.passed();
                     continue;
                 }
                 Some(Action::Send { peer: ITSELF, packet, .. }) => {
@@ -92,27 +122,27 @@ impl Node {
                         && let Some(sink) = self.completions.get()
                     {
                         sink(*user, *status);
+                        clock.passed();
                     }
                     continue;
                 }
             };
-            let Some(peer) = touched.iter().find(|peer| peer.place() == id).cloned().or_else(|| {
-                let peer = self.peer(id.0)?.by(id.1)?;
-                touched.push(peer.clone());
-                Some(peer)
-            }) else {
-                continue;
-            };
+            let known = touched.iter().position(|peer| peer.place() == id).or_else(|| {
+                touched.push(self.peer(id.0)?.by(id.1)?);
+                Some(touched.len() - 1)
+            });
+            let Some(peer) = known.and_then(|place| touched.get(place)) else { continue };
             match action {
                 Some(Action::SendBlock(block)) => {
                     urgent = true;
-                    self.send_block(&peer, &block);
+                    self.send_block(peer, &block);
+                    clock.passed_for(block.length_bytes);
                 }
                 Some(Action::Send { packet, .. }) => {
                     urgent |= !matches!(packet, Packet::Ack(_));
                     let mut header = [0; MAX_HEADER_BYTES];
                     if let Ok(length) = packet.emit(&mut header, peer.checksums) {
-                        self.send(&peer, &mut |link| link.send(&header[..length], SharedSpan::empty()));
+                        self.send(peer, &mut |link| link.send(&header[..length], SharedSpan::empty()));
                     }
                 }
                 _ => {}

@@ -186,7 +186,7 @@ pub fn sink(size: usize) -> Result<u8, Failure> {
     let mut buffer = vec![0; RECEIVE_BUFFER_BYTES];
     let (mut had, mut heard) = (0, Instant::now());
     loop {
-        match socket.receive(&mut buffer) {
+        match socket.receive_from(&mut buffer) {
             Ok(batch) if batch.length_bytes == GOODBYE.len() && size != GOODBYE.len() => return Ok(0),
             Ok(batch) => {
                 had += batch.length_bytes;

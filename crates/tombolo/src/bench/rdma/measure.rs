@@ -50,10 +50,13 @@ impl Pair {
     pub fn latency(&self, op: Operation, size: usize) -> Result<Summary, Failure> {
         let mut samples = Samples::new(SAMPLES)?;
         let mut places = Places::new(size);
-        let begin = Instant::now();
+        let mut begin = Instant::now();
         let mut under_way = VecDeque::new();
         let mut turn = self.memory.word(WORDS + 8)?.load(Ordering::Acquire);
         for number in 0..WARM_UP + SAMPLES {
+            if number == WARM_UP {
+                begin = Instant::now();
+            }
             let at = places.next();
             let since = Instant::now();
             let trips = match op {
