@@ -51,11 +51,7 @@ enum What {
     RdmaFar(rdma::far::Arguments),
     /// The far end of bare UDP.
     #[command(hide = true)]
-    UdpSink {
-        /// Bytes that are answered together.
-        #[arg(long)]
-        size: usize,
-    },
+    UdpSink(rdma::bare::Arguments),
 }
 
 /// Arguments of `tombolo bench paging`.
@@ -87,6 +83,6 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         What::Handlers { socket } => floor::handlers(socket),
         What::Echo => echo::respond(),
         What::RdmaFar(arguments) => rdma::far::main(arguments),
-        What::UdpSink { size } => rdma::floor::sink(*size),
+        What::UdpSink(arguments) => rdma::bare::sink(arguments),
     }
 }

@@ -13,6 +13,7 @@ use super::summary::Summary;
 use crate::size::Size;
 use crate::{Failure, output};
 
+pub mod bare;
 pub mod far;
 pub mod floor;
 mod interference;
