@@ -44,6 +44,11 @@ pub struct CongestionConfig {
     pub small_target_ns: u64,
     /// Never aim at more bytes of this flow's own in the queue.
     pub queue_bytes: u64,
+    /// The same where the shortest round trip is below `near_ns`: a receiver that takes and answers many at
+    /// a time is not to run dry meanwhile.
+    pub near_queue_bytes: u64,
+    /// What is near.
+    pub near_ns: u64,
     /// Below this, only standing delay shrinks the window.
     pub patient_bytes: u64,
     /// Delay that was never less for so long is standing.
@@ -66,6 +71,8 @@ impl Default for CongestionConfig {
             target_ns: 50_000,
             small_target_ns: 200_000,
             queue_bytes: 128 * 1024,
+            near_queue_bytes: 512 * 1024,
+            near_ns: 200_000,
             patient_bytes: 128 * 1024,
             standing_ns: 10_000_000,
             look_ns: 200_000_000,
@@ -216,7 +223,9 @@ impl Congestion {
     /// How much too large the window is at such a delay.
     fn excess(&self, queue_ns: u64, trip_ns: u64, config: &CongestionConfig) -> Option<u64> {
         let queued_bytes = self.window_bytes * queue_ns / trip_ns.max(1);
-        let over_bytes = queued_bytes.saturating_sub(config.queue_bytes);
+        let is_near = self.delay.base() < config.near_ns;
+        let most_bytes = if is_near { config.near_queue_bytes } else { config.queue_bytes };
+        let over_bytes = queued_bytes.saturating_sub(most_bytes);
         // The root only where it may matter.
         let over_ns = match queue_ns > config.target_ns {
             true => queue_ns.saturating_sub(self.target_ns(config)),
@@ -432,6 +441,8 @@ mod tests {
                 target_ns: number,
                 small_target_ns: number,
                 queue_bytes: number,
+                near_queue_bytes: number,
+                near_ns: number,
                 patient_bytes: number,
                 standing_ns: number,
                 look_ns: number,
