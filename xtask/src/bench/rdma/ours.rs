@@ -27,7 +27,8 @@ pub const OPERATIONS: [&str; 4] = ["write", "read", "atomic", "mailbox"];
 pub const CACHE_LINE: &str = "cache line round trip";
 pub const MEMCPY: &str = "memcpy";
 pub const RAW_UDP: &str = "raw UDP, GSO and GRO";
-pub const RAW_UDP_ROUND_TRIP: &str = "raw UDP round trip";
+/// The same, with what packets cost in memory, and without an engine.
+pub const RAW_PACKETS: &str = "raw UDP with packets";
 /// For figures that have no size.
 pub const NO_SIZE: u64 = 0;
 
@@ -73,8 +74,16 @@ pub fn read(found: &Value, figures: &mut Figures) -> Result<(), String> {
         figures.note(CACHE_LINE, What::MeanNs, NO_SIZE, value);
     }
     list(&floor["copies"]).for_each(|copy| throughput(figures, MEMCPY, copy));
-    list(&floor["udp"]).for_each(|stream| throughput(figures, RAW_UDP, stream));
-    summary(figures, RAW_UDP_ROUND_TRIP, NO_SIZE, &floor["udp_round_trip"]);
+    for (who, rates, trips) in
+        [(RAW_UDP, "udp", "udp_ping_pong"), (RAW_PACKETS, "udp_packets", "udp_packets_ping_pong")]
+    {
+        list(&floor[rates]).for_each(|rate| throughput(figures, who, rate));
+        for trip in list(&floor[trips]) {
+            if let Some(size_bytes) = trip["size_bytes"].as_u64() {
+                summary(figures, who, size_bytes, &trip["latency"]);
+            }
+        }
+    }
     let mut rows = 0;
     for row in list(&found["rows"]) {
         let (Some((link, how)), Some(operation), Some(size_bytes)) =
@@ -114,7 +123,9 @@ mod tests {
                 "cache_line_round_trip_ns": 100.0,
                 "copies": [{ "size_bytes": 65536, "bytes_per_s": 9e9 }],
                 "udp": [{ "size_bytes": 65536, "bytes_per_s": 5e9 }],
-                "udp_round_trip": latency(4000.0),
+                "udp_ping_pong": [{ "size_bytes": 65536, "latency": latency(4000.0) }],
+                "udp_packets": [{ "size_bytes": 65536, "bytes_per_s": 4e9 }],
+                "udp_packets_ping_pong": [{ "size_bytes": 65536, "latency": latency(6000.0) }],
             },
             "rows": [
                 { "link": "udp", "how": "embedded", "op": "ping_pong", "size_bytes": 64, "latency": latency(3000.0),
@@ -129,7 +140,9 @@ mod tests {
         assert_eq!(figures.get(CACHE_LINE, What::MeanNs, NO_SIZE), Some(100.0));
         assert_eq!(figures.get(MEMCPY, What::BytesPerS, 65536), Some(9e9));
         assert_eq!(figures.get(RAW_UDP, What::BytesPerS, 65536), Some(5e9));
-        assert_eq!(figures.get(RAW_UDP_ROUND_TRIP, What::MedianNs, NO_SIZE), Some(4000.0));
+        assert_eq!(figures.get(RAW_UDP, What::MedianNs, 65536), Some(4000.0));
+        assert_eq!(figures.get(RAW_PACKETS, What::BytesPerS, 65536), Some(4e9));
+        assert_eq!(figures.get(RAW_PACKETS, What::MedianNs, 65536), Some(6000.0));
         assert_eq!(figures.get(&who("udp", "embedded", PING_PONG), What::MedianNs, 64), Some(3000.0));
         assert_eq!(figures.get(&who("shm", "node", "write"), What::BytesPerS, 65536), Some(4e9));
         assert_eq!(figures.get(&interference("shm", "node", true), What::P99Ns, NO_SIZE), Some(1800.0));

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::figures::{Best, Figures, What};
-use super::ours::{self, HOWS, LINKS, MEMCPY, OPERATIONS, PING_PONG, RAW_UDP};
+use super::ours::{self, HOWS, LINKS, MEMCPY, OPERATIONS, PING_PONG, RAW_PACKETS, RAW_UDP};
 use super::targets::{self, Bound, Target, Verdict, link_text, size_text};
 use super::{Facts, SIZES, SMALLEST, iperf, tcp};
 
@@ -160,15 +160,34 @@ fn floor_section(page: &mut String, figures: &Figures) {
     let _ = writeln!(page, "\n### What the machine does at best\n");
     let _ = writeln!(
         page,
-        "A cache line to another processor and back: {}. A UDP datagram there and back: {}.\n",
+        "A cache line to another processor and back: {}.\n",
         nanoseconds(ours::CACHE_LINE, What::MeanNs),
-        nanoseconds(ours::RAW_UDP_ROUND_TRIP, What::MedianNs)
     );
-    let mut rows = named(&[MEMCPY, RAW_UDP]);
+    let mut rows = named(&[MEMCPY, RAW_UDP, RAW_PACKETS]);
     rows.push(("kernel TCP stream".into(), iperf::WHO.into()));
     throughputs(page, figures, &all_sizes(), &rows);
-    page.push('\n');
-    latencies(page, figures, &SIZES, &[("kernel TCP ping-pong, half".into(), tcp::WHO.into())]);
+    let _ = writeln!(page, "\nHalf of there and back:\n");
+    latencies(page, figures, &SIZES, &named(&[RAW_UDP, RAW_PACKETS, tcp::WHO]));
+}
+
+/// What is left of raw UDP, and of that with packets, at sizes where bytes count for more than calls.
+fn bounds_section(page: &mut String, figures: &Figures) {
+    let _ = writeln!(page, "\n### What stops the large ones\n\n{BOUNDS}");
+    let _ = writeln!(page, "| throughput, embedded | {} |", LARGER.map(size_text).join(" | "));
+    let _ = writeln!(page, "| --- |{}", " ---: |".repeat(LARGER.len()));
+    let udp = ours::who("udp", "embedded", "write");
+    let rate = |who: &str, size| figures.get(who, What::BytesPerS, size);
+    for (title, over, under) in [
+        ("raw UDP with packets / raw UDP", RAW_PACKETS, RAW_UDP),
+        ("Tombolo / raw UDP", &udp, RAW_UDP),
+        ("Tombolo / raw UDP with packets", &udp, RAW_PACKETS),
+    ] {
+        let cells = LARGER.map(|size| match (rate(over, size), rate(under, size)) {
+            (Some(over), Some(under)) => format!("{:.2}", over / under),
+            _ => "-".to_owned(),
+        });
+        let _ = writeln!(page, "| {title} | {} |", cells.join(" | "));
+    }
 }
 
 fn latency_section(page: &mut String, figures: &Figures) {
@@ -258,12 +277,23 @@ pub fn page(facts: &Facts, figures: &Figures) -> String {
     }
     targets_section(&mut page, figures);
     floor_section(&mut page, figures);
+    bounds_section(&mut page, figures);
     latency_section(&mut page, figures);
     throughput_section(&mut page, figures);
     missing_section(&mut page, figures);
     page.push_str(HOW);
     page
 }
+
+/// Sizes at which bytes count for more than calls.
+const LARGER: [u64; 4] = [16 << 10, 64 << 10, 256 << 10, 1 << 20];
+
+const BOUNDS: &str = "\
+An unencrypted block is copied into a packet with a CRC32C, so that checksum and datagram are of the same bytes whatever \
+a\nprogram does meanwhile; it is checked at the other end, and only then copied to its place. *Raw UDP with packets* does \
+this\nand nothing else: no engine, nothing acknowledged but whole transfers, nothing repeated. What is beyond it, no such \
+engine\nreaches. TCP's stream, on which the other libraries send large messages, is copied once at each end, is not checked \
+on\nloopback, and goes in larger pieces than datagrams can be: compare kernel TCP's half of there and back with raw UDP's.\n";
 
 const HOW: &str = "
 ### How transfers are measured
@@ -275,7 +305,8 @@ const HOW: &str = "
   non-blocking sockets with `TCP_NODELAY`; the median. Tables show medians where there are any.
 - *Throughput*: ours has 16 transfers under way, and counts those that are done. `put_bw` posts writes one after another;
   kernel TCP is `iperf3` with writes of this size; memcpy and raw UDP are what `tombolo bench rdma` finds.
-- *Raw UDP* sends with segmentation offload (GSO), and receives with receive offload (GRO).
+- *Raw UDP* sends with segmentation offload (GSO), and receives with receive offload (GRO), from one buffer and into one;
+  *with packets*, blocks of 16 KiB from where transfers take them to where transfers put them.
 - *Engine*: *embedded*, in the program itself; *through nodes*, in a process of its own on each side.
 - *1 % loss*: of the packets, at random, unencrypted.
 - *Beside large transfers*: 64 B writes, alone and while large transfers, 1 GiB in all, follow each other between the same
