@@ -1,0 +1,179 @@
+//! What arrives at a link: opened where it is sealed, understood, and, unless it is packets, dealt with.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use super::seal::{SEALED_HEAD_BYTES, TAG_BYTES, Unopened};
+use super::wire::{self, FLAG_MORE, HEADER_BYTES, Header, Kind, LENGTH_BYTES};
+use super::{MAX_OTHERS, Receiving, UdpLink};
+use crate::LossReason;
+
+impl UdpLink {
+    /// Does what a datagram other than a packet asks for.
+    pub(super) fn handle(&self, header: Header, body: &[u8]) {
+        match header.kind {
+            Kind::Hello => self.handle_hello(body),
+            _ if header.session != self.session => self.counters.discarded.add(1),
+            Kind::Control => {
+                let Some((sequence, text)) = wire::sequence_of(body) else {
+                    return self.counters.discarded.add(1);
+                };
+                let more = header.flags & FLAG_MORE != 0;
+                let arrived = {
+                    let mut control = self.control.lock();
+                    let arrived = control.arrived(sequence, text, more);
+                    self.has_control.store(control.has_message(), Ordering::Release);
+                    arrived
+                };
+                match arrived {
+                    Ok(true) => {
+                        let header = Header::new(Kind::ControlAck, self.session);
+                        self.send_datagram(header, &[&sequence.to_le_bytes()]);
+                    }
+                    Ok(false) => {}
+                    Err(reason) => {
+                        self.lose(reason);
+                    }
+                }
+            }
+            Kind::ControlAck => {
+                if let Some((sequence, _)) = wire::sequence_of(body) {
+                    let mut control = self.control.lock();
+                    control.acknowledged(sequence);
+                    self.send_due_control(&mut control, Instant::now());
+                }
+            }
+            Kind::Probe => match wire::probe_of(body) {
+                Some(id) => {
+                    let datagram_bytes = self.around_bytes - LENGTH_BYTES + body.len();
+                    let largest_bytes =
+                        self.largest_heard_bytes.swap(0, Ordering::Relaxed).max(datagram_bytes);
+                    let answer = wire::probe_ack(id, datagram_bytes as u32, largest_bytes as u32);
+                    self.send_datagram(Header::new(Kind::ProbeAck, self.session), &[&answer]);
+                }
+                None => self.counters.discarded.add(1),
+            },
+            Kind::ProbeAck => {
+                let Some([id, bytes, largest]) = wire::probe_ack_of(body) else {
+                    return self.counters.discarded.add(1);
+                };
+                let (now, bytes, largest) = (Instant::now(), bytes as usize, largest as usize);
+                if self.with_mtu(|mtu| mtu.arrived(id, bytes, largest, now)) {
+                    self.probe(now);
+                }
+            }
+            Kind::Ping => self.send_datagram(Header::new(Kind::Pong, self.session), &[]),
+            Kind::Bye => {
+                self.lose(LossReason::ClosedByPeer);
+            }
+            // A welcome or acceptance is the answer to a question that we repeated.
+            Kind::Pong | Kind::Welcome | Kind::Accepted => {}
+            Kind::Packets | Kind::Reject | Kind::Handshake | Kind::Refused => {
+                self.counters.discarded.add(1);
+            }
+        }
+    }
+
+    /// A hello at a session that exists: our welcome was lost, or the peer has begun a new life at
+    /// the same port.
+    fn handle_hello(&self, body: &[u8]) {
+        match wire::nonce_of(body) {
+            Some(nonce) if nonce == self.nonce => self.send_welcome(),
+            Some(_) => {
+                self.lose(LossReason::ClosedByPeer);
+            }
+            None => self.counters.discarded.add(1),
+        }
+    }
+
+    pub(super) fn send_welcome(&self) {
+        match self.socket.send(&wire::answer(Kind::Welcome, false, self.session, self.nonce)) {
+            Ok(()) | Err(Errno::AGAIN) => {}
+            Err(errno) => self.failed(errno),
+        }
+    }
+
+    /// What the datagram at that range is and where its body lies, opened where the session is
+    /// secure. None: nothing for us, and counted.
+    pub(super) fn understand(
+        &self,
+        receiving: &mut Receiving,
+        range: &Range<usize>,
+    ) -> Option<(Header, Range<usize>)> {
+        let Receiving { incoming, opener } = receiving;
+        if let Some(understood) = incoming.understood() {
+            return Some(understood);
+        }
+        let Ok((header, _)) = Header::decode(incoming.datagram(range.clone())) else {
+            self.counters.discarded.add(1);
+            return None;
+        };
+        let body = match opener {
+            None => range.start + HEADER_BYTES..range.end,
+            Some(_) if header.session != self.session || header.kind.is_open() => {
+                self.repeat_acceptance(header);
+                self.counters.discarded.add(1);
+                return None;
+            }
+            Some(opener) => match opener.open(incoming.datagram_mut(range.clone())) {
+                Ok(()) => range.start + SEALED_HEAD_BYTES..range.end - TAG_BYTES,
+                Err(Unopened::Forged) => {
+                    self.counters.forged.add(1);
+                    return None;
+                }
+                Err(Unopened::Replayed) => {
+                    self.counters.replayed.add(1);
+                    return None;
+                }
+            },
+        };
+        if opener.is_some() && self.to_accept.load(Ordering::Relaxed) {
+            // It seals, so it has been told.
+            self.to_accept.store(false, Ordering::Relaxed);
+        }
+        if header.kind == Kind::Packets && range.len() > self.largest_heard_bytes.load(Ordering::Relaxed) {
+            self.largest_heard_bytes.store(range.len(), Ordering::Relaxed);
+        }
+        incoming.understand(header, body.clone());
+        Some((header, body))
+    }
+
+    /// A handshake that goes on: the peer has not been told that it is accepted.
+    fn repeat_acceptance(&self, header: Header) {
+        let asked = header.kind == Kind::Handshake && header.session == self.session;
+        if asked && self.to_accept.load(Ordering::Relaxed) {
+            self.send_acceptance();
+        }
+    }
+
+    pub(super) fn send_acceptance(&self) {
+        self.send_datagram(Header::new(Kind::Accepted, self.session), &[]);
+    }
+
+    /// Handles datagrams up to the first packet of the session, which stays; true when there is
+    /// one, or anything else of the session came.
+    pub(super) fn pump(&self, receiving: &mut Receiving) -> bool {
+        let mut alive = false;
+        for _ in 0..MAX_OTHERS {
+            let Some(range) = self.next(&mut receiving.incoming) else {
+                break;
+            };
+            if let Some((header, body)) = self.understand(receiving, &range) {
+                let ours = header.session == self.session;
+                if ours && header.kind == Kind::Packets {
+                    return true;
+                }
+                if ours {
+                    alive = true;
+                    self.heard();
+                }
+                self.handle(header, receiving.incoming.datagram(body));
+            }
+            receiving.incoming.advance(&range);
+        }
+        alive
+    }
+}
