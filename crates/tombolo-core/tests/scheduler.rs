@@ -128,6 +128,27 @@ fn a_lone_small_transfer_skips_the_queue() {
     assert_eq!(next_block(&mut engine).map(|block| user(&block)), Some(2));
 }
 
+#[test]
+fn a_peer_without_packets_may_have_longer_blocks() {
+    let config =
+        Config { block_bytes_beside: 4 * KIB, beside_ns: 1000, outstanding_beside: 1, ..Config::default() };
+    let mut engine = engine(config);
+    for (asked, length) in [(64 * KIB, 64 * KIB), (100 * KIB, 64 * KIB), (u32::MAX, 1024 * KIB), (0, 256)] {
+        engine.set_block_bytes(OTHER, asked);
+        post(&mut engine, 9, 4096 * KIB, None);
+        let block = next_block(&mut engine).expect("a block");
+        assert_eq!(block.length_bytes, length);
+        engine.peer_lost(NOW, OTHER);
+        engine.add_peer(NOW, OTHER);
+    }
+    engine.set_block_bytes(OTHER, 64 * KIB);
+    engine.set_block_bytes(PeerId(77), 64 * KIB);
+    post(&mut engine, 1, 64, None);
+    assert_eq!(next_block(&mut engine).map(|block| block.length_bytes), Some(64));
+    post(&mut engine, 9, 4096 * KIB, None);
+    assert_eq!(next_block(&mut engine).map(|block| block.length_bytes), Some(4 * KIB));
+}
+
 /// The blocks that a large transfer may have under way: of which lengths, at that time.
 fn under_way(engine: &mut Engine, now: Time) -> Vec<u32> {
     let blocks = std::iter::from_fn(|| engine.poll(now)).filter_map(|action| match action {

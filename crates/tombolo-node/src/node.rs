@@ -203,6 +203,9 @@ impl Default for Limits {
     }
 }
 
+/// What is copied at once between programs here.
+const HOME_BLOCK_BYTES: u32 = 64 * 1024;
+
 /// The engine as a node on ordinary machines uses it.
 fn configuration(limits: &Limits) -> Config {
     Config {
@@ -248,6 +251,7 @@ impl Node {
         let buffers = ledger::allocate((buffer_bytes.max(4096) as u64).next_multiple_of(4096))?;
         let mut engine = Engine::new(configuration(&limits));
         engine.add_peer(Time(0), ITSELF);
+        engine.set_block_bytes(ITSELF, HOME_BLOCK_BYTES);
         Ok(Self {
             name: name.to_owned(),
             started: Instant::now(),

@@ -138,18 +138,25 @@ impl Default for Config {
     }
 }
 
+/// The longest block that no packet carries.
+pub(crate) const MAX_HOME_BLOCK_BYTES: u32 = 1 << 20;
+
+/// The nearest length of a block that is no longer.
+pub(crate) fn power_of_two(bytes: u32, most: u32) -> u32 {
+    match bytes.clamp(GRANULE_BYTES, most) {
+        power if power.is_power_of_two() => power,
+        other => other.next_power_of_two() / 2,
+    }
+}
+
 impl Config {
     /// The nearest configuration that can work.
     pub(crate) fn clamped(mut self) -> Self {
         self.transactions = self.transactions.max(1);
         self.peer_transactions = self.peer_transactions.max(1);
         self.transfers = self.transfers.clamp(1, 1 << 20);
-        let power = |bytes: u32, most| match bytes.clamp(GRANULE_BYTES, most) {
-            power if power.is_power_of_two() => power,
-            other => other.next_power_of_two() / 2,
-        };
-        self.block_bytes = power(self.block_bytes, MAX_BLOCK_BYTES);
-        self.block_bytes_beside = power(self.block_bytes_beside, self.block_bytes);
+        self.block_bytes = power_of_two(self.block_bytes, MAX_BLOCK_BYTES);
+        self.block_bytes_beside = power_of_two(self.block_bytes_beside, self.block_bytes);
         self.outstanding_blocks = self.outstanding_blocks.max(1);
         self.outstanding_beside = self.outstanding_beside.clamp(1, self.outstanding_blocks);
         self.turn_blocks = self.turn_blocks.max(1);

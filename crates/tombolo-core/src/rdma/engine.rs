@@ -98,6 +98,13 @@ impl Engine {
         self.collect(now);
     }
 
+    /// Blocks to a peer may be so long from now on (a power of two from 256 to 1 MiB; others are
+    /// rounded down): for one that no packets go to, such as the engine's own node. Small transfers
+    /// beside do not find them longer than to others.
+    pub fn set_block_bytes(&mut self, peer: PeerId, bytes: u32) {
+        self.initiator.set_block_bytes(peer, bytes);
+    }
+
     /// Another link to a peer is up, or a lost one again, under a number of the
     /// caller's choice; [`Self::add_peer`] has brought path 0. Nothing is known
     /// of how fast it is. `false`: there is no such peer, or

@@ -52,7 +52,8 @@ impl Initiator {
         let slot = self.issue(now, index)?;
         let most = self.most_outstanding(now, index);
         let transfer = &mut self.transfers.entries[index as usize];
-        transfer.turn += 1;
+        let blocks = self.table.entries[slot as usize].length_bytes.div_ceil(self.config.block_bytes);
+        transfer.turn = transfer.turn.saturating_add(blocks.max(1));
         let all_issued = transfer.all_issued();
         let full = transfer.outstanding >= most;
         let class_now = transfer.class(&self.config);
@@ -113,9 +114,9 @@ impl Initiator {
     /// The next block of a transfer takes a slot.
     fn issue(&mut self, now: Time, index: u32) -> Option<u32> {
         let gives_way = self.gives_way(now, index);
-        let block_bytes = if gives_way { self.config.block_bytes_beside } else { self.config.block_bytes };
         let transfer = &mut self.transfers.entries[index as usize];
         let peer = self.peers[transfer.peer.index()].as_mut()?;
+        let block_bytes = if gives_way { self.config.block_bytes_beside } else { peer.block_bytes };
         if peer.slots > self.table.tickets.len() {
             return None;
         }

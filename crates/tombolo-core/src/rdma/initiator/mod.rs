@@ -22,7 +22,7 @@ mod timers;
 pub use reads::ReadGrant;
 
 use super::action::{Action, Completion};
-use super::config::Config;
+use super::config::{Config, MAX_HOME_BLOCK_BYTES, power_of_two};
 use super::counters::Counters;
 use super::list::List;
 use super::scheduler::{ClassPicker, RESEND, Rings, ring_of};
@@ -116,6 +116,12 @@ impl Initiator {
         let peers = self.peers.iter().flatten().count();
         let served = peers * self.config.served_reads as usize;
         self.transfers.reserve(self.config.transfers as usize + served);
+    }
+
+    pub(crate) fn set_block_bytes(&mut self, peer: PeerId, bytes: u32) {
+        if let Some(Some(peer)) = self.peers.get_mut(peer.index()) {
+            peer.block_bytes = power_of_two(bytes, MAX_HOME_BLOCK_BYTES);
+        }
     }
 
     /// Everything to this peer ends at once.

@@ -302,6 +302,8 @@ pub(super) struct SendPeer {
     /// because it has the target's waiting in it.
     pub read_trip: RoundTrip,
     pub heard_at: Time,
+    /// Length of a block.
+    pub block_bytes: u32,
     /// Occurrences of each slot towards this peer. Per peer, so that the peer
     /// sees every one of them and a wrap-around cannot fool it.
     pub generations: Box<[Generation]>,
@@ -328,6 +330,7 @@ impl SendPeer {
             paths: vec![Path::new(config, true)],
             read_trip: RoundTrip::new(),
             heard_at: now,
+            block_bytes: config.block_bytes,
             generations: vec![Generation(0); config.transactions.into()].into(),
             slots: 0,
             resend: List::default(),
