@@ -18,6 +18,7 @@ use tombolo_host::shared::SharedMemory;
 use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
 
+use crate::channels::Channels;
 use crate::error::{OpenError, PostError, SendError, WaitError};
 use crate::mailbox::Mailbox;
 use crate::memory::{Memory, Registered};
@@ -43,14 +44,6 @@ const MAX_GATHER: Duration = Duration::from_micros(20);
 /// The longest sleep, so that the node's end is noticed.
 const NAP: Duration = Duration::from_millis(100);
 
-/// Channels of one kind.
-#[derive(Debug)]
-struct Channels {
-    free: u64,
-    /// Given back before their transfer ended.
-    abandoned: u64,
-}
-
 /// A protection domain of this program at its node, and the channels that go with it. All threads
 /// may use it at once; a clone is the same domain. When the last clone and the last transfer are
 /// dropped, or the program ends, the node takes all of it back.
@@ -65,7 +58,7 @@ pub(crate) struct Inner {
     asking: Mutex<Vec<u8>>,
     /// What [`Domain::as_fd`] is.
     readiness: Readiness,
-    channels: Mutex<Channels>,
+    channels: Channels,
     sleepers: AtomicU32,
     /// How long to poll before sleeping.
     poll_ns: AtomicU64,
@@ -174,7 +167,7 @@ impl Domain {
             readiness: Readiness::of(&socket)?,
             socket,
             asking: Mutex::new(buffer),
-            channels: Mutex::new(Channels { free: u64::MAX, abandoned: 0 }),
+            channels: Channels::new(),
             sleepers: AtomicU32::new(0),
             poll_ns: AtomicU64::new(0),
             outgoing: OnceLock::new(),
@@ -239,8 +232,9 @@ impl Domain {
     /// Starts a write: from own memory to that of another domain.
     ///
     /// With a node inside this program ([`crate::Embedded`]), and eight or more transfers under way, it is
-    /// sent together with the next few, and goes at the latest when the program waits, polls, or asks for
-    /// the status of one; if it does neither, within some ten milliseconds. So it is with all that is posted.
+    /// sent together with the next few, and goes at the latest when the program waits for one that has not
+    /// ended, polls, or asks for the status of one; if it does none of these, within some ten
+    /// milliseconds. So it is with all that is posted.
     pub fn write(&self, to: Target, spec: Spec) -> Result<Transfer, PostError> {
         self.start(WRITE_SLOTS, "writes", &spec.descriptor(to))
     }
@@ -392,33 +386,11 @@ impl Inner {
     }
 
     fn take(&self, kind: u64) -> Option<usize> {
-        let mut channels = self.channels.lock();
-        if channels.free & kind == 0 {
-            let mut abandoned = channels.abandoned & kind;
-            while abandoned != 0 {
-                let bit = abandoned & abandoned.wrapping_neg();
-                abandoned &= !bit;
-                if self.page.status(bit.trailing_zeros() as usize) != Status::Ongoing {
-                    channels.abandoned &= !bit;
-                    channels.free |= bit;
-                }
-            }
-        }
-        let slot = (channels.free & kind).trailing_zeros() as usize;
-        (slot < 64).then(|| {
-            channels.free &= !(1 << slot);
-            slot
-        })
+        self.channels.take(kind, |slot| self.page.status(slot) != Status::Ongoing)
     }
 
     pub(crate) fn give_back(&self, slot: usize) {
-        let over = self.page.status(slot) != Status::Ongoing;
-        let mut channels = self.channels.lock();
-        if over {
-            channels.free |= 1 << slot;
-        } else {
-            channels.abandoned |= 1 << slot;
-        }
+        self.channels.give_back(slot, self.page.status(slot) != Status::Ongoing);
     }
 
     /// Makes a node in this process go on. How much there was to do.
@@ -495,8 +467,7 @@ impl Inner {
     /// Whether new transfers may wait for others like them: a few are new, and many are under way.
     fn gathers(&self) -> bool {
         let rung = self.page.rung().count_ones();
-        let used = (!self.channels.lock().free).count_ones();
-        (1..GATHERED).contains(&rung) && used >= rung + GATHERED
+        (1..GATHERED).contains(&rung) && self.channels.used() >= rung + GATHERED
     }
 
     /// Waits that polling may well shorten make it poll for longer; others let it sleep sooner.

@@ -34,6 +34,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod channels;
 mod domain;
 #[cfg(feature = "embedded")]
 mod embedded;

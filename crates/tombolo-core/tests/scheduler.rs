@@ -134,15 +134,27 @@ fn a_peer_without_packets_may_have_longer_blocks() {
         Config { block_bytes_beside: 4 * KIB, beside_ns: 1000, outstanding_beside: 1, ..Config::default() };
     let mut engine = engine(config);
     for (asked, length) in [(64 * KIB, 64 * KIB), (100 * KIB, 64 * KIB), (u32::MAX, 1024 * KIB), (0, 256)] {
-        engine.set_block_bytes(OTHER, asked);
+        engine.add_peer_here(NOW, OTHER, asked);
         post(&mut engine, 9, 4096 * KIB, None);
         let block = next_block(&mut engine).expect("a block");
         assert_eq!(block.length_bytes, length);
-        engine.peer_lost(NOW, OTHER);
-        engine.add_peer(NOW, OTHER);
     }
-    engine.set_block_bytes(OTHER, 64 * KIB);
-    engine.set_block_bytes(PeerId(77), 64 * KIB);
+    engine.add_peer_here(NOW, OTHER, 64 * KIB);
+    // All of one to its end, with small ones from its middle on.
+    post(&mut engine, 9, 512 * KIB + 5, None);
+    let mut lengths = Vec::new();
+    while let Some(block) = next_block(&mut engine) {
+        acknowledge(&mut engine, &block);
+        if user(&block) == 9 {
+            lengths.push(block.length_bytes);
+        }
+        if lengths.len() == 4 {
+            post(&mut engine, 1, 64, None);
+        }
+    }
+    assert!(engine.is_idle());
+    assert_eq!(lengths.iter().sum::<u32>(), 512 * KIB + 5);
+    assert_eq!((&lengths[..4], lengths[4], lengths.last()), ([64 * KIB; 4].as_slice(), 4 * KIB, Some(&5)));
     post(&mut engine, 1, 64, None);
     assert_eq!(next_block(&mut engine).map(|block| block.length_bytes), Some(64));
     post(&mut engine, 9, 4096 * KIB, None);

@@ -116,6 +116,11 @@ impl UdpSocket {
         }
     }
 
+    /// What the kernel buffers of what arrives, with its own bookkeeping.
+    pub fn receive_buffer_bytes(&self) -> Result<usize, Errno> {
+        sockopt::socket_recv_buffer_size(&self.socket)
+    }
+
     /// Where the socket is bound.
     pub fn local_address(&self) -> Result<SocketAddr, Errno> {
         self.socket.local_addr().map_err(|error| errno_of(&error))
@@ -221,7 +226,8 @@ impl UdpSocket {
         usize::try_from(sent).map_err(|_| errno_of(&io::Error::last_os_error()))
     }
 
-    /// Takes what has arrived: one datagram, or several of one size and one sender, who is not told.
+    /// Takes what has arrived: one datagram, or several of one size and one sender.
+    /// From whom, [`Self::receive_from`] says.
     ///
     /// Give it [`RECEIVE_BUFFER_BYTES`]. `EAGAIN`: nothing there. `ECONNREFUSED`: nobody is bound
     /// where we are connected.

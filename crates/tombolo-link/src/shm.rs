@@ -58,6 +58,9 @@ const PUMP_MESSAGES: usize = 128;
 /// How often `tick` looks at the socket while nobody sleeps on it.
 const PUMP_PERIOD: Duration = Duration::from_millis(1);
 
+/// Of larger rings, only so much is made before the first packet.
+const POPULATED_BYTES: usize = 4 << 20;
+
 /// Which end of the link this is: each has its own ring to write.
 #[derive(Debug, Clone, Copy)]
 enum Side {
@@ -105,8 +108,10 @@ impl ShmLink {
         ring_bytes: usize,
         side: Side,
     ) -> Result<Self, OpenError> {
-        // Otherwise the first packets each wait for a page fault at both ends.
-        memory.populate(0, memory.len());
+        if matches!(side, Side::Connector) {
+            // Otherwise the first packets wait for the memory to be made; whoever accepts has others to serve.
+            memory.populate(0, memory.len().min(POPULATED_BYTES));
+        }
         let memory = Arc::new(memory);
         let (first, second) = (0, tombolo_host::ring::footprint_bytes(ring_bytes));
         let (ours, theirs) = match side {

@@ -173,6 +173,8 @@ pub struct Node {
     pub(crate) driven: AtomicU32,
     /// The engine has more to be done than was done in one go.
     unfinished: AtomicBool,
+    /// A link was full meanwhile.
+    has_waited: AtomicBool,
 }
 
 impl std::fmt::Debug for Node {
@@ -220,8 +222,8 @@ fn configuration(limits: &Limits) -> Config {
         block_bytes_beside: 4096,
         // A gigabyte a second.
         beside_block_ns: 4000,
-        // What lies side by side is copied together between programs here, and faster to walk through
-        // for both ends elsewhere.
+        // Blocks that follow each other are copied together between programs here; elsewhere, too, both
+        // ends are faster with them.
         turn_blocks: 64,
         beside_ns: 1_000_000,
         // Answers may be sent only when their sender gets the processor again,
@@ -250,8 +252,7 @@ impl Node {
     ) -> Result<Self, LendError> {
         let buffers = ledger::allocate((buffer_bytes.max(4096) as u64).next_multiple_of(4096))?;
         let mut engine = Engine::new(configuration(&limits));
-        engine.add_peer(Time(0), ITSELF);
-        engine.set_block_bytes(ITSELF, HOME_BLOCK_BYTES);
+        engine.add_peer_here(Time(0), ITSELF, HOME_BLOCK_BYTES);
         Ok(Self {
             name: name.to_owned(),
             started: Instant::now(),
@@ -271,6 +272,7 @@ impl Node {
             arrivals: AtomicU32::new(0),
             driven: AtomicU32::new(0),
             unfinished: AtomicBool::new(false),
+            has_waited: AtomicBool::new(false),
         })
     }
 

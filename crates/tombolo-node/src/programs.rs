@@ -180,7 +180,8 @@ pub(crate) type Domains = BTreeMap<u16, Arc<ProgramDomain>>;
 #[derive(Debug)]
 pub(crate) struct Programs {
     limits: Limits,
-    /// Copied when it changes, so that nobody holds the lock while doing something.
+    /// Copied when it changes, so that nobody holds the lock while doing something; locked before a
+    /// domain's regions.
     domains: RwLock<Arc<Domains>>,
     /// What the thread that receives programs sleeps on.
     poll: Poll,
@@ -195,7 +196,7 @@ pub(crate) struct Programs {
     pub(crate) moved: Arc<Outbox>,
     /// Small transfers under way between programs here.
     pub(crate) small_at_home: AtomicU32,
-    /// For so many blocks more, tiny ones are expected.
+    /// For so many copies more, tiny ones are expected.
     pub(crate) tiny_expected: AtomicU32,
     /// Whose bells are answered first.
     pub(crate) turn: AtomicU16,

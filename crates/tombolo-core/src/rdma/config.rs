@@ -45,12 +45,13 @@ pub struct Config {
     pub outstanding_beside: u32,
     /// Length of their blocks then; a power of two from 256 to `block_bytes`.
     pub block_bytes_beside: u32,
-    /// For each so much of the shortest round trip one more of these blocks may be unacknowledged: what a
-    /// long way holds delays nobody. 0: no more.
+    /// Of these blocks as many may be unacknowledged as the shortest round trip holds at one in so much
+    /// time, if that is more: what a long way holds delays nobody. 0: no more.
     pub beside_block_ns: u64,
     /// How long after a small transfer others are expected.
     pub beside_ns: u64,
-    /// Blocks that a transfer issues before the next of its class has its turn.
+    /// Blocks that a transfer issues before the next of its class has its turn. One that is longer than
+    /// `block_bytes` counts for several.
     pub turn_blocks: u32,
     /// A class with work is served at the latest after this many blocks of
     /// higher classes (plus one, if two classes come due together).
@@ -138,10 +139,10 @@ impl Default for Config {
     }
 }
 
-/// The longest block that no packet carries.
+/// The longest block to a peer that no packets go to.
 pub(crate) const MAX_HOME_BLOCK_BYTES: u32 = 1 << 20;
 
-/// The nearest length of a block that is no longer.
+/// The largest power of two that is at most that, within what blocks may have.
 pub(crate) fn power_of_two(bytes: u32, most: u32) -> u32 {
     match bytes.clamp(GRANULE_BYTES, most) {
         power if power.is_power_of_two() => power,

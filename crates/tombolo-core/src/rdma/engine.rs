@@ -98,11 +98,12 @@ impl Engine {
         self.collect(now);
     }
 
-    /// Blocks to a peer may be so long from now on (a power of two from 256 to 1 MiB; others are
-    /// rounded down): for one that no packets go to, such as the engine's own node. Small transfers
-    /// beside do not find them longer than to others.
-    pub fn set_block_bytes(&mut self, peer: PeerId, bytes: u32) {
-        self.initiator.set_block_bytes(peer, bytes);
+    /// As [`Self::add_peer`], for one that no packets go to, such as the caller itself: its blocks may be
+    /// longer than those of packets (a power of two from 256 to 1 MiB; others are rounded down). While
+    /// small transfers come they are as short as others.
+    pub fn add_peer_here(&mut self, now: Time, peer: PeerId, block_bytes: u32) {
+        self.add_peer(now, peer);
+        self.initiator.set_block_bytes(peer, block_bytes);
     }
 
     /// Another link to a peer is up, or a lost one again, under a number of the

@@ -53,7 +53,7 @@ pub use action::{DropReason, NotificationWrite, Operation, Placement};
 pub use config::{Config, Retransmission};
 pub use counters::Counters;
 pub use engine::Engine;
-pub use segmentation::{block_count, block_length};
+pub use segmentation::block_length;
 pub use time::Time;
 pub use transaction::{Event, IllegalTransition, State};
 pub use transfer::{

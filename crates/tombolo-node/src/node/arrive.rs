@@ -97,7 +97,7 @@ impl Node {
         };
         let mut engine = self.engine.lock();
         let (id, path) = peer.place();
-        let verdict = engine.handle_from(clock.now(), id, path, &packet);
+        let verdict = engine.handle_from(clock.renew(), id, path, &packet);
         if let Verdict::Operate(operation) = verdict {
             drop(engine);
             return self.operate(id, operation);

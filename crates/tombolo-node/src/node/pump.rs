@@ -18,8 +18,10 @@ const LOOP_BACK_BYTES: u64 = 128 * 1024;
 /// Blocks that may be one copy.
 const LOOP_BACK_BLOCKS: usize = 8;
 
-/// Bytes that are moved in so little time that the clock need not be looked at again.
+/// What is moved in so little time that the clock need not be looked at again, in bytes.
 const QUICK_BYTES: u32 = 4 * 1024;
+/// What a step costs beside the bytes it moves: as much as so many of them.
+const STEP_BYTES: u32 = 512;
 
 /// What is to be on its way when packets have been dealt with.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,25 +45,34 @@ enum Sent {
 pub(crate) struct Glance<'a> {
     node: &'a Node,
     seen: Option<Time>,
+    /// Moved since, in bytes.
+    moved: u32,
 }
 
 impl<'a> Glance<'a> {
     pub(crate) fn new(node: &'a Node) -> Self {
-        Self { node, seen: None }
+        Self { node, seen: None, moved: 0 }
     }
 
     pub(crate) fn now(&mut self) -> Time {
         *self.seen.get_or_insert_with(|| self.node.now())
     }
 
-    /// Time has passed.
-    pub(crate) fn passed(&mut self) {
-        self.seen = None;
+    /// The time, looked at now.
+    pub(crate) fn renew(&mut self) -> Time {
+        self.passed();
+        self.now()
     }
 
-    /// So many bytes have been moved.
+    /// Time has passed.
+    pub(crate) fn passed(&mut self) {
+        (self.seen, self.moved) = (None, 0);
+    }
+
+    /// A step has been made, in which so many bytes were moved.
     pub(crate) fn passed_for(&mut self, bytes: u32) {
-        if bytes > QUICK_BYTES {
+        self.moved = self.moved.saturating_add(bytes).saturating_add(STEP_BYTES);
+        if self.moved > QUICK_BYTES {
             self.passed();
         }
     }
@@ -124,6 +135,8 @@ impl Node {
                         sink(*user, *status);
                         clock.passed();
                     }
+                    // Somebody may have been woken.
+                    clock.passed_for(QUICK_BYTES / 4);
                     continue;
                 }
             };
@@ -147,6 +160,11 @@ impl Node {
                 }
                 _ => {}
             }
+            clock.passed_for(0);
+            if self.has_waited.load(Ordering::Relaxed) {
+                self.has_waited.store(false, Ordering::Relaxed);
+                clock.passed();
+            }
         }
         for peer in touched.into_iter().filter(|_| urgent) {
             let _ = peer.link.flush();
@@ -163,6 +181,7 @@ impl Node {
         for attempt in 0..64 {
             match send(&*peer.link) {
                 Err(SendError::Full) => {
+                    self.has_waited.store(true, Ordering::Relaxed);
                     let _ = peer.link.flush();
                     if attempt > 8 {
                         std::thread::yield_now();

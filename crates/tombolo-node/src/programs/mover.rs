@@ -25,6 +25,9 @@ use super::own::OwnRange;
 
 /// Copies that wait; who comes then is told to come again.
 const JOBS: usize = 256;
+/// Beyond so many, only if they hold no more than `JOB_BYTES`.
+const FREE_JOBS: usize = 64;
+const JOB_BYTES: usize = 4 << 20;
 /// How long to look for the next copy before sleeping: blocks of one transfer come one after the other.
 const POLL: Duration = Duration::from_micros(50);
 /// A copy that takes longer is given up.
@@ -57,6 +60,16 @@ pub(crate) struct Job {
     pub(crate) range: Arc<OwnRange>,
     pub(crate) order: Order,
     pub(crate) task: Task,
+}
+
+impl Job {
+    /// Memory that it takes while it waits.
+    fn held_bytes(&self) -> usize {
+        match &self.task {
+            Task::Write { bytes, .. } => bytes.len(),
+            Task::Read { .. } | Task::Words(_) => 0,
+        }
+    }
 }
 
 /// What the engine's loop hears.
@@ -160,7 +173,8 @@ impl Mover {
         if state.closed || state.current.as_ref().is_some_and(|current| current.order.is_none()) {
             return Err(NackCode::DecodeError);
         }
-        if state.queue.len() >= JOBS {
+        let held_bytes = || state.queue.iter().map(|(_, job)| job.held_bytes()).sum::<usize>();
+        if state.queue.len() >= JOBS || state.queue.len() >= FREE_JOBS && held_bytes() > JOB_BYTES {
             return Err(NackCode::BufferFull);
         }
         state.queue.push_back((Instant::now(), job));

@@ -88,7 +88,7 @@ impl Initiator {
         // Of smaller blocks no more bytes than otherwise.
         let most =
             u64::from(config.outstanding_blocks) * u64::from(config.block_bytes / config.block_bytes_beside);
-        on_the_way.clamp(config.outstanding_beside.into(), most) as u32
+        u32::try_from(on_the_way.clamp(config.outstanding_beside.into(), most)).unwrap_or(u32::MAX)
     }
 
     /// A small transfer goes at once; what has no slot is queued after all.

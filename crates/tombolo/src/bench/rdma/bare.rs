@@ -23,8 +23,10 @@ use crate::bench::summary::{Samples, Summary};
 use crate::size::Size;
 use crate::{Failure, output};
 
-/// Bytes under way: less than a socket's buffer.
+/// The most bytes under way, and the part of a socket's buffer that they may take: the kernel counts its own
+/// bookkeeping, too.
 const WINDOW_BYTES: usize = 2 << 20;
+const BUFFER_SHARE: usize = 4;
 const BUFFER_BYTES: usize = 8 << 20;
 /// Datagrams of bytes that are tried; the best counts.
 const SEGMENTS: [usize; 3] = [4 * 1024, 16 * 1024, 32 * 1024];
@@ -164,6 +166,11 @@ impl End {
         Ok(count)
     }
 
+    /// Bytes that may be under way, so that none are lost.
+    fn window_bytes(&self) -> Result<usize, Failure> {
+        Ok(WINDOW_BYTES.min(self.socket.receive_buffer_bytes()? / BUFFER_SHARE))
+    }
+
     /// How many answers have come.
     fn answers(&mut self) -> Result<usize, Failure> {
         let asked = Instant::now();
@@ -225,19 +232,24 @@ fn segments(load: Load) -> &'static [usize] {
 pub fn rates(processors: [usize; 2], load: Load, sizes: &[Size]) -> Result<Vec<Rate>, Failure> {
     let mut found = Vec::new();
     for &Size(size_bytes) in sizes {
-        let mut best = 0.0_f64;
+        let mut best = None;
         for &segment in segments(load) {
-            best = best.max(rate(processors, load, size_bytes as usize, segment)?);
+            let found = rate(processors, load, size_bytes as usize, segment)?;
+            best = found.into_iter().chain(best).reduce(f64::max);
         }
-        found.push(Rate { size_bytes, bytes_per_s: best });
+        found.extend(best.map(|bytes_per_s| Rate { size_bytes, bytes_per_s }));
     }
     Ok(found)
 }
 
-fn rate(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Result<f64, Failure> {
+/// None: the buffers are too small for it.
+fn rate(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Result<Option<f64>, Failure> {
     let (mut end, _sink) = start(processors, load, size, segment, false)?;
     // As many under way as Tombolo has, but no more than fit into the buffers.
-    let most = (WINDOW_BYTES / size.max(1)).clamp(1, WINDOW);
+    let most = (end.window_bytes()? / size.max(1)).min(WINDOW);
+    if most == 0 {
+        return Ok(None);
+    }
     let mut places = Places::new(size);
     let (mut under_way, mut done, mut rounds, mut since) = (0, 0_u64, 0, Instant::now());
     loop {
@@ -252,7 +264,7 @@ fn rate(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Resu
         if rounds == WARM_UP.min(64) {
             (done, since) = (0, Instant::now());
         } else if rounds > 64 && (done >= BYTES || since.elapsed() >= LONG) {
-            return Ok(done as f64 / since.elapsed().as_secs_f64());
+            return Ok(Some(done as f64 / since.elapsed().as_secs_f64()));
         }
     }
 }
@@ -263,7 +275,7 @@ pub fn trips(processors: [usize; 2], load: Load, sizes: &[Size]) -> Result<Vec<T
     for &Size(size_bytes) in sizes {
         let mut best: Option<Summary> = None;
         for &segment in segments(load) {
-            let latency = trip(processors, load, size_bytes as usize, segment)?;
+            let Some(latency) = trip(processors, load, size_bytes as usize, segment)? else { continue };
             best = best.filter(|best| best.median_ns <= latency.median_ns).or(Some(latency));
         }
         found.extend(best.map(|latency| Trip { size_bytes, latency }));
@@ -271,8 +283,12 @@ pub fn trips(processors: [usize; 2], load: Load, sizes: &[Size]) -> Result<Vec<T
     Ok(found)
 }
 
-fn trip(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Result<Summary, Failure> {
+/// None: the buffers are too small for it.
+fn trip(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Result<Option<Summary>, Failure> {
     let (mut end, _sink) = start(processors, load, size, segment, true)?;
+    if size > end.window_bytes()? {
+        return Ok(None);
+    }
     let mut samples = Samples::new(SAMPLES)?;
     let mut begin = Instant::now();
     for number in 0..WARM_UP + SAMPLES {
@@ -290,7 +306,7 @@ fn trip(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Resu
             break;
         }
     }
-    samples.summary()
+    samples.summary().map(Some)
 }
 
 /// The other end: answers each so many bytes with a few, or as many.

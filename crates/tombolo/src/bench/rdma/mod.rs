@@ -261,10 +261,10 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     for row in &outcome.rows {
         let share = |rates: &[floor::Rate]| {
             let rate = rates.iter().find(|rate| rate.size_bytes == row.size_bytes);
-            rate.map_or(f64::NAN, |rate| row.bytes_per_s / rate.bytes_per_s)
+            rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.2}", row.bytes_per_s / rate.bytes_per_s))
         };
         output::line(&format!(
-            "{:10}  {:8}  {:9} {:>8} {:>7.2} µs {:>7.2} µs {:>10.2} {:>11.2} {:>13.2}",
+            "{:10}  {:8}  {:9} {:>8} {:>7.2} µs {:>7.2} µs {:>10.2} {:>11} {:>13}",
             name(&row.link),
             name(&row.how),
             name(&row.op),
