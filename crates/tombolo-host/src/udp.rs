@@ -37,8 +37,6 @@ pub struct ReceivedBatch {
     pub length_bytes: usize,
     /// The size of each datagram; 0 when the batch is one empty datagram.
     pub segment_bytes: usize,
-    /// Who sent them, when that was asked for and the kernel said so.
-    pub from: Option<SocketAddr>,
 }
 
 /// A non-blocking UDP socket.
@@ -88,7 +86,7 @@ impl UdpSocket {
     /// to it and the rest to us, since a connected socket matches better.
     ///
     /// Between its binding and its connecting the new socket may catch datagrams of other peers;
-    /// the caller drains it and treats them by their [`ReceivedBatch::from`].
+    /// the caller drains it and treats them by who sent them ([`UdpSocket::receive_from`]).
     pub fn bind_beside(&self, peer: SocketAddr) -> Result<Self, Errno> {
         let address = self.local_address()?;
         // We share only for this moment, so that another process that asks for our address is
@@ -235,12 +233,12 @@ impl UdpSocket {
         self.receive_message(buffer, None)
     }
 
-    /// The same, and from whom.
-    pub fn receive_from(&self, buffer: &mut [u8]) -> Result<ReceivedBatch, Errno> {
+    /// The same, and from whom, as far as the kernel says.
+    pub fn receive_from(&self, buffer: &mut [u8]) -> Result<(ReceivedBatch, Option<SocketAddr>), Errno> {
         // SAFETY: all-zero is a valid sockaddr_storage (family AF_UNSPEC).
         let mut name: libc::sockaddr_storage = unsafe { MaybeUninit::zeroed().assume_init() };
         let batch = self.receive_message(buffer, Some(&mut name))?;
-        Ok(ReceivedBatch { from: address_of(&name), ..batch })
+        Ok((batch, address_of(&name)))
     }
 
     fn receive_message(
@@ -273,7 +271,7 @@ impl UdpSocket {
             .filter(|segment| *segment > 0)
             .unwrap_or(length_bytes)
             .min(length_bytes);
-        Ok(ReceivedBatch { length_bytes, segment_bytes, from: None })
+        Ok(ReceivedBatch { length_bytes, segment_bytes })
     }
 }
 

@@ -210,9 +210,7 @@ impl UdpListener {
             let mut buffer = std::mem::take(&mut strangers.buffer);
             let received = self.socket.receive_from(&mut buffer);
             let mut result = Ok(());
-            if let Ok(batch) = received
-                && let Some(from) = batch.from
-            {
+            if let Ok((batch, Some(from))) = received {
                 for datagram in buffer[..batch.length_bytes].chunks(batch.segment_bytes.max(1)) {
                     result = result.and(self.hear_datagram(strangers, datagram, from));
                 }
@@ -313,10 +311,10 @@ impl UdpListener {
         let mut caught = vec![0; RECEIVE_BUFFER_BYTES];
         let mut others = Vec::new();
         for _ in 0..MAX_BATCHES {
-            let Ok(batch) = socket.receive_from(&mut caught) else {
+            let Ok((batch, sender)) = socket.receive_from(&mut caught) else {
                 break;
             };
-            if let Some(other) = batch.from.filter(|other| *other != from) {
+            if let Some(other) = sender.filter(|other| *other != from) {
                 let datagrams = caught[..batch.length_bytes].chunks(batch.segment_bytes.max(1));
                 others.extend(datagrams.map(|datagram| (datagram.to_vec(), other)));
             }

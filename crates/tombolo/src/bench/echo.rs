@@ -106,9 +106,9 @@ pub fn respond() -> Result<u8, Failure> {
 fn receive_from(socket: &UdpSocket, buffer: &mut [u8], answer: &[u8]) -> Result<Option<()>, Failure> {
     let since = Instant::now();
     loop {
-        match socket.receive(buffer) {
-            Ok(batch) => {
-                if let Some(from) = batch.from {
+        match socket.receive_from(buffer) {
+            Ok((_, from)) => {
+                if let Some(from) = from {
                     socket.send_to(answer, from)?;
                 }
                 return Ok(Some(()));

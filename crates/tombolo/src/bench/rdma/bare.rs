@@ -317,11 +317,7 @@ pub fn sink(arguments: &Arguments) -> Result<u8, Failure> {
     let (mut buffer, began) = (vec![0; RECEIVE_BUFFER_BYTES], Instant::now());
     let near = loop {
         match door.receive_from(&mut buffer) {
-            Ok(batch) if batch.length_bytes == HELLO.len() => {
-                if let Some(from) = batch.from {
-                    break from;
-                }
-            }
+            Ok((batch, Some(from))) if batch.length_bytes == HELLO.len() => break from,
             _ if began.elapsed() > SILENCE => return Ok(0),
             _ => std::hint::spin_loop(),
         }
