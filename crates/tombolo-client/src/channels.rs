@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn no_channel_is_two_threads() {
+    fn no_channel_has_two_threads() {
         let channels = Channels::new();
         let holders: Vec<AtomicU32> = (0..64).map(|_| AtomicU32::new(0)).collect();
         std::thread::scope(|scope| {

@@ -291,11 +291,11 @@ const LARGER: [u64; 4] = [16 << 10, 64 << 10, 256 << 10, 1 << 20];
 const BOUNDS: &str = "\
 An unencrypted block is copied into a packet with a CRC32C, so that checksum and datagram are of the same bytes whatever a
 program does meanwhile; it is checked at the other end, and only then copied to its place. *Raw UDP with packets* does this
-and nothing else: no engine, nothing acknowledged but whole transfers, nothing repeated. What is beyond it, no such engine
-reaches. TCP's stream, on which the other libraries send large messages, is copied once at each end, is not checked on
-loopback, and goes in larger pieces than datagrams can be: compare kernel TCP's half of there and back with raw UDP's. And
-a message of several blocks is notified when all of them are acknowledged (QOS §3.2.6): in a ping-pong that is a round trip
-of a small packet more.
+and nothing else: no engine, nothing acknowledged but whole transfers, nothing repeated. Large transfers are hardly faster
+than that; of small ones, for which it makes a call each, Tombolo puts several into one. TCP's stream, on which the other
+libraries send large messages, is copied once at each end, is not checked on loopback, and goes in larger pieces than
+datagrams can be: compare kernel TCP's half of there and back with raw UDP's. And a message of several blocks is notified
+when all of them are acknowledged (QOS §3.2.6): in a ping-pong that is a round trip of a small packet more.
 ";
 
 const HOW: &str = "

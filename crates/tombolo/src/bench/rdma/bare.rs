@@ -82,7 +82,11 @@ struct End {
 impl End {
     fn new(socket: UdpSocket, load: Load, size: usize, segment: usize) -> Result<Self, Failure> {
         socket.set_buffer_bytes(BUFFER_BYTES);
-        let places = size.next_multiple_of(64).saturating_mul(WINDOW);
+        let places = match load {
+            // All from one buffer and into one.
+            Load::Bytes => 0,
+            Load::Packets => size.next_multiple_of(64).saturating_mul(WINDOW),
+        };
         let memory = SharedMemory::create("bench-udp", places.clamp(4096, AREA))?;
         memory.populate(0, memory.len());
         let (outgoing, incoming) = (vec![7; MAX_BATCH_BYTES], vec![0; RECEIVE_BUFFER_BYTES]);
