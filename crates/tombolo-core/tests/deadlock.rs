@@ -7,7 +7,7 @@ mod bench;
 use bench::{BASE, Bench, OTHER, domain_of};
 use std::collections::VecDeque;
 use tombolo_core::rdma::{Action, Config, Direction, Transfer};
-use tombolo_wire::{Checksums, Packet};
+use tombolo_wire::{Checksums, MAX_BARE_PACKET_BYTES, Packet};
 
 /// What came in and was not yet handed to an engine.
 #[derive(Default)]
@@ -61,7 +61,7 @@ fn run(queues: Queues) -> usize {
                     }
                     Action::WriteNotification(_) => unreachable!("none was asked for"),
                     Action::Send { packet, .. } => {
-                        let mut bytes = vec![0; 64];
+                        let mut bytes = vec![0; MAX_BARE_PACKET_BYTES];
                         let length = packet.emit(&mut bytes, Checksums::On).expect("a packet");
                         bytes.truncate(length);
                         packets.push(bytes);

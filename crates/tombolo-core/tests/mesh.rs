@@ -6,7 +6,7 @@ use bench::Rng;
 use std::collections::VecDeque;
 use tombolo_core::rdma::congestion::CongestionConfig;
 use tombolo_core::rdma::{Action, Config, Direction, Engine, PeerId, Time, Transfer, TransferError, Verdict};
-use tombolo_wire::{Ack, Checksums, Domain, Packet, Payload};
+use tombolo_wire::{Ack, Checksums, Domain, MAX_BARE_PACKET_BYTES, Packet, Payload};
 
 const NODES: usize = 4;
 /// Each node's memory: a source area, then an area per writer.
@@ -101,7 +101,7 @@ impl Mesh {
                 }
             }
             Action::Send { peer, packet, .. } => {
-                let mut bytes = vec![0; 64];
+                let mut bytes = vec![0; MAX_BARE_PACKET_BYTES];
                 let length = packet.emit(&mut bytes, Checksums::Off).expect("a packet");
                 bytes.truncate(length);
                 self.wire.push_back((node, peer.0 as usize, bytes));

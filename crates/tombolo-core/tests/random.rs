@@ -66,6 +66,7 @@ fn options(rng: &mut Rng) -> Options {
         starvation_blocks: rng.range(1, 20) as u32,
         bypass: rng.chance(700_000),
         retransmission,
+        early_notification: rng.chance(800_000),
         fast_retransmit: rng.chance(800_000),
         congestion: rng.chance(700_000).then(CongestionConfig::default),
         outstanding_reads: rng.range(1, 64) as u32,

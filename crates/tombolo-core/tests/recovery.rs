@@ -7,8 +7,8 @@ use tombolo_core::rdma::{
     Action, Block, Config, Direction, DropReason, Engine, Placement, Time, Transfer, TransferError, Verdict,
 };
 use tombolo_wire::{
-    Ack, Attempt, Checksums, DataHeader, Generation, Nack, NackCode, Packet, Payload, ReadReject, RequestId,
-    Resume, TransactionId,
+    Ack, Attempt, Checksums, DataHeader, EarlierBlocks, Generation, Nack, NackCode, Notification,
+    NotifyHeader, Packet, Payload, ReadReject, RequestId, Resume, TransactionId,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -356,6 +356,140 @@ fn a_busy_target_is_not_a_dead_one() {
     assert!(target.counters().read_duplicates > 0);
 }
 
+/// The last block of a transfer, and the notification behind it, to be written after the block before.
+fn last_and_notification() -> (DataHeader, Packet<'static>) {
+    let last = DataHeader {
+        notification: tombolo_wire::NotificationMark::Elsewhere,
+        ..data(8, 1, None, BASE + 0x1000)
+    };
+    let mut earlier = EarlierBlocks::default();
+    assert!(earlier.push(TransactionId(7), Generation(5)));
+    let notify = NotifyHeader {
+        domain: last.domain,
+        transaction: last.transaction,
+        generation: last.generation,
+        attempt: last.attempt,
+        block_address: last.block_address,
+        block_bytes: last.block_bytes,
+        in_reply_to: None,
+        notification: Notification { address: BASE, first: 1, last: 2 },
+    };
+    (last, Packet::NotifyAfter(notify, earlier))
+}
+
+/// What an engine does next, shortly.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    Ack { slot: u16, bytes_only: bool },
+    Words,
+}
+
+fn next_of(engine: &mut Engine) -> Option<Next> {
+    match engine.poll(Time(0))? {
+        Action::Send { packet: Packet::Ack(ack), .. } => {
+            Some(Next::Ack { slot: ack.transaction.0, bytes_only: ack.bytes_only })
+        }
+        Action::WriteNotification(write) => {
+            engine.notified(write);
+            Some(Next::Words)
+        }
+        other => panic!("unexpected: {other:?}"),
+    }
+}
+
+#[test]
+fn a_notification_is_written_after_the_blocks_it_names() {
+    let (last, notification) = last_and_notification();
+    let before = data(7, 5, None, BASE + 0x800);
+    let receive = |engine: &mut Engine, header| {
+        let placement = place(engine, header);
+        engine.placed(placement);
+    };
+    let all = |engine: &mut Engine| std::iter::from_fn(|| next_of(engine)).collect::<Vec<_>>();
+    let over = |slot| Next::Ack { slot, bytes_only: false };
+    let unfinished = || Next::Ack { slot: 8, bytes_only: true };
+
+    // In order, and the notification before the block it belongs to: written at once.
+    for notification_first in [false, true] {
+        let mut engine = engine(Config::default());
+        receive(&mut engine, before);
+        if notification_first {
+            let _ = engine.handle(Time(0), OTHER, &notification);
+        }
+        receive(&mut engine, last);
+        if !notification_first {
+            let _ = engine.handle(Time(0), OTHER, &notification);
+        }
+        assert_eq!(all(&mut engine), [over(7), Next::Words, over(8)]);
+        // Said again, it is not written again.
+        let _ = engine.handle(Time(0), OTHER, &notification);
+        assert_eq!(all(&mut engine), [over(8)]);
+    }
+
+    // The block before is missing: its bytes come first, however often the notification does.
+    let engine = &mut engine(Config::default());
+    receive(engine, last);
+    for _ in 0..2 {
+        let _ = engine.handle(Time(0), OTHER, &notification);
+        assert_eq!(all(engine), [unfinished()]);
+    }
+    let placement = place(engine, before);
+    let _ = engine.handle(Time(0), OTHER, &notification);
+    assert_eq!(all(engine), [unfinished()], "its bytes are still being copied");
+    engine.placed(placement);
+    assert_eq!(all(engine), [over(7)]);
+    let _ = engine.handle(Time(0), OTHER, &notification);
+    assert_eq!(all(engine), [Next::Words, over(8)]);
+}
+
+#[test]
+fn of_a_block_whose_slot_was_used_again_only_its_sender_knows() {
+    let (last, notification) = last_and_notification();
+    // An older and a newer block were received in the slot of the one it names.
+    for generation in [4, 6] {
+        let mut engine = engine(Config::default());
+        for header in [data(7, generation, None, BASE + 0x800), last] {
+            let placement = place(&mut engine, header);
+            engine.placed(placement);
+        }
+        let _ = engine.handle(Time(0), OTHER, &notification);
+        let all: Vec<_> = std::iter::from_fn(|| next_of(&mut engine)).collect();
+        assert_eq!(all[1..], [Next::Ack { slot: 8, bytes_only: true }]);
+        // The sender has all other acknowledgements, and says so.
+        let Packet::NotifyAfter(header, _) = notification else { unreachable!() };
+        let _ = engine.handle(Time(0), OTHER, &Packet::Notify(header));
+        let all: Vec<_> = std::iter::from_fn(|| next_of(&mut engine)).collect();
+        assert_eq!(all, [Next::Words, Next::Ack { slot: 8, bytes_only: false }]);
+    }
+    // Slots that no peer can have.
+    let mut engine = engine(Config { peer_transactions: 16, ..Config::default() });
+    let Packet::NotifyAfter(header, _) = notification else { unreachable!() };
+    let mut earlier = EarlierBlocks::default();
+    assert!(earlier.push(TransactionId(u16::MAX), Generation(0)));
+    let placement = place(&mut engine, last);
+    engine.placed(placement);
+    let _ = engine.handle(Time(0), OTHER, &Packet::NotifyAfter(header, earlier));
+    assert_eq!(next_of(&mut engine), Some(Next::Ack { slot: 8, bytes_only: true }));
+    assert_eq!(next_of(&mut engine), None);
+}
+
+#[test]
+fn a_full_answer_to_the_last_block_does_not_confuse_what_is_left() {
+    let mut engine = engine(Config { outstanding_blocks: 3, congestion: None, ..Config::default() });
+    let words = Notification { address: BASE, first: 1, last: 2 };
+    let spec = Transfer { notification: Some(words), ..transfer(Direction::Write, 3 * 16384) };
+    engine.post(Time(0), OTHER, spec).expect("room");
+    let blocks: Vec<_> = std::iter::from_fn(|| next_block(&mut engine, Time(0))).collect();
+    let [first, second, last] = blocks[..] else { panic!("{} blocks", blocks.len()) };
+    let _ = engine.handle(Time(0), OTHER, &ack(&last));
+    let _ = engine.handle(Time(0), OTHER, &ack(&first));
+    assert_eq!(engine.poll(Time(0)), None, "no notification is left to send");
+    let _ = engine.handle(Time(0), OTHER, &ack(&second));
+    assert_eq!(status(&mut engine, Time(0)), Some(Ok(())));
+    assert!(engine.is_idle());
+    assert_eq!(engine.counters().illegal_transitions, 0);
+}
+
 #[test]
 fn arbitrary_packets_from_a_peer_do_no_harm() {
     let mut engine = engine(Config { transactions: 4, peer_transactions: 4, ..Config::default() });
@@ -363,14 +497,18 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
     let mut placements: Vec<Placement> = Vec::new();
     for step in 0..200_000 {
         let now = Time(step * 1000);
-        let mut bytes = [0u8; 72];
+        let mut bytes = [0u8; 80];
         for byte in &mut bytes {
             *byte = [0, 1, 2, 3, 255, rng.next() as u8][rng.below(6) as usize];
         }
         bytes[0] = tombolo_wire::MAGIC;
-        bytes[1] = rng.range(1, 8) as u8;
-        let length = rng.range(16, 72) as usize;
-        for length in [length, 16, 40, 64] {
+        bytes[1] = rng.range(1, 11) as u8;
+        if rng.chance(500_000) {
+            // A list of one block behind a notification.
+            (bytes[28], bytes[29]) = (6, 0);
+        }
+        let length = rng.range(16, 80) as usize;
+        for length in [length, 16, 24, 40, 64, 70] {
             let Ok(packet) = Packet::parse(&bytes[..length], Checksums::Off) else {
                 continue;
             };

@@ -377,18 +377,34 @@ fn the_notification_goes_with_a_single_block() {
     engine.post(NOW, OTHER, transfer).expect("room");
     let block = next_block(&mut engine).expect("a block");
     assert_eq!(block.notification, BlockNotification::Now(words));
-    // Two blocks: it waits for the first one's acknowledgement (QOS §3.2.6).
+    // Two blocks: it comes behind the last, to be written after both (QOS §3.2.6).
     engine.post(NOW, OTHER, Transfer { size_bytes: 32 * KIB, ..transfer }).expect("room");
     let first = next_block(&mut engine).expect("a block");
     let last = next_block(&mut engine).expect("a block");
     assert_eq!(first.notification, BlockNotification::None);
     assert_eq!(last.notification, BlockNotification::Later);
-    assert_eq!(engine.poll(NOW), None);
-    acknowledge(&mut engine, &first);
-    let Some(Action::Send { packet: Packet::Notify(notify), .. }) = engine.poll(NOW) else {
-        panic!("the notification is due");
+    let Some(Action::Send { packet: Packet::NotifyAfter(notify, earlier), .. }) = engine.poll(NOW) else {
+        panic!("the notification goes behind the last block");
     };
     assert_eq!((notify.transaction, notify.notification), (last.transaction, words));
+    assert_eq!(earlier.iter().collect::<Vec<_>>(), [(first.transaction, first.generation)]);
+    // Once it is there, it need not go again when the first block is acknowledged.
+    acknowledge(&mut engine, &first);
+    assert_eq!(engine.poll(NOW), None);
+    // If it is not, or had to wait for too long, the answer to the last block says so.
+    let bytes_only = Ack {
+        transaction: last.transaction,
+        generation: last.generation,
+        attempt: last.attempt,
+        bytes_only: true,
+    };
+    let _ = engine.handle(NOW, OTHER, &Packet::Ack(bytes_only));
+    let Some(Action::Send { packet: Packet::Notify(again), .. }) = engine.poll(NOW) else {
+        panic!("the notification is due");
+    };
+    assert_eq!((again.transaction, again.notification), (last.transaction, words));
+    acknowledge(&mut engine, &last);
+    assert!(matches!(engine.poll(NOW), Some(Action::Complete(_))));
     // With three, the last block is not issued before the first is acknowledged,
     // and if the second is too, the last one carries it.
     engine.post(NOW, OTHER, Transfer { size_bytes: 48 * KIB, ..transfer }).expect("room");

@@ -100,3 +100,48 @@ fn congestion_control_keeps_loss_near_zero() {
     let (without, _) = overrun(false);
     assert!(without > 100, "the twin loses only {without} in a thousand");
 }
+
+/// How long a transfer takes, until its receiver is notified and until its sender knows, in one-way delays.
+fn one_ways(config: Config, direction: Direction, size_bytes: u32) -> (u64, u64) {
+    const ONE_WAY_NS: u64 = 10_000;
+    let mut bench = Bench::new(Config { outstanding_blocks: 16, ..config }, 1, 32 << 20);
+    bench.payload_bytes = 16384;
+    // The window has to be open that far.
+    for _ in 0..20 {
+        bench.post(0, Direction::Write, 256 * 1024, false, None).expect("memory").expect("room");
+        bench.post(1, Direction::Write, 256 * 1024, false, None).expect("memory").expect("room");
+        bench.settle(SECOND);
+    }
+    let start = bench.now;
+    bench.post(0, direction, size_bytes, true, None).expect("memory").expect("room");
+    let number = bench.watched.len() - 1;
+    let mut notified = None;
+    while bench.watched[number].status.is_none() {
+        bench.step();
+        if bench.watched[number].notified > 0 {
+            notified.get_or_insert(bench.now.since_ns(start) / ONE_WAY_NS);
+        }
+    }
+    bench.check_memory();
+    (notified.expect("a notification"), bench.now.since_ns(start) / ONE_WAY_NS)
+}
+
+/// Half a round trip to be notified, and a whole one until the sender knows, of one block or of many; as
+/// the document has it, many take a round trip more (QOS §3.2.1).
+#[test]
+fn large_transfers_are_notified_as_early_as_small_ones() {
+    for (size_bytes, is_large) in [(64, false), (1000, false), (40_000, true), (240_000, true)] {
+        for early_notification in [true, false] {
+            let config = Config { early_notification, ..Config::default() };
+            let more = if is_large && !early_notification { 2 } else { 0 };
+            let expected = (1 + more, 2 + more);
+            assert_eq!(one_ways(config, Direction::Write, size_bytes), expected, "{size_bytes} bytes");
+            let expected = 2 + more;
+            assert_eq!(
+                one_ways(config, Direction::Read, size_bytes),
+                (expected, expected),
+                "{size_bytes} bytes"
+            );
+        }
+    }
+}

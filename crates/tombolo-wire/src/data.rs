@@ -18,8 +18,9 @@
 //! A notification belongs to the last block of its transfer (QOS §3.2.1). If
 //! the sender may release it when it sends the block, the block's last packet
 //! carries it; if earlier blocks are still unacknowledged, the packets only say
-//! that one will come, and it comes alone, as [`NotifyHeader`]. Both name the
-//! block by slot and generation, so a receiver applies it once.
+//! that one will come, and it comes alone, as [`NotifyHeader`], at once with a list
+//! of those blocks or later without. All name the block by slot and generation, so
+//! a receiver applies it once.
 
 use crate::checksum::{self, Checksums};
 use crate::view::{DATA_HEADER_BYTES, Draft, FLAG_CARRIES_NOTIFICATION, Kind, View};
@@ -236,21 +237,45 @@ impl NotifyHeader {
     }
 
     pub(crate) fn emit(&self, out: &mut [u8], checksums: Checksums) -> Result<usize, WireError> {
+        self.emit_as(Kind::Notify, 0, 0, out, checksums)
+    }
+
+    /// Write the header, of a packet with so many bytes of a list behind it.
+    pub(crate) fn emit_as(
+        &self,
+        kind: Kind,
+        list_bytes: u16,
+        list_crc: u32,
+        out: &mut [u8],
+        checksums: Checksums,
+    ) -> Result<usize, WireError> {
         let header = self.as_data();
         check_range(&header)?;
-        draft(Kind::Notify, &header, 0)?.finish(out, checksums)
+        let mut draft = draft(kind, &header, list_crc)?;
+        draft.u16_at::<28>(list_bytes);
+        draft.finish(out, checksums)
     }
 
     pub(crate) fn interpret(view: &View<'_>) -> Result<Self, WireError> {
         view.ends_here()?;
-        let header = fields(view)?;
+        match Self::fields(view)? {
+            (header, 0, 0) => Ok(header),
+            _ => Err(WireError::Reserved),
+        }
+    }
+
+    /// The header, and what it says of a list behind it: its length in bytes, and its checksum.
+    pub(crate) fn fields(view: &View<'_>) -> Result<(Self, u16, u32), WireError> {
+        let header = unchecked_fields(view)?;
         let NotificationMark::Here(notification) = header.notification else {
             return Err(WireError::Reserved);
         };
-        if header.offset_bytes != 0 || header.payload_bytes != 0 || view.u32_at::<32>() != 0 {
+        if header.offset_bytes != 0 {
             return Err(WireError::Reserved);
         }
-        Ok(Self {
+        let list_bytes = view.u16_at::<28>();
+        check_range(&DataHeader { payload_bytes: 0, ..header })?;
+        let header = Self {
             domain: header.domain,
             transaction: header.transaction,
             generation: header.generation,
@@ -259,7 +284,8 @@ impl NotifyHeader {
             block_bytes: header.block_bytes,
             in_reply_to: header.in_reply_to,
             notification,
-        })
+        };
+        Ok((header, list_bytes, view.u32_at::<32>()))
     }
 }
 
@@ -295,6 +321,13 @@ fn draft(kind: Kind, header: &DataHeader, payload_crc: u32) -> Result<Draft, Wir
 }
 
 fn fields(view: &View<'_>) -> Result<DataHeader, WireError> {
+    let header = unchecked_fields(view)?;
+    check_range(&header)?;
+    Ok(header)
+}
+
+/// The same, which need not lie in its block.
+fn unchecked_fields(view: &View<'_>) -> Result<DataHeader, WireError> {
     view.only_flags(FLAG_REPLY | FLAG_EXPECTS_NOTIFICATION | FLAG_CARRIES_NOTIFICATION)?;
     let flags = view.flags();
     let request = view.u32_at::<36>();
@@ -312,7 +345,7 @@ fn fields(view: &View<'_>) -> Result<DataHeader, WireError> {
         }),
         (false, true) => return Err(WireError::Reserved),
     };
-    let header = DataHeader {
+    Ok(DataHeader {
         domain: Domain(view.u16_at::<10>()),
         transaction: TransactionId(view.u16_at::<8>()),
         generation: Generation(view.u32_at::<12>()),
@@ -323,9 +356,7 @@ fn fields(view: &View<'_>) -> Result<DataHeader, WireError> {
         payload_bytes: view.u16_at::<28>().into(),
         in_reply_to: (flags & FLAG_REPLY != 0).then_some(RequestId(request)),
         notification,
-    };
-    check_range(&header)?;
-    Ok(header)
+    })
 }
 
 /// A packet lies in its block, on granules; a block lies in the address space.

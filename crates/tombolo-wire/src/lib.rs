@@ -38,6 +38,7 @@ extern crate std;
 mod atomic;
 mod checksum;
 mod data;
+mod earlier;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -50,6 +51,7 @@ mod view;
 pub use atomic::{ATOMIC_BYTES, Atomic, AtomicAck, AtomicOperation};
 pub use checksum::Checksums;
 pub use data::{DataHeader, Notification, NotificationMark, NotifyHeader, Payload};
+pub use earlier::{EarlierBlocks, MAX_EARLIER_BLOCKS};
 pub use error::WireError;
 pub use ids::{Attempt, Domain, Generation, RequestId, TransactionId};
 pub use nack::NackCode;
@@ -63,6 +65,9 @@ pub const MAGIC: u8 = 0xb1;
 
 /// The longest header of any kind, in bytes.
 pub const MAX_HEADER_BYTES: usize = 64;
+
+/// The longest packet without payload, in bytes.
+pub const MAX_BARE_PACKET_BYTES: usize = MAX_HEADER_BYTES + earlier::MAX_LIST_BYTES;
 
 /// The longest block, in bytes (QOS §3.2.2: 16 KB).
 pub const MAX_BLOCK_BYTES: u32 = 16 * 1024;

@@ -3,6 +3,7 @@
 use crate::atomic::{Atomic, AtomicAck};
 use crate::checksum::Checksums;
 use crate::data::{DataHeader, NotifyHeader, Payload};
+use crate::earlier::{self, EarlierBlocks};
 use crate::reading::{ReadAccept, ReadReject, ReadRequest};
 use crate::view::{Draft, Kind, View};
 use crate::{Attempt, Domain, Generation, NackCode, TransactionId, WireError};
@@ -30,6 +31,8 @@ pub enum Packet<'a> {
     Atomic(Atomic),
     /// A word was changed.
     AtomicAck(AtomicAck),
+    /// A notification without bytes, to be written when these blocks are there, too.
+    NotifyAfter(NotifyHeader, EarlierBlocks),
 }
 
 impl<'a> Packet<'a> {
@@ -54,11 +57,15 @@ impl<'a> Packet<'a> {
             Kind::ReadAccept => Self::ReadAccept(ReadAccept::interpret(&view)?),
             Kind::Atomic => Self::Atomic(Atomic::interpret(&view)?),
             Kind::AtomicAck => Self::AtomicAck(AtomicAck::interpret(&view)?),
+            Kind::NotifyAfter => {
+                let (header, earlier) = earlier::interpret(&view, checksums)?;
+                Self::NotifyAfter(header, earlier)
+            }
         })
     }
 
     /// Write the packet to the front of `out`; returns its length in bytes. No
-    /// packet without payload is longer than [`crate::MAX_HEADER_BYTES`].
+    /// packet without payload is longer than [`crate::MAX_BARE_PACKET_BYTES`].
     ///
     /// # Errors
     /// [`WireError::TooShort`] if `out` does not hold it; range errors if its
@@ -86,6 +93,7 @@ impl<'a> Packet<'a> {
             Self::ReadAccept(accept) => accept.emit(out, checksums),
             Self::Atomic(atomic) => atomic.emit(out, checksums),
             Self::AtomicAck(ack) => ack.emit(out, checksums),
+            Self::NotifyAfter(header, earlier) => earlier::emit(header, earlier, out, checksums),
         }
     }
 }

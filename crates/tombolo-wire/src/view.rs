@@ -31,6 +31,8 @@ pub enum Kind {
     Atomic = 9,
     /// A word was changed.
     AtomicAck = 10,
+    /// The completion notification of a block, to be written when other blocks are there, too.
+    NotifyAfter = 11,
 }
 
 /// The flag of [`Kind::Data`] that says the header carries a notification.
@@ -53,6 +55,7 @@ impl Kind {
             8 => Self::ReadAccept,
             9 => Self::Atomic,
             10 => Self::AtomicAck,
+            11 => Self::NotifyAfter,
             other => return Err(WireError::Kind(other)),
         })
     }
@@ -61,7 +64,7 @@ impl Kind {
     pub(crate) fn header_bytes(self, flags: u8) -> usize {
         match self {
             Self::Data if flags & FLAG_CARRIES_NOTIFICATION == 0 => DATA_HEADER_BYTES,
-            Self::Data | Self::Notify | Self::ReadRequest => MAX_HEADER_BYTES,
+            Self::Data | Self::Notify | Self::NotifyAfter | Self::ReadRequest => MAX_HEADER_BYTES,
             Self::Atomic => DATA_HEADER_BYTES,
             Self::AtomicAck => SHORT_HEADER_BYTES + 8,
             Self::Ack | Self::Nack | Self::Resume | Self::ReadReject | Self::ReadAccept => SHORT_HEADER_BYTES,

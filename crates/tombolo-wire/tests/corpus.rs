@@ -5,9 +5,9 @@
 use std::fs;
 use std::path::PathBuf;
 use tombolo_wire::{
-    Ack, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, Generation, Nack,
-    NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload, ReadAccept, ReadReject,
-    ReadRequest, RequestId, Resume, TransactionId, fuzzing,
+    Ack, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, EarlierBlocks,
+    Generation, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload, ReadAccept,
+    ReadReject, ReadRequest, RequestId, Resume, TransactionId, fuzzing,
 };
 
 fn samples() -> Vec<(&'static str, Packet<'static>)> {
@@ -31,22 +31,24 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
     };
     let carrying =
         DataHeader { notification: NotificationMark::Here(notification), in_reply_to: Some(request), ..data };
+    let notify = NotifyHeader {
+        domain,
+        transaction,
+        generation,
+        attempt,
+        block_address: 0x4_0000_0100,
+        block_bytes: 300,
+        in_reply_to: None,
+        notification,
+    };
+    let mut earlier = EarlierBlocks::default();
+    for slot in 3..6 {
+        assert!(earlier.push(TransactionId(slot), Generation(7)));
+    }
     vec![
         ("data", Packet::Data(data, Payload::Intact(&[0x5a; 44]))),
         ("data-notification", Packet::Data(carrying, Payload::Intact(&[0xa5; 44]))),
-        (
-            "notify",
-            Packet::Notify(NotifyHeader {
-                domain,
-                transaction,
-                generation,
-                attempt,
-                block_address: 0x4_0000_0100,
-                block_bytes: 300,
-                in_reply_to: None,
-                notification,
-            }),
-        ),
+        ("notify", Packet::Notify(notify)),
         ("ack", Packet::Ack(Ack { transaction, generation, attempt, bytes_only: false })),
         ("nack", Packet::Nack(Nack { transaction, generation, attempt, code: NackCode::BufferFull })),
         ("resume", Packet::Resume(Resume { transaction, generation, domain })),
@@ -78,6 +80,7 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
             }),
         ),
         ("atomic-ack", Packet::AtomicAck(AtomicAck { transaction, generation, attempt, before: 1 })),
+        ("notify-after", Packet::NotifyAfter(notify, earlier)),
     ]
 }
 

@@ -3,9 +3,9 @@
 
 use proptest::prelude::*;
 use tombolo_wire::{
-    Ack, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, Generation, Nack,
-    NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload, ReadAccept, ReadReject,
-    ReadRequest, RequestId, Resume, TransactionId, WireError,
+    Ack, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, EarlierBlocks,
+    Generation, MAX_EARLIER_BLOCKS, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet,
+    Payload, ReadAccept, ReadReject, ReadRequest, RequestId, Resume, TransactionId, WireError,
 };
 
 fn notification() -> impl Strategy<Value = Notification> {
@@ -48,7 +48,7 @@ fn data() -> impl Strategy<Value = DataHeader> {
 fn control() -> impl Strategy<Value = Packet<'static>> {
     let code = proptest::sample::select(NackCode::ALL.to_vec());
     let ids = any::<(u16, u32, u8, bool, u16, u32)>();
-    (ids, code, data(), notification(), any::<(u32, u32, u64, Option<u64>)>(), 0..10u8).prop_map(
+    (ids, code, data(), notification(), any::<(u32, u32, u64, Option<u64>)>(), 0..11u8).prop_map(
         |((slot, generation, attempt, flag, domain, request), code, data, words, read, kind)| {
             let transaction = TransactionId(slot);
             let generation = Generation(generation);
@@ -83,6 +83,28 @@ fn control() -> impl Strategy<Value = Packet<'static>> {
                     },
                 }),
                 9 => Packet::AtomicAck(AtomicAck { transaction, generation, attempt, before: read.2 }),
+                10 => {
+                    let mut earlier = EarlierBlocks::default();
+                    let count = usize::from(attempt.0) % (MAX_EARLIER_BLOCKS + 1);
+                    for number in 0..count {
+                        let slot = TransactionId(slot.wrapping_mul(number as u16));
+                        assert!(earlier.push(slot, Generation(generation.0.wrapping_add(number as u32))));
+                    }
+                    assert_eq!(earlier.iter().count(), count);
+                    Packet::NotifyAfter(
+                        NotifyHeader {
+                            domain,
+                            transaction,
+                            generation,
+                            attempt,
+                            block_address: data.block_address,
+                            block_bytes: data.block_bytes,
+                            in_reply_to: data.in_reply_to,
+                            notification: words,
+                        },
+                        earlier,
+                    )
+                }
                 _ => Packet::ReadRequest(ReadRequest {
                     request,
                     watermark: RequestId(read.0),
@@ -111,7 +133,7 @@ proptest! {
     fn control_packets_survive_the_round_trip(packet in control(), check in any::<bool>()) {
         let checksums = if check { Checksums::On } else { Checksums::Off };
         let bytes = emit(&packet, checksums);
-        prop_assert!(bytes.len() <= 64);
+        prop_assert!(bytes.len() <= tombolo_wire::MAX_BARE_PACKET_BYTES);
         prop_assert_eq!(Packet::parse(&bytes, checksums), Ok(packet));
     }
 
@@ -164,7 +186,7 @@ proptest! {
         // And again past the first two gates, where the fields are read.
         if let [magic, kind_byte, ..] = bytes.as_mut_slice() {
             *magic = tombolo_wire::MAGIC;
-            *kind_byte = kind % 10;
+            *kind_byte = kind % 12;
         }
         if let Ok(packet) = Packet::parse(&bytes, Checksums::Off) {
             // What parses can be written again, to the same bytes but the checksums.
@@ -204,7 +226,7 @@ proptest! {
     }
 
     #[test]
-    fn a_buffer_too_small_is_an_error(packet in control(), room in 0..64usize) {
+    fn a_buffer_too_small_is_an_error(packet in control(), room in 0..200usize) {
         let whole = emit(&packet, Checksums::On);
         let mut bytes = vec![0; room];
         let outcome = packet.emit(&mut bytes, Checksums::On);
@@ -246,6 +268,32 @@ fn the_layout_is_what_the_documentation_draws() {
     };
     let bytes = emit(&Packet::Ack(ack), Checksums::Off);
     assert_eq!(bytes, [0xb1, 3, 1, 3, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]);
+    let mut earlier = EarlierBlocks::default();
+    assert!(earlier.push(TransactionId(0x0201), Generation(0x0605_0403)));
+    let notify = NotifyHeader {
+        domain: Domain(1),
+        transaction: TransactionId(2),
+        generation: Generation(3),
+        attempt: Attempt(4),
+        block_address: 5,
+        block_bytes: 6,
+        in_reply_to: None,
+        notification: Notification { address: 7, first: 8, last: 9 },
+    };
+    let bytes = emit(&Packet::NotifyAfter(notify, earlier), Checksums::Off);
+    assert_eq!(bytes[..4], [0xb1, 11, 0b110, 4]);
+    assert_eq!(bytes[28..32], [6, 0, 0, 0]);
+    assert_eq!(bytes[64..], [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn a_list_of_earlier_blocks_has_a_limit() {
+    let mut earlier = EarlierBlocks::default();
+    for number in 0..MAX_EARLIER_BLOCKS {
+        assert!(earlier.push(TransactionId(number as u16), Generation(1)));
+    }
+    assert!(!earlier.push(TransactionId(99), Generation(1)));
+    assert_eq!(earlier.iter().map(|(slot, _)| slot.index()).collect::<Vec<_>>(), (0..15).collect::<Vec<_>>());
 }
 
 #[test]

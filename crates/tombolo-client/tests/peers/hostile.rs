@@ -12,8 +12,8 @@ use tombolo_node::fuzzing::{Carriage, Message, MessageV1, Reply, Request};
 use tombolo_node::{Address, Checksum, Node, Security};
 use tombolo_wire::{
     Ack, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain as WireDomain,
-    Generation, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload, ReadAccept,
-    ReadReject, ReadRequest, RequestId, Resume, TransactionId,
+    EarlierBlocks, Generation, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload,
+    ReadAccept, ReadReject, ReadRequest, RequestId, Resume, TransactionId,
 };
 
 use crate::harness::{Host, PATIENCE, pattern, shm, udp};
@@ -78,6 +78,15 @@ impl Peer<'_> {
         self.random.among(&NackCode::ALL)
     }
 
+    /// Blocks that there may or may not be.
+    fn earlier(&mut self) -> EarlierBlocks {
+        let mut earlier = EarlierBlocks::default();
+        for _ in 0..self.random.below(16) {
+            let _ = earlier.push(TransactionId(self.number() as u16), Generation(self.number()));
+        }
+        earlier
+    }
+
     /// A packet that can be written, or one that cannot; then there is none.
     fn packet(&mut self, out: &mut Vec<u8>) -> bool {
         let domain = self.domain();
@@ -109,16 +118,22 @@ impl Peer<'_> {
                 };
                 Packet::Data(header, Payload::Intact(&payload))
             }
-            4 => Packet::Notify(NotifyHeader {
-                domain,
-                transaction,
-                generation,
-                attempt,
-                block_address: self.address(),
-                block_bytes: bytes,
-                in_reply_to: self.random.one_in(3).then_some(request),
-                notification: self.words(),
-            }),
+            4 => {
+                let header = NotifyHeader {
+                    domain,
+                    transaction,
+                    generation,
+                    attempt,
+                    block_address: self.address(),
+                    block_bytes: bytes,
+                    in_reply_to: self.random.one_in(3).then_some(request),
+                    notification: self.words(),
+                };
+                match self.random.one_in(2) {
+                    true => Packet::Notify(header),
+                    false => Packet::NotifyAfter(header, self.earlier()),
+                }
+            }
             5 => Packet::Ack(Ack { transaction, generation, attempt, bytes_only: self.random.one_in(2) }),
             6 => Packet::Nack(Nack { transaction, generation, attempt, code: self.code() }),
             7 => Packet::Resume(Resume { transaction, generation, domain }),

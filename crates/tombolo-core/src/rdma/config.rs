@@ -63,6 +63,10 @@ pub struct Config {
     /// Whether a small transfer with none of its class before it skips the
     /// queue (QOS §3.3).
     pub bypass: bool,
+    /// Whether the notification of several blocks follows the last one, with the numbers of those that it
+    /// has to be written after; otherwise it is sent when they are acknowledged (QOS §3.2.6), a round trip
+    /// later.
+    pub early_notification: bool,
     /// When an unanswered block goes again.
     pub retransmission: Retransmission,
     /// Send a block again once a later one was acknowledged and a round trip
@@ -117,6 +121,7 @@ impl Default for Config {
             high_max_bytes: 16 * 1024,
             medium_max_bytes: 512 * 1024,
             bypass: true,
+            early_notification: true,
             retransmission: Retransmission::Measured {
                 initial_ns: 20_000_000,
                 min_ns: 2_000_000,

@@ -10,7 +10,7 @@ use super::read_server::{ReadServer, Start};
 use super::responder::{BlockEnd, Responder};
 use super::time::Time;
 use super::transfer::{PathId, PeerId, PostError, Transfer, TransferError, TransferId};
-use tombolo_wire::{Domain, NackCode, Packet, Payload};
+use tombolo_wire::{Domain, EarlierBlocks, NackCode, NotifyHeader, Packet, Payload};
 
 /// An RDMA engine: one node's half of every transfer it takes part in.
 ///
@@ -157,6 +157,20 @@ impl Engine {
         self.handle_from(now, peer, PathId(0), packet)
     }
 
+    fn notify(
+        &mut self,
+        from: (PeerId, PathId),
+        header: &NotifyHeader,
+        after: Option<&EarlierBlocks>,
+    ) -> Verdict {
+        let initiator = &self.initiator;
+        let (verdict, end) = self.responder.notify(from, header, after, |request| {
+            initiator.admit(from.0, request, header.domain, header.block_address, header.block_bytes)
+        });
+        self.block_end(end);
+        verdict
+    }
+
     /// A packet arrived from `peer` by `path`: its answer will go there, too.
     /// Carry out the verdict, then poll.
     pub fn handle_from(&mut self, now: Time, peer: PeerId, path: PathId, packet: &Packet<'_>) -> Verdict {
@@ -176,14 +190,8 @@ impl Engine {
                 self.block_end(end);
                 return verdict;
             }
-            Packet::Notify(header) => {
-                let initiator = &self.initiator;
-                let (verdict, end) = self.responder.notify((peer, path), header, |request| {
-                    initiator.admit(peer, request, header.domain, header.block_address, header.block_bytes)
-                });
-                self.block_end(end);
-                return verdict;
-            }
+            Packet::Notify(header) => return self.notify((peer, path), header, None),
+            Packet::NotifyAfter(header, after) => return self.notify((peer, path), header, Some(after)),
             Packet::Atomic(atomic) => return self.responder.atomic((peer, path), atomic),
             Packet::AtomicAck(ack) => self.initiator.operated(now, peer, ack),
             Packet::Ack(ack) => self.initiator.acknowledge(now, peer, ack),

@@ -18,7 +18,9 @@ use tombolo_core::rdma::{
     Action, Block, Completion, Config, Direction, Engine, NotificationWrite, Operation, PathId, PeerId,
     Placement, PostError, Time, Transfer, TransferError, TransferId, Verdict,
 };
-use tombolo_wire::{AtomicOperation, Checksums, Domain, NackCode, Notification, Packet, Payload};
+use tombolo_wire::{
+    AtomicOperation, Checksums, Domain, MAX_BARE_PACKET_BYTES, NackCode, Notification, Packet, Payload,
+};
 pub use wires::{Wire, path_of, wire_of};
 
 enum Event {
@@ -309,7 +311,7 @@ impl Bench {
         match action {
             Action::SendBlock(block) => self.send_block(node, &block),
             Action::Send { packet, path, .. } => {
-                let mut bytes = [0; 64];
+                let mut bytes = [0; MAX_BARE_PACKET_BYTES];
                 let length = packet.emit(&mut bytes, Checksums::On).expect("a packet of the engine");
                 self.transmit(node, path, &bytes[..length]);
             }

@@ -8,7 +8,7 @@ use tombolo_channel::Failure;
 use tombolo_core::rdma::{Action, Block, Completion, NotificationWrite, Time};
 use tombolo_host::shared::SharedSpan;
 use tombolo_link::{Link, SendError};
-use tombolo_wire::{Checksums, MAX_HEADER_BYTES, NackCode, Packet};
+use tombolo_wire::{Checksums, MAX_BARE_PACKET_BYTES, MAX_HEADER_BYTES, NackCode, Packet};
 
 use super::{ITSELF, Node, Peer};
 use crate::programs::{Poster, failure_of};
@@ -153,7 +153,7 @@ impl Node {
                 }
                 Some(Action::Send { packet, .. }) => {
                     urgent |= !matches!(packet, Packet::Ack(_));
-                    let mut header = [0; MAX_HEADER_BYTES];
+                    let mut header = [0; MAX_BARE_PACKET_BYTES];
                     if let Ok(length) = packet.emit(&mut header, peer.checksums) {
                         self.send(peer, &mut |link| link.send(&header[..length], SharedSpan::empty()));
                     }

@@ -294,8 +294,7 @@ program does meanwhile; it is checked at the other end, and only then copied to 
 and nothing else: no engine, nothing acknowledged but whole transfers, nothing repeated. Large transfers are hardly faster
 than that; of small ones, for which it makes a call each, Tombolo puts several into one. TCP's stream, on which the other
 libraries send large messages, is copied once at each end, is not checked on loopback, and goes in larger pieces than
-datagrams can be: compare kernel TCP's half of there and back with raw UDP's. And a message of several blocks is notified
-when all of them are acknowledged (QOS §3.2.6): in a ping-pong that is a round trip of a small packet more.
+datagrams can be: compare kernel TCP's half of there and back with raw UDP's.
 ";
 
 const HOW: &str = "

@@ -132,7 +132,7 @@ impl Initiator {
         }
     }
 
-    fn queue_notify(&mut self, index: u32) {
+    pub(super) fn queue_notify(&mut self, index: u32) {
         self.transfers.entries[index as usize].queue = Queue::Notify;
         self.notify.push_back(&mut self.transfers.chain, index);
     }

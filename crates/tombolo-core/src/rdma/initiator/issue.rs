@@ -8,7 +8,7 @@ use crate::rdma::segmentation::block_length;
 use crate::rdma::time::Time;
 use crate::rdma::transaction::{Event, State};
 use crate::rdma::transfer::{Class, Direction, PathId, PeerId};
-use tombolo_wire::{Atomic, Attempt, NotifyHeader, Packet, TransactionId};
+use tombolo_wire::{Atomic, Attempt, EarlierBlocks, NotifyHeader, Packet, TransactionId};
 
 impl Initiator {
     /// The next thing to send. `None`: nothing now; ask again after the next
@@ -219,27 +219,55 @@ impl Initiator {
         self.counters.blocks_sent += 1;
         self.counters.block_bytes_sent += u64::from(block.length_bytes);
         block.path = self.start_timer(now, slot, true);
+        let index = self.table.entries[slot as usize].transfer;
+        if self.config.early_notification
+            && notification == BlockNotification::Later
+            && self.transfers.entries[index as usize].queue == Queue::None
+        {
+            self.queue_notify(index);
+        }
         Some(Action::SendBlock(block))
     }
 
-    /// The transfer's other blocks are acknowledged: release the notification of
-    /// the last, unless it is on its way already or will go with a resend.
+    /// The notification goes behind the last block, unless it is on its way already or will go with a
+    /// resend. When the transfer's other blocks are acknowledged it is released; before, the receiver
+    /// is told which of them it has to come after, if they are few.
     fn notify_apart(&mut self, now: Time, index: u32) -> Option<Action> {
-        let slot = self.transfers.entries[index as usize].last_slot?;
-        let transaction = &mut self.table.entries[slot as usize];
+        let transfer = &self.transfers.entries[index as usize];
+        let (slot, may_notify) = (transfer.last_slot?, transfer.may_notify());
+        let transaction = &self.table.entries[slot as usize];
         match (transaction.state, transaction.place) {
-            (State::Acked, _) => {
+            (State::Acked, _) if may_notify => {
                 self.step(slot, Event::Notify);
                 self.send_notify(now, slot)
             }
+            // Its bytes are still unanswered: their timer goes on.
             (State::Issued | State::Retransmitted, Place::Timeout) if !transaction.carried => {
-                // Its bytes are still unanswered: their timer goes on.
+                let packet = if may_notify {
+                    Packet::Notify(self.notify_header(slot))
+                } else {
+                    Packet::NotifyAfter(self.notify_header(slot), self.unacknowledged_before(index, slot)?)
+                };
+                let transaction = &mut self.table.entries[slot as usize];
                 transaction.carried = true;
                 self.counters.notifies_sent += 1;
-                Some(self.notify_action(slot))
+                Some(Action::Send { peer: transaction.peer, path: PathId(transaction.path), packet })
             }
             _ => None,
         }
+    }
+
+    /// The blocks of a transfer that are not acknowledged, but its last; None if they are too many.
+    fn unacknowledged_before(&self, index: u32, last: u32) -> Option<EarlierBlocks> {
+        let mut earlier = EarlierBlocks::default();
+        let slots = self.transfers.entries[index as usize].slots.iter(&self.table.siblings);
+        for slot in slots.filter(|slot| *slot != last) {
+            let generation = self.table.entries[slot as usize].generation;
+            if !earlier.push(TransactionId(slot as u16), generation) {
+                return None;
+            }
+        }
+        Some(earlier)
     }
 
     /// Send the notification alone and wait for its answer.
@@ -248,15 +276,16 @@ impl Initiator {
         let transaction = &mut self.table.entries[slot as usize];
         transaction.attempt = transaction.attempt.next();
         transaction.carried = true;
-        self.start_timer(now, slot, false);
-        Some(self.notify_action(slot))
+        let peer = transaction.peer;
+        let path = self.start_timer(now, slot, false);
+        Some(Action::Send { peer, path, packet: Packet::Notify(self.notify_header(slot)) })
     }
 
-    fn notify_action(&self, slot: u32) -> Action {
+    fn notify_header(&self, slot: u32) -> NotifyHeader {
         let transaction = &self.table.entries[slot as usize];
         let transfer = &self.transfers.entries[transaction.transfer as usize];
         let offset_bytes = u64::from(transaction.offset_bytes);
-        let packet = Packet::Notify(NotifyHeader {
+        NotifyHeader {
             domain: transfer.spec.domain,
             transaction: TransactionId(slot as u16),
             generation: transaction.generation,
@@ -265,8 +294,7 @@ impl Initiator {
             block_bytes: transaction.length_bytes,
             in_reply_to: transfer.served,
             notification: transfer.spec.notification.unwrap_or_default(),
-        });
-        Action::Send { peer: transaction.peer, path: PathId(transaction.path), packet }
+        }
     }
 
     /// The transmission begins, by this path: to the rear of its timeouts.

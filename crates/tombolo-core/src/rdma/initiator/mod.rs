@@ -321,6 +321,9 @@ impl Initiator {
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.slots.remove(&mut self.table.siblings, slot);
         transfer.outstanding -= 1;
+        if transfer.last_slot == Some(slot) {
+            transfer.last_slot = None;
+        }
         self.uncount(slot);
         self.step(slot, Event::Release);
         if let Some(peer) = self.peers[id.index()].as_mut() {

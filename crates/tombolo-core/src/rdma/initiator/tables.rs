@@ -18,7 +18,7 @@ pub(super) enum Queue {
     None,
     /// A write with blocks to issue, at its peer.
     Class(Class),
-    /// A write whose notification may go.
+    /// A write whose notification goes, by itself.
     Notify,
     /// A read to be asked for, at its peer.
     Ask(Class),
@@ -53,6 +53,7 @@ pub(super) struct TransferState {
     pub before: u64,
     pub turn: u32,
     pub slots: List,
+    /// The slot of the last block, while it has one.
     pub last_slot: Option<u32>,
     // Reads.
     pub request: Option<RequestId>,
@@ -122,9 +123,12 @@ impl TransferState {
         self.issued > 0 && self.cursor_bytes == self.spec.size_bytes
     }
 
-    /// Whether every block but the last is acknowledged (QOS §3.2.6).
+    /// Whether every block but the last is acknowledged (QOS §3.2.6), and the last is not.
     pub fn may_notify(&self) -> bool {
-        self.owes_notification() && self.all_issued() && self.acked + 1 == self.issued
+        self.owes_notification()
+            && self.all_issued()
+            && self.acked + 1 == self.issued
+            && self.last_slot.is_some()
     }
 
     /// The class now: the user's, or by what is still to be issued (QOS §3.3).
@@ -227,7 +231,7 @@ pub(super) struct Transaction {
     pub last: bool,
     /// Handed out at least once.
     pub sent: bool,
-    /// The transmission under way carries the notification.
+    /// The notification is under way: with this transmission, or behind it.
     pub carried: bool,
     /// Its bytes count as under way.
     pub counted: bool,

@@ -2,7 +2,9 @@
 
 use crate::rdma::initiator::ReadGrant;
 use crate::rdma::transfer::PathId;
-use tombolo_wire::{Attempt, Domain, GRANULE_BYTES, Generation, NackCode, Notification, RequestId};
+use tombolo_wire::{
+    Attempt, Domain, EarlierBlocks, GRANULE_BYTES, Generation, NackCode, Notification, RequestId,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -36,6 +38,8 @@ pub(super) struct Entry {
     pub own: Option<ReadGrant>,
     pub expects_notification: bool,
     pub notification: Option<Notification>,
+    /// The notification is to be written when these are there, too.
+    pub after: Option<Box<EarlierBlocks>>,
     pub claimed: u64,
     pub placed: u64,
     pub placing: u16,
@@ -58,6 +62,7 @@ impl Entry {
             own: None,
             expects_notification: false,
             notification: None,
+            after: None,
             claimed: 0,
             placed: 0,
             placing: 0,
@@ -72,6 +77,16 @@ impl Entry {
 
     pub fn is_whole(&self) -> bool {
         self.placing == 0 && self.placed == self.whole()
+    }
+
+    /// Its notification is here. That it has to wait for others no more counts more than that it has.
+    pub fn announce(&mut self, words: Option<Notification>, after: Option<&EarlierBlocks>) {
+        match after {
+            None => self.after = None,
+            Some(after) if self.notification.is_none() => self.after = Some(Box::new(*after)),
+            Some(_) => {}
+        }
+        self.notification = self.notification.or(words);
     }
 
     /// The words that complete the block, if it has any to write.

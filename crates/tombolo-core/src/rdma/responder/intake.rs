@@ -6,8 +6,8 @@ use crate::rdma::action::{DropReason, Operation, Placement, Verdict};
 use crate::rdma::initiator::ReadGrant;
 use crate::rdma::transfer::{PathId, PeerId};
 use tombolo_wire::{
-    ATOMIC_BYTES, Atomic, Attempt, DataHeader, Domain, Generation, NackCode, NotificationMark, NotifyHeader,
-    RequestId, TransactionId,
+    ATOMIC_BYTES, Atomic, Attempt, DataHeader, Domain, EarlierBlocks, Generation, NackCode, NotificationMark,
+    NotifyHeader, RequestId, TransactionId,
 };
 
 /// What identifies the block a packet belongs to.
@@ -60,8 +60,8 @@ impl Responder {
         let peer = &mut self.peers[id.index()];
         let epoch = peer.epoch;
         let entry = &mut peer.entries[usize::from(slot)];
-        if entry.notification.is_none() {
-            entry.notification = words;
+        if words.is_some() {
+            entry.announce(words, None);
         }
         let mask = granules(header.offset_bytes, header.payload_bytes);
         if mask & !entry.claimed == 0 {
@@ -139,11 +139,12 @@ impl Responder {
         Verdict::Operate(Operation { placement, operation: atomic.operation })
     }
 
-    /// A notification without bytes.
+    /// A notification without bytes, to be written after the block and these.
     pub(crate) fn notify(
         &mut self,
         (id, path): (PeerId, PathId),
         header: &NotifyHeader,
+        after: Option<&EarlierBlocks>,
         admit: impl FnOnce(RequestId) -> Result<ReadGrant, NackCode>,
     ) -> (Verdict, Option<BlockEnd>) {
         let name = BlockName {
@@ -161,9 +162,7 @@ impl Responder {
             return (Verdict::Dropped(reason), None);
         }
         let entry = &mut self.peers[id.index()].entries[name.slot.index()];
-        if entry.notification.is_none() {
-            entry.notification = Some(header.notification);
-        }
+        entry.announce(Some(header.notification), after);
         (Verdict::Taken, self.settle(id, name.slot.0))
     }
 
@@ -244,6 +243,7 @@ impl Responder {
             entry.own = grant;
             entry.expects_notification = name.expects_notification;
             entry.notification = None;
+            entry.after = None;
             entry.claimed = 0;
             entry.placed = 0;
             entry.before = None;

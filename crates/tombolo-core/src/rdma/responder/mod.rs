@@ -11,6 +11,10 @@
 //!                        └─ refused ◄── caller    └─ not yet: "bytes only" answer
 //! ```
 //!
+//! A notification that comes before its sender knows of all earlier blocks names those it has to be
+//! written after ([`Packet::NotifyAfter`]). If they are not all here when its own block is, it counts
+//! as not here: it comes again, when the sender has their acknowledgements.
+//!
 //! A repeat of a Done block is acknowledged again and not placed: what was
 //! written after it must stay. While the caller still copies bytes of a block,
 //! a newer generation is dropped: the slot is not free of the old one yet.
@@ -29,7 +33,8 @@ use super::list::{Chain, List};
 use super::transfer::PeerId;
 use entry::{Entry, Phase, Reply};
 use tombolo_wire::{
-    Ack, AtomicAck, Attempt, Generation, Nack, NackCode, Packet, RequestId, Resume, TransactionId,
+    Ack, AtomicAck, Attempt, EarlierBlocks, Generation, Nack, NackCode, Packet, RequestId, Resume,
+    TransactionId,
 };
 
 /// Entries that a peer has at once; more when it uses more slots.
@@ -43,6 +48,18 @@ struct ReceivePeer {
     epoch: u32,
     /// As many as the slots that it has used need.
     entries: Vec<Entry>,
+}
+
+impl ReceivePeer {
+    /// Whether all these blocks have been received. Of one whose slot has been used again nobody knows
+    /// here how it ended.
+    fn has_all(&self, blocks: &EarlierBlocks) -> bool {
+        blocks.iter().all(|(slot, generation)| {
+            self.entries
+                .get(slot.index())
+                .is_some_and(|entry| entry.phase == Phase::Done && entry.generation == generation)
+        })
+    }
 }
 
 /// A block is whole, its notification written.
@@ -131,18 +148,26 @@ impl Responder {
 
     /// See whether a block being received is over.
     fn settle(&mut self, id: PeerId, slot: u16) -> Option<BlockEnd> {
-        let entry = &mut self.peers[id.index()].entries[usize::from(slot)];
+        let peer = &mut self.peers[id.index()];
+        let entry = &peer.entries[usize::from(slot)];
         if entry.phase != Phase::Receiving || !entry.is_whole() {
             return None;
         }
         let (generation, attempt) = (entry.generation, entry.attempt);
-        if entry.expects_notification && entry.notification.is_none() {
+        let must_wait = entry.after.as_ref().is_some_and(|earlier| !peer.has_all(earlier));
+        if entry.expects_notification && (entry.notification.is_none() || must_wait) {
             self.reply(id, slot, generation, attempt, Reply::Ack { bytes_only: true });
             return None;
         }
+        let at = (id.index() * self.slots + usize::from(slot)) as u32;
+        let entry = &mut peer.entries[usize::from(slot)];
+        entry.after = None;
         if entry.words().is_some() {
             entry.phase = Phase::Writing;
-            let at = (id.index() * self.slots + usize::from(slot)) as u32;
+            // That there is more to come is not worth a packet any more.
+            if entry.reply.take_if(|(reply, ..)| *reply == Reply::Ack { bytes_only: true }).is_some() {
+                self.replies.remove(&mut self.reply_chain, at);
+            }
             self.writes.push_back(&mut self.write_chain, at);
             return None;
         }
