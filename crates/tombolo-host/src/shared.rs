@@ -22,9 +22,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+
+/// A huge page, in bytes: what one entry of a processor's address cache can stand for, where 512 ordinary
+/// pages need 512.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Why shared memory could not be made, mapped or reached.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
@@ -250,6 +254,44 @@ unsafe fn copy_once(source: *const u8, destination: *mut u8, count: usize) {
     compiler_fence(Ordering::SeqCst);
 }
 
+/// Maps a file for reading and writing; one of a huge page or more so that its huge pages can be mapped as
+/// such.
+fn map_aligned(file: impl AsFd, length_bytes: usize) -> Result<NonNull<u8>, Errno> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    if length_bytes < HUGE_PAGE_BYTES {
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let pointer = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), length_bytes, access, MapFlags::SHARED, file, 0)
+        };
+        return NonNull::new(pointer?.cast()).ok_or(Errno::NOMEM);
+    }
+    let page_bytes = rustix::param::page_size();
+    let whole_bytes = length_bytes.checked_next_multiple_of(page_bytes).ok_or(Errno::NOMEM)?;
+    let reserved_bytes = whole_bytes.checked_add(HUGE_PAGE_BYTES).ok_or(Errno::NOMEM)?;
+    let none = ProtFlags::empty();
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: as above.
+    let reserved = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved_bytes, none, flags) }?;
+    let before_bytes = reserved.align_offset(HUGE_PAGE_BYTES);
+    let behind_bytes = HUGE_PAGE_BYTES - before_bytes;
+    // SAFETY: all three ranges lie side by side in the reservation, which nobody else knows of yet: `align_offset`
+    // is less than a huge page, and of a whole number of pages, as the reservation's address is.
+    unsafe {
+        let start = reserved.cast::<u8>().add(before_bytes).cast::<c_void>();
+        let mapped =
+            rustix::mm::mmap(start, length_bytes, access, MapFlags::SHARED | MapFlags::FIXED, file, 0);
+        if let Err(errno) = mapped {
+            let _ = rustix::mm::munmap(reserved, reserved_bytes);
+            return Err(errno);
+        }
+        if before_bytes > 0 {
+            let _ = rustix::mm::munmap(reserved, before_bytes);
+        }
+        let _ = rustix::mm::munmap(start.cast::<u8>().add(whole_bytes).cast(), behind_bytes);
+        NonNull::new(start.cast()).ok_or(Errno::NOMEM)
+    }
+}
+
 /// A memfd of fixed size, mapped read-write.
 pub struct SharedMemory {
     pointer: NonNull<u8>,
@@ -293,20 +335,8 @@ impl SharedMemory {
     }
 
     fn map(descriptor: OwnedFd, length_bytes: usize) -> Result<Self, SharedMemoryError> {
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let pointer = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                length_bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                &descriptor,
-                0,
-            )
-        }
-        .map_err(SharedMemoryError::system("mapping"))?;
-        let pointer = NonNull::new(pointer.cast::<u8>())
-            .ok_or(SharedMemoryError::System { operation: "mapping", errno: Errno::NOMEM })?;
+        let failed = SharedMemoryError::system("mapping");
+        let pointer = map_aligned(&descriptor, length_bytes).map_err(failed)?;
         Ok(Self { pointer, length_bytes, descriptor })
     }
 
@@ -373,6 +403,27 @@ impl SharedMemory {
         };
     }
 
+    /// Makes the range of [`HUGE_PAGE_BYTES`] at that offset one huge page, with what it holds, allocated
+    /// and mapped here; whoever maps it, does so at once and as one. False: the kernel has none, or the
+    /// range is not a whole one, and all is as it was, but for a page that may have been allocated.
+    pub fn make_huge(&self, offset_bytes: usize) -> bool {
+        let end = offset_bytes.checked_add(HUGE_PAGE_BYTES);
+        if !offset_bytes.is_multiple_of(HUGE_PAGE_BYTES) || end.is_none_or(|end| end > self.length_bytes) {
+            return false;
+        }
+        // Where there is no page, there is nothing to put together.
+        let one = FallocateFlags::empty();
+        if rustix::fs::fallocate(&self.descriptor, one, offset_bytes as u64, 1).is_err() {
+            return false;
+        }
+        // SAFETY: the range lies inside the mapping, and to put pages together changes no contents.
+        let outcome = unsafe {
+            let start = self.pointer.as_ptr().add(offset_bytes);
+            libc::madvise(start.cast(), HUGE_PAGE_BYTES, libc::MADV_COLLAPSE)
+        };
+        outcome == 0
+    }
+
     /// A 32-bit word of the memory that both processes change atomically.
     pub fn atomic_u32(&self, offset_bytes: usize) -> Result<&AtomicU32, SharedMemoryError> {
         let pointer = self.range(offset_bytes, 4, 4)?;
@@ -422,6 +473,31 @@ mod tests {
         assert_eq!(theirs.span(100, 5).unwrap().to_vec(), b"hello");
         theirs.atomic_u32(8).unwrap().store(7, Ordering::Release);
         assert_eq!(ours.atomic_u32(8).unwrap().load(Ordering::Acquire), 7);
+    }
+
+    #[test]
+    fn what_becomes_huge_keeps_its_bytes() {
+        const LENGTH: usize = 2 * HUGE_PAGE_BYTES + 4096;
+        let memory = SharedMemory::create("test", LENGTH).unwrap();
+        let other = SharedMemory::open(memory.as_fd().try_clone_to_owned().unwrap(), LENGTH).unwrap();
+        for mapping in [&memory, &other] {
+            assert!(mapping.as_mut_ptr().addr().is_multiple_of(HUGE_PAGE_BYTES));
+        }
+        memory.span_mut(HUGE_PAGE_BYTES + 5000, 5).unwrap().copy_from(b"hello".as_slice().into());
+        assert!(
+            !memory.make_huge(4096)
+                && !memory.make_huge(2 * HUGE_PAGE_BYTES)
+                && !memory.make_huge(usize::MAX - 4095)
+        );
+        for offset in [0, HUGE_PAGE_BYTES] {
+            // Where the kernel has huge pages at all, this test is of them.
+            let has_them = std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists();
+            assert!(memory.make_huge(offset) || !has_them, "no huge page at {offset}");
+        }
+        assert_eq!(other.span(HUGE_PAGE_BYTES + 5000, 5).unwrap().to_vec(), b"hello");
+        assert_eq!(other.span(0, 4096).unwrap().to_vec(), [0; 4096]);
+        other.span_mut(LENGTH - 5, 5).unwrap().copy_from(b"ahead".as_slice().into());
+        assert_eq!(memory.span(LENGTH - 5, 5).unwrap().to_vec(), b"ahead");
     }
 
     #[test]

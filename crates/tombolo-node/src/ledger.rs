@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
 use tombolo_core::rdma::PeerId;
-use tombolo_host::shared::SharedMemory;
+use tombolo_host::shared::{HUGE_PAGE_BYTES, SharedMemory};
 use tombolo_wire::NackCode;
 
 use crate::named::{Checksum, SegmentName};
@@ -260,11 +260,16 @@ impl Ledger {
 /// How much is allocated in one go.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// Memory whose pages are being allocated.
+/// A huge page that takes longer costs more than it is worth: the kernel has to move others for it.
+const HUGE_PATIENCE: Duration = Duration::from_millis(20);
+
+/// Memory whose pages are being allocated, huge ones where the kernel has them: to copy there is faster by a
+/// sixth to a third, to map them takes next to no time, and to allocate them no more than ordinary ones.
 #[derive(Debug)]
 pub struct Allocation {
     memory: SharedMemory,
     done_bytes: u64,
+    no_more_huge: bool,
 }
 
 impl Allocation {
@@ -273,7 +278,7 @@ impl Allocation {
         let length = usize::try_from(bytes).map_err(|_| LendError::BadSize(bytes))?;
         let memory = SharedMemory::create("tombolo-segment", length)
             .map_err(|error| LendError::System(error.to_string()))?;
-        Ok(Self { memory, done_bytes: 0 })
+        Ok(Self { memory, done_bytes: 0, no_more_huge: false })
     }
 
     /// Allocates some of the pages; true when it has all.
@@ -281,6 +286,13 @@ impl Allocation {
         // Pages on demand could fail when a borrower writes, as SIGBUS or worse.
         let bytes = self.memory.len() as u64;
         let step = STEP_BYTES.min(bytes - self.done_bytes);
+        for offset in (self.done_bytes..self.done_bytes + step).step_by(HUGE_PAGE_BYTES) {
+            if self.no_more_huge {
+                break;
+            }
+            let began = Instant::now();
+            self.no_more_huge = !self.memory.make_huge(offset as usize) || began.elapsed() > HUGE_PATIENCE;
+        }
         if step > 0 {
             let allocated = rustix::io::retry_on_intr(|| {
                 rustix::fs::fallocate(&self.memory, FallocateFlags::empty(), self.done_bytes, step)
