@@ -424,6 +424,16 @@ impl SharedMemory {
         outcome == 0
     }
 
+    /// As [`Self::populate`], with huge pages as far as whole ones lie in the range and the kernel has them.
+    pub fn populate_huge(&self, offset_bytes: usize, length_bytes: usize) {
+        let end = offset_bytes.saturating_add(length_bytes).min(self.length_bytes);
+        let mut next = offset_bytes.min(end).next_multiple_of(HUGE_PAGE_BYTES);
+        while next.saturating_add(HUGE_PAGE_BYTES) <= end && self.make_huge(next) {
+            next += HUGE_PAGE_BYTES;
+        }
+        self.populate(offset_bytes, length_bytes);
+    }
+
     /// A 32-bit word of the memory that both processes change atomically.
     pub fn atomic_u32(&self, offset_bytes: usize) -> Result<&AtomicU32, SharedMemoryError> {
         let pointer = self.range(offset_bytes, 4, 4)?;
@@ -494,6 +504,7 @@ mod tests {
             let has_them = std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists();
             assert!(memory.make_huge(offset) || !has_them, "no huge page at {offset}");
         }
+        memory.populate_huge(4096, usize::MAX);
         assert_eq!(other.span(HUGE_PAGE_BYTES + 5000, 5).unwrap().to_vec(), b"hello");
         assert_eq!(other.span(0, 4096).unwrap().to_vec(), [0; 4096]);
         other.span_mut(LENGTH - 5, 5).unwrap().copy_from(b"ahead".as_slice().into());

@@ -110,7 +110,7 @@ impl ShmLink {
     ) -> Result<Self, OpenError> {
         if matches!(side, Side::Connector) {
             // Otherwise the first packets wait for the memory to be made; whoever accepts has others to serve.
-            memory.populate(0, memory.len().min(POPULATED_BYTES));
+            memory.populate_huge(0, memory.len().min(POPULATED_BYTES));
         }
         let memory = Arc::new(memory);
         let (first, second) = (0, tombolo_host::ring::footprint_bytes(ring_bytes));

@@ -26,6 +26,7 @@ pub const OPERATIONS: [&str; 4] = ["write", "read", "atomic", "mailbox"];
 /// What the machine does at best.
 pub const CACHE_LINE: &str = "cache line round trip";
 pub const MEMCPY: &str = "memcpy";
+pub const MEMCPY_HUGE: &str = "memcpy, huge pages";
 pub const RAW_UDP: &str = "raw UDP, GSO and GRO";
 /// The same, with what packets cost in memory, and without an engine.
 pub const RAW_PACKETS: &str = "raw UDP with packets";
@@ -74,6 +75,7 @@ pub fn read(found: &Value, figures: &mut Figures) -> Result<(), String> {
         figures.note(CACHE_LINE, What::MeanNs, NO_SIZE, value);
     }
     list(&floor["copies"]).for_each(|copy| throughput(figures, MEMCPY, copy));
+    list(&floor["copies_huge"]).for_each(|copy| throughput(figures, MEMCPY_HUGE, copy));
     for (who, rates, trips) in
         [(RAW_UDP, "udp", "udp_ping_pong"), (RAW_PACKETS, "udp_packets", "udp_packets_ping_pong")]
     {
@@ -122,6 +124,7 @@ mod tests {
             "floor": {
                 "cache_line_round_trip_ns": 100.0,
                 "copies": [{ "size_bytes": 65536, "bytes_per_s": 9e9 }],
+                "copies_huge": [{ "size_bytes": 65536, "bytes_per_s": 10e9 }],
                 "udp": [{ "size_bytes": 65536, "bytes_per_s": 5e9 }],
                 "udp_ping_pong": [{ "size_bytes": 65536, "latency": latency(4000.0) }],
                 "udp_packets": [{ "size_bytes": 65536, "bytes_per_s": 4e9 }],
@@ -139,6 +142,7 @@ mod tests {
         read(&found, &mut figures).unwrap();
         assert_eq!(figures.get(CACHE_LINE, What::MeanNs, NO_SIZE), Some(100.0));
         assert_eq!(figures.get(MEMCPY, What::BytesPerS, 65536), Some(9e9));
+        assert_eq!(figures.get(MEMCPY_HUGE, What::BytesPerS, 65536), Some(10e9));
         assert_eq!(figures.get(RAW_UDP, What::BytesPerS, 65536), Some(5e9));
         assert_eq!(figures.get(RAW_UDP, What::MedianNs, 65536), Some(4000.0));
         assert_eq!(figures.get(RAW_PACKETS, What::BytesPerS, 65536), Some(4e9));

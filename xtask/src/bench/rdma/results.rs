@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::figures::{Best, Figures, What};
-use super::ours::{self, HOWS, LINKS, MEMCPY, OPERATIONS, PING_PONG, RAW_PACKETS, RAW_UDP};
+use super::ours::{self, HOWS, LINKS, MEMCPY, MEMCPY_HUGE, OPERATIONS, PING_PONG, RAW_PACKETS, RAW_UDP};
 use super::targets::{self, Bound, Target, Verdict, link_text, size_text};
 use super::{Facts, SIZES, SMALLEST, iperf, tcp};
 
@@ -163,7 +163,7 @@ fn floor_section(page: &mut String, figures: &Figures) {
         "A cache line to another processor and back: {}.\n",
         nanoseconds(ours::CACHE_LINE, What::MeanNs),
     );
-    let mut rows = named(&[MEMCPY, RAW_UDP, RAW_PACKETS]);
+    let mut rows = named(&[MEMCPY, MEMCPY_HUGE, RAW_UDP, RAW_PACKETS]);
     rows.push(("kernel TCP stream".into(), iperf::WHO.into()));
     throughputs(page, figures, &all_sizes(), &rows);
     let _ = writeln!(page, "\nHalf of there and back:\n");
@@ -227,7 +227,7 @@ fn both_ways(links: &[&str], written: &[&str]) -> Vec<Row> {
 fn throughput_section(page: &mut String, figures: &Figures) {
     let _ = writeln!(page, "\n### Throughput: several under way\n\nWithin the machine's memory:\n");
     let mut rows = both_ways(&["loopback", "shm"], &[]);
-    rows.extend(named(&["UCX posix put_bw", MEMCPY]));
+    rows.extend(named(&["UCX posix put_bw", MEMCPY, MEMCPY_HUGE]));
     throughputs(page, figures, &SIZES, &rows);
     let _ = writeln!(page, "\nOver sockets:\n");
     let mut rows = both_ways(&["udp"], &["udp_sealed", "udp_loss"]);
@@ -307,6 +307,9 @@ const HOW: &str = "
   non-blocking sockets with `TCP_NODELAY`; the median. Tables show medians where there are any.
 - *Throughput*: ours has 16 transfers under way, and counts those that are done. `put_bw` posts writes one after another;
   kernel TCP is `iperf3` with writes of this size; memcpy and raw UDP are what `tombolo bench rdma` finds.
+- *memcpy* walks through as much memory as transfers do, of ordinary pages (4 KiB), as programs have them unless they ask
+  for others. Memory that Tombolo allocates for programs is of huge pages where the kernel has them: compare *memcpy, huge
+  pages*.
 - *Raw UDP* sends with segmentation offload (GSO), and receives with receive offload (GRO), from one buffer and into one;
   *with packets*, blocks of 16 KiB from where transfers take them to where transfers put them.
 - *Engine*: *embedded*, in the program itself; *through nodes*, in a process of its own on each side.

@@ -88,7 +88,7 @@ impl End {
             Load::Packets => size.next_multiple_of(64).saturating_mul(WINDOW),
         };
         let memory = SharedMemory::create("bench-udp", places.clamp(4096, AREA))?;
-        memory.populate(0, memory.len());
+        memory.populate_huge(0, memory.len());
         let (outgoing, incoming) = (vec![7; MAX_BATCH_BYTES], vec![0; RECEIVE_BUFFER_BYTES]);
         Ok(Self { socket, load, segment, memory, outgoing, incoming })
     }

@@ -17,8 +17,10 @@ use crate::size::Size;
 pub struct Floor {
     /// A cache line to another processor and back, both polling.
     pub cache_line_round_trip_ns: f64,
-    /// One copy of so many bytes, within the area that the transfers use.
+    /// One copy of so many bytes, within an area as large as that of the transfers, of ordinary pages.
     pub copies: Vec<Rate>,
+    /// The same of huge pages, where the kernel has them.
+    pub copies_huge: Vec<Rate>,
     /// Bare UDP on loopback with segmentation offload both ways, so many bytes acknowledged at a time.
     pub udp: Vec<Rate>,
     /// So many bytes by bare UDP, and the same back.
@@ -41,7 +43,8 @@ impl Floor {
     pub fn measure(first: usize, last: usize, sizes: &[Size]) -> Result<Self, Failure> {
         Ok(Self {
             cache_line_round_trip_ns: cache_line(first, last)?,
-            copies: copies(sizes)?,
+            copies: copies(sizes, SharedMemory::populate)?,
+            copies_huge: copies(sizes, SharedMemory::populate_huge)?,
             udp: bare::rates([first, last], Load::Bytes, sizes)?,
             udp_ping_pong: bare::trips([first, last], Load::Bytes, sizes)?,
             udp_packets: bare::rates([first, last], Load::Packets, sizes)?,
@@ -87,10 +90,10 @@ fn cache_line(first: usize, last: usize) -> Result<f64, Failure> {
 }
 
 /// Copies between two halves of shared memory, as the node does, walking through them as the transfers do.
-fn copies(sizes: &[Size]) -> Result<Vec<Rate>, Failure> {
+fn copies(sizes: &[Size], populate: fn(&SharedMemory, usize, usize)) -> Result<Vec<Rate>, Failure> {
     let [from, to] = [SharedMemory::create("bench-from", AREA)?, SharedMemory::create("bench-to", AREA)?];
-    from.populate(0, AREA);
-    to.populate(0, AREA);
+    populate(&from, 0, AREA);
+    populate(&to, 0, AREA);
     let mut found = Vec::new();
     for &Size(size_bytes) in sizes {
         let size = size_bytes as usize;
