@@ -495,6 +495,7 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
     let mut engine = engine(Config { transactions: 4, peer_transactions: 4, ..Config::default() });
     let mut rng = bench::Rng::new(9);
     let mut placements: Vec<Placement> = Vec::new();
+    let mut with_list = 0;
     for step in 0..200_000 {
         let now = Time(step * 1000);
         let mut bytes = [0u8; 80];
@@ -503,15 +504,20 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
         }
         bytes[0] = tombolo_wire::MAGIC;
         bytes[1] = rng.range(1, 11) as u8;
-        if rng.chance(500_000) {
-            // A list of one block behind a notification.
-            (bytes[28], bytes[29]) = (6, 0);
+        if rng.chance(100_000) {
+            // What is between chance and a notification with a list of one block.
+            (bytes[1], bytes[2]) = (11, rng.range(6, 7) as u8);
+            for reserved in [26..32, 36..40] {
+                bytes[reserved].fill(0);
+            }
+            bytes[28] = 6;
         }
         let length = rng.range(16, 80) as usize;
         for length in [length, 16, 24, 40, 64, 70] {
             let Ok(packet) = Packet::parse(&bytes[..length], Checksums::Off) else {
                 continue;
             };
+            with_list += u32::from(matches!(packet, Packet::NotifyAfter(..)));
             if let Verdict::Place(placement) = engine.handle(now, OTHER, &packet) {
                 placements.push(placement);
             }
@@ -536,6 +542,7 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
         }
     }
     assert_eq!(engine.counters().illegal_transitions, 0);
+    assert!(with_list > 1000, "{with_list}");
     engine.peer_lost(Time(SECOND), OTHER);
     for placement in placements {
         engine.placed(placement);

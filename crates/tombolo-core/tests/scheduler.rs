@@ -415,3 +415,40 @@ fn the_notification_goes_with_a_single_block() {
     let last = next_block(&mut engine).expect("a block");
     assert_eq!(last.notification, BlockNotification::Now(words));
 }
+
+/// What follows the last block of a transfer with a notification, when so many blocks are under way at once.
+fn behind_the_last(blocks: u32, here: bool) -> Option<Action> {
+    let mut engine = engine(Config { outstanding_blocks: blocks, bypass: false, ..Config::default() });
+    if here {
+        engine.add_peer_here(NOW, OTHER, 16 * KIB);
+    }
+    let transfer = Transfer {
+        direction: Direction::Write,
+        domain: DOMAIN,
+        own_domain: DOMAIN,
+        source_address: 0,
+        destination_address: BASE,
+        size_bytes: blocks * 16 * KIB,
+        notification: Some(Notification { address: BASE, first: 1, last: 2 }),
+        class: None,
+        user: 0,
+    };
+    engine.post(NOW, OTHER, transfer).expect("room");
+    for _ in 0..blocks {
+        assert!(matches!(engine.poll(NOW), Some(Action::SendBlock(_))));
+    }
+    engine.poll(NOW)
+}
+
+#[test]
+fn a_list_is_sent_only_where_it_is_short_and_of_use() {
+    let listed = |action: Option<Action>| match action {
+        Some(Action::Send { packet: Packet::NotifyAfter(_, earlier), .. }) => Some(earlier.iter().count()),
+        None => None,
+        other => panic!("unexpected: {other:?}"),
+    };
+    assert_eq!(listed(behind_the_last(2, false)), Some(1));
+    assert_eq!(listed(behind_the_last(16, false)), Some(15));
+    assert_eq!(listed(behind_the_last(17, false)), None, "too many");
+    assert_eq!(listed(behind_the_last(2, true)), None, "nobody is there to look at it");
+}

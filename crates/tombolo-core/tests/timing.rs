@@ -127,7 +127,7 @@ fn one_ways(config: Config, direction: Direction, size_bytes: u32) -> (u64, u64)
 }
 
 /// Half a round trip to be notified, and a whole one until the sender knows, of one block or of many; as
-/// the document has it, many take a round trip more (QOS §3.2.1).
+/// the document has it, many take a round trip more (QOS §3.2.6).
 #[test]
 fn large_transfers_are_notified_as_early_as_small_ones() {
     for (size_bytes, is_large) in [(64, false), (1000, false), (40_000, true), (240_000, true)] {

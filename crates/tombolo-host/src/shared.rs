@@ -255,41 +255,41 @@ unsafe fn copy_once(source: *const u8, destination: *mut u8, count: usize) {
 }
 
 /// Maps a file for reading and writing; one of a huge page or more so that its huge pages can be mapped as
-/// such.
+/// such, unless somebody else takes that place meanwhile.
 fn map_aligned(file: impl AsFd, length_bytes: usize) -> Result<NonNull<u8>, Errno> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    if length_bytes < HUGE_PAGE_BYTES {
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let pointer = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), length_bytes, access, MapFlags::SHARED, file, 0)
-        };
-        return NonNull::new(pointer?.cast()).ok_or(Errno::NOMEM);
+    if length_bytes >= HUGE_PAGE_BYTES
+        && let Some(place) = aligned_place(length_bytes)
+    {
+        let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: what is mapped there, if anything, stays.
+        let mapped = unsafe { rustix::mm::mmap(place, length_bytes, access, flags, &file, 0) };
+        if let Ok(pointer) = mapped {
+            return NonNull::new(pointer.cast()).ok_or(Errno::NOMEM);
+        }
     }
-    let page_bytes = rustix::param::page_size();
-    let whole_bytes = length_bytes.checked_next_multiple_of(page_bytes).ok_or(Errno::NOMEM)?;
-    let reserved_bytes = whole_bytes.checked_add(HUGE_PAGE_BYTES).ok_or(Errno::NOMEM)?;
-    let none = ProtFlags::empty();
+    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    let pointer =
+        unsafe { rustix::mm::mmap(std::ptr::null_mut(), length_bytes, access, MapFlags::SHARED, file, 0) };
+    NonNull::new(pointer?.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Where there is room for so much at a multiple of a huge page, a moment ago.
+fn aligned_place(length_bytes: usize) -> Option<*mut c_void> {
+    let room_bytes = length_bytes.checked_add(HUGE_PAGE_BYTES)?;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: as above.
-    let reserved = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved_bytes, none, flags) }?;
-    let before_bytes = reserved.align_offset(HUGE_PAGE_BYTES);
-    let behind_bytes = HUGE_PAGE_BYTES - before_bytes;
-    // SAFETY: all three ranges lie side by side in the reservation, which nobody else knows of yet: `align_offset`
-    // is less than a huge page, and of a whole number of pages, as the reservation's address is.
-    unsafe {
-        let start = reserved.cast::<u8>().add(before_bytes).cast::<c_void>();
-        let mapped =
-            rustix::mm::mmap(start, length_bytes, access, MapFlags::SHARED | MapFlags::FIXED, file, 0);
-        if let Err(errno) = mapped {
-            let _ = rustix::mm::munmap(reserved, reserved_bytes);
-            return Err(errno);
-        }
-        if before_bytes > 0 {
-            let _ = rustix::mm::munmap(reserved, before_bytes);
-        }
-        let _ = rustix::mm::munmap(start.cast::<u8>().add(whole_bytes).cast(), behind_bytes);
-        NonNull::new(start.cast()).ok_or(Errno::NOMEM)
-    }
+    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing, and goes as it came.
+    let room = unsafe {
+        let room =
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), room_bytes, ProtFlags::empty(), flags).ok()?;
+        rustix::mm::munmap(room, room_bytes).ok()?;
+        room
+    };
+    Some(room.cast::<u8>().wrapping_add(room.align_offset(HUGE_PAGE_BYTES)).cast())
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// A memfd of fixed size, mapped read-write.
@@ -404,8 +404,8 @@ impl SharedMemory {
     }
 
     /// Makes the range of [`HUGE_PAGE_BYTES`] at that offset one huge page, with what it holds, allocated
-    /// and mapped here; whoever maps it, does so at once and as one. False: the kernel has none, or the
-    /// range is not a whole one, and all is as it was, but for a page that may have been allocated.
+    /// and mapped here; whoever maps it, does so at once and as one. False: the kernel has none now, does not
+    /// want to, or the range is not a whole one; all is as it was, but for a page that may have been allocated.
     pub fn make_huge(&self, offset_bytes: usize) -> bool {
         let end = offset_bytes.checked_add(HUGE_PAGE_BYTES);
         if !offset_bytes.is_multiple_of(HUGE_PAGE_BYTES) || end.is_none_or(|end| end > self.length_bytes) {
@@ -416,12 +416,15 @@ impl SharedMemory {
         if rustix::fs::fallocate(&self.descriptor, one, offset_bytes as u64, 1).is_err() {
             return false;
         }
-        // SAFETY: the range lies inside the mapping, and to put pages together changes no contents.
-        let outcome = unsafe {
-            let start = self.pointer.as_ptr().add(offset_bytes);
-            libc::madvise(start.cast(), HUGE_PAGE_BYTES, libc::MADV_COLLAPSE)
+        let collapse = || {
+            // SAFETY: the range lies inside the mapping, and to put pages together changes no contents.
+            let outcome = unsafe {
+                let start = self.pointer.as_ptr().add(offset_bytes);
+                libc::madvise(start.cast(), HUGE_PAGE_BYTES, libc::MADV_COLLAPSE)
+            };
+            if outcome == 0 { Ok(()) } else { Err(last_error()) }
         };
-        outcome == 0
+        rustix::io::retry_on_intr(collapse).is_ok()
     }
 
     /// As [`Self::populate`], with huge pages as far as whole ones lie in the range and the kernel has them.
@@ -485,6 +488,15 @@ mod tests {
         assert_eq!(ours.atomic_u32(8).unwrap().load(Ordering::Acquire), 7);
     }
 
+    /// How much of a mapping is mapped as huge pages.
+    fn huge_kib(memory: &SharedMemory) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let begin = format!("{:x}-", memory.as_mut_ptr().addr());
+        let ours = maps.lines().skip_while(|line| !line.starts_with(&begin));
+        let line = ours.into_iter().find(|line| line.starts_with("ShmemPmdMapped:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
     #[test]
     fn what_becomes_huge_keeps_its_bytes() {
         const LENGTH: usize = 2 * HUGE_PAGE_BYTES + 4096;
@@ -497,12 +509,15 @@ mod tests {
         assert!(
             !memory.make_huge(4096)
                 && !memory.make_huge(2 * HUGE_PAGE_BYTES)
-                && !memory.make_huge(usize::MAX - 4095)
+                && !memory.make_huge(usize::MAX - (HUGE_PAGE_BYTES - 1))
         );
-        for offset in [0, HUGE_PAGE_BYTES] {
-            // Where the kernel has huge pages at all, this test is of them.
-            let has_them = std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists();
-            assert!(memory.make_huge(offset) || !has_them, "no huge page at {offset}");
+        let made = [0, HUGE_PAGE_BYTES].map(|offset| memory.make_huge(offset));
+        if made != [true; 2] {
+            // Where it is not to be had, memory works as ordinary; where all has to be had, it must be.
+            assert!(std::env::var_os("TOMBOLO_REQUIRE_ALL").is_none(), "no huge pages: {made:?}");
+            eprintln!("LEFT OUT: huge pages are really huge: the kernel made {made:?} of them");
+        } else {
+            assert_eq!(huge_kib(&memory), (2 * HUGE_PAGE_BYTES / 1024) as u64);
         }
         memory.populate_huge(4096, usize::MAX);
         assert_eq!(other.span(HUGE_PAGE_BYTES + 5000, 5).unwrap().to_vec(), b"hello");
@@ -533,6 +548,15 @@ mod tests {
         assert_eq!(SharedMemory::open(unsealed, 4096).unwrap_err(), SharedMemoryError::NotSealed);
         let file = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(SharedMemory::open(file.into(), 4096).unwrap_err(), SharedMemoryError::NotSealed);
+        // Sealed against us, too; as large as memory that is mapped with care.
+        for bytes in [4096, 2 * HUGE_PAGE_BYTES] {
+            let read_only =
+                rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+            rustix::fs::ftruncate(&read_only, bytes as u64).unwrap();
+            rustix::fs::fcntl_add_seals(&read_only, SealFlags::SHRINK | SealFlags::WRITE).unwrap();
+            let refused = SharedMemory::open(read_only, bytes).unwrap_err();
+            assert_eq!(refused, SharedMemoryError::System { operation: "mapping", errno: Errno::PERM });
+        }
         let sealed = SharedMemory::create("test", 4096).unwrap();
         let descriptor = sealed.as_fd().try_clone_to_owned().unwrap();
         assert!(matches!(SharedMemory::open(descriptor, 8192), Err(SharedMemoryError::WrongSize { .. })));

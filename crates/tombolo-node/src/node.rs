@@ -28,7 +28,7 @@ use tombolo_core::rdma::{
 };
 use tombolo_host::shared::SharedMemory;
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
-use tombolo_wire::{Checksums, Domain, MAX_HEADER_BYTES};
+use tombolo_wire::{Checksums, Domain, MAX_EARLIER_BLOCKS, MAX_HEADER_BYTES};
 
 use crate::carry::Carriages;
 use crate::control::{Borrower, NodeStatus, Reply, Request};
@@ -217,7 +217,7 @@ fn configuration(limits: &Limits) -> Config {
         transfers: (u32::from(limits.domains) * SLOTS as u32).clamp(1024, MAX_TRANSFERS),
         // The documents' two blocks of a transfer under way fill a wire of some hundred nanoseconds;
         // between processes a lone transfer needs more to keep both ends at work.
-        outstanding_blocks: 16,
+        outstanding_blocks: MAX_EARLIER_BLOCKS as u32 + 1,
         outstanding_beside: 1,
         block_bytes_beside: 4096,
         // A gigabyte a second.

@@ -9,11 +9,14 @@
 //! out of the peer's hands nobody can change it. Allocating and checking are errands, which
 //! answer when they are done.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tombolo_host::shared::SharedMemory;
 use tombolo_link::SendError;
 
 use crate::control::{Message, MessageV1, NamedSegment, Reply};
@@ -40,8 +43,8 @@ struct Asker {
     /// The link that it asked by: other ones may be lost without anybody knowing it yet.
     by: Arc<Peer>,
     number: u32,
-    /// An answer that the link has not taken yet, and until when it is tried.
-    unsent: Option<(Vec<u8>, Instant)>,
+    /// An answer that the link has not taken yet, what goes with it, and until when it is tried.
+    unsent: Option<(Vec<u8>, Option<Arc<SharedMemory>>, Instant)>,
 }
 
 impl Asker {
@@ -55,16 +58,23 @@ impl Asker {
 
     /// The errand has ended so; the answer is sent now, or in later steps.
     fn answer(&mut self, reply: Reply) -> Step {
+        self.answer_with(reply, None)
+    }
+
+    /// The same, with memory for who can map it.
+    fn answer_with(&mut self, reply: Reply, memory: Option<Arc<SharedMemory>>) -> Step {
         let message = Message::V1(MessageV1::Answer { number: self.number, reply }).encode();
-        self.unsent = Some((message, Instant::now() + ANSWER_PATIENCE));
+        self.unsent = Some((message, memory, Instant::now() + ANSWER_PATIENCE));
         self.send().unwrap_or(Step::Over)
     }
 
     /// Sends the answer, if there is one. Some: nothing else is left to be done.
     fn send(&mut self) -> Option<Step> {
-        let (message, deadline) = self.unsent.as_ref()?;
+        let (message, memory, deadline) = self.unsent.as_ref()?;
         let link = if self.by.has_link() { self.by.link.clone() } else { self.peer.control_link() };
-        let sent = link.send_control(message, &[]);
+        let memory = memory.as_ref().filter(|_| link.supports_windows());
+        let descriptors: SmallVec<[_; 1]> = memory.iter().map(|memory| memory.as_fd()).collect();
+        let sent = link.send_control(message, &descriptors);
         let waits = matches!(sent, Err(SendError::Full)) && Instant::now() < *deadline;
         Some(if waits { Step::Waits } else { Step::Over })
     }
@@ -101,12 +111,13 @@ fn described(name: &SegmentName, published: &Published) -> NamedSegment {
     }
 }
 
-/// Allocates a draft.
+/// Allocates a draft, or what is lent.
 struct Creation {
     asker: Asker,
     ledger: Arc<Mutex<Ledger>>,
     allocation: Option<(Allocation, Room)>,
-    length_bytes: u64,
+    /// The length of a draft, which need not be one of pages.
+    draft_bytes: Option<u64>,
 }
 
 impl Errand for Creation {
@@ -125,18 +136,24 @@ impl Errand for Creation {
                 return Step::More;
             }
             Ok(true) => {
-                let segment = Segment::new(Arc::new(allocation.finish()), room);
+                let memory = Arc::new(allocation.finish());
+                let segment = Segment::new(memory.clone(), room);
                 let mut ledger = self.ledger.lock();
                 // Who is lost by now is forgotten under this lock, before or after.
                 if peer.loss().is_some() {
                     return Step::Over;
                 }
-                ledger.enter_draft(peer.id, segment, self.length_bytes)
+                match self.draft_bytes {
+                    Some(bytes) => ledger.enter_draft(peer.id, segment, bytes).map(|number| (number, None)),
+                    None => ledger.enter(peer.id, segment).map(|number| (number, Some(memory))),
+                }
             }
             Err(error) => Err(error),
         };
-        let reply = entered.map_or_else(refused, |segment| Reply::Lent { segment });
-        self.asker.answer(reply)
+        match entered {
+            Ok((segment, memory)) => self.asker.answer_with(Reply::Lent { segment }, memory),
+            Err(error) => self.asker.answer(refused(error)),
+        }
     }
 }
 
@@ -189,9 +206,24 @@ impl Errand for Publication {
 impl Node {
     /// Makes a draft. None: the answer follows.
     pub(crate) fn create(&self, by: &Arc<Peer>, number: u32, length_bytes: u64) -> Option<Reply> {
-        let Some(asker) = Asker::new(by, number) else { return Some(too_many()) };
         // No bytes take a page too: so names are no more than pages.
         let bytes = length_bytes.max(1).checked_next_multiple_of(4096).unwrap_or(u64::MAX / 4096 * 4096);
+        self.begin_creation(by, number, bytes, Some(length_bytes))
+    }
+
+    /// Lends what takes long to allocate. None: the answer follows.
+    pub(crate) fn lend_much(&self, by: &Arc<Peer>, number: u32, bytes: u64) -> Option<Reply> {
+        self.begin_creation(by, number, bytes, None)
+    }
+
+    fn begin_creation(
+        &self,
+        by: &Arc<Peer>,
+        number: u32,
+        bytes: u64,
+        draft_bytes: Option<u64>,
+    ) -> Option<Reply> {
+        let Some(asker) = Asker::new(by, number) else { return Some(too_many()) };
         let room = match self.ledger.lock().reserve(bytes) {
             Ok(room) => room,
             Err(error) => return Some(refused(error)),
@@ -200,7 +232,7 @@ impl Node {
             Ok(allocation) => Some((allocation, room)),
             Err(error) => return Some(refused(error)),
         };
-        self.begin(Box::new(Creation { asker, ledger: self.ledger.clone(), allocation, length_bytes }))
+        self.begin(Box::new(Creation { asker, ledger: self.ledger.clone(), allocation, draft_bytes }))
     }
 
     /// Publishes a draft. None: the answer follows.

@@ -12,6 +12,9 @@ use crate::control::{Message, MessageV1, Reply, Request};
 use crate::ledger::{self, LendError, Segment};
 use crate::node::{Answer, AskError, Node, Peer};
 
+/// What is lent without holding up the engine.
+const LENT_AT_ONCE_BYTES: u64 = 2 << 20;
+
 impl Node {
     /// Asks a peer and waits for its answer, driving the link meanwhile. Where that is lost and others
     /// are left, it asks by one of them what may be asked twice.
@@ -99,6 +102,9 @@ impl Node {
                         let known = self.carry_for(peer, number, &carriage);
                         // Otherwise the transfer's end is the answer.
                         known.map(|reply| (reply, None))
+                    }
+                    Request::Lend { bytes } if bytes > LENT_AT_ONCE_BYTES => {
+                        self.lend_much(newcomer, number, bytes).map(|reply| (reply, None))
                     }
                     Request::Create { bytes } => {
                         self.create(newcomer, number, bytes).map(|reply| (reply, None))

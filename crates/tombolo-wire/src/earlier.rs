@@ -23,7 +23,8 @@ use crate::data::NotifyHeader;
 use crate::view::{Kind, View};
 use crate::{Generation, MAX_HEADER_BYTES, TransactionId, WireError};
 
-/// The most blocks that a notification can wait for at its receiver.
+/// The most blocks that a notification can wait for at its receiver: an engine that has more of a transfer
+/// under way beside its last block sends none before their acknowledgements.
 pub const MAX_EARLIER_BLOCKS: usize = 15;
 
 const ENTRY_BYTES: usize = 6;
@@ -110,7 +111,7 @@ pub(crate) fn interpret(
         Checksums::Off => crc,
     };
     if crc != expected {
-        return Err(WireError::HeaderChecksum);
+        return Err(WireError::ListChecksum);
     }
     let mut earlier = EarlierBlocks::default();
     for entry in list.chunks_exact(ENTRY_BYTES) {

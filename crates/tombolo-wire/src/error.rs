@@ -30,6 +30,9 @@ pub enum WireError {
     /// The header's checksum does not match its bytes.
     #[error("header checksum does not match")]
     HeaderChecksum,
+    /// The checksum of a list behind a header does not match its bytes.
+    #[error("the checksum of a list does not match")]
+    ListChecksum,
     /// A flag or a reserved field that must be zero is not.
     #[error("reserved bits are set")]
     Reserved,

@@ -64,7 +64,8 @@ pub struct Block {
 pub enum BlockNotification {
     /// The block has none: not the last one, or none was asked for.
     None,
-    /// Later, when the other blocks of the transfer are acknowledged.
+    /// Apart: behind the block, with a list of those it has to come after, or when the other blocks of the
+    /// transfer are acknowledged.
     Later,
     /// With the last packet of the block.
     Now(Notification),

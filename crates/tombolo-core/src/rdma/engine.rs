@@ -100,10 +100,11 @@ impl Engine {
 
     /// As [`Self::add_peer`], for one that no packets go to, such as the caller itself: its blocks may be
     /// longer than those of packets (a power of two from 256 to 1 MiB; others are rounded down). While
-    /// small transfers come they are as short as others.
+    /// small transfers come they are as short as others. The notification of several is never sent before
+    /// all others are answered.
     pub fn add_peer_here(&mut self, now: Time, peer: PeerId, block_bytes: u32) {
         self.add_peer(now, peer);
-        self.initiator.set_block_bytes(peer, block_bytes);
+        self.initiator.keep_here(peer, block_bytes);
     }
 
     /// Another link to a peer is up, or a lost one again, under a number of the

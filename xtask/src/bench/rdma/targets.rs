@@ -4,7 +4,7 @@
 use std::fmt;
 
 use super::figures::{Figures, What};
-use super::ours::{self, CACHE_LINE, HOWS, MEMCPY, NO_SIZE, PING_PONG, RAW_UDP, who};
+use super::ours::{self, CACHE_LINE, HOWS, MEMCPY, MEMCPY_HUGE, NO_SIZE, PING_PONG, RAW_UDP, who};
 use super::{SIZES, SMALLEST};
 
 /// Sizes at which throughput is judged.
@@ -102,7 +102,9 @@ pub fn all(figures: &Figures) -> Vec<Target> {
     }
     for (link, name, floor, bound) in [
         ("loopback", "loopback", MEMCPY, 0.8),
+        ("loopback", "loopback", MEMCPY_HUGE, 0.8),
         ("shm", "shm", MEMCPY, 0.4),
+        ("shm", "shm", MEMCPY_HUGE, 0.4),
         ("udp", "UDP, unencrypted", RAW_UDP, 0.7),
     ] {
         for size in LARGE {

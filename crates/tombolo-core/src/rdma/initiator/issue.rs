@@ -220,8 +220,8 @@ impl Initiator {
         self.counters.block_bytes_sent += u64::from(block.length_bytes);
         block.path = self.start_timer(now, slot, true);
         let index = self.table.entries[slot as usize].transfer;
-        if self.config.early_notification
-            && notification == BlockNotification::Later
+        if notification == BlockNotification::Later
+            && self.peers[block.peer.index()].as_ref().is_some_and(|peer| peer.early_notification)
             && self.transfers.entries[index as usize].queue == Queue::None
         {
             self.queue_notify(index);

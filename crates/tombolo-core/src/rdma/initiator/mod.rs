@@ -118,9 +118,12 @@ impl Initiator {
         self.transfers.reserve(self.config.transfers as usize + served);
     }
 
-    pub(crate) fn set_block_bytes(&mut self, peer: PeerId, bytes: u32) {
+    /// No packets go to this peer: its blocks may be longer, and who carries them out remembers what they
+    /// belong to.
+    pub(crate) fn keep_here(&mut self, peer: PeerId, block_bytes: u32) {
         if let Some(Some(peer)) = self.peers.get_mut(peer.index()) {
-            peer.block_bytes = power_of_two(bytes, MAX_HOME_BLOCK_BYTES);
+            peer.block_bytes = power_of_two(block_bytes, MAX_HOME_BLOCK_BYTES);
+            peer.early_notification = false;
         }
     }
 

@@ -308,6 +308,8 @@ pub(super) struct SendPeer {
     pub heard_at: Time,
     /// Length of a block.
     pub block_bytes: u32,
+    /// It is told which blocks a notification has to come after.
+    pub early_notification: bool,
     /// Occurrences of each slot towards this peer. Per peer, so that the peer
     /// sees every one of them and a wrap-around cannot fool it.
     pub generations: Box<[Generation]>,
@@ -335,6 +337,7 @@ impl SendPeer {
             read_trip: RoundTrip::new(),
             heard_at: now,
             block_bytes: config.block_bytes,
+            early_notification: config.early_notification,
             generations: vec![Generation(0); config.transactions.into()].into(),
             slots: 0,
             resend: List::default(),

@@ -83,7 +83,10 @@ impl Entry {
     pub fn announce(&mut self, words: Option<Notification>, after: Option<&EarlierBlocks>) {
         match after {
             None => self.after = None,
-            Some(after) if self.notification.is_none() => self.after = Some(Box::new(*after)),
+            // The newest list is the shortest, and each is enough.
+            Some(after) if self.after.is_some() || self.notification.is_none() => {
+                self.after = Some(Box::new(*after));
+            }
             Some(_) => {}
         }
         self.notification = self.notification.or(words);

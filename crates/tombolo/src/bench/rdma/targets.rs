@@ -49,12 +49,13 @@ pub fn judge(floor: &Floor, rows: &[Row], interference: &[Interference]) -> Vec<
     }
     for size in [64 << 10, 1 << 20] {
         let bounds = [
-            (Route::Loopback, Engine::Node, Route::Loopback, 0.8, "a copy"),
-            (Route::Shm, Engine::Embedded, Route::Loopback, 0.4, "a copy"),
-            (Route::Udp, Engine::Embedded, Route::Udp, 0.7, "bare UDP"),
+            (Route::Loopback, Engine::Node, &floor.copies, 0.8, "a copy"),
+            (Route::Loopback, Engine::Node, &floor.copies_huge, 0.8, "a copy in huge pages"),
+            (Route::Shm, Engine::Embedded, &floor.copies, 0.4, "a copy"),
+            (Route::Shm, Engine::Embedded, &floor.copies_huge, 0.4, "a copy in huge pages"),
+            (Route::Udp, Engine::Embedded, &floor.udp, 0.7, "bare UDP"),
         ];
-        for (link, how, of, bound, what) in bounds {
-            let rates = if of == Route::Udp { &floor.udp } else { &floor.copies };
+        for (link, how, rates, bound, what) in bounds {
             if let Some((ours, best)) = write(link, how, size).zip(rate(rates, size)) {
                 let title = format!("{} at {} / {what}", name(&link), Size(size));
                 targets.push(target(title, ours / best, bound, true));
