@@ -196,7 +196,7 @@ mod tests {
     fn what_is_missing_is_not_measured_and_never_reached() {
         let none = Figures::default();
         let (targets, races) = (all(&none), races(&none));
-        assert_eq!(targets.len(), 1 + 10 + 4 + 5);
+        assert_eq!(targets.len(), 1 + 16 + 4 + 5);
         assert_eq!(races.len(), 2 * 5 * 8);
         for target in targets.iter().chain(&races) {
             assert_eq!(target.verdict(), Verdict::NotMeasured, "{target:?}");
