@@ -26,7 +26,7 @@ pub const OPERATIONS: [&str; 4] = ["write", "read", "atomic", "mailbox"];
 /// What the machine does at best.
 pub const CACHE_LINE: &str = "cache line round trip";
 pub const MEMCPY: &str = "memcpy";
-pub const MEMCPY_HUGE: &str = "memcpy, huge pages";
+pub const MEMCPY_HUGE: &str = "memcpy in huge pages";
 pub const RAW_UDP: &str = "raw UDP, GSO and GRO";
 /// The same, with what packets cost in memory, and without an engine.
 pub const RAW_PACKETS: &str = "raw UDP with packets";

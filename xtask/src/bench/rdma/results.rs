@@ -308,8 +308,8 @@ const HOW: &str = "
 - *Throughput*: ours has 16 transfers under way, and counts those that are done. `put_bw` posts writes one after another;
   kernel TCP is `iperf3` with writes of this size; memcpy and raw UDP are what `tombolo bench rdma` finds.
 - *memcpy* walks through as much memory as transfers do, of ordinary pages (4 KiB), as programs have them unless they ask
-  for others. Memory that Tombolo allocates for programs is of huge pages where the kernel has them, so *memcpy, huge
-  pages* compares like with like.
+  for others. Memory that Tombolo allocates for programs is of huge pages where the kernel has them, so *memcpy in
+  huge pages* compares like with like.
 - *Raw UDP* sends with segmentation offload (GSO), and receives with receive offload (GRO), from one buffer and into one;
   *with packets*, blocks of 16 KiB from where transfers take them to where transfers put them, in huge pages.
 - *Engine*: *embedded*, in the program itself; *through nodes*, in a process of its own on each side.
