@@ -8,6 +8,7 @@ pub mod process;
 pub mod ring;
 pub mod shared;
 pub mod sparse;
+mod sum;
 pub mod udp;
 pub mod uffd;
 pub mod unix;

@@ -20,6 +20,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -177,6 +178,39 @@ impl fmt::Debug for SharedSpan<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Without the address: logs should not teach an address space layout.
         write!(formatter, "SharedSpan({} bytes)", self.length_bytes)
+    }
+}
+
+/// A part of shared memory that keeps it mapped.
+#[derive(Clone, Debug)]
+pub struct HeldSpan {
+    memory: Arc<SharedMemory>,
+    offset_bytes: usize,
+    length_bytes: usize,
+}
+
+impl HeldSpan {
+    /// A range of that memory.
+    pub fn new(
+        memory: Arc<SharedMemory>,
+        offset_bytes: usize,
+        length_bytes: usize,
+    ) -> Result<Self, SharedMemoryError> {
+        memory.span(offset_bytes, length_bytes)?;
+        Ok(Self { memory, offset_bytes, length_bytes })
+    }
+
+    /// Its bytes.
+    pub fn span(&self) -> SharedSpan<'_> {
+        // It was found to lie inside.
+        self.memory.span(self.offset_bytes, self.length_bytes).unwrap_or(SharedSpan::empty())
+    }
+
+    /// A part of it, or None where it does not reach.
+    pub fn part(&self, offset_bytes: usize, length_bytes: usize) -> Option<Self> {
+        self.span().part(offset_bytes, length_bytes)?;
+        let memory = Arc::clone(&self.memory);
+        Some(Self { memory, offset_bytes: self.offset_bytes + offset_bytes, length_bytes })
     }
 }
 

@@ -18,6 +18,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
+use smallvec::SmallVec;
+
+use crate::shared::SharedSpan;
 
 /// The most datagrams one call sends: what every kernel with `UDP_SEGMENT` takes.
 pub const MAX_SEGMENTS: usize = 64;
@@ -164,7 +167,9 @@ impl UdpSocket {
         }
         let several = datagrams.len() > segment_bytes;
         if several && self.segmentation.load(Ordering::Relaxed) {
-            match unless_said_of_another(|| self.send_segmented(datagrams, segment_bytes)) {
+            let whole =
+                libc::iovec { iov_base: datagrams.as_ptr().cast_mut().cast(), iov_len: datagrams.len() };
+            match unless_said_of_another(|| self.send_segmented(&[whole], segment_bytes)) {
                 // Refused by an old kernel, a device without checksum offload, or a route whose
                 // packets are transformed; or, before Linux 6.14, for their size.
                 Err(Errno::INVAL | Errno::IO | Errno::OPNOTSUPP | Errno::NOPROTOOPT) => {}
@@ -186,6 +191,24 @@ impl UdpSocket {
         Ok(sent_bytes)
     }
 
+    /// As [`Self::send_batch`], of bytes that lie in several places. All of them, or an error: then, and where
+    /// segmentation offload is not to be had (`EOPNOTSUPP`), nothing was sent.
+    pub fn send_scattered(&self, parts: &[SharedSpan<'_>], segment_bytes: usize) -> Result<(), Errno> {
+        let length_bytes: usize = parts.iter().map(SharedSpan::len).sum();
+        if segment_bytes == 0 {
+            return Err(Errno::INVAL);
+        }
+        if length_bytes > segment_bytes && !self.segments() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let slices: SmallVec<[libc::iovec; 16]> = parts
+            .iter()
+            .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() })
+            .collect();
+        // A datagram is sent whole or not at all, and a batch of them, too.
+        unless_said_of_another(|| self.send_segmented(&slices, segment_bytes)).map(|_| ())
+    }
+
     /// Stops the use of segmentation offload, as a refusal by the kernel does.
     pub fn disable_segmentation(&self) {
         self.segmentation.store(false, Ordering::Relaxed);
@@ -196,15 +219,14 @@ impl UdpSocket {
         self.segmentation.load(Ordering::Relaxed)
     }
 
-    fn send_segmented(&self, datagrams: &[u8], segment_bytes: usize) -> Result<usize, Errno> {
+    /// The slices are of spans or slices that live.
+    fn send_segmented(&self, slices: &[libc::iovec], segment_bytes: usize) -> Result<usize, Errno> {
         let segment = u16::try_from(segment_bytes).map_err(|_| Errno::INVAL)?;
-        let mut slice =
-            libc::iovec { iov_base: datagrams.as_ptr().cast_mut().cast(), iov_len: datagrams.len() };
         let mut space = ControlSpace([0; 64]);
         // SAFETY: all-zero is a valid msghdr: null pointers with zero lengths.
         let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-        message.msg_iov = &raw mut slice;
-        message.msg_iovlen = 1;
+        message.msg_iov = slices.as_ptr().cast_mut();
+        message.msg_iovlen = slices.len();
         message.msg_control = (&raw mut space).cast();
         // SAFETY: CMSG_SPACE only computes. CMSG_FIRSTHDR and CMSG_DATA point into `space`, which
         // is aligned for a cmsghdr and larger than the CMSG_SPACE of one u16.
@@ -218,7 +240,7 @@ impl UdpSocket {
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // Not the C library's: there it is a point where a thread may be cancelled, which costs time.
-        // SAFETY: the message points at live buffers, and the kernel only reads the datagrams.
+        // SAFETY: the message points at live buffers or spans, and the kernel only reads the datagrams.
         let sent =
             unsafe { libc::syscall(libc::SYS_sendmsg, self.socket.as_raw_fd(), &raw const message, flags) };
         usize::try_from(sent).map_err(|_| errno_of(&io::Error::last_os_error()))

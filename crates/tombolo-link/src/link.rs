@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tombolo_host::event;
-use tombolo_host::shared::SharedSpan;
+use tombolo_host::shared::{HeldSpan, SharedSpan};
 
 use crate::{AcceptError, Address, LinkCounters, LinkError, ListenerCounters, LossReason, SendError};
 
@@ -146,6 +146,12 @@ pub trait Link: Send + Sync + fmt::Debug {
         seal(&mut packet);
         let (header, payload) = packet.split_at(header_bytes);
         self.send(header, SharedSpan::from(payload))
+    }
+
+    /// As [`Link::send`], but the bytes may be read as late as by [`Link::flush`], and are if the link can spare
+    /// a copy by it: what others have made of them by then is what arrives, whatever the header says of them.
+    fn send_in_place(&self, header: &[u8], payload: HeldSpan) -> Result<(), SendError> {
+        self.send(header, payload.span())
     }
 
     /// Pushes out what is batched and wakes the peer if it sleeps.

@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use tombolo_host::event::wait_readable;
-use tombolo_host::shared::SharedSpan;
+use tombolo_host::shared::{HeldSpan, SharedSpan};
 use tombolo_host::udp::UdpSocket;
 
 use crate::counters::Counters;
@@ -320,6 +320,29 @@ impl UdpLink {
         self.socket.send(&datagram)
     }
 
+    /// Adds a packet of so many bytes to what is sent next.
+    fn add(&self, bytes: usize, push: &mut dyn FnMut(&mut OutgoingBatch) -> bool) -> Result<(), SendError> {
+        self.check()?;
+        let datagram_bytes = self.datagram_bytes.load(Ordering::Relaxed);
+        let max_bytes = self.packet_bytes(datagram_bytes);
+        if bytes > max_bytes {
+            return Err(SendError::TooLarge { bytes, max_bytes });
+        }
+        let mut batch = self.sending.lock();
+        batch.bound(datagram_bytes);
+        if !push(&mut batch) {
+            self.flush_locked(&mut batch);
+            self.check()?;
+            if !batch.is_empty() || !push(&mut batch) {
+                self.counters.full.add(1);
+                return Err(SendError::Full);
+            }
+        }
+        self.counters.packets_sent.add_exclusively(1);
+        self.counters.bytes_sent.add_exclusively(bytes as u64);
+        Ok(())
+    }
+
     /// The largest packet in datagrams of that size.
     fn packet_bytes(&self, datagram_bytes: usize) -> usize {
         MAX_PACKET_BYTES.min(datagram_bytes.saturating_sub(self.around_bytes))
@@ -359,26 +382,17 @@ impl Link for UdpLink {
         payload: SharedSpan<'_>,
         seal: &mut dyn FnMut(&mut [u8]),
     ) -> Result<(), SendError> {
-        self.check()?;
         let bytes = header_bytes.saturating_add(payload.len());
-        let datagram_bytes = self.datagram_bytes.load(Ordering::Relaxed);
-        let max_bytes = self.packet_bytes(datagram_bytes);
-        if bytes > max_bytes {
-            return Err(SendError::TooLarge { bytes, max_bytes });
+        self.add(bytes, &mut |batch| batch.push_sealed(header_bytes, payload, seal))
+    }
+
+    fn send_in_place(&self, header: &[u8], payload: HeldSpan) -> Result<(), SendError> {
+        if self.sealer.is_some() {
+            // It is sealed where it is copied to.
+            return self.send(header, payload.span());
         }
-        let mut batch = self.sending.lock();
-        batch.bound(datagram_bytes);
-        if !batch.push_sealed(header_bytes, payload, seal) {
-            self.flush_locked(&mut batch);
-            self.check()?;
-            if !batch.is_empty() || !batch.push_sealed(header_bytes, payload, seal) {
-                self.counters.full.add(1);
-                return Err(SendError::Full);
-            }
-        }
-        self.counters.packets_sent.add_exclusively(1);
-        self.counters.bytes_sent.add_exclusively(bytes as u64);
-        Ok(())
+        let bytes = header.len().saturating_add(payload.span().len());
+        self.add(bytes, &mut |batch| batch.push_in_place(header, &payload))
     }
 
     fn flush(&self) -> Result<(), LinkError> {

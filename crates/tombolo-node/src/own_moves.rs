@@ -361,7 +361,7 @@ impl Node {
             moves.remove(number);
             drop(moves);
             match result {
-                Ok(bytes) => self.send_packets(&peer, &block, SharedSpan::from(&bytes)),
+                Ok(bytes) => self.send_packets(&peer, &block, SharedSpan::from(&bytes), None),
                 Err(code) => self.source_refused(&block, code),
             }
             let _ = peer.link.flush();

@@ -545,7 +545,7 @@ impl Node {
                     return domain.reply(Reply::Failed(reason), &[]);
                 };
                 self.programs.memory_bytes.fetch_sub(region.memory.len() as u64, Ordering::Relaxed);
-                // Nobody finds it any more; who has found it copies a block and lets it go.
+                // Nobody finds it any more; who has found it copies or sends a block and lets it go.
                 let since = Instant::now();
                 while Arc::strong_count(&region.memory) > 1 && since.elapsed() < FREE_PATIENCE {
                     std::thread::yield_now();

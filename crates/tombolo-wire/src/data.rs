@@ -142,6 +142,16 @@ impl DataHeader {
         draft(Kind::Data, self, crc)?.finish(out, checksums)
     }
 
+    /// Write only the header of a payload whose CRC32C is known, for a link that sends the payload from where
+    /// it lies. Returns the length of the header.
+    ///
+    /// # Errors
+    /// As [`Self::seal`].
+    pub fn emit_summed(&self, payload_crc: u32, out: &mut [u8]) -> Result<usize, WireError> {
+        check_range(self)?;
+        draft(Kind::Data, self, payload_crc)?.finish(out, Checksums::On)
+    }
+
     /// Write only the header, for a link that protects integrity: there is no checksum, and the
     /// payload need not hold still. Returns the length of the header.
     ///

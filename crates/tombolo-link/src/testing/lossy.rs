@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tombolo_host::shared::SharedSpan;
+use tombolo_host::shared::{HeldSpan, SharedSpan};
 
 use super::Random;
 use crate::{ControlMessage, Link, LinkCounters, LinkError, LinkState, Packet, SendError};
@@ -47,6 +47,13 @@ impl Link for LossyLink {
             return Ok(());
         }
         self.inner.send_sealed(header_bytes, payload, seal)
+    }
+
+    fn send_in_place(&self, header: &[u8], payload: HeldSpan) -> Result<(), SendError> {
+        if self.random.lock().per_mille(self.loss_per_mille) {
+            return Ok(());
+        }
+        self.inner.send_in_place(header, payload)
     }
 
     fn flush(&self) -> Result<(), LinkError> {

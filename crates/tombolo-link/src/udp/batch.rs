@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use tombolo_host::shared::SharedSpan;
+use smallvec::SmallVec;
+use tombolo_host::shared::{HeldSpan, SharedSpan};
 use tombolo_host::udp::{MAX_BATCH_BYTES, MAX_SEGMENTS, RECEIVE_BUFFER_BYTES, UdpSocket};
 
 use super::seal::{COUNTER_BYTES, Sealer, TAG_BYTES};
@@ -18,10 +19,14 @@ const PADDING_SHARE: usize = 4;
 ///
 /// Small packets travel in one datagram: a system call costs more than their bytes. In a secure
 /// session each datagram has room for its seal from the start, and all are sealed where they lie
-/// before they are sent.
+/// before they are sent. Where nothing is sealed, the payload of large packets may stay where it
+/// lies until they are sent; its place among the others is kept free.
 #[derive(Debug)]
 pub(super) struct OutgoingBatch {
-    buffer: Vec<u8>,
+    storage: Box<[u8]>,
+    length: usize,
+    /// What lies elsewhere, and where its place is.
+    elsewhere: Vec<(usize, HeldSpan)>,
     /// What begins every datagram: the header, and room for the counter if it will be sealed.
     head: Vec<u8>,
     /// Room for the proof behind every datagram.
@@ -52,10 +57,12 @@ impl OutgoingBatch {
         let mut head = header.encode().to_vec();
         head.resize(HEADER_BYTES + counter_bytes, 0);
         Self {
-            buffer: Vec::with_capacity(MAX_BATCH_BYTES),
+            storage: vec![0; MAX_BATCH_BYTES].into_boxed_slice(),
+            length: 0,
+            elsewhere: Vec::new(),
             head,
             tag_bytes,
-            max_content_bytes: max_datagram_bytes.saturating_sub(tag_bytes),
+            max_content_bytes: max_datagram_bytes.min(MAX_BATCH_BYTES).saturating_sub(tag_bytes),
             segment_bytes: 0,
             datagrams: 0,
             tail: 0,
@@ -65,19 +72,19 @@ impl OutgoingBatch {
 
     /// Bounds the datagrams that packets are added to from now on.
     pub(super) fn bound(&mut self, max_datagram_bytes: usize) {
-        self.max_content_bytes = max_datagram_bytes.saturating_sub(self.tag_bytes);
+        self.max_content_bytes = max_datagram_bytes.min(MAX_BATCH_BYTES).saturating_sub(self.tag_bytes);
     }
 
     fn room(&self, packet_bytes: usize) -> Option<Room> {
         let entry_bytes = wire::LENGTH_BYTES + packet_bytes;
-        let tail_bytes = self.buffer.len() - self.tail;
+        let tail_bytes = self.length - self.tail;
         match self.datagrams {
             _ if self.closed => return None,
             0 => return Some(Room::Next),
             1 if tail_bytes + entry_bytes <= self.max_content_bytes => return Some(Room::Tail),
             1 => {}
             _ if tail_bytes + entry_bytes <= self.segment_bytes => {
-                let fits = self.buffer.len() + entry_bytes + self.tag_bytes <= MAX_BATCH_BYTES;
+                let fits = self.length + entry_bytes + self.tag_bytes <= MAX_BATCH_BYTES;
                 return fits.then_some(Room::Tail);
             }
             _ => {}
@@ -105,28 +112,62 @@ impl OutgoingBatch {
         payload: SharedSpan<'_>,
         seal: &mut dyn FnMut(&mut [u8]),
     ) -> bool {
-        let packet_bytes = header_bytes + payload.len();
-        match self.room(packet_bytes) {
-            None => return false,
-            Some(Room::Tail) => {}
-            Some(Room::Next) => {
-                if self.datagrams > 0 {
-                    self.buffer.resize(self.tail + self.stride_bytes(), 0);
-                }
-                self.tail = self.buffer.len();
-                self.datagrams += 1;
-                self.buffer.extend_from_slice(&self.head);
-            }
-        }
-        self.buffer.extend_from_slice(&wire::length_of(packet_bytes));
-        let begin = self.buffer.len();
-        self.buffer.resize(begin + header_bytes, 0);
-        payload.append_to(&mut self.buffer);
-        seal(&mut self.buffer[begin..]);
-        if self.datagrams == 1 {
-            self.segment_bytes = self.buffer.len();
-        }
+        let Some(begin) = self.make_room(header_bytes + payload.len()) else { return false };
+        self.storage[begin..begin + header_bytes].fill(0);
+        payload.copy_to(&mut self.storage[begin + header_bytes..self.length]);
+        seal(&mut self.storage[begin..self.length]);
         true
+    }
+
+    /// The same of a packet whose payload stays where it lies; not for what will be sealed.
+    #[must_use]
+    pub(super) fn push_in_place(&mut self, header: &[u8], payload: &HeldSpan) -> bool {
+        debug_assert_eq!(self.tag_bytes, 0);
+        let Some(begin) = self.make_room(header.len() + payload.span().len()) else { return false };
+        let place = begin + header.len();
+        self.storage[begin..place].copy_from_slice(header);
+        self.elsewhere.push((place, payload.clone()));
+        true
+    }
+
+    /// Adds a packet without its bytes: where they begin, and they end where the batch does.
+    fn make_room(&mut self, packet_bytes: usize) -> Option<usize> {
+        let room = self.room(packet_bytes)?;
+        let most_bytes = self.head.len() + wire::LENGTH_BYTES + packet_bytes + self.tag_bytes;
+        if self.datagrams == 0 && most_bytes > self.storage.len() {
+            return None;
+        }
+        if room == Room::Next {
+            if self.datagrams > 0 {
+                let end = self.tail + self.stride_bytes();
+                self.storage[self.length..end].fill(0);
+                self.length = end;
+            }
+            self.tail = self.length;
+            self.datagrams += 1;
+            self.append_head();
+        }
+        let length_bytes = wire::length_of(packet_bytes);
+        let begin = self.length + length_bytes.len();
+        self.storage[self.length..begin].copy_from_slice(&length_bytes);
+        self.length = begin + packet_bytes;
+        if self.datagrams == 1 {
+            self.segment_bytes = self.length;
+        }
+        Some(begin)
+    }
+
+    fn append_head(&mut self) {
+        let end = self.length + self.head.len();
+        self.storage[self.length..end].copy_from_slice(&self.head);
+        self.length = end;
+    }
+
+    /// Puts what lies elsewhere into its place.
+    fn bring_home(&mut self) {
+        for (place, held) in self.elsewhere.drain(..) {
+            held.span().copy_to(&mut self.storage[place..]);
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -144,16 +185,16 @@ impl OutgoingBatch {
             return;
         }
         self.closed = true;
-        self.buffer.resize(self.buffer.len() + self.tag_bytes, 0);
+        self.length += self.tag_bytes;
         let (now, mut sealer) = (Instant::now(), sealer.lock());
-        for datagram in self.buffer.chunks_mut(self.segment_bytes + self.tag_bytes) {
+        for datagram in self.storage[..self.length].chunks_mut(self.segment_bytes + self.tag_bytes) {
             sealer.seal(datagram, now);
         }
     }
 
     /// Sends what waits, sealed if a sealer is there. What the socket has no room for keeps waiting
     /// (`EAGAIN`); after another error everything is dropped, and the number of lost datagrams comes
-    /// with it.
+    /// with it. Whatever lay elsewhere is not needed any more.
     pub(super) fn flush(
         &mut self,
         socket: &UdpSocket,
@@ -162,17 +203,41 @@ impl OutgoingBatch {
         if let Some(sealer) = sealer {
             self.close(sealer);
         }
+        if !self.elsewhere.is_empty() {
+            let outcome = socket.send_scattered(&self.parts(), self.stride_bytes());
+            match outcome {
+                Ok(()) => {
+                    self.clear();
+                    return Ok(());
+                }
+                // What can be done about these, the plain way knows.
+                Err(Errno::INVAL | Errno::IO | Errno::OPNOTSUPP | Errno::NOPROTOOPT | Errno::MSGSIZE) => {
+                    self.bring_home()
+                }
+                Err(Errno::AGAIN) => {
+                    self.bring_home();
+                    return Err((Errno::AGAIN, 0));
+                }
+                // Some are said once.
+                Err(errno) => {
+                    let lost = self.datagrams;
+                    self.clear();
+                    return Err((errno, lost));
+                }
+            }
+        }
         while !self.is_empty() {
-            match socket.send_batch(&self.buffer, self.stride_bytes()) {
+            match socket.send_batch(&self.storage[..self.length], self.stride_bytes()) {
                 Ok(sent_bytes) => {
-                    if sent_bytes >= self.buffer.len() {
+                    if sent_bytes >= self.length {
                         self.clear();
                         continue;
                     }
                     // Whole datagrams, so the last one is still there.
-                    self.buffer.drain(..sent_bytes);
+                    self.storage.copy_within(sent_bytes..self.length, 0);
+                    self.length -= sent_bytes;
                     self.tail = self.tail.saturating_sub(sent_bytes);
-                    self.datagrams = self.buffer.len().div_ceil(self.stride_bytes());
+                    self.datagrams = self.length.div_ceil(self.stride_bytes());
                 }
                 Err(Errno::AGAIN) => return Err((Errno::AGAIN, 0)),
                 Err(errno) => {
@@ -185,9 +250,21 @@ impl OutgoingBatch {
         Ok(())
     }
 
+    /// The batch as it is sent, from where its bytes lie.
+    fn parts(&self) -> SmallVec<[SharedSpan<'_>; 16]> {
+        let (mut parts, mut next) = (SmallVec::new(), 0);
+        for (place, held) in &self.elsewhere {
+            parts.push(SharedSpan::from(&self.storage[next..*place]));
+            parts.push(held.span());
+            next = place + held.span().len();
+        }
+        parts.push(SharedSpan::from(&self.storage[next..self.length]));
+        parts
+    }
+
     fn clear(&mut self) {
-        self.buffer.clear();
-        (self.tail, self.datagrams, self.closed) = (0, 0, false);
+        self.elsewhere.clear();
+        (self.length, self.tail, self.datagrams, self.closed) = (0, 0, 0, false);
     }
 }
 
@@ -282,6 +359,9 @@ impl IncomingBatch {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use tombolo_host::shared::SharedMemory;
     use zeroize::Zeroizing;
 
     use super::super::seal::Opener;
@@ -302,10 +382,13 @@ mod tests {
         if sealed {
             batch.close(&Mutex::new(Sealer::new(secret, Instant::now())));
         }
-        assert!(batch.buffer.len() <= MAX_BATCH_BYTES && batch.stride_bytes() <= MAX_DATAGRAM);
+        assert!(batch.length <= MAX_BATCH_BYTES && batch.stride_bytes() <= MAX_DATAGRAM);
+        let scattered: Vec<u8> = batch.parts().iter().flat_map(SharedSpan::to_vec).collect();
+        batch.bring_home();
+        assert_eq!(scattered, batch.storage[..batch.length]);
         let mut incoming = IncomingBatch::new();
-        incoming.buffer[..batch.buffer.len()].copy_from_slice(&batch.buffer);
-        (incoming.filled_bytes, incoming.segment_bytes) = (batch.buffer.len(), batch.stride_bytes());
+        incoming.buffer[..batch.length].copy_from_slice(&batch.storage[..batch.length]);
+        (incoming.filled_bytes, incoming.segment_bytes) = (batch.length, batch.stride_bytes());
         let (mut packets, mut datagrams) = (Vec::new(), 0);
         while incoming.has_more() {
             datagrams += usize::from(incoming.within == 0);
@@ -325,7 +408,12 @@ mod tests {
         let taken = lengths.iter().enumerate().take_while(|&(number, length)| {
             let bytes = packet(number, *length);
             let (header, payload) = bytes.split_at(length / 3);
-            batch.push(header, payload.into())
+            if sealed || length % 2 == 0 {
+                return batch.push(header, payload.into());
+            }
+            let memory = SharedMemory::create("test", 4096).unwrap();
+            memory.span_mut(8, payload.len()).unwrap().copy_from(payload.into());
+            batch.push_in_place(header, &HeldSpan::new(Arc::new(memory), 8, payload.len()).unwrap())
         });
         let taken = taken.count();
         (batch, taken)
@@ -360,6 +448,43 @@ mod tests {
             assert!((15..lengths.len()).contains(&taken));
             assert_eq!(received(&mut batch).0.len(), taken);
         }
+    }
+
+    #[test]
+    fn payloads_go_from_their_places_with_and_without_offload() {
+        let there = UdpSocket::bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let here = UdpSocket::connect(there.local_address().unwrap()).unwrap();
+        let lengths = [4201, 4201, 4200, 4201, 39];
+        for offload in [true, false] {
+            if !offload {
+                here.disable_segmentation();
+            }
+            let (mut batch, taken) = batch_of(&lengths, false);
+            assert_eq!((taken, batch.elsewhere.len()), (5, 4));
+            batch.flush(&here, None).unwrap();
+            assert!(batch.is_empty() && batch.elsewhere.is_empty());
+            let (mut incoming, mut found) = (IncomingBatch::new(), Vec::new());
+            while found.len() < lengths.len() {
+                let Some(range) = incoming.peek(&there).unwrap() else { continue };
+                let body = range.start + HEADER_BYTES..range.end;
+                found.extend(incoming.packet(&range, &body).map(<[u8]>::to_vec));
+            }
+            let sent: Vec<_> = lengths.iter().enumerate().map(|(n, length)| packet(n, *length)).collect();
+            assert_eq!(found, sent);
+        }
+    }
+
+    #[test]
+    fn who_is_not_there_is_noticed_by_what_goes_from_its_place() {
+        let gone = UdpSocket::bind(([127, 0, 0, 1], 0).into()).unwrap().local_address().unwrap();
+        let here = UdpSocket::connect(gone).unwrap();
+        let refused = (0..100).any(|_| {
+            let (mut batch, _) = batch_of(&[4201], false);
+            let outcome = batch.flush(&here, None);
+            assert!(batch.is_empty() && batch.elsewhere.is_empty());
+            outcome == Err((Errno::CONNREFUSED, 1))
+        });
+        assert!(refused);
     }
 
     #[test]

@@ -6,17 +6,20 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 use tombolo_channel::Failure;
 use tombolo_core::rdma::{Action, Block, Completion, NotificationWrite, Time};
-use tombolo_host::shared::SharedSpan;
+use tombolo_host::shared::{HeldSpan, SharedSpan};
 use tombolo_link::{Link, SendError};
-use tombolo_wire::{Checksums, MAX_BARE_PACKET_BYTES, MAX_HEADER_BYTES, NackCode, Packet};
+use tombolo_wire::{Attempt, Checksums, MAX_BARE_PACKET_BYTES, MAX_HEADER_BYTES, NackCode, Packet};
 
-use super::{ITSELF, Node, Peer};
+use super::{ITSELF, Memory, Node, Peer};
 use crate::programs::{Poster, failure_of};
 
 /// Bytes copied between programs here before others get their turn.
 const LOOP_BACK_BYTES: u64 = 128 * 1024;
 /// Blocks that may be one copy.
 const LOOP_BACK_BLOCKS: usize = 8;
+
+/// A payload of so many bytes is sent from where it lies, if it can be summed there: less is copied sooner.
+const IN_PLACE_BYTES: usize = 4 * 1024;
 
 /// What is moved in so little time that the clock need not be looked at again, in bytes.
 const QUICK_BYTES: u32 = 4 * 1024;
@@ -209,17 +212,32 @@ impl Node {
             Ok(found) => found,
             Err(code) => return self.engine.lock().source_refused(self.now(), block, code),
         };
-        let Ok(source) = memory.get().span(offset, block.length_bytes as usize) else {
+        let length = block.length_bytes as usize;
+        let Ok(source) = memory.get().span(offset, length) else {
             return self.engine.lock().source_refused(self.now(), block, NackCode::DecodeError);
         };
-        self.send_packets(peer, block, source);
+        // A block that goes again may have been damaged because its bytes changed while they were sent.
+        let in_place = match &memory {
+            Memory::Shared(memory) if peer.checksums == Checksums::On && block.attempt == Attempt(0) => {
+                HeldSpan::new(memory.clone(), offset, length).ok()
+            }
+            _ => None,
+        };
+        self.send_packets(peer, block, source, in_place.as_ref());
     }
 
-    /// Sends the packets of a block whose bytes these are.
-    pub(crate) fn send_packets(&self, peer: &Peer, block: &Block, source: SharedSpan<'_>) {
+    /// Sends the packets of a block whose bytes these are; from where they are held, if that is given and
+    /// spares a copy.
+    pub(crate) fn send_packets(
+        &self,
+        peer: &Peer,
+        block: &Block,
+        source: SharedSpan<'_>,
+        in_place: Option<&HeldSpan>,
+    ) {
         let mut max_payload_bytes = peer.max_payload_bytes();
         loop {
-            match self.send_cut(peer, block, source, max_payload_bytes) {
+            match self.send_cut(peer, block, source, in_place, max_payload_bytes) {
                 Sent::Yes => return,
                 // It goes again after a pause, and says nothing about the path.
                 Sent::No => {
@@ -238,12 +256,29 @@ impl Node {
     }
 
     /// Sends a block in packets of at most so many of its bytes.
-    fn send_cut(&self, peer: &Peer, block: &Block, source: SharedSpan<'_>, max_payload_bytes: u32) -> Sent {
+    fn send_cut(
+        &self,
+        peer: &Peer,
+        block: &Block,
+        source: SharedSpan<'_>,
+        in_place: Option<&HeldSpan>,
+        max_payload_bytes: u32,
+    ) -> Sent {
         let mut header = [0; MAX_HEADER_BYTES];
         for packet in block.packets(max_payload_bytes) {
-            let part = source.part(packet.offset_bytes as usize, packet.payload_bytes as usize);
-            let Some(part) = part else { return Sent::Yes };
+            let (offset, length) = (packet.offset_bytes as usize, packet.payload_bytes as usize);
+            let Some(part) = source.part(offset, length) else { return Sent::Yes };
+            let held =
+                in_place.filter(|_| length >= IN_PLACE_BYTES).and_then(|held| held.part(offset, length));
             let sent = match peer.checksums {
+                // If the bytes change while they are sent, the peer finds them damaged, and they go again
+                // as a copy.
+                Checksums::On
+                    if let Some((held, crc)) = held.and_then(|held| Some((held, part.crc32c()?))) =>
+                {
+                    let Ok(length) = packet.emit_summed(crc, &mut header) else { return Sent::Yes };
+                    self.send(peer, &mut |link| link.send_in_place(&header[..length], held.clone()))
+                }
                 Checksums::Off => {
                     let Ok(length) = packet.emit_unchecked(&mut header) else { return Sent::Yes };
                     self.send(peer, &mut |link| link.send(&header[..length], part))

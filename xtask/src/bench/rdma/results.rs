@@ -289,10 +289,10 @@ pub fn page(facts: &Facts, figures: &Figures) -> String {
 const LARGER: [u64; 4] = [16 << 10, 64 << 10, 256 << 10, 1 << 20];
 
 const BOUNDS: &str = "\
-An unencrypted block is copied into a packet with a CRC32C, so that checksum and datagram are of the same bytes whatever a
-program does meanwhile; it is checked at the other end, and only then copied to its place. *Raw UDP with packets* does this
-and nothing else: no engine, nothing acknowledged but whole transfers, nothing repeated. Large transfers are hardly faster
-than that; of small ones, for which it makes a call each, Tombolo puts several into one. TCP's stream, on which the other
+*Raw UDP with packets* copies a block into a packet with a CRC32C, checks it at the other end, and only then copies it to
+its place, and nothing else: no engine, nothing acknowledged but whole transfers, nothing repeated. Tombolo spares the first
+copy where the processor has a quick way to sum memory that others may write (decision 15). Large transfers are hardly
+faster than that; of small ones, for which it makes a call each, Tombolo puts several into one. TCP's stream, on which the other
 libraries send large messages, is copied once at each end, is not checked on loopback, and goes in larger pieces than
 datagrams can be: compare kernel TCP's half of there and back with raw UDP's.
 ";
