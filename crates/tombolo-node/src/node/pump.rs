@@ -19,7 +19,7 @@ const LOOP_BACK_BYTES: u64 = 128 * 1024;
 const LOOP_BACK_BLOCKS: usize = 8;
 
 /// A payload of so many bytes is sent from where it lies, if it can be summed there: less is copied sooner.
-const IN_PLACE_BYTES: usize = 4 * 1024;
+const IN_PLACE_BYTES: usize = 8 * 1024;
 
 /// What is moved in so little time that the clock need not be looked at again, in bytes.
 const QUICK_BYTES: u32 = 4 * 1024;
