@@ -7,7 +7,7 @@
 //!
 //! A draft is reached through the engine alone: its descriptor stays here, so once it is taken
 //! out of the peer's hands nobody can change it. Allocating and checking are errands, which
-//! answer when they are done.
+//! answer when they are done; so is allocating what is lent, if it is much.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

@@ -218,7 +218,11 @@ impl Node {
         };
         // A block that goes again may have been damaged because its bytes changed while they were sent.
         let in_place = match &memory {
-            Memory::Shared(memory) if peer.checksums == Checksums::On && block.attempt == Attempt(0) => {
+            Memory::Shared(memory)
+                if length >= IN_PLACE_BYTES
+                    && peer.checksums == Checksums::On
+                    && block.attempt == Attempt(0) =>
+            {
                 HeldSpan::new(memory.clone(), offset, length).ok()
             }
             _ => None,
