@@ -174,10 +174,13 @@ impl ChannelPage {
     /// The node's: how far a transfer is. True: it has ended, and the program asks for a message.
     #[must_use]
     pub fn tell(&self, slot: usize, fate: Fate) -> bool {
-        self.done(slot).store(fate.word(is_read(slot)), Ordering::SeqCst);
+        let word = fate.word(is_read(slot));
         if fate == Fate::Ongoing || fate == Fate::Initialised {
+            // Nobody waits for that.
+            self.done(slot).store(word, Ordering::Release);
             return false;
         }
+        self.done(slot).store(word, Ordering::SeqCst);
         self.announce()
     }
 

@@ -7,7 +7,7 @@ use tombolo_core::rdma::{
     Action, Block, Config, Direction, DropReason, Engine, Placement, Time, Transfer, TransferError, Verdict,
 };
 use tombolo_wire::{
-    Ack, Attempt, Checksums, DataHeader, EarlierBlocks, Generation, Nack, NackCode, Notification,
+    Ack, Acks, Attempt, Checksums, DataHeader, EarlierBlocks, Generation, Nack, NackCode, Notification,
     NotifyHeader, Packet, Payload, ReadReject, RequestId, Resume, TransactionId,
 };
 
@@ -106,6 +106,32 @@ fn a_late_acknowledgement_of_an_early_attempt_ends_the_block() {
     assert_eq!(status(&mut engine, later), None);
     let _ = engine.handle(later, OTHER, &ack(&first));
     assert_eq!(status(&mut engine, later), Some(Ok(())));
+    assert!(engine.is_idle());
+}
+
+#[test]
+fn acknowledgements_in_one_packet_are_as_good_as_alone() {
+    let mut engine = engine(Config::default());
+    let mut blocks = Vec::new();
+    for _ in 0..3 {
+        engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
+        blocks.push(next_block(&mut engine, Time(0)).expect("a block"));
+    }
+    let alone = |block: &Block| match ack(block) {
+        Packet::Ack(ack) => ack,
+        other => panic!("{other:?}"),
+    };
+    // One of them comes again, and one is of a block that there never was.
+    let mut acks: Vec<Ack> = [&blocks[2], &blocks[0], &blocks[0]].map(alone).into();
+    acks.push(Ack { transaction: TransactionId(900), ..acks[0] });
+    assert_eq!(engine.handle(Time(1), OTHER, &Packet::Acks(Acks::of(&acks))), Verdict::Taken);
+    assert_eq!(status(&mut engine, Time(1)), Some(Ok(())));
+    assert_eq!(status(&mut engine, Time(1)), Some(Ok(())));
+    assert_eq!(status(&mut engine, Time(1)), None);
+    assert_eq!(engine.counters().stale_answers, 2);
+    assert!(!engine.is_idle());
+    let _ = engine.handle(Time(1), OTHER, &Packet::Acks(Acks::of(&[alone(&blocks[1])])));
+    assert_eq!(status(&mut engine, Time(1)), Some(Ok(())));
     assert!(engine.is_idle());
 }
 
@@ -503,7 +529,7 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
             *byte = [0, 1, 2, 3, 255, rng.next() as u8][rng.below(6) as usize];
         }
         bytes[0] = tombolo_wire::MAGIC;
-        bytes[1] = rng.range(1, 11) as u8;
+        bytes[1] = rng.range(1, 12) as u8;
         if rng.chance(100_000) {
             // What is between chance and a notification with a list of one block.
             (bytes[1], bytes[2]) = (11, rng.range(6, 7) as u8);

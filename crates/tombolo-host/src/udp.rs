@@ -227,16 +227,18 @@ impl UdpSocket {
         let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
         message.msg_iov = slices.as_ptr().cast_mut();
         message.msg_iovlen = slices.len();
-        message.msg_control = (&raw mut space).cast();
-        // SAFETY: CMSG_SPACE only computes. CMSG_FIRSTHDR and CMSG_DATA point into `space`, which
-        // is aligned for a cmsghdr and larger than the CMSG_SPACE of one u16.
-        unsafe {
-            message.msg_controllen = libc::CMSG_SPACE(size_of::<u16>() as u32) as usize;
-            let header = libc::CMSG_FIRSTHDR(&raw const message);
-            (*header).cmsg_level = libc::SOL_UDP;
-            (*header).cmsg_type = libc::UDP_SEGMENT;
-            (*header).cmsg_len = libc::CMSG_LEN(size_of::<u16>() as u32) as usize;
-            libc::CMSG_DATA(header).cast::<u16>().write_unaligned(segment);
+        if slices.iter().map(|slice| slice.iov_len).sum::<usize>() > segment_bytes {
+            message.msg_control = (&raw mut space).cast();
+            // SAFETY: CMSG_SPACE only computes. CMSG_FIRSTHDR and CMSG_DATA point into `space`, which
+            // is aligned for a cmsghdr and larger than the CMSG_SPACE of one u16.
+            unsafe {
+                message.msg_controllen = libc::CMSG_SPACE(size_of::<u16>() as u32) as usize;
+                let header = libc::CMSG_FIRSTHDR(&raw const message);
+                (*header).cmsg_level = libc::SOL_UDP;
+                (*header).cmsg_type = libc::UDP_SEGMENT;
+                (*header).cmsg_len = libc::CMSG_LEN(size_of::<u16>() as u32) as usize;
+                libc::CMSG_DATA(header).cast::<u16>().write_unaligned(segment);
+            }
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // Not the C library's: there it is a point where a thread may be cancelled, which costs time.

@@ -34,7 +34,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -147,9 +147,8 @@ pub struct UdpLink {
     /// A control message waits to be taken.
     has_control: AtomicBool,
     keep_alive: Mutex<KeepAlive>,
-    /// When something was last heard, in nanoseconds since `opened`.
-    heard_ns: AtomicU64,
-    opened: Instant,
+    /// Something was, since the last tick.
+    heard: AtomicBool,
     /// The peer's address has refused a datagram; lost when all that came before has been read.
     refused: AtomicBool,
     lost: OnceLock<LossReason>,
@@ -213,8 +212,7 @@ impl UdpLink {
             control: Mutex::new(ControlChannel::new(fragment_bytes)),
             has_control: AtomicBool::new(false),
             keep_alive: Mutex::new(KeepAlive::new(opened)),
-            heard_ns: AtomicU64::new(0),
-            opened,
+            heard: AtomicBool::new(false),
             refused: AtomicBool::new(false),
             lost: OnceLock::new(),
             counters: Counters::default(),
@@ -242,13 +240,7 @@ impl UdpLink {
     }
 
     fn heard(&self) {
-        let nanoseconds = self.opened.elapsed().as_nanos();
-        let nanoseconds = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
-        self.heard_ns.store(nanoseconds, Ordering::Relaxed);
-    }
-
-    fn heard_at(&self) -> Instant {
-        self.opened + Duration::from_nanos(self.heard_ns.load(Ordering::Relaxed))
+        self.heard.store(true, Ordering::Relaxed);
     }
 
     /// An error of the socket: the end is near, or a datagram is lost.
@@ -503,7 +495,7 @@ impl Link for UdpLink {
             self.send_due_control(&mut control, now);
             control.deadline()
         };
-        let (verdict, deadline) = self.keep_alive.lock().tick(now, self.heard_at());
+        let (verdict, deadline) = self.keep_alive.lock().tick(now, self.heard.swap(false, Ordering::Relaxed));
         match verdict {
             Verdict::Quiet => {}
             Verdict::Ping => {

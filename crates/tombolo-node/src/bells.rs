@@ -102,7 +102,7 @@ fn plan(number: u16, user: u64, slot: usize, wanted: &Descriptor) -> Result<Plan
 impl Node {
     /// Posts what programs rang for. Returns how many bells.
     pub(crate) fn answer_bells(&self) -> usize {
-        let domains = self.programs.awake.domains();
+        let Some(domains) = self.programs.awake.if_rung() else { return 0 };
         let (mut count, mut budget) = (0, AT_ONCE_ALTOGETHER);
         let mut clock = Glance::new(self);
         // Whoever was left for later is first now.
@@ -116,7 +116,7 @@ impl Node {
                 if budget == 0 {
                     let _ = domain.page.ring(rung);
                     self.programs.turn.store(domain.number, Ordering::Relaxed);
-                    self.pump_and(Flush::All, &mut clock);
+                    self.pump_and(Flush::All, None, &mut clock);
                     return count;
                 }
                 let slot = rung.trailing_zeros() as usize;
@@ -128,7 +128,7 @@ impl Node {
             }
         }
         if count > 0 {
-            self.pump_and(Flush::All, &mut clock);
+            self.pump_and(Flush::All, None, &mut clock);
         }
         count
     }

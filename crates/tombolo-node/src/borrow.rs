@@ -378,7 +378,7 @@ impl Borrowed {
         let windowed: Vec<&Lender> =
             self.lenders.iter().filter(|lender| lender.window.is_some() && !lender.is_lost()).collect();
         for lender in &windowed {
-            if lender.peer.link.arm().unwrap_or(true) {
+            if self.node.arm(&lender.peer).unwrap_or(true) {
                 self.node.drive(&lender.peer);
             }
         }
@@ -577,7 +577,7 @@ impl FarMemory for Borrowed {
             } else if now > polled_until {
                 // Before sleeping: what drives lazily leaves answers behind.
                 for lender in &self.lenders {
-                    let _ = lender.peer.link.flush();
+                    self.node.flush(&lender.peer);
                 }
                 let nap =
                     self.node.expire().unwrap_or(Duration::from_millis(1)).min(Duration::from_millis(1));
@@ -633,7 +633,7 @@ impl FarMemory for Borrowed {
         let remote = self.lenders.iter().filter(|lender| lender.window.is_none() && !lender.is_lost());
         // Where only further links are left, others wait at them.
         for lender in remote.filter(|lender| lender.peer.has_link()) {
-            if lender.peer.link.arm().unwrap_or(false) {
+            if self.node.arm(&lender.peer).unwrap_or(false) {
                 return Some(Duration::ZERO);
             }
         }

@@ -28,7 +28,7 @@ use tombolo_core::rdma::{
 };
 use tombolo_host::shared::SharedMemory;
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
-use tombolo_wire::{Checksums, Domain, MAX_EARLIER_BLOCKS, MAX_HEADER_BYTES};
+use tombolo_wire::{Ack, Checksums, Domain, MAX_EARLIER_BLOCKS, MAX_HEADER_BYTES};
 
 use crate::carry::Carriages;
 use crate::control::{Borrower, NodeStatus, Reply, Request};
@@ -61,6 +61,8 @@ pub struct Peer {
     streaming: AtomicBool,
     /// The last look found none.
     drained: AtomicBool,
+    /// What it is told when something is sent to it, or nothing else is left to do.
+    waiting_acks: Mutex<Vec<Ack>>,
     pub(crate) name: Mutex<String>,
     /// Questions that are open, with their answers once they are there.
     pub(crate) answers: Mutex<HashMap<u32, Option<Answer>>>,
@@ -318,6 +320,7 @@ impl Node {
             link,
             streaming: AtomicBool::new(false),
             drained: AtomicBool::new(true),
+            waiting_acks: Mutex::default(),
             name: Mutex::new(String::new()),
             answers: Mutex::new(HashMap::new()),
             next_number: AtomicU32::new(1),

@@ -364,7 +364,7 @@ impl Node {
                 Ok(bytes) => self.send_packets(&peer, &block, SharedSpan::from(&bytes), None),
                 Err(code) => self.source_refused(&block, code),
             }
-            let _ = peer.link.flush();
+            self.flush(&peer);
             return;
         }
         let has_failed = moves.failed.contains_key(&block.user);

@@ -60,9 +60,9 @@ impl Peer {
     }
 
     /// The link with that number.
-    pub(crate) fn by(self: &Arc<Self>, path: PathId) -> Option<Arc<Self>> {
+    pub(crate) fn by(self: Arc<Self>, path: PathId) -> Option<Arc<Self>> {
         if path == PathId(0) {
-            return self.has_link().then(|| self.clone());
+            return self.has_link().then_some(self);
         }
         self.paths.read().iter().find(|part| part.place().1 == path).cloned()
     }

@@ -164,7 +164,6 @@ pub(crate) struct ProgramDomain {
     life: u32,
     pub(crate) page: ChannelPage,
     socket: SeqpacketSocket,
-    regions: RwLock<BTreeMap<u64, Region>>,
     own: OwnRanges,
     next_address: Mutex<u64>,
     letterbox: OnceLock<Letterbox>,
@@ -180,9 +179,10 @@ pub(crate) type Domains = BTreeMap<u16, Arc<ProgramDomain>>;
 #[derive(Debug)]
 pub(crate) struct Programs {
     limits: Limits,
-    /// Copied when it changes, so that nobody holds the lock while doing something; locked before a
-    /// domain's regions.
+    /// Copied when it changes, so that nobody holds the lock while doing something.
     domains: RwLock<Arc<Domains>>,
+    /// What they have allocated, by domain and address: found with one lock.
+    regions: RwLock<BTreeMap<(u16, u64), Region>>,
     /// What the thread that receives programs sleeps on.
     poll: Poll,
     /// Those whose bells are looked at.
@@ -223,6 +223,7 @@ impl Programs {
             moved: Arc::new(moved),
             limits,
             domains: RwLock::default(),
+            regions: RwLock::default(),
             awake: Awake::default(),
             poll,
             memory_bytes: AtomicU64::new(0),
@@ -279,10 +280,12 @@ impl Programs {
         how: Use,
     ) -> Result<(Arc<SharedMemory>, usize), NackCode> {
         let number = from_the_wire(domain).ok_or(NackCode::NoContext)?;
-        let domains = self.domains.read();
-        let domain = domains.get(&number).ok_or(NackCode::NoContext)?;
-        let regions = domain.regions.read();
-        let (start, region) = regions.range(..=address).next_back().ok_or(NackCode::DecodeError)?;
+        let regions = self.regions.read();
+        let Some(((_, start), region)) = regions.range((number, 0)..=(number, address)).next_back() else {
+            drop(regions);
+            let is_open = self.domains.read().contains_key(&number);
+            return Err(if is_open { NackCode::DecodeError } else { NackCode::NoContext });
+        };
         let offset = address - start;
         let end = offset.checked_add(length_bytes.into()).ok_or(NackCode::DecodeError)?;
         if end > region.memory.len() as u64 {
@@ -401,7 +404,6 @@ impl Programs {
             life: self.lives.fetch_add(1, Ordering::Relaxed),
             page,
             socket,
-            regions: RwLock::default(),
             own: OwnRanges::default(),
             next_address: Mutex::new(NODE_ADDRESSES),
             letterbox: OnceLock::new(),
@@ -419,8 +421,13 @@ impl Programs {
         self.awake.remove(domain.number);
         domain.own.close();
         let letters = domain.letterbox.get().map_or(0, |letterbox| letterbox.mailbox.memory_bytes() as u64);
-        let regions: u64 = domain.regions.write().values().map(|region| region.memory.len() as u64).sum();
-        let bytes = letters + regions;
+        let regions: Vec<Region> = self
+            .regions
+            .write()
+            .extract_if((domain.number, 0)..=(domain.number, u64::MAX), |_, _| true)
+            .map(|(_, region)| region)
+            .collect();
+        let bytes = letters + regions.iter().map(|region| region.memory.len() as u64).sum::<u64>();
         self.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
@@ -479,7 +486,7 @@ impl Programs {
         let mut next = domain.next_address.lock();
         let address = *next;
         *next = (address + bytes).next_multiple_of(GAP_BYTES) + GAP_BYTES;
-        domain.regions.write().insert(address, Region { memory: memory.clone(), grants });
+        self.regions.write().insert((domain.number, address), Region { memory: memory.clone(), grants });
         Ok((address, memory))
     }
 }
@@ -539,7 +546,7 @@ impl Node {
                 Err(reason) => domain.reply(Reply::Failed(reason), &[]),
             },
             Request::Free { address } => {
-                let freed = domain.regions.write().remove(&address);
+                let freed = self.programs.regions.write().remove(&(domain.number, address));
                 let Some(region) = freed else {
                     let reason = format!("no memory begins at {address:#x}");
                     return domain.reply(Reply::Failed(reason), &[]);

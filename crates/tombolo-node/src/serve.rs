@@ -60,7 +60,8 @@ impl Node {
     /// with what is sent next, or in the next turn that finds nothing to do. Without `bells`, what is new
     /// stays for a later turn.
     pub fn turn(&self, turn: &mut Turn, bells: bool) -> usize {
-        self.driven.fetch_add(1, Ordering::Relaxed);
+        // That it changes is enough.
+        self.driven.store(self.driven.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if turn.round.is_multiple_of(TURNS) {
             turn.peers = self.peers();
             self.expire();
@@ -80,7 +81,7 @@ impl Node {
         if turn.unanswered >= MAX_UNANSWERED || (busy + taken == 0 && turn.unanswered > 0) {
             turn.unanswered = 0;
             for peer in &turn.peers {
-                let _ = peer.link.flush();
+                self.flush(peer);
             }
         }
         busy + taken
@@ -143,7 +144,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         if now.duration_since(last_packet) < POLL {
             continue;
         }
-        if peers.iter().any(|peer| peer.has_link() && peer.link.arm().unwrap_or(true)) {
+        if peers.iter().any(|peer| peer.has_link() && node.arm(peer).unwrap_or(true)) {
             last_packet = now;
             continue;
         }

@@ -99,7 +99,7 @@ fn drive(node: &Node, stop: &AtomicBool) {
             continue;
         }
         let nap = node.expire().unwrap_or(NAP).min(NAP);
-        if !parts.iter().any(|part| part.link.arm().unwrap_or(true)) {
+        if !parts.iter().any(|part| node.arm(part).unwrap_or(true)) {
             let descriptors: Vec<_> = parts.iter().map(|part| part.link.descriptor()).collect();
             let _ = event::wait_readable(&descriptors, Some(nap));
         }

@@ -35,6 +35,7 @@
 #[cfg(test)]
 extern crate std;
 
+mod acks;
 mod atomic;
 mod checksum;
 mod data;
@@ -48,6 +49,7 @@ mod packet;
 mod reading;
 mod view;
 
+pub use acks::{Acks, MAX_ACKS};
 pub use atomic::{ATOMIC_BYTES, Atomic, AtomicAck, AtomicOperation};
 pub use checksum::Checksums;
 pub use data::{DataHeader, Notification, NotificationMark, NotifyHeader, Payload};

@@ -1,5 +1,6 @@
 //! The meaning of a packet, and the short answers about a block.
 
+use crate::acks::Acks;
 use crate::atomic::{Atomic, AtomicAck};
 use crate::checksum::Checksums;
 use crate::data::{DataHeader, NotifyHeader, Payload};
@@ -33,6 +34,8 @@ pub enum Packet<'a> {
     AtomicAck(AtomicAck),
     /// A notification without bytes, to be written when these blocks are there, too.
     NotifyAfter(NotifyHeader, EarlierBlocks),
+    /// Several blocks arrived.
+    Acks(Acks),
 }
 
 impl<'a> Packet<'a> {
@@ -61,6 +64,7 @@ impl<'a> Packet<'a> {
                 let (header, earlier) = earlier::interpret(&view, checksums)?;
                 Self::NotifyAfter(header, earlier)
             }
+            Kind::Acks => Self::Acks(Acks::interpret(&view)?),
         })
     }
 
@@ -94,6 +98,7 @@ impl<'a> Packet<'a> {
             Self::Atomic(atomic) => atomic.emit(out, checksums),
             Self::AtomicAck(ack) => ack.emit(out, checksums),
             Self::NotifyAfter(header, earlier) => earlier::emit(header, earlier, out, checksums),
+            Self::Acks(acks) => acks.emit(out, checksums),
         }
     }
 }
@@ -101,7 +106,7 @@ impl<'a> Packet<'a> {
 const FLAG_BYTES_ONLY: u8 = 1 << 0;
 
 /// A block arrived (QOS §3.2.6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ack {
     /// The sender's slot.
     pub transaction: TransactionId,

@@ -4,6 +4,7 @@
 //! every field sits at a constant place, so reading it can neither panic nor
 //! need a bounds check.
 
+use crate::acks::MAX_ACKS;
 use crate::checksum::{self, Checksums, FIELDS_AT, HEADER_CRC_AT};
 use crate::{MAGIC, MAX_HEADER_BYTES, WireError};
 
@@ -33,6 +34,8 @@ pub enum Kind {
     AtomicAck = 10,
     /// The completion notification of a block, to be written when other blocks are there, too.
     NotifyAfter = 11,
+    /// Several blocks arrived.
+    Acks = 12,
 }
 
 /// The flag of [`Kind::Data`] that says the header carries a notification.
@@ -56,6 +59,7 @@ impl Kind {
             9 => Self::Atomic,
             10 => Self::AtomicAck,
             11 => Self::NotifyAfter,
+            12 => Self::Acks,
             other => return Err(WireError::Kind(other)),
         })
     }
@@ -67,6 +71,8 @@ impl Kind {
             Self::Data | Self::Notify | Self::NotifyAfter | Self::ReadRequest => MAX_HEADER_BYTES,
             Self::Atomic => DATA_HEADER_BYTES,
             Self::AtomicAck => SHORT_HEADER_BYTES + 8,
+            // Their number is where others have flags.
+            Self::Acks => FIELDS_AT + 8 * usize::from(flags).min(MAX_ACKS),
             Self::Ack | Self::Nack | Self::Resume | Self::ReadReject | Self::ReadAccept => SHORT_HEADER_BYTES,
         }
     }
@@ -151,6 +157,11 @@ impl<'a> View<'a> {
         u64::from_le_bytes(bytes)
     }
 
+    /// The fields, cut into parts of that size; those behind the header are zero.
+    pub(crate) fn entries<const BYTES: usize>(&self) -> &[[u8; BYTES]] {
+        self.header[FIELDS_AT..].as_chunks().0
+    }
+
     /// The bytes behind the header must be none.
     pub(crate) fn ends_here(&self) -> Result<(), WireError> {
         match self.rest.len() {
@@ -199,6 +210,11 @@ impl Draft {
     pub(crate) fn u64_at<const AT: usize>(&mut self, value: u64) {
         const { assert!(AT >= FIELDS_AT && AT + 8 <= MAX_HEADER_BYTES) };
         self.header[AT..AT + 8].copy_from_slice(&value.to_le_bytes());
+    }
+
+    /// The fields, cut into parts of that size.
+    pub(crate) fn entries<const BYTES: usize>(&mut self) -> &mut [[u8; BYTES]] {
+        self.header[FIELDS_AT..].as_chunks_mut().0
     }
 
     /// Close the header with its checksum and put it at the front of `out`.

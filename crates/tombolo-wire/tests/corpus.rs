@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::PathBuf;
 use tombolo_wire::{
-    Ack, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, EarlierBlocks,
+    Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, EarlierBlocks,
     Generation, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload, ReadAccept,
     ReadReject, ReadRequest, RequestId, Resume, TransactionId, fuzzing,
 };
@@ -45,11 +45,12 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
     for slot in 3..6 {
         assert!(earlier.push(TransactionId(slot), Generation(7)));
     }
+    let ack = Ack { transaction, generation, attempt, bytes_only: false };
     vec![
         ("data", Packet::Data(data, Payload::Intact(&[0x5a; 44]))),
         ("data-notification", Packet::Data(carrying, Payload::Intact(&[0xa5; 44]))),
         ("notify", Packet::Notify(notify)),
-        ("ack", Packet::Ack(Ack { transaction, generation, attempt, bytes_only: false })),
+        ("ack", Packet::Ack(ack)),
         ("nack", Packet::Nack(Nack { transaction, generation, attempt, code: NackCode::BufferFull })),
         ("resume", Packet::Resume(Resume { transaction, generation, domain })),
         (
@@ -81,6 +82,7 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
         ),
         ("atomic-ack", Packet::AtomicAck(AtomicAck { transaction, generation, attempt, before: 1 })),
         ("notify-after", Packet::NotifyAfter(notify, earlier)),
+        ("acks", Packet::Acks(Acks::of(&[ack, Ack { bytes_only: true, ..ack }]))),
     ]
 }
 

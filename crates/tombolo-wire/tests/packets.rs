@@ -3,9 +3,9 @@
 
 use proptest::prelude::*;
 use tombolo_wire::{
-    Ack, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, EarlierBlocks,
-    Generation, MAX_EARLIER_BLOCKS, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet,
-    Payload, ReadAccept, ReadReject, ReadRequest, RequestId, Resume, TransactionId, WireError,
+    Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, EarlierBlocks,
+    Generation, MAX_ACKS, MAX_EARLIER_BLOCKS, Nack, NackCode, Notification, NotificationMark, NotifyHeader,
+    Packet, Payload, ReadAccept, ReadReject, ReadRequest, RequestId, Resume, TransactionId, WireError,
 };
 
 fn notification() -> impl Strategy<Value = Notification> {
@@ -48,7 +48,7 @@ fn data() -> impl Strategy<Value = DataHeader> {
 fn control() -> impl Strategy<Value = Packet<'static>> {
     let code = proptest::sample::select(NackCode::ALL.to_vec());
     let ids = any::<(u16, u32, u8, bool, u16, u32)>();
-    (ids, code, data(), notification(), any::<(u32, u32, u64, Option<u64>)>(), 0..11u8).prop_map(
+    (ids, code, data(), notification(), any::<(u32, u32, u64, Option<u64>)>(), 0..12u8).prop_map(
         |((slot, generation, attempt, flag, domain, request), code, data, words, read, kind)| {
             let transaction = TransactionId(slot);
             let generation = Generation(generation);
@@ -104,6 +104,18 @@ fn control() -> impl Strategy<Value = Packet<'static>> {
                         },
                         earlier,
                     )
+                }
+                11 => {
+                    let ack = |number: u16| Ack {
+                        transaction: TransactionId(slot.wrapping_mul(number)),
+                        generation: Generation(generation.0.wrapping_add(number.into())),
+                        attempt,
+                        bytes_only: flag != (number == 3),
+                    };
+                    let acks: Vec<Ack> = (0..=slot % MAX_ACKS as u16).map(ack).collect();
+                    let packed = Acks::of(&acks);
+                    assert!(packed.iter().eq(acks));
+                    Packet::Acks(packed)
                 }
                 _ => Packet::ReadRequest(ReadRequest {
                     request,
@@ -284,6 +296,36 @@ fn the_layout_is_what_the_documentation_draws() {
     assert_eq!(bytes[..4], [0xb1, 11, 0b110, 4]);
     assert_eq!(bytes[28..32], [6, 0, 0, 0]);
     assert_eq!(bytes[64..], [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn acknowledgements_share_a_packet() {
+    let ack = |number: u16| Ack {
+        transaction: TransactionId(0x0201 + number),
+        generation: Generation(0x0605_0403),
+        attempt: Attempt(7),
+        bytes_only: number == 0,
+    };
+    let all: Vec<Ack> = (0..10).map(ack).collect();
+    assert!(Acks::of(&all).iter().eq(all[..MAX_ACKS].iter().copied()));
+    assert_eq!(emit(&Packet::Acks(Acks::of(&all)), Checksums::On).len(), 64);
+    let bytes = emit(&Packet::Acks(Acks::of(&all[..2])), Checksums::Off);
+    let expected = [0xb1, 12, 2, 0, 0, 0, 0, 0, 1, 2, 7, 1, 3, 4, 5, 6, 2, 2, 7, 0, 3, 4, 5, 6];
+    assert_eq!(bytes, expected);
+    let parse = |at: usize, byte: u8, length: usize| {
+        let mut bytes = [0; 80];
+        bytes[..24].copy_from_slice(&expected);
+        bytes[at] = byte;
+        Packet::parse(&bytes[..length], Checksums::Off).map(|_| ())
+    };
+    assert_eq!(parse(0, 0xb1, 24), Ok(()));
+    assert_eq!(parse(2, 0, 8), Err(WireError::Range));
+    assert_eq!(parse(2, 8, 64), Err(WireError::Range));
+    assert_eq!(parse(2, 3, 24), Err(WireError::TooShort { have: 24, need: 32 }));
+    assert_eq!(parse(2, 1, 24), Err(WireError::TrailingBytes { extra: 8 }));
+    assert_eq!(parse(3, 1, 24), Err(WireError::Reserved));
+    assert_eq!(parse(19, 2, 24), Err(WireError::Reserved));
+    assert_eq!(Packet::Acks(Acks::default()).emit(&mut [0; 64], Checksums::Off), Err(WireError::Range));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use tombolo_link::{Link, LinkState, SendError};
 use tombolo_node::fuzzing::{Carriage, Message, MessageV1, Reply, Request};
 use tombolo_node::{Address, Checksum, Node, Security};
 use tombolo_wire::{
-    Ack, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain as WireDomain,
+    Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain as WireDomain,
     EarlierBlocks, Generation, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload,
     ReadAccept, ReadReject, ReadRequest, RequestId, Resume, TransactionId,
 };
@@ -134,7 +134,13 @@ impl Peer<'_> {
                     false => Packet::NotifyAfter(header, self.earlier()),
                 }
             }
-            5 => Packet::Ack(Ack { transaction, generation, attempt, bytes_only: self.random.one_in(2) }),
+            5 => {
+                let ack = Ack { transaction, generation, attempt, bytes_only: self.random.one_in(2) };
+                match self.random.below(8) as usize {
+                    0..2 => Packet::Ack(ack),
+                    several => Packet::Acks(Acks::of(&vec![ack; several])),
+                }
+            }
             6 => Packet::Nack(Nack { transaction, generation, attempt, code: self.code() }),
             7 => Packet::Resume(Resume { transaction, generation, domain }),
             8..=9 => {

@@ -196,6 +196,11 @@ impl Engine {
             Packet::Atomic(atomic) => return self.responder.atomic((peer, path), atomic),
             Packet::AtomicAck(ack) => self.initiator.operated(now, peer, ack),
             Packet::Ack(ack) => self.initiator.acknowledge(now, peer, ack),
+            Packet::Acks(acks) => {
+                for ack in acks.iter() {
+                    self.initiator.acknowledge(now, peer, &ack);
+                }
+            }
             Packet::Nack(nack) => self.initiator.refused(now, peer, nack),
             Packet::Resume(resume) => self.initiator.resume(peer, resume),
             Packet::ReadRequest(request) => {

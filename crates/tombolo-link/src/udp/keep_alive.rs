@@ -1,6 +1,6 @@
 //! Whether the peer is still there: asking after silence, giving up after asking in vain.
 //!
-//! Sans-I/O: told the time and when something was last heard, it says what to do.
+//! Sans-I/O: told the time and whether something was heard, it says what to do.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ pub(super) enum Verdict {
 #[derive(Debug)]
 pub(super) struct KeepAlive {
     asked: Instant,
-    /// What was last heard when we last looked.
+    /// When we last found that something was.
     heard: Instant,
     unanswered: u32,
 }
@@ -36,10 +36,11 @@ impl KeepAlive {
         Self { asked: now, heard: now, unanswered: 0 }
     }
 
-    /// What to do, and when to call again at the latest.
-    pub(super) fn tick(&mut self, now: Instant, heard: Instant) -> (Verdict, Instant) {
-        if heard > self.heard {
-            self.heard = heard;
+    /// What to do, and when to call again at the latest. Whether something was heard since the last time is
+    /// all that is asked: to note when costs more than to receive it.
+    pub(super) fn tick(&mut self, now: Instant, heard: bool) -> (Verdict, Instant) {
+        if heard {
+            self.heard = now;
             self.unanswered = 0;
         }
         let silence = now.saturating_duration_since(self.heard);
@@ -72,7 +73,7 @@ mod tests {
         let mut now = start;
         let mut pings = 0;
         loop {
-            let (verdict, next) = keep_alive.tick(now, start);
+            let (verdict, next) = keep_alive.tick(now, false);
             match verdict {
                 Verdict::Ping => pings += 1,
                 Verdict::Quiet => {}
@@ -90,9 +91,9 @@ mod tests {
         let start = Instant::now();
         let mut keep_alive = KeepAlive::new(start);
         let late = start + Duration::from_secs(60);
-        assert_eq!(keep_alive.tick(late, start).0, Verdict::Ping);
+        assert_eq!(keep_alive.tick(late, false).0, Verdict::Ping);
         let heard = late + Duration::from_millis(10);
-        let (verdict, next) = keep_alive.tick(heard, heard);
+        let (verdict, next) = keep_alive.tick(heard, true);
         assert_eq!(verdict, Verdict::Quiet);
         assert_eq!(next, heard + PING_AFTER);
     }

@@ -63,7 +63,7 @@ impl Node {
             clock.passed();
         }
         if count > 0 {
-            self.pump_and(flush, &mut clock);
+            self.pump_and(flush, Some(peer), &mut clock);
         }
         if let LinkState::Lost(reason) = peer.link.state() {
             self.lose(peer, reason);

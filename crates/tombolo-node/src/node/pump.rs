@@ -5,10 +5,12 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 use tombolo_channel::Failure;
-use tombolo_core::rdma::{Action, Block, Completion, NotificationWrite, Time};
+use tombolo_core::rdma::{Action, Block, Completion, NotificationWrite, PathId, PeerId, Time};
 use tombolo_host::shared::{HeldSpan, SharedSpan};
-use tombolo_link::{Link, SendError};
-use tombolo_wire::{Attempt, Checksums, MAX_BARE_PACKET_BYTES, MAX_HEADER_BYTES, NackCode, Packet};
+use tombolo_link::{Link, LinkError, SendError};
+use tombolo_wire::{
+    Ack, Acks, Attempt, Checksums, MAX_ACKS, MAX_BARE_PACKET_BYTES, MAX_HEADER_BYTES, NackCode, Packet,
+};
 
 use super::{ITSELF, Memory, Node, Peer};
 use crate::programs::{Poster, failure_of};
@@ -25,6 +27,11 @@ const IN_PLACE_BYTES: usize = 8 * 1024;
 const QUICK_BYTES: u32 = 4 * 1024;
 /// What a step costs beside the bytes it moves: as much as so many of them.
 const STEP_BYTES: u32 = 512;
+
+/// Acknowledgements go behind so many bytes of blocks: whoever waits for those takes them first.
+const BEFORE_ACKS_BYTES: u32 = 32 * 1024;
+/// So many of them wait at most.
+const MAX_WAITING_ACKS: usize = 2 * MAX_ACKS;
 
 /// What is to be on its way when packets have been dealt with.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,21 +91,44 @@ impl<'a> Glance<'a> {
 impl Node {
     /// Carries out what the engine wants done.
     pub fn pump(&self) {
-        self.pump_and(Flush::All, &mut Glance::new(self));
+        self.pump_and(Flush::All, None, &mut Glance::new(self));
     }
 
-    pub(crate) fn pump_and(&self, flush: Flush, clock: &mut Glance<'_>) {
-        let mut touched: SmallVec<[Arc<Peer>; 4]> = SmallVec::new();
+    /// The same; what is done is likely to be for that peer.
+    pub(crate) fn pump_and(&self, flush: Flush, peer: Option<&Arc<Peer>>, clock: &mut Glance<'_>) {
+        let mut touched: SmallVec<[Arc<Peer>; 4]> = peer.cloned().into_iter().collect();
         let mut urgent = flush == Flush::All;
         let mut looped: SmallVec<[Block; LOOP_BACK_BLOCKS]> = SmallVec::new();
-        let mut looped_bytes = 0;
+        let (mut looped_bytes, mut sent_bytes) = (0, 0_u32);
+        let mut acks: SmallVec<[(PeerId, PathId, Ack); 8]> = SmallVec::new();
+        let mut written: Option<(NotificationWrite, Result<(), NackCode>)> = None;
         loop {
-            if looped_bytes >= LOOP_BACK_BYTES {
+            let mut engine = self.engine.lock();
+            match written.take() {
+                Some((write, Ok(()))) => engine.notified(write),
+                Some((write, Err(code))) => engine.notification_refused(write, code),
+                None => {}
+            }
+            let is_enough = looped_bytes >= LOOP_BACK_BYTES;
+            let action = loop {
+                match if is_enough { None } else { engine.poll(clock.now()) } {
+                    Some(Action::Send { peer, path, packet: Packet::Ack(ack) }) if peer != ITSELF => {
+                        acks.push((peer, path, ack));
+                    }
+                    action => break action,
+                }
+            };
+            drop(engine);
+            for (peer, path, ack) in acks.drain(..) {
+                if let Some(peer) = self.among(&mut touched, (peer, path)) {
+                    self.acknowledge(peer, ack);
+                }
+            }
+            if is_enough {
                 self.loop_back(clock.now(), &looped);
                 self.unfinished.store(true, Ordering::Relaxed);
                 break;
             }
-            let action = self.engine.lock().poll(clock.now());
             let id = match &action {
                 None if looped.is_empty() => break,
                 Some(Action::SendBlock(block)) if block.peer == ITSELF => {
@@ -125,7 +155,7 @@ impl Node {
                 Some(Action::SendBlock(block)) => (block.peer, block.path),
                 Some(Action::Send { peer, path, .. }) => (*peer, *path),
                 Some(Action::WriteNotification(write)) => {
-                    self.write_notification(*write);
+                    written = self.write_notification(*write).map(|outcome| (*write, outcome));
                     continue;
                 }
                 Some(Action::Complete(Completion { user, status, before, .. })) => {
@@ -143,23 +173,20 @@ impl Node {
                     continue;
                 }
             };
-            let known = touched.iter().position(|peer| peer.place() == id).or_else(|| {
-                touched.push(self.peer(id.0)?.by(id.1)?);
-                Some(touched.len() - 1)
-            });
-            let Some(peer) = known.and_then(|place| touched.get(place)) else { continue };
+            let Some(peer) = self.among(&mut touched, id) else { continue };
             match action {
                 Some(Action::SendBlock(block)) => {
                     urgent = true;
                     self.send_block(peer, &block);
                     clock.passed_for(block.length_bytes);
+                    sent_bytes = sent_bytes.saturating_add(block.length_bytes);
+                    if sent_bytes > BEFORE_ACKS_BYTES {
+                        touched.iter().for_each(|peer| self.send_acks(peer));
+                    }
                 }
                 Some(Action::Send { packet, .. }) => {
-                    urgent |= !matches!(packet, Packet::Ack(_));
-                    let mut header = [0; MAX_BARE_PACKET_BYTES];
-                    if let Ok(length) = packet.emit(&mut header, peer.checksums) {
-                        self.send(peer, &mut |link| link.send(&header[..length], SharedSpan::empty()));
-                    }
+                    urgent = true;
+                    self.send_bare(peer, &packet);
                 }
                 _ => {}
             }
@@ -170,7 +197,61 @@ impl Node {
             }
         }
         for peer in touched.into_iter().filter(|_| urgent) {
-            let _ = peer.link.flush();
+            self.flush(&peer);
+        }
+    }
+
+    /// The link to a peer, and it is among those that have been used.
+    fn among<'a>(
+        &self,
+        touched: &'a mut SmallVec<[Arc<Peer>; 4]>,
+        place: (PeerId, PathId),
+    ) -> Option<&'a Arc<Peer>> {
+        let known = touched.iter().position(|peer| peer.place() == place).or_else(|| {
+            touched.push(self.peer(place.0)?.by(place.1)?);
+            Some(touched.len() - 1)
+        });
+        touched.get(known?)
+    }
+
+    fn acknowledge(&self, peer: &Peer, ack: Ack) {
+        let mut waiting = peer.waiting_acks.lock();
+        waiting.push(ack);
+        if waiting.len() >= MAX_WAITING_ACKS {
+            drop(waiting);
+            self.send_acks(peer);
+        }
+    }
+
+    /// Puts everything for a peer on its way.
+    pub(crate) fn flush(&self, peer: &Peer) {
+        self.send_acks(peer);
+        let _ = peer.link.flush();
+    }
+
+    /// The same, before waiting for its link. Returns whether there is something to do first, as
+    /// [`Link::arm`].
+    pub(crate) fn arm(&self, peer: &Peer) -> Result<bool, LinkError> {
+        self.send_acks(peer);
+        peer.link.arm()
+    }
+
+    fn send_acks(&self, peer: &Peer) {
+        let mut waiting = peer.waiting_acks.lock();
+        for part in waiting.chunks(MAX_ACKS) {
+            let packet = match part {
+                [ack] => Packet::Ack(*ack),
+                several => Packet::Acks(Acks::of(several)),
+            };
+            self.send_bare(peer, &packet);
+        }
+        waiting.clear();
+    }
+
+    fn send_bare(&self, peer: &Peer, packet: &Packet<'_>) {
+        let mut header = [0; MAX_BARE_PACKET_BYTES];
+        if let Ok(length) = packet.emit(&mut header, peer.checksums) {
+            self.send(peer, &mut |link| link.send(&header[..length], SharedSpan::empty()));
         }
     }
 
@@ -302,28 +383,23 @@ impl Node {
         Sent::Yes
     }
 
-    /// Writes the two words of a notification.
-    fn write_notification(&self, write: NotificationWrite) {
+    /// Writes the two words of a notification. None: that goes on elsewhere.
+    fn write_notification(&self, write: NotificationWrite) -> Option<Result<(), NackCode>> {
         let by = match write.read {
             Some(_) => Poster::of(write.user),
             None => Poster::Peer(write.peer),
         };
         let how = by.writing(write.domain);
-        if let Some(queued) = self.notify_own(write, how) {
-            if let Err(code) = queued {
-                self.engine.lock().notification_refused(write, code);
-            }
-            return;
-        }
-        match self.write_words(write.peer, write.domain, &write.words, how) {
-            Ok(()) => self.engine.lock().notified(write),
-            Err(code) => self.engine.lock().notification_refused(write, code),
+        match self.notify_own(write, how) {
+            Some(queued) => queued.err().map(Err),
+            None => Some(self.write_words(write.peer, write.domain, &write.words, how)),
         }
     }
 
     /// Goes on with what was left undone. Returns whether there was something.
     pub(crate) fn finish(&self) -> bool {
-        let more = self.unfinished.swap(false, Ordering::Relaxed);
+        // Looking is cheap.
+        let more = self.unfinished.load(Ordering::Relaxed) && self.unfinished.swap(false, Ordering::Relaxed);
         if more {
             self.pump();
         }

@@ -24,6 +24,12 @@ impl Awake {
         self.0.read().clone()
     }
 
+    /// All of them, if one has rung.
+    pub(crate) fn if_rung(&self) -> Option<Arc<Domains>> {
+        let domains = self.0.read();
+        domains.values().any(|domain| domain.page.rung() != 0).then(|| domains.clone())
+    }
+
     pub(super) fn add(&self, domain: &Arc<ProgramDomain>) {
         let mut awake = self.0.write();
         if !awake.contains_key(&domain.number) {
