@@ -521,7 +521,7 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
     let mut engine = engine(Config { transactions: 4, peer_transactions: 4, ..Config::default() });
     let mut rng = bench::Rng::new(9);
     let mut placements: Vec<Placement> = Vec::new();
-    let mut with_list = 0;
+    let (mut with_list, mut several) = (0, 0);
     for step in 0..200_000 {
         let now = Time(step * 1000);
         let mut bytes = [0u8; 80];
@@ -538,12 +538,18 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
             }
             bytes[28] = 6;
         }
+        if bytes[1] == 12 && rng.chance(500_000) {
+            // The same of acknowledgements, as many as one of the lengths below holds.
+            (bytes[2], bytes[3]) = ([1, 2, 4, 7][rng.below(4) as usize], 0);
+            bytes[8..64].chunks_exact_mut(8).for_each(|entry| entry[3] &= 1);
+        }
         let length = rng.range(16, 80) as usize;
         for length in [length, 16, 24, 40, 64, 70] {
             let Ok(packet) = Packet::parse(&bytes[..length], Checksums::Off) else {
                 continue;
             };
             with_list += u32::from(matches!(packet, Packet::NotifyAfter(..)));
+            several += u32::from(matches!(packet, Packet::Acks(_)));
             if let Verdict::Place(placement) = engine.handle(now, OTHER, &packet) {
                 placements.push(placement);
             }
@@ -569,6 +575,7 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
     }
     assert_eq!(engine.counters().illegal_transitions, 0);
     assert!(with_list > 1000, "{with_list}");
+    assert!(several > 1000, "{several}");
     engine.peer_lost(Time(SECOND), OTHER);
     for placement in placements {
         engine.placed(placement);

@@ -15,7 +15,8 @@ use crate::relay::{Fate, Relay, Route, socket_address};
 use crate::udp::{hello, stranger};
 use tombolo_link::testing::Random;
 use tombolo_link::{
-    AcceptError, Address, AllowList, KeyPair, Link, LinkState, OpenError, Security, connect, listen,
+    AcceptError, Address, AllowList, KeyPair, Link, LinkState, OpenError, PROTOCOL_VERSION, Security,
+    connect, listen,
 };
 
 /// Connects and accepts; what each side is told.
@@ -191,7 +192,7 @@ fn strangers_get_no_more_than_they_give_and_cost_nothing() {
     socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     let before = descriptors();
     for round in 0..2000_u64 {
-        let mut datagram = hello(1, round).to_vec();
+        let mut datagram = hello(PROTOCOL_VERSION, round).to_vec();
         datagram[4] = 2;
         match round % 5 {
             0 => {}
@@ -210,6 +211,7 @@ fn strangers_get_no_more_than_they_give_and_cost_nothing() {
         let (mut answer, mut answered) = ([0; 2048], 0);
         while let Ok(bytes) = socket.recv(&mut answer) {
             answered += bytes;
+            assert_eq!(answer[3], 2, "a welcome");
         }
         assert!(answered <= datagram.len(), "{answered} for {}", datagram.len());
         assert_eq!(answered > 0, round % 5 == 0);
@@ -229,13 +231,15 @@ fn one_host_that_begins_many_sessions_keeps_no_other_out() {
     let begin = |number: u64| {
         let socket = std::net::UdpSocket::bind("127.0.0.2:0").unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut datagram = hello(1, number).to_vec();
+        let mut datagram = hello(PROTOCOL_VERSION, number).to_vec();
         datagram[4] = 2;
         socket.send_to(&datagram, ("127.0.0.1", port)).unwrap();
         while !matches!(listener.accept(), Ok(None)) {}
         let mut welcome = [0; 64];
-        assert_eq!(socket.recv(&mut welcome).unwrap(), 24);
-        let mut first = [&[b'T', b'm', 1, 10, 0, 0, 0, 0], &welcome[8..16], &[1], &welcome[16..24]].concat();
+        assert_eq!((socket.recv(&mut welcome).unwrap(), welcome[3]), (24, 2), "a welcome");
+        let mut first =
+            [&[b'T', b'm', PROTOCOL_VERSION, 10, 0, 0, 0, 0], &welcome[8..16], &[1], &welcome[16..24]]
+                .concat();
         first.resize(128, 9);
         socket.send_to(&first, ("127.0.0.1", port)).unwrap();
         while !matches!(listener.accept(), Ok(None)) {}

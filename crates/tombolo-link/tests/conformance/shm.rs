@@ -14,7 +14,9 @@ use tombolo_host::event::wait_readable;
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_link::shm::ShmListener;
-use tombolo_link::{AcceptError, Address, Link, LinkState, Listener, LossReason, OpenError};
+use tombolo_link::{
+    AcceptError, Address, Link, LinkState, Listener, LossReason, OpenError, PROTOCOL_VERSION,
+};
 
 const CHILD_PATH: &str = "TOMBOLO_LINK_TEST_CHILD_PATH";
 
@@ -133,17 +135,21 @@ fn an_address_in_use_is_an_error_and_a_clean_end_removes_it() {
     assert!(!path_of(&address).exists());
 }
 
+fn names_both(error: &str) -> bool {
+    error.contains("version 9") && error.contains(&format!("version {PROTOCOL_VERSION}"))
+}
+
 #[test]
 fn versions_that_differ_are_named_on_both_sides() {
     let listener = listen(&scratch_address()).unwrap();
     let newer = SeqpacketSocket::connect(path_of(&listener.address())).unwrap();
     newer.send(&[&hello(9)], &[]).unwrap();
     let error = listener.accept_within(PATIENCE).unwrap_err();
-    assert!(matches!(error, AcceptError::VersionMismatch { ours: 1, theirs: 9 }));
-    assert!(error.to_string().contains("version 9") && error.to_string().contains("version 1"));
+    assert!(matches!(error, AcceptError::VersionMismatch { ours: PROTOCOL_VERSION, theirs: 9 }));
+    assert!(names_both(&error.to_string()));
     let mut buffer = [0; 64];
     assert_eq!(answer(&newer, &mut buffer).unwrap(), 24);
-    assert_eq!((&buffer[..8], buffer[8], buffer[9]), (b"TOMBOLO\0".as_slice(), 1, 3));
+    assert_eq!((&buffer[..8], buffer[8], buffer[9]), (b"TOMBOLO\0".as_slice(), PROTOCOL_VERSION, 3));
     connected_to(&*listener);
 
     // And a connector that meets a newer listener.
@@ -152,8 +158,8 @@ fn versions_that_differ_are_named_on_both_sides() {
         reject[9] = 3;
         socket.send(&[&reject], &[]).unwrap();
     });
-    assert!(matches!(error, OpenError::VersionMismatch { ours: 1, theirs: 9, .. }), "{error}");
-    assert!(error.to_string().contains("version 9") && error.to_string().contains("version 1"));
+    assert!(matches!(error, OpenError::VersionMismatch { ours: PROTOCOL_VERSION, theirs: 9, .. }), "{error}");
+    assert!(names_both(&error.to_string()));
 }
 
 /// What `connect` says to a listener that does this after a hello.
@@ -175,7 +181,7 @@ fn connect_to_fake(behave: impl FnOnce(&SeqpacketSocket) + Send) -> OpenError {
 #[test]
 fn a_false_listener_is_seen_through() {
     let welcome = |ring_bytes: u64| {
-        let mut bytes = hello(1);
+        let mut bytes = hello(PROTOCOL_VERSION);
         bytes[9] = 2;
         bytes[16..].copy_from_slice(&ring_bytes.to_le_bytes());
         bytes
@@ -184,7 +190,7 @@ fn a_false_listener_is_seen_through() {
     not_a_node(connect_to_fake(|_| {}));
     not_a_node(connect_to_fake(|socket| socket.send(&[b"HTTP/1.1 200 OK"], &[]).unwrap()));
     not_a_node(connect_to_fake(|socket| socket.send(&[&[7; 500]], &[]).unwrap()));
-    not_a_node(connect_to_fake(|socket| socket.send(&[&hello(1)], &[]).unwrap()));
+    not_a_node(connect_to_fake(|socket| socket.send(&[&hello(PROTOCOL_VERSION)], &[]).unwrap()));
     not_a_node(connect_to_fake(|socket| socket.send(&[&welcome(1 << 20)], &[]).unwrap()));
     for ring_bytes in [0, 1, 4096, (1 << 20) + 1, 1 << 40, u64::MAX] {
         let memory = SharedMemory::create("test", 8192).unwrap();
@@ -221,7 +227,7 @@ fn strangers_do_no_harm_to_the_others() {
         };
         match round % 5 {
             0 => {}
-            1 => stranger.send(&[&hello(1)[..round % 24 + 1]], &[]).unwrap(),
+            1 => stranger.send(&[&hello(PROTOCOL_VERSION)[..round % 24 + 1]], &[]).unwrap(),
             2 => stranger.send(&[&vec![0xA5; 3000]], &[]).unwrap(),
             3 => drop(stranger.send(&[b"x"], &[listener.descriptor()])),
             _ => {
@@ -246,7 +252,7 @@ fn strangers_do_no_harm_to_the_others() {
 /// A raw connection that has shaken hands, and the node's end of it.
 fn raw_peer(listener: &ShmListener) -> (SeqpacketSocket, Arc<dyn Link>, SharedMemory) {
     let socket = SeqpacketSocket::connect(path_of(&listener.address())).unwrap();
-    socket.send(&[&hello(1)], &[]).unwrap();
+    socket.send(&[&hello(PROTOCOL_VERSION)], &[]).unwrap();
     let link = accept(listener);
     let mut buffer = [0; 64];
     wait_readable(&[socket.as_fd()], Some(PATIENCE)).unwrap();

@@ -8,7 +8,7 @@ use crate::harness::{PATIENCE, accept, check, connect, connected_to, listen, loo
 use crate::liveness::await_loss;
 use crate::relay::{Fate, Relay, socket_address};
 use tombolo_link::testing::Random;
-use tombolo_link::{AcceptError, Address, LinkState, LossReason, OpenError, Security};
+use tombolo_link::{AcceptError, Address, LinkState, LossReason, OpenError, PROTOCOL_VERSION, Security};
 
 pub fn stranger() -> UdpSocket {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -88,11 +88,11 @@ fn versions_that_differ_are_named_on_both_sides() {
     let newer = stranger();
     newer.send_to(&hello(9, 77), socket_address(&listener.address())).unwrap();
     let error = listener.accept_within(PATIENCE).unwrap_err();
-    assert!(matches!(error, AcceptError::VersionMismatch { ours: 1, theirs: 9 }));
+    assert!(matches!(error, AcceptError::VersionMismatch { ours: PROTOCOL_VERSION, theirs: 9 }));
     let mut answer = [0; 128];
     let bytes = newer.recv(&mut answer).unwrap();
     assert!(bytes <= 64);
-    assert_eq!(answer[..4], [b'T', b'm', 1, 3]);
+    assert_eq!(answer[..4], [b'T', b'm', PROTOCOL_VERSION, 3]);
     assert_eq!(answer[16..24], 77_u64.to_le_bytes());
 
     // And a connector that meets a newer listener.
@@ -106,7 +106,10 @@ fn versions_that_differ_are_named_on_both_sides() {
         reject[2..4].copy_from_slice(&[9, 3]);
         fake.send_to(&reject, from).unwrap();
         let error = connector.join().unwrap();
-        assert!(matches!(error, OpenError::VersionMismatch { ours: 1, theirs: 9, .. }), "{error}");
+        assert!(
+            matches!(error, OpenError::VersionMismatch { ours: PROTOCOL_VERSION, theirs: 9, .. }),
+            "{error}"
+        );
     });
 }
 
@@ -118,7 +121,7 @@ fn strangers_do_no_harm_and_get_no_more_than_they_give() {
     let mut random = Random::new(42);
     let strangers: Vec<UdpSocket> = (0..8).map(|_| stranger()).collect();
     for round in 0..2000_u64 {
-        let mut datagram = hello(1, round).to_vec();
+        let mut datagram = hello(PROTOCOL_VERSION, round).to_vec();
         match round % 4 {
             0 => datagram.truncate(random.below(64) as usize),
             1 => {
@@ -136,10 +139,11 @@ fn strangers_do_no_harm_and_get_no_more_than_they_give() {
     // One that says hello over and over is answered over and over, and never with more.
     let repeater = stranger();
     for _ in 0..20 {
-        repeater.send_to(&hello(1, 7), address).unwrap();
+        repeater.send_to(&hello(PROTOCOL_VERSION, 7), address).unwrap();
         while !matches!(listener.accept(), Ok(None)) {}
         let mut answer = [0; 2048];
         assert!(repeater.recv(&mut answer).unwrap() <= 64);
+        assert_eq!(answer[3], 2, "a welcome");
     }
     // The half-open sessions are gone when their time is over; new ones are welcome meanwhile.
     let (third, fourth) = connected_to(&*listener);
@@ -234,7 +238,7 @@ fn a_refused_datagram_is_noticed_at_once() {
     let listener = listen(&loopback()).unwrap();
     let peer = stranger();
     let address = socket_address(&listener.address());
-    peer.send_to(&hello(1, 5), address).unwrap();
+    peer.send_to(&hello(PROTOCOL_VERSION, 5), address).unwrap();
     while !matches!(listener.accept(), Ok(None)) {}
     let mut welcome = [0; 64];
     peer.recv(&mut welcome).unwrap();
@@ -300,7 +304,7 @@ fn a_peer_that_begins_anew_at_the_same_port_ends_the_old_session() {
     let address = socket_address(&listener.address());
     let peer = stranger();
     let mut welcome = [0; 64];
-    peer.send_to(&hello(1, 5), address).unwrap();
+    peer.send_to(&hello(PROTOCOL_VERSION, 5), address).unwrap();
     while !matches!(listener.accept(), Ok(None)) {}
     peer.recv(&mut welcome).unwrap();
     let mut ping = welcome[..16].to_vec();
@@ -308,15 +312,15 @@ fn a_peer_that_begins_anew_at_the_same_port_ends_the_old_session() {
     peer.send_to(&ping, address).unwrap();
     let old = accept(&*listener);
     // The same hello again is only a repetition.
-    peer.send_to(&hello(1, 5), address).unwrap();
+    peer.send_to(&hello(PROTOCOL_VERSION, 5), address).unwrap();
     old.wait(PATIENCE).unwrap();
     old.receive(16, &mut |_| {}).unwrap();
     assert_eq!(old.state(), LinkState::Up);
-    peer.send_to(&hello(1, 6), address).unwrap();
+    peer.send_to(&hello(PROTOCOL_VERSION, 6), address).unwrap();
     assert_eq!(await_loss(&*old, PATIENCE), LossReason::ClosedByPeer);
     drop(old);
     // Its next hello finds the listener.
-    peer.send_to(&hello(1, 6), address).unwrap();
+    peer.send_to(&hello(PROTOCOL_VERSION, 6), address).unwrap();
     assert!(listener.accept_within(Duration::from_millis(50)).unwrap().is_none());
     loop {
         peer.recv(&mut welcome).unwrap();
@@ -331,7 +335,7 @@ fn probes_are_answered_with_no_more_than_they_are_and_answers_that_were_not_aske
     let listener = listen(&loopback()).unwrap();
     let peer = stranger();
     let address = socket_address(&listener.address());
-    peer.send_to(&hello(1, 5), address).unwrap();
+    peer.send_to(&hello(PROTOCOL_VERSION, 5), address).unwrap();
     while !matches!(listener.accept(), Ok(None)) {}
     let mut answer = [0; 64];
     peer.recv(&mut answer).unwrap();
