@@ -179,6 +179,15 @@ pub struct Node {
     has_waited: AtomicBool,
 }
 
+impl Drop for Node {
+    /// Whoever waits for an answer has it before the links say goodbye.
+    fn drop(&mut self) {
+        for peer in self.peers() {
+            self.flush(&peer);
+        }
+    }
+}
+
 impl std::fmt::Debug for Node {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Node").field("name", &self.name).finish_non_exhaustive()

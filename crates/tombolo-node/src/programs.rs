@@ -53,8 +53,10 @@ struct Region {
 /// What is to be done with memory, and by whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// The domain it belongs to does what it likes.
+    /// It belongs to this node, which does what it likes.
     Own,
+    /// So does the domain it belongs to, if it is still that life of it.
+    OwnOf(u32),
     /// Another reads it.
     Read(Accessor),
     /// Another writes it.
@@ -68,8 +70,8 @@ pub(crate) enum Use {
 pub(crate) enum Poster {
     /// The node itself.
     Node,
-    /// The program of that domain.
-    Program(u16),
+    /// The program of that domain, in that life of it.
+    Program(u16, u32),
     /// A peer.
     Peer(PeerId),
 }
@@ -77,7 +79,7 @@ pub(crate) enum Poster {
 impl Poster {
     pub(crate) fn of(user: u64) -> Self {
         if user & OF_A_PROGRAM != 0 {
-            Self::Program((user >> 40) as u16 & 0x7FFF)
+            Self::Program((user >> 40) as u16 & 0x7FFF, (user >> 8) as u32)
         } else if user & OF_A_PEER != 0 {
             Self::Peer(PeerId((user >> 24) as u32))
         } else {
@@ -95,8 +97,8 @@ impl Poster {
     fn using(self, domain: Domain, how: impl FnOnce(Accessor) -> Use) -> Use {
         match self {
             Self::Node => Use::Own,
-            Self::Program(number) if from_the_wire(domain) == Some(number) => Use::Own,
-            Self::Program(number) => how(Accessor { peer: ITSELF, program: Some(number) }),
+            Self::Program(number, life) if from_the_wire(domain) == Some(number) => Use::OwnOf(life),
+            Self::Program(number, _) => how(Accessor { peer: ITSELF, program: Some(number) }),
             Self::Peer(peer) => how(Accessor { peer, program: None }),
         }
     }
@@ -136,7 +138,7 @@ impl Accessor {
 impl Use {
     fn is_granted(self, grants: &[Grant]) -> bool {
         match self {
-            Self::Own => true,
+            Self::Own | Self::OwnOf(_) => true,
             Self::Read(by) => grants.iter().any(|grant| grant.read && by.is_meant_by(grant.who)),
             Self::Write(by) => grants.iter().any(|grant| grant.write && by.is_meant_by(grant.who)),
             Self::Change(by) => {
@@ -165,7 +167,6 @@ pub(crate) struct ProgramDomain {
     pub(crate) page: ChannelPage,
     socket: SeqpacketSocket,
     own: OwnRanges,
-    next_address: Mutex<u64>,
     letterbox: OnceLock<Letterbox>,
     /// Channels with a transfer under way.
     pub(crate) busy: AtomicU64,
@@ -179,10 +180,14 @@ pub(crate) type Domains = BTreeMap<u16, Arc<ProgramDomain>>;
 #[derive(Debug)]
 pub(crate) struct Programs {
     limits: Limits,
-    /// Copied when it changes, so that nobody holds the lock while doing something.
+    /// Copied when it changes, so that nobody holds the lock while doing something; locked before
+    /// the regions.
     domains: RwLock<Arc<Domains>>,
     /// What they have allocated, by domain and address: found with one lock.
     regions: RwLock<BTreeMap<(u16, u64), Region>>,
+    /// Where the next will be: no address is given twice, so that what was meant for a domain that is
+    /// closed finds nothing in the next one of its number.
+    next_address: Mutex<u64>,
     /// What the thread that receives programs sleeps on.
     poll: Poll,
     /// Those whose bells are looked at.
@@ -224,6 +229,7 @@ impl Programs {
             limits,
             domains: RwLock::default(),
             regions: RwLock::default(),
+            next_address: Mutex::new(NODE_ADDRESSES),
             awake: Awake::default(),
             poll,
             memory_bytes: AtomicU64::new(0),
@@ -360,11 +366,11 @@ impl Programs {
     /// A transfer has ended, with the word before it if it was an atomic operation. False: it is no
     /// program's.
     pub(crate) fn completed(&self, user: u64, result: Result<u64, Failure>) -> bool {
-        let Poster::Program(number) = Poster::of(user) else { return false };
+        let Poster::Program(number, life) = Poster::of(user) else { return false };
         if user & SMALL_AT_HOME != 0 {
             self.small_at_home.fetch_sub(1, Ordering::Relaxed);
         }
-        let (slot, life) = (user as usize % SLOTS, (user >> 8) as u32);
+        let slot = user as usize % SLOTS;
         let Some(domain) = self.domain(number).filter(|domain| domain.life == life) else { return true };
         if result.is_err() {
             self.counts.failed.fetch_add(1, Ordering::Relaxed);
@@ -405,7 +411,6 @@ impl Programs {
             page,
             socket,
             own: OwnRanges::default(),
-            next_address: Mutex::new(NODE_ADDRESSES),
             letterbox: OnceLock::new(),
             busy: AtomicU64::new(0),
             rang: AtomicBool::new(true),
@@ -417,16 +422,18 @@ impl Programs {
     }
 
     fn close(&self, domain: &ProgramDomain) {
-        Arc::make_mut(&mut self.domains.write()).remove(&domain.number);
-        self.awake.remove(domain.number);
-        domain.own.close();
-        let letters = domain.letterbox.get().map_or(0, |letterbox| letterbox.mailbox.memory_bytes() as u64);
+        let mut domains = self.domains.write();
         let regions: Vec<Region> = self
             .regions
             .write()
             .extract_if((domain.number, 0)..=(domain.number, u64::MAX), |_, _| true)
             .map(|(_, region)| region)
             .collect();
+        Arc::make_mut(&mut domains).remove(&domain.number);
+        drop(domains);
+        self.awake.remove(domain.number);
+        domain.own.close();
+        let letters = domain.letterbox.get().map_or(0, |letterbox| letterbox.mailbox.memory_bytes() as u64);
         let bytes = letters + regions.iter().map(|region| region.memory.len() as u64).sum::<u64>();
         self.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -483,9 +490,15 @@ impl Programs {
             error.to_string()
         })?;
         let memory = Arc::new(memory);
-        let mut next = domain.next_address.lock();
+        let mut next = self.next_address.lock();
         let address = *next;
-        *next = (address + bytes).next_multiple_of(GAP_BYTES) + GAP_BYTES;
+        let after = address.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(GAP_BYTES));
+        let Some(after) = after.and_then(|end| end.checked_add(GAP_BYTES)) else {
+            self.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Err("this node has no addresses left; start it again".into());
+        };
+        *next = after;
+        drop(next);
         self.regions.write().insert((domain.number, address), Region { memory: memory.clone(), grants });
         Ok((address, memory))
     }
@@ -572,5 +585,38 @@ impl Node {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tombolo_channel::on_the_wire;
+
+    use super::*;
+
+    /// A program dies while its transfers go on, and another opens a domain of the same number.
+    #[test]
+    fn transfers_of_a_closed_domain_find_nothing_in_the_next_of_its_number() {
+        let programs = Programs::new(Limits::default()).unwrap();
+        let open = || {
+            let (socket, _theirs) = SeqpacketSocket::pair().unwrap();
+            programs.open(Some(5), socket).map_err(|(_, reason)| reason).unwrap()
+        };
+        let domain = on_the_wire(5);
+        let old = open();
+        let by_old = Poster::of(old.user(3));
+        let (address, _) = programs.allocate(&old, 4096, Vec::new()).unwrap();
+        assert!(programs.find(domain, address, 4096, by_old.reading(domain)).is_ok());
+        programs.close(&old);
+        let found = |address, by: Poster| programs.find(domain, address, 64, by.writing(domain)).err();
+        assert_eq!(found(address, by_old), Some(NackCode::NoContext));
+        let new = open();
+        let by_new = Poster::of(new.user(3));
+        let (other, _) = programs.allocate(&new, 4096, Vec::new()).unwrap();
+        assert_eq!(found(address, by_old), Some(NackCode::DecodeError));
+        assert_eq!((found(other, by_new), programs.memory_bytes.load(Ordering::Relaxed)), (None, 4096));
+        // Memory of their own is at addresses of their choice, which may be the same.
+        let own = |by: Poster| programs.find_own(domain, 4096, 64, by.writing(domain)).err();
+        assert_eq!((own(by_old), own(by_new)), (Some(NackCode::NoContext), Some(NackCode::DecodeError)));
     }
 }

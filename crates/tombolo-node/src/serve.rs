@@ -65,6 +65,7 @@ impl Node {
         if turn.round.is_multiple_of(TURNS) {
             turn.peers = self.peers();
             self.expire();
+            turn.peers.iter().for_each(|peer| self.flush(peer));
             let now = Instant::now();
             if turn.next_tick.is_none_or(|next| now >= next) {
                 self.watch_movers(now);

@@ -3,8 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tombolo_client::{Domain, Embedded, Embedding, Grant, Notification, Spec, Target, Who};
+use tombolo_client::{
+    Domain, Embedded, Embedding, Failure, Grant, Notification, Spec, Target, WaitError, Who,
+};
 use tombolo_node::{Address, Security};
+use tombolo_wire::NackCode;
 
 use crate::harness::{PATIENCE, pattern, shm, udp};
 
@@ -116,4 +119,56 @@ fn a_node_inside_serves_while_its_program_does_something_else() {
         one.fetch_add(there, theirs.address(), 1).unwrap().wait(PATIENCE).unwrap();
     }
     assert_eq!(theirs.word(0).unwrap().load(Ordering::Acquire), 3);
+}
+
+/// The other side has its answer though nobody there polls any more.
+#[test]
+fn what_was_taken_last_is_answered_before_a_node_goes() {
+    for address in [shm, udp] {
+        for round in 0..8 {
+            let far = start("far", address());
+            let near = start("near", shm());
+            let node = near.join(far.address(), &Security::Insecure, PATIENCE).unwrap();
+            let (one, other) = (near.open(Some(1)).unwrap(), far.open(Some(2)).unwrap());
+            let mine = one.allocate(4096, &[]).unwrap();
+            let theirs = other.allocate(4096, &[Grant::all(Who::Anyone)]).unwrap();
+            let words = Notification { address: theirs.address() + 4080, first: 0, last: 1 };
+            let spec = Spec::new(mine.address(), theirs.address(), 64).notify(words);
+            let sent = one.write(Target { node, domain: 2 }, spec).unwrap();
+            let begin = Instant::now();
+            while theirs.word(4088).unwrap().load(Ordering::Acquire) == 0 {
+                assert!(begin.elapsed() < PATIENCE);
+                far.progress();
+            }
+            drop((theirs, other, far));
+            assert_eq!(sent.wait(PATIENCE), Ok(()), "round {round}");
+        }
+    }
+}
+
+#[test]
+fn no_address_is_given_twice() {
+    let far = start("far", shm());
+    let near = start("near", shm());
+    let node = near.join(far.address(), &Security::Insecure, PATIENCE).unwrap();
+    let one = near.open(Some(1)).unwrap();
+    let mine = one.allocate(4096, &[]).unwrap();
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let other = far.open(Some(2)).unwrap();
+        let theirs = [4096, 4096].map(|bytes| other.allocate(bytes, &[Grant::all(Who::Anyone)]).unwrap());
+        let write = |address| {
+            let spec = Spec::new(mine.address(), address, 64);
+            one.write(Target { node, domain: 2 }, spec).unwrap().wait(PATIENCE)
+        };
+        for memory in &theirs {
+            assert_eq!(write(memory.address()), Ok(()));
+        }
+        // What was meant for those who had this number before finds nothing.
+        for address in &seen {
+            let refused = Err(WaitError::Failed(Failure::Refused(NackCode::DecodeError)));
+            assert_eq!(write(*address), refused);
+        }
+        seen.extend(theirs.iter().map(|memory| memory.address()));
+    }
 }

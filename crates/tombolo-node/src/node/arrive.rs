@@ -33,13 +33,17 @@ impl Node {
         self.drive_and(peer, Flush::All)
     }
 
-    /// As [`Node::drive`], but answers may stay unsent until the link is flushed
-    /// or armed: whoever waits for what has arrived goes first.
-    pub fn drive_lazily(&self, peer: &Arc<Peer>) -> usize {
+    /// As [`Node::drive`], but answers may stay unsent until [`Node::flush`] or [`Node::arm`]: whoever
+    /// waits for what has arrived goes first.
+    pub(crate) fn drive_lazily(&self, peer: &Arc<Peer>) -> usize {
         self.drive_and(peer, Flush::AllButAnswers)
     }
 
     fn drive_and(&self, peer: &Arc<Peer>, flush: Flush) -> usize {
+        if !peer.has_link() {
+            // Its number may be another's by now.
+            return 0;
+        }
         // A lone packet is answered before looking for the next; a stream of them is taken in bulk.
         let budget = if peer.streaming.load(Ordering::Relaxed) { peer.receive_budget } else { 1 };
         let mut clock = Glance::new(self);

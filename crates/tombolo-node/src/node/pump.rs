@@ -207,7 +207,7 @@ impl Node {
         touched: &'a mut SmallVec<[Arc<Peer>; 4]>,
         place: (PeerId, PathId),
     ) -> Option<&'a Arc<Peer>> {
-        let known = touched.iter().position(|peer| peer.place() == place).or_else(|| {
+        let known = touched.iter().position(|peer| peer.place() == place && peer.has_link()).or_else(|| {
             touched.push(self.peer(place.0)?.by(place.1)?);
             Some(touched.len() - 1)
         });

@@ -87,6 +87,9 @@ impl Programs {
     ) -> Result<OwnPlace, NackCode> {
         let domain =
             from_the_wire(domain).and_then(|number| self.domain(number)).ok_or(NackCode::NoContext)?;
+        if matches!(how, Use::OwnOf(life) if life != domain.life) {
+            return Err(NackCode::NoContext);
+        }
         let table = domain.own.0.read();
         let (_, range) = table.ranges.range(..=address).next_back().ok_or(NackCode::DecodeError)?;
         let end = address.checked_add(length_bytes.into()).ok_or(NackCode::DecodeError)?;
