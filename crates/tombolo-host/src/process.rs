@@ -163,18 +163,37 @@ extern "C" fn note_stop(_signal: i32) {
     }
 }
 
-/// From now on SIGINT and SIGTERM set this flag instead of ending the process.
-pub fn stop_on_signals(flag: &'static AtomicBool) {
-    STOP_FLAG.store(std::ptr::from_ref(flag).cast_mut(), Ordering::Release);
-    for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: an all-zero sigaction is valid; the handler is async-signal-safe.
+/// Notes it, and comes again every second: a call that began to wait when the first signal had come already
+/// would not see it.
+extern "C" fn note_stop_again(signal: libc::c_int) {
+    note_stop(signal);
+    // SAFETY: `alarm` is async-signal-safe.
+    unsafe { libc::alarm(1) };
+}
+
+fn handle(signals: &[libc::c_int], handler: extern "C" fn(libc::c_int)) {
+    for signal in signals {
+        // SAFETY: an all-zero sigaction is valid; the handlers are async-signal-safe.
         // Without SA_RESTART: a sleep ends, and the flag is looked at.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = note_stop as *const () as usize;
-            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+            action.sa_sigaction = handler as *const () as usize;
+            libc::sigaction(*signal, &raw const action, std::ptr::null_mut());
         }
     }
+}
+
+/// From now on SIGINT and SIGTERM set this flag instead of ending the process.
+pub fn stop_on_signals(flag: &'static AtomicBool) {
+    STOP_FLAG.store(std::ptr::from_ref(flag).cast_mut(), Ordering::Release);
+    handle(&[libc::SIGINT, libc::SIGTERM], note_stop);
+}
+
+/// The same, and whatever waits is interrupted again every second until the process ends: for those who wait in
+/// calls that only a signal ends. Takes SIGALRM.
+pub fn interrupt_on_signals(flag: &'static AtomicBool) {
+    STOP_FLAG.store(std::ptr::from_ref(flag).cast_mut(), Ordering::Release);
+    handle(&[libc::SIGINT, libc::SIGTERM, libc::SIGALRM], note_stop_again);
 }
 
 #[cfg(test)]
