@@ -221,7 +221,8 @@ fn a_signal_ends_a_copy_that_waits() {
     let (file, place, pipe) = (scratch.file("file"), format!("{}:x", lender.address()), fifo(&scratch));
     fs::write(&file, "x").unwrap();
     copy(&file, &place);
-    for arguments in [["cp", &place, &pipe], ["cp", &pipe, &place]] {
+    let (get, put) = (["cp", &place, &pipe], ["cp", &pipe, &place]);
+    for (arguments, misses_it) in [(get, false), (put, false), (get, true)] {
         let waiting = start(&arguments);
         let since = Instant::now();
         // `open` and `openat` have these numbers: it sleeps there, with its handler in place.
@@ -231,7 +232,12 @@ fn a_signal_ends_a_copy_that_waits() {
         {
             assert!(since.elapsed() < Duration::from_secs(60), "it does not wait for the pipe's other end");
         }
-        waiting.signal(Signal::INT);
+        if misses_it {
+            // As if it had come just before: to a thread that does not wait there.
+            waiting.signal_thread("copy", Signal::INT);
+        } else {
+            waiting.signal(Signal::INT);
+        }
         waiting.wait(Duration::from_secs(60)).assert_one_line(130, "interrupted");
     }
     assert_eq!(names(&lender), ["x"]);
