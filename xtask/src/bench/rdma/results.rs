@@ -299,7 +299,7 @@ datagrams can be: compare kernel TCP's half of there and back with raw UDP's.
 A message of 16 KiB is one datagram. Beside what bare packets take for it there is the engine's part, some 0.8 us, as much as
 UCX's beside kernel TCP; but the packets have been summed at both ends and placed from where they were checked, and TCP's
 bytes have not. UCX's *put_bw* counts a message when its socket has taken it, and its stream has many in one segment. A
-write of Tombolo's counts when it has been acknowledged: of 256 bytes, that is half of the work.
+write of Tombolo's counts when it has been acknowledged, and of 256 bytes, calls and acknowledgements cost more than bytes.
 ";
 
 const HOW: &str = "

@@ -104,9 +104,9 @@ impl Running {
     /// Sends a signal to it alone.
     /// Sends a signal that its thread of that name takes.
     pub fn signal_thread(&self, name: &str, signal: Signal) {
-        let mut threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
+        let mut threads = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
         let thread = threads
-            .find(|thread| std::fs::read_to_string(thread.path().join("comm")).unwrap().trim() == name)
+            .find(|thread| fs::read_to_string(thread.path().join("comm")).unwrap().trim() == name)
             .expect("a thread of that name");
         let number = thread.file_name().to_str().unwrap().parse().unwrap();
         send(number, signal);
