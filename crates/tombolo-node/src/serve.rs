@@ -57,7 +57,7 @@ pub struct Turn {
 impl Node {
     /// One round: bells, packets, and now and then timers. For a program that has a node of its own and
     /// polls; [`serve`] stands back meanwhile. Returns how much there was to do. What is answered goes
-    /// with what is sent next, or in the next turn that finds nothing to do. Without `bells`, what is new
+    /// with what is sent next, or in the next turn that finds nothing to do, or looks at the timers. Without `bells`, what is new
     /// stays for a later turn.
     pub fn turn(&self, turn: &mut Turn, bells: bool) -> usize {
         // That it changes is enough.

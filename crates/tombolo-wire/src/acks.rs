@@ -13,14 +13,13 @@
 use core::fmt;
 
 use crate::checksum::{Checksums, FIELDS_AT};
-use crate::packet::Ack;
+use crate::packet::{Ack, FLAG_BYTES_ONLY};
 use crate::view::{Draft, Kind, View};
 use crate::{Attempt, Generation, MAX_HEADER_BYTES, TransactionId, WireError};
 
-const ENTRY_BYTES: usize = 8;
+pub(crate) const ENTRY_BYTES: usize = 8;
 /// The most acknowledgements in one packet.
 pub const MAX_ACKS: usize = (MAX_HEADER_BYTES - FIELDS_AT) / ENTRY_BYTES;
-const FLAG_BYTES_ONLY: u8 = 1 << 0;
 
 /// Acknowledgements of several blocks.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]

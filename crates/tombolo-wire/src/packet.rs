@@ -103,7 +103,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-const FLAG_BYTES_ONLY: u8 = 1 << 0;
+pub(crate) const FLAG_BYTES_ONLY: u8 = 1 << 0;
 
 /// A block arrived (QOS §3.2.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

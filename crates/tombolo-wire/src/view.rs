@@ -4,7 +4,7 @@
 //! every field sits at a constant place, so reading it can neither panic nor
 //! need a bounds check.
 
-use crate::acks::MAX_ACKS;
+use crate::acks::{ENTRY_BYTES, MAX_ACKS};
 use crate::checksum::{self, Checksums, FIELDS_AT, HEADER_CRC_AT};
 use crate::{MAGIC, MAX_HEADER_BYTES, WireError};
 
@@ -72,7 +72,7 @@ impl Kind {
             Self::Atomic => DATA_HEADER_BYTES,
             Self::AtomicAck => SHORT_HEADER_BYTES + 8,
             // Their number is where others have flags.
-            Self::Acks => FIELDS_AT + 8 * usize::from(flags).min(MAX_ACKS),
+            Self::Acks => FIELDS_AT + ENTRY_BYTES * usize::from(flags).min(MAX_ACKS),
             Self::Ack | Self::Nack | Self::Resume | Self::ReadReject | Self::ReadAccept => SHORT_HEADER_BYTES,
         }
     }
