@@ -75,6 +75,102 @@ pub fn signal(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Whether a process has the same memory (`CLONE_VM`) as another, whose first thread may have ended before
+/// the others. `None`: the kernel does not say.
+pub fn share_memory(first: u32, second: u32) -> Option<bool> {
+    const KCMP_VM: i32 = 1;
+    let compare = |other: u32| {
+        // SAFETY: kcmp(2) takes integers.
+        let order = unsafe { libc::syscall(libc::SYS_kcmp, first, other, KCMP_VM, 0, 0) };
+        match order {
+            0 => Some(true),
+            1.. => Some(false),
+            _ if io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH) => Some(false),
+            _ => None,
+        }
+    };
+    if compare(second)? {
+        return Some(true);
+    }
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{second}/task")) else { return Some(false) };
+    for thread in threads.flatten() {
+        if let Some(thread) = thread.file_name().to_str().and_then(|name| name.parse().ok())
+            && compare(thread)?
+        {
+            return Some(true);
+        }
+    }
+    Some(false)
+}
+
+/// The parent of a process, as this process numbers it.
+pub fn parent_of(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field may hold anything in parentheses.
+    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// Whether the mapping at an address of a process is writable, if there is one.
+pub fn is_writable(pid: u32, address: u64) -> Option<bool> {
+    /// `struct procmap_query`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Query {
+        size: u64,
+        query_flags: u64,
+        query_address: u64,
+        start: u64,
+        end: u64,
+        flags: u64,
+        page_size: u64,
+        offset: u64,
+        inode: u64,
+        device_major: u32,
+        device_minor: u32,
+        name_size: u32,
+        build_id_size: u32,
+        name_address: u64,
+        build_id_address: u64,
+    }
+    const PROCMAP_QUERY: u64 = (3 << 30) | ((size_of::<Query>() as u64) << 16) | (b'f' as u64) << 8 | 17;
+    const WRITABLE: u64 = 2;
+    let maps = std::fs::File::open(format!("/proc/{pid}/maps")).ok()?;
+    let mut query = Query { size: size_of::<Query>() as u64, query_address: address, ..Query::default() };
+    // SAFETY: the request names the size of the structure passed; no buffers are asked to be filled.
+    let asked = unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY as _, &raw mut query) };
+    if asked == 0 {
+        return Some(query.flags & WRITABLE != 0);
+    }
+    // Kernels before 6.11.
+    let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    text.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        let rights = words.next()?;
+        (start..end).contains(&address).then(|| rights.contains('w'))
+    })
+}
+
+/// Raises the limit of this process's open files as far as it may.
+pub fn raise_descriptor_limit() {
+    // SAFETY: an all-zero rlimit is valid, and the calls read and write one.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            let hard = limit.rlim_max;
+            // A privileged process may go beyond the hard limit, up to the system's.
+            for most in [hard.max(1 << 20), hard] {
+                limit.rlim_cur = most;
+                limit.rlim_max = most.max(hard);
+                if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) == 0 {
+                    break;
+                }
+            }
+        }
+    }
+}
+
 /// The processors this process may run on.
 pub fn processors() -> Vec<usize> {
     // SAFETY: an all-zero cpu_set_t is the empty set.

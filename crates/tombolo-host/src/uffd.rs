@@ -28,6 +28,7 @@ const fn ior(number: u64, size: u64) -> u64 {
 
 const UFFDIO_API: u64 = iowr(0x3F, 24);
 const UFFDIO_REGISTER: u64 = iowr(0x00, 32);
+const UFFDIO_UNREGISTER: u64 = ior(0x01, 16);
 const UFFDIO_WAKE: u64 = ior(0x02, 16);
 const UFFDIO_COPY: u64 = iowr(0x03, 40);
 const UFFDIO_WRITEPROTECT: u64 = iowr(0x06, 24);
@@ -37,6 +38,12 @@ const UFFDIO_POISON: u64 = iowr(0x08, 32);
 pub const FEATURE_WRITE_PROTECT: u64 = 1;
 /// `UFFD_FEATURE_EVENT_FORK`: a child gets a descriptor of its own (needs `CAP_SYS_PTRACE`).
 pub const FEATURE_EVENT_FORK: u64 = 1 << 1;
+/// `UFFD_FEATURE_EVENT_REMAP`: `mremap` of a registered range is reported.
+pub const FEATURE_EVENT_REMAP: u64 = 1 << 2;
+/// `UFFD_FEATURE_EVENT_REMOVE`: `madvise` that drops pages of a registered range is reported, before it drops them.
+pub const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
+/// `UFFD_FEATURE_EVENT_UNMAP`: unmapping a registered range, or mapping over it, is reported, after it was done.
+pub const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
 /// `UFFD_FEATURE_THREAD_ID`: faults name their thread.
 pub const FEATURE_THREAD_ID: u64 = 1 << 8;
 /// `UFFD_FEATURE_POISON`: a range can be made to raise SIGBUS.
@@ -52,6 +59,8 @@ const PROTECT_ON: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const EVENT_FORK: u8 = 0x13;
 const EVENT_REMAP: u8 = 0x14;
+const EVENT_REMOVE: u8 = 0x15;
+const EVENT_UNMAP: u8 = 0x16;
 const FAULT_WRITE: u64 = 1;
 const FAULT_WRITE_PROTECT: u64 = 2;
 
@@ -103,6 +112,20 @@ pub enum Event {
         to: u64,
         /// Its length in bytes.
         length: u64,
+    },
+    /// Pages of `[start, end)` are about to be dropped (`madvise`).
+    Remove {
+        /// First address.
+        start: u64,
+        /// First address behind.
+        end: u64,
+    },
+    /// `[start, end)` was unmapped, or something else was mapped there.
+    Unmap {
+        /// First address.
+        start: u64,
+        /// First address behind.
+        end: u64,
     },
     /// Something this module does not ask for.
     Unknown(u8),
@@ -182,6 +205,11 @@ impl Userfaultfd {
         self.ioctl(UFFDIO_REGISTER, &mut [start, length, REGISTER_MISSING, 0])
     }
 
+    /// From now on nothing of the range is reported; threads that wait for its pages try again.
+    pub fn unregister(&self, start: u64, length: u64) -> io::Result<()> {
+        self.ioctl(UFFDIO_UNREGISTER, &mut [start, length])
+    }
+
     /// Fills absent pages of `[target, target + length)` from `source` and wakes
     /// whoever waits for them. `protect`: the first write will be reported.
     /// Returns the bytes filled.
@@ -242,6 +270,8 @@ impl Userfaultfd {
             // SAFETY: the kernel installed this descriptor for the reader of the event.
             EVENT_FORK => Event::Fork(Self(unsafe { OwnedFd::from_raw_fd(first as u32 as i32) })),
             EVENT_REMAP => Event::Remap { from: first, to: second, length: third },
+            EVENT_REMOVE => Event::Remove { start: first, end: second },
+            EVENT_UNMAP => Event::Unmap { start: first, end: second },
             other => Event::Unknown(other),
         }))
     }
@@ -274,6 +304,7 @@ mod tests {
     fn request_numbers_are_the_kernels() {
         assert_eq!(UFFDIO_API, 0xC018_AA3F);
         assert_eq!(UFFDIO_REGISTER, 0xC020_AA00);
+        assert_eq!(UFFDIO_UNREGISTER, 0x8010_AA01);
         assert_eq!(UFFDIO_WAKE, 0x8010_AA02);
         assert_eq!(UFFDIO_COPY, 0xC028_AA03);
         assert_eq!(UFFDIO_WRITEPROTECT, 0xC018_AA06);

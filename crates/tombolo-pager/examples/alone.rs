@@ -45,6 +45,11 @@ impl FarMemory for Own {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().collect();
+    if arguments.get(1).is_some_and(|first| first == "keep") {
+        return Ok(tombolo_pager::keep(&std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned()?)?);
+    }
+    let mut keeper = std::process::Command::new(std::env::current_exe()?);
+    keeper.arg("keep");
     let [_, library, local, far, program, rest @ ..] = arguments.as_slice() else {
         return Err("usage: alone LIBRARY LOCAL_MIB FAR_MIB PROGRAM [ARGUMENT...]".into());
     };
@@ -56,6 +61,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         local_bytes: local.parse::<u64>()? << 20,
         minimum_bytes: 128 << 10,
         library,
+        keeper,
         notify: Box::new(|text| eprintln!("tombolo: {text}")),
         started: None,
     };

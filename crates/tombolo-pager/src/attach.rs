@@ -12,19 +12,30 @@ use rustix::net::{
     self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
-use tombolo_host::uffd::{self, PAGE_BYTES, UffdError, Userfaultfd};
+use tombolo_core::pager::PAGE_BYTES;
+use tombolo_host::process;
+use tombolo_host::shared::SharedMemory;
+use tombolo_host::uffd::{self, UffdError, Userfaultfd};
 
 use crate::pager::Pager;
-use crate::protocol::{Hello, VERSION, Welcome};
-use crate::space::Space;
+use crate::protocol::{CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
+use crate::space::{Agent, Program, Space};
+use crate::stats::Counters;
 
 const LISTENER: u64 = u64::MAX;
-/// How often spaces without an agent are looked after.
+/// Marks the pidfd of a space's program, beside the index.
+const PROGRAM: u64 = 1 << 32;
+/// How often it is looked whether programs still are what they were.
 const SWEEP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
 
 /// The features without which nothing can be served.
-pub const FEATURES: u64 =
-    uffd::FEATURE_WRITE_PROTECT | uffd::FEATURE_EVENT_FORK | uffd::FEATURE_THREAD_ID | uffd::FEATURE_POISON;
+pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
+    | uffd::FEATURE_EVENT_FORK
+    | uffd::FEATURE_EVENT_REMAP
+    | uffd::FEATURE_EVENT_REMOVE
+    | uffd::FEATURE_EVENT_UNMAP
+    | uffd::FEATURE_THREAD_ID
+    | uffd::FEATURE_POISON;
 
 /// The socket that agents connect to.
 pub struct Reception {
@@ -58,6 +69,7 @@ impl Reception {
             for event in &events[..count] {
                 match event.data.u64() {
                     LISTENER => self.receive(),
+                    data if data & PROGRAM != 0 => self.program_ended(data as u32),
                     index => self.hang_up(index as u32),
                 }
             }
@@ -65,97 +77,113 @@ impl Reception {
         }
     }
 
-    /// The agent's socket has hung up: its address space has ended.
+    /// The program of a space has ended.
+    fn program_ended(&self, index: u32) {
+        let Some(space) = self.pager.space(index) else { return };
+        if let Some(agent) = space.agent() {
+            let _ = epoll::delete(&self.epoll, &agent.program.pidfd);
+        }
+        self.pager.close_space(&space);
+    }
+
+    /// The agent's socket has hung up.
     fn hang_up(&self, index: u32) {
         let Some(space) = self.pager.space(index) else { return };
-        self.pager.close_space(&space);
-        if let Some(socket) = space.agent.lock().take() {
-            let _ = epoll::delete(&self.epoll, &*socket);
+        let Some(agent) = space.detach() else { return };
+        self.pager.room.set_limited(&space.account, false);
+        let _ = epoll::delete(&self.epoll, &*agent);
+        let _ = epoll::delete(&self.epoll, &agent.program.pidfd);
+        if !self.has_ended(&space) {
+            // Somebody ended it. What it was doing is known to the evictor alone.
+            self.say_without_agent();
         }
     }
 
-    /// Children that ended, or executed another program, before their agent said hello.
+    fn say_without_agent(&self) {
+        Counters::add(&self.pager.stats.counters.without_agent, 1);
+        self.pager.say_once(
+            "agent",
+            "a process has no agent (it may make no other process, or its agent was ended): \
+             its memory is served, and stays local",
+        );
+    }
+
+    /// Whether nobody uses the memory of a space.
+    fn has_ended(&self, space: &Space) -> bool {
+        // Protecting a page of the control area changes nothing.
+        matches!(space.uffd.write_protect(space.control, PAGE_BYTES as usize, false), Err(UffdError::Gone))
+    }
+
+    /// Children that ended without an agent, and programs that executed another one: their agent
+    /// keeps the memory of before.
     fn sweep(&self) {
         for space in self.pager.all_spaces() {
-            let attached = space.has_agent.load(Ordering::Relaxed);
-            // Protecting the doorbell page, which is absent, changes nothing.
-            if !attached
-                && matches!(space.uffd.write_protect(space.arena, PAGE_BYTES, true), Err(UffdError::Gone))
-            {
+            let ended = match space.agent() {
+                Some(agent) => !agent.serves_its_program(),
+                None => self.has_ended(&space),
+            };
+            if ended {
                 self.pager.close_space(&space);
             }
         }
     }
 
     fn receive(&self) {
-        let Ok(socket) = net::accept_with(&self.listener, net::SocketFlags::CLOEXEC) else { return };
+        let socket = match net::accept_with(&self.listener, net::SocketFlags::CLOEXEC) {
+            Ok(socket) => socket,
+            Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
+                if !self.pager.use_spare_descriptor() {
+                    // The agent waits; its program goes on when there is a descriptor again.
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                return;
+            }
+            Err(_) => return,
+        };
         // An agent speaks at once; whoever does not must not keep the others waiting.
         let _ = net::sockopt::set_socket_timeout(
             &socket,
             net::sockopt::Timeout::Recv,
             Some(Duration::from_millis(500)),
         );
-        let attached = self.attach(&socket);
-        let error = match &attached {
-            Ok(_) => 0,
-            Err(error) => error.raw_os_error().unwrap_or(libc::EPROTO) as u32,
-        };
-        match attached {
-            Ok(space) => {
-                let _ = net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, None);
-                // An agent that is gone already: the sweep finds its space, or another agent comes for it.
-                if self.welcome(&space, socket).is_err() {
-                    *space.agent.lock() = None;
-                }
-            }
-            Err(reason) if reason.kind() == io::ErrorKind::UnexpectedEof => {}
-            Err(reason) => {
+        match self.attach(socket) {
+            Ok(()) => {}
+            Err((_, reason)) if reason.kind() == io::ErrorKind::UnexpectedEof => {}
+            Err((socket, reason)) => {
                 (self.pager.notify)(&format!("a process runs without far memory: {reason}"));
-                let _ = net::send(&socket, &error.to_ne_bytes().repeat(2), SendFlags::NOSIGNAL);
+                let error = reason.raw_os_error().unwrap_or(libc::EPROTO) as u32;
+                if let Some(socket) = socket {
+                    let _ = net::send(&socket, &error.to_ne_bytes().repeat(2), SendFlags::NOSIGNAL);
+                }
             }
         }
     }
 
-    fn attach(&self, socket: &OwnedFd) -> io::Result<Arc<Space>> {
-        let mut bytes = [0u8; size_of::<Hello>()];
-        let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut room);
-        let mut parts = [io::IoSliceMut::new(&mut bytes)];
-        let received = net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
-        if received.bytes == 0 {
-            // It ended, or executed another program, before it said hello.
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        if received.bytes != size_of::<Hello>() {
-            return Err(io::Error::other("a malformed hello"));
-        }
-        let descriptor = control.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-            _ => None,
-        });
-        let pid = net::sockopt::socket_peercred(socket)?.pid.as_raw_nonzero().get() as u32;
-        let word =
-            |index: usize| u32::from_ne_bytes(bytes[index * 4..index * 4 + 4].try_into().unwrap_or_default());
-        let long =
-            |index: usize| u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default());
-        let hello = Hello {
-            version: word(0),
-            error: word(1),
-            arena: long(1),
-            arena_bytes: long(2),
-            request: long(3),
-            token: long(4),
-            thread: long(5),
+    fn attach(&self, socket: OwnedFd) -> Result<(), (Option<OwnedFd>, io::Error)> {
+        let (hello, descriptors, pid) = match hear(&socket) {
+            Ok(heard) => heard,
+            Err(error) => return Err((Some(socket), error)),
         };
+        let space = match self.space_of(&hello, descriptors, pid) {
+            Ok(found) => found,
+            Err(error) => return Err((Some(socket), error)),
+        };
+        let (space, gate, program) = space;
+        self.pager.keeper.program(&space, &program.pidfd);
+        let _ = net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, None);
+        let agent = Arc::new(Agent::new(socket, pid, hello.agent as u32, gate, program));
+        self.welcome(&space, agent).map_err(|error| (None, error))
+    }
+
+    /// The space that an agent is for: a new one, or that of a forked child.
+    fn space_of(
+        &self,
+        hello: &Hello,
+        mut descriptors: Vec<OwnedFd>,
+        pid: u32,
+    ) -> io::Result<(Arc<Space>, SharedMemory, Program)> {
         if hello.version != VERSION {
             return Err(io::Error::other("its preloaded library is of another build"));
-        }
-        if hello.token != 0 {
-            let space = u32::try_from(hello.token - 1).ok().and_then(|index| self.pager.space(index));
-            let space = space.filter(|space| !space.has_agent.load(Ordering::Relaxed));
-            let space = space.ok_or_else(|| io::Error::other("it names a fork that is not known"))?;
-            space.attached(pid, hello.thread as u32);
-            return Ok(space);
         }
         if hello.error != 0 {
             let reason = io::Error::from_raw_os_error(hello.error as i32);
@@ -164,31 +192,94 @@ impl Reception {
                 format!("userfaultfd: {reason} (see `tombolo doctor`)"),
             ));
         }
-        let descriptor = descriptor.ok_or_else(|| io::Error::other("its hello brought no userfaultfd"))?;
+        let gate = descriptors.pop().ok_or_else(|| io::Error::other("its hello brought no gate"))?;
+        let gate = SharedMemory::open(gate, GATE_BYTES).map_err(io::Error::other)?;
+        let program = program_of(pid)?;
+        // The program may have executed this one just now.
+        for other in self.pager.all_spaces() {
+            if other
+                .agent()
+                .is_some_and(|agent| agent.program.pid == program.pid && !agent.serves_its_program())
+            {
+                self.pager.close_space(&other);
+            }
+        }
+        if hello.token != 0 {
+            let space = self.pager.all_spaces().into_iter().find(|space| space.token == hello.token);
+            let space = space.filter(|space| !space.has_agent());
+            let space = space.ok_or_else(|| io::Error::other("it names a fork that is not known"))?;
+            return Ok((space, gate, program));
+        }
+        let descriptor =
+            descriptors.pop().ok_or_else(|| io::Error::other("its hello brought no userfaultfd"))?;
         let uffd = Userfaultfd::from_descriptor(descriptor);
         uffd.enable(FEATURES)?;
-        uffd.register(hello.arena, hello.arena_bytes)?;
-        let made = self
-            .pager
-            .add_space(|index| Space::new(index, pid, uffd, hello.arena, hello.arena_bytes, hello.request))?;
-        made.attached(pid, hello.thread as u32);
-        Ok(made)
+        uffd.register(hello.control, CONTROL_PAGES as u64 * PAGE_BYTES)?;
+        let space = self.pager.add_space(|index| Space::new(index, uffd, hello.control, hello.requests))?;
+        self.pager.poll_space(&space)?;
+        Ok((space, gate, program))
     }
 
-    /// Answers an agent; a forked child's gets its userfaultfd to hold.
-    fn welcome(&self, space: &Arc<Space>, socket: OwnedFd) -> io::Result<()> {
-        let socket = Arc::new(socket);
+    /// Answers an agent, with the userfaultfd of its space.
+    fn welcome(&self, space: &Arc<Space>, agent: Arc<Agent>) -> io::Result<()> {
         let data = epoll::EventData::new_u64(u64::from(space.index));
         // Hang-ups are reported without being asked for.
-        epoll::add(&self.epoll, &*socket, data, epoll::EventFlags::empty())?;
-        *space.agent.lock() = Some(socket.clone());
+        epoll::add(&self.epoll, &*agent, data, epoll::EventFlags::empty())?;
+        let data = epoll::EventData::new_u64(u64::from(space.index) | PROGRAM);
+        epoll::add(&self.epoll, &agent.program.pidfd, data, epoll::EventFlags::IN)?;
+        space.attach(agent.clone());
+        self.pager.room.set_limited(&space.account, true);
         let answer = [0u8; size_of::<Welcome>()];
         let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut room);
         let descriptors = [space.uffd.as_fd()];
         control.push(SendAncillaryMessage::ScmRights(&descriptors));
-        net::sendmsg(&*socket, &[io::IoSlice::new(&answer)], &mut control, SendFlags::NOSIGNAL)?;
-        space.has_agent.store(true, Ordering::Release);
+        net::sendmsg(&*agent, &[io::IoSlice::new(&answer)], &mut control, SendFlags::NOSIGNAL)?;
         Ok(())
     }
+}
+
+/// The program whose memory an agent shares: its parent.
+fn program_of(agent: u32) -> io::Result<Program> {
+    let gone = || io::Error::from(io::ErrorKind::UnexpectedEof);
+    let pid = process::parent_of(agent).ok_or_else(gone)?;
+    let pidfd = process::pidfd(pid).map_err(|_| gone())?;
+    // Held now, the number names nobody else; and it is the right process if it has the agent's memory.
+    if process::share_memory(agent, pid) == Some(true) { Ok(Program { pid, pidfd }) } else { Err(gone()) }
+}
+
+/// Receives an agent's hello, with its descriptors and its process number.
+fn hear(socket: &OwnedFd) -> io::Result<(Hello, Vec<OwnedFd>, u32)> {
+    let mut bytes = [0u8; size_of::<Hello>()];
+    let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let mut parts = [io::IoSliceMut::new(&mut bytes)];
+    let received = net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    if received.bytes == 0 {
+        // It ended, or executed another program, before it said hello.
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if received.bytes != size_of::<Hello>() {
+        return Err(io::Error::other("a malformed hello"));
+    }
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            descriptors.extend(received);
+        }
+    }
+    let pid = net::sockopt::socket_peercred(socket)?.pid.as_raw_nonzero().get() as u32;
+    let word =
+        |index: usize| u32::from_ne_bytes(bytes[index * 4..index * 4 + 4].try_into().unwrap_or_default());
+    let long =
+        |index: usize| u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default());
+    let hello = Hello {
+        version: word(0),
+        error: word(1),
+        control: long(1),
+        requests: long(2),
+        token: long(3),
+        agent: long(4),
+    };
+    Ok((hello, descriptors, pid))
 }

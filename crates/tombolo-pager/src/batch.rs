@@ -1,46 +1,43 @@
 //! How a batch of pages leaves a program.
 //!
-//! A *clean* page is write-protected and its contents are stored: it is dropped.
+//! Pages are **moved** to the staging area (`UFFDIO_MOVE`, by the agent): from then on
+//! nobody writes them, and a thread that touches one waits. A *clean* page's contents are
+//! stored already, and it is gone. The others are read from there and saved unless they are
+//! zeroes. A page that a device or io_uring has pinned does not move, so a direct read into
+//! it is not lost, as it would be if the page were copied and dropped. Dropping pages of the
+//! program one at a time would also cost an event each.
 //!
-//! A dirty page is **moved** to the staging area (`UFFDIO_MOVE`, by the agent):
-//! from then on nobody writes it, and whoever touches it waits. Its contents are
-//! read from there, saved unless they are zeroes, and the page is gone. A page
-//! that a device or io_uring has pinned does not move, so a direct read into it
-//! is not lost, as it would be if the page were copied and dropped.
+//! A page that cannot be moved although nobody has pinned it, because a fork shares it or
+//! its mapping is not writable, is **kept** mapped, write-protected, while it is copied, and
+//! dropped afterwards.
 //!
-//! A dirty page that cannot be moved although nobody has pinned it, because a
-//! fork shares it or it is not writable, is **kept** mapped, write-protected,
-//! while it is copied, and dropped afterwards.
-//!
-//! Each stage is done for the whole batch at once: with threads running,
-//! dropping pages one at a time is ten times dearer.
+//! The agent answers when it can. Until then the batch waits, and others go on: the program
+//! may be frozen, and its agent with it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::Instant;
 
+use tombolo_core::pager::{Entry, Outcome as Ending, PAGE_BYTES, Page, PageName, State};
 use tombolo_host::process::{self, SPANS_MAX, Span};
 use tombolo_host::sparse::page_is_zero;
-use tombolo_host::uffd::{PAGE_BYTES, UffdError};
 
 use crate::evict::Evictor;
-use crate::page::{Entry, State};
-use crate::protocol::STAGING_PAGES;
-use crate::replacement::PageName;
-use crate::space::{Order, Space, extend};
+use crate::protocol::{Done, STAGING_PAGES};
+use crate::space::{Agent, Order, Space, extend, is_shared};
 use crate::stats::Counters;
 
 /// Pages of one batch.
 pub const BATCH: usize = STAGING_PAGES;
 
-const EAGAIN: u8 = libc::EAGAIN as u8;
 const EBUSY: u8 = libc::EBUSY as u8;
+const EINVAL: u8 = libc::EINVAL as u8;
 const ENOENT: u8 = libc::ENOENT as u8;
 
 /// What an attempt to make room came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// So many pages are gone.
-    Evicted(u64),
+    /// So many pages are on their way out.
+    Begun(u64),
     /// Nothing was found to evict.
     NoVictims,
     /// Dirty pages were found, and no far page to put them in.
@@ -50,19 +47,21 @@ pub enum Outcome {
 /// How a victim leaves, and how far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Its slot has the contents: just drop it.
-    Clean,
-    /// Not tried yet, or moved.
+    /// Its contents are not stored: to be moved.
     Move,
+    /// Its slot has the contents: to be moved away.
+    Clean,
     /// In the staging area at this index.
     Moved(u32),
-    /// Protected, copied and then dropped.
+    /// Protected, copied unless it is clean, and then dropped.
     Keep,
-    /// It has no contents (any more): it reads as zero.
+    /// It has left the program, and its slot has the contents.
+    Gone,
+    /// It reads as zero.
     Empty,
     /// It was moved, and cannot be read: rather no contents than wrong ones.
     Unread,
-    /// It stays.
+    /// It stays as it was.
     Stay,
     /// It was moved and could not be saved: it goes back.
     Back,
@@ -72,8 +71,10 @@ enum Way {
 
 #[derive(Clone, Copy, Debug)]
 struct Victim {
-    page: u32,
+    page: Page,
     slot: Option<u32>,
+    /// The slot has had the contents from the beginning.
+    clean: bool,
     way: Way,
     /// Where the contents go in this process: the slot's window, or staging memory.
     copy: u64,
@@ -81,156 +82,219 @@ struct Victim {
     staged: Option<u32>,
 }
 
+/// Pages on their way out of one space, while its agent carries out a command.
+pub struct Batch {
+    space: Arc<Space>,
+    pub(crate) agent: Arc<Agent>,
+    victims: Vec<Victim>,
+    /// Ranges that the agent was told to drop, in the second command.
+    drops: Option<Vec<(Page, u32)>>,
+    command: u32,
+    /// When the command was sent.
+    pub(crate) since: Instant,
+}
+
 impl Evictor {
-    /// Evicts those of these pages (sorted) that can be.
-    pub(crate) fn evict(&mut self, space: &Arc<Space>, pages: &[u32]) -> Outcome {
-        let (mut victims, full) = self.claim(space, pages);
+    /// Begins to evict those of these pages (sorted) that can be.
+    pub(crate) fn begin(&mut self, space: &Arc<Space>, pages: &[Page]) -> Outcome {
+        let Some(agent) = space.agent() else { return Outcome::NoVictims };
+        let command = self.next_command();
+        let (victims, full) = self.claim(space, pages, command);
         if victims.is_empty() {
             return if full { Outcome::FarFull } else { Outcome::NoVictims };
         }
         Counters::add(&self.pager.stats.counters.batches, 1);
-        for slot in victims.iter().filter(|victim| victim.way == Way::Move).filter_map(|victim| victim.slot) {
-            self.pager.far.warm(slot);
+        let mut order = Order::default();
+        for victim in &victims {
+            extend(&mut order.move_out, victim.page);
         }
         if self.windowed {
-            let moves = victims.iter().filter(|victim| victim.way == Way::Move).count();
-            self.placement.arrange(&self.pager.home, space.agent(), moves, victims.len());
+            let moves = victims.iter().filter(|victim| !victim.clean).count();
+            self.placement.arrange(&self.pager.home, Some(agent.pid), moves, victims.len());
         }
-        self.move_out(space, &mut victims);
-        self.protect_kept(space, &mut victims);
-        read_moved(space, &mut victims);
-        read_kept(space, &mut victims);
-        self.save(&mut victims);
-        self.drop_kept(space, &mut victims);
-        let evicted = self.settle(space, &victims);
-        if evicted == 0 && full { Outcome::FarFull } else { Outcome::Evicted(evicted) }
+        let count = victims.len() as u64;
+        let batch =
+            Batch { space: space.clone(), agent, victims, drops: None, command, since: Instant::now() };
+        match space.send(&batch.agent, command, &order, &mut self.message) {
+            Ok(()) => {
+                for slot in
+                    batch.victims.iter().filter(|victim| !victim.clean).filter_map(|victim| victim.slot)
+                {
+                    self.pager.far.warm(slot);
+                }
+                self.batches.push(batch);
+            }
+            Err(_) => self.agent_lost(batch, false),
+        }
+        Outcome::Begun(count)
+    }
+
+    fn next_command(&mut self) -> u32 {
+        self.command = self.command.wrapping_add(1).max(1);
+        self.command
     }
 
     /// Claims those of the pages that are to go.
-    fn claim(&self, space: &Space, pages: &[u32]) -> (Vec<Victim>, bool) {
+    fn claim(&self, space: &Space, pages: &[Page], command: u32) -> (Vec<Victim>, bool) {
         let mut victims = Vec::with_capacity(pages.len());
         let mut full = false;
         let staging = self.pager.far.staging();
-        let mut staged = 0;
+        // One batch at a time uses the staging memory of links without windows.
+        let mut staged = if self.staging_in_use() { staging.pages } else { 0 };
         let mut table = space.table.lock();
-        let forking = table.forking > 0;
         let mut slots = self.pager.slots.lock();
         let mut replacement = self.pager.replacement.lock();
         for &page in pages {
-            let entry = table.get(page).with_queued(false);
-            table.set(page, entry);
+            let entry = table.states.get(page).with_queued(false);
+            table.states.set(page, entry);
             if entry.state() != State::Resident || table.closed {
                 continue;
             }
             let mut again = |entry: Entry| {
-                replacement.reinsert(PageName { space: space.index, page });
+                replacement.reinsert(PageName::new(space.index, page));
                 entry.with_queued(true).with_referenced(false)
             };
-            if entry.is_referenced() || forking || !space.has_agent.load(Ordering::Acquire) {
-                table.set(page, again(entry));
+            if entry.is_referenced() || table.command != 0 || !space.has_agent() || table.states.is_name(page)
+            {
+                table.states.set(page, again(entry));
                 continue;
             }
             if let Some(slot) = entry.slot() {
                 if self.pager.far.is_lost(slot) {
                     // Its contents are here only, now.
                     slots.release(slot);
-                    table.set(page, again(entry.with_slot(None)));
+                    table.states.set(page, again(entry.with_slot(None)));
                     continue;
                 }
                 self.pager.habit.observe(false);
-                table.set(page, entry.with_state(State::EvictDrop));
-                victims.push(Victim { page, slot: Some(slot), way: Way::Clean, copy: 0, staged: None });
+                table.states.set(page, entry.with_state(State::EvictDrop));
+                victims.push(Victim {
+                    page,
+                    slot: Some(slot),
+                    clean: true,
+                    way: Way::Clean,
+                    copy: 0,
+                    staged: None,
+                });
                 continue;
             }
             let Some(slot) = slots.take() else {
                 full = true;
-                table.set(page, again(entry));
+                table.states.set(page, again(entry));
                 continue;
             };
             let (copy, stage) = match self.pager.far.window(slot) {
                 Some(window) => (window.address, None),
                 None if staged < staging.pages => {
                     staged += 1;
-                    (staging.address + u64::from(staged - 1) * PAGE_BYTES as u64, Some(staged - 1))
+                    (staging.address + u64::from(staged - 1) * PAGE_BYTES, Some(staged - 1))
                 }
                 None => {
                     slots.release(slot);
-                    table.set(page, again(entry));
+                    table.states.set(page, again(entry));
                     continue;
                 }
             };
-            table.set(page, entry.with_state(State::EvictCopy).with_slot(Some(slot)).with_kept(false));
-            victims.push(Victim { page, slot: Some(slot), way: Way::Move, copy, staged: stage });
+            table.states.set(page, entry.with_state(State::EvictCopy).with_slot(None).with_kept(false));
+            victims.push(Victim {
+                page,
+                slot: Some(slot),
+                clean: false,
+                way: Way::Move,
+                copy,
+                staged: stage,
+            });
         }
-        table.evicting = !victims.is_empty();
+        if !victims.is_empty() {
+            table.command = command;
+        }
         (victims, full)
     }
 
-    /// Drops the clean victims and moves the others to the staging area.
-    fn move_out(&mut self, space: &Space, victims: &mut [Victim]) {
-        let mut order = Order::default();
-        for victim in victims.iter() {
-            match victim.way {
-                Way::Clean => extend(&mut order.drop, victim.page),
-                _ => extend(&mut order.move_out, victim.page),
+    fn staging_in_use(&self) -> bool {
+        self.batches.iter().any(|batch| batch.victims.iter().any(|victim| victim.staged.is_some()))
+    }
+
+    /// Goes on with every batch whose agent has answered. Returns whether one has.
+    pub(crate) fn collect(&mut self) -> bool {
+        let mut index = 0;
+        let mut any = false;
+        while let Some(batch) = self.batches.get(index) {
+            match batch.space.answer(&batch.agent) {
+                Ok(None) => index += 1,
+                Ok(Some(done)) if done.number == batch.command => {
+                    any = true;
+                    let batch = self.batches.swap_remove(index);
+                    self.advance(batch, &done);
+                }
+                // An answer to another command: not what an agent of ours says.
+                Ok(Some(_)) | Err(_) => {
+                    any = true;
+                    let batch = self.batches.swap_remove(index);
+                    self.agent_lost(batch, true);
+                }
             }
         }
-        let done = match space.command(&order, &mut self.message) {
-            Ok(done) => done,
-            Err(_) => {
-                // The agent is gone, and with it its address space, or soon.
-                for victim in victims.iter_mut().filter(|victim| victim.way == Way::Move) {
-                    victim.way = Way::Stay;
-                }
-                return;
-            }
-        };
-        self.complain_of_drop(done.drop_error);
-        let mut statuses = (0u32..).zip(done.moved);
-        for victim in victims.iter_mut().filter(|victim| victim.way == Way::Move) {
-            let Some((index, status)) = statuses.next() else {
-                victim.way = Way::Stay;
-                continue;
+        any
+    }
+
+    fn advance(&mut self, mut batch: Batch, done: &Done) {
+        if let Some(drops) = batch.drops.take() {
+            self.dropped(&mut batch, &drops, done.dropped as usize);
+            return self.settle(batch);
+        }
+        self.moved(&mut batch, done);
+        self.keep(&mut batch);
+        read_moved(&batch.agent, batch.space.staging_address(0), &mut batch.victims);
+        read_kept(&batch.agent, &mut batch.victims);
+        self.save(&mut batch.victims);
+        self.drop_kept(batch);
+    }
+
+    /// What became of the pages that were to be moved.
+    fn moved(&self, batch: &mut Batch, done: &Done) {
+        for (index, victim) in (0u32..).zip(&mut batch.victims) {
+            let status = done.moved.get(index as usize).copied().unwrap_or(EINVAL);
+            let shared = || is_shared(batch.agent.pid, victim.page);
+            let writable = || process::is_writable(batch.agent.pid, Space::address(victim.page));
+            let refused = || match (status, victim.clean) {
+                // Its state says that it is mapped, and it is not: the program dropped it, or moved it away.
+                (ENOENT, _) => Way::Empty,
+                (EBUSY, _) => match shared() {
+                    Some(true) => Way::Keep,
+                    Some(false) => Way::Unshare,
+                    None => Way::Stay,
+                },
+                (EINVAL, _) if writable() == Some(false) => Way::Keep,
+                _ => Way::Stay,
             };
             victim.way = match status {
+                0 if victim.clean => Way::Gone,
                 0 => Way::Moved(index),
-                // Dropped by the program without telling.
-                ENOENT => Way::Empty,
-                EAGAIN => Way::Stay,
-                EBUSY if space.is_shared(victim.page) == Some(false) => Way::Unshare,
-                // Shared by a fork, or not writable, or a kernel that cannot move.
-                _ => Way::Keep,
+                _ => refused(),
             };
         }
     }
 
-    fn complain_of_drop(&self, error: u32) {
-        if error != 0 {
-            // The pages are saved and protected; that they are still mapped does
-            // no harm (see `Space::inherit`), but they take memory.
-            let error = std::io::Error::from_raw_os_error(error as i32);
-            self.pager.say_once(
-                "drop",
-                &format!("pages could not be dropped ({error}): they stay in local memory"),
-            );
-        }
-    }
-
-    /// From here on a write to a kept victim waits.
-    fn protect_kept(&self, space: &Space, victims: &mut [Victim]) {
-        if victims.iter().all(|victim| victim.way != Way::Keep) {
-            return;
-        }
-        {
-            let mut table = space.table.lock();
-            for victim in victims.iter().filter(|victim| victim.way == Way::Keep) {
-                let entry = table.get(victim.page);
-                table.set(victim.page, entry.with_kept(true));
-            }
-        }
-        for victim in victims.iter_mut().filter(|victim| victim.way == Way::Keep) {
-            if space.uffd.write_protect(space.address(victim.page), PAGE_BYTES, true).is_err() {
-                victim.way = Way::Stay;
+    /// From here on a write to a kept victim waits. And what the program moved elsewhere meanwhile
+    /// was not moved out, so it stays.
+    fn keep(&self, batch: &mut Batch) {
+        let mut table = batch.space.table.lock();
+        for victim in &mut batch.victims {
+            let (now, entry) = table.states.operation(victim.page);
+            let moved_elsewhere = now != victim.page;
+            match victim.way {
+                Way::Empty if moved_elsewhere => victim.way = Way::Stay,
+                Way::Keep if moved_elsewhere || entry.is_discarded() => victim.way = Way::Stay,
+                Way::Keep => {
+                    let address = Space::address(victim.page);
+                    if batch.space.uffd.write_protect(address, PAGE_BYTES as usize, true).is_err() {
+                        victim.way = Way::Stay;
+                        continue;
+                    }
+                    table.states.set(victim.page, entry.with_kept(true));
+                }
+                _ => {}
             }
         }
     }
@@ -239,7 +303,7 @@ impl Evictor {
     fn save(&self, victims: &mut [Victim]) {
         let counters = &self.pager.stats.counters;
         let mut send = Vec::new();
-        for victim in victims.iter_mut() {
+        for victim in victims.iter_mut().filter(|victim| !victim.clean) {
             let Some(slot) = victim.slot.filter(|_| matches!(victim.way, Way::Moved(_) | Way::Keep)) else {
                 continue;
             };
@@ -262,126 +326,169 @@ impl Evictor {
         }
     }
 
-    /// Unmaps the kept victims, whose contents are safe now.
-    fn drop_kept(&mut self, space: &Arc<Space>, victims: &mut [Victim]) {
+    /// Has the kept victims dropped, whose contents are safe now, and others unshared.
+    fn drop_kept(&mut self, mut batch: Batch) {
         let mut order = Order::default();
+        let any = batch.victims.iter().any(|victim| matches!(victim.way, Way::Keep | Way::Unshare));
+        if !any {
+            return self.settle(batch);
+        }
+        let command = self.next_command();
         {
-            let mut table = space.table.lock();
-            for victim in victims.iter() {
+            let mut guard = batch.space.table.lock();
+            let table = &mut *guard;
+            for victim in &mut batch.victims {
                 match victim.way {
                     Way::Keep => {
-                        let entry =
-                            table.get(victim.page).with_slot(victim.slot).with_state(State::EvictDrop);
-                        table.set(victim.page, entry);
-                        extend(&mut order.drop, victim.page);
+                        let (now, entry) = table.states.operation(victim.page);
+                        if now != victim.page || entry.is_discarded() || table.closed {
+                            victim.way = Way::Stay;
+                            continue;
+                        }
+                        if !victim.clean {
+                            // A fork from now on finds the contents in the slot, or the page present.
+                            table
+                                .states
+                                .set(victim.page, entry.with_state(State::EvictDrop).with_slot(victim.slot));
+                        }
+                        // One by one: of a range over several mappings, the kernel reports each part.
+                        order.drop.push((victim.page, 1));
                     }
                     Way::Unshare => extend(&mut order.unshare, victim.page),
                     _ => {}
                 }
             }
+            table.command = command;
+            table.own_drops = order
+                .drop
+                .iter()
+                .map(|&(first, count)| (Space::address(first), Space::address(first + u64::from(count))))
+                .collect();
         }
         // Victims to be unshared are resident again before the agent touches them.
-        let unshare: Vec<Victim> =
-            victims.iter().filter(|victim| victim.way == Way::Unshare).copied().collect();
-        self.stay(space, &unshare);
-        if (!order.drop.is_empty() || !order.unshare.is_empty())
-            && let Ok(done) = space.command(&order, &mut self.message)
-        {
-            self.complain_of_drop(done.drop_error);
+        let (unshare, rest) = batch.victims.iter().partition(|victim: &&Victim| victim.way == Way::Unshare);
+        batch.victims = rest;
+        self.end(&batch.space, unshare);
+        batch.drops = Some(std::mem::take(&mut order.drop));
+        order.drop.clone_from(batch.drops.as_ref().unwrap_or(&Vec::new()));
+        batch.command = command;
+        batch.since = Instant::now();
+        match batch.space.send(&batch.agent, command, &order, &mut self.message) {
+            Ok(()) => self.batches.push(batch),
+            Err(_) => self.agent_lost(batch, true),
         }
     }
 
-    /// Victims that stay what they were. Returns how many of them the program discarded.
-    fn stay(&self, space: &Arc<Space>, victims: &[Victim]) {
+    /// The agent has dropped the first `count` of these ranges.
+    fn dropped(&self, batch: &mut Batch, drops: &[(Page, u32)], count: usize) {
+        let mut guard = batch.space.table.lock();
+        let table = &mut *guard;
+        for (index, &(first, pages)) in drops.iter().enumerate() {
+            let end = first + u64::from(pages);
+            let range = (Space::address(first), Space::address(end));
+            let reported = match table.own_drops.iter().position(|own| *own == range) {
+                Some(at) => {
+                    table.own_drops.swap_remove(at);
+                    false
+                }
+                None => true,
+            };
+            let way = match (index < count, reported) {
+                (true, _) => Way::Gone,
+                (false, false) => Way::Stay,
+                (false, true) => {
+                    // It was the program that dropped exactly this range.
+                    let discarded = table.states.discard(first, end, &mut self.pager.slots.lock());
+                    debug_assert_eq!(discarded.resident, 0, "all of them are in an operation");
+                    Way::Stay
+                }
+            };
+            for victim in batch.victims.iter_mut().filter(|victim| victim.way == Way::Keep) {
+                if (first..end).contains(&victim.page) {
+                    victim.way = way;
+                    // What stays is protected and stored.
+                    victim.clean |= way == Way::Stay && victim.slot.is_some();
+                }
+            }
+        }
+        table.own_drops.clear();
+    }
+
+    /// The victims are gone, or stay: their entries say so, and threads that waited try again.
+    fn settle(&mut self, mut batch: Batch) {
+        for victim in batch.victims.iter_mut().filter(|victim| victim.way == Way::Back) {
+            self.put_back(&batch.space, victim);
+        }
+        let stayed = |victim: &&Victim| matches!(victim.way, Way::Stay | Way::Back);
+        self.evicted((batch.victims.len() - batch.victims.iter().filter(stayed).count()) as u64);
+        self.end(&batch.space, std::mem::take(&mut batch.victims));
+        batch.space.table.lock().command = 0;
+        self.pager.close_if_ended(&batch.space);
+    }
+
+    /// Maps a page again that was moved out and could not be saved, here and in children that wait for it.
+    fn put_back(&self, space: &Arc<Space>, victim: &mut Victim) {
+        let followers = space.table.lock().states.followers(victim.page);
+        let children = followers
+            .iter()
+            .filter_map(|follower| Some((self.pager.space(follower.space)?, follower.page)))
+            .collect::<Vec<_>>();
+        for (space, began) in std::iter::once((space.clone(), victim.page)).chain(children) {
+            self.pager.copy_back(&space, began, victim.copy);
+        }
+        victim.way = Way::Stay;
+    }
+
+    fn end(&self, space: &Arc<Space>, victims: Vec<Victim>) {
         if victims.is_empty() {
             return;
         }
-        for victim in victims.iter().filter(|victim| victim.way == Way::Back) {
-            while let Err(UffdError::Again(_)) =
-                space.uffd.copy(space.address(victim.page), victim.copy, PAGE_BYTES, false)
-            {
-                // A fork's event is for a handler to read.
-                std::thread::yield_now();
-            }
-        }
-        let mut waiters = Vec::new();
-        let mut freed = 0;
-        {
-            let mut table = space.table.lock();
-            if table.closed {
-                return;
-            }
-            for victim in victims {
-                Counters::add(&self.pager.stats.counters.evictions_undone, 1);
-                if let Some(slot) = victim.slot {
-                    self.pager.slots.lock().release(slot);
-                }
-                let entry = table.get(victim.page);
-                waiters.extend(entry.has_waiter().then_some(victim.page));
-                let name = PageName { space: space.index, page: victim.page };
-                self.pager.replacement.lock().reinsert(name);
-                let entry = if entry.is_discarded() {
-                    freed += 1;
-                    Entry(0)
-                } else {
-                    entry.with_slot(None).with_state(State::Resident).with_waiter(false)
-                };
-                table.set(victim.page, entry.with_queued(true));
-            }
-        }
-        self.pager.unreserve(space, freed);
-        wake(space, &waiters);
-    }
-
-    /// The victims are gone, or stay: their entries say so, and whoever waited tries again.
-    fn settle(&self, space: &Arc<Space>, victims: &[Victim]) -> u64 {
-        let staying: Vec<Victim> =
-            victims.iter().filter(|victim| matches!(victim.way, Way::Stay | Way::Back)).copied().collect();
-        self.stay(space, &staying);
         let counters = &self.pager.stats.counters;
-        let mut waiters = Vec::new();
-        let mut gone = 0;
+        let mut endings = Vec::with_capacity(victims.len());
         {
-            let mut table = space.table.lock();
-            table.evicting = false;
-            if table.closed {
-                return 0;
-            }
             let mut slots = self.pager.slots.lock();
-            let mut replacement = self.pager.replacement.lock();
-            for victim in
-                victims.iter().filter(|victim| !matches!(victim.way, Way::Stay | Way::Back | Way::Unshare))
-            {
-                gone += 1;
-                let entry = table.get(victim.page);
-                waiters.extend(entry.has_waiter().then_some(victim.page));
-                let slot = victim.slot.filter(|_| !matches!(victim.way, Way::Empty | Way::Unread));
-                let lost = victim.way == Way::Unread && !entry.is_discarded();
-                let left = if lost {
-                    slots.release(victim.slot.unwrap_or(u32::MAX));
-                    Entry(0).with_state(State::Lost)
-                } else if entry.is_discarded() || slot.is_none() {
-                    if let Some(slot) = victim.slot {
-                        slots.release(slot);
+            for victim in victims {
+                let ending = match victim.way {
+                    Way::Moved(_) | Way::Gone | Way::Keep => victim.slot.map_or(Ending::Zero, Ending::Saved),
+                    Way::Empty => Ending::Zero,
+                    Way::Unread => Ending::Lost,
+                    Way::Stay | Way::Unshare | Way::Back | Way::Move | Way::Clean => {
+                        Counters::add(&counters.evictions_undone, 1);
+                        Ending::Stays(victim.slot.filter(|_| victim.clean))
                     }
-                    Entry(0)
-                } else {
-                    Entry(0).with_state(State::Remote).with_slot(slot).with_age(replacement.age())
                 };
-                table.set(victim.page, left.with_queued(entry.is_queued()));
-                Counters::add(&counters.clean_drops, u64::from(victim.way == Way::Clean));
+                Counters::add(&counters.clean_drops, u64::from(victim.clean && victim.way == Way::Gone));
+                let held = matches!(ending, Ending::Saved(_) | Ending::Stays(Some(_)));
+                if let Some(slot) = victim.slot.filter(|_| !held) {
+                    slots.release(slot);
+                }
+                endings.push((victim.page, ending));
             }
-            replacement.advance(gone);
         }
-        self.pager.unreserve(space, gone);
-        wake(space, &waiters);
-        gone
+        self.pager.end_operations(space, endings);
     }
-}
 
-fn wake(space: &Space, pages: &[u32]) {
-    for &page in pages {
-        let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
+    /// The agent has ended, or does not say what it did: which pages it moved is not known.
+    /// `told`: it has got a command.
+    fn agent_lost(&mut self, mut batch: Batch, told: bool) {
+        let moving = batch.drops.take().is_none();
+        for victim in &mut batch.victims {
+            victim.way = match victim.way {
+                Way::Move | Way::Clean if !told => Way::Stay,
+                // Moved or not, its slot has the contents.
+                Way::Clean => Way::Gone,
+                Way::Move if moving => Way::Unread,
+                Way::Keep => Way::Gone,
+                other => other,
+            };
+        }
+        if told && !batch.agent.serves_its_program() {
+            // The program has ended, as it mostly does before its agent.
+        } else if told {
+            self.pager.end_program(&batch.agent, "its agent was ended in the middle of an eviction");
+        }
+        batch.space.table.lock().own_drops.clear();
+        self.settle(batch);
     }
 }
 
@@ -396,33 +503,33 @@ impl Vector {
     fn push(&mut self, local: u64, remote: u64) {
         for (spans, address) in [(&mut self.local, local), (&mut self.remote, remote)] {
             match spans.last_mut() {
-                Some(last) if last.address + last.length == address => last.length += PAGE_BYTES as u64,
-                _ => spans.push(Span { address, length: PAGE_BYTES as u64 }),
+                Some(last) if last.address + last.length == address => last.length += PAGE_BYTES,
+                _ => spans.push(Span { address, length: PAGE_BYTES }),
             }
         }
         debug_assert!(self.local.len().max(self.remote.len()) <= SPANS_MAX);
     }
 
     /// Copies; returns whole pages copied.
-    fn copy(&self, pid: u32) -> usize {
+    fn copy(&self, pid: u32) -> u64 {
         // SAFETY: the local ranges are far windows or staging memory, which no
         // reference points into, and whose slots belong to the victims.
-        unsafe { process::read_memory(pid, &self.local, &self.remote) }.unwrap_or(0) / PAGE_BYTES
+        unsafe { process::read_memory(pid, &self.local, &self.remote) }.unwrap_or(0) as u64 / PAGE_BYTES
     }
 }
 
 /// Copies the moved victims out of the staging area.
-fn read_moved(space: &Space, victims: &mut [Victim]) {
+fn read_moved(agent: &Agent, staging: u64, victims: &mut [Victim]) {
     let mut vector = Vector::default();
     for victim in victims.iter() {
         if let Way::Moved(index) = victim.way {
-            vector.push(victim.copy, space.staging_address(index));
+            vector.push(victim.copy, staging + u64::from(index) * PAGE_BYTES);
         }
     }
     if vector.local.is_empty() {
         return;
     }
-    let mut left = vector.copy(space.reader());
+    let mut left = vector.copy(agent.pid);
     for victim in victims.iter_mut().filter(|victim| matches!(victim.way, Way::Moved(_))) {
         if left == 0 {
             // Most likely the process has ended, and nobody will ask for the page.
@@ -434,12 +541,12 @@ fn read_moved(space: &Space, victims: &mut [Victim]) {
 }
 
 /// Copies the kept victims out of the program. One that cannot be read stays.
-fn read_kept(space: &Space, victims: &mut [Victim]) {
-    let pid = space.reader();
-    for victim in victims.iter_mut().filter(|victim| victim.way == Way::Keep) {
+fn read_kept(agent: &Agent, victims: &mut [Victim]) {
+    for victim in victims.iter_mut().filter(|victim| victim.way == Way::Keep && !victim.clean) {
         let mut vector = Vector::default();
-        vector.push(victim.copy, space.address(victim.page));
-        if vector.copy(pid) == 0 && !read_by_file(pid, space.address(victim.page), victim.copy) {
+        let address = Space::address(victim.page);
+        vector.push(victim.copy, address);
+        if vector.copy(agent.pid) == 0 && !read_by_file(agent.pid, address, victim.copy) {
             victim.way = Way::Stay;
         }
     }
@@ -447,14 +554,15 @@ fn read_kept(space: &Space, victims: &mut [Victim]) {
 
 /// Reads a page that its process may not read itself (`PROT_NONE`).
 fn read_by_file(pid: u32, address: u64, copy: u64) -> bool {
-    let mut page = [0u8; PAGE_BYTES];
+    let mut page = [0u8; PAGE_BYTES as usize];
     let read = std::fs::File::open(format!("/proc/{pid}/mem"))
         .and_then(|file| std::os::unix::fs::FileExt::read_exact_at(&file, &mut page, address));
     if read.is_err() {
         return false;
     }
-    let local = [Span { address: copy, length: PAGE_BYTES as u64 }];
-    let own = [Span { address: page.as_ptr() as u64, length: PAGE_BYTES as u64 }];
+    let local = [Span { address: copy, length: PAGE_BYTES }];
+    let own = [Span { address: page.as_ptr() as u64, length: PAGE_BYTES }];
     // SAFETY: the local range belongs to the victim, as in `Vector::copy`.
-    unsafe { process::read_memory(std::process::id(), &local, &own) }.is_ok_and(|bytes| bytes == PAGE_BYTES)
+    unsafe { process::read_memory(std::process::id(), &local, &own) }
+        .is_ok_and(|bytes| bytes as u64 == PAGE_BYTES)
 }

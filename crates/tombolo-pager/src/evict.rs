@@ -2,21 +2,34 @@
 //! what if there is no room. How a batch leaves is in [`crate::batch`].
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::batch::{BATCH, Outcome};
-use crate::page::State;
+use rustix::event::{PollFd, PollFlags, poll};
+use tombolo_core::pager::{LIVES_MAX, Page, PageName, State};
+
+use crate::batch::{BATCH, Batch, Outcome};
 use crate::pager::Pager;
 use crate::placement::Placement;
-use crate::replacement::PageName;
 
 /// Batches without a waiting fault after which less room is kept free.
 const CALM: u32 = 64;
 
 /// How long after a far fault the evictor stays up.
 const LINGER: Duration = Duration::from_micros(100);
+
+/// How long the evictor polls for an agent's answer before it sleeps between looks.
+const POLL: Duration = Duration::from_micros(400);
+
+/// An agent that has not answered for this long is late: its program is frozen, or the machine is
+/// very busy. Others go on, and it is looked after less often.
+const LATE: Duration = Duration::from_millis(20);
+
+/// An agent that has not answered for this long is not waited for: its program is frozen. Others may then
+/// exceed the limit, if nothing else can leave.
+const FROZEN: Duration = Duration::from_secs(1);
 
 /// Names looked at in a row before the evictor looks up.
 const LOOK_MAX: usize = 8 * BATCH;
@@ -29,23 +42,43 @@ pub struct Evictor {
     /// Far memory is directly reachable. Otherwise sending keeps this thread awake,
     /// and a lender on this machine needs a processor, too.
     pub(crate) windowed: bool,
+    /// Pages on their way out, at most one batch of a space.
+    pub(crate) batches: Vec<Batch>,
+    /// The last command's number.
+    pub(crate) command: u32,
+    /// Names looked at since a page left.
+    looked_at: u64,
 }
 
 impl Evictor {
     /// An evictor for this pager.
     pub fn new(pager: Arc<Pager>) -> Self {
         let windowed = pager.far.window(0).is_some();
-        Self { pager, message: Vec::with_capacity(16 * 1024), placement: Placement::default(), windowed }
+        Self {
+            pager,
+            message: Vec::with_capacity(16 * 1024),
+            placement: Placement::default(),
+            windowed,
+            batches: Vec::new(),
+            command: 0,
+            looked_at: 0,
+        }
     }
 
     /// Evicts whenever room is short, until the run is over.
     pub fn run(mut self) {
-        let mut stuck = 0;
         let (mut calm, mut waits) = (0, 0);
         while !self.pager.stopping.load(Ordering::Relaxed) {
+            if self.collect() {
+                self.serve_waiting();
+            }
+            if self.wait_for_agents() {
+                continue;
+            }
             if !self.is_short() && self.pager.waiting.lock().is_empty() {
-                if !(self.windowed && self.linger()) {
-                    self.pager.evictor.wait(Duration::from_millis(200));
+                let late = !self.batches.is_empty();
+                if !(self.windowed && !late && self.linger()) {
+                    self.pager.evictor.wait(if late { LATE } else { Duration::from_millis(200) });
                 }
                 continue;
             }
@@ -56,21 +89,51 @@ impl Evictor {
                 calm = 0;
                 self.pager.narrow_headroom();
             }
-            let outcome = if self.is_short() { self.make_room() } else { Outcome::Evicted(0) };
-            match outcome {
-                Outcome::Evicted(_) => stuck = 0,
-                Outcome::NoVictims | Outcome::FarFull => {
-                    stuck += 1;
-                    // Evictions that were given up (a fork) succeed a moment later.
-                    std::thread::sleep(Duration::from_micros(if stuck < 20 { 100 } else { 2_000 }));
-                }
-            }
-            if stuck >= 50 && !self.pager.waiting.lock().is_empty() {
-                self.give_up(outcome);
-            } else {
+            let outcome = if self.is_short() { self.make_room() } else { Outcome::Begun(0) };
+            if !self.is_short() {
                 self.serve_waiting();
+            } else if self.fruitless() && !self.pager.waiting.lock().is_empty() {
+                self.give_up(outcome);
+            } else if outcome == Outcome::NoVictims || outcome == Outcome::FarFull {
+                // What could not be claimed may be free a moment later.
+                std::thread::sleep(Duration::from_micros(100));
+                self.looked_at += LOOK_MAX as u64;
             }
         }
+    }
+
+    /// Whether every page was looked at, as often as one is spared, and none could leave.
+    fn fruitless(&self) -> bool {
+        let resident = self.pager.room.evictable();
+        self.looked_at > (u64::from(LIVES_MAX) + 1) * resident.max(16 * LOOK_MAX as u64)
+    }
+
+    /// Pages have left.
+    pub(crate) fn evicted(&mut self, pages: u64) {
+        self.pager.room.evicted(pages);
+        if pages > 0 {
+            self.looked_at = 0;
+        }
+    }
+
+    /// Waits for the agents that are at work, if there is nothing better to do. False: there are none, or
+    /// they are late and pages of other spaces can be evicted meanwhile.
+    fn wait_for_agents(&self) -> bool {
+        let mut working = self.batches.iter().filter(|batch| batch.since.elapsed() < FROZEN).peekable();
+        let Some(first) = working.peek() else { return false };
+        if first.since.elapsed() < POLL {
+            std::thread::yield_now();
+            return true;
+        }
+        let others = self.pager.spaces.read().len() > self.batches.len();
+        if others && working.clone().all(|batch| batch.since.elapsed() > LATE) {
+            return false;
+        }
+        let mut sockets: Vec<PollFd<'_>> =
+            working.map(|batch| PollFd::from_borrowed_fd(batch.agent.as_fd(), PollFlags::IN)).collect();
+        let time = rustix::event::Timespec { tv_sec: 0, tv_nsec: LATE.as_nanos() as i64 };
+        let _ = poll(&mut sockets, Some(&time));
+        true
     }
 
     /// Stays up while pages keep coming in, giving way to everybody: they will
@@ -93,7 +156,7 @@ impl Evictor {
     }
 
     fn is_short(&self) -> bool {
-        self.pager.resident.load(Ordering::Relaxed) + self.pager.headroom_pages() > self.pager.limit_pages
+        self.pager.room.free() < self.pager.headroom_pages().cast_signed()
     }
 
     /// Faults that waited for room try again.
@@ -108,30 +171,39 @@ impl Evictor {
         self.pager.serve_deferred();
     }
 
-    /// No room can be made. A fault that cannot be served must not hang.
+    /// No room can be made. Faults that cannot be served must not hang.
     fn give_up(&self, outcome: Outcome) {
-        let next = self.pager.waiting.lock().pop_front();
-        let Some(fault) = next else { return };
-        let Some(space) = self.pager.space(fault.space) else { return };
-        if outcome == Outcome::FarFull {
+        let waiting = std::mem::take(&mut *self.pager.waiting.lock());
+        if outcome != Outcome::FarFull {
+            // Nothing here can be evicted: the limit gives way.
+            self.pager.room.allow(waiting.len() as u64);
             self.pager.say_once(
-                "full",
-                "local and far memory are both full: the program gets SIGBUS; lend or ask for more with --remote",
+                "overdraft",
+                "the program exceeds --local: what is here cannot be evicted now (locked or pinned pages, or a \
+                 frozen program)",
             );
-            self.pager.poison(&space, fault.page);
-        } else {
-            // Nothing here can be evicted (no agent yet, or locked pages): the limit gives way.
-            self.pager.serve_beyond_limit(fault);
+        }
+        for fault in waiting {
+            let Some(space) = self.pager.space(fault.space) else { continue };
+            if outcome == Outcome::FarFull {
+                self.pager.say_once(
+                    "full",
+                    "local and far memory are both full: the program gets SIGBUS; lend more, or borrow more with --remote",
+                );
+                self.pager.poison(&space, fault.page);
+            } else {
+                self.pager.serve_again(fault);
+            }
         }
     }
 
     /// Takes names from the queues until `want` of them are to go, by space and in
     /// order. Spares those that were used, or came back quickly before.
     /// Also returns how many were looked at.
-    fn select(&self, want: usize) -> (BTreeMap<u32, Vec<u32>>, usize) {
-        let mut batches: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    fn select(&self, want: usize) -> (BTreeMap<u32, Vec<Page>>, usize) {
+        let mut batches: BTreeMap<u32, Vec<Page>> = BTreeMap::new();
         let (mut found, mut looked_at) = (0, 0);
-        let mut names = Vec::with_capacity(BATCH);
+        let mut names: Vec<PageName> = Vec::with_capacity(BATCH);
         let mut spared = Vec::with_capacity(BATCH);
         while found < want && looked_at < LOOK_MAX {
             names.clear();
@@ -144,25 +216,30 @@ impl Evictor {
             }
             looked_at += names.len();
             let mut at = 0;
-            while let Some(&PageName { space: index, .. }) = names.get(at) {
+            while let Some(name) = names.get(at) {
+                let index = name.space();
                 let end = names[at..]
                     .iter()
-                    .position(|name| name.space != index)
+                    .position(|name| name.space() != index)
                     .map_or(names.len(), |more| at + more);
                 let run = &names[at..end];
                 at = end;
                 let Some(space) = self.pager.space(index) else { continue };
                 let mut table = space.table.lock();
+                // An agent without a command can be given one; without an agent, nothing leaves.
+                let able = space.has_agent() && table.command == 0;
                 for &name in run {
-                    let entry = table.get(name.page);
+                    let entry = table.states.get(name.page());
                     if entry.state() != State::Resident {
-                        table.set(name.page, entry.with_queued(false));
+                        table.states.set(name.page(), entry.with_queued(false));
+                    } else if !able {
+                        spared.push(name);
                     } else if entry.is_referenced() || entry.lives() > 0 {
                         let lives = entry.lives().saturating_sub(1);
-                        table.set(name.page, entry.with_referenced(false).with_lives(lives));
+                        table.states.set(name.page(), entry.with_referenced(false).with_lives(lives));
                         spared.push(name);
                     } else {
-                        batches.entry(index).or_default().push(name.page);
+                        batches.entry(index).or_default().push(name.page());
                         found += 1;
                     }
                 }
@@ -175,32 +252,32 @@ impl Evictor {
         (batches, looked_at)
     }
 
+    /// Begins to evict from every space that has pages to give.
     fn make_room(&mut self) -> Outcome {
-        let short = (self.pager.resident.load(Ordering::Relaxed) + self.pager.headroom_pages())
-            .saturating_sub(self.pager.limit_pages);
-        let (batches, looked_at) = self.select((short as usize).clamp(BATCH / 2, BATCH));
+        let short = self.pager.headroom_pages().cast_signed() - self.pager.room.free();
+        let (batches, looked_at) = self.select((short.max(0) as usize).clamp(BATCH / 2, BATCH));
+        self.looked_at += looked_at as u64;
         if looked_at == 0 {
             return Outcome::NoVictims;
         }
         if batches.is_empty() {
-            // All of them were spared this time: that is progress.
-            return Outcome::Evicted(0);
+            // All of them were spared this time.
+            return Outcome::Begun(0);
         }
-        let (mut evicted, mut full) = (0, false);
+        let (mut begun, mut full) = (0, false);
         for (index, mut pages) in batches {
             let Some(space) = self.pager.space(index) else { continue };
             pages.sort_unstable();
-            match self.evict(&space, &pages) {
-                Outcome::Evicted(count) => evicted += count,
+            match self.begin(&space, &pages) {
+                Outcome::Begun(count) => begun += count,
                 Outcome::FarFull => full = true,
                 Outcome::NoVictims => {}
             }
-            self.pager.finish_pending(&space);
         }
-        match (evicted, full) {
+        match (begun, full) {
             (0, true) if self.pager.reclaim_clean_slots(BATCH) == 0 => Outcome::FarFull,
             (0, false) => Outcome::NoVictims,
-            _ => Outcome::Evicted(evicted),
+            _ => Outcome::Begun(begun),
         }
     }
 }
@@ -212,11 +289,10 @@ impl Pager {
         let mut freed = 0;
         for space in self.all_spaces() {
             let mut table = space.table.lock();
-            for page in 0..table.high_water {
-                let entry = table.get(page);
+            for (page, entry) in table.states.all() {
                 if let (State::Resident, Some(slot)) = (entry.state(), entry.slot()) {
                     // The page stays protected; its next write finds it dirty already.
-                    table.set(page, entry.with_slot(None));
+                    table.states.set(page, entry.with_slot(None));
                     self.slots.lock().release(slot);
                     freed += 1;
                     if freed == want {

@@ -83,7 +83,7 @@ impl PollSet {
         Ok(())
     }
 
-    /// Removes them. Closing does not: the agent has a duplicate.
+    /// Removes them. Closing does not: the agent and the keeper have duplicates.
     pub fn remove_space(&self, space: &Space) {
         let _ = epoll::delete(&self.epoll, space.uffd.as_fd());
     }
@@ -125,12 +125,13 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
     };
     let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
     let mut events = [nothing; 16];
+    let mut put_off = false;
     while !pager.stopping.load(Ordering::Relaxed) {
-        if handler.rests(set) {
+        if !put_off && handler.rests(set) {
             continue;
         }
         let spinning = handler.spin();
-        let sleep = if spinning { Some(Duration::ZERO) } else { pager.far.sleep_time() };
+        let sleep = if spinning || put_off { Some(Duration::ZERO) } else { pager.far.sleep_time() };
         let timeout = sleep.map(|sleep| rustix::time::Timespec {
             tv_sec: sleep.as_secs() as i64,
             tv_nsec: i64::from(sleep.subsec_nanos()),
@@ -140,7 +141,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return,
         };
-        let mut far = spinning || (count == 0 && sleep.is_some());
+        let mut far = spinning || put_off || (count == 0 && sleep.is_some());
         for event in &events[..count] {
             match event.data.u64() {
                 STOP => return,
@@ -153,7 +154,11 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         if far {
             pager.far.progress();
         }
-        pager.serve_deferred();
+        put_off = pager.serve_deferred();
+        if put_off {
+            // The thread that changes the address space may need this processor.
+            std::thread::yield_now();
+        }
     }
 }
 

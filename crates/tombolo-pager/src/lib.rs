@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!  program + preloaded library        supervisor (this crate)            far memory
-//!  arena (userfaultfd) --faults--> handlers, one a processor --reads--> windows or reads
-//!  agent thread <--drop pages----- evictor --writes-------------------> windows or writes
-//!  agent thread --hello, hang-up-> reception
+//!  mappings (userfaultfd) --faults--> handlers, one a processor --reads--> windows or reads
+//!  agent process <--move pages------ evictor --writes--------------------> windows or writes
+//!  agent process --hello, hang-up--> reception
+//!                                    keeper, a process that outlives this one
 //! ```
 //!
 //! [`run()`] starts a program under it and comes back when the program and all
@@ -15,19 +16,18 @@ mod batch;
 mod evict;
 mod handler;
 mod home;
-mod page;
+mod keeper;
 mod pager;
 mod placement;
-mod prefetch;
 #[path = "../../tombolo-preload/src/protocol.rs"]
 #[allow(dead_code, reason = "some of it is for the other end")]
 mod protocol;
-mod replacement;
 mod requests;
+mod room;
 mod run;
 mod serve;
-mod slots;
 mod space;
 mod stats;
 
+pub use keeper::keep;
 pub use run::{Finished, LOCAL_LEAST_BYTES, Monitor, Options, RunError, run};

@@ -1,8 +1,9 @@
 //! The pager's shared state, and what its threads have in common.
 //!
-//! Locks, in the order they may be taken: a space's table, then slots, then
-//! replacement. No lock is held across a userfaultfd ioctl that can wait, nor
-//! while waiting for the agent or a lender.
+//! Locks, in the order they may be taken: a space's table, its child's, then slots,
+//! then replacement. A space's table is locked while its events are read and its pages
+//! are mapped, which waits for the program's own changes of its mappings at most; no lock
+//! is held while waiting for an agent or a lender.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,18 +11,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, RwLock};
+use tombolo_core::pager::{
+    Outcome, PAGE_BYTES, Page, PageName, Replacement, Slots, State, TOUCH_MAX, WriteHabit,
+};
+use tombolo_host::process;
 use tombolo_host::sparse::Pages;
-use tombolo_host::uffd::PAGE_BYTES;
+use tombolo_host::uffd::UffdError;
 use tombolo_node::FarMemory;
 
 use crate::handler::PollSet;
 use crate::home::Home;
-use crate::page::{Entry, State};
-use crate::prefetch::{TOUCH_MAX, WriteHabit};
+use crate::keeper::Keeper;
 use crate::protocol::STAGING_PAGES;
-use crate::replacement::{PageName, Replacement};
-use crate::slots::Slots;
-use crate::space::Space;
+use crate::room::Room;
+use crate::serve::Deferred;
+use crate::space::{Agent, Space, Table};
 use crate::stats::{Counters, Stats};
 
 /// A thread waits for a page.
@@ -30,7 +34,7 @@ pub struct Fault {
     /// Its space.
     pub space: u32,
     /// The page.
-    pub page: u32,
+    pub page: Page,
     /// The access was a write.
     pub write: bool,
     /// The page was present, but write-protected.
@@ -45,13 +49,16 @@ pub struct Fault {
 const HEADROOM_LEAST: u64 = 64;
 const HEADROOM_MOST: u64 = 1024;
 
+/// Descriptors kept in reserve.
+const SPARE: usize = 16;
+
 /// What the user is told while the program runs.
 pub type Notify = Box<dyn Fn(&str) + Send + Sync>;
 
 /// Everything the handlers, the evictor and the attach thread share.
 pub struct Pager {
-    /// Most pages resident at once, over all spaces, besides the staging area.
-    pub limit_pages: u64,
+    /// How much is resident, and how much may be, besides the staging area.
+    pub room: Room,
     /// Room that the evictor keeps free ahead of need.
     headroom_pages: AtomicU64,
     /// Where evicted pages go.
@@ -64,14 +71,10 @@ pub struct Pager {
     /// space that has ended must not reach another.
     pub spaces: RwLock<HashMap<u32, Arc<Space>>>,
     next_space: AtomicU32,
-    /// Pages resident or about to be.
-    pub resident: AtomicU64,
-    /// Pages that may exceed the limit, because nothing could be evicted for them.
-    pub overdraft: AtomicU64,
     /// Faults that wait for room.
     pub waiting: Mutex<VecDeque<Fault>>,
-    /// Faults read by someone who was busy with another one.
-    pub deferred: Mutex<VecDeque<Fault>>,
+    /// What could not be served because the address space was changing.
+    pub deferred: Mutex<VecDeque<Deferred>>,
     /// Zero pages to copy from.
     pub zeroes: Pages,
     /// The evictor sleeps here.
@@ -90,6 +93,10 @@ pub struct Pager {
     pub habit: WriteHabit,
     /// What the handlers poll, one set each.
     pub polls: Vec<PollSet>,
+    /// Descriptors to give up where no other is left: a fork that cannot be followed would hang.
+    spare: Mutex<Vec<std::fs::File>>,
+    /// Holds every userfaultfd, and ends the programs if this process is lost.
+    pub keeper: Keeper,
     /// What was said once is not said again.
     said: Mutex<Vec<&'static str>>,
 }
@@ -127,7 +134,7 @@ impl Doorbell {
 
 impl std::fmt::Debug for Pager {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Pager").field("limit_pages", &self.limit_pages).finish_non_exhaustive()
+        formatter.debug_struct("Pager").field("room", &self.room).finish_non_exhaustive()
     }
 }
 
@@ -138,27 +145,26 @@ impl Pager {
         handlers: usize,
         processors: &[usize],
         far: Arc<dyn FarMemory>,
+        keeper: Keeper,
         notify: Notify,
     ) -> std::io::Result<Self> {
         // What waits in the staging area is local memory, too.
-        let limit_pages = (limit_bytes / PAGE_BYTES as u64).saturating_sub(STAGING_PAGES as u64);
+        let limit_pages = (limit_bytes / PAGE_BYTES).saturating_sub(STAGING_PAGES as u64);
         let mut polls = Vec::with_capacity(handlers);
         for _ in 0..handlers {
             let poll = PollSet::new()?;
             poll.set_far(&*far);
             polls.push(poll);
         }
-        let zeroes = Pages::new(TOUCH_MAX as usize * PAGE_BYTES)?;
+        let zeroes = Pages::new(TOUCH_MAX as usize * PAGE_BYTES as usize)?;
         zeroes.prefault();
         Ok(Self {
-            limit_pages,
+            room: Room::new(limit_pages),
             headroom_pages: AtomicU64::new(HEADROOM_LEAST),
             slots: Mutex::new(Slots::new(far.pages() as usize)),
             replacement: Mutex::new(Replacement::new(limit_pages as usize)),
             spaces: RwLock::new(HashMap::with_capacity(64)),
             next_space: AtomicU32::new(0),
-            resident: AtomicU64::new(0),
-            overdraft: AtomicU64::new(0),
             waiting: Mutex::new(VecDeque::with_capacity(1024)),
             deferred: Mutex::new(VecDeque::with_capacity(1024)),
             zeroes,
@@ -171,6 +177,8 @@ impl Pager {
             awake: AtomicUsize::new(handlers),
             habit: WriteHabit::default(),
             polls,
+            spare: Mutex::new((0..SPARE).map_while(|_| std::fs::File::open("/dev/null").ok()).collect()),
+            keeper,
             said: Mutex::new(Vec::new()),
         })
     }
@@ -189,65 +197,137 @@ impl Pager {
     pub fn add_space(&self, make: impl FnOnce(u32) -> std::io::Result<Space>) -> std::io::Result<Arc<Space>> {
         let index = self.next_space.fetch_add(1, Ordering::Relaxed);
         let space = Arc::new(make(index)?);
+        self.keeper.add(&space);
         self.spaces.write().insert(index, space.clone());
-        for poll in &self.polls {
-            poll.add_space(&space)?;
-        }
         Counters::add(&self.stats.counters.spaces, 1);
         Ok(space)
     }
 
-    /// The address space has ended: everything it held is free.
+    /// From now on the handlers serve this space.
+    pub fn poll_space(&self, space: &Space) -> std::io::Result<()> {
+        self.polls.iter().try_for_each(|poll| poll.add_space(space))
+    }
+
+    /// The address space has ended, or its program has. Everything it held is free as soon as no
+    /// eviction is under way there: a child may wait for what is being saved.
     pub fn close_space(&self, space: &Space) {
+        space.ending.store(true, Ordering::Release);
+        self.close_if_ended(space);
+    }
+
+    /// Closes a space that has ended and where no eviction is under way.
+    pub fn close_if_ended(&self, space: &Space) {
+        if !space.ending.load(Ordering::Acquire) {
+            return;
+        }
         {
             let mut table = space.table.lock();
-            if std::mem::replace(&mut table.closed, true) {
+            if table.closed || table.command != 0 {
                 return;
             }
+            table.closed = true;
             let mut slots = self.slots.lock();
-            for page in 0..table.high_water {
-                if let Some(slot) = table.get(page).slot() {
+            for (_, entry) in table.states.all() {
+                if let Some(slot) = entry.slot() {
                     slots.release(slot);
                 }
             }
-            let resident = space.resident.swap(0, Ordering::Relaxed);
-            self.resident.fetch_sub(resident, Ordering::Relaxed);
+            self.room.give_back(&space.account, space.account.pages());
+        }
+        if let Some(agent) = space.detach() {
+            space.dismiss(&agent);
         }
         for poll in &self.polls {
             poll.remove_space(space);
         }
         self.spaces.write().remove(&space.index);
+        self.keeper.remove(space);
         self.evictor.ring();
+    }
+
+    /// A program that cannot go on rightly does not go on.
+    pub fn end_program(&self, agent: &Agent, why: &str) {
+        (self.notify)(&format!("ending process {}: {why}", agent.program.pid));
+        let _ = process::signal(&agent.program.pidfd, libc::SIGKILL);
+    }
+
+    /// Evictions of a space have ended like this: their pages' states say so, threads that waited try
+    /// again, and children that share them learn it, too.
+    pub fn end_operations(&self, space: &Arc<Space>, endings: Vec<(Page, Outcome)>) {
+        let mut followers = Vec::new();
+        let mut wake = Vec::new();
+        let (mut freed, mut gained) = (0, 0);
+        {
+            let mut table = space.table.lock();
+            let mut slots = self.slots.lock();
+            let mut replacement = self.replacement.lock();
+            let age = replacement.age();
+            let mut gone = 0;
+            for (page, outcome) in endings {
+                if table.closed {
+                    if let Outcome::Saved(slot) | Outcome::Stays(Some(slot)) = outcome {
+                        slots.release(slot);
+                    }
+                    continue;
+                }
+                gone += u64::from(!matches!(outcome, Outcome::Stays(_)));
+                let finished = table.states.finish(page, outcome, age, &mut slots);
+                wake.extend(finished.wake);
+                followers.extend(finished.followers);
+                freed += u64::from(finished.freed);
+                gained += u64::from(finished.gained);
+                if finished.unqueued {
+                    replacement.reinsert(PageName::new(space.index, finished.page));
+                    let entry = table.states.get(finished.page);
+                    table.states.set(finished.page, entry.with_queued(true));
+                }
+            }
+            replacement.advance(gone);
+        }
+        self.unreserve(space, freed);
+        self.room.take(&space.account, gained);
+        for page in wake {
+            let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+        }
+        for (follower, outcome) in followers {
+            match self.space(follower.space) {
+                Some(child) => self.end_operations(&child, vec![(follower.page, outcome)]),
+                None => {
+                    if let Outcome::Saved(slot) = outcome {
+                        self.slots.lock().release(slot);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Maps a page whose eviction could not be completed; whoever has it mapped already keeps it.
+    pub fn copy_back(&self, space: &Arc<Space>, began: Page, source: u64) {
+        loop {
+            let mut table = space.table.lock();
+            let (page, entry) = table.states.operation(began);
+            if table.closed || entry.is_discarded() {
+                return;
+            }
+            match space.uffd.copy(Space::address(page), source, PAGE_BYTES as usize, false) {
+                Err(UffdError::Again(_)) => {
+                    if !self.read_change(space, &mut table) {
+                        drop(table);
+                        std::thread::yield_now();
+                    }
+                }
+                _ => return,
+            }
+        }
     }
 
     /// Claims room for up to `want` pages of a space; returns how many were granted.
     pub fn reserve(&self, space: &Space, want: u64) -> u64 {
-        let granted = self.resident.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |resident| {
-            let free = self.limit_pages.saturating_sub(resident);
-            (free > 0).then(|| resident + want.min(free))
-        });
-        let mut granted = granted.map_or(0, |before| want.min(self.limit_pages.saturating_sub(before)));
-        if granted == 0 && self.take_overdraft() {
-            self.resident.fetch_add(1, Ordering::Relaxed);
-            granted = 1;
-        }
-        self.count_reserved(space, granted);
-        granted
-    }
-
-    fn take_overdraft(&self) -> bool {
-        self.overdraft
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |pages| pages.checked_sub(1))
-            .is_ok()
-    }
-
-    fn count_reserved(&self, space: &Space, pages: u64) {
-        space.resident.fetch_add(pages, Ordering::Relaxed);
-        let resident = self.resident.load(Ordering::Relaxed);
-        self.stats.counters.resident_peak.fetch_max(resident, Ordering::Relaxed);
-        if resident + self.headroom_pages() / 2 >= self.limit_pages {
+        let granted = self.room.reserve(&space.account, want);
+        if self.room.free() <= (self.headroom_pages() / 2).cast_signed() {
             self.evictor.ring();
         }
+        granted
     }
 
     /// Room that is kept free ahead of need.
@@ -257,7 +337,7 @@ impl Pager {
 
     /// A fault had to wait for room: keep more of it free.
     pub fn widen_headroom(&self) {
-        let most = (self.limit_pages / 32).clamp(HEADROOM_LEAST, HEADROOM_MOST);
+        let most = (self.room.limit_pages() / 32).clamp(HEADROOM_LEAST, HEADROOM_MOST);
         let wider = (self.headroom_pages() * 2).min(most);
         self.headroom_pages.store(wider, Ordering::Relaxed);
     }
@@ -270,63 +350,15 @@ impl Pager {
 
     /// Gives claimed room back.
     pub fn unreserve(&self, space: &Space, pages: u64) {
-        if pages > 0 {
-            space.resident.fetch_sub(pages, Ordering::Relaxed);
-            self.resident.fetch_sub(pages, Ordering::Relaxed);
-        }
+        self.room.give_back(&space.account, pages);
     }
 
     /// Puts the name of a page that became resident into the queues, once.
-    #[must_use]
-    pub fn queue(&self, space: &Space, page: u32, entry: Entry, evicted_at: Option<u64>) -> Entry {
-        if entry.is_queued() {
-            return entry;
-        }
-        let lives = self.replacement.lock().insert(PageName { space: space.index, page }, evicted_at);
-        entry.with_queued(true).with_lives(lives)
-    }
-
-    /// Contents of a range are not wanted any more. False: an eviction of some of
-    /// its pages is under way, ask again when it has ended.
-    pub fn discard(&self, space: &Space, first: u32, count: u32) -> bool {
-        loop {
-            let mut table = space.table.lock();
-            let end = first.saturating_add(count).min(table.high_water);
-            let (mut installing, mut evicting) = (false, false);
-            let mut freed = 0;
-            let mut slots = self.slots.lock();
-            for page in first..end {
-                let entry = table.get(page);
-                match entry.state() {
-                    State::Untouched => continue,
-                    // What is under way must not arrive after the page has another use.
-                    State::Installing | State::Fetching => {
-                        installing = true;
-                        continue;
-                    }
-                    State::EvictCopy | State::EvictDrop => {
-                        evicting = true;
-                        table.set(page, entry.with_discarded(true));
-                        continue;
-                    }
-                    State::Resident => freed += 1,
-                    State::Remote | State::Lost => {}
-                }
-                if let Some(slot) = entry.slot() {
-                    slots.release(slot);
-                }
-                Counters::add(&self.stats.counters.discarded_pages, 1);
-                table.set(page, Entry(0).with_queued(entry.is_queued()));
-            }
-            drop(slots);
-            drop(table);
-            self.unreserve(space, freed);
-            if !installing {
-                return !evicting;
-            }
-            // It ends soon, or when its lender is given up; this thread may be the one to see to it.
-            self.far.progress();
-            std::thread::yield_now();
+    pub fn queue(&self, space: &Space, table: &mut Table, page: Page, evicted_at: Option<u64>) {
+        let entry = table.states.get(page);
+        if !entry.is_queued() {
+            let lives = self.replacement.lock().insert(PageName::new(space.index, page), evicted_at);
+            table.states.set(page, entry.with_queued(true).with_lives(lives));
         }
     }
 
@@ -347,14 +379,12 @@ impl Pager {
         let mut hurt = Vec::new();
         for space in self.all_spaces() {
             let mut lost = 0;
-            let table = space.table.lock();
-            for page in 0..table.high_water {
-                let entry = table.get(page);
+            for (_, entry) in space.table.lock().states.all() {
                 let only_there = matches!(entry.state(), State::Remote | State::Fetching | State::EvictDrop);
                 lost += u64::from(only_there && entry.slot().is_some_and(|slot| self.far.is_lost(slot)));
             }
             if lost > 0 {
-                hurt.push((space.pid.load(Ordering::Relaxed), lost));
+                hurt.push((space, lost));
             }
         }
         {
@@ -369,15 +399,32 @@ impl Pager {
             (self.notify)(&format!("lender {who} is gone ({why}); nothing was stored there"));
             return;
         }
-        for (pid, lost) in hurt {
+        for (space, lost) in hurt {
+            let agent = space.agent();
+            let pid = agent
+                .as_ref()
+                .map_or("a forked child".to_owned(), |agent| format!("process {}", agent.program.pid));
             (self.notify)(&format!(
-                "lender {who} is gone ({why}), and with it {} KiB of process {pid}: sending it SIGBUS",
-                lost * PAGE_BYTES as u64 / 1024
+                "lender {who} is gone ({why}), and with it {} KiB of {pid}: sending it SIGBUS",
+                lost * PAGE_BYTES / 1024
             ));
-            if let Ok(process) = tombolo_host::process::pidfd(pid) {
-                let _ = tombolo_host::process::signal(&process, 7);
+            // A child without an agent gets its SIGBUS when it touches one of those pages.
+            if let Some(agent) = agent {
+                let _ = process::signal(&agent.program.pidfd, libc::SIGBUS);
             }
         }
+    }
+
+    /// Gives up one of the descriptors in reserve. False: there is none.
+    pub fn use_spare_descriptor(&self) -> bool {
+        let used = self.spare.lock().pop().is_some();
+        if used {
+            self.say_once(
+                "descriptors",
+                "few file descriptors are left to serve processes (see `ulimit -n`)",
+            );
+        }
+        used
     }
 
     /// Tells the user something, once a run.

@@ -1,94 +1,145 @@
-//! What the program asks for by the doorbell page.
+//! What the program asks for by touching a page of the control area.
 //!
-//! A request is a page fault, and its answer the contents of the page. One that
-//! has to wait for an eviction is kept in the table, and answered by whoever
-//! ends the eviction.
+//! A request is a page fault, and its answer the contents of the page.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
+use tombolo_core::pager::{PAGE_BYTES, Page, State};
 use tombolo_host::process;
-use tombolo_host::uffd::PAGE_BYTES;
+use tombolo_host::uffd::UffdError;
 
 use crate::pager::Pager;
-use crate::protocol::{ATTACH, Answer, DISCARD, FORK, FORKED, Request};
-use crate::serve::Run;
-use crate::space::{Pending, Space};
+use crate::protocol::{ATTACH_PAGE, Answer, LOCALISE, REGISTER, REQUEST_PAGE, REQUESTS, Request};
+use crate::serve::Step;
+use crate::space::{Space, Table};
+use crate::stats::Counters;
 
 /// A page on a page boundary.
 #[repr(C, align(4096))]
-struct PageBuffer([u8; PAGE_BYTES]);
+struct PageBuffer([u8; PAGE_BYTES as usize]);
 
 impl Pager {
-    /// A thread of the program touched the doorbell page.
-    pub(crate) fn answer_doorbell(&self, space: &Arc<Space>, thread: u32) {
-        let mut bytes = [0u8; size_of::<Request>()];
-        let mut answer = Answer { served: 0, value: 0 };
-        let reader = if space.reader() == 0 { thread } else { space.reader() };
-        if process::read_exactly(reader, space.request, &mut bytes).is_ok() {
-            let field = |index: usize| {
-                u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default())
-            };
-            let (operation, start, length) = (field(0), field(1), field(2));
-            answer.served = 1;
-            let wait = match operation {
-                DISCARD => space.page_at(start).map(|first| Pending::Discard {
-                    first,
-                    count: u32::try_from(length / PAGE_BYTES as u64).unwrap_or(u32::MAX),
-                }),
-                FORK => Some(Pending::Fork),
-                FORKED => {
-                    let mut table = space.table.lock();
-                    table.forking = table.forking.saturating_sub(1);
-                    None
-                }
-                ATTACH => {
-                    space.pid.store(thread, Ordering::Relaxed);
-                    answer.value = u64::from(space.index) + 1;
-                    None
-                }
-                _ => {
-                    answer.served = 0;
-                    None
-                }
-            };
-            if let Some(request) = wait {
-                space.table.lock().pending = Some(request);
-                return self.finish_pending(space);
+    /// A thread of the program touched a page of the control area.
+    pub(crate) fn serve_control(&self, space: &Arc<Space>, table: &mut Table, index: usize) -> Step {
+        let answer = match index {
+            ATTACH_PAGE => Answer { served: 1, value: space.token },
+            _ if (REQUEST_PAGE..REQUEST_PAGE + REQUESTS).contains(&index) => {
+                self.carry_out(space, table, index - REQUEST_PAGE)
             }
-        }
-        self.send_answer(space, answer);
-    }
-
-    /// Carries out a request that may have to wait for an eviction, and answers it when done.
-    pub fn finish_pending(&self, space: &Arc<Space>) {
-        let Some(request) = space.table.lock().pending.take() else { return };
-        let done = match request {
-            Pending::Discard { first, count } => self.discard(space, first, count),
-            Pending::Fork => {
-                let mut table = space.table.lock();
-                // From here on no eviction begins.
-                table.forking += u32::from(!table.evicting);
-                !table.evicting
-            }
+            // The staging area: what is not there reads as zero.
+            _ => Answer::default(),
         };
-        if done {
-            return self.send_answer(space, Answer { served: 1, value: 0 });
-        }
-        let mut table = space.table.lock();
-        table.pending = Some(request);
-        if !table.evicting {
-            // The eviction ended in between, and found nothing pending.
-            drop(table);
-            self.finish_pending(space);
-        }
-    }
-
-    fn send_answer(&self, space: &Arc<Space>, answer: Answer) {
-        let mut page = PageBuffer([0; PAGE_BYTES]);
+        let mut page = PageBuffer([0; PAGE_BYTES as usize]);
         page.0[..8].copy_from_slice(&answer.served.to_ne_bytes());
         page.0[8..16].copy_from_slice(&answer.value.to_ne_bytes());
-        let source = page.0.as_ptr() as u64;
-        self.map(space, Run { page: 0, count: 1, source, protect: false }, false);
+        let (address, source) = (space.control_address(index), page.0.as_ptr() as u64);
+        match space.uffd.copy(address, source, PAGE_BYTES as usize, false) {
+            Err(UffdError::Again(_)) => Step::Again,
+            Err(_) => {
+                // There already, or gone: whoever waits looks again.
+                let _ = space.uffd.wake(address, PAGE_BYTES as usize);
+                Step::Done
+            }
+            Ok(_) => Step::Done,
+        }
+    }
+
+    /// Carries out the request of a place, unless that was done: a fault that is interrupted
+    /// by a signal is reported again.
+    fn carry_out(&self, space: &Arc<Space>, table: &mut Table, place: usize) -> Answer {
+        let mut bytes = [0u8; size_of::<Request>()];
+        let Some(agent) = space.agent() else { return Answer::default() };
+        let at = space.requests + (place * size_of::<Request>()) as u64;
+        // The agent's memory is the program's, and its number cannot be another process's while its socket is open.
+        if process::read_exactly(agent.pid, at, &mut bytes).is_err() {
+            return Answer::default();
+        }
+        let field =
+            |index: usize| u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default());
+        let (number, operation, start, length) = (field(0), field(1), field(2), field(3));
+        if let Some(&(known, answer)) = table.answered.get(place)
+            && known == number
+        {
+            return answer;
+        }
+        let end = start.checked_add(length).filter(|_| start.is_multiple_of(PAGE_BYTES) && length > 0);
+        let answer = match (operation, end) {
+            (REGISTER, Some(_)) => self.register(space, table, start, length),
+            (LOCALISE, Some(_)) => self.localise(space, table, start, length),
+            _ => Answer::default(),
+        };
+        if let Some(known) = table.answered.get_mut(place) {
+            *known = (number, answer);
+        }
+        answer
+    }
+
+    fn register(&self, space: &Space, table: &mut Table, start: u64, length: u64) -> Answer {
+        let (first, end) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
+        if let Err(error) = space.uffd.register(start, length) {
+            Counters::add(&self.stats.counters.unregistered_pages, end - first);
+            self.say_once(
+                "register",
+                &format!("{} KiB could not be made far ({error}): they stay in local memory", length / 1024),
+            );
+            return Answer::default();
+        }
+        let discarded = table.states.register(first, end, &mut self.slots.lock());
+        self.unreserve(space, discarded.resident);
+        Answer { served: 1, value: 0 }
+    }
+
+    /// Brings every page of a range here, beyond the limit if need be. False: some are on their way.
+    fn bring_all(&self, space: &Arc<Space>, table: &mut Table, first: Page, end: Page) -> bool {
+        let mut all = true;
+        for (page, entry) in table.states.entries(first, end) {
+            let (State::Remote, Some(slot)) = (entry.state(), entry.slot()) else {
+                all &= matches!(entry.state(), State::Untouched | State::Resident | State::Lost);
+                continue;
+            };
+            if self.far.is_lost(slot) {
+                table.states.lost(page, &mut self.slots.lock());
+                continue;
+            }
+            if self.reserve(space, 1) == 0 {
+                self.room.take(&space.account, 1);
+            }
+            match self.bring(space, table, page, slot, false, None) {
+                Ok(()) => {
+                    all &= table.states.get(page).state() == State::Resident;
+                }
+                Err(error) => {
+                    self.unreserve(space, 1);
+                    // Present, or not mapped: nothing of it is far.
+                    if matches!(error, UffdError::Exists(_) | UffdError::NotMapped) {
+                        table.states.discard(page, page + 1, &mut self.slots.lock());
+                    } else {
+                        all = false;
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// A range becomes ordinary memory. Value 1: not all of it is here.
+    fn localise(&self, space: &Arc<Space>, table: &mut Table, start: u64, length: u64) -> Answer {
+        let (first, end) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
+        if !self.bring_all(space, table, first, end) {
+            return Answer { served: 1, value: 1 };
+        }
+        // A range with holes, or with other mappings in it, is not unregistered at once.
+        if space.uffd.unregister(start, length).is_err() {
+            for (first, end) in table.states.ranges_within(first, end) {
+                if let Err(error) = space.uffd.unregister(Space::address(first), (end - first) * PAGE_BYTES) {
+                    self.say_once("localise", &format!("far memory could not be made local ({error})"));
+                    return Answer::default();
+                }
+            }
+        }
+        let discarded = table.states.unregister(first, end, &mut self.slots.lock());
+        Counters::add(&self.stats.counters.localised_pages, discarded.resident);
+        self.unreserve(space, discarded.resident);
+        Answer { served: 1, value: 0 }
     }
 }

@@ -18,6 +18,7 @@ use tombolo_node::FarMemory;
 use crate::attach::Reception;
 use crate::evict::Evictor;
 use crate::handler;
+use crate::keeper::Keeper;
 use crate::pager::{Notify, Pager};
 use crate::protocol::{VARIABLE, VERSION};
 
@@ -36,6 +37,8 @@ pub struct Options {
     pub minimum_bytes: u64,
     /// The preloaded library's file contents.
     pub library: &'static [u8],
+    /// A command that calls [`crate::keep`] with its standard input.
+    pub keeper: Command,
     /// Gets messages for the user.
     pub notify: Notify,
     /// Called once with a way to follow the run while it lasts.
@@ -62,7 +65,7 @@ impl Monitor {
 
     /// Pages resident now.
     pub fn resident_pages(&self) -> u64 {
-        self.pager.resident.load(Ordering::Relaxed)
+        self.pager.room.resident()
     }
 
     /// Far pages in use now.
@@ -177,15 +180,8 @@ fn remove_stale(parent: &Path) {
     }
 }
 
-/// Address space for each program: virtual only, so generous.
-fn arena_bytes(local_bytes: u64, far_bytes: u64) -> u64 {
-    const LEAST: u64 = 64 << 30;
-    const MOST: u64 = 4 << 40;
-    ((local_bytes + far_bytes).saturating_mul(8)).next_multiple_of(1 << 30).clamp(LEAST, MOST)
-}
-
 /// Runs a program whose memory beyond `local_bytes` lives in `far`.
-pub fn run(options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunError> {
+pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunError> {
     if options.local_bytes < LOCAL_LEAST_BYTES {
         return Err(RunError::LimitTooSmall(options.local_bytes));
     }
@@ -193,9 +189,9 @@ pub fn run(options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunErr
     let processors = process::processors();
     // Two at least: one may wait for the other's event.
     let handlers = processors.len().clamp(2, 16);
-    let far_bytes = u64::from(far.pages()) * 4096;
-    let pager =
-        set_up("tables", Pager::new(options.local_bytes, handlers, &processors, far, options.notify))?;
+    let keeper = set_up("its keeper", Keeper::start(&mut options.keeper))?;
+    let made = Pager::new(options.local_bytes, handlers, &processors, far, keeper, options.notify);
+    let pager = set_up("tables", made)?;
     let pager = Arc::new(pager);
     let reception = set_up("its socket", Reception::new(&directory.socket(), pager.clone()))?;
     let evictor = Evictor::new(pager.clone());
@@ -226,12 +222,7 @@ pub fn run(options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunErr
         );
     }
 
-    let setting = format!(
-        "{VERSION}:{}:{}:{}",
-        arena_bytes(options.local_bytes, far_bytes),
-        options.minimum_bytes,
-        directory.socket().display()
-    );
+    let setting = format!("{VERSION}:{}:{}", options.minimum_bytes, directory.socket().display());
     let mut preload = directory.library().into_os_string();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
@@ -246,6 +237,8 @@ pub fn run(options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunErr
     let result = match spawned {
         Ok(mut child) => {
             process::pass_signals_to(child.id());
+            // Not before: the program's limit is its own.
+            process::raise_descriptor_limit();
             if let Some(started) = options.started {
                 started(Monitor { pager: pager.clone(), pid: child.id() });
             }
@@ -264,6 +257,7 @@ pub fn run(options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunErr
     for thread in threads {
         let _ = thread.join();
     }
+    pager.keeper.end();
     let (status, elapsed) = result.map_err(|source| RunError::Program {
         program: options.program.to_string_lossy().into_owned(),
         source,
@@ -272,7 +266,12 @@ pub fn run(options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, RunErr
     Ok(Finished {
         status,
         elapsed,
-        counters: pager.stats.counters.all(),
+        counters: {
+            let mut counters = pager.stats.counters.all();
+            counters.push(("resident_peak", pager.room.peak()));
+            counters.push(("overdraft_pages", pager.room.peak().saturating_sub(pager.room.limit_pages())));
+            counters
+        },
         far_fault_ns: [latencies[0], latencies[1], latencies[2]],
         limit_pages: options.local_bytes / 4096,
     })

@@ -1,50 +1,39 @@
-//! Serving faults: decide under the table's lock, act without it, settle under
-//! it again.
+//! Serving what the kernel reports: faults, and changes of the address space.
 //!
-//! Events are *read* under the lock, too. The kernel refuses to map pages from
-//! the moment a fork begins to copy page tables until its event is read, so at
-//! that moment, with the lock held, the table says what the child has.
+//! A space's events are read, decided and carried out under the lock of its table. The
+//! kernel refuses to map pages (*again*) from the moment an address space begins to
+//! change until the change's event was read and the changing thread has gone on. So
+//! whatever is mapped here is mapped by what the table says after the last change: where
+//! the kernel says *again*, the next event is read and the fault is decided anew.
+//!
+//! Events are also read only while no command of the agent's is being carried out (the
+//! gate, see `protocol`): a command that names a range which is gone is cancelled before
+//! the program can map something else there.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use parking_lot::MutexGuard;
-use tombolo_host::uffd::{Event, PAGE_BYTES, UffdError, Userfaultfd};
+use tombolo_core::pager::{Access, Decision, Outcome, PAGE_BYTES, Page, State, TOUCH_MAX};
+use tombolo_host::uffd::{Event, UffdError, Userfaultfd};
 use tombolo_node::FarEvent;
 
-use crate::page::{Entry, State};
 use crate::pager::{Fault, Pager};
-use crate::prefetch::TOUCH_MAX;
-use crate::protocol::RESERVED_PAGES;
 use crate::space::{Space, Table};
 use crate::stats::Counters;
 
 /// Pages mapped for a first touch along a run even where room is short.
 const TOUCH_CROWDED: u64 = 16;
 
-/// Pages to map from consecutive memory.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Run {
-    pub(crate) page: u32,
-    pub(crate) count: u32,
-    pub(crate) source: u64,
-    /// Map write-protected: the slot stays valid until the first write.
-    pub(crate) protect: bool,
-}
+/// Times that one fault is decided anew at once because the address space is changing.
+const CHANGES_MAX: u32 = 8;
 
-/// What a fault needs, decided under the lock.
-enum Plan {
-    Nothing,
-    /// The page should be present; if it is not, the program dropped it behind our back.
-    Probe,
-    Zero(Run),
-    /// The page that is waited for is in the first.
-    Copy(Run, Vec<Run>),
-    Sent,
-    Unprotect,
-    Poison,
-    Doorbell,
+/// What came of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It is done, or will be by whoever ends what it waits for.
+    Done,
+    /// The address space is changing: decide anew.
+    Again,
 }
 
 /// What [`Pager::serve_next`] found.
@@ -58,423 +47,491 @@ pub enum Served {
     Fault(u32),
 }
 
-fn ticket(space: &Space, page: u32) -> u64 {
-    u64::from(space.index) << 32 | u64::from(page)
+/// What waits for an address space that is changing.
+#[derive(Debug)]
+pub enum Deferred {
+    /// A fault.
+    Fault(Fault),
+    /// A page that has arrived.
+    Arrival {
+        /// As given to far memory.
+        ticket: u64,
+        /// Its contents.
+        contents: Box<PageBuffer>,
+        /// Since when a thread has waited for it.
+        since: Option<Instant>,
+    },
+}
+
+/// The contents of a page.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+pub struct PageBuffer(pub [u8; PAGE_BYTES as usize]);
+
+/// Names a page of a space to far memory.
+fn ticket(space: &Space, page: Page) -> u64 {
+    tombolo_core::pager::PageName::new(space.index, page).word()
 }
 
 impl Pager {
     /// Reads and serves the next event of a space.
     pub fn serve_next(&self, space: &Arc<Space>) -> Served {
-        let table = space.table.lock();
-        if table.closed {
-            return Served::Nothing;
-        }
-        match space.uffd.read_event() {
-            Ok(Some(Event::Fault { address, write, write_protected, thread })) => {
-                let Some(page) = space.page_at(address) else { return Served::Event };
+        let mut table = space.table.lock();
+        match self.read(space, &mut table) {
+            Some(Event::Fault { address, write, write_protected, thread }) => {
                 let fault = Fault {
                     space: space.index,
-                    page,
+                    page: address / PAGE_BYTES,
                     write,
                     protected: write_protected,
                     thread,
                     since: Instant::now(),
                 };
-                self.serve(space, table, fault);
+                let sent = self.serve(space, &mut table, fault);
+                drop(table);
+                if sent {
+                    self.far.flush();
+                }
                 Served::Fault(thread)
             }
-            Ok(Some(Event::Fork(uffd))) => {
-                self.adopt(space, &table, uffd);
-                Served::Event
+            Some(_) => Served::Event,
+            None => Served::Nothing,
+        }
+    }
+
+    /// Reads the next event; what is no fault is dealt with.
+    fn read(&self, space: &Arc<Space>, table: &mut Table) -> Option<Event> {
+        if table.closed {
+            return None;
+        }
+        let agent = space.agent();
+        let gate = space.gate(agent.as_deref())?;
+        let event = match space.uffd.read_event() {
+            Ok(event) => event?,
+            Err(error) => {
+                drop(gate);
+                self.unreadable(space, &error);
+                return None;
             }
-            Ok(Some(Event::Remap { .. } | Event::Unknown(_))) => Served::Event,
-            Ok(None) | Err(_) => Served::Nothing,
+        };
+        // What the agent was told and has not begun is void where its pages are not where they were.
+        let cancel = |table: &Table| {
+            if table.command != 0 {
+                gate.cancel(table.command);
+            }
+        };
+        let slots = &self.slots;
+        let discarded = match event {
+            Event::Fault { .. } | Event::Unknown(_) => return Some(event),
+            Event::Fork(uffd) => {
+                drop(gate);
+                self.adopt(space, table, uffd);
+                return Some(Event::Unknown(0));
+            }
+            Event::Remove { start, end } => {
+                if let Some(at) = table.own_drops.iter().position(|own| *own == (start, end)) {
+                    table.own_drops.swap_remove(at);
+                    return Some(event);
+                }
+                table.states.discard(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.lock())
+            }
+            Event::Unmap { start, end } => {
+                let discarded = table.states.unmap(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.lock());
+                if discarded.in_operation {
+                    cancel(table);
+                }
+                discarded
+            }
+            Event::Remap { from, to, length } => {
+                let (from, to, count) = (from / PAGE_BYTES, to / PAGE_BYTES, length / PAGE_BYTES);
+                let remapped = table.states.remap(from, to, count, &mut slots.lock());
+                self.unreserve(space, remapped.resident);
+                if remapped.in_operation {
+                    cancel(table);
+                }
+                for page in remapped.wake {
+                    let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+                }
+                for page in remapped.unqueued {
+                    self.queue(space, table, page, None);
+                }
+                return Some(event);
+            }
+        };
+        drop(gate);
+        Counters::add(&self.stats.counters.discarded_pages, discarded.pages);
+        self.unreserve(space, discarded.resident);
+        Some(event)
+    }
+
+    /// An event cannot be read: no descriptor is left for a forked child, whose parent waits.
+    fn unreadable(&self, space: &Arc<Space>, error: &std::io::Error) {
+        let exhausted = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+        if exhausted && self.use_spare_descriptor() {
+            return;
+        }
+        if exhausted && let Some(agent) = space.agent() {
+            self.end_program(&agent, "no file descriptor is left to serve a forked child (see `ulimit -n`)");
+        }
+    }
+
+    /// Reads one event while a fault is being served: a change is dealt with, another fault is put off.
+    /// False: there was none.
+    pub(crate) fn read_change(&self, space: &Arc<Space>, table: &mut Table) -> bool {
+        match self.read(space, table) {
+            Some(Event::Fault { address, write, write_protected, thread }) => {
+                let fault = Fault {
+                    space: space.index,
+                    page: address / PAGE_BYTES,
+                    write,
+                    protected: write_protected,
+                    thread,
+                    since: Instant::now(),
+                };
+                self.deferred.lock().push_back(Deferred::Fault(fault));
+                true
+            }
+            Some(_) => true,
+            None => false,
         }
     }
 
     /// Serves a fault that was read earlier.
     pub fn serve_again(&self, fault: Fault) {
         if let Some(space) = self.space(fault.space) {
-            let table = space.table.lock();
-            self.serve(&space, table, fault);
+            let sent = self.serve(&space, &mut space.table.lock(), fault);
+            if sent {
+                self.far.flush();
+            }
         }
     }
 
-    /// Serves the faults that somebody read while busy with another one.
-    pub fn serve_deferred(&self) {
-        loop {
+    /// Serves what was put off. Returns whether something had to be put off again.
+    pub fn serve_deferred(&self) -> bool {
+        let count = self.deferred.lock().len();
+        for _ in 0..count {
             let next = self.deferred.lock().pop_front();
             match next {
-                Some(fault) => self.serve_again(fault),
-                None => return,
+                Some(Deferred::Fault(fault)) => self.serve_again(fault),
+                Some(Deferred::Arrival { ticket, contents, since }) => {
+                    self.arrived(ticket, Some(contents.0.as_ptr() as u64), since);
+                }
+                None => break,
             }
         }
+        !self.deferred.lock().is_empty()
     }
 
-    fn serve(&self, space: &Arc<Space>, mut table: MutexGuard<'_, Table>, fault: Fault) {
-        if table.closed {
-            return;
-        }
-        let plan = self.decide(space, &mut table, fault);
-        drop(table);
+    /// Returns whether far memory has something to send.
+    fn serve(&self, space: &Arc<Space>, table: &mut Table, fault: Fault) -> bool {
         Counters::add(&self.stats.counters.faults, 1);
-        let page = fault.page;
-        match plan {
-            Plan::Nothing => {}
-            Plan::Sent => self.far.flush(),
-            Plan::Probe => {
-                let run = Run { page, count: 1, source: self.zeroes.address(), protect: false };
-                self.map(space, run, false);
+        for _ in 0..CHANGES_MAX {
+            if table.closed {
+                return false;
             }
-            Plan::Zero(run) => self.map(space, run, true),
-            Plan::Copy(first, ahead) => {
-                self.map(space, first, true);
-                self.stats.far_fault(fault.since.elapsed());
-                for run in ahead {
-                    self.map(space, run, true);
+            match self.try_serve(space, table, fault) {
+                Step::Done => return std::mem::take(&mut table.to_send),
+                Step::Again => {
+                    if !self.read_change(space, table) {
+                        break;
+                    }
                 }
             }
-            Plan::Unprotect => self.unprotect(space, page),
-            Plan::Poison => self.poison(space, page),
-            Plan::Doorbell => self.answer_doorbell(space, fault.thread),
         }
+        self.deferred.lock().push_back(Deferred::Fault(fault));
+        std::mem::take(&mut table.to_send)
     }
 
-    fn decide(&self, space: &Arc<Space>, table: &mut Table, fault: Fault) -> Plan {
+    fn try_serve(&self, space: &Arc<Space>, table: &mut Table, fault: Fault) -> Step {
         let page = fault.page;
-        if page == 0 {
-            return Plan::Doorbell;
+        if let Some(index) = space.control_page(page) {
+            return self.serve_control(space, table, index);
         }
-        if (page as usize) < RESERVED_PAGES {
-            return Plan::Probe;
-        }
-        let entry = table.get(page);
-        match entry.state() {
-            State::Lost => Plan::Poison,
-            State::EvictCopy if entry.is_kept() && !fault.protected => Plan::Probe,
-            State::EvictCopy | State::EvictDrop => {
-                Counters::add(&self.stats.counters.eviction_waits, 1);
-                table.set(page, entry.with_waiter(true));
-                Plan::Nothing
+        let agent = space.agent().is_some_and(|agent| agent.own_pid == fault.thread);
+        let access = Access { write: fault.write, protected: fault.protected, agent };
+        match table.states.decide(page, access) {
+            Decision::Wait => {
+                let evicting = table.states.get(page).state() != State::Fetching;
+                Counters::add(&self.stats.counters.eviction_waits, u64::from(evicting));
+                Step::Done
             }
-            // Mapped for reading a moment ago, and not settled yet: a writer came too early.
-            State::Installing if fault.protected => {
-                table.set(page, entry.with_waiter(true));
-                Plan::Nothing
-            }
-            // Whoever maps it wakes everybody.
-            State::Installing => Plan::Nothing,
-            State::Fetching => {
-                table.set(page, entry.with_writable(entry.is_writable() || fault.write));
-                Plan::Nothing
-            }
-            State::Resident | State::Untouched | State::Remote if fault.protected => Plan::Unprotect,
-            State::Resident => Plan::Probe,
-            State::Untouched => self.plan_zero(space, table, fault),
-            State::Remote => self.plan_fetch(space, table, fault, entry),
+            Decision::Zero => self.zero(space, table, fault, agent),
+            Decision::ZeroAgain => self.zero_again(space, table, page),
+            Decision::Fetch(slot) => self.fetch(space, table, fault, slot, agent),
+            Decision::Unprotect => self.unprotect(space, table, page),
+            Decision::Poison => self.poison_now(space, table, page),
         }
     }
 
     /// A first touch.
-    fn plan_zero(&self, space: &Arc<Space>, table: &mut Table, fault: Fault) -> Plan {
+    fn zero(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, agent: bool) -> Step {
         let page = fault.page;
         let (mut first, mut count) = table.touches.touch(page);
         // What runs ahead of the program must not push out what it uses.
-        let free =
-            self.limit_pages.saturating_sub(self.resident.load(Ordering::Relaxed) + self.headroom_pages());
-        let most = (free / 4).clamp(TOUCH_CROWDED, u64::from(TOUCH_MAX)) as u32;
+        let free = self.room.free() - self.headroom_pages().cast_signed();
+        let most = (free.max(0).cast_unsigned() / 4).clamp(TOUCH_CROWDED, u64::from(TOUCH_MAX)) as u32;
         if count > most {
             if first < page {
-                first += count - most;
+                first += u64::from(count - most);
             }
             count = most;
         }
-        let untouched = |table: &Table, page: u32| {
-            page as usize >= RESERVED_PAGES
-                && table
-                    .find(i64::from(page), space.pages)
-                    .is_some_and(|(_, entry)| entry.state() == State::Untouched)
-        };
-        while first < page && !(first..page).all(|page| untouched(table, page)) {
+        // A mapping that grew is known when it was touched there.
+        let (low, high) = table.states.range(page).unwrap_or((page, page + u64::from(TOUCH_MAX)));
+        let states = &table.states;
+        let untouched =
+            |page: Page| (low..high).contains(&page) && states.get(page).state() == State::Untouched;
+        while first < page && !(first..page).all(untouched) {
             first += 1;
             count -= 1;
         }
-        count = (0..count).take_while(|&step| untouched(table, first + step)).count() as u32;
-        let granted = self.reserve_for(space, fault, u64::from(count)) as u32;
+        count = (0..count).take_while(|&step| untouched(first + u64::from(step))).count().max(1) as u32;
+        let granted = self.reserve_for(space, agent, u64::from(count)) as u32;
         if granted == 0 {
-            return self.wait_for_room(fault);
+            self.wait_for_room(fault);
+            return Step::Done;
         }
         // The page that is waited for is the last one of a run downwards.
         if first < page {
-            first += count - granted;
+            first += u64::from(count - granted);
         }
-        table.touches.mapped(page, first, granted);
-        for page in first..first + granted {
-            let entry = table.get(page);
-            table.set(page, entry.with_state(State::Installing));
+        let mut mapped = self.map_zeroes(space, table, first, granted);
+        if matches!(mapped, Err(UffdError::NotMapped)) && granted > 1 {
+            // The run reaches beyond the mapping: this page alone.
+            self.unreserve(space, u64::from(granted) - 1);
+            (first, count) = (page, 1);
+            mapped = self.map_zeroes(space, table, page, 1);
+        } else {
+            count = granted;
         }
-        Counters::add(&self.stats.counters.zero_faults, 1);
-        Counters::add(&self.stats.counters.zero_pages, u64::from(granted));
-        Plan::Zero(Run { page: first, count: granted, source: self.zeroes.address(), protect: false })
+        match mapped {
+            Ok(pages) => {
+                self.unreserve(space, u64::from(count - pages));
+                table.touches.mapped(page, first, pages);
+                table.states.grow(first, first + u64::from(pages));
+                Counters::add(&self.stats.counters.zero_faults, 1);
+                Counters::add(&self.stats.counters.zero_pages, u64::from(pages));
+                if (first..first + u64::from(pages)).contains(&page) {
+                    Step::Done
+                } else {
+                    self.zero_exists(space, table, page, agent)
+                }
+            }
+            Err(error) => {
+                self.unreserve(space, u64::from(count));
+                match error {
+                    UffdError::Again(_) => Step::Again,
+                    UffdError::Exists(_) => self.zero_exists(space, table, page, agent),
+                    other => self.map_failed(space, table, page, &other),
+                }
+            }
+        }
+    }
+
+    /// A page that was never touched, by what the table says, is present: it was there before its
+    /// mapping was registered. From now on it counts.
+    fn zero_exists(&self, space: &Arc<Space>, table: &mut Table, page: Page, agent: bool) -> Step {
+        if self.reserve_for(space, agent, 1) > 0 {
+            table.states.mapped(page, false, &mut self.slots.lock());
+            self.queue(space, table, page, None);
+        }
+        let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+        Step::Done
+    }
+
+    /// Maps zero pages; returns how many, at least one. `Exists`: the first was there.
+    fn map_zeroes(
+        &self,
+        space: &Arc<Space>,
+        table: &mut Table,
+        first: Page,
+        count: u32,
+    ) -> Result<u32, UffdError> {
+        let length = count as usize * PAGE_BYTES as usize;
+        let bytes = match space.uffd.copy(Space::address(first), self.zeroes.address(), length, false) {
+            Ok(bytes) => bytes,
+            // Some of them: enough for now.
+            Err(UffdError::Again(bytes) | UffdError::Exists(bytes)) if bytes > 0 => bytes,
+            Err(error) => return Err(error),
+        };
+        let pages = (bytes as u64 / PAGE_BYTES) as u32;
+        for page in first..first + u64::from(pages) {
+            table.states.mapped(page, false, &mut self.slots.lock());
+            self.queue(space, table, page, None);
+        }
+        Ok(pages)
+    }
+
+    /// A page that has room already, and reads as zero.
+    fn zero_again(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
+        match space.uffd.copy(Space::address(page), self.zeroes.address(), PAGE_BYTES as usize, false) {
+            Ok(_) => {
+                if table.states.get(page).state() == State::Resident {
+                    table.states.mapped(page, false, &mut self.slots.lock());
+                    self.queue(space, table, page, None);
+                }
+                Step::Done
+            }
+            Err(UffdError::Again(_)) => Step::Again,
+            Err(UffdError::Exists(_)) => {
+                // Two threads have asked for it.
+                let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+                Step::Done
+            }
+            Err(error) => self.map_failed(space, table, page, &error),
+        }
     }
 
     /// A page that is in far memory.
-    fn plan_fetch(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, entry: Entry) -> Plan {
-        let Some(slot) = entry.slot() else { return Plan::Poison };
+    fn fetch(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, slot: u32, agent: bool) -> Step {
+        let page = fault.page;
         if self.far.is_lost(slot) {
-            table.set(fault.page, entry.with_state(State::Lost));
-            return Plan::Poison;
+            return self.poison_now(space, table, page);
         }
-        if self.reserve_for(space, fault, 1) == 0 {
-            return self.wait_for_room(fault);
+        if self.reserve_for(space, agent, 1) == 0 {
+            self.wait_for_room(fault);
+            return Step::Done;
+        }
+        let protect = !fault.write && self.habit.protect();
+        match self.bring(space, table, page, slot, protect, Some(fault.since)) {
+            Ok(()) => {}
+            Err(error) => {
+                self.unreserve(space, 1);
+                return match error {
+                    UffdError::Again(_) => Step::Again,
+                    UffdError::Exists(_) => {
+                        // A page that a fork left mapped (see `Table::fork`): what is there is the program's.
+                        let freed = table.states.discard(page, page + 1, &mut self.slots.lock()).resident;
+                        debug_assert_eq!(freed, 0, "it was far");
+                        self.zero_exists(space, table, page, agent)
+                    }
+                    other => self.map_failed(space, table, page, &other),
+                };
+            }
         }
         Counters::add(&self.stats.counters.far_faults, 1);
-        let protect = !fault.write && self.habit.protect();
-        let ahead = table.prefetch.fault(fault.page);
-        let windowed = self.far.window(slot).is_some();
-        let mut first = Run::default();
-        // Allocates only when pages are fetched ahead.
-        let mut more: Vec<Run> = Vec::new();
-        let mut taken = 0u64;
-        for step in 0..=i64::from(ahead.count) {
-            let Some((page, entry)) = table.find(i64::from(fault.page) + ahead.stride * step, space.pages)
-            else {
-                break;
-            };
+        let windowed = table.states.get(page).state() == State::Resident;
+        if windowed {
+            self.stats.far_fault(fault.since.elapsed());
+        }
+        let ahead = table.prefetch.fault(page);
+        let mut taken = 1;
+        for step in 1..=i64::from(ahead.count) {
+            let Some(next) = page.checked_add_signed(ahead.stride * step) else { break };
+            let entry = table.states.get(next);
             let Some(slot) = entry.slot().filter(|_| entry.state() == State::Remote) else { continue };
-            if step > 0 {
-                let room =
-                    self.resident.load(Ordering::Relaxed) + self.headroom_pages() / 4 < self.limit_pages;
-                if self.far.is_lost(slot) || !room || self.reserve(space, 1) == 0 {
-                    break;
-                }
-                Counters::add(&self.stats.counters.prefetched_pages, 1);
+            let room = self.room.free() > (self.headroom_pages() / 4).cast_signed();
+            if self.far.is_lost(slot) || !room || self.reserve(space, 1) == 0 {
+                break;
             }
-            taken += 1;
-            if !windowed {
-                table.set(page, entry.with_state(State::Fetching).with_writable(!protect));
-                self.far.read(slot, ticket(space, page), (step == 0).then_some(fault.since));
-                continue;
-            }
-            let Some(window) = self.far.window(slot) else {
+            if self.bring(space, table, next, slot, protect, None).is_err() {
+                // It is fetched when it is asked for.
                 self.unreserve(space, 1);
                 break;
-            };
-            table.set(page, entry.with_state(State::Installing));
-            let run = more.last_mut().unwrap_or(&mut first);
-            let follows = run.page + run.count == page
-                && run.source + u64::from(run.count) * PAGE_BYTES as u64 == window.address;
-            if follows {
-                run.count += 1;
-            } else {
-                let run = Run { page, count: 1, source: window.address, protect };
-                if step == 0 { first = run } else { more.push(run) }
             }
+            taken += 1;
+            Counters::add(&self.stats.counters.prefetched_pages, 1);
         }
         Counters::add(&self.stats.counters.pages_in, taken);
-        if windowed { Plan::Copy(first, more) } else { Plan::Sent }
+        Step::Done
     }
 
-    /// Serves a fault even though there is no room: nothing could be evicted.
-    pub fn serve_beyond_limit(&self, fault: Fault) {
-        self.overdraft.fetch_add(1, Ordering::Relaxed);
-        self.serve_again(fault);
+    /// Maps a far page from its window, or sends for it. Room for it was reserved.
+    pub(crate) fn bring(
+        &self,
+        space: &Arc<Space>,
+        table: &mut Table,
+        page: Page,
+        slot: u32,
+        protect: bool,
+        since: Option<Instant>,
+    ) -> Result<(), UffdError> {
+        let Some(window) = self.far.window(slot) else {
+            table.states.fetching(page, !protect);
+            self.far.read(slot, ticket(space, page), since);
+            table.to_send = true;
+            return Ok(());
+        };
+        space.uffd.copy(Space::address(page), window.address, PAGE_BYTES as usize, protect)?;
+        let (_, evicted_at) = table.states.mapped(page, protect, &mut self.slots.lock());
+        self.queue(space, table, page, evicted_at);
+        Ok(())
     }
 
     /// Claims room for up to `want` pages. The agent is never refused: an
     /// eviction may be waiting for it.
-    fn reserve_for(&self, space: &Space, fault: Fault, want: u64) -> u64 {
+    fn reserve_for(&self, space: &Space, agent: bool, want: u64) -> u64 {
         let granted = self.reserve(space, want);
-        if granted > 0 || fault.thread != space.agent_thread.load(Ordering::Relaxed) {
+        if granted > 0 || !agent {
             return granted;
         }
-        self.overdraft.fetch_add(1, Ordering::Relaxed);
-        self.reserve(space, 1)
+        self.room.take(&space.account, 1);
+        1
     }
 
-    fn wait_for_room(&self, fault: Fault) -> Plan {
+    fn wait_for_room(&self, fault: Fault) {
         Counters::add(&self.stats.counters.room_waits, 1);
         self.widen_headroom();
         self.waiting.lock().push_back(fault);
         self.evictor.ring();
-        Plan::Nothing
     }
 
-    /// Maps the pages of a run. `claimed`: their entries say *Installing* and
-    /// room was reserved for them; otherwise this only probes for holes.
-    pub(crate) fn map(&self, space: &Arc<Space>, run: Run, claimed: bool) {
-        let mut done = 0u32;
-        while done < run.count {
-            let page = run.page + done;
-            let offset = u64::from(done) * PAGE_BYTES as u64;
-            let rest = (run.count - done) as usize * PAGE_BYTES;
-            let (mapped, error) =
-                match space.uffd.copy(space.address(page), run.source + offset, rest, run.protect) {
-                    Ok(bytes) => (bytes, None),
-                    Err(UffdError::Again(bytes)) => (bytes, Some(UffdError::Again(0))),
-                    Err(UffdError::Exists(bytes)) => (bytes, Some(UffdError::Exists(0))),
-                    Err(other) => (0, Some(other)),
-                };
-            let mapped = (mapped / PAGE_BYTES) as u32;
-            if claimed && mapped > 0 {
-                self.settle(space, page, mapped, run.protect);
-            }
-            done += mapped;
-            let Some(error) = error else { continue };
-            let page = run.page + done;
-            match error {
-                UffdError::Again(_) => self.read_past_change(space),
-                UffdError::Exists(_) => {
-                    // Present, by whatever way: nothing is known of its contents but that they are the program's.
-                    if claimed {
-                        self.settle(space, page, 1, false);
-                    }
-                    let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
-                    done += 1;
-                }
-                UffdError::Gone => return,
-                other => {
-                    self.map_failed(space, page, run.count - done, claimed, &other);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Pages are mapped: their entries say so from now on.
-    fn settle(&self, space: &Arc<Space>, first: u32, count: u32, protect: bool) {
-        let mut table = space.table.lock();
-        if table.closed {
-            return;
-        }
-        for page in first..first + count {
-            let entry = table.get(page);
-            if entry.state() != State::Installing {
-                continue;
-            }
-            if entry.has_waiter() {
-                let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
-            }
-            let evicted_at = entry.slot().map(|_| entry.age());
-            let mut settled = entry.with_state(State::Resident).with_writable(false).with_waiter(false);
-            if !protect && let Some(slot) = entry.slot() {
-                self.slots.lock().release(slot);
-                settled = settled.with_slot(None);
-            }
-            table.set(page, self.queue(space, page, settled, evicted_at));
-        }
-    }
-
-    /// Pages could not be mapped.
-    fn map_failed(&self, space: &Arc<Space>, first: u32, count: u32, claimed: bool, error: &UffdError) {
-        if claimed {
-            let mut table = space.table.lock();
-            for page in first..first + count {
-                let entry = table.get(page);
-                let back = if entry.slot().is_some() { State::Remote } else { State::Untouched };
-                table.set(page, entry.with_state(back).with_waiter(false));
-                if entry.has_waiter() {
-                    let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
-                }
-            }
-            drop(table);
-            self.unreserve(space, u64::from(count));
-        }
+    /// A page could not be mapped.
+    fn map_failed(&self, space: &Arc<Space>, table: &mut Table, page: Page, error: &UffdError) -> Step {
         match error {
-            // Unmapped in the meantime: whoever waits faults again, and finds what is there now.
-            UffdError::NotMapped => {
-                let _ = space.uffd.wake(space.address(first), count as usize * PAGE_BYTES);
+            // Unmapped in the meantime: a thread that waits faults again, and finds what is there now.
+            UffdError::NotMapped | UffdError::Gone => {
+                let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+                Step::Done
             }
             other => {
                 self.say_once(
                     "map",
                     &format!("a page could not be mapped ({other}); the program gets SIGBUS"),
                 );
-                self.poison(space, first);
+                self.poison_now(space, table, page)
             }
         }
     }
 
-    /// The address space is changing: the event that ends the change may be ours
-    /// to read. Faults read on the way are served later.
-    fn read_past_change(&self, space: &Arc<Space>) {
-        let table = space.table.lock();
-        match space.uffd.read_event() {
-            Ok(Some(Event::Fork(uffd))) => self.adopt(space, &table, uffd),
-            Ok(Some(Event::Fault { address, write, write_protected, thread })) => {
-                if let Some(page) = space.page_at(address) {
-                    let since = Instant::now();
-                    let fault =
-                        Fault { space: space.index, page, write, protected: write_protected, thread, since };
-                    self.deferred.lock().push_back(fault);
-                }
+    /// A write to a protected page.
+    fn unprotect(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
+        match space.uffd.write_protect(Space::address(page), PAGE_BYTES as usize, false) {
+            Err(UffdError::Again(_)) => return Step::Again,
+            Err(_) => {
+                let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
             }
-            _ => {
-                drop(table);
-                std::thread::yield_now();
-            }
+            Ok(()) => {}
         }
-    }
-
-    /// A write to a protected page. The protection comes off under the lock: an
-    /// eviction relies on it from the moment it has claimed the page.
-    fn unprotect(&self, space: &Arc<Space>, page: u32) {
-        loop {
-            let mut table = space.table.lock();
-            let entry = table.get(page);
-            match entry.state() {
-                State::Resident => {
-                    if let Some(slot) = entry.slot() {
-                        // From now on the page may differ from its slot.
-                        Counters::add(&self.stats.counters.write_faults, 1);
-                        self.habit.observe(true);
-                        self.slots.lock().release(slot);
-                    }
-                    table.set(page, entry.with_slot(None).with_referenced(true));
-                }
-                // Whoever ends this state wakes the writer.
-                State::EvictCopy | State::EvictDrop | State::Installing => {
-                    table.set(page, entry.with_waiter(true));
-                    return;
-                }
-                // Mapping it wakes everybody.
-                State::Fetching => return,
-                // An old event, or a page that a fork left mapped (see `Space::inherit`).
-                State::Untouched | State::Remote | State::Lost => {}
-            }
-            let protection = space.uffd.write_protect(space.address(page), PAGE_BYTES, false);
-            drop(table);
-            match protection {
-                Err(UffdError::Again(_)) => self.read_past_change(space),
-                Err(_) => {
-                    let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
-                    return;
-                }
-                Ok(()) => return,
-            }
+        // From now on the page may differ from its slot.
+        if table.states.written(page, &mut self.slots.lock()) {
+            Counters::add(&self.stats.counters.write_faults, 1);
+            self.habit.observe(true);
         }
+        Step::Done
     }
 
     /// A page that cannot be served raises SIGBUS from now on.
-    pub fn poison(&self, space: &Arc<Space>, page: u32) {
-        {
-            let mut table = space.table.lock();
-            let entry = table.get(page);
-            if let Some(slot) = entry.slot() {
-                self.slots.lock().release(slot);
+    pub fn poison(&self, space: &Arc<Space>, page: Page) {
+        let mut table = space.table.lock();
+        for _ in 0..CHANGES_MAX {
+            if table.closed || self.poison_now(space, &mut table, page) == Step::Done {
+                return;
             }
-            table.set(page, entry.with_slot(None).with_state(State::Lost));
+            self.read_change(space, &mut table);
         }
-        loop {
-            match space.uffd.poison(space.address(page), PAGE_BYTES) {
-                Err(UffdError::Again(_)) => self.read_past_change(space),
-                Err(UffdError::Exists(_)) => {
-                    let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
-                    return;
-                }
-                _ => return,
+    }
+
+    fn poison_now(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
+        match space.uffd.poison(Space::address(page), PAGE_BYTES as usize) {
+            Err(UffdError::Again(_)) => return Step::Again,
+            Err(_) => {
+                let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
             }
+            Ok(()) => {}
         }
+        table.states.lost(page, &mut self.slots.lock());
+        Step::Done
     }
 
     /// Far memory has something to say.
@@ -488,39 +545,95 @@ impl Pager {
 
     /// A read of far memory has ended; `source` is where the page is. `since` then a thread has waited for it.
     fn arrived(&self, ticket: u64, source: Option<u64>, since: Option<Instant>) {
-        let Some(space) = self.space((ticket >> 32) as u32) else { return };
-        let page = ticket as u32;
-        let protect = {
-            let mut table = space.table.lock();
-            let entry = table.get(page);
+        let name = tombolo_core::pager::PageName::from_word(ticket);
+        let Some(space) = self.space(name.space()) else { return };
+        let mut guard = space.table.lock();
+        let table = &mut *guard;
+        for _ in 0..CHANGES_MAX {
+            let (page, entry) = table.states.operation(name.page());
             if table.closed || entry.state() != State::Fetching {
-                // The space has ended.
-                let _ = space.uffd.wake(space.address(page), PAGE_BYTES);
                 return;
             }
-            if source.is_none() {
-                table.set(page, entry.with_state(State::Remote));
-            } else {
-                table.set(page, entry.with_state(State::Installing));
+            let Some(source) = source else {
+                return self.fetch_failed(&space, table, name.page());
+            };
+            let protect = !entry.is_writable();
+            let mut woken = false;
+            if !entry.is_discarded() {
+                match space.uffd.copy(Space::address(page), source, PAGE_BYTES as usize, protect) {
+                    Ok(_) => woken = true,
+                    Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone) => {}
+                    Err(UffdError::Again(_)) => {
+                        if self.read_change(&space, table) {
+                            continue;
+                        }
+                        break;
+                    }
+                    Err(error) => {
+                        self.say_once(
+                            "map",
+                            &format!("a page could not be mapped ({error}); the program gets SIGBUS"),
+                        );
+                        return self.fetch_failed(&space, table, name.page());
+                    }
+                }
             }
-            !entry.is_writable()
-        };
-        let Some(source) = source else {
-            self.unreserve(&space, 1);
-            self.poison(&space, page);
+            let evicted_at = Some(entry.age());
+            let finished = {
+                let mut slots = self.slots.lock();
+                let slot = entry.slot().filter(|&slot| {
+                    let keep = protect || entry.is_discarded();
+                    if !keep {
+                        slots.release(slot);
+                    }
+                    keep
+                });
+                table.states.finish(name.page(), Outcome::Stays(slot), 0, &mut slots)
+            };
+            if finished.unqueued {
+                self.queue(&space, table, finished.page, evicted_at);
+            }
+            // Mapping the page has woken the threads that wait for it.
+            for page in finished.wake.into_iter().filter(|&other| !woken || other != page) {
+                let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+            }
+            self.unreserve(&space, u64::from(finished.freed));
+            if let Some(since) = since {
+                self.stats.far_fault(since.elapsed());
+            }
             return;
+        }
+        drop(guard);
+        // The source is there during this call only.
+        if let Some(source) = source {
+            let mut contents = Box::new(PageBuffer([0; PAGE_BYTES as usize]));
+            if tombolo_host::process::read_exactly(std::process::id(), source, &mut contents.0).is_ok() {
+                self.deferred.lock().push_back(Deferred::Arrival { ticket, contents, since });
+            }
+        }
+    }
+
+    /// A page cannot be fetched: its lender is gone.
+    fn fetch_failed(&self, space: &Arc<Space>, table: &mut Table, began: Page) {
+        let finished = {
+            let mut slots = self.slots.lock();
+            let (_, entry) = table.states.operation(began);
+            if let Some(slot) = entry.slot() {
+                slots.release(slot);
+            }
+            table.states.finish(began, Outcome::Lost, 0, &mut slots)
         };
-        self.map(&space, Run { page, count: 1, source, protect }, true);
-        if let Some(since) = since {
-            self.stats.far_fault(since.elapsed());
+        self.unreserve(space, u64::from(finished.freed));
+        // A thread that waits faults again, and finds the page lost.
+        for page in finished.wake {
+            let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
         }
     }
 
     /// The process forked: the child starts with its parent's table.
-    fn adopt(&self, parent: &Arc<Space>, table: &Table, uffd: Userfaultfd) {
+    fn adopt(&self, parent: &Arc<Space>, table: &mut Table, uffd: Userfaultfd) {
         Counters::add(&self.stats.counters.forks, 1);
-        let bytes = u64::from(parent.pages) * PAGE_BYTES as u64;
-        let made = self.add_space(|index| Space::new(index, 0, uffd, parent.arena, bytes, parent.request));
+        let made = self.add_space(|index| Space::new(index, uffd, parent.control, parent.requests));
         let child = match made {
             Ok(child) => child,
             Err(error) => {
@@ -528,19 +641,20 @@ impl Pager {
                 return;
             }
         };
-        let mut slots = self.slots.lock();
-        let resident = child.inherit(table, |slot| slots.share(slot));
-        drop(slots);
-        self.resident.fetch_add(resident, Ordering::Relaxed);
+        let forked = table.states.fork(child.index, &mut self.slots.lock());
         {
-            let mut table = child.table.lock();
-            for page in 0..table.high_water {
-                let entry = table.get(page);
+            let mut own = child.table.lock();
+            own.states = forked.table;
+            for (page, entry) in own.states.all() {
                 if entry.state() == State::Resident {
-                    let queued = self.queue(&child, page, entry, None);
-                    table.set(page, queued);
+                    self.queue(&child, &mut own, page, None);
                 }
             }
+            self.room.take(&child.account, forked.resident);
+        }
+        // Only now: its faults are served by its table.
+        if let Err(error) = self.poll_space(&child) {
+            (self.notify)(&format!("a forked child cannot be served: {error}"));
         }
         self.evictor.ring();
     }

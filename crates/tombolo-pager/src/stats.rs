@@ -58,10 +58,14 @@ counters! {
     forks,
     /// Address spaces served.
     spaces,
-    /// Most pages resident at once.
-    resident_peak,
     /// Pages lost with a lender.
     lost_pages,
+    /// Pages of mappings that could not be made far.
+    unregistered_pages,
+    /// Pages of far memory that became ordinary memory.
+    localised_pages,
+    /// Processes that are served without an agent: nothing of theirs can be evicted.
+    without_agent,
 }
 
 impl Counters {

@@ -7,9 +7,8 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use libc::{c_char, c_int, c_void, pid_t};
 
-use crate::protocol::{ATTACH, FORK, FORKED};
 use crate::sys::{self, with_errno};
-use crate::{agent, arena, doorbell, start};
+use crate::{agent, control, memory, start};
 
 /// Run when the library is loaded.
 #[used]
@@ -17,43 +16,35 @@ use crate::{agent, arena, doorbell, start};
 static LOADED: extern "C" fn() = loaded;
 
 extern "C" fn loaded() {
-    if !start::far() {
-        return;
-    }
-    remember_library();
-    // SAFETY: the handlers obey the rules for fork handlers; libc copies the pointers.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
-    // Looked up now: dlsym may lock and allocate, which a vfork child must not.
+    // Looked up now: dlsym may lock and allocate, which a vfork child must not. A program in local memory
+    // needs the real functions, too.
     for (slot, name) in
         [(&SPAWN, c"posix_spawn"), (&SPAWN_BY_PATH, c"posix_spawnp"), (&EXEC_BY_PATH, c"execvpe")]
     {
         // SAFETY: a constant name.
         slot.store(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) } as usize, Ordering::Relaxed);
     }
+    if !start::far() {
+        return;
+    }
+    remember_library();
+    // SAFETY: the handler obeys the rules for fork handlers; libc copies the pointer.
+    unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
 }
 
-extern "C" fn before_fork() {
-    // While pages are on their way out, a child would miss them.
-    let _ = doorbell::ring(FORK, 0, 0);
-    core::mem::forget(doorbell::LOCK.lock());
-    core::mem::forget(arena::LOCK.lock());
-}
-
-extern "C" fn after_fork_in_parent() {
-    arena::LOCK.release();
-    doorbell::LOCK.release();
-    let _ = doorbell::ring(FORKED, 0, 0);
+/// A child that was made by a raw system call has no agent yet: no fork handler has run.
+pub fn attach_if_forked() {
+    if agent::is_missing() {
+        after_fork_in_child();
+    }
 }
 
 extern "C" fn after_fork_in_child() {
-    arena::LOCK.release();
-    doorbell::LOCK.release();
-    // The child's pages are served already; with an agent they can be evicted too.
-    let attached = doorbell::ring(ATTACH, 0, 0).ok_or(libc::ESRCH).and_then(agent::start);
-    if attached.is_err() {
-        // Without one nobody would notice the supervisor's death.
-        // SAFETY: ends this process.
-        unsafe { libc::_exit(127) };
+    memory::forget_other_threads();
+    // The child's pages are served already; with an agent they can be evicted, too. Where none can be
+    // made (a seccomp filter, no processes left), they stay, and the supervisor says so.
+    if let Some(token) = control::attach() {
+        let _ = agent::start(token);
     }
 }
 
@@ -230,11 +221,15 @@ pub unsafe extern "C" fn execvpe(
     variables: *const *const c_char,
 ) -> c_int {
     let mut room = room();
-    let real = EXEC_BY_PATH.load(Ordering::Relaxed);
+    let mut real = EXEC_BY_PATH.load(Ordering::Relaxed);
     // SAFETY: the caller's promise; the address is libc's execvpe.
     unsafe {
         if real == 0 {
-            return execve(file, arguments, variables);
+            // Before this library's start-up code has run.
+            real = libc::dlsym(libc::RTLD_NEXT, c"execvpe".as_ptr()) as usize;
+            if real == 0 {
+                return execve(file, arguments, variables);
+            }
         }
         core::mem::transmute::<usize, Exec>(real)(file, arguments, environment(variables, &mut room))
     }
@@ -262,7 +257,7 @@ pub unsafe extern "C" fn posix_spawn(
     variables: *const *const c_char,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { spawn(&SPAWN, process, path, actions, attributes, arguments, variables) }
+    unsafe { spawn(&SPAWN, c"posix_spawn", process, path, actions, attributes, arguments, variables) }
 }
 
 /// # Safety
@@ -278,11 +273,14 @@ pub unsafe extern "C" fn posix_spawnp(
     variables: *const *const c_char,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { spawn(&SPAWN_BY_PATH, process, file, actions, attributes, arguments, variables) }
+    unsafe {
+        spawn(&SPAWN_BY_PATH, c"posix_spawnp", process, file, actions, attributes, arguments, variables)
+    }
 }
 
 unsafe fn spawn(
     real: &AtomicUsize,
+    name: &CStr,
     process: *mut pid_t,
     file: *const c_char,
     actions: *const c_void,
@@ -295,7 +293,8 @@ unsafe fn spawn(
     // SAFETY: the caller's promise; the address is libc's function of that name.
     unsafe {
         if real == 0 {
-            real = libc::dlsym(libc::RTLD_NEXT, c"posix_spawn".as_ptr()) as usize;
+            // Before this library's start-up code has run.
+            real = libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) as usize;
             if real == 0 {
                 return libc::ENOSYS;
             }

@@ -1,20 +1,20 @@
 //! Preloaded into programs that run under the pager.
 //!
-//! It gives the program's `malloc` and large anonymous `mmap` addresses inside
-//! the **arena**, one range reserved at start and registered with userfaultfd,
-//! whose faults the supervisor (`tombolo run`) serves. Everything else goes
-//! straight to the kernel. Without `TOMBOLO_PAGER` in the environment, or when
-//! the supervisor declines, the program runs as if this library were only
-//! another allocator.
+//! It makes the program's `malloc` take its memory by `mmap`, and registers large
+//! anonymous mappings with the supervisor (`tombolo run`), which serves their faults.
+//! Everything else goes straight to the kernel. Without `TOMBOLO_PAGER` in the
+//! environment, or when the supervisor declines, the program runs as if this library
+//! were only another allocator.
 //!
 //! ```text
-//!  program threads                     agent (a thread, own descriptor table)
-//!  malloc -> mimalloc -> mmap --+      holds socket + userfaultfd
-//!  mmap, munmap, madvise -------+      drops evicted pages when told
-//!        |                             ends the program if the supervisor dies
-//!        | doorbell page (fault)            |  Unix socket
+//!  program threads                     agent (a process that shares the memory)
+//!  malloc -> mimalloc -> mmap --+      holds socket, userfaultfd and gate
+//!  mmap ------------------------+      moves and drops pages when told
+//!        | register: a fault in        ends the program if the supervisor dies
+//!        | the control area                 |  Unix socket
 //!        v                                  v
 //!  ------------------- supervisor (tombolo run) -----------------------
+//!        ^ faults, forks, unmap, remove and remap events: from the kernel
 //! ```
 //!
 //! Rules in here: nothing allocates, nothing panics, no descriptor enters the
@@ -22,11 +22,9 @@
 #![allow(missing_docs, reason = "exported symbols carry the names and meanings of POSIX")]
 
 mod agent;
-mod arena;
 mod children;
-mod doorbell;
+mod control;
 mod heap;
-mod lock;
 mod memory;
 mod protocol;
 mod start;

@@ -1,38 +1,47 @@
 //! What the preloaded library and the supervisor say to each other.
 //!
-//! Two ways lead from a program to its supervisor, and neither takes a file
-//! descriptor of the program's:
+//! The kernel itself reports what a program does with far memory: faults, forks,
+//! and (by userfaultfd's UNMAP, REMOVE and REMAP events) every `munmap`, `mmap`
+//! over it, `madvise` and `mremap`, made by libc or by a raw system call. The two
+//! sides talk about the rest, in two ways that take no file descriptor of the
+//! program's:
 //!
-//! - **the agent**, a thread of the program with a descriptor table of its own,
-//!   holds a Unix socket and the userfaultfd. It says [`Hello`] once, then obeys
-//!   [`Command`]s. It notices the supervisor's death, and its hang-up
-//!   tells the supervisor that the address space has ended.
-//! - **the doorbell**, the first page of the arena, which is always missing. A
-//!   thread that wants something fills a [`Request`] and touches the page; the
-//!   fault reaches the supervisor, which reads the request and fills the page
-//!   with the answer. Nothing overtakes it, it works in a forked child at once,
-//!   and costs one page fault.
+//! - **the agent**, a process that shares the program's memory and nothing else,
+//!   holds a Unix socket and the userfaultfd. It sends [`Hello`] once, then carries
+//!   out [`Command`]s: only a process inside the address space can move and drop
+//!   its pages.
+//! - **the control area**, a registered mapping of [`CONTROL_PAGES`]. A thread that
+//!   asks for something fills a [`Request`] and touches the request's page; the
+//!   fault reaches the supervisor, which reads the request and fills the page with
+//!   the [`Answer`].
 //!
 //! Both ends are built together, so there is one version and no negotiation;
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
-/// Names the supervisor to the program: `VERSION:ARENA_BYTES:MINIMUM_BYTES:SOCKET`.
+/// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:SOCKET`.
 pub const VARIABLE: &str = "TOMBOLO_PAGER";
 
 /// Size of a page.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Pages on their way out are moved to the staging area, which follows the doorbell.
+/// First page of the control area: a forked child touches it to learn its token.
+pub const ATTACH_PAGE: usize = 0;
+/// Pages of requests follow, one for each [`Request`] that can be under way.
+pub const REQUEST_PAGE: usize = 1;
+/// Requests that can be under way at once in an address space.
+pub const REQUESTS: usize = 64;
+/// Then the staging area, to which pages on their way out are moved.
+pub const STAGING_PAGE: usize = REQUEST_PAGE + REQUESTS;
+/// Pages of the staging area.
 pub const STAGING_PAGES: usize = 128;
+/// Pages of the control area.
+pub const CONTROL_PAGES: usize = STAGING_PAGE + STAGING_PAGES;
 
-/// Pages at the start of the arena that are never given to the program: the
-/// doorbell and the staging area.
-pub const RESERVED_PAGES: usize = 1 + STAGING_PAGES;
-
-/// First message of an agent, with the userfaultfd attached when `token` is 0.
+/// First message of an agent. Attached: the memory of its [gate](GATE_FREE), and
+/// before it, when `token` is 0, the userfaultfd.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Hello {
@@ -40,16 +49,14 @@ pub struct Hello {
     pub version: u32,
     /// Error number that making the userfaultfd gave, or 0.
     pub error: u32,
-    /// First address of the arena.
-    pub arena: u64,
-    /// Length of the arena in bytes.
-    pub arena_bytes: u64,
-    /// Address of the [`Request`] that a doorbell refers to.
-    pub request: u64,
-    /// 0 from a new program; from a forked child, what [`ATTACH`] answered.
+    /// First address of the control area.
+    pub control: u64,
+    /// Address of the [`Request`]s.
+    pub requests: u64,
+    /// 0 from a new program; from a forked child, what the attach page answered.
     pub token: u64,
-    /// The agent's own thread number.
-    pub thread: u64,
+    /// The agent's process id, as it sees it itself and as fault events name it.
+    pub agent: u64,
 }
 
 /// The supervisor's answer; a forked child's userfaultfd is attached.
@@ -62,11 +69,14 @@ pub struct Welcome {
     pub reserved: u32,
 }
 
-/// A doorbell request.
+/// What a thread asks of the supervisor.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Request {
-    /// [`DISCARD`], [`ATTACH`], [`FORK`] or [`FORKED`].
+    /// Different for each request of an address space, never 0: a fault that is
+    /// interrupted by a signal is reported twice, and its request carried out once.
+    pub number: u64,
+    /// [`REGISTER`] or [`LOCALISE`].
     pub operation: u64,
     /// First address concerned.
     pub start: u64,
@@ -74,19 +84,15 @@ pub struct Request {
     pub length: u64,
 }
 
-/// Doorbell: the contents of a range are not wanted any more; it reads as zero.
-pub const DISCARD: u64 = 1;
-/// Doorbell: a forked child asks for the token that its agent will name.
-pub const ATTACH: u64 = 2;
+/// A new mapping is to be far from now on.
+pub const REGISTER: u64 = 1;
+/// A range is to be ordinary memory from now on. While some of it is on its way, the
+/// answer's value is 1: ask again.
+pub const LOCALISE: u64 = 2;
 
-/// Doorbell: a fork is about to begin; answered when no page is in between.
-pub const FORK: u64 = 3;
-/// Doorbell: the fork is over, in the parent, whether it succeeded or not.
-pub const FORKED: u64 = 4;
-
-/// The answer, at the start of the doorbell page.
+/// The answer, at the start of a page of the control area.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Answer {
     /// 1 when served.
     pub served: u64,
@@ -94,20 +100,40 @@ pub struct Answer {
     pub value: u64,
 }
 
+/// The gate: a word of memory shared by agent and supervisor. The agent moves a
+/// page, and the supervisor reads an event, only while it holds the gate. So when
+/// the supervisor has read that a range was unmapped, no command that names the
+/// range is being carried out, and it can cancel what is left of the command
+/// before the program's thread, which waited for the event to be read, goes on and
+/// maps something else there.
+pub const GATE_FREE: u32 = 0;
+/// The agent holds the gate.
+pub const GATE_AGENT: u32 = 1;
+/// The supervisor holds the gate.
+pub const GATE_SUPERVISOR: u32 = 2;
+/// Added while the other side sleeps until the gate is free: it is to be woken (futex).
+pub const GATE_WAITED_FOR: u32 = 4;
+/// Offset of the gate's word in its memory.
+pub const GATE_OFFSET: usize = 0;
+/// Offset of the number of the command that is cancelled.
+pub const CANCELLED_OFFSET: usize = 64;
+/// Bytes of the gate's memory.
+pub const GATE_BYTES: usize = 4096;
+
 /// Header of a message to the agent. Spans follow, each a start address and a
-/// length in bytes (two u64): first those to drop, then to move, then to unshare.
+/// length in bytes (two u64): first those to move, then to drop, then to unshare.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Command {
-    /// Ranges to drop.
-    pub drop: u32,
+    /// Different from that of the command before.
+    pub number: u32,
     /// Ranges to move to the staging area, page after page, at most
     /// [`STAGING_PAGES`] pages; what lay there is dropped first.
     pub move_out: u32,
+    /// Ranges to drop.
+    pub drop: u32,
     /// Ranges to make this process's own (copy-on-write sharing is undone).
     pub unshare: u32,
-    /// Unused.
-    pub reserved: u32,
 }
 
 /// Most spans in one command.
@@ -117,10 +143,10 @@ pub const SPANS_MAX: usize = 512;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Done {
-    /// 0, or the error number that dropping gave.
-    pub drop_error: u32,
-    /// Unused.
-    pub reserved: u32,
+    /// The command's number.
+    pub number: u32,
+    /// How many of the ranges to drop were dropped, from the first on.
+    pub dropped: u32,
     /// For each page to be moved: 0, or the error number.
     pub moved: [u8; STAGING_PAGES],
 }

@@ -1,4 +1,4 @@
-//! Start-up: find the supervisor, reserve the arena, start the agent.
+//! Start-up: find the supervisor, make the control area, start the agent.
 //!
 //! It runs inside the first `malloc` or `mmap` of the process, possibly before
 //! libc has set `environ`; so it reads the environment from the kernel if need be.
@@ -6,9 +6,9 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::protocol::{PAGE_BYTES, RESERVED_PAGES, VARIABLE, VERSION};
-use crate::sys::{self, call};
-use crate::{agent, arena};
+use crate::protocol::{VARIABLE, VERSION};
+use crate::sys::call;
+use crate::{agent, control};
 
 const NOT_YET: u32 = 0;
 const STARTING: u32 = 1;
@@ -16,7 +16,7 @@ const FAR: u32 = 2;
 const LOCAL: u32 = 3;
 
 static STATE: AtomicU32 = AtomicU32::new(NOT_YET);
-/// Mappings of at least this many bytes come from the arena.
+/// Mappings of at least this many bytes are far.
 static MINIMUM_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 const SETTING_MAX: usize = 256;
@@ -83,12 +83,8 @@ fn set_up() -> Option<()> {
     setting.length = find_variable(&mut setting.text)?;
     let text = setting.text.get(..setting.length)?;
     let (version, rest) = number(text)?;
-    let (bytes, rest) = number(rest)?;
     let (minimum, path) = number(rest)?;
-    if version != VERSION as usize
-        || bytes < PAGE_BYTES * 1024
-        || path.len() >= setting.address.sun_path.len()
-    {
+    if version != VERSION as usize || path.len() >= setting.address.sun_path.len() {
         complain(libc::EPROTO);
         return None;
     }
@@ -97,39 +93,47 @@ fn set_up() -> Option<()> {
     }
     MINIMUM_BYTES.store(minimum, Ordering::Relaxed);
 
-    let started = reserve(bytes).and_then(|(base, bytes)| establish(base, bytes));
-    if let Err(error) = started {
+    if let Err(error) = establish() {
         complain(error);
         return None;
     }
     Some(())
 }
 
-/// Address space for the arena: as much as was asked for, or as much as there is
-/// (`ulimit -v`).
-fn reserve(mut bytes: usize) -> Result<(usize, usize), i32> {
-    const LEAST: usize = 1 << 28;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    loop {
-        match sys::mmap(0, bytes, libc::PROT_NONE, flags, -1, 0) {
-            Ok(base) => return Ok((base, bytes)),
-            Err(_) if bytes / 2 >= LEAST => bytes = (bytes / 2).next_multiple_of(PAGE_BYTES),
-            Err(error) => return Err(error),
-        }
+fn establish() -> Result<(), i32> {
+    if children_get_another_pid_namespace() {
+        // The agent would be the first process of that namespace, and the program's own child the second.
+        return Err(libc::ECHILD);
     }
+    control::establish()?;
+    agent::start(0).inspect_err(|_| control::abandon())
 }
 
-fn establish(base: usize, bytes: usize) -> Result<(), i32> {
-    let ready = sys::madvise(base, bytes, libc::MADV_NOHUGEPAGE)
-        .and_then(|_| sys::mprotect(base, RESERVED_PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE))
-        .and_then(|_| arena::establish(base, bytes).map(|()| 0))
-        .and_then(|_| agent::start(0).map(|()| 0));
-    if let Err(error) = ready {
-        arena::abandon();
-        let _ = sys::munmap(base, bytes);
-        return Err(error);
+/// After `unshare(CLONE_NEWPID)`: the next process made here begins a namespace.
+fn children_get_another_pid_namespace() -> bool {
+    let [mut own, mut childrens] = [[0u8; 64]; 2];
+    let length = |path: &core::ffi::CStr, target: &mut [u8; 64]| {
+        let arguments = [
+            libc::AT_FDCWD as usize,
+            path.as_ptr() as usize,
+            target.as_mut_ptr() as usize,
+            target.len(),
+            0,
+            0,
+        ];
+        // SAFETY: a constant path, and a buffer of the length passed.
+        unsafe { call(libc::SYS_readlinkat, arguments) }
+    };
+    let lengths = (
+        length(c"/proc/thread-self/ns/pid", &mut own),
+        length(c"/proc/thread-self/ns/pid_for_children", &mut childrens),
+    );
+    match lengths {
+        (Ok(first), Ok(second)) => own.get(..first) != childrens.get(..second),
+        // The namespace for children exists, and has no first process yet: its link cannot be read.
+        (Ok(_), Err(libc::ENOENT)) => true,
+        _ => false,
     }
-    Ok(())
 }
 
 /// The program was to have far memory and has not got it: not silently.
@@ -137,6 +141,9 @@ fn complain(error: i32) {
     let text: &[u8] = match error {
         libc::ENOMEM => b"tombolo: this program runs in local memory only: no address space for far memory (see `ulimit -v`)\n",
         libc::EPERM => b"tombolo: this program runs in local memory only: it may not use userfaultfd (see `tombolo doctor`)\n",
+        libc::EMFILE | libc::ENFILE => b"tombolo: this program runs in local memory only: no file descriptors are left (see `ulimit -n`)\n",
+        libc::EAGAIN => b"tombolo: this program runs in local memory only: no process can be made (see `ulimit -u`)\n",
+        libc::ECHILD => b"tombolo: this program runs in local memory only: its children are to be in another pid namespace\n",
         _ => b"tombolo: this program runs in local memory only: its supervisor cannot be reached\n",
     };
     // SAFETY: writes constant bytes to standard error.

@@ -1,7 +1,7 @@
 //! Raw system calls: no `errno`, no thread-local storage, no interposed names.
 //!
-//! The agent runs on a thread that libc does not know, with the thread pointer
-//! of whoever made it, so it may not touch thread-local storage at all.
+//! The agent is a process that libc does not know, with the thread pointer
+//! of the thread that made it, so it may not touch thread-local storage at all.
 
 use core::arch::asm;
 
@@ -34,15 +34,16 @@ pub unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> Result {
     if (-4095..0).contains(&result) { Err(-result as i32) } else { Ok(result as usize) }
 }
 
-/// Starts `entry` on a new thread that shares memory and signal handlers with
-/// this process but not descriptors, and that libc does not count.
+/// Starts `entry` in a new process that shares memory with this one and nothing
+/// else: no descriptors, no signal handlers, no thread group. Its end sends no signal,
+/// and `wait(2)` without `__WCLONE` does not see it.
 ///
 /// # Safety
 ///
 /// `stack_top` must end a writable stack that nothing else uses, and `entry`
 /// must follow this module's rules for code without thread-local storage.
 pub unsafe fn spawn(stack_top: usize, entry: extern "C" fn() -> !) -> Result {
-    let flags = libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
+    let flags = libc::CLONE_VM;
     let mut result = libc::SYS_clone as isize;
     // SAFETY: the child starts on its own stack, aligned as the ABI wants before
     // a call, calls `entry`, and never comes back; the parent falls through.
@@ -85,11 +86,6 @@ pub fn munmap(address: usize, length: usize) -> Result {
     unsafe { call(libc::SYS_munmap, [address, length, 0, 0, 0, 0]) }
 }
 
-pub fn mprotect(address: usize, length: usize, protection: i32) -> Result {
-    // SAFETY: as for mmap.
-    unsafe { call(libc::SYS_mprotect, [address, length, protection as usize, 0, 0, 0]) }
-}
-
 pub fn madvise(address: usize, length: usize, advice: i32) -> Result {
     // SAFETY: as for mmap.
     unsafe { call(libc::SYS_madvise, [address, length, advice as usize, 0, 0, 0]) }
@@ -105,6 +101,23 @@ pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32) {
     let address = core::ptr::from_ref(word) as usize;
     // SAFETY: the word outlives the call; the kernel only reads it.
     let _ = unsafe { call(libc::SYS_futex, [address, libc::FUTEX_WAIT as usize, value as usize, 0, 0, 0]) };
+}
+
+/// The same for a second at most.
+pub fn futex_wait_briefly(word: &core::sync::atomic::AtomicU32, value: u32) {
+    let address = core::ptr::from_ref(word) as usize;
+    let time = libc::timespec { tv_sec: 1, tv_nsec: 0 };
+    let arguments =
+        [address, libc::FUTEX_WAIT as usize, value as usize, core::ptr::from_ref(&time) as usize, 0, 0];
+    // SAFETY: the word and the time outlive the call; the kernel only reads them.
+    let _ = unsafe { call(libc::SYS_futex, arguments) };
+}
+
+/// Sleeps for so many microseconds, or until a signal has been handled.
+pub fn sleep_us(microseconds: i64) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: microseconds * 1000 };
+    // SAFETY: the time outlives the call; no remainder is asked for.
+    let _ = unsafe { call(libc::SYS_nanosleep, [core::ptr::from_ref(&time) as usize, 0, 0, 0, 0, 0]) };
 }
 
 /// Wakes `count` sleepers.

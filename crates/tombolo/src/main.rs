@@ -68,6 +68,9 @@ enum Command {
     Doctor(doctor::Arguments),
     /// Measure what far memory costs on this machine.
     Bench(bench::Arguments),
+    /// Keep what a supervisor of programs holds (`run` starts this itself).
+    #[command(hide = true)]
+    Keep,
 }
 
 /// A command's own failure, told to the user in one line.
@@ -120,6 +123,7 @@ fn main() -> ExitCode {
         Command::Keygen(arguments) => keygen::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Bench(arguments) => bench::main(&arguments),
+        Command::Keep => run::keep(),
     };
     match done {
         Ok(code) => ExitCode::from(code),

@@ -75,6 +75,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         local_bytes: arguments.local.0,
         minimum_bytes: arguments.minimum.0,
         library: LIBRARY,
+        keeper: keeper()?,
         notify: Box::new(|text| eprintln!("tombolo: {text}")),
         started: None,
     };
@@ -87,6 +88,24 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
             .map_err(|error| Failure::new(format!("cannot write the report {}: {error}", path.display())))?;
     }
     Ok(finished.exit_code())
+}
+
+/// The command that starts a keeper: this binary.
+fn keeper() -> Result<std::process::Command, Failure> {
+    let own = std::env::current_exe()
+        .map_err(|error| Failure::new(format!("cannot find this binary, to start its keeper: {error}")))?;
+    let mut command = std::process::Command::new(own);
+    command.arg("keep");
+    Ok(command)
+}
+
+/// Keeps until the supervisor at the other end of standard input is gone.
+pub fn keep() -> Result<u8, Failure> {
+    let socket = rustix::io::dup(std::io::stdin())
+        .map_err(|error| Failure::new(format!("cannot use standard input: {error}")))?;
+    tombolo_pager::keep(&socket)
+        .map_err(|error| Failure::new(format!("only `tombolo run` starts a keeper ({error})")))?;
+    Ok(0)
 }
 
 /// What happened, for `--report`.

@@ -161,9 +161,20 @@ fn giving_up_privileges_changes_nothing() {
 #[test]
 fn mappings_of_other_kinds_are_right() {
     needs!("cc");
-    for habit in ["populate", "zero-device", "lock"] {
+    for habit in ["populate", "zero-device"] {
         far("habits", Link::Shm, 1, ordinary(), &[habit]);
     }
+}
+
+#[test]
+fn locked_memory_stays_and_is_said_to_exceed_the_limit() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "2G");
+    let program = Program::new(&[compiled("habits", &[]), "64".into(), "lock".into()]).remote("512M");
+    let (plain, far) = (program.plain(), program.run_on(&[&lender], "16M"));
+    assert_eq!((far.code(), &far.stdout), (plain.code(), &plain.stdout), "{}", far.stderr);
+    assert!(far.counter("overdraft_pages") > 0, "{:#}", far.report());
+    assert_eq!(far.stderr.matches("exceeds --local").count(), 1, "{}", far.stderr);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! Then each fault that lands where the stream was expected to stop doubles the
 //! window. Random faults find no line and fetch nothing.
 
+use super::page::Page;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Faults remembered.
@@ -50,8 +51,8 @@ impl Default for Prefetch {
 
 impl Prefetch {
     /// A fault on `page`: what should come with it.
-    pub fn fault(&mut self, page: u32) -> Ahead {
-        let page = i64::from(page);
+    pub fn fault(&mut self, page: Page) -> Ahead {
+        let page = page.cast_signed();
         self.count += 1;
         let now = self.count;
         let ahead = self.follow(page, now).or_else(|| self.discover(page, now));
@@ -101,8 +102,8 @@ pub struct Touches {
 #[derive(Clone, Copy, Debug, Default)]
 struct Touch {
     /// Pages mapped so far: the next touch is expected at `end`, or below `first`.
-    first: u32,
-    end: u32,
+    first: Page,
+    end: Page,
     /// How many pages the last touch got; 0 for none.
     pages: u32,
 }
@@ -112,7 +113,7 @@ pub const TOUCH_MAX: u32 = 64;
 
 impl Touches {
     /// Which pages to map for a touch of `page`: the first, and how many. `page` is among them.
-    pub fn touch(&mut self, page: u32) -> (u32, u32) {
+    pub fn touch(&mut self, page: Page) -> (Page, u32) {
         let known =
             self.runs.iter().position(|run| run.pages > 0 && (run.end == page || run.first == page + 1));
         let Some(index) = known else {
@@ -122,18 +123,18 @@ impl Touches {
         };
         let run = &mut self.runs[index];
         let pages = (run.pages * 2).min(TOUCH_MAX);
-        let first = if run.end == page { page } else { (page + 1).saturating_sub(pages) };
-        (first, if run.end == page { pages } else { page + 1 - first })
+        let first = if run.end == page { page } else { (page + 1).saturating_sub(u64::from(pages)) };
+        (first, if run.end == page { pages } else { (page + 1 - first) as u32 })
     }
 
     /// So many pages from `first` on were mapped for a touch of `page`.
-    pub fn mapped(&mut self, page: u32, first: u32, pages: u32) {
+    pub fn mapped(&mut self, page: Page, first: Page, pages: u32) {
         let run =
             self.runs.iter_mut().find(|run| run.pages > 0 && (run.end == page || run.first == page + 1));
         if let Some(run) = run {
             run.pages = pages;
             run.first = run.first.min(first);
-            run.end = run.end.max(first + pages);
+            run.end = run.end.max(first + u64::from(pages));
         }
     }
 }

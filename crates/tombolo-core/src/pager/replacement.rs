@@ -15,15 +15,40 @@
 
 use std::collections::VecDeque;
 
-use crate::page::{AGE_MASK, LIVES_MAX};
+use super::page::{AGE_MASK, LIVES_MAX, Page};
 
 /// Names a page of a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageName {
-    /// Index of the space.
-    pub space: u32,
-    /// Index of the page in the space's arena.
-    pub page: u32,
+pub struct PageName(u64);
+
+/// Addresses of programs have 47 bits, so their pages have 35; one is to spare.
+const PAGE_BITS: u32 = 36;
+
+impl PageName {
+    /// Page `page` of space number `space` (below 2^28).
+    pub fn new(space: u32, page: Page) -> Self {
+        Self(u64::from(space) << PAGE_BITS | page & ((1 << PAGE_BITS) - 1))
+    }
+
+    /// The number of the space.
+    pub fn space(self) -> u32 {
+        (self.0 >> PAGE_BITS) as u32
+    }
+
+    /// The page.
+    pub fn page(self) -> Page {
+        self.0 & ((1 << PAGE_BITS) - 1)
+    }
+
+    /// As one word.
+    pub fn word(self) -> u64 {
+        self.0
+    }
+
+    /// From [`PageName::word`].
+    pub fn from_word(word: u64) -> Self {
+        Self(word)
+    }
 }
 
 /// The two queues and the clock of evictions.
@@ -93,8 +118,8 @@ impl Replacement {
 mod tests {
     use super::*;
 
-    fn name(page: u32) -> PageName {
-        PageName { space: 0, page }
+    fn name(page: Page) -> PageName {
+        PageName::new(0, page)
     }
 
     #[test]
@@ -104,7 +129,7 @@ mod tests {
         for page in 0..50 {
             replacement.insert(name(page), None);
         }
-        let gone: Vec<u32> = (0..40).filter_map(|_| replacement.pop()).map(|name| name.page).collect();
+        let gone: Vec<Page> = (0..40).filter_map(|_| replacement.pop()).map(PageName::page).collect();
         assert_eq!(gone, (0..40).collect::<Vec<_>>());
     }
 
@@ -137,7 +162,7 @@ mod tests {
         for page in 0..30 {
             replacement.insert(name(page), (page % 3 == 0).then_some(0));
         }
-        let mut pages: Vec<u32> = std::iter::from_fn(|| replacement.pop()).map(|name| name.page).collect();
+        let mut pages: Vec<Page> = std::iter::from_fn(|| replacement.pop()).map(PageName::page).collect();
         pages.sort_unstable();
         assert_eq!(pages, (0..30).collect::<Vec<_>>());
     }

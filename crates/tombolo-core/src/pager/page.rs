@@ -1,14 +1,14 @@
 //! What the supervisor knows about one page of a program: a word of state.
 //!
 //! ```text
-//!            first touch                        write fault: slot given up
-//!  Untouched ----------> Installing --> Resident (dirty) <---- Resident (clean, has a slot)
-//!      ^                     ^            |    EvictCopy          |  ^
-//!      | zero page           |            v                       v  |
-//!      +------------------ EvictDrop <----+------------------- EvictDrop
-//!                            |
-//!                            v         fault            data is here
-//!                          Remote ------------> Fetching -----------> Installing --> Resident
+//!            first touch                 write fault: slot given up
+//!  Untouched ----------> Resident (dirty) <---- Resident (clean, has a slot)
+//!      ^                     |     ^                  |          ^
+//!      | zero page           v     | refused          v          |
+//!      +---------------- EvictCopy +              EvictDrop -----+ refused
+//!                            |                        |
+//!                            v        fault           v       data is here
+//!                          Remote ------------------------> Fetching ---> Resident
 //!                            |
 //!                            +--- lender gone ---> Lost
 //! ```
@@ -16,9 +16,18 @@
 //! *EvictCopy*: the contents are being saved; the page is in the staging area, or
 //! on its way there, or (*kept*) still mapped, write-protected.
 //! *EvictDrop*: the contents are safe and the page may vanish at any moment.
-//! *Installing*: a userfaultfd ioctl on the page is under way; it ends soon and
-//! always wakes whoever waits. *Fetching* ends when the far side answers or is
-//! given up.
+//! *Fetching* ends when the far side answers or is given up. Where far memory is
+//! directly reachable, a page goes from *Remote* to *Resident* at once.
+//!
+//! These three are *operations*: they end later, with an outcome. What the program
+//! does to the page meanwhile is noted (*discarded*, or moved elsewhere by `mremap`),
+//! and settled when the operation ends.
+
+/// A page of an address space: its address divided by [`PAGE_BYTES`].
+pub type Page = u64;
+
+/// Size of a page in bytes.
+pub const PAGE_BYTES: u64 = 4096;
 
 /// The states of the diagram above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +41,6 @@ pub enum State {
     Remote = 2,
     /// On its way from far memory.
     Fetching = 3,
-    /// Being mapped.
-    Installing = 4,
     /// Being saved.
     EvictCopy = 5,
     /// Saved, being unmapped.
@@ -50,6 +57,7 @@ const DISCARD: u64 = 1 << 6;
 const REFERENCED: u64 = 1 << 7;
 const WRITABLE: u64 = 1 << 8;
 const KEPT: u64 = 1 << 9;
+const FOLLOWER: u64 = 1 << 13;
 const LIVES_SHIFT: u32 = 10;
 const LIVES_MASK: u64 = 7;
 const SLOT_SHIFT: u32 = 14;
@@ -75,7 +83,6 @@ impl Entry {
             1 => State::Resident,
             2 => State::Remote,
             3 => State::Fetching,
-            4 => State::Installing,
             5 => State::EvictCopy,
             6 => State::EvictDrop,
             _ => State::Lost,
@@ -146,11 +153,11 @@ macro_rules! flag {
 }
 
 flag! {
-    /// A thread waits for an eviction of this page to end.
+    /// A thread waits for an operation on this page to end.
     has_waiter with_waiter WAITER;
     /// The page stands in a replacement queue.
     is_queued with_queued QUEUED;
-    /// The program gave the contents up during an eviction.
+    /// The program gave the contents up during an operation.
     is_discarded with_discarded DISCARD;
     /// The page was used again since it was queued.
     is_referenced with_referenced REFERENCED;
@@ -158,6 +165,8 @@ flag! {
     is_writable with_writable WRITABLE;
     /// While it is evicted: it stays mapped until its contents are safe.
     is_kept with_kept KEPT;
+    /// While it is evicted: the eviction is that of another space, of which this page is a copy.
+    is_follower with_follower FOLLOWER;
 }
 
 impl std::fmt::Debug for Entry {

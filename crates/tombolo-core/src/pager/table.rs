@@ -1,0 +1,654 @@
+//! The page table of one address space, and what the program may do to it.
+//!
+//! A page is named by its address, as the program sees it. The kernel's own list of
+//! mappings is the truth about what is mapped: this table holds what the kernel does
+//! not know, namely what is far. So a page without an entry is *Untouched*, and entries
+//! of ranges that were unmapped are removed.
+//!
+//! An operation (a fetch, an eviction) is named by the page on which it began. When the
+//! program moves that page elsewhere meanwhile, the table notes where to; no other operation
+//! begins at the page's old place until this one has ended, so that the name stays unique.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use super::page::{Entry, Page, State};
+use super::slots::Slots;
+
+/// Pages of a block of entries.
+const BLOCK: u64 = 512;
+
+/// Block numbers are neighbours mostly: one multiplication spreads them.
+#[derive(Default)]
+struct BlockHasher(u64);
+
+impl Hasher for BlockHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    }
+}
+
+type Blocks = HashMap<u64, Box<[Entry; BLOCK as usize]>, BuildHasherDefault<BlockHasher>>;
+
+/// An access that the kernel could not complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// It was a write.
+    pub write: bool,
+    /// The page is present, but write-protected.
+    pub protected: bool,
+    /// By the agent, for which an eviction may be waiting: it must not wait for one.
+    pub agent: bool,
+}
+
+/// What a fault needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Nothing now: the end of the operation wakes the thread.
+    Wait,
+    /// The page reads as zero: map zeroes, once there is room for it.
+    Zero,
+    /// The page was resident, and was dropped in a way that the kernel does not report:
+    /// map zeroes. There is room for it already.
+    ZeroAgain,
+    /// The page is in this slot.
+    Fetch(u32),
+    /// Take the write protection off.
+    Unprotect,
+    /// The page cannot be had any more.
+    Poison,
+}
+
+/// How an operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Evicted: the contents are in this slot.
+    Saved(u32),
+    /// Evicted: the page reads as zero.
+    Zero,
+    /// Not evicted: the page is mapped as before, and this slot still has its contents, if any has.
+    Stays(Option<u32>),
+    /// The contents are gone.
+    Lost,
+}
+
+/// A page of a forked child that shares the end of its parent's eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Follower {
+    /// Number of the child's space.
+    pub space: u32,
+    /// The page there.
+    pub page: Page,
+}
+
+/// What ended with an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// Where the page is now.
+    pub page: Page,
+    /// These pages have threads waiting for them.
+    pub wake: Vec<Page>,
+    /// The page was resident, and is not any more.
+    pub freed: bool,
+    /// The page was not resident, and is now.
+    pub gained: bool,
+    /// The page is resident and stands in no queue.
+    pub unqueued: bool,
+    /// Pages of children that the same outcome is for. A saved slot is shared with each already; where it
+    /// cannot be, the outcome is [`Outcome::Lost`].
+    pub followers: Vec<(Follower, Outcome)>,
+}
+
+/// What came of discarding a range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Discarded {
+    /// Pages whose contents were given up.
+    pub pages: u64,
+    /// How many of them were resident.
+    pub resident: u64,
+    /// Some are in an operation: its commands must not reach the range any more.
+    pub in_operation: bool,
+}
+
+/// What came of moving a range.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Remapped {
+    /// Resident pages at their new place, which stand in no queue.
+    pub unqueued: Vec<Page>,
+    /// Threads wait for pages here that are no more.
+    pub wake: Vec<Page>,
+    /// Pages at the new place that were resident by what the table said, and are not.
+    pub resident: u64,
+    /// Some are in an operation: its commands must not reach the range any more.
+    pub in_operation: bool,
+}
+
+/// A child's table at the moment of the fork.
+#[derive(Debug)]
+pub struct Forked {
+    /// The table.
+    pub table: Table,
+    /// Pages that are resident in the child.
+    pub resident: u64,
+}
+
+/// An operation whose page is not where it began.
+#[derive(Clone, Copy, Debug)]
+struct Forward {
+    began: Page,
+    /// Where the page is now; `None`: nowhere, another page was moved to its place.
+    now: Option<Page>,
+    /// The entry of the page where it began is a mark of this operation.
+    marked: bool,
+    /// If nowhere: it counts as resident.
+    counted: bool,
+    /// A thread waits for this name to be free.
+    waiter: bool,
+}
+
+/// The table of one address space.
+#[derive(Debug, Default)]
+pub struct Table {
+    blocks: Blocks,
+    /// Ranges known to be far: start and end. A mapping that grew in place may reach beyond.
+    ranges: BTreeMap<Page, Page>,
+    /// Operations whose page is not where they began.
+    forwards: Vec<Forward>,
+    /// Pages of children that wait for the end of an operation here.
+    followers: Vec<(Page, Follower)>,
+}
+
+impl std::fmt::Debug for BlockHasher {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "BlockHasher({})", self.0)
+    }
+}
+
+/// Whether a page in an operation counts as resident: it was, or room is reserved for it.
+fn is_counted(entry: Entry) -> bool {
+    in_operation(entry) && !entry.is_follower()
+}
+
+fn in_operation(entry: Entry) -> bool {
+    matches!(entry.state(), State::Fetching | State::EvictCopy | State::EvictDrop)
+}
+
+impl Table {
+    /// The entry of a page.
+    pub fn get(&self, page: Page) -> Entry {
+        self.blocks.get(&(page / BLOCK)).map_or(Entry(0), |block| block[(page % BLOCK) as usize])
+    }
+
+    /// Changes the entry of a page.
+    pub fn set(&mut self, page: Page, entry: Entry) {
+        if entry.0 == 0 && !self.blocks.contains_key(&(page / BLOCK)) {
+            return;
+        }
+        let block = self.blocks.entry(page / BLOCK).or_insert_with(|| Box::new([Entry(0); BLOCK as usize]));
+        block[(page % BLOCK) as usize] = entry;
+    }
+
+    /// Every page of `[first, end)` that has an entry, in no order.
+    pub fn entries(&self, first: Page, end: Page) -> Vec<(Page, Entry)> {
+        let mut found = Vec::new();
+        let mut look = |number: u64, block: &[Entry; BLOCK as usize]| {
+            let base = number * BLOCK;
+            let from = first.max(base);
+            let to = end.min(base + BLOCK);
+            for page in from..to {
+                let entry = block[(page - base) as usize];
+                if entry.0 != 0 {
+                    found.push((page, entry));
+                }
+            }
+        };
+        let (low, high) = (first / BLOCK, end.div_ceil(BLOCK));
+        if high.saturating_sub(low) <= self.blocks.len() as u64 {
+            for number in low..high {
+                if let Some(block) = self.blocks.get(&number) {
+                    look(number, block);
+                }
+            }
+        } else {
+            for (&number, block) in self.blocks.iter().filter(|(number, _)| (low..high).contains(*number)) {
+                look(number, block);
+            }
+        }
+        found
+    }
+
+    /// Every page that has an entry, in no order.
+    pub fn all(&self) -> Vec<(Page, Entry)> {
+        self.entries(0, Page::MAX)
+    }
+
+    /// A range is far from now on; it is fresh, so what was there before is forgotten.
+    pub fn register(&mut self, first: Page, end: Page, slots: &mut Slots) -> Discarded {
+        let discarded = self.discard(first, end, slots);
+        self.cut(first, end);
+        self.ranges.insert(first, end);
+        discarded
+    }
+
+    /// A range is not far any more.
+    pub fn unregister(&mut self, first: Page, end: Page, slots: &mut Slots) -> Discarded {
+        let discarded = self.discard(first, end, slots);
+        self.cut(first, end);
+        discarded
+    }
+
+    /// Whether a page is known to be far, and the range around it.
+    pub fn range(&self, page: Page) -> Option<(Page, Page)> {
+        let (&first, &end) = self.ranges.range(..=page).next_back()?;
+        (page < end).then_some((first, end))
+    }
+
+    /// The parts of `[first, end)` that are known to be far.
+    pub fn ranges_within(&self, first: Page, end: Page) -> Vec<(Page, Page)> {
+        self.ranges
+            .range(..end)
+            .map(|(&from, &to)| (from.max(first), to.min(end)))
+            .filter(|(from, to)| from < to)
+            .collect()
+    }
+
+    /// Pages of `[first, end)` turned out to be far: a mapping has grown.
+    pub fn grow(&mut self, first: Page, end: Page) {
+        let mut from = first;
+        if let Some((&start, &stop)) = self.ranges.range(..=first).next_back()
+            && stop >= first
+        {
+            if stop >= end {
+                return;
+            }
+            from = start;
+        }
+        self.cut(from, end);
+        self.ranges.insert(from, end);
+    }
+
+    /// Bytes of address space that are far, in pages.
+    pub fn far_pages(&self) -> u64 {
+        self.ranges.iter().map(|(first, end)| end - first).sum()
+    }
+
+    fn cut(&mut self, first: Page, end: Page) {
+        let overlapping: Vec<(Page, Page)> = self
+            .ranges
+            .range(..end)
+            .rev()
+            .map(|(&from, &to)| (from, to))
+            .take_while(|&(_, to)| to > first)
+            .collect();
+        for (from, to) in overlapping {
+            self.ranges.remove(&from);
+            if from < first {
+                self.ranges.insert(from, first);
+            }
+            if to > end {
+                self.ranges.insert(end, to);
+            }
+        }
+    }
+
+    /// What a fault needs. An answer of [`Decision::Wait`] is noted.
+    pub fn decide(&mut self, page: Page, access: Access) -> Decision {
+        let entry = self.get(page);
+        match entry.state() {
+            State::Lost => Decision::Poison,
+            State::EvictCopy if access.protected && !entry.is_kept() => {
+                // Its protection means nothing: the page is moved as it is, before the write or after.
+                Decision::Unprotect
+            }
+            State::EvictCopy | State::EvictDrop if access.agent && !access.protected => Decision::ZeroAgain,
+            State::EvictCopy | State::EvictDrop => {
+                self.set(page, entry.with_waiter(true));
+                Decision::Wait
+            }
+            State::Fetching => {
+                let writable = entry.is_writable() || access.write;
+                self.set(page, entry.with_writable(writable).with_waiter(true));
+                Decision::Wait
+            }
+            // Also a page that a fork left mapped although its contents are far (see `fork`).
+            State::Resident | State::Untouched | State::Remote if access.protected => Decision::Unprotect,
+            State::Resident => Decision::ZeroAgain,
+            State::Untouched => Decision::Zero,
+            State::Remote if self.is_name(page) => {
+                // Two operations cannot have one name.
+                for forward in self.forwards.iter_mut().filter(|forward| forward.began == page) {
+                    forward.waiter = true;
+                }
+                Decision::Wait
+            }
+            State::Remote => match entry.slot() {
+                Some(slot) => Decision::Fetch(slot),
+                None => Decision::Zero,
+            },
+        }
+    }
+
+    /// The page is mapped now. `keep_slot`: write-protected, so its slot still has its contents.
+    /// Returns its entry and, if it came from far memory, when it was evicted.
+    pub fn mapped(&mut self, page: Page, keep_slot: bool, slots: &mut Slots) -> (Entry, Option<u64>) {
+        let entry = self.get(page);
+        let evicted_at = entry.slot().map(|_| entry.age());
+        let mut mapped =
+            Entry(0).with_state(State::Resident).with_queued(entry.is_queued()).with_slot(entry.slot());
+        if !keep_slot && let Some(slot) = entry.slot() {
+            slots.release(slot);
+            mapped = mapped.with_slot(None);
+        }
+        self.set(page, mapped);
+        (mapped, evicted_at)
+    }
+
+    /// The page is on its way from its slot.
+    pub fn fetching(&mut self, page: Page, writable: bool) {
+        let entry = self.get(page);
+        self.set(page, entry.with_state(State::Fetching).with_writable(writable).with_waiter(false));
+    }
+
+    /// A write to a protected page is about to be allowed: its slot's contents will differ.
+    /// Returns whether it had a slot.
+    pub fn written(&mut self, page: Page, slots: &mut Slots) -> bool {
+        let entry = self.get(page);
+        if entry.state() != State::Resident {
+            return false;
+        }
+        if let Some(slot) = entry.slot() {
+            slots.release(slot);
+        }
+        self.set(page, entry.with_slot(None).with_referenced(true));
+        entry.slot().is_some()
+    }
+
+    /// The page cannot be had any more.
+    pub fn lost(&mut self, page: Page, slots: &mut Slots) {
+        let entry = self.get(page);
+        if let Some(slot) = entry.slot() {
+            slots.release(slot);
+        }
+        self.set(page, Entry(0).with_state(State::Lost).with_queued(entry.is_queued()));
+    }
+
+    /// The contents of `[first, end)` are not wanted any more: it reads as zero, or is not there.
+    pub fn discard(&mut self, first: Page, end: Page, slots: &mut Slots) -> Discarded {
+        let mut discarded = Discarded::default();
+        for (page, entry) in self.entries(first, end) {
+            if in_operation(entry) {
+                discarded.in_operation = true;
+                discarded.pages += u64::from(!entry.is_discarded());
+                self.set(page, entry.with_discarded(true));
+                continue;
+            }
+            if entry.state() == State::Untouched {
+                continue;
+            }
+            discarded.pages += 1;
+            discarded.resident += u64::from(entry.state() == State::Resident);
+            if let Some(slot) = entry.slot() {
+                slots.release(slot);
+            }
+            self.set(page, Entry(0).with_queued(entry.is_queued()));
+        }
+        discarded
+    }
+
+    /// A range was unmapped, or something else was mapped there.
+    pub fn unmap(&mut self, first: Page, end: Page, slots: &mut Slots) -> Discarded {
+        self.unregister(first, end, slots)
+    }
+
+    /// Whether an operation that began at this page is under way although the page is another one now.
+    pub fn is_name(&self, page: Page) -> bool {
+        self.forwards.iter().any(|forward| forward.began == page)
+    }
+
+    /// Another page is about to take the place of one that is in an operation.
+    fn vacate(&mut self, page: Page, entry: Entry) {
+        if let Some(forward) = self.forwards.iter_mut().find(|forward| forward.now == Some(page)) {
+            forward.now = None;
+            forward.counted = is_counted(entry);
+        } else if let Some(forward) =
+            self.forwards.iter_mut().find(|forward| forward.began == page && forward.marked)
+        {
+            forward.marked = false;
+        } else {
+            let counted = is_counted(entry);
+            self.forwards.push(Forward { began: page, now: None, marked: false, counted, waiter: false });
+        }
+        self.set(page, Entry(0).with_queued(entry.is_queued()));
+    }
+
+    /// `count` pages from `from` on are at `to` now. The ranges do not overlap; whatever the table has at
+    /// `to` is forgotten (a forked child has entries of ranges that it did not inherit).
+    pub fn remap(&mut self, from: Page, to: Page, count: u64, slots: &mut Slots) -> Remapped {
+        let mut remapped =
+            Remapped { resident: self.discard(to, to + count, slots).resident, ..Remapped::default() };
+        for (page, entry) in self.entries(to, to + count) {
+            if in_operation(entry) {
+                remapped.in_operation = true;
+                remapped.wake.extend(entry.has_waiter().then_some(page));
+                self.vacate(page, entry);
+            }
+        }
+        for (page, entry) in self.entries(from, from + count) {
+            let target = to + (page - from);
+            if in_operation(entry) && !entry.is_discarded() {
+                remapped.in_operation = true;
+                // The operation keeps its name, and its page a mark there until it ends.
+                match self.forwards.iter_mut().find(|forward| forward.now == Some(page)) {
+                    Some(forward) => {
+                        forward.now = Some(target);
+                        self.set(page, Entry(0).with_queued(entry.is_queued()));
+                    }
+                    None => {
+                        self.forwards.push(Forward {
+                            began: page,
+                            now: Some(target),
+                            marked: true,
+                            counted: false,
+                            waiter: false,
+                        });
+                        self.set(page, entry.with_discarded(true));
+                    }
+                }
+                let queued = self.get(target).is_queued();
+                self.set(target, entry.with_waiter(false).with_queued(queued));
+                continue;
+            }
+            if in_operation(entry) || entry.state() == State::Untouched {
+                continue;
+            }
+            self.set(page, Entry(0).with_queued(entry.is_queued()));
+            let queued = self.get(target).is_queued();
+            self.set(target, entry.with_queued(queued));
+            if entry.state() == State::Resident && !queued {
+                remapped.unqueued.push(target);
+            }
+        }
+        let moved = self.ranges_within(from, from + count);
+        self.cut(from, from + count);
+        self.cut(to, to + count);
+        for (first, end) in moved {
+            self.ranges.insert(to + (first - from), to + (end - from));
+        }
+        remapped
+    }
+
+    /// The table of a child that was forked. `child` is the number of its space.
+    ///
+    /// From the moment the kernel copies page tables until the fork is reported, it maps
+    /// nothing for us: so what is *Resident* here is present in the child. A page that is
+    /// being moved out may have gone before that moment or after it. Before, the child's
+    /// page is absent, and its contents are those that are being saved; after, it is present,
+    /// and never asked for. So the child's page *follows* the eviction here: in both cases
+    /// the slot is right.
+    pub fn fork(&mut self, child: u32, slots: &mut Slots) -> Forked {
+        let mut table = Self { ranges: self.ranges.clone(), ..Self::default() };
+        let mut resident = 0;
+        for (page, entry) in self.all() {
+            if in_operation(entry) && entry.is_discarded() {
+                continue;
+            }
+            let (state, slot) = match entry.state() {
+                State::Untouched => continue,
+                State::Resident => (State::Resident, entry.slot()),
+                State::EvictCopy if entry.is_kept() => (State::Resident, None),
+                State::EvictCopy => {
+                    let operation = self
+                        .forwards
+                        .iter()
+                        .find(|forward| forward.now == Some(page))
+                        .map_or(page, |known| known.began);
+                    self.followers.push((operation, Follower { space: child, page }));
+                    table.set(page, Entry(0).with_state(State::EvictCopy).with_follower(true));
+                    continue;
+                }
+                State::Remote | State::Fetching | State::EvictDrop => {
+                    (if entry.slot().is_some() { State::Remote } else { State::Untouched }, entry.slot())
+                }
+                State::Lost => (State::Lost, None),
+            };
+            // A slot that cannot be shared any further: the page is poisoned when it is touched.
+            let (state, slot) = match slot {
+                Some(slot) if !slots.share(slot) => match state {
+                    // Its contents are here: it is dirty.
+                    State::Resident => (State::Resident, None),
+                    _ => (State::Lost, None),
+                },
+                _ => (state, slot),
+            };
+            resident += u64::from(state == State::Resident);
+            table.set(page, Entry(0).with_state(state).with_slot(slot).with_age(entry.age()));
+        }
+        Forked { table, resident }
+    }
+
+    /// Where the page of an operation is now, and its entry there.
+    pub fn operation(&self, began: Page) -> (Page, Entry) {
+        match self.forwards.iter().find(|forward| forward.began == began) {
+            Some(Forward { now: Some(page), .. }) => (*page, self.get(*page)),
+            // The page is nowhere.
+            Some(forward) => (
+                began,
+                Entry(0).with_state(State::EvictCopy).with_discarded(true).with_follower(!forward.counted),
+            ),
+            None => (began, self.get(began)),
+        }
+    }
+
+    /// Whether pages of children wait for the end of this operation.
+    pub fn has_followers(&self, began: Page) -> bool {
+        self.followers.iter().any(|(operation, _)| *operation == began)
+    }
+
+    /// Pages of children that wait for the end of this operation.
+    pub fn followers(&self, began: Page) -> Vec<Follower> {
+        self.followers
+            .iter()
+            .filter(|(operation, _)| *operation == began)
+            .map(|(_, follower)| *follower)
+            .collect()
+    }
+
+    /// An eviction, or a fetch that failed, has ended. `age`: now, on the clock of evictions.
+    pub fn finish(&mut self, began: Page, outcome: Outcome, age: u64, slots: &mut Slots) -> Finished {
+        let mut wake = Vec::new();
+        let forward = self
+            .forwards
+            .iter()
+            .position(|forward| forward.began == began)
+            .map(|index| self.forwards.swap_remove(index));
+        if let Some(forward) = forward {
+            let mark = self.get(began);
+            if forward.waiter || (forward.marked && mark.has_waiter()) {
+                wake.push(began);
+            }
+            if forward.marked {
+                self.set(began, Entry(0).with_queued(mark.is_queued()));
+            }
+        }
+        let mut followers = Vec::new();
+        self.followers.retain(|(operation, follower)| {
+            if *operation == began {
+                followers.push(*follower);
+            }
+            *operation != began
+        });
+        let followers = followers
+            .into_iter()
+            .map(|follower| {
+                let theirs = match outcome {
+                    Outcome::Saved(slot) if !slots.share(slot) => Outcome::Lost,
+                    // The page is theirs, too, and its slot ours alone.
+                    Outcome::Stays(_) => Outcome::Stays(None),
+                    other => other,
+                };
+                (follower, theirs)
+            })
+            .collect();
+        let page = match forward {
+            None => began,
+            Some(Forward { now: Some(page), .. }) => page,
+            Some(Forward { now: None, counted, .. }) => {
+                if let Outcome::Saved(slot) | Outcome::Stays(Some(slot)) = outcome {
+                    slots.release(slot);
+                }
+                return Finished {
+                    page: began,
+                    wake,
+                    freed: counted,
+                    gained: false,
+                    unqueued: false,
+                    followers,
+                };
+            }
+        };
+        let entry = self.get(page);
+        if entry.has_waiter() {
+            wake.push(page);
+        }
+        let counted = is_counted(entry);
+        let (left, held) = match outcome {
+            Outcome::Saved(slot) => {
+                (Entry(0).with_state(State::Remote).with_slot(Some(slot)).with_age(age), Some(slot))
+            }
+            Outcome::Zero => (Entry(0), None),
+            Outcome::Lost => (Entry(0).with_state(State::Lost), None),
+            Outcome::Stays(slot) => (
+                Entry(0).with_state(State::Resident).with_slot(slot).with_referenced(entry.is_referenced()),
+                slot,
+            ),
+        };
+        let left = if entry.is_discarded() {
+            if let Some(slot) = held {
+                slots.release(slot);
+            }
+            Entry(0)
+        } else {
+            left
+        };
+        self.set(page, left.with_queued(entry.is_queued()));
+        let resident = left.state() == State::Resident;
+        Finished {
+            page,
+            wake,
+            freed: counted && !resident,
+            gained: !counted && resident,
+            unqueued: resident && !entry.is_queued(),
+            followers,
+        }
+    }
+}

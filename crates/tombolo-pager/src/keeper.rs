@@ -1,0 +1,192 @@
+//! The keeper: a small process that holds a duplicate of every userfaultfd.
+//!
+//! Were all holders of a userfaultfd gone, the kernel would let the threads that wait
+//! for a page go on, with zeroes. So when the supervisor is lost, however it ends, the
+//! keeper still holds them: it ends the programs, and poisons what a process that it does
+//! not know by name touches. It starts before the program, decides nothing else, and ends
+//! when the supervisor says so.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use tombolo_core::pager::PAGE_BYTES;
+use tombolo_host::process;
+use tombolo_host::uffd::{Event, UffdError, Userfaultfd};
+
+use crate::space::Space;
+
+/// A space, with its userfaultfd.
+const ADD: u8 = 1;
+/// The program of a space, with its pidfd.
+const PROGRAM: u8 = 2;
+/// A space has ended.
+const REMOVE: u8 = 3;
+/// The run is over.
+const END: u8 = 4;
+
+/// The supervisor's side.
+#[derive(Debug)]
+pub struct Keeper {
+    socket: OwnedFd,
+    child: Mutex<Child>,
+}
+
+impl Keeper {
+    /// Starts a keeper: `command` is a program that calls [`keep`] with its standard input.
+    pub fn start(command: &mut Command) -> io::Result<Self> {
+        let (ours, theirs) = net::socketpair(
+            net::AddressFamily::UNIX,
+            net::SocketType::SEQPACKET,
+            net::SocketFlags::CLOEXEC,
+            None,
+        )?;
+        let child = command.stdin(theirs).stdout(Stdio::null()).spawn()?;
+        Ok(Self { socket: ours, child: Mutex::new(child) })
+    }
+
+    fn send(&self, kind: u8, space: u32, descriptor: Option<BorrowedFd<'_>>) {
+        let [a, b, c, d] = space.to_ne_bytes();
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
+        if !descriptors.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        }
+        // A keeper that was ended is missed only if the supervisor is, too; its agents remain.
+        let _ = net::sendmsg(
+            &self.socket,
+            &[io::IoSlice::new(&[kind, a, b, c, d])],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        );
+    }
+
+    /// A space begins.
+    pub fn add(&self, space: &Space) {
+        self.send(ADD, space.index, Some(space.uffd.as_fd()));
+    }
+
+    /// The program of a space is known.
+    pub fn program(&self, space: &Space, pidfd: &OwnedFd) {
+        self.send(PROGRAM, space.index, Some(pidfd.as_fd()));
+    }
+
+    /// A space has ended.
+    pub fn remove(&self, space: &Space) {
+        self.send(REMOVE, space.index, None);
+    }
+
+    /// The run is over.
+    pub fn end(&self) {
+        self.send(END, 0, None);
+        let _ = self.child.lock().wait();
+    }
+}
+
+/// What the keeper knows of a space.
+struct Kept {
+    uffd: Userfaultfd,
+    program: Option<OwnedFd>,
+}
+
+/// Keeps until the supervisor at the other end of `socket` says that the run is over, or is lost.
+pub fn keep(socket: &OwnedFd) -> io::Result<()> {
+    // The terminal's signals are for the program and its supervisor.
+    let _ = rustix::process::setsid();
+    process::raise_descriptor_limit();
+    let mut kept = HashMap::new();
+    while let Some(message) = receive(socket)? {
+        match message {
+            (ADD, space, Some(descriptor)) => {
+                kept.insert(space, Kept { uffd: Userfaultfd::from_descriptor(descriptor), program: None });
+            }
+            (PROGRAM, space, Some(descriptor)) => {
+                if let Some(known) = kept.get_mut(&space) {
+                    known.program = Some(descriptor);
+                }
+            }
+            (REMOVE, space, _) => {
+                kept.remove(&space);
+            }
+            (END, ..) => return Ok(()),
+            _ => {}
+        }
+    }
+    if !kept.is_empty() {
+        eprintln!(
+            "tombolo: the supervisor is gone, and the far memory of its programs with it: ending {} process(es)",
+            kept.len()
+        );
+        end_programs(kept.into_values().collect());
+    }
+    Ok(())
+}
+
+type Message = (u8, u32, Option<OwnedFd>);
+
+/// The next message; `None`: the supervisor is gone.
+fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
+    let mut bytes = [0u8; 5];
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let mut parts = [io::IoSliceMut::new(&mut bytes)];
+    let received = loop {
+        match net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+            other => break other?,
+        }
+    };
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let descriptor = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    Ok(Some((bytes[0], u32::from_ne_bytes([bytes[1], bytes[2], bytes[3], bytes[4]]), descriptor)))
+}
+
+/// Ends what is known by name; whatever else touches far memory gets SIGBUS. Returns when nobody is left.
+fn end_programs(mut kept: Vec<Kept>) {
+    let pause = Timespec { tv_sec: 0, tv_nsec: Duration::from_millis(50).as_nanos() as i64 };
+    while !kept.is_empty() {
+        for space in &kept {
+            if let Some(program) = &space.program {
+                let _ = process::signal(program, libc::SIGKILL);
+            }
+        }
+        let mut forked = Vec::new();
+        for space in &kept {
+            while let Ok(Some(event)) = space.uffd.read_event() {
+                match event {
+                    Event::Fault { address, .. } => {
+                        if space.uffd.poison(address, PAGE_BYTES as usize).is_err() {
+                            let _ = space.uffd.write_protect(address, PAGE_BYTES as usize, false);
+                            let _ = space.uffd.wake(address, PAGE_BYTES as usize);
+                        }
+                    }
+                    Event::Fork(uffd) => forked.push(Kept { uffd, program: None }),
+                    _ => {}
+                }
+            }
+        }
+        kept.retain(|space| {
+            !matches!(space.uffd.write_protect(PAGE_BYTES, PAGE_BYTES as usize, false), Err(UffdError::Gone))
+        });
+        kept.extend(forked);
+        let mut descriptors: Vec<PollFd<'_>> =
+            kept.iter().map(|space| PollFd::from_borrowed_fd(space.uffd.as_fd(), PollFlags::IN)).collect();
+        let _ = poll(&mut descriptors, Some(&pause));
+    }
+}

@@ -1,0 +1,181 @@
+//! How much is resident, and how much may be.
+//!
+//! Pages of a space without an agent cannot be evicted. They are counted apart, so that
+//! they do not push the others out; and where nothing else can be evicted either, the limit
+//! gives way by an *allowance*, which shrinks again while evictions succeed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+/// What one space has of the room.
+#[derive(Debug, Default)]
+pub struct Account(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Pages that are or are about to be resident.
+    pages: u64,
+    /// They can be evicted, and count against the limit.
+    limited: bool,
+}
+
+/// The room of all spaces.
+#[derive(Debug)]
+pub struct Room {
+    limit_pages: u64,
+    allowance: AtomicU64,
+    limited: AtomicU64,
+    unlimited: AtomicU64,
+    peak: AtomicU64,
+}
+
+/// Least by which the limit gives way.
+const ALLOWANCE_STEP: u64 = 64;
+
+impl Room {
+    /// Room for `limit_pages`.
+    pub fn new(limit_pages: u64) -> Self {
+        Self {
+            limit_pages,
+            allowance: AtomicU64::new(0),
+            limited: AtomicU64::new(0),
+            unlimited: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+        }
+    }
+
+    /// Most pages that the limit allows.
+    pub fn limit_pages(&self) -> u64 {
+        self.limit_pages
+    }
+
+    /// Pages resident now, of all spaces.
+    pub fn resident(&self) -> u64 {
+        self.limited.load(Ordering::Relaxed) + self.unlimited.load(Ordering::Relaxed)
+    }
+
+    /// Pages that can be evicted.
+    pub fn evictable(&self) -> u64 {
+        self.limited.load(Ordering::Relaxed)
+    }
+
+    /// Most pages that were resident at once.
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    /// Pages that still fit; negative where the limit is exceeded.
+    pub fn free(&self) -> i64 {
+        let most = self.limit_pages + self.allowance.load(Ordering::Relaxed);
+        most.cast_signed() - self.limited.load(Ordering::Relaxed).cast_signed()
+    }
+
+    /// Claims room for up to `want` pages; returns how many were granted.
+    pub fn reserve(&self, account: &Account, want: u64) -> u64 {
+        let mut state = account.0.lock();
+        let granted = if state.limited {
+            let most = self.limit_pages + self.allowance.load(Ordering::Relaxed);
+            let before = self.limited.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |resident| {
+                let free = most.saturating_sub(resident);
+                (free > 0).then(|| resident + want.min(free))
+            });
+            before.map_or(0, |before| want.min(most.saturating_sub(before)))
+        } else {
+            self.unlimited.fetch_add(want, Ordering::Relaxed);
+            want
+        };
+        state.pages += granted;
+        drop(state);
+        self.peak.fetch_max(self.resident(), Ordering::Relaxed);
+        granted
+    }
+
+    /// Claims room for pages that must have it.
+    pub fn take(&self, account: &Account, pages: u64) {
+        let mut state = account.0.lock();
+        let all = if state.limited { &self.limited } else { &self.unlimited };
+        all.fetch_add(pages, Ordering::Relaxed);
+        state.pages += pages;
+        drop(state);
+        self.peak.fetch_max(self.resident(), Ordering::Relaxed);
+    }
+
+    /// Gives claimed room back.
+    pub fn give_back(&self, account: &Account, pages: u64) {
+        if pages == 0 {
+            return;
+        }
+        let mut state = account.0.lock();
+        debug_assert!(state.pages >= pages, "{} of {}", pages, state.pages);
+        let pages = pages.min(state.pages);
+        let all = if state.limited { &self.limited } else { &self.unlimited };
+        all.fetch_sub(pages, Ordering::Relaxed);
+        state.pages -= pages;
+    }
+
+    /// Whether the pages of an account can be evicted, from now on.
+    pub fn set_limited(&self, account: &Account, limited: bool) {
+        let mut state = account.0.lock();
+        if state.limited != limited {
+            state.limited = limited;
+            let (from, to) =
+                if limited { (&self.unlimited, &self.limited) } else { (&self.limited, &self.unlimited) };
+            from.fetch_sub(state.pages, Ordering::Relaxed);
+            to.fetch_add(state.pages, Ordering::Relaxed);
+        }
+    }
+
+    /// Nothing can be evicted: the limit gives way by at least `pages`.
+    pub fn allow(&self, pages: u64) {
+        self.allowance.fetch_add(pages.max(ALLOWANCE_STEP), Ordering::Relaxed);
+    }
+
+    /// Pages were evicted: the limit comes back.
+    pub fn evicted(&self, pages: u64) {
+        if pages > 0 && self.allowance.load(Ordering::Relaxed) > 0 {
+            let less = |allowance: u64| Some(allowance.saturating_sub(pages.div_ceil(4)));
+            let _ = self.allowance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+    }
+}
+
+impl Account {
+    /// Pages that are or are about to be resident.
+    pub fn pages(&self) -> u64 {
+        self.0.lock().pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_space_without_an_agent_does_not_take_the_others_room() {
+        let room = Room::new(10);
+        let (first, second) = (Account::default(), Account::default());
+        room.set_limited(&first, true);
+        assert_eq!(room.reserve(&second, 100), 100);
+        assert_eq!(room.reserve(&first, 8), 8);
+        assert_eq!(room.reserve(&first, 8), 2);
+        assert_eq!((room.reserve(&first, 1), room.free(), room.resident()), (0, 0, 110));
+        room.set_limited(&second, true);
+        assert_eq!((room.free(), room.resident()), (-100, 110));
+        room.give_back(&second, 100);
+        room.give_back(&first, 4);
+        assert_eq!((room.free(), room.peak()), (4, 110));
+    }
+
+    #[test]
+    fn the_limit_gives_way_and_comes_back() {
+        let room = Room::new(1);
+        let account = Account::default();
+        room.set_limited(&account, true);
+        assert_eq!((room.reserve(&account, 1), room.reserve(&account, 1)), (1, 0));
+        room.allow(1);
+        assert_eq!(room.reserve(&account, 100), ALLOWANCE_STEP);
+        room.evicted(4 * ALLOWANCE_STEP);
+        assert_eq!(room.free(), -(ALLOWANCE_STEP as i64));
+    }
+}

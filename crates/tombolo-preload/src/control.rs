@@ -1,0 +1,129 @@
+//! The control area: asking the supervisor for something by a page fault.
+//!
+//! A request takes one of [`REQUESTS`] places, each with a page of its own, so a
+//! signal handler that interrupts a request can make another one. No lock is held
+//! while a thread waits.
+
+use core::cell::UnsafeCell;
+use core::ptr;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+
+use crate::protocol::{
+    ATTACH_PAGE, Answer, CONTROL_PAGES, PAGE_BYTES, REQUEST_PAGE, REQUESTS, Request, STAGING_PAGE,
+    STAGING_PAGES,
+};
+use crate::sys::{self, call};
+
+/// First address of the area; 0 while there is none.
+static BASE: AtomicUsize = AtomicUsize::new(0);
+/// A bit for each place that is taken.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+static NUMBER: AtomicU64 = AtomicU64::new(1);
+
+struct Places(UnsafeCell<[Request; REQUESTS]>);
+// SAFETY: a place is written only by the thread that took its bit; the supervisor reads it while that
+// thread waits.
+unsafe impl Sync for Places {}
+static PLACES: Places =
+    Places(UnsafeCell::new([Request { number: 0, operation: 0, start: 0, length: 0 }; REQUESTS]));
+
+/// Makes the area. Called once, before any other thread exists.
+pub fn establish() -> Result<(), i32> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let base = sys::mmap(0, CONTROL_PAGES * PAGE_BYTES, protection, flags, -1, 0)?;
+    let _ = sys::madvise(base, CONTROL_PAGES * PAGE_BYTES, libc::MADV_NOHUGEPAGE);
+    BASE.store(base, Ordering::Release);
+    Ok(())
+}
+
+/// Gives the area up: there is no supervisor.
+pub fn abandon() {
+    let base = BASE.swap(0, Ordering::AcqRel);
+    if base != 0 {
+        let _ = sys::munmap(base, CONTROL_PAGES * PAGE_BYTES);
+    }
+}
+
+/// First address of the area.
+pub fn base() -> usize {
+    BASE.load(Ordering::Acquire)
+}
+
+/// Where the supervisor finds the requests.
+pub fn requests_address() -> usize {
+    PLACES.0.get() as usize
+}
+
+/// First address of the staging area.
+pub fn staging() -> usize {
+    base() + STAGING_PAGE * PAGE_BYTES
+}
+
+/// Drops pages of the area. `MADV_DONTNEED` on a registered range waits until the
+/// supervisor has read an event; installing and removing guards drops pages, too, and
+/// is no event.
+pub fn drop_pages(first: usize, pages: usize) {
+    const GUARD_INSTALL: i32 = 102;
+    const GUARD_REMOVE: i32 = 103;
+    let (start, length) = (base() + first * PAGE_BYTES, pages * PAGE_BYTES);
+    if sys::madvise(start, length, GUARD_INSTALL).is_ok() {
+        let _ = sys::madvise(start, length, GUARD_REMOVE);
+    } else {
+        let _ = sys::madvise(start, length, libc::MADV_DONTNEED);
+    }
+}
+
+/// Drops what lies in the staging area.
+pub fn clear_staging() {
+    drop_pages(STAGING_PAGE, STAGING_PAGES);
+}
+
+fn read_answer(page: usize) -> Answer {
+    // SAFETY: the page is mapped readable, and the supervisor fills it with an answer when it is touched.
+    unsafe { ptr::read_volatile((base() + page * PAGE_BYTES) as *const Answer) }
+}
+
+/// Asks for something and waits for the answer's value. `None`: not served.
+pub fn ask(operation: u64, start: usize, length: usize) -> Option<u64> {
+    if base() == 0 {
+        return None;
+    }
+    let place = take_place();
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let request = Request { number, operation, start: start as u64, length: length as u64 };
+    // SAFETY: the place was taken by this thread; volatile, because another process reads it.
+    unsafe { ptr::write_volatile(PLACES.0.get().cast::<Request>().add(place), request) };
+    fence(Ordering::SeqCst);
+    let answer = read_answer(REQUEST_PAGE + place);
+    // The next request at this place must fault again.
+    drop_pages(REQUEST_PAGE + place, 1);
+    TAKEN.fetch_and(!(1 << place), Ordering::Release);
+    (answer.served == 1).then_some(answer.value)
+}
+
+fn take_place() -> usize {
+    loop {
+        let taken = TAKEN.load(Ordering::Relaxed);
+        let place = (!taken).trailing_zeros() as usize;
+        if place >= REQUESTS {
+            // All in use by other threads, each for some microseconds.
+            // SAFETY: sched_yield(2) takes nothing.
+            let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
+            continue;
+        }
+        let bit = 1 << place;
+        if TAKEN.compare_exchange(taken, taken | bit, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return place;
+        }
+    }
+}
+
+/// In a forked child: the requests of the parent's other threads do not exist here.
+/// Returns the token that the child's agent names.
+pub fn attach() -> Option<u64> {
+    TAKEN.store(0, Ordering::Relaxed);
+    drop_pages(ATTACH_PAGE, STAGING_PAGE);
+    let answer = read_answer(ATTACH_PAGE);
+    (answer.served == 1).then_some(answer.value)
+}
