@@ -1,8 +1,11 @@
 //! Where a node listens, as people write it: `shm:/run/tombolo.sock`, `udp:127.0.0.1:7000`.
+//!
+//! A node on this machine is believed when this process's own user runs it, or root. To connect to a node
+//! that another user runs, the address names that user's id: `shm:1000@/run/user/1000/tombolo.sock`.
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Where a node listens.
@@ -10,6 +13,13 @@ use std::str::FromStr;
 pub enum Address {
     /// On this machine: the path of its Unix socket.
     Shm(PathBuf),
+    /// On this machine, where a node of that user may listen, too.
+    ShmOf {
+        /// The user who may run the node, beside this process's own and root.
+        user_id: u32,
+        /// The path of its Unix socket.
+        path: PathBuf,
+    },
     /// A UDP address.
     Udp(SocketAddr),
 }
@@ -23,6 +33,9 @@ pub enum AddressError {
     /// There is no path after `shm:`.
     #[error("expected a path after shm:, as in shm:/run/tombolo.sock")]
     NoPath,
+    /// The number before the path is no user id.
+    #[error("`{0}` is not a user id: expected shm:UID@PATH, or shm:./{0}@... for a path that begins so")]
+    NoUser(String),
     /// What follows `udp:` has no port, or one that is no number up to 65535.
     #[error("expected HOST:PORT after udp:, as in udp:127.0.0.1:7000, got `{0}`")]
     NoHostPort(String),
@@ -42,9 +55,33 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.split_once(':') {
             Some(("shm", "")) => Err(AddressError::NoPath),
-            Some(("shm", path)) => Ok(Self::Shm(PathBuf::from(path))),
+            Some(("shm", rest)) => parse_shm(rest),
             Some(("udp", rest)) => parse_udp(rest).map(Self::Udp),
             _ => Err(AddressError::UnknownKind(text.to_owned())),
+        }
+    }
+}
+
+fn parse_shm(text: &str) -> Result<Address, AddressError> {
+    let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+    match text.split_once('@').filter(|(user, _)| is_number(user)) {
+        None => Ok(Address::Shm(PathBuf::from(text))),
+        Some((_, "")) => Err(AddressError::NoPath),
+        Some((user, path)) => {
+            // The largest number is the kernel's "no user".
+            let user_id = user.parse().ok().filter(|user_id| *user_id != u32::MAX);
+            let user_id = user_id.ok_or_else(|| AddressError::NoUser(user.to_owned()))?;
+            Ok(Address::ShmOf { user_id, path: PathBuf::from(path) })
+        }
+    }
+}
+
+impl Address {
+    /// The path of the Unix socket, of an address on this machine.
+    pub fn shm_path(&self) -> Option<&Path> {
+        match self {
+            Self::Shm(path) | Self::ShmOf { path, .. } => Some(path),
+            Self::Udp(_) => None,
         }
     }
 }
@@ -69,6 +106,7 @@ impl fmt::Display for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Shm(path) => write!(formatter, "shm:{}", path.display()),
+            Self::ShmOf { user_id, path } => write!(formatter, "shm:{user_id}@{}", path.display()),
             Self::Udp(address) => write!(formatter, "udp:{address}"),
         }
     }
@@ -80,9 +118,19 @@ mod tests {
 
     #[test]
     fn addresses_read_back_as_written() {
-        for text in ["shm:/run/a b.sock", "shm:relative:colon", "udp:127.0.0.1:7000", "udp:[::1]:1"] {
+        for text in [
+            "shm:/run/a b.sock",
+            "shm:relative:colon",
+            "shm:1000@/a@b",
+            "shm:a@b",
+            "shm:./7@b",
+            "udp:127.0.0.1:7000",
+            "udp:[::1]:1",
+        ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
+        let expected = Address::ShmOf { user_id: 1000, path: "/a@b".into() };
+        assert_eq!("shm:1000@/a@b".parse(), Ok(expected));
         let named: Address = "udp:localhost:7000".parse().unwrap();
         assert!(matches!(named, Address::Udp(address) if address.ip().is_loopback()));
     }
@@ -92,7 +140,12 @@ mod tests {
         let error = |text: &str| text.parse::<Address>().unwrap_err().to_string();
         assert_eq!(error("tcp:1.2.3.4:5"), "expected shm:PATH or udp:HOST:PORT, got `tcp:1.2.3.4:5`");
         assert_eq!(error(""), "expected shm:PATH or udp:HOST:PORT, got ``");
-        assert!(error("shm:").contains("path"));
+        for text in ["shm:", "shm:7@"] {
+            assert!(error(text).contains("path"), "{text}");
+        }
+        for text in ["shm:4294967295@/a", "shm:99999999999@/a"] {
+            assert!(error(text).contains("is not a user id"), "{text}");
+        }
         for text in ["udp:", "udp:7000", "udp:host:", "udp:host:99999", "udp:::1:5", "udp::5"] {
             assert!(error(text).contains("HOST:PORT"), "{text}");
         }

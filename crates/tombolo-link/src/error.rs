@@ -113,6 +113,21 @@ pub enum OpenError {
         /// What it did.
         reason: &'static str,
     },
+    /// A user that is not trusted listens there, who would see and change all memory lent over the link.
+    #[error(
+        "what listens at shm:{path} belongs to user {user_id}, and this process is user {own_user_id}: if you trust that user with this node's memory, connect to shm:{user_id}@{path}; otherwise choose a path where others cannot make files", path = path.display()
+    )]
+    UntrustedListener {
+        /// Where we asked.
+        path: std::path::PathBuf,
+        /// Who called `listen`, as the kernel says.
+        user_id: u32,
+        /// Who we are.
+        own_user_id: u32,
+    },
+    /// A user was named where this node is to listen.
+    #[error("{0}: a user is named to connect to a node, not to listen: leave out `UID@`")]
+    ListenForUser(Address),
     /// Without keys UDP stays on this machine.
     #[error(
         "udp:{0} is not a loopback address, and without keys anyone there could read and write memory: make a key with `tombolo keygen`, list the other node's public key in the file of --allow, and leave out --insecure"

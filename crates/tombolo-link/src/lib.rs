@@ -52,12 +52,15 @@ pub const PROTOCOL_VERSION: u8 = 2;
 pub fn listen(address: &Address, security: &Security) -> Result<Box<dyn Listener>, OpenError> {
     Ok(match address {
         Address::Shm(path) => Box::new(shm::ShmListener::bind(path)?),
+        Address::ShmOf { .. } => return Err(OpenError::ListenForUser(address.clone())),
         Address::Udp(socket_address) => Box::new(udp::UdpListener::bind(*socket_address, security)?),
     })
 }
 
 /// Connects to the node that listens at an address, and keeps trying until the time is over.
-/// `security` is for UDP alone.
+///
+/// `security` is for UDP alone. On this machine the node must be run by this process's own user, by root,
+/// or by the user that the address names.
 pub fn connect(
     address: &Address,
     security: &Security,
@@ -65,6 +68,9 @@ pub fn connect(
 ) -> Result<Arc<dyn Link>, OpenError> {
     Ok(match address {
         Address::Shm(path) => Arc::new(shm::ShmLink::connect(path, timeout)?),
+        Address::ShmOf { user_id, path } => {
+            Arc::new(shm::ShmLink::connect_to_user(path, Some(*user_id), timeout)?)
+        }
         Address::Udp(socket_address) => Arc::new(udp::UdpLink::connect(*socket_address, security, timeout)?),
     })
 }

@@ -9,7 +9,7 @@
 //! a write to it block for ever, and a socket send with `MSG_DONTWAIT` cannot be.
 //!
 //! ```text
-//! connector                          listener
+//! connector                          listener: of a trusted user, says the kernel
 //!     │ ── hello (magic, version) ──────► │
 //!     │ ◄─ welcome (ring size) + memfd ── │   or: reject (its version)
 //!     │ ═══════ ring 0 ◄   ring 1 ► ═════ │   packets
@@ -98,8 +98,15 @@ pub struct ShmLink {
 
 impl ShmLink {
     /// Connects to the node that listens at a path, and keeps trying until the time is over.
+    ///
+    /// This process's own user must run it, or root: whoever listens sees and changes what is lent.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, OpenError> {
-        handshake::connect(path, timeout)
+        handshake::connect(path, None, timeout)
+    }
+
+    /// As [`ShmLink::connect`], to a node that another user may run, too.
+    pub fn connect_to_user(path: &Path, user_id: Option<u32>, timeout: Duration) -> Result<Self, OpenError> {
+        handshake::connect(path, user_id, timeout)
     }
 
     fn new(

@@ -56,7 +56,9 @@ impl FromStr for SegmentPlace {
 fn is_address_alone(text: &str) -> bool {
     match text.parse::<Ways>().ok().and_then(|ways| ways.to_vec().pop()) {
         Some(Address::Udp(_)) => true,
-        Some(Address::Shm(path)) => std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket()),
+        Some(address) => address
+            .shm_path()
+            .is_some_and(|path| std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())),
         None => false,
     }
 }

@@ -94,7 +94,7 @@ impl Ways {
 
     /// Refuses shared memory among several: it is reached directly, which nothing is faster than.
     pub fn check_kind(&self) -> Result<(), Failure> {
-        let shared = self.iter().find(|address| matches!(address, Address::Shm(_)));
+        let shared = self.iter().find(|address| address.shm_path().is_some());
         match shared.filter(|_| self.are_several()) {
             Some(shared) => Err(Failure::new(format!(
                 "{self}: {shared} is on this machine and needs no other way: name it alone, or udp: addresses alone"

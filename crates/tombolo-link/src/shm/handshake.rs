@@ -90,7 +90,29 @@ pub fn samples() -> [(&'static str, Vec<u8>); 3] {
     .map(|(name, message)| (name, message.encode().to_vec()))
 }
 
-pub(super) fn connect(path: &Path, timeout: Duration) -> Result<ShmLink, OpenError> {
+/// Refuses a listener that a stranger runs: anyone can make a socket in a directory like /tmp, before the
+/// node does.
+///
+/// The kernel says who called `listen` on the very socket that we are connected to, so it does not matter
+/// what the path has come to name since.
+fn check_listener(
+    path: &Path,
+    socket: &SeqpacketSocket,
+    trusted_user_id: Option<u32>,
+) -> Result<(), OpenError> {
+    let user_id = socket.peer()?.user_id;
+    let own_user_id = rustix::process::geteuid().as_raw();
+    if [own_user_id, 0].contains(&user_id) || trusted_user_id == Some(user_id) {
+        return Ok(());
+    }
+    Err(OpenError::UntrustedListener { path: path.to_owned(), user_id, own_user_id })
+}
+
+pub(super) fn connect(
+    path: &Path,
+    trusted_user_id: Option<u32>,
+    timeout: Duration,
+) -> Result<ShmLink, OpenError> {
     let started = Instant::now();
     let no_answer = || OpenError::NoAnswer { address: address(path), waited: timeout };
     let left = || timeout.checked_sub(started.elapsed());
@@ -106,6 +128,7 @@ pub(super) fn connect(path: &Path, timeout: Duration) -> Result<ShmLink, OpenErr
         std::thread::sleep(pause.min(left().ok_or_else(no_answer)?));
         pause = (pause * 2).min(RETRY_PAUSE.1);
     };
+    check_listener(path, &socket, trusted_user_id)?;
     socket.send(&[&Message::Hello.encode()], &[])?;
     let mut buffer = [0; MESSAGE_BYTES];
     let received = loop {

@@ -98,6 +98,101 @@ fn one_that_polls_without_sleeping_notices_too() {
     }
 }
 
+/// The user `nobody`, who runs no node of ours.
+const STRANGER: u32 = 65534;
+
+/// Whether this process may act as another user; says loudly that a test is left out where it may not.
+fn may_change_user(test: &str) -> bool {
+    let may = rustix::process::geteuid().is_root();
+    if !may {
+        eprintln!("LEFT OUT: {test} needs root, to act as another user");
+        assert!(
+            std::env::var_os("TOMBOLO_REQUIRE_ALL").is_none_or(|value| value != "1"),
+            "{test} is left out, and TOMBOLO_REQUIRE_ALL=1 forbids that"
+        );
+    }
+    may
+}
+
+/// Listens at an address as another user, which the kernel takes from the thread that does.
+fn listen_as(user: u32, address: &Address) -> Box<dyn Listener> {
+    let address = address.clone();
+    let listening = std::thread::spawn(move || {
+        let user = rustix::process::Uid::from_raw(user);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        listen(&address).unwrap()
+    });
+    listening.join().unwrap()
+}
+
+/// Connects while the listener accepts.
+fn connect_to(listener: &dyn Listener, address: &Address) -> Result<Arc<dyn Link>, OpenError> {
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut links = Vec::new();
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                links.extend(listener.accept_within(Duration::from_millis(10)).unwrap());
+            }
+        });
+        let link = connect(address, PATIENCE);
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        link
+    })
+}
+
+#[test]
+fn a_listener_of_another_user_is_refused_unless_that_user_is_named() {
+    if !may_change_user("a listener of another user") {
+        return;
+    }
+    let address = scratch_address();
+    let path = path_of(&address).to_owned();
+    let listener = listen_as(STRANGER, &address);
+    let error = connect_to(&*listener, &address).map(drop).unwrap_err();
+    assert!(matches!(error, OpenError::UntrustedListener { user_id: STRANGER, .. }), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("belongs to user 65534"), "{said}");
+    assert!(said.contains(&format!("connect to shm:65534@{}", path.display())), "{said}");
+
+    // To name somebody else does not help.
+    let other = Address::ShmOf { user_id: 1, path: path.clone() };
+    let error = connect_to(&*listener, &other).map(drop).unwrap_err();
+    assert!(matches!(error, OpenError::UntrustedListener { user_id: STRANGER, .. }), "{error}");
+    let named = Address::ShmOf { user_id: STRANGER, path: path.clone() };
+    connect_to(&*listener, &named).unwrap();
+
+    // A stranger's file whose listener is another's: it counts who listens, not whose the file is.
+    drop(listener);
+    let own = listen(&address).unwrap();
+    std::os::unix::fs::chown(&path, Some(STRANGER), None).unwrap();
+    connect_to(&*own, &address).unwrap();
+}
+
+#[test]
+fn root_is_believed_by_other_users() {
+    if !may_change_user("a listener of root") {
+        return;
+    }
+    let address = scratch_address();
+    let listener = listen(&address).unwrap();
+    std::os::unix::fs::chown(path_of(&address), Some(STRANGER), None).unwrap();
+    let connecting = std::thread::spawn(move || {
+        let user = rustix::process::Uid::from_raw(STRANGER);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        connect(&address, PATIENCE).map(drop)
+    });
+    accept(&*listener);
+    connecting.join().unwrap().unwrap();
+}
+
+#[test]
+fn nobody_listens_for_a_user() {
+    let address = Address::ShmOf { user_id: 7, path: scratch_path() };
+    let error = listen(&address).map(drop).unwrap_err();
+    assert!(matches!(error, OpenError::ListenForUser(_)), "{error}");
+}
+
 #[test]
 fn nobody_there_is_a_clear_error() {
     let address = scratch_address();
