@@ -203,6 +203,9 @@ pub enum Failure {
     /// There is no such node.
     #[error("this node has no neighbour of that number")]
     NoSuchNode,
+    /// Several neighbours of the node that has the source say that they are the one that is meant.
+    #[error("several neighbours of the node with the source say that they are the destination's node")]
+    AmbiguousNode,
     /// The descriptor makes no sense.
     #[error("the descriptor makes no sense: an address passes the end, or flags mean nothing")]
     BadDescriptor,
@@ -221,6 +224,7 @@ impl Failure {
             Self::Gone => 0x301,
             Self::NoSuchNode => 0x302,
             Self::BadDescriptor => 0x303,
+            Self::AmbiguousNode => 0x304,
             Self::Unknown(code) => code,
         }
     }
@@ -235,6 +239,7 @@ impl Failure {
             (_, 0x301, _) => Self::Gone,
             (_, 0x302, _) => Self::NoSuchNode,
             (_, 0x303, _) => Self::BadDescriptor,
+            (_, 0x304, _) => Self::AmbiguousNode,
             _ => Self::Unknown(code),
         }
     }

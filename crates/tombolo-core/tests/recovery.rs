@@ -4,11 +4,12 @@ mod bench;
 
 use bench::{BASE, DOMAIN, OTHER};
 use tombolo_core::rdma::{
-    Action, Block, Config, Direction, DropReason, Engine, Placement, Time, Transfer, TransferError, Verdict,
+    Action, Block, Config, Direction, DropReason, Engine, PathId, PeerId, Placement, PostError, Time,
+    Transfer, TransferError, Verdict,
 };
 use tombolo_wire::{
     Ack, Acks, Attempt, Checksums, DataHeader, EarlierBlocks, Generation, Nack, NackCode, Notification,
-    NotifyHeader, Packet, Payload, ReadReject, RequestId, Resume, TransactionId,
+    NotificationMark, NotifyHeader, Packet, Payload, ReadReject, RequestId, Resume, TransactionId,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -31,6 +32,65 @@ fn transfer(direction: Direction, size_bytes: u32) -> Transfer {
         class: None,
         user: 0,
     }
+}
+
+/// A peer is lost and another gets its place in the tables: nothing that was meant for the first reaches
+/// the second, whoever still has its number.
+#[test]
+fn a_peer_that_comes_to_anothers_place_is_not_taken_for_it() {
+    let (now, first, second) = (Time(0), PeerId::at(3, 0), PeerId::at(3, 1));
+    let mut engine = Engine::new(Config::default());
+    engine.add_peer(now, first);
+    engine.post(now, first, transfer(Direction::Write, 4096)).unwrap();
+    let sent = next_block(&mut engine, now).unwrap();
+    assert_eq!(sent.peer, first);
+    engine.peer_lost(now, first);
+    assert_eq!(status(&mut engine, now), Some(Err(TransferError::PeerLost)));
+
+    engine.add_peer(now, second);
+    let posted = engine.post(now, first, transfer(Direction::Write, 4096));
+    assert_eq!(posted, Err(PostError::UnknownPeer(first)));
+    assert_eq!(
+        engine.handle(now, first, &ack(&sent)),
+        Verdict::Dropped(DropReason::UnknownPeer),
+        "a packet of the first"
+    );
+    assert!(!engine.add_path(now, first, PathId(1)));
+    assert_eq!(engine.window_bytes(first), None);
+    // Who learns late of the first's loss does not end the second.
+    engine.peer_lost(now, first);
+    engine.post(now, second, transfer(Direction::Write, 4096)).unwrap();
+    let block = next_block(&mut engine, now).unwrap();
+    assert_eq!(block.peer, second);
+    // An answer to the first's block ends nothing, and one to its own does.
+    engine.source_refused(now, &sent, NackCode::DecodeError);
+    assert_eq!(status(&mut engine, now), None);
+    assert_eq!(engine.handle(now, second, &ack(&block)), Verdict::Taken);
+    assert_eq!(status(&mut engine, now), Some(Ok(())));
+    // What the second sends is answered to the second.
+    let header = DataHeader {
+        domain: DOMAIN,
+        transaction: TransactionId(0),
+        generation: Generation(1),
+        attempt: Attempt(0),
+        in_reply_to: None,
+        notification: NotificationMark::None,
+        block_address: BASE,
+        block_bytes: 256,
+        offset_bytes: 0,
+        payload_bytes: 256,
+    };
+    let Verdict::Place(placement) =
+        engine.handle(now, second, &Packet::Data(header, Payload::Intact(&[7; 256])))
+    else {
+        panic!("refused")
+    };
+    engine.placed(placement);
+    let answered = std::iter::from_fn(|| engine.poll(now)).find_map(|action| match action {
+        Action::Send { peer, .. } => Some(peer),
+        _ => None,
+    });
+    assert_eq!(answered, Some(second));
 }
 
 fn next_block(engine: &mut Engine, now: Time) -> Option<Block> {
@@ -77,7 +137,7 @@ fn data(slot: u16, generation: u32, request: Option<u32>, address: u64) -> DataH
         offset_bytes: 0,
         payload_bytes: 8,
         in_reply_to: request.map(RequestId),
-        notification: tombolo_wire::NotificationMark::None,
+        notification: NotificationMark::None,
     }
 }
 
@@ -384,10 +444,7 @@ fn a_busy_target_is_not_a_dead_one() {
 
 /// The last block of a transfer, and the notification behind it, to be written after the block before.
 fn last_and_notification() -> (DataHeader, Packet<'static>) {
-    let last = DataHeader {
-        notification: tombolo_wire::NotificationMark::Elsewhere,
-        ..data(8, 1, None, BASE + 0x1000)
-    };
+    let last = DataHeader { notification: NotificationMark::Elsewhere, ..data(8, 1, None, BASE + 0x1000) };
     let mut earlier = EarlierBlocks::default();
     assert!(earlier.push(TransactionId(7), Generation(5)));
     let notify = NotifyHeader {

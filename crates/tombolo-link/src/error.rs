@@ -26,6 +26,15 @@ pub enum LossReason {
     /// Nobody uses the peer's address any more.
     #[error("the peer's address refuses datagrams")]
     Refused,
+    /// The peer's key was taken off this node's list.
+    #[error("its key is no longer on this node's list of keys")]
+    KeyRemoved,
+    /// This node's key was taken off the peer's list.
+    #[error("this node's key is no longer on the peer's list of keys")]
+    KeyRevoked,
+    /// This node has as many links as it can count.
+    #[error("this node has too many links")]
+    TooManyLinks,
     /// The peer broke the rules of the ring.
     #[error(transparent)]
     Ring(#[from] RingError),

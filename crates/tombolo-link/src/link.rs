@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use tombolo_host::event;
 use tombolo_host::shared::{HeldSpan, SharedSpan};
 
-use crate::{AcceptError, Address, LinkCounters, LinkError, ListenerCounters, LossReason, SendError};
+use crate::{
+    AcceptError, Address, LinkCounters, LinkError, ListenerCounters, LossReason, PublicKey, SendError,
+};
 
 /// The largest control message.
 pub const MAX_CONTROL_BYTES: usize = 16 * 1024;
@@ -240,6 +242,15 @@ pub trait Link: Send + Sync + fmt::Debug {
     fn peer_process_id(&self) -> Option<u32> {
         None
     }
+
+    /// The key that the peer has proved, on a link that asks for keys.
+    fn peer_key(&self) -> Option<PublicKey> {
+        None
+    }
+
+    /// Ends the link. The peer is told why where that can be said, and this side's methods fail with the
+    /// same reason.
+    fn close(&self, reason: LossReason);
 
     /// What it has done so far.
     fn counters(&self) -> LinkCounters;

@@ -387,6 +387,13 @@ impl Link for ShmLink {
         self.peer_process_id
     }
 
+    fn close(&self, reason: LossReason) {
+        if self.lost.set(reason).is_ok() {
+            // When it does not fit, the end of the socket says nearly the same.
+            let _ = self.socket.send(&[&[kind::BYE]], &[]);
+        }
+    }
+
     fn counters(&self) -> LinkCounters {
         self.counters.snapshot()
     }
@@ -394,9 +401,6 @@ impl Link for ShmLink {
 
 impl Drop for ShmLink {
     fn drop(&mut self) {
-        if self.lost.get().is_none() {
-            // When it does not fit, the end of the socket says nearly the same.
-            let _ = self.socket.send(&[&[kind::BYE]], &[]);
-        }
+        self.close(LossReason::ClosedByPeer);
     }
 }

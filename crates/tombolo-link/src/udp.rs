@@ -45,8 +45,8 @@ use tombolo_host::udp::UdpSocket;
 
 use crate::counters::Counters;
 use crate::{
-    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet, Security,
-    SendError,
+    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet, PublicKey,
+    Security, SendError,
 };
 
 mod batch;
@@ -86,6 +86,9 @@ const MAX_PROBES: usize = 64;
 /// Datagrams other than packets handled in one `receive`, so that a peer cannot keep us there.
 const MAX_OTHERS: usize = 256;
 
+/// Goodbyes with a reason, which the peer cannot find out by itself: some may be lost.
+const REASONED_BYES: u32 = 3;
+
 /// What can be chosen for links over UDP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
@@ -116,6 +119,8 @@ struct Session {
     nonce: u64,
     /// None: insecure.
     seals: Option<Seals>,
+    /// What the peer has proved.
+    peer_key: Option<PublicKey>,
     /// Whether the peer waits to be told that it is accepted, and asks again if that is lost.
     to_accept: bool,
     settings: Settings,
@@ -141,6 +146,7 @@ pub struct UdpLink {
     receiving: Mutex<Receiving>,
     /// In a secure session; locked last.
     sealer: Option<Mutex<Sealer>>,
+    peer_key: Option<PublicKey>,
     /// The peer may not know yet that it is accepted.
     to_accept: AtomicBool,
     control: Mutex<ControlChannel>,
@@ -179,7 +185,7 @@ impl UdpLink {
     }
 
     fn new(session: Session) -> Result<Self, OpenError> {
-        let Session { socket, incoming, number, nonce, seals, to_accept, settings } = session;
+        let Session { socket, incoming, number, nonce, seals, peer_key, to_accept, settings } = session;
         let system = |errno| OpenError::System { operation: "MTU of the route", errno };
         let sealed = seals.is_some();
         let around_bytes = HEADER_BYTES + LENGTH_BYTES + if sealed { SEAL_BYTES } else { 0 };
@@ -208,6 +214,7 @@ impl UdpLink {
             mtu: Mutex::new(mtu),
             receiving: Mutex::new(Receiving { incoming, opener }),
             sealer,
+            peer_key,
             to_accept: AtomicBool::new(to_accept),
             control: Mutex::new(ControlChannel::new(fragment_bytes)),
             has_control: AtomicBool::new(false),
@@ -528,6 +535,22 @@ impl Link for UdpLink {
         self.sealer.is_some()
     }
 
+    fn peer_key(&self) -> Option<PublicKey> {
+        self.peer_key
+    }
+
+    fn close(&self, reason: LossReason) {
+        let _ = self.flush();
+        if self.lost.set(reason).is_err() {
+            return;
+        }
+        let why: &[u8] = if reason == LossReason::KeyRemoved { &[wire::BYE_KEY_REMOVED] } else { &[] };
+        // If all are lost, silence will say nearly the same later.
+        for _ in 0..if why.is_empty() { 1 } else { REASONED_BYES } {
+            self.send_datagram(Header::new(Kind::Bye, self.session), &[why]);
+        }
+    }
+
     fn counters(&self) -> LinkCounters {
         self.counters.snapshot()
     }
@@ -535,10 +558,6 @@ impl Link for UdpLink {
 
 impl Drop for UdpLink {
     fn drop(&mut self) {
-        let _ = self.sending.get_mut().flush(&self.socket, self.sealer.as_ref());
-        if self.lost.get().is_none() {
-            // If it is lost, silence will say the same later.
-            self.send_datagram(Header::new(Kind::Bye, self.session), &[]);
-        }
+        self.close(LossReason::ClosedByPeer);
     }
 }

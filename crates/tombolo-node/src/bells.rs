@@ -238,6 +238,12 @@ impl Node {
             return;
         }
         let descriptor = domain.page.descriptor(slot).map_err(|_| Failure::BadDescriptor);
+        let descriptor = descriptor.map(|mut wanted| {
+            for target in [Some(&mut wanted.target), wanted.source.as_mut()].into_iter().flatten() {
+                target.node = self.programs.numbers.peer(target.node).0;
+            }
+            wanted
+        });
         let plan = descriptor.and_then(|wanted| plan(domain.number, domain.user(slot), slot, &wanted));
         if let Ok(Plan::Post(ITSELF, transfer)) = &plan
             && self.end_at_once(domain, slot, transfer, budget)

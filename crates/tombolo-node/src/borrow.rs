@@ -263,8 +263,12 @@ impl Borrowed {
     ) -> Result<Arc<Self>, BorrowError> {
         let mut free = Vec::new();
         for (peer, address) in peers.iter().zip(addresses) {
-            let introduction = Request::Introduce { name: node.name().to_owned() };
-            ask(&node, peer, address, introduction, PATIENCE)?;
+            match ask(&node, peer, address, node.introduction(), PATIENCE)?.0 {
+                Reply::Introduced { name, life } => node
+                    .introduced(peer, &name, life)
+                    .map_err(|reason| BorrowError::Refused { lender: address.clone(), reason })?,
+                other => return Err(refused(address, other)),
+            }
             let status = ask_status(&node, peer, address)?;
             free.push(status.lend_bytes.saturating_sub(status.lent_bytes) / STRIPE_BYTES * STRIPE_BYTES);
         }

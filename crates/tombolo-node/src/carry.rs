@@ -2,8 +2,9 @@
 //! straight to where they go, and says how that ended.
 //!
 //! It reads what it was granted that the asking node may read, and the destination grants the
-//! source's node, as with any other write of that. Nodes know each other by the names that they
-//! introduced themselves with; a name that two neighbours have names nobody.
+//! source's node, as with any other write of that. The asking node says which node the bytes go to by its
+//! key and its life, never by its name, which any node can choose. Where several neighbours could be that
+//! one, nothing is moved.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use tombolo_link::SendError;
 use tombolo_wire::{Domain, NackCode, Notification};
 
 use crate::control::{Carriage, Message, MessageV1, Reply, Request};
+use crate::life::NodeIdentity;
 use crate::node::{ITSELF, Node, Peer};
 use crate::programs::Poster;
 
@@ -48,7 +50,10 @@ impl Node {
     pub(crate) fn ask_to_carry(&self, id: PeerId, errand: &Errand) -> Result<bool, Failure> {
         let peer = self.peer(id).ok_or(Failure::NoSuchNode)?;
         let to = match errand.to {
-            Some(to) => Some(self.peer(to).ok_or(Failure::NoSuchNode)?.name.lock().clone()),
+            Some(to) => {
+                let to = self.peer(to).and_then(|to| to.identity());
+                Some(to.ok_or(Failure::NoSuchNode)?)
+            }
             None => None,
         };
         let transfer = &errand.transfer;
@@ -109,9 +114,9 @@ impl Node {
         let failed = |failure: Failure| Some(Reply::Carried(Some(failure.code())));
         let to = match &carriage.to {
             None => ITSELF,
-            Some(name) => match self.peer_named(name) {
-                Some(peer) => peer,
-                None => return failed(Failure::NoSuchNode),
+            Some(identity) => match self.peer_with(identity) {
+                Ok(peer) => peer,
+                Err(failure) => return failed(failure),
             },
         };
         let index = self.carriages.next.fetch_add(1, Ordering::Relaxed);
@@ -173,10 +178,21 @@ impl Node {
         true
     }
 
-    /// The one peer of that name.
-    fn peer_named(&self, name: &str) -> Option<PeerId> {
-        let mut named = self.peers().into_iter().filter(|peer: &Arc<Peer>| *peer.name.lock() == name);
-        let peer = named.next()?;
-        named.next().is_none().then_some(peer.id)
+    /// The one neighbour that is this node. It may have several links that it has not made one of; that
+    /// they are of one node, its key says, or the kernel, which knows the process at the other end. Any
+    /// other that says that it is the node too makes it unknown which is meant.
+    fn peer_with(&self, identity: &NodeIdentity) -> Result<PeerId, Failure> {
+        let mut candidates = self.peers().into_iter().filter(|peer: &Arc<Peer>| {
+            !peer.is_part()
+                && peer.loss().is_none()
+                && peer.identity().is_some_and(|known| known.may_be(identity))
+        });
+        let proof = |peer: &Peer| (peer.link.peer_key(), peer.link.peer_process_id());
+        let first = candidates.next().ok_or(Failure::NoSuchNode)?;
+        let known = proof(&first);
+        if candidates.any(|other| known == (None, None) || proof(&other) != known) {
+            return Err(Failure::AmbiguousNode);
+        }
+        Ok(first.id)
     }
 }

@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::life::{Life, NodeIdentity};
 use crate::named::Checksum;
 
 /// Any control message. New versions are new variants at the end.
@@ -37,10 +38,12 @@ pub enum MessageV1 {
 /// What can be asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Who asks: a name for status displays.
+    /// Who asks. Said once for each link, before anything is asked for.
     Introduce {
-        /// Name of the asking node.
+        /// Name of the asking node, for people.
         name: String,
+        /// Which life of it.
+        life: Life,
     },
     /// Lend memory.
     Lend {
@@ -103,8 +106,8 @@ pub enum Request {
 /// A transfer that the node with its source is asked to make.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Carriage {
-    /// The name of the node that they go to; None: they stay at the node that is asked.
-    pub to: Option<String>,
+    /// The node that they go to; None: they stay at the node that is asked.
+    pub to: Option<NodeIdentity>,
     /// Whose bytes, as on the wire.
     pub source_domain: u16,
     /// Where they are.
@@ -144,8 +147,10 @@ pub enum Reply {
     Carried(Option<u64>),
     /// Welcome; who answers.
     Introduced {
-        /// Name of the answering node.
+        /// Name of the answering node, for people.
         name: String,
+        /// Which life of it.
+        life: Life,
     },
     /// What has the name that was asked for.
     Found(NamedSegment),

@@ -3,6 +3,7 @@
 pub use crate::control::{
     Borrower, Carriage, MalformedMessage, Message, MessageV1, NamedSegment, NodeStatus, Reply, Request,
 };
+pub use crate::life::{Life, NodeIdentity};
 use crate::named::SegmentName;
 
 /// Any bytes as a control message: no panic, and what is one survives being written again.

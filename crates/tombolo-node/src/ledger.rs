@@ -41,9 +41,10 @@ pub enum LendError {
     System(String),
 }
 
-/// Segments that one peer may have. Each has a descriptor of this process, which others need too; and
-/// from 0x8000 on the numbers are of programs' domains.
+/// Segments that one peer may have. Each has a descriptor of this process, which others need too.
 const MAX_SEGMENTS: u16 = 256;
+/// From the next on the numbers are of programs' domains.
+const LAST_NUMBER: u16 = 0x7FFF;
 
 /// A part of what may be lent, taken. It comes back when this is dropped.
 #[derive(Debug)]
@@ -121,13 +122,21 @@ pub struct Ledger {
     lend_bytes: u64,
     lent_bytes: Arc<AtomicU64>,
     segments: BTreeMap<(PeerId, u16), Holding>,
+    /// The number that was given last.
+    last_number: u16,
     named: BTreeMap<SegmentName, Published>,
 }
 
 impl Ledger {
     /// Nothing lent yet, of `lend_bytes`.
     pub fn new(lend_bytes: u64) -> Self {
-        Self { lend_bytes, lent_bytes: Arc::default(), segments: BTreeMap::new(), named: BTreeMap::new() }
+        Self {
+            lend_bytes,
+            lent_bytes: Arc::default(),
+            segments: BTreeMap::new(),
+            last_number: 0,
+            named: BTreeMap::new(),
+        }
     }
 
     /// What may be lent.
@@ -154,8 +163,14 @@ impl Ledger {
     }
 
     fn hold(&mut self, peer: PeerId, holding: Holding) -> Result<u16, LendError> {
-        let number = (1..=MAX_SEGMENTS).find(|&number| !self.segments.contains_key(&(peer, number)));
+        if self.segments.range((peer, 0)..=(peer, u16::MAX)).count() >= MAX_SEGMENTS.into() {
+            return Err(LendError::NoNumber);
+        }
+        // One after the other: what is late for a segment that was released finds nothing.
+        let after = (self.last_number + 1..=LAST_NUMBER).chain(1..=self.last_number);
+        let number = after.into_iter().find(|&number| !self.segments.contains_key(&(peer, number)));
         let number = number.ok_or(LendError::NoNumber)?;
+        self.last_number = number;
         self.segments.insert((peer, number), holding);
         Ok(number)
     }
@@ -379,6 +394,27 @@ mod tests {
         assert!(!ledger.release(A, first), "only once");
         lend(&mut ledger, B, 12288).unwrap();
         assert_eq!(ledger.lent_bytes(), 12288);
+    }
+
+    #[test]
+    fn a_number_comes_again_after_all_others() {
+        let mut ledger = Ledger::new(1 << 20);
+        let kept = lend(&mut ledger, A, 4096).unwrap();
+        let mut last = kept;
+        for _ in 0..u32::from(LAST_NUMBER) + 10 {
+            // The memory does not matter here, and to make it takes time.
+            let memory = ledger.find(A, kept, true).unwrap();
+            let room = ledger.reserve(4096).unwrap();
+            let number = ledger.enter(A, Segment::new(memory, room)).unwrap();
+            let next = if last == LAST_NUMBER { kept + 1 } else { last + 1 };
+            assert_eq!(number, next);
+            assert!(ledger.release(A, number));
+            last = number;
+        }
+        for _ in 1..MAX_SEGMENTS {
+            lend(&mut ledger, A, 4096).unwrap();
+        }
+        assert!(matches!(lend(&mut ledger, A, 4096), Err(LendError::TooMuch { .. } | LendError::NoNumber)));
     }
 
     #[test]

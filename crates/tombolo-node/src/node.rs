@@ -34,7 +34,9 @@ use crate::carry::Carriages;
 use crate::control::{Borrower, NodeStatus, Reply, Request};
 use crate::counters::{AtTheDoor, GoneLinks};
 use crate::errands::Errands;
+use crate::label;
 use crate::ledger::{self, Ledger, LendError};
+use crate::life::{Life, NodeIdentity};
 use crate::own_moves::OwnMoves;
 use crate::paths::Token;
 use crate::programs::Programs;
@@ -63,7 +65,10 @@ pub struct Peer {
     drained: AtomicBool,
     /// What it is told when something is sent to it, or nothing else is left to do.
     waiting_acks: Mutex<Vec<Ack>>,
+    /// What it is called, for people: any node can choose any name.
     pub(crate) name: Mutex<String>,
+    /// Which life of which node it is, once it has introduced itself.
+    life: OnceLock<Life>,
     /// Questions that are open, with their answers once they are there.
     pub(crate) answers: Mutex<HashMap<u32, Option<Answer>>>,
     pub(crate) next_number: AtomicU32,
@@ -82,10 +87,23 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// It says that this is its name.
-    pub(crate) fn is_called(&self, mut name: String) {
-        name.truncate(name.floor_char_boundary(64));
-        *self.name.lock() = name;
+    /// It says what it is called and which life of a node it is: once, or the same again.
+    fn introduce(&self, name: &str, life: Life) -> Result<(), String> {
+        let name = label::name(name);
+        let mut known = self.name.lock();
+        let known_life = *self.life.get_or_init(|| {
+            known.clone_from(&name);
+            life
+        });
+        if (known_life, &*known) == (life, &name) {
+            return Ok(());
+        }
+        Err(format!("you have introduced yourself as `{known}`: a node stays who it is while it is linked"))
+    }
+
+    /// Which node it is, once it has said so.
+    pub fn identity(&self) -> Option<NodeIdentity> {
+        Some(NodeIdentity::new(self.link.peer_key(), *self.life.get()?))
     }
 
     /// The most bytes of a block that one packet to it holds now.
@@ -151,12 +169,28 @@ pub enum JoinError {
     Refused(Address, String),
 }
 
+/// A place for a peer.
+#[derive(Debug, Default)]
+struct Place {
+    peer: Option<Arc<Peer>>,
+    /// How many have had it. The number of each is another, so that nothing that was granted to one, or is
+    /// still under way to it, is taken for the next one's.
+    given: u32,
+}
+
+impl Place {
+    fn can_be_given(&self) -> bool {
+        self.peer.is_none() && self.given < PeerId::PEERS_OF_A_PLACE
+    }
+}
+
 /// A node.
 pub struct Node {
     name: String,
+    life: Life,
     started: Instant,
     pub(crate) engine: Mutex<Engine>,
-    peers: RwLock<Vec<Option<Arc<Peer>>>>,
+    peers: RwLock<Vec<Place>>,
     pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) errands: Errands,
     gone_links: GoneLinks,
@@ -265,10 +299,12 @@ impl Node {
         let mut engine = Engine::new(configuration(&limits));
         engine.add_peer_here(Time(0), ITSELF, HOME_BLOCK_BYTES);
         Ok(Self {
-            name: name.to_owned(),
+            name: label::name(name),
+            life: Life::new()?,
             started: Instant::now(),
             engine: Mutex::new(engine),
-            peers: RwLock::new(Vec::new()),
+            // The first place is this node's own.
+            peers: RwLock::new(vec![Place { peer: None, given: PeerId::PEERS_OF_A_PLACE }]),
             ledger: Arc::new(Mutex::new(Ledger::new(lend_bytes))),
             errands: Errands::default(),
             gone_links: GoneLinks::default(),
@@ -290,6 +326,11 @@ impl Node {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Which life of it this is.
+    pub fn life(&self) -> Life {
+        self.life
     }
 
     /// Now, on the engine's clock.
@@ -320,10 +361,15 @@ impl Node {
     /// A link is up; `prepare` says what it is, before anybody else sees it.
     pub(crate) fn add_link(&self, link: Arc<dyn Link>, prepare: impl FnOnce(&Arc<Peer>)) -> Arc<Peer> {
         let mut peers = self.peers.write();
-        // The first place is this node's own.
-        let index = (1..peers.len()).find(|&index| peers[index].is_none()).unwrap_or(peers.len().max(1));
+        let free = peers.iter().position(Place::can_be_given);
+        let index = free.unwrap_or_else(|| {
+            peers.push(Place::default());
+            peers.len() - 1
+        });
+        let has_place = (index as u64) < u64::from(PeerId::PLACES);
+        let id = PeerId::at(index as u32, peers[index].given);
         let peer = Arc::new(Peer {
-            id: PeerId(index as u32),
+            id,
             checksums: if link.protects_integrity() { Checksums::Off } else { Checksums::On },
             receive_budget: arrive::receive_budget(&*link),
             link,
@@ -331,6 +377,7 @@ impl Node {
             drained: AtomicBool::new(true),
             waiting_acks: Mutex::default(),
             name: Mutex::new(String::new()),
+            life: OnceLock::new(),
             answers: Mutex::new(HashMap::new()),
             next_number: AtomicU32::new(1),
             errands: AtomicU32::new(0),
@@ -340,10 +387,15 @@ impl Node {
             link_lost: OnceLock::new(),
             token: OnceLock::new(),
         });
+        if !has_place {
+            // The engine does not know it, and whoever has it sees that it is lost.
+            let _ = peer.lost.set(LossReason::TooManyLinks);
+            peers.pop();
+            return peer;
+        }
         prepare(&peer);
-        let places = peers.len().max(index + 1);
-        peers.resize(places, None);
-        peers[index] = Some(peer.clone());
+        peers[index].peer = Some(peer.clone());
+        peers[index].given += 1;
         self.arrivals.fetch_add(1, Ordering::Release);
         peer
     }
@@ -366,24 +418,40 @@ impl Node {
         timeout: Duration,
     ) -> Result<Arc<Peer>, JoinError> {
         let peer = self.add_peer(link);
-        let introduction = Request::Introduce { name: self.name.clone() };
-        match self.ask(&peer, introduction, timeout) {
-            Ok((Reply::Introduced { name }, _)) => {
-                peer.is_called(name);
+        match self.ask(&peer, self.introduction(), timeout) {
+            Ok((Reply::Introduced { name, life }, _)) => {
+                self.introduced(&peer, &name, life)
+                    .map_err(|why| JoinError::Refused(address.clone(), why))?;
                 Ok(peer)
             }
+            Ok((Reply::Failed(why), _)) => Err(JoinError::Refused(address.clone(), why)),
             Ok((other, _)) => Err(JoinError::Refused(address.clone(), format!("{other:?}"))),
             Err(error) => Err(JoinError::Ask(address.clone(), error)),
         }
     }
 
+    /// A peer has introduced itself.
+    pub(crate) fn introduced(&self, peer: &Peer, name: &str, life: Life) -> Result<(), String> {
+        peer.introduce(name, life)?;
+        self.programs.numbers.introduced(peer.id, &*peer.link, life, |before| {
+            self.peer(before).is_none_or(|before| before.loss().is_some())
+        });
+        Ok(())
+    }
+
+    /// How this node introduces itself.
+    pub(crate) fn introduction(&self) -> Request {
+        Request::Introduce { name: self.name.clone(), life: self.life }
+    }
+
     /// All peers.
     pub fn peers(&self) -> Vec<Arc<Peer>> {
-        self.peers.read().iter().flatten().cloned().collect()
+        self.peers.read().iter().filter_map(|place| place.peer.clone()).collect()
     }
 
     pub(crate) fn peer(&self, id: PeerId) -> Option<Arc<Peer>> {
-        self.peers.read().get(id.0 as usize).cloned().flatten()
+        let peers = self.peers.read();
+        peers.get(id.index())?.peer.as_ref().filter(|peer| peer.id == id).cloned()
     }
 
     /// Starts a transfer; [`Node::pump`] sends it.
@@ -400,7 +468,7 @@ impl Node {
         let itself = PeerStatus { node: ITSELF.0, name: self.name.clone() };
         let others = self.peers().into_iter().filter(|peer| !peer.is_part()).map(|peer| {
             let name = peer.name.lock().clone();
-            PeerStatus { node: peer.id.0, name }
+            PeerStatus { node: self.programs.numbers.number(peer.id), name }
         });
         std::iter::once(itself).chain(others).collect()
     }
@@ -453,16 +521,17 @@ impl Node {
         self.pump();
     }
 
-    /// Forgets a lost peer: its number may be used again. Returns the bytes that it had borrowed.
+    /// Forgets a lost peer: its place may be given to another. Returns the bytes that it had borrowed.
     pub fn forget(&self, peer: &Peer) -> u64 {
         let mut peers = self.peers.write();
-        let slot = peers.get_mut(peer.id.0 as usize);
-        // Whoever forgets second must not hit the next peer of that number.
-        let Some(slot) = slot.filter(|slot| slot.as_ref().is_some_and(|known| std::ptr::eq(&**known, peer)))
+        let place = peers.get_mut(peer.id.index());
+        // Whoever forgets second must not hit the next peer of that place.
+        let Some(place) = place.filter(|place| place.peer.as_ref().is_some_and(|known| known.id == peer.id))
         else {
             return 0;
         };
-        *slot = None;
+        place.peer = None;
+        self.programs.numbers.forget(peer.id);
         self.gone_links.add(&*peer.link);
         self.ledger.lock().release_all(peer.id)
     }

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::{
-    ChannelPage, Failure, Fate, Grant, MAX_GRANTS, MailError, Mailbox, Message, NODE_ADDRESSES, Reply,
-    Request, SLOTS, Target, Who, encode, from_the_wire,
+    ChannelPage, Failure, Fate, Grant, MAX_GRANTS, MailError, Mailbox, Message, Reply, Request, SLOTS,
+    Target, Who, encode, from_the_wire,
 };
 use tombolo_core::rdma::{PeerId, TransferError};
 use tombolo_host::event::{EventFd, Poll};
@@ -27,7 +27,9 @@ use tombolo_host::unix::{SeqpacketSocket, UnixError};
 use tombolo_wire::{Domain, NackCode};
 
 use crate::ledger;
+use crate::life;
 use crate::node::{ITSELF, Limits, Node};
+use crate::numbers::Numbers;
 use awake::Awake;
 use mover::Outbox;
 use own::OwnRanges;
@@ -126,23 +128,23 @@ pub(crate) struct Accessor {
 }
 
 impl Accessor {
-    fn is_meant_by(self, who: Who) -> bool {
+    fn is_meant_by(self, who: Who, numbers: &Numbers) -> bool {
         match who {
             Who::Anyone => true,
             Who::Program(number) => self.peer == ITSELF && self.program == Some(number),
-            Who::Node(number) => self.peer == PeerId(number),
+            Who::Node(number) => numbers.number(self.peer) == number,
         }
     }
 }
 
 impl Use {
-    fn is_granted(self, grants: &[Grant]) -> bool {
+    fn is_granted(self, grants: &[Grant], numbers: &Numbers) -> bool {
         match self {
             Self::Own | Self::OwnOf(_) => true,
-            Self::Read(by) => grants.iter().any(|grant| grant.read && by.is_meant_by(grant.who)),
-            Self::Write(by) => grants.iter().any(|grant| grant.write && by.is_meant_by(grant.who)),
+            Self::Read(by) => grants.iter().any(|grant| grant.read && by.is_meant_by(grant.who, numbers)),
+            Self::Write(by) => grants.iter().any(|grant| grant.write && by.is_meant_by(grant.who, numbers)),
             Self::Change(by) => {
-                let mut meant = grants.iter().filter(|grant| by.is_meant_by(grant.who));
+                let mut meant = grants.iter().filter(|grant| by.is_meant_by(grant.who, numbers));
                 meant.clone().any(|grant| grant.read) && meant.any(|grant| grant.write)
             }
         }
@@ -186,7 +188,8 @@ pub(crate) struct Programs {
     /// What they have allocated, by domain and address: found with one lock.
     regions: RwLock<BTreeMap<(u16, u64), Region>>,
     /// Where the next will be: no address is given twice, so that what was meant for a domain that is
-    /// closed finds nothing in the next one of its number.
+    /// closed finds nothing in the next one of its number. The first is random, so that what was meant for
+    /// an earlier life of this node finds nothing, either.
     next_address: Mutex<u64>,
     /// What the thread that receives programs sleeps on.
     poll: Poll,
@@ -194,6 +197,8 @@ pub(crate) struct Programs {
     pub(crate) awake: Awake,
     memory_bytes: AtomicU64,
     lives: AtomicU32,
+    /// What programs call other nodes.
+    pub(crate) numbers: Numbers,
     /// The engine's loop sleeps on this, too.
     wake: EventFd,
     asleep: AtomicBool,
@@ -229,11 +234,12 @@ impl Programs {
             limits,
             domains: RwLock::default(),
             regions: RwLock::default(),
-            next_address: Mutex::new(NODE_ADDRESSES),
+            next_address: Mutex::new(life::first_address()?),
             awake: Awake::default(),
             poll,
             memory_bytes: AtomicU64::new(0),
             lives: AtomicU32::new(0),
+            numbers: Numbers::default(),
             wake,
             asleep: AtomicBool::new(false),
             small_at_home: AtomicU32::new(0),
@@ -297,7 +303,7 @@ impl Programs {
         if end > region.memory.len() as u64 {
             return Err(NackCode::DecodeError);
         }
-        if how.is_granted(&region.grants) {
+        if how.is_granted(&region.grants, &self.numbers) {
             Ok((region.memory.clone(), offset as usize))
         } else {
             Err(NackCode::DomainMismatch)
@@ -347,11 +353,11 @@ impl Programs {
             from_the_wire(domain).and_then(|number| self.domain(number)).ok_or(NackCode::NoContext)?;
         let letterbox = domain.letterbox.get().ok_or(NackCode::DecodeError)?;
         let by = Accessor { peer, program: (peer == ITSELF).then_some(from) };
-        if !letterbox.senders.iter().any(|who| by.is_meant_by(*who)) {
+        if !letterbox.senders.iter().any(|who| by.is_meant_by(*who, &self.numbers)) {
             self.counts.mails_refused.fetch_add(1, Ordering::Relaxed);
             return Err(NackCode::DomainMismatch);
         }
-        let sender = Target { node: peer.0, domain: from };
+        let sender = Target { node: self.numbers.number(peer), domain: from };
         letterbox.mailbox.put(&mut letterbox.written.lock(), sender, bytes).map_err(|error| match error {
             MailError::Full => NackCode::BufferFull,
             MailError::TooLong => NackCode::DecodeError,

@@ -9,6 +9,7 @@ use tombolo_host::shared::SharedMemory;
 use tombolo_link::{LinkState, SendError};
 
 use crate::control::{Message, MessageV1, Reply, Request};
+use crate::label;
 use crate::ledger::{self, LendError, Segment};
 use crate::node::{Answer, AskError, Node, Peer};
 
@@ -91,7 +92,7 @@ impl Node {
                 // An answer that nobody asked for is dropped, or a peer could fill our memory with them.
                 let asker = if peer.answers.lock().contains_key(&number) { peer } else { whole };
                 if let Some(open) = asker.answers.lock().get_mut(&number) {
-                    *open = Some((reply, descriptors));
+                    *open = Some((label::reply(reply), descriptors));
                 }
             }
             Ok(Message::V1(MessageV1::Ask { number, request })) => {
@@ -129,10 +130,10 @@ impl Node {
 
     fn answer(&self, peer: &Arc<Peer>, request: Request) -> (Reply, Option<Arc<SharedMemory>>) {
         match request {
-            Request::Introduce { name } => {
-                peer.is_called(name);
-                (Reply::Introduced { name: self.name().to_owned() }, None)
-            }
+            Request::Introduce { name, life } => match self.introduced(peer, &name, life) {
+                Ok(()) => (Reply::Introduced { name: self.name().to_owned(), life: self.life() }, None),
+                Err(why) => (Reply::Failed(why), None),
+            },
             Request::Lend { bytes } => match self.lend(peer, bytes) {
                 Ok((segment, memory)) => (Reply::Lent { segment }, Some(memory)),
                 Err(LendError::TooMuch { free_bytes, .. }) => (Reply::TooMuch { free_bytes }, None),

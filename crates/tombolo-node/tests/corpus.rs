@@ -2,7 +2,8 @@
 
 use tombolo_node::Checksum;
 use tombolo_node::fuzzing::{
-    self, Borrower, Carriage, Message, MessageV1, NamedSegment, NodeStatus, Reply, Request,
+    self, Borrower, Carriage, Life, Message, MessageV1, NamedSegment, NodeIdentity, NodeStatus, Reply,
+    Request,
 };
 
 #[path = "../../../fuzz/replay.rs"]
@@ -19,7 +20,7 @@ fn control_messages() {
     let checksum = Checksum([7; 32]);
     let found = || NamedSegment { name: name(), bytes: 5, checksum, age_s: 3 };
     let carriage = Carriage {
-        to: Some(name()),
+        to: Some(NodeIdentity { key: Some([5; 32]), life: Life([6; 16]) }),
         source_domain: 0x8001,
         source_address: 1 << 32,
         destination_domain: 0x8002,
@@ -39,7 +40,7 @@ fn control_messages() {
         counters: vec![("blocks_sent".into(), 9)],
     };
     for (sample, request) in [
-        ("introduce", Request::Introduce { name: name() }),
+        ("introduce", Request::Introduce { name: name(), life: Life([6; 16]) }),
         ("lend", Request::Lend { bytes: 1 << 40 }),
         ("release", Request::Release { segment: 3 }),
         ("status", Request::Status),
@@ -63,7 +64,7 @@ fn control_messages() {
         ("status-is", Reply::Status(Box::new(status))),
         ("failed", Reply::Failed("no".into())),
         ("carried", Reply::Carried(Some(0x105))),
-        ("introduced", Reply::Introduced { name: name() }),
+        ("introduced", Reply::Introduced { name: name(), life: Life([6; 16]) }),
         ("found", Reply::Found(found())),
         ("opened", Reply::Opened { segment: 1, found: found() }),
         ("names", Reply::Names { segments: vec![found(), found()], more: true }),

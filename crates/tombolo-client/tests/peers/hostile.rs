@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tombolo_client::{Domain, Grant, Memory, Spec, Target, Who};
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_link::{Link, LinkState, SendError};
-use tombolo_node::fuzzing::{Carriage, Message, MessageV1, Reply, Request};
+use tombolo_node::fuzzing::{Carriage, Life, Message, MessageV1, NodeIdentity, Reply, Request};
 use tombolo_node::{Address, Checksum, Node, Security};
 use tombolo_wire::{
     Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain as WireDomain,
@@ -186,6 +186,11 @@ impl Peer<'_> {
         }
     }
 
+    /// One of a few.
+    fn life(&mut self) -> Life {
+        Life([self.random.below(3) as u8; 16])
+    }
+
     fn name(&mut self) -> String {
         match self.random.below(5) {
             0 => "x".repeat(self.random.below(9000) as usize),
@@ -198,14 +203,14 @@ impl Peer<'_> {
 
     fn question(&mut self) -> Request {
         match self.random.below(14) {
-            0 => Request::Introduce { name: self.name() },
+            0 => Request::Introduce { name: self.name(), life: self.life() },
             1..=2 => Request::Lend {
                 bytes: self.random.among(&[0, 4096, 4096, 8192, 5000, LEND_BYTES, 1 << 40, u64::MAX]),
             },
             3 => Request::Release { segment: self.random.among(&[0, 1, 2, 3, 0x8001, 0xFFFF]) },
             4 => Request::Status,
             5..=6 => Request::Carry(Box::new(Carriage {
-                to: self.random.one_in(2).then(|| self.name()),
+                to: self.random.one_in(2).then(|| NodeIdentity { key: None, life: self.life() }),
                 source_domain: self.domain().0,
                 source_address: self.address(),
                 destination_domain: self.domain().0,
@@ -239,7 +244,7 @@ impl Peer<'_> {
                     0 => Reply::Done,
                     1 => Reply::Lent { segment: self.random.next() as u16 },
                     2 => Reply::Carried(Some(self.random.next())),
-                    3 => Reply::Introduced { name: self.name() },
+                    3 => Reply::Introduced { name: self.name(), life: self.life() },
                     _ => Reply::Failed(self.name()),
                 };
                 MessageV1::Answer { number, reply }
@@ -472,8 +477,8 @@ fn greed_harms_nobody_else(listen: &Address) {
                 }
             }
         };
-        let name = format!("greedy-{index}");
-        ask(0, Request::Introduce { name: name.clone() });
+        let life = Life([index as u8 + 1; 16]);
+        ask(0, Request::Introduce { name: format!("greedy-{index}"), life });
         for number in 0..600 {
             ask(1 + number, Request::Lend { bytes: 4096 });
         }
@@ -485,7 +490,7 @@ fn greed_harms_nobody_else(listen: &Address) {
             ask(
                 2000 + number,
                 Request::Carry(Box::new(Carriage {
-                    to: Some(name.clone()),
+                    to: Some(NodeIdentity { key: None, life }),
                     source_domain: 0x8002,
                     source_address: theirs.address(),
                     destination_domain: 0x8001,

@@ -7,6 +7,7 @@
 mod harness;
 mod hostile;
 mod impostor;
+mod lives;
 mod load;
 mod network;
 mod random;

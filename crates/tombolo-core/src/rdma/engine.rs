@@ -112,20 +112,22 @@ impl Engine {
     /// of how fast it is. `false`: there is no such peer, or
     /// the number is not below [`crate::rdma::MAX_PATHS`]. Poll afterwards.
     pub fn add_path(&mut self, now: Time, peer: PeerId, path: PathId) -> bool {
-        self.initiator.add_path(now, peer, path)
+        self.initiator.knows(peer) && self.initiator.add_path(now, peer, path)
     }
 
     /// A link to a peer is gone: what is under way there goes again at once by
     /// others. Without any path left a peer's transfers wait for one, or for
     /// [`Self::peer_lost`]. Poll afterwards.
     pub fn path_lost(&mut self, peer: PeerId, path: PathId) {
-        self.initiator.path_lost(peer, path);
+        if self.initiator.knows(peer) {
+            self.initiator.path_lost(peer, path);
+        }
     }
 
     /// How a link to a peer is; `None` if it never was.
     #[must_use]
     pub fn path_status(&self, peer: PeerId, path: PathId) -> Option<PathStatus> {
-        self.initiator.path_status(peer, path)
+        if self.initiator.knows(peer) { self.initiator.path_status(peer, path) } else { None }
     }
 
     /// The link to `peer` is gone for good: every transfer with it completes
@@ -133,6 +135,10 @@ impl Engine {
     /// soon as they are handed back), and its packets are dropped from now on.
     /// Poll afterwards.
     pub fn peer_lost(&mut self, now: Time, peer: PeerId) {
+        if !self.initiator.knows(peer) {
+            // Lost already, and its place may be another's.
+            return;
+        }
         self.initiator.lose_peer(peer);
         self.responder.lose_peer(peer);
         self.server.lose_peer(peer);
@@ -342,13 +348,13 @@ impl Engine {
     /// does not, loses nothing but a round trip.
     #[must_use]
     pub fn has_read_room(&self, peer: PeerId, domain: Domain) -> bool {
-        self.server.has_room(peer, domain)
+        self.initiator.knows(peer) && self.server.has_room(peer, domain)
     }
 
     /// Bytes that may be under way to a peer (congestion).
     #[must_use]
     pub fn window_bytes(&self, peer: PeerId) -> Option<u64> {
-        self.initiator.window_bytes(peer)
+        if self.initiator.knows(peer) { self.initiator.window_bytes(peer) } else { None }
     }
 
     /// What the engine has done so far.
@@ -389,6 +395,10 @@ impl Engine {
     /// Write-backs that ended free their channels for the reads that wait.
     fn collect(&mut self, now: Time) {
         while let Some(end) = self.initiator.take_served_end() {
+            if !self.initiator.knows(end.peer) {
+                // Nobody waits for it, and the place may be another peer's.
+                continue;
+            }
             let failure = end.status.err().map(|error| match error {
                 // Not a transient one: part of the read may be there, and
                 // beginning it anew would count that part twice.

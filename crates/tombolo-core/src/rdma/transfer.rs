@@ -3,13 +3,28 @@
 use tombolo_wire::{AtomicOperation, Domain, NackCode, Notification};
 
 /// A node at the other end of a link (or this one, over a loop-back link). The
-/// caller chooses the numbers, small ones: they index tables.
+/// caller chooses the numbers: a place in the engine's tables, a small number, and which
+/// of the peers that have had that place. The engine keeps the peers of one place apart: what
+/// is said of, posted to, or has come from an earlier one is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId(pub u32);
 
 impl PeerId {
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
+    /// Places in the engine's tables.
+    pub const PLACES: u32 = 1 << 16;
+    /// Peers that one place can have, one after the other.
+    pub const PEERS_OF_A_PLACE: u32 = 1 << 16;
+
+    /// The peer that comes to a place after that many others. Both are below their bounds.
+    #[must_use]
+    pub const fn at(place: u32, before: u32) -> Self {
+        Self((before * Self::PLACES) | (place % Self::PLACES))
+    }
+
+    /// Its place in tables.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        (self.0 % Self::PLACES) as usize
     }
 }
 

@@ -9,7 +9,8 @@ use super::key::PublicKey;
 /// The public keys of the nodes that may link.
 ///
 /// A file has one key a line, and after it, for people, a name; `#` begins a comment. It is read
-/// again for each new link, so a node goes on while its list changes; links that exist stay.
+/// again for each new link, so a node goes on while its list changes. Links that exist stay, until
+/// somebody compares their keys with the list again.
 #[derive(Debug, Clone)]
 pub enum AllowList {
     /// These.
@@ -23,6 +24,14 @@ impl AllowList {
     pub fn from_file(path: &Path) -> Result<Self, KeyFileError> {
         read(path)?;
         Ok(Self::File(path.to_owned()))
+    }
+
+    /// All keys that it has now.
+    pub fn keys(&self) -> Result<Vec<PublicKey>, KeyFileError> {
+        match self {
+            Self::Keys(keys) => Ok(keys.clone()),
+            Self::File(path) => read(path),
+        }
     }
 
     /// Whether it has that key.

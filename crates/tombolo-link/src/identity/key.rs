@@ -42,6 +42,11 @@ pub enum KeyError {
 pub struct PublicKey([u8; KEY_BYTES]);
 
 impl PublicKey {
+    /// Its bytes.
+    pub fn to_bytes(&self) -> [u8; KEY_BYTES] {
+        self.0
+    }
+
     pub(crate) fn from_bytes(bytes: [u8; KEY_BYTES]) -> Self {
         Self(bytes)
     }

@@ -12,7 +12,9 @@ use parking_lot::Mutex;
 use tombolo_host::shared::SharedSpan;
 
 use super::Random;
-use crate::{ControlMessage, Link, LinkCounters, LinkError, LinkState, Packet, SendError};
+use crate::{
+    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, Packet, PublicKey, SendError,
+};
 
 /// How often what goes wrong, in packets out of a thousand.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -224,6 +226,14 @@ impl Link for FaultyLink {
 
     fn peer_process_id(&self) -> Option<u32> {
         self.inner.peer_process_id()
+    }
+
+    fn peer_key(&self) -> Option<PublicKey> {
+        self.inner.peer_key()
+    }
+
+    fn close(&self, reason: LossReason) {
+        self.inner.close(reason);
     }
 
     fn counters(&self) -> LinkCounters {

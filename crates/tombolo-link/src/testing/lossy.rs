@@ -8,7 +8,9 @@ use parking_lot::Mutex;
 use tombolo_host::shared::{HeldSpan, SharedSpan};
 
 use super::Random;
-use crate::{ControlMessage, Link, LinkCounters, LinkError, LinkState, Packet, SendError};
+use crate::{
+    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, Packet, PublicKey, SendError,
+};
 
 /// A link that loses packets.
 #[derive(Debug)]
@@ -102,6 +104,14 @@ impl Link for LossyLink {
 
     fn peer_process_id(&self) -> Option<u32> {
         self.inner.peer_process_id()
+    }
+
+    fn peer_key(&self) -> Option<PublicKey> {
+        self.inner.peer_key()
+    }
+
+    fn close(&self, reason: LossReason) {
+        self.inner.close(reason);
     }
 
     fn counters(&self) -> LinkCounters {

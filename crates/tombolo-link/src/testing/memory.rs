@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -51,6 +51,7 @@ pub struct MemoryLink {
     incoming: Arc<Queue>,
     /// Our last packet found no room; ours alone, since the peer clears the queue's own mark.
     blocked: AtomicBool,
+    lost: OnceLock<LossReason>,
     counters: Counters,
 }
 
@@ -64,6 +65,7 @@ pub fn memory_pair() -> Result<LinkPair, Errno> {
         outgoing: Arc::clone(outgoing),
         incoming: Arc::clone(incoming),
         blocked: AtomicBool::new(false),
+        lost: OnceLock::new(),
         counters: Counters::default(),
     };
     Ok((Arc::new(end(&one, &other)), Arc::new(end(&other, &one))))
@@ -71,6 +73,9 @@ pub fn memory_pair() -> Result<LinkPair, Errno> {
 
 impl MemoryLink {
     fn check(&self) -> Result<(), LossReason> {
+        if let Some(reason) = self.lost.get() {
+            return Err(*reason);
+        }
         if self.incoming.closed.load(Ordering::Acquire) {
             return Err(LossReason::ClosedByPeer);
         }
@@ -213,6 +218,12 @@ impl Link for MemoryLink {
         Some(std::process::id())
     }
 
+    fn close(&self, reason: LossReason) {
+        let _ = self.lost.set(reason);
+        self.outgoing.closed.store(true, Ordering::Release);
+        let _ = self.outgoing.event.signal();
+    }
+
     fn counters(&self) -> LinkCounters {
         self.counters.snapshot()
     }
@@ -220,7 +231,6 @@ impl Link for MemoryLink {
 
 impl Drop for MemoryLink {
     fn drop(&mut self) {
-        self.outgoing.closed.store(true, Ordering::Release);
-        let _ = self.outgoing.event.signal();
+        self.close(LossReason::ClosedByPeer);
     }
 }

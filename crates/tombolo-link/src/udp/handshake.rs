@@ -13,7 +13,7 @@ use super::noise::{Handshake, Seals};
 use super::wire::{self, FLAG_SECURE, Header, Kind, Malformed};
 use super::{SOCKET_BUFFER_BYTES, Session, Settings, UdpLink};
 use crate::identity::Identity;
-use crate::{Address, OpenError, PROTOCOL_VERSION, Security};
+use crate::{Address, OpenError, PROTOCOL_VERSION, PublicKey, Security};
 
 /// First and longest pause before a question is asked again.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
@@ -43,13 +43,14 @@ pub(super) fn connect(
     let mut asking = Asking { socket, incoming: IncomingBatch::new(), peer, timeout, deadline };
     let nonce = random_u64()?;
     let number = asking.hello(nonce, security.identity().is_some())?;
-    let seals = match security.identity() {
+    let (seals, peer_key) = match security.identity() {
         Some(identity) => Some(asking.agree(identity, number, nonce)?),
         None => None,
-    };
+    }
+    .unzip();
     let secure = seals.is_some();
     let Asking { socket, incoming, .. } = asking;
-    let session = Session { socket, incoming, number, nonce, seals, to_accept: false, settings };
+    let session = Session { socket, incoming, number, nonce, seals, peer_key, to_accept: false, settings };
     let link = UdpLink::new(session)?;
     if !secure {
         // The first word of the session, which the listener waits for.
@@ -100,7 +101,12 @@ impl Asking {
     }
 
     /// The keys of the session, once each side has found the other on its list.
-    fn agree(&mut self, identity: &Identity, session: u64, nonce: u64) -> Result<Seals, OpenError> {
+    fn agree(
+        &mut self,
+        identity: &Identity,
+        session: u64,
+        nonce: u64,
+    ) -> Result<(Seals, PublicKey), OpenError> {
         let mut handshake = Handshake::initiator(&identity.keys, session, nonce)?;
         let first = wire::handshake(session, nonce, 1, &handshake.write()?);
         let of_session = |header: &Header, kind| header.kind == kind && header.session == session;
@@ -130,7 +136,7 @@ impl Asking {
             Ok(seals.opener.open(datagram).is_ok().then_some(accepted))
         })?;
         if accepted {
-            Ok(seals)
+            Ok((seals, key))
         } else {
             Err(OpenError::NotOnTheirList { address, key: identity.keys.public() })
         }

@@ -67,7 +67,11 @@ impl UdpLink {
             }
             Kind::Ping => self.send_datagram(Header::new(Kind::Pong, self.session), &[]),
             Kind::Bye => {
-                self.lose(LossReason::ClosedByPeer);
+                // An unknown reason is one of a later version.
+                self.lose(match body {
+                    [wire::BYE_KEY_REMOVED] => LossReason::KeyRevoked,
+                    _ => LossReason::ClosedByPeer,
+                });
             }
             // A welcome or acceptance is the answer to a question that we repeated.
             Kind::Pong | Kind::Welcome | Kind::Accepted => {}

@@ -350,7 +350,8 @@ impl UdpListener {
         let number = super::handshake::random_u64()?;
         let incoming = IncomingBatch::new();
         let settings = self.settings;
-        let session = Session { socket, incoming, number, nonce, seals: None, to_accept: false, settings };
+        let (seals, peer_key, to_accept) = (None, None, false);
+        let session = Session { socket, incoming, number, nonce, seals, peer_key, to_accept, settings };
         let link = Arc::new(UdpLink::new(session)?);
         link.send_welcome();
         let deadline = Instant::now() + PATIENCE;

@@ -13,7 +13,7 @@ use super::seal::SEAL_BYTES;
 use super::wire::{self, HANDSHAKE_BYTES, HEADER_BYTES, Header, Kind};
 use super::{Session, Settings, UdpLink};
 use crate::identity::Identity;
-use crate::{AcceptError, OpenError};
+use crate::{AcceptError, OpenError, PublicKey};
 
 /// Datagrams taken in one go.
 const MAX_DATAGRAMS: usize = 64;
@@ -24,7 +24,7 @@ enum Stage {
     /// The second message is sent, and sent again for each repetition of the first.
     Answered(Handshake),
     /// The peer's key is on the list, and ours on its.
-    Agreed(Seals),
+    Agreed(Seals, PublicKey),
     /// The peer is told so each time it asks.
     Refused(Seals),
     /// There is nothing more to say.
@@ -145,7 +145,7 @@ impl Responder {
                 }
                 let allowed = self.identity.allowed.allows(&key);
                 if let Ok(true) = allowed {
-                    self.stage = Stage::Agreed(seals);
+                    self.stage = Stage::Agreed(seals, key);
                     return Progress::Agreed;
                 }
                 self.stage = Stage::Refused(seals);
@@ -181,11 +181,11 @@ impl Responder {
 
     /// The link, once agreed; the peer is told.
     pub(super) fn into_link(self, settings: Settings) -> Result<Option<UdpLink>, OpenError> {
-        let Stage::Agreed(seals) = self.stage else { return Ok(None) };
+        let Stage::Agreed(seals, key) = self.stage else { return Ok(None) };
         let (socket, incoming) = (self.socket, self.incoming);
         let (number, nonce) = (self.session, self.nonce);
-        let seals = Some(seals);
-        let session = Session { socket, incoming, number, nonce, seals, to_accept: true, settings };
+        let (seals, peer_key, to_accept) = (Some(seals), Some(key), true);
+        let session = Session { socket, incoming, number, nonce, seals, peer_key, to_accept, settings };
         let link = UdpLink::new(session)?;
         link.send_acceptance();
         link.probe(Instant::now());

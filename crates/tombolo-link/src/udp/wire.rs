@@ -39,6 +39,9 @@ pub(super) const FLAG_MORE: u8 = 1;
 /// In a hello, welcome or reject: its sender wants a secure session.
 pub(super) const FLAG_SECURE: u8 = 2;
 
+/// The reason of a goodbye: the peer's key is no longer on its sender's list.
+pub(super) const BYE_KEY_REMOVED: u8 = 1;
+
 /// What a datagram is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -59,7 +62,7 @@ pub(super) enum Kind {
     Ping = 7,
     /// Gives it.
     Pong = 8,
-    /// The session is over.
+    /// The session is over. Body: nothing, or why, such as [`BYE_KEY_REMOVED`].
     Bye = 9,
     /// A message that leads to keys; body: its number, the nonce, the message, padding.
     Handshake = 10,

@@ -41,7 +41,6 @@ impl Node {
 
     fn drive_and(&self, peer: &Arc<Peer>, flush: Flush) -> usize {
         if !peer.has_link() {
-            // Its number may be another's by now.
             return 0;
         }
         // A lone packet is answered before looking for the next; a stream of them is taken in bulk.

@@ -94,7 +94,7 @@ impl Programs {
         let (_, range) = table.ranges.range(..=address).next_back().ok_or(NackCode::DecodeError)?;
         let end = address.checked_add(length_bytes.into()).ok_or(NackCode::DecodeError)?;
         let mover = table.mover.as_ref().filter(|_| end <= range.end).ok_or(NackCode::DecodeError)?;
-        if how.is_granted(&range.grants) {
+        if how.is_granted(&range.grants, &self.numbers) {
             Ok(OwnPlace { range: range.clone(), mover: mover.clone() })
         } else {
             Err(NackCode::DomainMismatch)

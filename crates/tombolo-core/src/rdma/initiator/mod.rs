@@ -104,13 +104,15 @@ impl Initiator {
     }
 
     pub(crate) fn add_peer(&mut self, now: Time, peer: PeerId) {
-        self.lose_peer(peer);
+        if let Some(before) = self.peers.get(peer.index()).and_then(|place| place.as_ref()) {
+            self.lose_peer(before.id);
+        }
         if self.peers.len() <= peer.index() {
             self.peers.resize_with(peer.index() + 1, || None);
             self.rings.grow(self.peers.len());
             self.asking.grow(self.peers.len());
         }
-        self.peers[peer.index()] = Some(Box::new(SendPeer::new(&self.config, now)));
+        self.peers[peer.index()] = Some(Box::new(SendPeer::new(peer, &self.config, now)));
         // Room for what this peer's reads may need, apart from our own posts: a
         // full table here must not keep the other side waiting (SPEC M10).
         let peers = self.peers.iter().flatten().count();
@@ -127,9 +129,14 @@ impl Initiator {
         }
     }
 
+    /// Whether this peer has its place now, and not another that came after it.
+    pub(crate) fn knows(&self, peer: PeerId) -> bool {
+        matches!(self.peers.get(peer.index()), Some(Some(known)) if known.id == peer)
+    }
+
     /// Everything to this peer ends at once.
     pub(crate) fn lose_peer(&mut self, peer: PeerId) {
-        if self.peers.get(peer.index()).is_none_or(Option::is_none) {
+        if !self.knows(peer) {
             return;
         }
         for index in 0..self.transfers.entries.len() as u32 {
@@ -144,7 +151,7 @@ impl Initiator {
 
     pub(crate) fn heard(&mut self, now: Time, peer: PeerId) -> bool {
         match self.peers.get_mut(peer.index()) {
-            Some(Some(known)) => {
+            Some(Some(known)) if known.id == peer => {
                 known.heard_at = now;
                 true
             }
@@ -153,7 +160,7 @@ impl Initiator {
     }
 
     pub(crate) fn post(&mut self, now: Time, peer: PeerId, spec: Transfer) -> Result<TransferId, PostError> {
-        if self.peers.get(peer.index()).is_none_or(Option::is_none) {
+        if !self.knows(peer) {
             return Err(PostError::UnknownPeer(peer));
         }
         let fits = |address: u64, bytes: u64| address.checked_add(bytes).is_some();
@@ -188,7 +195,7 @@ impl Initiator {
 
     /// Write a peer's read back. The caller has checked that there is room.
     pub(crate) fn serve(&mut self, now: Time, peer: PeerId, spec: Transfer, request: RequestId) -> bool {
-        if self.peers.get(peer.index()).is_none_or(Option::is_none) {
+        if !self.knows(peer) {
             return false;
         }
         let Some(index) = self.transfers.take(peer, spec, Some(request)) else {
@@ -240,7 +247,7 @@ impl Initiator {
     /// Put the peer into the rings where it has work and may send, and out of
     /// the others.
     fn refresh(&mut self, id: PeerId) {
-        let index = id.0;
+        let index = id.index() as u32;
         let (mut work, mut ask) = ([false; 4], false);
         if let Some(peer) = self.peers[id.index()].as_ref() {
             let open = peer.is_open();

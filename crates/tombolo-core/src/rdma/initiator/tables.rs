@@ -300,6 +300,7 @@ impl Transactions {
 /// What the initiator knows of one peer.
 #[derive(Debug)]
 pub(super) struct SendPeer {
+    pub id: PeerId,
     /// Never empty; the first is there from the start.
     pub paths: Vec<Path>,
     /// From a read request to the first sign of its answer. Apart from the paths',
@@ -331,8 +332,9 @@ pub(super) struct SendPeer {
 }
 
 impl SendPeer {
-    pub fn new(config: &Config, now: Time) -> Self {
+    pub fn new(id: PeerId, config: &Config, now: Time) -> Self {
         Self {
+            id,
             paths: vec![Path::new(config, true)],
             read_trip: RoundTrip::new(),
             heard_at: now,

@@ -42,6 +42,7 @@ const FIRST_ENTRIES: usize = 1024;
 
 #[derive(Debug)]
 struct ReceivePeer {
+    id: PeerId,
     connected: bool,
     /// Grows when the peer is added again: what the caller still holds from
     /// before then means nothing.
@@ -107,11 +108,12 @@ impl Responder {
     pub(crate) fn add_peer(&mut self, id: PeerId) {
         self.lose_peer(id);
         while self.peers.len() <= id.index() {
-            self.peers.push(ReceivePeer { connected: false, epoch: 0, entries: Vec::new() });
+            self.peers.push(ReceivePeer { id, connected: false, epoch: 0, entries: Vec::new() });
         }
         self.reply_chain.grow(self.peers.len() * self.slots);
         self.write_chain.grow(self.peers.len() * self.slots);
         let peer = &mut self.peers[id.index()];
+        peer.id = id;
         peer.connected = true;
         peer.epoch = peer.epoch.wrapping_add(1);
         peer.entries = vec![Entry::empty(); self.slots.min(FIRST_ENTRIES)];
@@ -191,7 +193,7 @@ impl Responder {
 
     /// The entry a placement or notification was made for, if it still is.
     fn held(&mut self, id: PeerId, epoch: u32, slot: u16, generation: Generation) -> Option<&mut Entry> {
-        let peer = self.peers.get_mut(id.index()).filter(|peer| peer.epoch == epoch)?;
+        let peer = self.peers.get_mut(id.index()).filter(|peer| peer.id == id && peer.epoch == epoch)?;
         let entry = peer.entries.get_mut(usize::from(slot))?;
         (entry.generation == generation).then_some(entry)
     }
@@ -268,8 +270,9 @@ impl Responder {
     /// The next words to write.
     pub(crate) fn poll_write(&mut self) -> Option<NotificationWrite> {
         let at = self.writes.pop_front(&mut self.write_chain)? as usize;
-        let (id, slot) = (PeerId((at / self.slots) as u32), at % self.slots);
-        let peer = &mut self.peers[id.index()];
+        let slot = at % self.slots;
+        let peer = &mut self.peers[at / self.slots];
+        let id = peer.id;
         let epoch = peer.epoch;
         let entry = &mut peer.entries[slot];
         // Out of the list, in the caller's hands: counts as bytes being copied.
@@ -291,9 +294,10 @@ impl Responder {
     /// The next answer to send.
     pub(crate) fn poll_reply(&mut self) -> Option<Action> {
         let at = self.replies.pop_front(&mut self.reply_chain)? as usize;
-        let (peer, slot) = (PeerId((at / self.slots) as u32), at % self.slots);
+        let slot = at % self.slots;
         let transaction = TransactionId(slot as u16);
-        let entry = &mut self.peers[peer.index()].entries[slot];
+        let holder = &mut self.peers[at / self.slots];
+        let (peer, entry) = (holder.id, &mut holder.entries[slot]);
         let (reply, generation, attempt) = entry.reply.take()?;
         let packet = match reply {
             Reply::Ack { bytes_only: false } if let Some(before) = entry.before => {
