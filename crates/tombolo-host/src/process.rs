@@ -285,6 +285,44 @@ pub fn stop_on_signals(flag: &'static AtomicBool) {
     handle(&[libc::SIGINT, libc::SIGTERM], note_stop);
 }
 
+/// SIGHUP, which no longer ends the process.
+#[derive(Debug)]
+pub struct Hangups(OwnedFd);
+
+impl Hangups {
+    /// Takes the signal for this thread and those that it starts from now on: call it before there are others.
+    pub fn take() -> io::Result<Self> {
+        // SAFETY: an all-zero sigset_t may be initialised by sigemptyset, and both calls get a pointer to it.
+        let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        unsafe {
+            libc::sigemptyset(&raw mut signals);
+            libc::sigaddset(&raw mut signals, libc::SIGHUP);
+        }
+        // SAFETY: the set is initialised; the old one is not asked for.
+        let error =
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut()) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        // SAFETY: the set is initialised; a new descriptor is asked for.
+        let made = unsafe { libc::signalfd(-1, &raw const signals, libc::SFD_CLOEXEC) };
+        if made < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call above has just returned this descriptor to us alone.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(made) }))
+    }
+
+    /// Waits for the next one; several that came meanwhile are one.
+    pub fn wait(&self) -> io::Result<()> {
+        let mut information = [0_u8; size_of::<libc::signalfd_siginfo>()];
+        rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut information))
+            .map(drop)
+            .map_err(Into::into)
+    }
+}
+
 /// The same, and whatever waits is interrupted again every second until the process ends: for those who wait in
 /// calls that only a signal ends. Takes SIGALRM.
 pub fn interrupt_on_signals(flag: &'static AtomicBool) {
@@ -295,6 +333,21 @@ pub fn interrupt_on_signals(flag: &'static AtomicBool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_hangup_is_taken_and_does_not_end_the_process() {
+        // The signal goes to this thread: others of the test process have not blocked it.
+        std::thread::spawn(|| {
+            let hangups = Hangups::take().unwrap();
+            for _ in 0..2 {
+                // SAFETY: raises a signal that this thread has blocked.
+                assert_eq!(unsafe { libc::raise(libc::SIGHUP) }, 0);
+                hangups.wait().unwrap();
+            }
+        })
+        .join()
+        .unwrap();
+    }
 
     #[test]
     fn memory_of_this_process_is_readable_and_an_unmapped_address_is_an_error() {

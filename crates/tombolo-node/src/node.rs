@@ -27,6 +27,7 @@ use tombolo_core::rdma::{
     Config, Engine, PathId, PeerId, PostError, Retransmission, Time, Transfer, TransferError,
 };
 use tombolo_host::shared::SharedMemory;
+use tombolo_link::identity::KeyFileError;
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
 use tombolo_wire::{Ack, Checksums, Domain, MAX_EARLIER_BLOCKS, MAX_HEADER_BYTES};
 
@@ -534,6 +535,25 @@ impl Node {
         self.programs.numbers.forget(peer.id);
         self.gone_links.add(&*peer.link);
         self.ledger.lock().release_all(peer.id)
+    }
+
+    /// Compares the keys of all links with the list again, and ends those whose key is not on it any more.
+    /// Returns whose links they were.
+    pub fn close_disallowed(&self, security: &Security) -> Result<Vec<String>, KeyFileError> {
+        let Security::Secure(identity) = security else { return Ok(Vec::new()) };
+        let keys = identity.allowed.keys()?;
+        let mut closed = Vec::new();
+        for peer in self.peers() {
+            let Some(key) = peer.link.peer_key().filter(|key| !keys.contains(key)) else { continue };
+            if !peer.has_link() {
+                continue;
+            }
+            peer.link.close(LossReason::KeyRemoved);
+            self.lose(&peer, LossReason::KeyRemoved);
+            let name = peer.whole().name.lock().clone();
+            closed.push(if name.is_empty() { key.to_string() } else { format!("`{name}`, {key}") });
+        }
+        Ok(closed)
     }
 
     /// How this node is.

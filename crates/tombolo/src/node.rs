@@ -6,8 +6,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
+use tombolo_host::process::Hangups;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Limits, Node, PeerEvent};
+use tombolo_node::{Address, Limits, Node, PeerEvent, Security};
 
 use crate::security::SecurityArguments;
 use crate::size::Size;
@@ -57,8 +58,40 @@ pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
+/// A link whose handshake found its key on the list just before that changed is with the node by now.
+const HANDSHAKE_TO_LINK: Duration = Duration::from_secs(1);
+
+/// Reads the list of keys again at each SIGHUP, and ends the links of keys that are not on it any more.
+fn reload_at_hangups(node: &Node, security: &Security, hangups: &Hangups) {
+    while hangups.wait().is_ok() {
+        let Security::Secure(identity) = security else {
+            eprintln!("tombolo: SIGHUP: no link of this node has keys, so there is no list to read again");
+            continue;
+        };
+        let mut count = 0;
+        for pause in [Duration::ZERO, HANDSHAKE_TO_LINK] {
+            std::thread::sleep(pause);
+            match node.close_disallowed(security) {
+                Ok(closed) => {
+                    for peer in &closed {
+                        let list = &identity.allowed;
+                        eprintln!("tombolo: a link is ended, its key is no longer on {list}: {peer}");
+                    }
+                    count += closed.len();
+                }
+                Err(error) => {
+                    eprintln!("tombolo: SIGHUP: the list of keys cannot be used, all links stay: {error}");
+                }
+            }
+        }
+        eprintln!("tombolo: SIGHUP: read {} again, {count} link(s) ended", identity.allowed);
+    }
+}
+
 /// Runs until SIGINT or SIGTERM.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    // Before any thread is started.
+    let hangups = Hangups::take().map_err(|error| Failure::new(format!("cannot take SIGHUP: {error}")))?;
     let available = available_bytes().unwrap_or(u64::MAX);
     if arguments.lend.0 > available {
         return Err(Failure::new(format!(
@@ -92,6 +125,10 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     }
     let programs = arguments.programs.as_deref().map(SeqpacketListener::bind).transpose()?;
     tombolo_host::process::stop_on_signals(&STOP);
+    std::thread::spawn({
+        let (node, security) = (node.clone(), security.clone());
+        move || reload_at_hangups(&node, &security, &hangups)
+    });
     let programs = programs.map(|listener| {
         let node = node.clone();
         std::thread::spawn(move || tombolo_node::receive_programs(&node, &listener, &STOP))

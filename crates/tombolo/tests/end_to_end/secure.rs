@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::common::{Outcome, PATIENCE, Running, Scratch, TOMBOLO, compiled, needs, tombolo};
 
 /// A machine: its user has a home, and in it perhaps a key.
@@ -106,6 +108,37 @@ fn a_file_is_copied_over_secure_udp_and_back() {
     let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
     assert_eq!(status["lent_bytes"], 0);
     drop(node);
+}
+
+#[test]
+fn a_hangup_ends_the_links_of_keys_that_are_off_the_list() {
+    let ((lender, lender_key), (kept, kept_key), (removed, removed_key)) =
+        (Machine::with_key("lender"), Machine::with_key("kept"), Machine::with_key("removed"));
+    lender.allow(&[&kept_key, &removed_key]);
+    kept.allow(&[&lender_key]);
+    removed.allow(&[&lender_key]);
+    let (node, address) = lender.lend();
+    let [kept_node, removed_node] = [(&kept, "kept"), (&removed, "removed")].map(|(machine, name)| {
+        let listen = format!("shm:{}", machine.home.file("listen"));
+        let node = machine.start(&["node", "--listen", &listen, "--peer", &address, "--name", name]);
+        node.output_with(" at ", Duration::from_secs(30));
+        node
+    });
+    lender.allow(&[&kept_key]);
+    node.signal(Signal::HUP);
+    node.errors_with("1 link(s) ended", Duration::from_secs(30));
+    removed_node.errors_with("this node's key is no longer on the peer's list", Duration::from_secs(30));
+    removed.run(&["status", &address]).assert_one_line(125, &format!("add `{removed_key}`"));
+    // The node goes on, and so do the others; a list that makes no sense changes nothing.
+    fs::write(lender.file("allow"), "nonsense\n").unwrap();
+    node.signal(Signal::HUP);
+    node.errors_with("all links stay", Duration::from_secs(30));
+    lender.allow(&[&kept_key]);
+    assert_eq!(kept.run(&["status", &address]).code(), 0);
+    assert!(node.errors().contains(&format!("`removed`, {removed_key}")), "{}", node.errors());
+    assert!(!kept_node.errors().contains("gone"), "{}", kept_node.errors());
+    node.signal(Signal::TERM);
+    assert_eq!(node.wait(PATIENCE).code(), 0);
 }
 
 #[test]

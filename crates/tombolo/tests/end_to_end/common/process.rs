@@ -137,6 +137,15 @@ impl Running {
         String::from_utf8_lossy(&self.stderr.so_far()).into_owned()
     }
 
+    /// Waits until standard error contains `text`.
+    pub fn errors_with(&self, text: &str, limit: Duration) {
+        let since = Instant::now();
+        while !self.errors().contains(text) {
+            assert!(since.elapsed() < limit, "{}: no {text:?} in: {}", self.name, self.errors());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Waits for its end; a process that outlives the limit is a failure.
     pub fn wait(mut self, limit: Duration) -> Outcome {
         let since = Instant::now();
