@@ -6,7 +6,9 @@ use std::path::Path;
 use crate::Address;
 use crate::identity::{KeyPair, PublicKey, allow, file};
 pub use crate::shm::handshake::{fuzz as shm_handshake, samples as shm_handshakes};
-pub use crate::udp::fuzzing::{control_fragments, cookie, cookies, datagram, datagrams, noise, sealed};
+pub use crate::udp::fuzzing::{
+    control_fragments, cookie, cookies, counters, datagram, datagrams, noise, sealed,
+};
 
 /// A file with a secret key.
 pub fn key_file(bytes: &[u8]) {

@@ -59,6 +59,9 @@ fn sealed_datagrams() {
     for (name, bytes) in fuzzing::datagrams() {
         replay::sample("sealed", name, &[bytes, vec![0x5A; 40]].concat());
     }
+    for (name, bytes) in fuzzing::counters() {
+        replay::sample("sealed", name, &bytes);
+    }
     both("sealed", fuzzing::sealed);
 }
 

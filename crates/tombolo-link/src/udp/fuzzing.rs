@@ -8,8 +8,8 @@ use zeroize::Zeroizing;
 use super::control::ControlChannel;
 use super::cookie::Cookies;
 use super::noise::{Handshake, MESSAGE_BYTES};
-use super::seal::{Opener, Unopened};
-use super::wire::{self, Header, Kind};
+use super::seal::{Opener, SEAL_BYTES, Sealer, Unopened};
+use super::wire::{self, EPOCH_AT, HEADER_BYTES, Header, Kind};
 use crate::identity::KeyPair;
 
 /// Any bytes as a datagram, and its body as whatever a datagram can hold.
@@ -129,10 +129,58 @@ pub fn noise(bytes: &[u8]) {
     }
 }
 
-/// Any bytes as a sealed datagram: none opens.
+/// Any bytes as a sealed datagram, between two genuine ones: they do not open, and do not keep the genuine
+/// ones from opening, each once.
 pub fn sealed(bytes: &[u8]) {
-    let mut opener = Opener::new(Zeroizing::new([7; 32]));
-    assert_eq!(opener.open(&mut bytes.to_vec()), Err(Unopened::Forged));
+    let now = Instant::now();
+    let secret = || Zeroizing::new([7; 32]);
+    let (mut sealer, mut opener) = (Sealer::new(secret(), now), Opener::new(secret()));
+    let mut genuine = || {
+        let mut datagram = Header::new(Kind::Ping, 5).encode().to_vec();
+        datagram.resize(SEALED_BYTES, 0);
+        sealer.seal(&mut datagram, now);
+        datagram
+    };
+    let (first, second) = (genuine(), genuine());
+    assert_eq!(opener.open(&mut first.clone()), Ok(()));
+
+    // A counter that is used up is told before the seal is looked at, where there is a key for the epoch:
+    // that of the first datagram, and the last of all, which no datagram has.
+    let has_key = bytes.get(EPOCH_AT).is_some_and(|epoch| *epoch <= 1);
+    let counter = bytes.get(HEADER_BYTES..).and_then(|rest| rest.first_chunk());
+    let counter = counter.filter(|_| bytes.len() >= SEALED_BYTES).map(|bytes| u64::from_le_bytes(*bytes));
+    let expected = match counter {
+        Some(0 | u64::MAX) if has_key => Unopened::Replayed,
+        _ => Unopened::Forged,
+    };
+    assert_eq!(opener.open(&mut bytes.to_vec()), Err(expected));
+
+    assert_eq!(opener.open(&mut second.clone()), Ok(()));
+    for mut again in [first, second] {
+        assert_eq!(opener.open(&mut again), Err(Unopened::Replayed));
+    }
+}
+
+/// The shortest sealed datagram.
+const SEALED_BYTES: usize = HEADER_BYTES + SEAL_BYTES;
+
+/// Datagrams that are not genuine, with counters that are used up, and one that is not.
+pub fn counters() -> Vec<(&'static str, Vec<u8>)> {
+    let with = |epoch: u8, counter: u64| {
+        let mut datagram = Header::new(Kind::Ping, 5).encode().to_vec();
+        datagram[EPOCH_AT] = epoch;
+        datagram.extend_from_slice(&counter.to_le_bytes());
+        datagram.resize(SEALED_BYTES, 9);
+        datagram
+    };
+    vec![
+        ("counter-used", with(0, 0)),
+        ("counter-last", with(0, u64::MAX)),
+        ("counter-last-next-epoch", with(1, u64::MAX)),
+        ("counter-last-unknown-epoch", with(2, u64::MAX)),
+        ("counter-last-previous-epoch", with(255, u64::MAX)),
+        ("counter-fresh", with(0, 2)),
+    ]
 }
 
 /// What two strangers say: for each an address, a nonce and a number that it made up, and how long a
