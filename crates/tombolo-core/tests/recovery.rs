@@ -93,6 +93,74 @@ fn a_peer_that_comes_to_anothers_place_is_not_taken_for_it() {
     assert_eq!(answered, Some(second));
 }
 
+/// A link that takes nothing stops what goes by it, and nothing else; nothing is lost, and no timer runs for
+/// what was not sent.
+#[test]
+fn a_full_link_stops_its_own_peer_alone() {
+    let (now, other) = (Time(0), PeerId(7));
+    let mut engine = engine(Config::default());
+    engine.add_peer(now, other);
+    for peer in [OTHER, other] {
+        engine.post(now, peer, transfer(Direction::Write, 64 * 1024)).unwrap();
+    }
+    let mut refused = None;
+    let mut others = 0;
+    while let Some(block) = next_block(&mut engine, now) {
+        if block.peer == OTHER {
+            assert_eq!(refused, None, "handed out for a link that is full");
+            engine.link_full(&block);
+            refused = Some(block);
+        } else {
+            others += 1;
+            assert_eq!(engine.handle(now, other, &ack(&block)), Verdict::Taken);
+        }
+    }
+    assert_eq!(others, 4, "the other's go on");
+    assert_eq!(engine.counters().transfers_done, 1);
+    let later = Time(60 * SECOND);
+    engine.expire(later);
+    assert_eq!(next_block(&mut engine, later), None);
+    assert_eq!(status(&mut engine, later), None, "a minute without room is no failure of the peer");
+
+    engine.link_has_room(OTHER, PathId(0));
+    let mut blocks = Vec::new();
+    while let Some(block) = next_block(&mut engine, later) {
+        assert_eq!(engine.handle(later, OTHER, &ack(&block)), Verdict::Taken);
+        blocks.push(block);
+    }
+    let again: Vec<_> = blocks.iter().filter(|block| Some(**block) == refused).collect();
+    assert_eq!((again.len(), blocks.len()), (1, 4), "the refused one comes once more, as it was");
+    let counters = engine.counters();
+    assert_eq!(counters.transfers_done, 2);
+    assert_eq!((counters.blocks_retransmitted, counters.timeouts, counters.illegal_transitions), (0, 0, 0));
+    assert!(engine.is_idle());
+}
+
+/// What goes again and finds its link full is counted once, when it is sent.
+#[test]
+fn a_repetition_that_does_not_fit_is_the_same_repetition_later() {
+    let mut engine = engine(Config::default());
+    engine.post(Time(0), OTHER, transfer(Direction::Write, 4096)).unwrap();
+    let first = next_block(&mut engine, Time(0)).unwrap();
+    let mut now = engine.deadline().unwrap();
+    engine.expire(now);
+    let second = next_block(&mut engine, now).unwrap();
+    assert_eq!(second.attempt, first.attempt.next());
+    for _ in 0..600 {
+        engine.link_full(&second);
+        now = now.after_ns(SECOND / 100);
+        engine.expire(now);
+        assert_eq!(next_block(&mut engine, now), None);
+        engine.link_has_room(OTHER, PathId(0));
+        assert_eq!(next_block(&mut engine, now), Some(second));
+    }
+    assert_eq!(engine.handle(now, OTHER, &ack(&second)), Verdict::Taken);
+    assert_eq!(status(&mut engine, now), Some(Ok(())));
+    let counters = engine.counters();
+    assert_eq!((counters.blocks_retransmitted, counters.timeouts, counters.illegal_transitions), (1, 1, 0));
+    assert!(engine.is_idle());
+}
+
 fn next_block(engine: &mut Engine, now: Time) -> Option<Block> {
     std::iter::from_fn(|| engine.poll(now)).find_map(|action| match action {
         Action::SendBlock(block) => Some(block),

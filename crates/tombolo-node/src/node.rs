@@ -15,7 +15,7 @@ mod pump;
 
 pub(crate) use pump::{Flush, Glance};
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -66,6 +66,10 @@ pub struct Peer {
     drained: AtomicBool,
     /// What it is told when something is sent to it, or nothing else is left to do.
     waiting_acks: Mutex<Vec<Ack>>,
+    /// Its link did not take all: this is tried again when the peer is driven. Set after the rest is noted.
+    is_full: AtomicBool,
+    /// Short packets that the link did not take, in the order in which they go.
+    unsent: Mutex<VecDeque<Vec<u8>>>,
     /// What it is called, for people: any node can choose any name.
     pub(crate) name: Mutex<String>,
     /// Which life of which node it is, once it has introduced itself.
@@ -210,8 +214,6 @@ pub struct Node {
     pub(crate) driven: AtomicU32,
     /// The engine has more to be done than was done in one go.
     unfinished: AtomicBool,
-    /// A link was full meanwhile.
-    has_waited: AtomicBool,
 }
 
 impl Drop for Node {
@@ -320,7 +322,6 @@ impl Node {
             arrivals: AtomicU32::new(0),
             driven: AtomicU32::new(0),
             unfinished: AtomicBool::new(false),
-            has_waited: AtomicBool::new(false),
         })
     }
 
@@ -377,6 +378,8 @@ impl Node {
             streaming: AtomicBool::new(false),
             drained: AtomicBool::new(true),
             waiting_acks: Mutex::default(),
+            is_full: AtomicBool::new(false),
+            unsent: Mutex::default(),
             name: Mutex::new(String::new()),
             life: OnceLock::new(),
             answers: Mutex::new(HashMap::new()),

@@ -282,6 +282,20 @@ impl Engine {
         self.collect(now);
     }
 
+    /// The link of the block's path is full, and the block was not sent, or not all of it. It comes again,
+    /// as the same attempt, once [`Self::link_has_room`] says so; until then nothing more is handed out for
+    /// that path, and others go on.
+    pub fn link_full(&mut self, block: &Block) {
+        self.initiator.link_full(block);
+    }
+
+    /// The link of a path may take something again. Poll afterwards.
+    pub fn link_has_room(&mut self, peer: PeerId, path: PathId) {
+        if self.initiator.knows(peer) {
+            self.initiator.link_has_room(peer, path);
+        }
+    }
+
     /// Whether a block still waits for an answer. A caller that carries blocks out late, or on
     /// several threads, looks before it begins: what was answered meanwhile must not be done again.
     #[must_use]
@@ -309,9 +323,8 @@ impl Engine {
     }
 
     /// The next thing to do. Call until `None`; then again after any other call
-    /// on this engine. The pull is the flow control towards the link: a caller
-    /// whose link is full just stops polling, and the timer of a block starts
-    /// only when it is polled.
+    /// on this engine. The timer of a block starts when it is polled; what its link
+    /// does not take, the caller gives back ([`Self::link_full`]).
     ///
     /// Order: what others wait for first (answers, notifications, completions),
     /// then notifications and requests of our own, what goes again, and blocks by

@@ -43,6 +43,9 @@ impl Node {
         if !peer.has_link() {
             return 0;
         }
+        if peer.is_full.load(Ordering::Acquire) {
+            self.send_unsent(peer, flush);
+        }
         // A lone packet is answered before looking for the next; a stream of them is taken in bulk.
         let budget = if peer.streaming.load(Ordering::Relaxed) { peer.receive_budget } else { 1 };
         let mut clock = Glance::new(self);

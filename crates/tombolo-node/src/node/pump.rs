@@ -33,6 +33,9 @@ const BEFORE_ACKS_BYTES: u32 = 32 * 1024;
 /// So many of them wait at most.
 const MAX_WAITING_ACKS: usize = 2 * MAX_ACKS;
 
+/// Short packets kept for a link that is full: as many as there are blocks to answer, and some.
+const MAX_UNSENT: usize = 2048;
+
 /// What is to be on its way when packets have been dealt with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flush {
@@ -45,8 +48,8 @@ pub(crate) enum Flush {
 enum Sent {
     /// It is on its way, or lost.
     Yes,
-    /// The link stays full.
-    No,
+    /// Nothing was taken: the link is full.
+    Full,
     /// The link takes none of that size.
     TooLarge,
 }
@@ -191,10 +194,6 @@ impl Node {
                 _ => {}
             }
             clock.passed_for(0);
-            if self.has_waited.load(Ordering::Relaxed) {
-                self.has_waited.store(false, Ordering::Relaxed);
-                clock.passed();
-            }
         }
         for peer in touched.into_iter().filter(|_| urgent) {
             self.flush(&peer);
@@ -250,9 +249,22 @@ impl Node {
 
     fn send_bare(&self, peer: &Peer, packet: &Packet<'_>) {
         let mut header = [0; MAX_BARE_PACKET_BYTES];
-        if let Ok(length) = packet.emit(&mut header, peer.checksums) {
-            self.send(peer, &mut |link| link.send(&header[..length], SharedSpan::empty()));
+        let Ok(length) = packet.emit(&mut header, peer.checksums) else { return };
+        let packet = &header[..length];
+        let mut unsent = peer.unsent.lock();
+        if unsent.is_empty()
+            && Self::send(peer, &mut |link| link.send(packet, SharedSpan::empty())) != Sent::Full
+        {
+            return;
         }
+        if unsent.len() < MAX_UNSENT {
+            unsent.push_back(packet.to_vec());
+        } else {
+            // Whoever misses it asks again, or sends it again.
+            self.packets_dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        drop(unsent);
+        peer.is_full.store(true, Ordering::Release);
     }
 
     /// A transfer is over. False: it was neither a program's nor a peer's.
@@ -260,23 +272,33 @@ impl Node {
         self.programs.completed(user, result) || self.carried(user, result.map(|_| ()))
     }
 
-    /// Sends a packet, which may be lost.
-    fn send(&self, peer: &Peer, send: &mut dyn FnMut(&dyn Link) -> Result<(), SendError>) -> Sent {
-        for attempt in 0..64 {
-            match send(&*peer.link) {
-                Err(SendError::Full) => {
-                    self.has_waited.store(true, Ordering::Relaxed);
-                    let _ = peer.link.flush();
-                    if attempt > 8 {
-                        std::thread::yield_now();
-                    }
+    /// Gives a packet to a link. What it takes may be lost.
+    fn send(peer: &Peer, send: &mut dyn FnMut(&dyn Link) -> Result<(), SendError>) -> Sent {
+        match send(&*peer.link) {
+            Err(SendError::Full) => Sent::Full,
+            Err(SendError::TooLarge { .. }) => Sent::TooLarge,
+            _ => Sent::Yes,
+        }
+    }
+
+    /// The peer's link was full: tries again. It concerns no other peer's link, nor another of its own.
+    pub(super) fn send_unsent(&self, peer: &Arc<Peer>, flush: Flush) {
+        if !peer.is_full.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        {
+            let mut unsent = peer.unsent.lock();
+            while let Some(packet) = unsent.front() {
+                if Self::send(peer, &mut |link| link.send(packet, SharedSpan::empty())) == Sent::Full {
+                    peer.is_full.store(true, Ordering::Release);
+                    return;
                 }
-                Err(SendError::TooLarge { .. }) => return Sent::TooLarge,
-                _ => return Sent::Yes,
+                unsent.pop_front();
             }
         }
-        self.packets_dropped.fetch_add(1, Ordering::Relaxed);
-        Sent::No
+        let (id, path) = peer.place();
+        self.engine.lock().link_has_room(id, path);
+        self.pump_and(flush, Some(peer), &mut Glance::new(self));
     }
 
     fn send_block(&self, peer: &Arc<Peer>, block: &Block) {
@@ -322,11 +344,13 @@ impl Node {
     ) {
         let mut max_payload_bytes = peer.max_payload_bytes();
         loop {
-            match self.send_cut(peer, block, source, in_place, max_payload_bytes) {
+            match Self::send_cut(peer, block, source, in_place, max_payload_bytes) {
                 Sent::Yes => return,
-                // It goes again after a pause, and says nothing about the path.
-                Sent::No => {
-                    return self.engine.lock().source_refused(self.now(), block, NackCode::SlaveError);
+                // It goes again when there is room; others go on meanwhile.
+                Sent::Full => {
+                    self.engine.lock().link_full(block);
+                    peer.is_full.store(true, Ordering::Release);
+                    return;
                 }
                 // The path has come to take less just now.
                 Sent::TooLarge => {
@@ -342,7 +366,6 @@ impl Node {
 
     /// Sends a block in packets of at most so many of its bytes.
     fn send_cut(
-        &self,
         peer: &Peer,
         block: &Block,
         source: SharedSpan<'_>,
@@ -362,15 +385,15 @@ impl Node {
                     if let Some((held, crc)) = held.and_then(|held| Some((held, part.crc32c()?))) =>
                 {
                     let Ok(length) = packet.emit_summed(crc, &mut header) else { return Sent::Yes };
-                    self.send(peer, &mut |link| link.send_in_place(&header[..length], held.clone()))
+                    Self::send(peer, &mut |link| link.send_in_place(&header[..length], held.clone()))
                 }
                 Checksums::Off => {
                     let Ok(length) = packet.emit_unchecked(&mut header) else { return Sent::Yes };
-                    self.send(peer, &mut |link| link.send(&header[..length], part))
+                    Self::send(peer, &mut |link| link.send(&header[..length], part))
                 }
                 // The checksum and the datagram must be of the same bytes, whatever others do to the
                 // memory meanwhile: it is made of those that are sent.
-                Checksums::On => self.send(peer, &mut |link| {
+                Checksums::On => Self::send(peer, &mut |link| {
                     link.send_sealed(packet.header_bytes(), part, &mut |datagram| {
                         let _ = packet.seal(datagram, Checksums::On);
                     })

@@ -10,7 +10,7 @@ use tombolo_wire::{Ack, AtomicAck, Attempt, Generation, Nack, NackCode, Resume, 
 
 impl Initiator {
     /// The slot, if it holds this very block for this peer and still waits.
-    fn current(&self, peer: PeerId, slot: TransactionId, generation: Generation) -> Option<u32> {
+    pub(super) fn current(&self, peer: PeerId, slot: TransactionId, generation: Generation) -> Option<u32> {
         let transaction = self.table.entries.get(slot.index())?;
         let same = transaction.peer == peer
             && transaction.generation == generation

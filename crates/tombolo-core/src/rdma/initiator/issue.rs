@@ -149,6 +149,7 @@ impl Initiator {
         transaction.length_bytes = length_bytes;
         transaction.last = last;
         transaction.sent = false;
+        transaction.unsent = false;
         transaction.carried = false;
         transaction.counted = true;
         transaction.path = path;
@@ -165,7 +166,8 @@ impl Initiator {
     /// The caller takes a block: its timer starts now.
     fn hand_out(&mut self, now: Time, slot: u32) -> Option<Action> {
         self.unplace(slot);
-        let resend = self.table.entries[slot as usize].sent;
+        let transaction = &mut self.table.entries[slot as usize];
+        let resend = transaction.sent && !std::mem::take(&mut transaction.unsent);
         if resend {
             if !self.step(slot, Event::Resend) {
                 return None;

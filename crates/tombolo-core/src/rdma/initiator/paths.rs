@@ -14,7 +14,7 @@
 
 use super::Initiator;
 use super::tables::{Place, SendPeer};
-use crate::rdma::action::PathStatus;
+use crate::rdma::action::{Block, PathStatus};
 use crate::rdma::config::Config;
 use crate::rdma::congestion::Congestion;
 use crate::rdma::list::List;
@@ -29,6 +29,8 @@ const AVOIDED: u64 = 4;
 #[derive(Debug)]
 pub(super) struct Path {
     pub up: bool,
+    /// Its link takes nothing now.
+    pub full: bool,
     /// Nothing is answered here, but elsewhere.
     pub suspect: bool,
     /// When it was found so the last time, and when it is tried again.
@@ -50,6 +52,7 @@ impl Path {
     pub fn new(config: &Config, up: bool) -> Self {
         Self {
             up,
+            full: false,
             suspect: false,
             mute_at: Time(0),
             try_at: Time(0),
@@ -65,9 +68,11 @@ impl Path {
         }
     }
 
-    /// Whether another block may be sent: there is always room for one.
+    /// Whether another block may be sent: there is always room for one, unless the link itself is full.
     pub fn is_open(&self) -> bool {
-        self.up && (self.in_flight_bytes == 0 || self.in_flight_bytes < self.congestion.window_bytes())
+        self.up
+            && !self.full
+            && (self.in_flight_bytes == 0 || self.in_flight_bytes < self.congestion.window_bytes())
     }
 
     /// How long a block sent now would be on its way and back. `unknown_ns`: a
@@ -157,7 +162,9 @@ impl SendPeer {
 
     /// A suspect path whose time has come, for one thing to send by it.
     fn trial(&mut self, now: Time) -> Option<u8> {
-        let due = |path: &Path| path.up && path.suspect && path.in_flight_bytes == 0 && path.try_at <= now;
+        let due = |path: &Path| {
+            path.up && !path.full && path.suspect && path.in_flight_bytes == 0 && path.try_at <= now
+        };
         let trial = self.paths.iter().position(due).filter(|_| self.has_trusted())?;
         let path = &mut self.paths[trial];
         path.try_at = now.after_ns(path.pause_ns);
@@ -259,6 +266,50 @@ impl Initiator {
         }
         self.ask_by_others(id);
         self.refresh(id);
+    }
+
+    /// The link did not take a block, or not all of it: the block waits among those that go again, and
+    /// nothing is handed out for that path until there is room.
+    pub(crate) fn link_full(&mut self, block: &Block) {
+        if let Some(Some(peer)) = self.peers.get_mut(block.peer.index())
+            && peer.id == block.peer
+            && let Some(path) = peer.paths.get_mut(block.path.index())
+        {
+            path.full = true;
+        }
+        let slot = self.current(block.peer, block.transaction, block.generation).filter(|slot| {
+            let transaction = &self.table.entries[*slot as usize];
+            transaction.place == Place::Timeout
+                && transaction.attempt == block.attempt
+                && usize::from(transaction.path) == block.path.index()
+        });
+        if let Some(slot) = slot {
+            self.unplace(slot);
+            self.uncount(slot);
+            let transaction = &mut self.table.entries[slot as usize];
+            // As if it had not been handed out: it comes again as the same attempt.
+            match transaction.sent_before_at {
+                None => transaction.sent = false,
+                Some(before) => {
+                    transaction.sent_at = before;
+                    transaction.order = transaction.order_before;
+                    transaction.path = transaction.path_before;
+                    transaction.unsent = true;
+                }
+            }
+            self.queue_resend(slot);
+        }
+        self.refresh(block.peer);
+    }
+
+    /// A path's link takes something again.
+    pub(crate) fn link_has_room(&mut self, id: PeerId, path: PathId) {
+        if let Some(Some(peer)) = self.peers.get_mut(id.index())
+            && let Some(path) = peer.paths.get_mut(path.index())
+        {
+            path.full = false;
+            self.refresh(id);
+        }
     }
 
     /// Read requests may have been under way there, too: all that nothing was

@@ -231,6 +231,8 @@ pub(super) struct Transaction {
     pub last: bool,
     /// Handed out at least once.
     pub sent: bool,
+    /// Its latest attempt was handed out, and did not fit into the link.
+    pub unsent: bool,
     /// The notification is under way: with this transmission, or behind it.
     pub carried: bool,
     /// Its bytes count as under way.
@@ -274,6 +276,7 @@ impl Transactions {
                 length_bytes: 0,
                 last: false,
                 sent: false,
+                unsent: false,
                 carried: false,
                 counted: false,
                 issued_at: Time(0),
