@@ -394,6 +394,7 @@ impl Node {
         if !has_place {
             // The engine does not know it, and whoever has it sees that it is lost.
             let _ = peer.lost.set(LossReason::TooManyLinks);
+            peer.link.close(LossReason::TooManyLinks);
             peers.pop();
             return peer;
         }
@@ -535,6 +536,8 @@ impl Node {
             return 0;
         };
         place.peer = None;
+        // Who asks for numbers looks at peers.
+        drop(peers);
         self.programs.numbers.forget(peer.id);
         self.gone_links.add(&*peer.link);
         self.ledger.lock().release_all(peer.id)

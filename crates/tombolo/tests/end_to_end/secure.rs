@@ -157,7 +157,7 @@ fn a_key_that_is_not_listed_is_named_on_both_sides() {
     borrower.allow(&[&borrower_key]);
     borrower.run(&["status", &address]).assert_one_line(125, &format!("add `{lender_key}`"));
     std::thread::sleep(Duration::from_millis(300));
-    node.signal(rustix::process::Signal::TERM);
+    node.signal(Signal::TERM);
     let told = node.wait(Duration::from_secs(20)).stderr;
     let allow = lender.file("allow").display().to_string();
     assert!(told.contains(&format!("add `{borrower_key}` to {allow}")), "{told}");
