@@ -80,6 +80,9 @@ pub const MAX_BLOCK_BYTES: u32 = 16 * 1024;
 /// end of its block; so packets cut for different path MTUs still merge.
 pub const GRANULE_BYTES: u32 = 256;
 
+/// Number of classes of service (QOS §3.2.3).
+pub const CLASSES: u8 = 3;
+
 /// How many request ids one peer may have between its oldest live read and its
 /// newest, at most. Both sides rely on it: the requester never asks beyond, and
 /// the target remembers exactly this many.

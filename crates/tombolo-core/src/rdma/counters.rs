@@ -1,5 +1,7 @@
 //! What an engine has done, in plain numbers.
 
+use super::transfer::Class;
+
 /// Counters since the engine was made; they only grow (and wrap).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -16,7 +18,7 @@ pub struct Counters {
     /// Bytes of those blocks.
     pub block_bytes_sent: u64,
     /// First transmissions by class: high, medium, low.
-    pub blocks_by_class: [u64; 3],
+    pub blocks_by_class: [u64; Class::COUNT],
     /// Blocks a class got because it had waited too long.
     pub starvation_relief: u64,
     /// Blocks sent again, for any reason.

@@ -310,7 +310,7 @@ fn start(peer: PeerId, request: &ReadRequest) -> Start {
             destination_address: request.destination_address,
             size_bytes: request.size_bytes,
             notification: request.notification,
-            class: request.class.map(Class::from_wire),
+            class: request.class.map(Class::from_number),
             user: u64::from(NONE),
         },
     }

@@ -18,19 +18,20 @@ use super::transfer::Class;
 pub(crate) struct ClassPicker {
     bound: u32,
     /// Blocks of higher classes while this one had work.
-    passed_over: [u32; 3],
+    passed_over: [u32; Class::COUNT],
 }
 
 impl ClassPicker {
     pub(crate) fn new(bound: u32) -> Self {
-        Self { bound, passed_over: [0; 3] }
+        Self { bound, passed_over: [0; Class::COUNT] }
     }
 
     /// The class to serve now, and whether only because it had waited too long.
-    pub(crate) fn pick(&mut self, has_work: [bool; 3]) -> Option<(Class, bool)> {
-        let strict = (0..3).find(|class| has_work[*class])?;
-        let due =
-            (strict + 1..3).rev().find(|class| has_work[*class] && self.passed_over[*class] >= self.bound);
+    pub(crate) fn pick(&mut self, has_work: [bool; Class::COUNT]) -> Option<(Class, bool)> {
+        let strict = (0..Class::COUNT).find(|class| has_work[*class])?;
+        let due = (strict + 1..Class::COUNT)
+            .rev()
+            .find(|class| has_work[*class] && self.passed_over[*class] >= self.bound);
         let chosen = due.unwrap_or(strict);
         for (class, has_work) in has_work.into_iter().enumerate() {
             if class == chosen || !has_work {
@@ -44,12 +45,12 @@ impl ClassPicker {
 
     /// A block goes past the queue: count it against the classes with work.
     /// Refused (and not counted) if one of them is due.
-    pub(crate) fn pass_over_lower(&mut self, has_work: [bool; 3]) -> bool {
+    pub(crate) fn pass_over_lower(&mut self, has_work: [bool; Class::COUNT]) -> bool {
         let waiting = |class: &usize| has_work[*class];
-        if (1..3).filter(waiting).any(|class| self.passed_over[class] >= self.bound) {
+        if (1..Class::COUNT).filter(waiting).any(|class| self.passed_over[class] >= self.bound) {
             return false;
         }
-        for class in (1..3).filter(waiting) {
+        for class in (1..Class::COUNT).filter(waiting) {
             self.passed_over[class] += 1;
         }
         true
@@ -60,8 +61,11 @@ impl ClassPicker {
 /// for each class.
 #[derive(Debug, Default)]
 pub(crate) struct Rings {
-    rings: [Ring; 4],
+    rings: [Ring; RINGS],
 }
+
+/// Number of rings: of what must go again, and of each class.
+pub(crate) const RINGS: usize = 1 + Class::COUNT;
 
 /// The ring of peers with blocks to be sent again.
 pub(crate) const RESEND: usize = 0;
@@ -116,7 +120,7 @@ impl Rings {
         }
     }
 
-    pub(crate) fn has_work(&self) -> [bool; 3] {
+    pub(crate) fn has_work(&self) -> [bool; Class::COUNT] {
         Class::ALL.map(|class| self.front(ring_of(class)).is_some())
     }
 }
@@ -128,15 +132,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_class_waits_longer_than_the_bound(bound in 1..20u32, work in proptest::collection::vec(any::<[bool; 3]>(), 0..400)) {
+        fn no_class_waits_longer_than_the_bound(bound in 1..20u32, work in proptest::collection::vec(any::<[bool; Class::COUNT]>(), 0..400)) {
             let mut picker = ClassPicker::new(bound);
-            let mut waited = [0; 3];
+            let mut waited = [0; Class::COUNT];
             for has_work in work {
                 let picked = picker.pick(has_work);
                 prop_assert_eq!(picked.is_some(), has_work.contains(&true));
                 let Some((class, _)) = picked else { continue };
                 prop_assert!(has_work[class as usize]);
-                for other in 0..3 {
+                for other in 0..Class::COUNT {
                     let passed = has_work[other] && other != class as usize;
                     waited[other] = if passed { waited[other] + 1 } else { 0 };
                 }
@@ -152,6 +156,6 @@ mod tests {
             (0..8).map(|_| picker.pick([true, false, true]).map(|(class, _)| class)).collect();
         let [high, low] = [Some(Class::High), Some(Class::Low)];
         assert_eq!(picks, [high, high, high, low, high, high, high, low]);
-        assert_eq!(picker.pick([false; 3]), None);
+        assert_eq!(picker.pick([false; Class::COUNT]), None);
     }
 }

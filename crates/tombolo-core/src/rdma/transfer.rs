@@ -59,10 +59,16 @@ pub enum Class {
 }
 
 impl Class {
-    /// All classes, highest first.
-    pub const ALL: [Self; 3] = [Self::High, Self::Medium, Self::Low];
+    /// Number of classes.
+    pub const COUNT: usize = tombolo_wire::CLASSES as usize;
 
-    pub(crate) fn from_wire(class: u8) -> Self {
+    /// All classes, highest first.
+    pub const ALL: [Self; Self::COUNT] = [Self::High, Self::Medium, Self::Low];
+
+    /// The class of a number as packets and descriptors have it: 0 is the highest. Numbers
+    /// beyond the lowest class mean the lowest.
+    #[must_use]
+    pub fn from_number(class: u8) -> Self {
         match class {
             0 => Self::High,
             1 => Self::Medium,

@@ -25,7 +25,7 @@ use super::action::{Action, Completion};
 use super::config::{Config, MAX_HOME_BLOCK_BYTES, power_of_two};
 use super::counters::Counters;
 use super::list::List;
-use super::scheduler::{ClassPicker, RESEND, Rings, ring_of};
+use super::scheduler::{ClassPicker, RESEND, RINGS, Rings, ring_of};
 use super::time::Time;
 use super::transaction::{Event, State};
 use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
@@ -241,7 +241,7 @@ impl Initiator {
     /// the others.
     fn refresh(&mut self, id: PeerId) {
         let index = id.0;
-        let (mut work, mut ask) = ([false; 4], false);
+        let (mut work, mut ask) = ([false; RINGS], false);
         if let Some(peer) = self.peers[id.index()].as_ref() {
             let open = peer.is_open();
             work[RESEND] = open && !peer.resend.is_empty();

@@ -316,8 +316,8 @@ pub(super) struct SendPeer {
     /// Slots that its blocks have.
     pub slots: usize,
     pub resend: List,
-    pub queues: [List; 3],
-    pub reads: [List; 3],
+    pub queues: [List; Class::COUNT],
+    pub reads: [List; Class::COUNT],
     pub read_picker: ClassPicker,
     pub asked: List,
     /// Open reads by id, modulo the window.
