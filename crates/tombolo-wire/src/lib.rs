@@ -83,7 +83,12 @@ pub const GRANULE_BYTES: u32 = 256;
 /// Number of classes of service (QOS §3.2.3).
 pub const CLASSES: u8 = 3;
 
-/// How many request ids one peer may have between its oldest live read and its
-/// newest, at most. Both sides rely on it: the requester never asks beyond, and
-/// the target remembers exactly this many.
+/// How many reads of one peer can be open at once. Both sides have a table of this many
+/// places, and the id of a read modulo this number is its place. Ids grow: of two ids of
+/// one place the later one is the open read, and the earlier one is over. The requester
+/// skips ids whose place is taken, so that one long read holds up none that come after it.
 pub const READ_WINDOW: u32 = 1024;
+
+/// The most ids between the oldest open read of a peer and the next: beyond, comparisons of
+/// ids would wrap.
+pub const READ_SPAN: u32 = 1 << 30;

@@ -1,6 +1,7 @@
 //! The bounds and times of an engine, with the documents' numbers as defaults.
 
 use super::congestion::CongestionConfig;
+use super::transfer::Class;
 use tombolo_wire::{GRANULE_BYTES, MAX_BLOCK_BYTES, READ_WINDOW};
 
 /// How long an unanswered block waits before it goes again.
@@ -91,7 +92,8 @@ pub struct Config {
     /// Congestion control; `None` on a link that cannot be overrun.
     pub congestion: Option<CongestionConfig>,
     /// Read requests to one peer that may be open; at most
-    /// [`tombolo_wire::READ_WINDOW`].
+    /// [`tombolo_wire::READ_WINDOW`]. Here and in the three bounds below, a quarter is kept
+    /// free of lower classes for each class above.
     pub outstanding_reads: u32,
     /// The least time before an unanswered read request is repeated: a target
     /// may have much to do before it.
@@ -156,6 +158,17 @@ pub(crate) fn power_of_two(bytes: u32, most: u32) -> u32 {
 }
 
 impl Config {
+    /// The class of a transfer by the bytes it still has to move (QOS §3.3).
+    pub(crate) fn class_of(&self, left_bytes: u32) -> Class {
+        if left_bytes <= self.high_max_bytes {
+            Class::High
+        } else if left_bytes <= self.medium_max_bytes {
+            Class::Medium
+        } else {
+            Class::Low
+        }
+    }
+
     /// The nearest configuration that can work.
     pub(crate) fn clamped(mut self) -> Self {
         self.transactions = self.transactions.max(1);

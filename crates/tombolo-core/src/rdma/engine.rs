@@ -10,7 +10,7 @@ use super::read_server::{ReadServer, Start};
 use super::responder::{BlockEnd, Responder};
 use super::time::Time;
 use super::transfer::{PathId, PeerId, PostError, Transfer, TransferError, TransferId};
-use tombolo_wire::{Domain, EarlierBlocks, NackCode, NotifyHeader, Packet, Payload};
+use tombolo_wire::{EarlierBlocks, NackCode, NotifyHeader, Packet, Payload, ReadRequest};
 
 /// An RDMA engine: one node's half of every transfer it takes part in.
 ///
@@ -204,8 +204,9 @@ impl Engine {
             Packet::Nack(nack) => self.initiator.refused(now, peer, nack),
             Packet::Resume(resume) => self.initiator.resume(peer, resume),
             Packet::ReadRequest(request) => {
-                let start = self.server.request(peer, path, request);
-                self.start(now, start);
+                if let Some(start) = self.server.request(peer, path, request) {
+                    self.start(now, &start);
+                }
             }
             Packet::ReadReject(reject) => {
                 self.initiator.read_rejected(now, (peer, path), reject.request, reject.code);
@@ -337,12 +338,12 @@ impl Engine {
         self.initiator.poll_send(now)
     }
 
-    /// Whether a read request of this domain would be taken now. A caller that
+    /// Whether a read request would be taken now. A caller that
     /// keeps requests in a queue of their own looks first (QOS §3.6.3); one that
     /// does not, loses nothing but a round trip.
     #[must_use]
-    pub fn has_read_room(&self, peer: PeerId, domain: Domain) -> bool {
-        self.server.has_room(peer, domain)
+    pub fn has_read_room(&self, peer: PeerId, request: &ReadRequest) -> bool {
+        self.server.has_room(peer, request)
     }
 
     /// Bytes that may be under way to a peer (congestion).
@@ -401,18 +402,17 @@ impl Engine {
                 | TransferError::PeerLost
                 | TransferError::Incomplete => NackCode::NoContext,
             });
-            let start = self.server.ended(end.peer, end.request, end.domain, failure);
-            self.start(now, start);
+            self.server.ended(end.peer, end.request, &end.transfer, failure);
+            while let Some(start) = self.server.next_start(end.peer) {
+                self.start(now, &start);
+            }
         }
     }
 
-    fn start(&mut self, now: Time, mut start: Option<Start>) {
-        while let Some(Start { peer, request, transfer }) = start {
-            if self.initiator.serve(now, peer, transfer, request) {
-                return;
-            }
-            let full = Some(NackCode::BufferFull);
-            start = self.server.ended(peer, request, transfer.domain, full);
+    fn start(&mut self, now: Time, start: &Start) {
+        let Start { peer, request, transfer } = *start;
+        if !self.initiator.serve(now, peer, transfer, request) {
+            self.server.ended(peer, request, &transfer, Some(NackCode::BufferFull));
         }
     }
 }
@@ -421,6 +421,7 @@ impl Engine {
 mod tests {
     use super::*;
     use crate::rdma::Direction;
+    use tombolo_wire::Domain;
 
     /// Ids wrap around in the middle of this, on both sides.
     #[test]

@@ -57,6 +57,39 @@ impl ClassPicker {
     }
 }
 
+/// Places that the reads of all classes share. A quarter of them (at least one, if there are
+/// several) is kept free of lower classes for each class above, so that long reads, however
+/// many, never hold up short ones until one of the long ones ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shares {
+    held: [u32; Class::COUNT],
+}
+
+impl Shares {
+    /// Whether a read of this class may have one more of `places`.
+    pub(crate) fn admits(&self, places: u32, class: Class) -> bool {
+        let kept = (places / 4).max(1);
+        (0..=class as u32).all(|limited| {
+            let limit = places.saturating_sub(kept.saturating_mul(limited)).max(1);
+            self.held[limited as usize..].iter().sum::<u32>() < limit
+        })
+    }
+
+    pub(crate) fn take(&mut self, class: Class) {
+        self.held[class as usize] += 1;
+    }
+
+    pub(crate) fn give_back(&mut self, class: Class) {
+        let held = &mut self.held[class as usize];
+        *held = held.saturating_sub(1);
+    }
+
+    /// Places held by all classes together.
+    pub(crate) fn total(&self) -> u32 {
+        self.held.iter().sum()
+    }
+}
+
 /// The rings of peers with something to send: what must go again, then one ring
 /// for each class.
 #[derive(Debug, Default)]
@@ -147,6 +180,28 @@ mod tests {
                 prop_assert!(waited[1] <= bound + 1 && waited[2] <= bound, "{waited:?}");
             }
         }
+    }
+
+    #[test]
+    fn lower_classes_leave_places_to_higher_ones() {
+        for (places, limits) in [(32, [32, 24, 16]), (4, [4, 3, 2]), (2, [2, 1, 1]), (1, [1, 1, 1])] {
+            for (class, limit) in Class::ALL.into_iter().zip(limits) {
+                let mut shares = Shares::default();
+                while shares.admits(places, class) {
+                    shares.take(class);
+                }
+                assert_eq!(shares.total(), limit, "{class:?} of {places}");
+                assert_eq!(shares.admits(places, Class::High), limit < places);
+                shares.give_back(class);
+                assert!(shares.admits(places, class));
+            }
+        }
+        // Higher classes in the places of all do not shut lower ones out of theirs.
+        let mut shares = Shares::default();
+        (0..20).for_each(|_| shares.take(Class::High));
+        assert!(shares.admits(32, Class::Low));
+        (0..12).for_each(|_| shares.take(Class::High));
+        assert!(!shares.admits(32, Class::Low));
     }
 
     #[test]

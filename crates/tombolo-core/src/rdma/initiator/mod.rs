@@ -30,7 +30,7 @@ use super::time::Time;
 use super::transaction::{Event, State};
 use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
 use tables::{Place, Queue, SendPeer, Transactions, Transfers};
-use tombolo_wire::{ATOMIC_BYTES, Domain, RequestId};
+use tombolo_wire::{ATOMIC_BYTES, READ_SPAN, RequestId};
 
 /// The send side of an engine.
 #[derive(Debug)]
@@ -69,8 +69,8 @@ pub struct ServedEnd {
     pub peer: PeerId,
     /// Which.
     pub request: RequestId,
-    /// In which domain it held a channel.
-    pub domain: Domain,
+    /// The write that answered it.
+    pub transfer: Transfer,
     /// How it ended.
     pub status: Result<(), TransferError>,
 }
@@ -251,12 +251,22 @@ impl Initiator {
                 work[ring_of(class)] = waits && may_take;
                 self.held_back |= waits && !may_take;
             }
-            ask = peer.may_ask(&self.config);
+            ask = self.may_ask(peer);
         }
         for (ring, has_work) in work.into_iter().enumerate() {
             self.rings.set(ring, index, has_work);
         }
         self.asking.set(RESEND, index, ask);
+    }
+
+    /// Whether a new read may be asked for.
+    fn may_ask(&self, peer: &SendPeer) -> bool {
+        let oldest = peer.open_reads.front();
+        let oldest = oldest.and_then(|index| self.transfers.entries[index as usize].request);
+        // Ids are compared by their distance, which must not wrap.
+        let in_span =
+            oldest.is_none_or(|oldest| peer.next_request.after(oldest).is_some_and(|span| span < READ_SPAN));
+        in_span && peer.may_ask(&self.config).contains(&true)
     }
 
     /// Take the transfer out of whatever list it is in.
@@ -410,7 +420,7 @@ impl Initiator {
         let end = transfer.served.map(|request| ServedEnd {
             peer: transfer.peer,
             request,
-            domain: transfer.spec.domain,
+            transfer: transfer.spec,
             status: transfer.status,
         });
         self.transfers.give_back(index);
@@ -425,7 +435,7 @@ impl Initiator {
             && self.armed == 0
             && self.peers.iter().flatten().all(|peer| {
                 peer.paths.iter().all(|path| path.in_flight_bytes == 0)
-                    && peer.open_reads == 0
+                    && peer.open_reads.is_empty()
                     && peer.resend.is_empty()
             })
     }
@@ -437,7 +447,6 @@ impl Initiator {
             return;
         };
         peer.next_request = RequestId(u32::MAX - 5);
-        peer.oldest_request = RequestId(u32::MAX - 5);
         peer.generations.fill(tombolo_wire::Generation(u32::MAX - 5));
     }
 

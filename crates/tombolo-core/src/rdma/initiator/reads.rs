@@ -53,12 +53,12 @@ impl Initiator {
         let id = self.asking.front(RESEND)?;
         self.asking.rotate(RESEND, id);
         let peer = self.peers[id as usize].as_mut()?;
-        let (class, _) = peer.read_picker.pick(peer.reads.map(|queue| !queue.is_empty()))?;
+        let (class, _) = peer.read_picker.pick(peer.may_ask(&self.config))?;
         let index = peer.reads[class as usize].front()?;
-        let request = peer.next_request;
-        peer.next_request = request.next();
+        let request = peer.take_request();
         peer.requests[request_place(request)] = index;
-        peer.open_reads += 1;
+        peer.open_reads.push_back(&mut self.transfers.read_chain, index);
+        peer.open_shares.take(class);
         self.leave_queue(index);
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.request = Some(request);
@@ -69,13 +69,15 @@ impl Initiator {
     }
 
     fn ask(&mut self, now: Time, index: u32) -> Option<Action> {
+        let id = self.transfers.entries[index as usize].peer;
+        let watermark = self.oldest_request(id)?;
         let transfer = &mut self.transfers.entries[index as usize];
-        let id = transfer.peer;
         let peer = self.peers[id.index()].as_mut()?;
         let spec = transfer.spec;
+        let request = transfer.request?;
         let packet = Packet::ReadRequest(ReadRequest {
-            request: transfer.request?,
-            watermark: peer.oldest_request,
+            request,
+            watermark,
             attempt: transfer.attempt,
             domain: spec.domain,
             size_bytes: spec.size_bytes,
@@ -96,6 +98,14 @@ impl Initiator {
         self.counters.reads_sent += 1;
         self.arm(now.after_ns(timeout_ns));
         Some(Action::Send { peer: id, path, packet })
+    }
+
+    /// The oldest open read: all ids before it are over.
+    fn oldest_request(&self, id: PeerId) -> Option<RequestId> {
+        let peer = self.peers[id.index()].as_ref()?;
+        let oldest = peer.open_reads.front();
+        let oldest = oldest.and_then(|index| self.transfers.entries[index as usize].request);
+        Some(oldest.unwrap_or(peer.next_request))
     }
 
     fn open_read(&self, id: PeerId, request: RequestId) -> Option<u32> {
@@ -245,8 +255,7 @@ impl Initiator {
         }
     }
 
-    /// The read is over: its id means nothing any more, and the watermark rises
-    /// past all that are over.
+    /// The read is over: its id means nothing any more.
     pub(super) fn forget_request(&mut self, index: u32) {
         let transfer = &mut self.transfers.entries[index as usize];
         let Some(request) = transfer.request.take() else {
@@ -256,11 +265,7 @@ impl Initiator {
             return;
         };
         peer.requests[request_place(request)] = NONE;
-        peer.open_reads -= 1;
-        while peer.oldest_request != peer.next_request
-            && peer.requests[request_place(peer.oldest_request)] == NONE
-        {
-            peer.oldest_request = peer.oldest_request.next();
-        }
+        peer.open_reads.remove(&mut self.transfers.read_chain, index);
+        peer.open_shares.give_back(transfer.class(&self.config));
     }
 }
