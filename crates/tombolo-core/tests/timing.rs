@@ -3,7 +3,8 @@
 
 mod bench;
 
-use bench::{Bench, Faults};
+use bench::{Bench, Faults, OTHER};
+use tombolo_core::rdma::congestion::CongestionConfig;
 use tombolo_core::rdma::{Config, Direction, Retransmission};
 
 const SECOND: u64 = 1_000_000_000;
@@ -143,5 +144,48 @@ fn large_transfers_are_notified_as_early_as_small_ones() {
                 "{size_bytes} bytes"
             );
         }
+    }
+}
+
+/// Bytes that a node sends at once after a pause of so long, having used its path to the full before.
+fn burst_after(pause_ns: u64, trickle: bool) -> (u64, u64) {
+    let mut bench = Bench::new(Config { outstanding_blocks: 64, ..Config::default() }, 1, 80 << 20);
+    bench.payload_bytes = 16384;
+    // 40 Gb/s over a millisecond: a window of some MiB.
+    bench.faults = Faults { byte_picos: 200, ..Faults::default() };
+    bench.wires[0].delay_ns = 500_000;
+    let post = |bench: &mut Bench, size| {
+        bench.post(0, Direction::Write, size, false, None).expect("memory").expect("room");
+    };
+    (0..64).for_each(|_| post(&mut bench, 1 << 20));
+    bench.settle(20 * SECOND);
+    let window_bytes = bench.engines[0].window_bytes(OTHER).expect("a peer");
+    for _ in 0..10 {
+        bench.now = bench.now.after_ns(pause_ns / 10);
+        if trickle {
+            post(&mut bench, 64);
+            bench.settle(SECOND);
+        }
+    }
+    let before = bench.report()[0].block_bytes_sent;
+    (0..8).for_each(|_| post(&mut bench, 1 << 20));
+    bench.drain();
+    let burst_bytes = bench.report()[0].block_bytes_sent - before;
+    bench.settle(20 * SECOND);
+    bench.check_memory();
+    (burst_bytes, window_bytes)
+}
+
+/// After a pause longer than the memory of a path, what was known of it is not sent into it at once; neither
+/// if only a trickle went by it meanwhile.
+#[test]
+fn an_old_window_does_not_burst_after_idling() {
+    let initial_bytes = CongestionConfig::default().initial_bytes;
+    for trickle in [false, true] {
+        let (burst_bytes, window_bytes) = burst_after(SECOND, trickle);
+        assert!(window_bytes > 4 * initial_bytes, "{window_bytes}");
+        assert!(burst_bytes > 3 * initial_bytes, "a second's pause is short: {burst_bytes}");
+        let (burst_bytes, _) = burst_after(60 * SECOND, trickle);
+        assert!(burst_bytes <= initial_bytes + 16384, "{burst_bytes} bytes at once, trickle: {trickle}");
     }
 }

@@ -119,6 +119,8 @@ pub struct Congestion {
     /// Until then as little as possible is under way, to see the shortest round trip.
     look_until: Option<Time>,
     heard_at: Time,
+    /// When at least half of the window was under way the last time.
+    used_at: Time,
 }
 
 impl Congestion {
@@ -137,6 +139,7 @@ impl Congestion {
             shrink_at: Time(0),
             look_until: None,
             heard_at: Time(0),
+            used_at: Time(0),
         }
     }
 
@@ -155,14 +158,17 @@ impl Congestion {
         Some(self.delay.base()).filter(|ns| *ns < u64::MAX)
     }
 
-    /// Something is sent after nothing was under way. After a short pause the
-    /// path is believed to be as it was; after a long one the window doubles up
-    /// to what it was.
-    pub fn resumed(&mut self, now: Time) {
-        let Some(config) = &self.config else { return };
-        let initial_bytes = config.initial_bytes;
-        if now.since_ns(self.heard_at) > config.memory_ns {
+    /// A block is sent while `in_flight_bytes` (without it) are under way. To be
+    /// called for each block that is sent. After a short pause the path is believed
+    /// to be as it was; after a long one the window doubles up to what it was, also
+    /// if it was used all the time, but never by more than a small part.
+    pub fn sent(&mut self, now: Time, in_flight_bytes: u64) {
+        let (Some(config), 0) = (&self.config, in_flight_bytes) else { return };
+        let CongestionConfig { initial_bytes, memory_ns, .. } = *config;
+        if now.since_ns(self.heard_at) > memory_ns {
             self.delay = Delay::new();
+        }
+        if now.since_ns(self.used_at) > memory_ns {
             self.fill_again(initial_bytes);
         }
         self.heard_at = now;
@@ -185,6 +191,9 @@ impl Congestion {
         self.loss.arrived();
         // A window that was not used says nothing about the path.
         let is_used = in_flight_bytes.saturating_mul(2) >= self.window_bytes;
+        if is_used {
+            self.used_at = now;
+        }
         if let Some(ns) = round_trip_ns {
             let news = self.delay.measure(now, ns, &config);
             self.look(now, is_used, &config);
@@ -426,7 +435,7 @@ mod tests {
     fn without_configuration_it_never_limits() {
         let mut window = Congestion::new(None);
         window.timed_out(Time(3000), Time(2500));
-        window.resumed(Time(1 << 50));
+        window.sent(Time(1 << 50), 0);
         assert_eq!(window.window_bytes(), u64::MAX);
     }
 
@@ -452,7 +461,7 @@ mod tests {
             let mut window = Congestion::new(Some(config));
             for round in 0..1000_u64 {
                 let now = Time(round * 1_000_000);
-                window.resumed(now);
+                window.sent(now, 0);
                 window.acknowledged(now, 1 << 14, 1 << 20, Some(1 + round % 7 * 1_000_000));
                 match round % 5 {
                     0 => window.lost(now, now),

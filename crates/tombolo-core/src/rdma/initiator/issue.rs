@@ -137,7 +137,7 @@ impl Initiator {
         let generation = peer.generations[slot as usize].next();
         peer.generations[slot as usize] = generation;
         let path = peer.path_for_block(now, None);
-        peer.paths[usize::from(path)].in_flight_bytes += u64::from(length_bytes);
+        peer.paths[usize::from(path)].count(now, length_bytes.into());
         let id = transfer.peer;
         let transaction = &mut self.table.entries[slot as usize];
         transaction.place = Place::None;
@@ -323,11 +323,8 @@ impl Initiator {
             path.blocks_sent += 1;
             path.bytes_sent += bytes;
             if !transaction.counted {
-                if path.in_flight_bytes == 0 {
-                    path.congestion.resumed(now);
-                }
                 transaction.counted = true;
-                path.in_flight_bytes += bytes;
+                path.count(now, bytes);
             }
         }
         transaction.place = Place::Timeout;

@@ -70,6 +70,12 @@ impl Path {
         self.up && (self.in_flight_bytes == 0 || self.in_flight_bytes < self.congestion.window_bytes())
     }
 
+    /// These bytes of a block are under way from now on.
+    pub fn count(&mut self, now: Time, bytes: u64) {
+        self.congestion.sent(now, self.in_flight_bytes);
+        self.in_flight_bytes += bytes;
+    }
+
     /// How long a block sent now would be on its way and back. `unknown_ns`: a
     /// round trip that was not measured yet.
     fn expected_ns(&self, unknown_ns: u64) -> u64 {
