@@ -3,9 +3,10 @@
 
 mod bench;
 
-use bench::{Bench, Faults, OTHER};
+use bench::{BASE, Bench, DOMAIN, Faults, OTHER};
 use tombolo_core::rdma::congestion::CongestionConfig;
-use tombolo_core::rdma::{Config, Direction, Retransmission};
+use tombolo_core::rdma::{Action, Block, Config, Direction, Engine, Retransmission, Time, Transfer};
+use tombolo_wire::{Ack, Packet};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -187,5 +188,61 @@ fn an_old_window_does_not_burst_after_idling() {
         assert!(burst_bytes > 3 * initial_bytes, "a second's pause is short: {burst_bytes}");
         let (burst_bytes, _) = burst_after(60 * SECOND, trickle);
         assert!(burst_bytes <= initial_bytes + 16384, "{burst_bytes} bytes at once, trickle: {trickle}");
+    }
+}
+
+/// A write of one block by hand; it is handed out at once.
+fn send_one(engine: &mut Engine, now: Time) -> Block {
+    let transfer = Transfer {
+        direction: Direction::Write,
+        domain: DOMAIN,
+        own_domain: DOMAIN,
+        source_address: BASE,
+        destination_address: BASE,
+        size_bytes: 64,
+        notification: None,
+        class: None,
+        user: 0,
+    };
+    engine.post(now, OTHER, transfer).expect("room");
+    blocks(engine, now).pop().expect("a block")
+}
+
+fn blocks(engine: &mut Engine, now: Time) -> Vec<Block> {
+    let actions = std::iter::from_fn(|| engine.poll(now));
+    actions
+        .filter_map(|action| if let Action::SendBlock(block) = action { Some(block) } else { None })
+        .collect()
+}
+
+fn acknowledge(engine: &mut Engine, now: Time, block: &Block) {
+    let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
+    let ack = Ack { transaction, generation, attempt, bytes_only: false };
+    let _ = engine.handle(now, OTHER, &Packet::Ack(ack));
+}
+
+/// After a long silence the timeout is a second. An answer makes it short again, also for what is under way.
+#[test]
+fn an_answer_shortens_the_timeouts_of_what_is_under_way() {
+    const MILLISECOND: u64 = 1_000_000;
+    for silent in [false, true] {
+        let mut engine = Engine::new(Config::default());
+        let mut now = Time(SECOND);
+        engine.add_peer(now, OTHER);
+        let mut first = send_one(&mut engine, now);
+        while silent && now < Time(3 * SECOND) {
+            now = engine.deadline().expect("a timer");
+            engine.expire(now);
+            first = blocks(&mut engine, now).pop().unwrap_or(first);
+        }
+        // Sent after the block that is answered: it is not overtaken.
+        let second = send_one(&mut engine, now);
+        let answered_at = now.after_ns(100_000);
+        acknowledge(&mut engine, answered_at, &first);
+        let due = engine.deadline().expect("the second block is under way");
+        assert!(due <= now.after_ns(3 * MILLISECOND), "{} ns from sending", due.since_ns(now));
+        engine.expire(due);
+        let again = blocks(&mut engine, due);
+        assert_eq!(again.first().map(|block| block.transaction), Some(second.transaction));
     }
 }

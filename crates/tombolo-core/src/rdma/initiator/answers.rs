@@ -42,6 +42,7 @@ impl Initiator {
         let path = self.measure(now, id, slot, attempt);
         self.block_acknowledged(now, slot);
         self.find_overtaken(now, id, path);
+        self.lower_wake(id);
         self.refresh(id);
     }
 
@@ -56,6 +57,7 @@ impl Initiator {
             self.block_acknowledged(now, slot);
         }
         self.find_overtaken(now, id, path);
+        self.lower_wake(id);
         self.refresh(id);
     }
 

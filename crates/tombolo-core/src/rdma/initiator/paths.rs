@@ -233,6 +233,7 @@ impl Initiator {
         *path =
             Path { order, answered_order: order, blocks_sent, bytes_sent, ..Path::new(&self.config, true) };
         peer.heard_at = peer.heard_at.max(now);
+        self.lower_wake(id);
         self.refresh(id);
         true
     }

@@ -190,6 +190,8 @@ impl Initiator {
             let id = transfer.peer;
             self.find_overtaken_reads(now, id);
         }
+        let id = self.transfers.entries[index as usize].peer;
+        self.lower_wake(id);
     }
 
     /// A block of a read's answer is whole, and if it is the last, its
@@ -253,6 +255,7 @@ impl Initiator {
         {
             peer.path_answers(path.index());
         }
+        self.lower_wake(id);
     }
 
     /// The read is over: its id means nothing any more.

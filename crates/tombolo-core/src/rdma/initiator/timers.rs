@@ -2,8 +2,8 @@
 //!
 //! A path's unanswered blocks are a list in the order they were sent (QOS §4.1).
 //! The timeout is the path's, not the block's, so the head always expires first.
-//! `wake` is a lower bound of all timers: arming lowers it, and only a visit that
-//! finds it passed computes it anew. So `deadline` is O(1), and an early wake-up
+//! `wake` is a lower bound of all timers: arming lowers it, so does whatever makes
+//! timeouts shorter, and only a visit that finds it passed computes it anew. So `deadline` is O(1), and an early wake-up
 //! (the block it was for was acknowledged meanwhile) happens at most once per
 //! timeout.
 
@@ -230,28 +230,40 @@ impl Initiator {
             let asked_at = self.transfers.entries[index as usize].asked_at;
             wake = wake.min(asked_at.after_ns(self.config.full_delay_ns));
         }
-        for peer in self.peers.iter().flatten() {
-            for (place, path) in peer.paths.iter().enumerate() {
-                let Some(slot) = path.timeouts.front() else { continue };
-                let transaction = &self.table.entries[slot as usize];
-                debug_assert!(transaction.place == Place::Timeout);
-                let sent_at = transaction.sent_at;
-                wake = wake.min(sent_at.after_ns(peer.timeout_ns(place, &self.config)));
-                if self.config.fast_retransmit
-                    && transaction.order < path.answered_order
-                    && let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns)
-                {
-                    wake = wake.min(sent_at.after_ns(patience_ns));
-                }
+        self.peers.iter().flatten().fold(wake, |wake, peer| wake.min(self.peer_wake(peer)))
+    }
+
+    /// The first timer of a peer.
+    fn peer_wake(&self, peer: &SendPeer) -> Time {
+        let mut wake = Time(u64::MAX);
+        for (place, path) in peer.paths.iter().enumerate() {
+            let Some(slot) = path.timeouts.front() else { continue };
+            let transaction = &self.table.entries[slot as usize];
+            debug_assert!(transaction.place == Place::Timeout);
+            let sent_at = transaction.sent_at;
+            wake = wake.min(sent_at.after_ns(peer.timeout_ns(place, &self.config)));
+            if self.config.fast_retransmit
+                && transaction.order < path.answered_order
+                && let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns)
+            {
+                wake = wake.min(sent_at.after_ns(patience_ns));
             }
-            if let Some(index) = peer.asked.front() {
-                let asked_at = self.transfers.entries[index as usize].asked_at;
-                wake = wake.min(asked_at.after_ns(peer.read_timeout_ns(&self.config)));
-                if let Some(due) = self.overtaken_read_due(peer, index) {
-                    wake = wake.min(due);
-                }
+        }
+        if let Some(index) = peer.asked.front() {
+            let asked_at = self.transfers.entries[index as usize].asked_at;
+            wake = wake.min(asked_at.after_ns(peer.read_timeout_ns(&self.config)));
+            if let Some(due) = self.overtaken_read_due(peer, index) {
+                wake = wake.min(due);
             }
         }
         wake
+    }
+
+    /// The timeouts of a peer may be shorter than when its timers were armed: an answer ended a
+    /// back-off or measured a shorter round trip, or a path came.
+    pub(super) fn lower_wake(&mut self, id: PeerId) {
+        if let Some(Some(peer)) = self.peers.get(id.index()) {
+            self.wake = self.wake.min(self.peer_wake(peer));
+        }
     }
 }
