@@ -260,3 +260,33 @@ fn a_request_is_answered_by_the_path_it_came_by() {
     }
     assert!(answers.iter().all(|count| *count > 0), "{answers:?}");
 }
+
+/// Whatever is open when the last path goes waits for the next, however long that takes: reads as well as
+/// writes, begun or not, and what is posted meanwhile.
+#[test]
+fn reads_without_a_path_wait_as_writes_do() {
+    for begun in [0, 40] {
+        let mut bench = bench(&[1000]);
+        for direction in [Direction::Read, Direction::Write] {
+            bench.post(0, direction, MEGABYTE, true, None).expect("memory").expect("room");
+        }
+        bench.drain();
+        for _ in 0..begun {
+            bench.step();
+        }
+        bench.leave_wire(0);
+        for direction in [Direction::Read, Direction::Write] {
+            bench.post(0, direction, 64, true, None).expect("memory").expect("room");
+        }
+        while bench.step() {}
+        // A caller that asks for expiries without need changes nothing.
+        bench.now = bench.now.after_ns(100 * SECOND);
+        bench.engines.iter_mut().for_each(|engine| engine.expire(bench.now));
+        while bench.step() {}
+        assert_eq!(bench.open, 4, "begun: {begun}");
+        bench.heal_wire(0);
+        bench.settle(SECOND);
+        bench.check_memory();
+        assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))));
+    }
+}

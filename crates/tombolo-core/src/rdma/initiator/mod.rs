@@ -49,7 +49,6 @@ pub struct Initiator {
     delay_fault: List,
     delayed_reads: List,
     notify: List,
-    again: List,
     done: List,
     served_ended: List,
     /// Until then small transfers are expected.
@@ -93,7 +92,6 @@ impl Initiator {
             delay_fault: List::default(),
             delayed_reads: List::default(),
             notify: List::default(),
-            again: List::default(),
             done: List::default(),
             served_ended: List::default(),
             small_until: Time(0),
@@ -251,7 +249,7 @@ impl Initiator {
                 work[ring_of(class)] = waits && may_take;
                 self.held_back |= waits && !may_take;
             }
-            ask = self.may_ask(peer);
+            ask = peer.has_path() && (!peer.again.is_empty() || self.may_ask(peer));
         }
         for (ring, has_work) in work.into_iter().enumerate() {
             self.rings.set(ring, index, has_work);
@@ -283,7 +281,7 @@ impl Initiator {
                 self.armed -= 1;
             }
             (Queue::Notify, _) => self.notify.remove(chain, index),
-            (Queue::Again, _) => self.again.remove(chain, index),
+            (Queue::Again, Some(peer)) => peer.again.remove(chain, index),
             (Queue::Delayed, _) => {
                 self.delayed_reads.remove(chain, index);
                 self.armed -= 1;

@@ -99,6 +99,11 @@ impl SendPeer {
         }
     }
 
+    /// Whether anything can be sent at all. Without a path whatever is open waits for one.
+    pub fn has_path(&self) -> bool {
+        self.paths.iter().any(|path| path.up)
+    }
+
     fn has_trusted(&self) -> bool {
         self.paths.iter().any(|path| path.up && !path.suspect)
     }
@@ -256,12 +261,12 @@ impl Initiator {
             if transaction.peer != id || usize::from(transaction.path) != path.index() {
                 continue;
             }
-            let under_way = transaction.place == Place::Timeout;
+            let place = transaction.place;
             self.uncount(slot);
-            if under_way {
+            if matches!(place, Place::Timeout | Place::Bypass) {
                 self.unplace(slot);
                 self.queue_resend(slot);
-                self.counters.blocks_moved += 1;
+                self.counters.blocks_moved += u64::from(place == Place::Timeout);
             }
         }
         self.ask_by_others(id);
@@ -269,12 +274,14 @@ impl Initiator {
     }
 
     /// Read requests may have been under way there, too: all that nothing was
-    /// heard of yet are repeated; the target knows those that it has.
+    /// heard of yet are repeated; the target knows those that it has. If it was the
+    /// last path, no timer runs on: all are repeated by the next one.
     fn ask_by_others(&mut self, id: PeerId) {
         let Some(Some(peer)) = self.peers.get(id.index()) else { return };
+        let has_path = peer.has_path();
         let asked: Vec<u32> = peer.asked.iter(&self.transfers.chain).collect();
         for index in asked {
-            if !self.transfers.entries[index as usize].heard {
+            if !has_path || !self.transfers.entries[index as usize].heard {
                 self.ask_again(index);
             }
         }

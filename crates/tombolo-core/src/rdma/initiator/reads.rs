@@ -43,16 +43,17 @@ impl Initiator {
 
     /// The next request to send: one to be repeated, or a new one.
     pub(super) fn poll_read(&mut self, now: Time) -> Option<Action> {
-        if let Some(index) = self.again.front() {
+        let id = self.asking.front(RESEND)?;
+        self.asking.rotate(RESEND, id);
+        let peer = self.peers[id as usize].as_mut()?;
+        if let Some(index) = peer.again.front() {
             self.leave_queue(index);
+            self.refresh(PeerId(id));
             self.counters.reads_retransmitted += 1;
             let transfer = &mut self.transfers.entries[index as usize];
             transfer.attempt = transfer.attempt.next();
             return self.ask(now, index);
         }
-        let id = self.asking.front(RESEND)?;
-        self.asking.rotate(RESEND, id);
-        let peer = self.peers[id as usize].as_mut()?;
         let (class, _) = peer.read_picker.pick(peer.may_ask(&self.config))?;
         let index = peer.reads[class as usize].front()?;
         let request = peer.take_request();

@@ -24,7 +24,7 @@ pub(super) enum Queue {
     Ask(Class),
     /// A read that was asked for: the peer's list of read timeouts.
     Asked,
-    /// A read to be asked for again at once.
+    /// A read to be asked for again at once, at its peer.
     Again,
     /// A read turned away, waiting to be asked for again.
     Delayed,
@@ -317,6 +317,8 @@ pub(super) struct SendPeer {
     pub reads: [List; Class::COUNT],
     pub read_picker: ClassPicker,
     pub asked: List,
+    /// Reads to be asked for again.
+    pub again: List,
     /// Open reads by id, modulo the window.
     pub requests: Box<[u32]>,
     pub next_request: RequestId,
@@ -343,6 +345,7 @@ impl SendPeer {
             reads: Default::default(),
             read_picker: ClassPicker::new(config.starvation_blocks),
             asked: List::default(),
+            again: List::default(),
             requests: vec![NONE; READ_WINDOW as usize].into(),
             next_request: RequestId(0),
             open_reads: List::default(),

@@ -142,11 +142,11 @@ impl Initiator {
     }
 
     /// Nothing came from the peer for too long, although something was asked of
-    /// it since `since`.
+    /// it since `since`. Without a path nothing is asked of it.
     fn is_silent(&self, now: Time, id: PeerId, since: Time) -> bool {
-        self.peers[id.index()]
-            .as_ref()
-            .is_none_or(|peer| now.since_ns(peer.heard_at.max(since)) >= self.config.give_up_ns)
+        self.peers[id.index()].as_ref().is_none_or(|peer| {
+            peer.has_path() && now.since_ns(peer.heard_at.max(since)) >= self.config.give_up_ns
+        })
     }
 
     fn expire_reads(&mut self, now: Time, id: PeerId) {
@@ -217,8 +217,14 @@ impl Initiator {
 
     pub(super) fn ask_again(&mut self, index: u32) {
         self.leave_queue(index);
-        self.transfers.entries[index as usize].queue = Queue::Again;
-        self.again.push_back(&mut self.transfers.chain, index);
+        let transfer = &mut self.transfers.entries[index as usize];
+        let id = transfer.peer;
+        let Some(peer) = self.peers[id.index()].as_mut() else {
+            return;
+        };
+        transfer.queue = Queue::Again;
+        peer.again.push_back(&mut self.transfers.chain, index);
+        self.refresh(id);
     }
 
     fn next_wake(&self) -> Time {
