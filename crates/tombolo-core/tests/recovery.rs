@@ -583,3 +583,69 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
     while engine.poll(Time(SECOND)).is_some() {}
     assert!(engine.is_idle());
 }
+
+/// A peer that restarts under its number: what was open with its earlier life fails, on both sides, and
+/// nothing of that reaches what begins with the new one.
+#[test]
+fn a_peer_that_restarts_loses_only_what_was_open_before() {
+    let mut target = engine(Config::default());
+    let mut requester = engine(Config::default());
+    let ask = |requester: &mut Engine, now| {
+        requester.post(now, OTHER, transfer(Direction::Read, 100)).expect("room");
+        let Some(Action::Send { packet, .. }) = requester.poll(now) else { panic!("the request is due") };
+        packet
+    };
+    let request = ask(&mut requester, Time(0));
+    let _ = target.handle(Time(0), OTHER, &request);
+    let answer = next_block(&mut target, Time(0)).expect("the read is served");
+    target.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
+    let write = next_block(&mut target, Time(0)).expect("a block");
+    // The requester is a new program, the target hears of it before it hears of the loss.
+    requester = engine(Config::default());
+    target.add_peer(Time(1), OTHER);
+    assert_eq!(status(&mut target, Time(1)), Some(Err(TransferError::PeerLost)));
+    assert!(target.is_idle());
+    // Its first read has the id that the one of its earlier life had.
+    let request = ask(&mut requester, Time(2));
+    let _ = target.handle(Time(2), OTHER, &request);
+    target.post(Time(2), OTHER, transfer(Direction::Write, 100)).expect("room");
+    // What the caller tells of the earlier life, it tells too late.
+    for block in [&answer, &write] {
+        assert!(!target.is_open(block));
+        target.source_refused(Time(2), block, NackCode::DecodeError);
+        target.source_ready(block);
+    }
+    let mut blocks = 0;
+    while let Some(action) = target.poll(Time(2)) {
+        match action {
+            Action::SendBlock(block) => {
+                blocks += 1;
+                assert!(target.is_open(&block));
+                for header in block.packets(4096) {
+                    let packet = Packet::Data(header, Payload::Intact(&[0; 100]));
+                    if let Verdict::Place(placement) = requester.handle(Time(2), OTHER, &packet) {
+                        requester.placed(placement);
+                    }
+                }
+                for old in [&answer, &write] {
+                    target.source_refused(Time(2), old, NackCode::DecodeError);
+                }
+            }
+            Action::Send { packet, .. } => {
+                assert_eq!(requester.handle(Time(2), OTHER, &packet), Verdict::Taken, "{packet:?}");
+            }
+            Action::Complete(completion) => panic!("{completion:?}"),
+            Action::WriteNotification(_) => panic!("none was asked for"),
+        }
+    }
+    assert_eq!(blocks, 2);
+    while let Some(action) = requester.poll(Time(3)) {
+        match action {
+            Action::Complete(completion) => assert_eq!(completion.status, Ok(())),
+            Action::Send { packet, .. } => drop(target.handle(Time(3), OTHER, &packet)),
+            other => panic!("unexpected: {other:?}"),
+        }
+    }
+    assert_eq!(status(&mut target, Time(3)), Some(Ok(())));
+    assert!(target.is_idle() && requester.is_idle());
+}

@@ -89,13 +89,15 @@ impl Engine {
         }
     }
 
-    /// A link to `peer` is up, and both ends start afresh: whatever was known of
-    /// a peer of this number is forgotten (its transfers fail as lost).
+    /// A link to `peer` is up, and both ends start afresh. If there is a peer of this
+    /// number, it has restarted: what is open with its earlier life ends as with
+    /// [`Self::peer_lost`], before anything of the new one begins; and what the caller
+    /// still holds of the earlier one (blocks, placements) means nothing to the new one.
     pub fn add_peer(&mut self, now: Time, peer: PeerId) {
+        self.peer_lost(now, peer);
         self.initiator.add_peer(now, peer);
         self.responder.add_peer(peer);
         self.server.add_peer(peer);
-        self.collect(now);
     }
 
     /// As [`Self::add_peer`], for one that no packets go to, such as the caller itself: its blocks may be

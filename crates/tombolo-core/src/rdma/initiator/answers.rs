@@ -18,6 +18,14 @@ impl Initiator {
         same.then_some(slot.0.into())
     }
 
+    /// The slot of a block that the caller has, if it still waits. Slots and generations begin
+    /// anew when a peer restarts.
+    fn slot_of(&self, block: &Block) -> Option<u32> {
+        let peer = self.peers.get(block.peer.index())?.as_ref()?;
+        let slot = self.current(block.peer, block.transaction, block.generation);
+        slot.filter(|_| peer.session == block.session)
+    }
+
     /// The slot of a block that was sent and waits for such an answer.
     fn answered(&mut self, peer: PeerId, ack: &Ack, is_atomic: bool) -> Option<u32> {
         let slot = self.current(peer, ack.transaction, ack.generation).filter(|slot| {
@@ -236,9 +244,8 @@ impl Initiator {
     /// (code 1) pauses the block, as at the destination; anything else ends the
     /// transfer.
     pub(crate) fn source_refused(&mut self, now: Time, block: &Block, code: NackCode) {
-        let slot = self
-            .current(block.peer, block.transaction, block.generation)
-            .filter(|slot| self.table.entries[*slot as usize].place == Place::Timeout);
+        let slot =
+            self.slot_of(block).filter(|slot| self.table.entries[*slot as usize].place == Place::Timeout);
         let Some(slot) = slot else { return };
         let index = self.table.entries[slot as usize].transfer;
         if code == NackCode::SlaveError && !self.refused_too_long(now, slot) {
@@ -250,15 +257,14 @@ impl Initiator {
 
     /// Whether a block still waits for an answer.
     pub(crate) fn is_open(&self, block: &Block) -> bool {
-        let slot = self.current(block.peer, block.transaction, block.generation);
+        let slot = self.slot_of(block);
         slot.is_some_and(|slot| self.table.entries[slot as usize].state.is_open())
     }
 
     /// The page of a block set aside by `source_refused` is there.
     pub(crate) fn source_ready(&mut self, block: &Block) {
-        let slot = self
-            .current(block.peer, block.transaction, block.generation)
-            .filter(|slot| self.table.entries[*slot as usize].place == Place::DelayFault);
+        let slot =
+            self.slot_of(block).filter(|slot| self.table.entries[*slot as usize].place == Place::DelayFault);
         if let Some(slot) = slot {
             self.unplace(slot);
             self.queue_resend(slot);

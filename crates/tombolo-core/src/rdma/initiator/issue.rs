@@ -215,6 +215,7 @@ impl Initiator {
             in_reply_to: transfer.served,
             user: transfer.spec.user,
             notification,
+            session: self.peers[transaction.peer.index()].as_ref().map_or(0, |peer| peer.session),
         };
         self.counters.blocks_sent += 1;
         self.counters.block_bytes_sent += u64::from(block.length_bytes);

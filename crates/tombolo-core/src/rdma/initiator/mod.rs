@@ -40,6 +40,8 @@ pub struct Initiator {
     transfers: Transfers,
     table: Transactions,
     peers: Vec<Option<Box<SendPeer>>>,
+    /// Peers added so far: each is told apart from earlier ones of its number.
+    sessions: u32,
     rings: Rings,
     picker: ClassPicker,
     /// Peers with reads to be asked for.
@@ -84,6 +86,7 @@ impl Initiator {
             transfers,
             table: Transactions::new(config.transactions),
             peers: Vec::new(),
+            sessions: 0,
             rings: Rings::default(),
             picker: ClassPicker::new(config.starvation_blocks),
             asking: Rings::default(),
@@ -101,14 +104,15 @@ impl Initiator {
         }
     }
 
+    /// The caller has ended what there was with an earlier peer of this number.
     pub(crate) fn add_peer(&mut self, now: Time, peer: PeerId) {
-        self.lose_peer(peer);
         if self.peers.len() <= peer.index() {
             self.peers.resize_with(peer.index() + 1, || None);
             self.rings.grow(self.peers.len());
             self.asking.grow(self.peers.len());
         }
-        self.peers[peer.index()] = Some(Box::new(SendPeer::new(&self.config, now)));
+        self.sessions = self.sessions.wrapping_add(1);
+        self.peers[peer.index()] = Some(Box::new(SendPeer::new(&self.config, now, self.sessions)));
         // Room for what this peer's reads may need, apart from our own posts: a
         // full table here must not keep the other side waiting (SPEC M10).
         let peers = self.peers.iter().flatten().count();

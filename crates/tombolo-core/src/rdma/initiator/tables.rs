@@ -297,6 +297,8 @@ impl Transactions {
 /// What the initiator knows of one peer.
 #[derive(Debug)]
 pub(super) struct SendPeer {
+    /// Tells it apart from earlier peers of its number.
+    pub session: u32,
     /// Never empty; the first is there from the start.
     pub paths: Vec<Path>,
     /// From a read request to the first sign of its answer. Apart from the paths',
@@ -331,8 +333,9 @@ pub(super) struct SendPeer {
 }
 
 impl SendPeer {
-    pub fn new(config: &Config, now: Time) -> Self {
+    pub fn new(config: &Config, now: Time, session: u32) -> Self {
         Self {
+            session,
             paths: vec![Path::new(config, true)],
             read_trip: RoundTrip::new(),
             heard_at: now,

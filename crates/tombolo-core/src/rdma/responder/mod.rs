@@ -105,7 +105,6 @@ impl Responder {
     }
 
     pub(crate) fn add_peer(&mut self, id: PeerId) {
-        self.lose_peer(id);
         while self.peers.len() <= id.index() {
             self.peers.push(ReceivePeer { connected: false, epoch: 0, entries: Vec::new() });
         }
