@@ -55,7 +55,8 @@ pub struct Config {
     /// `block_bytes` counts for several.
     pub turn_blocks: u32,
     /// A class with work is served at the latest after this many blocks of
-    /// higher classes (plus one, if two classes come due together).
+    /// higher classes (plus one, if two classes come due together). A block that
+    /// goes again is sent at the latest after this much that goes before it.
     pub starvation_blocks: u32,
     /// Largest remainder of the high class.
     pub high_max_bytes: u32,

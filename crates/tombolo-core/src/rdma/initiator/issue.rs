@@ -14,6 +14,28 @@ impl Initiator {
     /// The next thing to send. `None`: nothing now; ask again after the next
     /// event (post, packet, expiry).
     pub(crate) fn poll_send(&mut self, now: Time) -> Option<Action> {
+        let resends_wait = self.rings.front(RESEND).is_some();
+        if !resends_wait {
+            self.resends_passed_over = 0;
+        }
+        if self.resends_passed_over < self.config.starvation_blocks
+            && let Some(action) = self.poll_before_resends(now)
+        {
+            self.resends_passed_over += u32::from(resends_wait);
+            return Some(action);
+        }
+        if let Some(peer) = self.rings.front(RESEND) {
+            self.resends_passed_over = 0;
+            self.rings.rotate(RESEND, peer);
+            let slot = self.peers[peer as usize].as_ref()?.resend.front()?;
+            return self.hand_out(now, slot);
+        }
+        self.poll_schedule(now)
+    }
+
+    /// What goes before blocks that go again, within the bound on starvation: small transfers
+    /// that skip the queue, notifications, requests.
+    fn poll_before_resends(&mut self, now: Time) -> Option<Action> {
         if let Some(slot) = self.bypass.front() {
             return self.hand_out(now, slot);
         }
@@ -23,15 +45,7 @@ impl Initiator {
                 return Some(action);
             }
         }
-        if let Some(action) = self.poll_read(now) {
-            return Some(action);
-        }
-        if let Some(peer) = self.rings.front(RESEND) {
-            self.rings.rotate(RESEND, peer);
-            let slot = self.peers[peer as usize].as_ref()?.resend.front()?;
-            return self.hand_out(now, slot);
-        }
-        self.poll_schedule(now)
+        self.poll_read(now)
     }
 
     /// One block of the transfer whose turn it is (QOS §3.2.3, 3.2.5).

@@ -47,6 +47,8 @@ pub struct Initiator {
     /// Peers with reads to be asked for.
     asking: Rings,
     bypass: List,
+    /// What was sent while blocks waited to go again.
+    resends_passed_over: u32,
     delay_full: List,
     delay_fault: List,
     delayed_reads: List,
@@ -91,6 +93,7 @@ impl Initiator {
             picker: ClassPicker::new(config.starvation_blocks),
             asking: Rings::default(),
             bypass: List::default(),
+            resends_passed_over: 0,
             delay_full: List::default(),
             delay_fault: List::default(),
             delayed_reads: List::default(),
