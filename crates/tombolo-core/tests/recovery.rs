@@ -649,3 +649,63 @@ fn a_peer_that_restarts_loses_only_what_was_open_before() {
     assert_eq!(status(&mut target, Time(3)), Some(Ok(())));
     assert!(target.is_idle() && requester.is_idle());
 }
+
+/// One block is lost each time, while others are answered: its transfer fails, after a bounded number of
+/// transmissions, with an error that says so.
+#[test]
+fn a_block_that_is_always_overtaken_is_given_up() {
+    for served in [false, true] {
+        let mut engine = engine(Config::default());
+        let mut now = Time(SECOND);
+        if served {
+            let request = tombolo_wire::ReadRequest {
+                request: RequestId(0),
+                watermark: RequestId(0),
+                attempt: Attempt(0),
+                domain: DOMAIN,
+                size_bytes: 100,
+                source_address: BASE,
+                destination_address: BASE,
+                notification: None,
+                class: None,
+            };
+            let _ = engine.handle(now, OTHER, &Packet::ReadRequest(request));
+        } else {
+            engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+        }
+        let unlucky = next_block(&mut engine, now).expect("a block");
+        let is_unlucky = |block: &Block| {
+            block.transaction == unlucky.transaction && block.generation == unlucky.generation
+        };
+        let mut transmissions = 1;
+        let ended = 'ended: loop {
+            assert!(transmissions <= Config::default().max_attempts, "for ever");
+            assert!(now < Time(60 * SECOND), "hangs");
+            let _ = engine.post(now, OTHER, transfer(Direction::Write, 100));
+            let mut others = Vec::new();
+            while let Some(action) = engine.poll(now) {
+                match action {
+                    Action::SendBlock(block) if is_unlucky(&block) => transmissions += 1,
+                    Action::SendBlock(block) => others.push(block),
+                    Action::Complete(completion) if completion.status.is_err() => {
+                        break 'ended completion.status;
+                    }
+                    Action::Send { packet: Packet::ReadReject(reject), .. } => {
+                        assert_eq!(reject.code, NackCode::NoContext);
+                        break 'ended Err(TransferError::Undeliverable);
+                    }
+                    _ => {}
+                }
+            }
+            now = now.after_ns(50_000);
+            for block in others {
+                let _ = engine.handle(now, OTHER, &ack(&block));
+            }
+            now = now.after_ns(150_000);
+            engine.expire(now);
+        };
+        assert_eq!(ended, Err(TransferError::Undeliverable));
+        assert_eq!(engine.counters().given_up, 1);
+        assert!(transmissions > 8, "given up too early: {transmissions}");
+    }
+}

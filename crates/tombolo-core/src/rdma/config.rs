@@ -72,14 +72,16 @@ pub struct Config {
     /// When an unanswered block goes again.
     pub retransmission: Retransmission,
     /// Send a block again once a later one was acknowledged and a round trip
-    /// and a quarter has passed, instead of waiting for the timeout.
+    /// and a quarter has passed, instead of waiting for the timeout. One that was
+    /// overtaken eight times in a row waits for the timeout.
     pub fast_retransmit: bool,
     /// The least time beyond a round trip before a block overtaken by another
     /// counts as lost: what reordering and scheduling alone may cost.
     pub reorder_ns: u64,
     /// Give a peer up after this long without any packet from it.
     pub give_up_ns: u64,
-    /// Give a block or a read request up after this many unanswered attempts.
+    /// Give a block or a read request up after this many unanswered attempts in a row,
+    /// whether they timed out or were overtaken.
     pub max_attempts: u32,
     /// Give a block or a read up that was only refused for this long (codes 1,
     /// 4, 7).

@@ -27,6 +27,8 @@ pub struct Counters {
     pub timeouts: u64,
     /// Blocks taken for lost because later ones were acknowledged.
     pub fast_retransmits: u64,
+    /// Blocks and read requests given up after too many attempts, though the peer was there.
+    pub given_up: u64,
     /// Blocks that were under way by a link when it was lost.
     pub blocks_moved: u64,
     /// Atomic operations sent, the repeated ones too.

@@ -401,6 +401,7 @@ impl Engine {
                 TransferError::Refused(_)
                 | TransferError::Local(_)
                 | TransferError::PeerUnreachable
+                | TransferError::Undeliverable
                 | TransferError::PeerLost
                 | TransferError::Incomplete => NackCode::NoContext,
             });

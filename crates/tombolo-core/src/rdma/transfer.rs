@@ -135,6 +135,10 @@ pub enum TransferError {
     /// after [`crate::rdma::Config::max_attempts`] attempts.
     #[error("the peer does not answer")]
     PeerUnreachable,
+    /// The peer is there, but one part of the transfer was lost each time it was sent,
+    /// [`crate::rdma::Config::max_attempts`] times.
+    #[error("a part of the transfer is lost again and again, though the peer answers others")]
+    Undeliverable,
     /// The caller said that the peer is gone.
     #[error("the peer is gone")]
     PeerLost,

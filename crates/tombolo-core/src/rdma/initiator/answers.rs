@@ -86,6 +86,7 @@ impl Initiator {
         };
         let answered = usize::from(path);
         transaction.unanswered = 0;
+        transaction.overtaken = 0;
         let trip_ns = sent_at.map(|sent_at| now.since_ns(sent_at));
         if let Some(ns) = trip_ns {
             peer.path_answers(answered);
@@ -180,6 +181,7 @@ impl Initiator {
         self.uncount(slot);
         let transaction = &mut self.table.entries[slot as usize];
         transaction.unanswered = 0;
+        transaction.overtaken = 0;
         let id = transaction.peer;
         let (place, delay_ns, list) = match code {
             NackCode::SlaveError => (Place::DelayFault, self.config.fault_pause_ns, &mut self.delay_fault),

@@ -170,6 +170,7 @@ impl Initiator {
         transaction.issued_at = now;
         transaction.sent_before_at = None;
         transaction.unanswered = 0;
+        transaction.overtaken = 0;
         self.counters.blocks_by_class[class as usize] += 1;
         self.step(slot, Event::Issue);
         self.refresh(id);

@@ -244,7 +244,9 @@ pub(super) struct Transaction {
     /// The path that lost the transmission before: the next goes by another.
     pub avoid: Option<u8>,
     pub due: Time,
+    /// Transmissions without an answer in a row, and those of them that were overtaken.
     pub unanswered: u32,
+    pub overtaken: u32,
 }
 
 /// The table of pending transactions with its ticket queue (QOS §3.3).
@@ -283,6 +285,7 @@ impl Transactions {
                 avoid: None,
                 due: Time(0),
                 unanswered: 0,
+                overtaken: 0,
             })
             .collect();
         Self {

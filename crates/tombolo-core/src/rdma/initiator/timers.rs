@@ -8,10 +8,21 @@
 //! timeout.
 
 use super::Initiator;
-use super::tables::{Place, Queue, SendPeer};
+use super::tables::{Place, Queue, SendPeer, Transaction};
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PeerId, TransferError};
 use tombolo_wire::Attempt;
+
+/// After so many times in a row that a block was overtaken, it waits for the timeout: what is lost so often is
+/// not lost by chance, and to send it again each round trip would leave nothing to others.
+const FAST_RETRANSMITS: u32 = 8;
+
+impl Transaction {
+    /// Whether a later answer by its path would mean that it was lost.
+    fn may_be_overtaken(&self, answered_order: u64) -> bool {
+        self.order < answered_order && self.overtaken < FAST_RETRANSMITS
+    }
+}
 
 /// Why a block goes again.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -109,7 +120,7 @@ impl Initiator {
                 break;
             };
             let transaction = &self.table.entries[slot as usize];
-            if transaction.order >= path.answered_order {
+            if !transaction.may_be_overtaken(path.answered_order) {
                 break;
             }
             let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns) else {
@@ -133,12 +144,28 @@ impl Initiator {
         let transaction = &mut self.table.entries[slot as usize];
         let (index, id, issued_at) = (transaction.transfer, transaction.peer, transaction.issued_at);
         transaction.avoid = Some(transaction.path);
-        transaction.unanswered += u32::from(loss == Loss::Timeout);
-        if transaction.unanswered >= self.config.max_attempts || self.is_silent(now, id, issued_at) {
-            self.end(index, Err(TransferError::PeerUnreachable));
-        } else {
-            self.queue_resend(slot);
+        transaction.unanswered += 1;
+        transaction.overtaken += u32::from(loss == Loss::Overtaken);
+        let unanswered = transaction.unanswered;
+        match self.give_up(now, id, issued_at, unanswered) {
+            Some(error) => self.end(index, Err(error)),
+            None => self.queue_resend(slot),
         }
+    }
+
+    /// Whether something first sent at `since` is given up after so many attempts without an answer, and why.
+    fn give_up(&mut self, now: Time, id: PeerId, since: Time, unanswered: u32) -> Option<TransferError> {
+        if self.is_silent(now, id, since) {
+            return Some(TransferError::PeerUnreachable);
+        }
+        if unanswered < self.config.max_attempts {
+            return None;
+        }
+        if self.peers[id.index()].as_ref().is_none_or(|peer| peer.heard_at <= since) {
+            return Some(TransferError::PeerUnreachable);
+        }
+        self.counters.given_up += 1;
+        Some(TransferError::Undeliverable)
     }
 
     /// Nothing came from the peer for too long, although something was asked of
@@ -175,12 +202,10 @@ impl Initiator {
                 peer.path_is_mute(now, by, &self.config);
             }
             transfer.unanswered += 1;
-            let first_asked_at = transfer.first_asked_at;
-            let hopeless = transfer.unanswered >= self.config.max_attempts;
-            if hopeless || self.is_silent(now, id, first_asked_at) {
-                self.end(index, Err(TransferError::PeerUnreachable));
-            } else {
-                self.ask_again(index);
+            let (first_asked_at, unanswered) = (transfer.first_asked_at, transfer.unanswered);
+            match self.give_up(now, id, first_asked_at, unanswered) {
+                Some(error) => self.end(index, Err(error)),
+                None => self.ask_again(index),
             }
         }
         self.find_overtaken_reads(now, id);
@@ -249,7 +274,7 @@ impl Initiator {
             let sent_at = transaction.sent_at;
             wake = wake.min(sent_at.after_ns(peer.timeout_ns(place, &self.config)));
             if self.config.fast_retransmit
-                && transaction.order < path.answered_order
+                && transaction.may_be_overtaken(path.answered_order)
                 && let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns)
             {
                 wake = wake.min(sent_at.after_ns(patience_ns));
