@@ -76,7 +76,7 @@ impl Net {
             longest_queue_ns: 0,
             flows: (0..flows).map(flow).collect(),
             events: BinaryHeap::new(),
-            rng: Rng::new(7),
+            rng: Rng::usual(7),
         }
     }
 
