@@ -290,3 +290,28 @@ fn reads_without_a_path_wait_as_writes_do() {
         assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))));
     }
 }
+
+/// A block that was refused for now before its last path went has its time when it has a path again.
+#[test]
+fn the_time_without_a_path_does_not_count_towards_giving_up() {
+    let mut bench = Bench::new(config(), 1, 1 << 20);
+    bench.faults.full = 1_000_000;
+    for direction in [Direction::Read, Direction::Write] {
+        bench.post(0, direction, 64, true, None).expect("memory").expect("room");
+    }
+    bench.drain();
+    for _ in 0..20 {
+        bench.step();
+    }
+    assert!(bench.report().iter().all(|counters| counters.nacks_sent[7] > 0));
+    bench.leave_wire(0);
+    while bench.step() {}
+    bench.now = bench.now.after_ns(100 * SECOND);
+    bench.heal_wire(0);
+    for _ in 0..20 {
+        bench.step();
+    }
+    bench.faults.full = 0;
+    bench.settle(SECOND);
+    assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))));
+}

@@ -229,6 +229,12 @@ impl Initiator {
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else {
             return false;
         };
+        if !peer.has_path() {
+            self.begin_to_count_again(now, id);
+        }
+        let Some(Some(peer)) = self.peers.get_mut(id.index()) else {
+            return false;
+        };
         while peer.paths.len() <= path.index() {
             peer.paths.push(Path::new(&self.config, false));
         }
@@ -241,6 +247,14 @@ impl Initiator {
         self.lower_wake(id);
         self.refresh(id);
         true
+    }
+
+    /// The time without a path does not count towards giving up.
+    fn begin_to_count_again(&mut self, now: Time, id: PeerId) {
+        let blocks = self.table.entries.iter_mut().filter(|block| block.peer == id);
+        blocks.for_each(|block| block.issued_at = now);
+        let reads = self.transfers.entries.iter_mut().filter(|transfer| transfer.live && transfer.peer == id);
+        reads.for_each(|read| read.first_asked_at = now);
     }
 
     /// The link is gone: what is under way there goes again, by other paths.
