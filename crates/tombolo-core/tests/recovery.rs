@@ -289,6 +289,10 @@ fn a_repeat_of_a_finished_block_is_acknowledged_and_not_placed() {
     assert_eq!(receive(&mut engine, header), Verdict::Dropped(DropReason::Duplicate));
     let newer = data(3, 2, None, BASE);
     assert_eq!(receive(&mut engine, newer), Verdict::Dropped(DropReason::Busy));
+    let Some(Action::Send { packet: Packet::Nack(busy), .. }) = engine.poll(Time(0)) else {
+        panic!("its sender has to know that it was not lost");
+    };
+    assert_eq!((busy.generation, busy.code), (newer.generation, NackCode::BufferFull));
     assert_eq!(engine.poll(Time(0)), None);
     engine.placed(placement);
     let acked = |engine: &mut Engine| match engine.poll(Time(0)) {
@@ -529,7 +533,7 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
             *byte = [0, 1, 2, 3, 255, rng.next() as u8][rng.below(6) as usize];
         }
         bytes[0] = tombolo_wire::MAGIC;
-        bytes[1] = rng.range(1, 12) as u8;
+        bytes[1] = rng.range(1, 13) as u8;
         if rng.chance(100_000) {
             // What is between chance and a notification with a list of one block.
             (bytes[1], bytes[2]) = (11, rng.range(6, 7) as u8);

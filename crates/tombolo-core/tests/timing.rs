@@ -5,8 +5,11 @@ mod bench;
 
 use bench::{BASE, Bench, DOMAIN, Faults, OTHER};
 use tombolo_core::rdma::congestion::CongestionConfig;
-use tombolo_core::rdma::{Action, Block, Config, Direction, Engine, Retransmission, Time, Transfer};
-use tombolo_wire::{Ack, Packet};
+use tombolo_core::rdma::{
+    Action, Block, Config, Counters, Direction, DropReason, Engine, Retransmission, Time, Transfer,
+    TransferError, Verdict,
+};
+use tombolo_wire::{Ack, NackCode, Packet, Payload, Receipt};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -245,4 +248,153 @@ fn an_answer_shortens_the_timeouts_of_what_is_under_way() {
         let again = blocks(&mut engine, due);
         assert_eq!(again.first().map(|block| block.transaction), Some(second.transaction));
     }
+}
+
+/// Writes by a path whose window is open, of which one takes long to be placed, while others go on. Returns
+/// the counters of its sender, and the window before and after.
+fn beside_a_slow_copy(config: Config, size_bytes: u32) -> (Counters, u64, u64) {
+    let mut bench = Bench::new(Config { outstanding_blocks: 16, ..config }, 1, 40 << 20);
+    bench.payload_bytes = 16384;
+    for _ in 0..100 {
+        bench.post(0, Direction::Write, 256 * 1024, false, None).expect("memory").expect("room");
+        bench.settle(SECOND);
+    }
+    let before = bench.engines[0].window_bytes(OTHER).expect("a peer");
+    let slow = bench.watched.len();
+    bench.post(0, Direction::Write, size_bytes, true, None).expect("memory").expect("room");
+    bench.faults = Faults { slow_copy: 1_000_000, slow_ns: 200_000_000, ..Faults::default() };
+    bench.drain();
+    while bench.report()[1].packets_placed < bench.report()[0].blocks_sent {
+        assert!(bench.step());
+    }
+    bench.faults = Faults::default();
+    let start = bench.now;
+    let mut lowest = before;
+    while bench.watched[slow].status.is_none() {
+        if bench.open == 1 {
+            bench.post(0, Direction::Write, 256, false, None).expect("memory").expect("room");
+        }
+        assert!(bench.step());
+        lowest = lowest.min(bench.engines[0].window_bytes(OTHER).expect("a peer"));
+        if bench.now.since_ns(start) < 5_000_000 {
+            // The first timeout cannot know yet.
+            lowest = before;
+        }
+    }
+    assert!(bench.now.since_ns(start) > 10_000_000, "the copy is not slow: {}", bench.now.since_ns(start));
+    bench.settle(SECOND);
+    bench.check_memory();
+    assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))));
+    (bench.report()[0], before, lowest)
+}
+
+#[test]
+fn a_slow_copy_is_not_taken_for_loss() {
+    for fast_retransmit in [false, true] {
+        for size_bytes in [100, 16384] {
+            let config = Config { fast_retransmit, ..Config::default() };
+            let (sender, before, lowest) = beside_a_slow_copy(config, size_bytes);
+            assert!(sender.blocks_retransmitted <= 2, "sent again and again: {sender:#?}");
+            assert!(sender.receipts > 0);
+            assert!(lowest >= before, "the window of all shrank from {before} to {lowest}");
+        }
+    }
+}
+
+/// By hand: what the receiver says of a block that it places, and what becomes of the question.
+#[test]
+fn a_block_being_placed_is_asked_for_and_not_sent_again() {
+    let mut now = Time(SECOND);
+    let [mut sender, mut receiver] = [(); 2].map(|()| Engine::new(Config::default()));
+    sender.add_peer(now, OTHER);
+    receiver.add_peer(now, OTHER);
+    let arrive = |receiver: &mut Engine, now, block: &Block| {
+        let header = block.packets(4096).next().expect("one packet");
+        receiver.handle(now, OTHER, &Packet::Data(header, Payload::Intact(&[0; 64])))
+    };
+    let block = send_one(&mut sender, now);
+    let Verdict::Place(placement) = arrive(&mut receiver, now, &block) else { panic!("a placement") };
+    now = sender.deadline().expect("a timer");
+    sender.expire(now);
+    let again = blocks(&mut sender, now).pop().expect("it goes again");
+    assert_eq!(arrive(&mut receiver, now, &again), Verdict::Dropped(DropReason::Duplicate));
+    for _ in 0..10 {
+        let Some(Action::Send { packet: receipt @ Packet::Receipt(_), .. }) = receiver.poll(now) else {
+            panic!("a receipt is due");
+        };
+        assert_eq!(receiver.poll(now), None);
+        assert_eq!(sender.handle(now, OTHER, &receipt), Verdict::Taken);
+        assert_eq!(sender.poll(now), None);
+        now = sender.deadline().expect("it is asked for later");
+        sender.expire(now);
+        let Some(Action::Send { packet: probe @ Packet::Data(header, _), .. }) = sender.poll(now) else {
+            panic!("a question is due");
+        };
+        assert_eq!(header.payload_bytes, 0);
+        let _ = receiver.handle(now, OTHER, &probe);
+    }
+    // The copy fails for now: the refusal counts for the question, too, and the bytes go again at once.
+    let Some(Action::Send { packet: receipt @ Packet::Receipt(_), .. }) = receiver.poll(now) else {
+        panic!("a receipt is due");
+    };
+    let _ = sender.handle(now, OTHER, &receipt);
+    receiver.refused(placement, NackCode::PacketCorrupted);
+    let Some(Action::Send { packet: nack @ Packet::Nack(_), .. }) = receiver.poll(now) else {
+        panic!("a refusal is due");
+    };
+    let _ = sender.handle(now, OTHER, &nack);
+    let again = blocks(&mut sender, now).pop().expect("it goes again");
+    let Verdict::Place(placement) = arrive(&mut receiver, now, &again) else { panic!("a placement") };
+    receiver.placed(placement);
+    let Some(Action::Send { packet: ack @ Packet::Ack(_), .. }) = receiver.poll(now) else {
+        panic!("an acknowledgement is due");
+    };
+    let _ = sender.handle(now, OTHER, &ack);
+    assert!(matches!(sender.poll(now), Some(Action::Complete(completion)) if completion.status == Ok(())));
+    assert!(sender.is_idle() && receiver.is_idle());
+    assert_eq!(sender.counters().illegal_transitions, 0);
+}
+
+/// A question whether a block is placed may be lost, or its receiver may know nothing of it: then its bytes go
+/// again.
+#[test]
+fn a_question_without_an_answer_is_a_loss() {
+    let mut now = Time(SECOND);
+    let mut engine = Engine::new(Config::default());
+    engine.add_peer(now, OTHER);
+    let Block { transaction, generation, attempt, .. } = send_one(&mut engine, now);
+    let _ = engine.handle(now, OTHER, &Packet::Receipt(Receipt { transaction, generation, attempt }));
+    for bytes_go in [false, true] {
+        now = engine.deadline().expect("a timer");
+        engine.expire(now);
+        assert_eq!(!blocks(&mut engine, now).is_empty(), bytes_go);
+    }
+}
+
+/// A block that its receiver never places is given up.
+#[test]
+fn a_block_that_is_never_placed_is_given_up() {
+    let mut now = Time(SECOND);
+    let mut engine = Engine::new(Config::default());
+    engine.add_peer(now, OTHER);
+    let block = send_one(&mut engine, now);
+    let (transaction, generation) = (block.transaction, block.generation);
+    let mut attempt = block.attempt;
+    loop {
+        let _ = engine.handle(now, OTHER, &Packet::Receipt(Receipt { transaction, generation, attempt }));
+        match engine.poll(now) {
+            Some(Action::Complete(completion)) => {
+                assert_eq!(completion.status, Err(TransferError::Refused(NackCode::SlaveError)));
+                break;
+            }
+            Some(Action::Send { packet: Packet::Data(header, _), .. }) => attempt = header.attempt,
+            None => {
+                now = engine.deadline().expect("a timer");
+                engine.expire(now);
+            }
+            Some(other) => panic!("unexpected: {other:?}"),
+        }
+        assert!(now < Time(60 * SECOND), "hangs");
+    }
+    assert!(engine.is_idle());
 }

@@ -57,7 +57,7 @@ pub use earlier::{EarlierBlocks, MAX_EARLIER_BLOCKS};
 pub use error::WireError;
 pub use ids::{Attempt, Domain, Generation, RequestId, TransactionId};
 pub use nack::NackCode;
-pub use packet::{Ack, Nack, Packet, Resume};
+pub use packet::{Ack, Nack, Packet, Receipt, Resume};
 pub use reading::{ReadAccept, ReadReject, ReadRequest};
 pub use view::{Kind, View};
 

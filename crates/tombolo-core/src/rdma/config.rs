@@ -84,7 +84,7 @@ pub struct Config {
     /// whether they timed out or were overtaken.
     pub max_attempts: u32,
     /// Give a block or a read up that was only refused for this long (codes 1,
-    /// 4, 7).
+    /// 4, 7), or a block that was not placed for this long.
     pub refused_give_up_ns: u64,
     /// Delay before a block or read refused with *destination buffer full* (7)
     /// goes again.
@@ -92,6 +92,9 @@ pub struct Config {
     /// Delay before a block refused with *slave error* (1), or whose source page
     /// is absent, goes again if no resume comes (FAULT ch. 4 measures 1 to 25 ms).
     pub fault_pause_ns: u64,
+    /// How long a block that the receiver is placing is left alone before it is asked whether it is
+    /// placed: only a lost acknowledgement makes that of use.
+    pub placing_probe_ns: u64,
     /// Congestion control; `None` on a link that cannot be overrun.
     pub congestion: Option<CongestionConfig>,
     /// Read requests to one peer that may be open; at most
@@ -139,6 +142,7 @@ impl Default for Config {
             refused_give_up_ns: 30_000_000_000,
             full_delay_ns: 500_000,
             fault_pause_ns: 1_000_000,
+            placing_probe_ns: 5_000_000,
             congestion: Some(CongestionConfig::default()),
             outstanding_reads: 512,
             read_retry_ns: 4_000_000,

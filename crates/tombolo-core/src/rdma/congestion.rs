@@ -101,6 +101,15 @@ const MAX_WINDOW_BYTES: u64 = 1 << 25;
 /// Of `LossRate`: all.
 const WHOLE: u32 = 1 << 16;
 
+/// What a loss has changed, should it turn out to be none.
+#[derive(Clone, Copy, Debug)]
+struct Undo {
+    /// When the first block was sent that was taken for lost.
+    sent_at: Time,
+    window_bytes: u64,
+    threshold_bytes: u64,
+}
+
 /// The window towards one peer by one path.
 #[derive(Clone, Copy, Debug)]
 pub struct Congestion {
@@ -119,6 +128,8 @@ pub struct Congestion {
     /// Until then as little as possible is under way, to see the shortest round trip.
     look_until: Option<Time>,
     heard_at: Time,
+    /// The window before it was shrunk for what was taken for lost.
+    undo: Option<Undo>,
     /// When at least half of the window was under way the last time.
     used_at: Time,
 }
@@ -139,6 +150,7 @@ impl Congestion {
             shrink_at: Time(0),
             look_until: None,
             heard_at: Time(0),
+            undo: None,
             used_at: Time(0),
         }
     }
@@ -307,10 +319,28 @@ impl Congestion {
         }
     }
 
+    /// A block sent at `sent_at` that was taken for lost had arrived: its answer was late, or it took time to
+    /// place it. The window is what it was before that shrank it.
+    pub fn not_lost(&mut self, sent_at: Time) {
+        self.loss.not_lost();
+        let recovery_start = self.recovery_start;
+        let undo = self.undo.take_if(|undo| (undo.sent_at..recovery_start).contains(&sent_at));
+        if let Some(undo) = undo {
+            self.window_bytes = self.window_bytes.max(undo.window_bytes);
+            self.threshold_bytes = self.threshold_bytes.max(undo.threshold_bytes);
+            self.timeouts = 0;
+        }
+    }
+
     fn shrink(&mut self, now: Time, sent_at: Time, window_bytes: u64) -> bool {
         let Some(config) = &self.config else { return false };
         if sent_at < self.recovery_start {
             return false;
+        }
+        // Shrunk again and again without an answer between, it is one silence.
+        if self.timeouts == 0 || self.undo.is_none() {
+            let Self { window_bytes, threshold_bytes, .. } = *self;
+            self.undo = Some(Undo { sent_at, window_bytes, threshold_bytes });
         }
         let least_bytes = config.min_bytes / 2;
         self.recovery_start = now.after_ns(1);
@@ -393,6 +423,11 @@ impl LossRate {
         self.0 += (WHOLE - self.0) / 128;
     }
 
+    /// Takes the latest [`Self::lost`] back.
+    fn not_lost(&mut self) {
+        self.0 = self.0.saturating_sub((WHOLE - self.0) / 127);
+    }
+
     fn permille(self) -> u32 {
         self.0 * 1000 / WHOLE
     }
@@ -429,6 +464,28 @@ mod tests {
         assert_eq!(window.window_bytes(), before / 10 * 7, "the same silence");
         window.timed_out(Time(9000), Time(4000));
         assert_eq!(window.window_bytes(), CongestionConfig::default().min_bytes / 2);
+    }
+
+    #[test]
+    fn what_was_no_loss_is_taken_back() {
+        let mut window = Congestion::new(Some(CongestionConfig::default()));
+        let before = window.window_bytes();
+        // Two silences without an answer between, the first block being late.
+        window.timed_out(Time(3000), Time(2500));
+        window.timed_out(Time(9000), Time(4000));
+        assert!(window.window_bytes() < before);
+        window.not_lost(Time(2500));
+        assert_eq!((window.window_bytes(), window.loss.permille()), (before, LossRate(512).permille()));
+        // Of two losses, the earlier one was real: a block from before it takes nothing back.
+        window.timed_out(Time(20_000), Time(15_000));
+        let after = window.window_bytes();
+        window.not_lost(Time(14_000));
+        window.not_lost(Time(30_000));
+        assert_eq!(window.window_bytes(), after);
+        let mut loss = LossRate(WHOLE / 3);
+        loss.lost();
+        loss.not_lost();
+        assert!(loss.0.abs_diff(WHOLE / 3) <= 1);
     }
 
     #[test]

@@ -37,6 +37,12 @@ pub struct Counters {
     pub atomics: u64,
     /// Notifications sent apart from their block.
     pub notifies_sent: u64,
+    /// Answers that a block has arrived and is still being placed.
+    pub receipts: u64,
+    /// The same, sent to peers.
+    pub receipts_sent: u64,
+    /// Questions whether such a block is placed.
+    pub probes_sent: u64,
     /// Acknowledgements that changed something.
     pub acks: u64,
     /// Answers to a block or read that is over.

@@ -203,6 +203,7 @@ impl Engine {
                     self.initiator.acknowledge(now, peer, &ack);
                 }
             }
+            Packet::Receipt(receipt) => self.initiator.received(now, peer, receipt),
             Packet::Nack(nack) => self.initiator.refused(now, peer, nack),
             Packet::Resume(resume) => self.initiator.resume(peer, resume),
             Packet::ReadRequest(request) => {
@@ -360,6 +361,7 @@ impl Engine {
         let mut sum = *self.initiator.counters();
         let (received, served) = (self.responder.counters(), self.server.counters());
         sum.nacks_sent = received.nacks_sent;
+        sum.receipts_sent = received.receipts_sent;
         sum.atomics = received.atomics;
         sum.packets_placed = received.packets_placed;
         sum.duplicates = received.duplicates;

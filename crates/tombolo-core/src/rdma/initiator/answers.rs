@@ -6,7 +6,7 @@ use crate::rdma::action::Block;
 use crate::rdma::time::Time;
 use crate::rdma::transaction::{Event, State};
 use crate::rdma::transfer::{Direction, PeerId, TransferError};
-use tombolo_wire::{Ack, AtomicAck, Attempt, Generation, Nack, NackCode, Resume, TransactionId};
+use tombolo_wire::{Ack, AtomicAck, Attempt, Generation, Nack, NackCode, Receipt, Resume, TransactionId};
 
 impl Initiator {
     /// The slot, if it holds this very block for this peer and still waits.
@@ -50,7 +50,6 @@ impl Initiator {
         let path = self.measure(now, id, slot, attempt);
         self.block_acknowledged(now, slot);
         self.find_overtaken(now, id, path);
-        self.lower_wake(id);
         self.refresh(id);
     }
 
@@ -65,7 +64,6 @@ impl Initiator {
             self.block_acknowledged(now, slot);
         }
         self.find_overtaken(now, id, path);
-        self.lower_wake(id);
         self.refresh(id);
     }
 
@@ -77,7 +75,16 @@ impl Initiator {
             return 0;
         };
         let transaction = &mut self.table.entries[slot as usize];
-        let (sent_at, order, path) = if attempt == transaction.attempt {
+        if attempt != transaction.attempt
+            && let Some((path, sent_at)) = transaction.lost.take()
+        {
+            // An answer to what was taken for lost: it was late.
+            peer.paths[usize::from(path)].congestion.not_lost(sent_at);
+        }
+        let (sent_at, order, path) = if transaction.state == State::Placing {
+            // How long it took to place the block says nothing of the path.
+            (None, 0, transaction.path)
+        } else if attempt == transaction.attempt {
             (Some(transaction.sent_at), transaction.order, transaction.path)
         } else if attempt.next() == transaction.attempt {
             (transaction.sent_before_at, transaction.order_before, transaction.path_before)
@@ -88,11 +95,12 @@ impl Initiator {
         transaction.unanswered = 0;
         transaction.overtaken = 0;
         let trip_ns = sent_at.map(|sent_at| now.since_ns(sent_at));
+        let mut shorter = false;
         if let Some(ns) = trip_ns {
-            peer.path_answers(answered);
+            let trusted = peer.path_answers(answered);
             let path = &mut peer.paths[answered];
             path.answered_order = path.answered_order.max(order);
-            path.trip.sample(ns);
+            shorter = path.trip.sample_shortens(ns, self.config.retransmission, 0) || trusted;
         }
         if transaction.counted {
             let bytes = u64::from(transaction.length_bytes);
@@ -102,7 +110,43 @@ impl Initiator {
             path.in_flight_bytes -= bytes;
             transaction.counted = false;
         }
+        if shorter {
+            self.lower_wake(id);
+        }
         answered
+    }
+
+    /// The receiver had all bytes of the block before this transmission, and is still placing them:
+    /// what was taken for a loss was none. The acknowledgement comes when they are placed.
+    pub(crate) fn received(&mut self, now: Time, id: PeerId, receipt: &Receipt) {
+        let slot = self.current(id, receipt.transaction, receipt.generation).filter(|slot| {
+            let transaction = &self.table.entries[*slot as usize];
+            transaction.attempt == receipt.attempt && transaction.place == Place::Timeout
+        });
+        let Some(slot) = slot else {
+            self.counters.stale_answers += 1;
+            return;
+        };
+        self.counters.receipts += 1;
+        if self.refused_too_long(now, slot) {
+            let index = self.table.entries[slot as usize].transfer;
+            self.end(index, Err(TransferError::Refused(NackCode::SlaveError)));
+            return;
+        }
+        let path = self.measure(now, id, slot, receipt.attempt);
+        self.unplace(slot);
+        self.step(slot, Event::Receipt);
+        let transaction = &mut self.table.entries[slot as usize];
+        if let (Some((path, sent_at)), Some(peer)) = (transaction.lost.take(), &mut self.peers[id.index()]) {
+            peer.paths[usize::from(path)].congestion.not_lost(sent_at);
+        }
+        transaction.place = Place::DelayPlacing;
+        transaction.due = now.after_ns(self.config.placing_probe_ns);
+        let due = transaction.due;
+        self.delay_placing.push_back(&mut self.table.chain, slot);
+        self.arm(due);
+        self.find_overtaken(now, id, path);
+        self.refresh(id);
     }
 
     fn bytes_acknowledged(&mut self, slot: u32, state: State) {
@@ -154,7 +198,8 @@ impl Initiator {
         self.counters.nacks_received[nack.code as usize] += 1;
         let slot = self.current(id, nack.transaction, nack.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
-            transaction.attempt == nack.attempt && transaction.place == Place::Timeout
+            transaction.attempt == nack.attempt
+                && matches!(transaction.place, Place::Timeout | Place::DelayPlacing)
         });
         let Some(slot) = slot else {
             self.counters.stale_answers += 1;
@@ -230,7 +275,7 @@ impl Initiator {
             let domain = self.transfers.entries[transaction.transfer as usize].spec.domain;
             domain == resume.domain
                 && transaction.state.is_open()
-                && matches!(transaction.place, Place::Timeout | Place::DelayFault)
+                && matches!(transaction.place, Place::Timeout | Place::DelayFault | Place::DelayPlacing)
         });
         let Some(slot) = slot else {
             self.counters.stale_answers += 1;
@@ -239,6 +284,10 @@ impl Initiator {
         self.counters.resumes += 1;
         self.unplace(slot);
         self.uncount(slot);
+        if self.table.entries[slot as usize].state == State::Placing {
+            // Its bytes have to go again, not the question whether they are placed.
+            self.step(slot, Event::Resend);
+        }
         self.queue_resend(slot);
     }
 

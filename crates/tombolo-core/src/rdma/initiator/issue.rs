@@ -8,7 +8,10 @@ use crate::rdma::segmentation::block_length;
 use crate::rdma::time::Time;
 use crate::rdma::transaction::{Event, State};
 use crate::rdma::transfer::{Class, Direction, PathId, PeerId};
-use tombolo_wire::{Atomic, Attempt, EarlierBlocks, NotifyHeader, Packet, TransactionId};
+use tombolo_wire::{
+    Atomic, Attempt, DataHeader, EarlierBlocks, NotificationMark, NotifyHeader, Packet, Payload,
+    TransactionId,
+};
 
 impl Initiator {
     /// The next thing to send. `None`: nothing now; ask again after the next
@@ -171,6 +174,7 @@ impl Initiator {
         transaction.sent_before_at = None;
         transaction.unanswered = 0;
         transaction.overtaken = 0;
+        transaction.lost = None;
         self.counters.blocks_by_class[class as usize] += 1;
         self.step(slot, Event::Issue);
         self.refresh(id);
@@ -181,12 +185,16 @@ impl Initiator {
     fn hand_out(&mut self, now: Time, slot: u32) -> Option<Action> {
         self.unplace(slot);
         let resend = self.table.entries[slot as usize].sent;
+        let is_placing = self.table.entries[slot as usize].state == State::Placing;
         if resend {
             if !self.step(slot, Event::Resend) {
                 return None;
             }
             if self.table.entries[slot as usize].state == State::Notifying {
                 return self.send_notify(now, slot);
+            }
+            if is_placing && let Some(probe) = self.send_probe(now, slot) {
+                return Some(probe);
             }
             self.counters.blocks_retransmitted += 1;
         }
@@ -284,6 +292,37 @@ impl Initiator {
             }
         }
         Some(earlier)
+    }
+
+    /// Ask whether a block is placed that the receiver has: a packet of it without bytes. `None` for
+    /// an atomic operation, which is as short itself.
+    fn send_probe(&mut self, now: Time, slot: u32) -> Option<Action> {
+        let transaction = &mut self.table.entries[slot as usize];
+        let transfer = &self.transfers.entries[transaction.transfer as usize];
+        if matches!(transfer.spec.direction, Direction::Atomic(_)) {
+            return None;
+        }
+        self.counters.probes_sent += 1;
+        transaction.attempt = transaction.attempt.next();
+        let has_notification = transaction.last && transfer.owes_notification();
+        let header = DataHeader {
+            domain: transfer.spec.domain,
+            transaction: TransactionId(slot as u16),
+            generation: transaction.generation,
+            attempt: transaction.attempt,
+            block_address: transfer.spec.destination_address + u64::from(transaction.offset_bytes),
+            block_bytes: transaction.length_bytes,
+            offset_bytes: 0,
+            payload_bytes: 0,
+            in_reply_to: transfer.served,
+            notification: match has_notification {
+                true => NotificationMark::Elsewhere,
+                false => NotificationMark::None,
+            },
+        };
+        let peer = transaction.peer;
+        let path = self.start_timer(now, slot, false);
+        Some(Action::Send { peer, path, packet: Packet::Data(header, Payload::Intact(&[])) })
     }
 
     /// Send the notification alone and wait for its answer.

@@ -6,7 +6,7 @@
 //!  transfer:  queued in its class ──► all it may have is under way ──► queued ...
 //!                                                                  └─► done
 //!  transaction: see `State`; in at most one list: its path's timeouts (by time
-//!  of sending), its peer's resends, the bypass, or one of the two delays
+//!  of sending), its peer's resends, the bypass, or one of the three delays
 //! ```
 //!
 //! All lists are over table indices and every step is O(1), except the pass over
@@ -51,6 +51,7 @@ pub struct Initiator {
     resends_passed_over: u32,
     delay_full: List,
     delay_fault: List,
+    delay_placing: List,
     delayed_reads: List,
     notify: List,
     done: List,
@@ -96,6 +97,7 @@ impl Initiator {
             resends_passed_over: 0,
             delay_full: List::default(),
             delay_fault: List::default(),
+            delay_placing: List::default(),
             delayed_reads: List::default(),
             notify: List::default(),
             done: List::default(),
@@ -256,7 +258,7 @@ impl Initiator {
                 work[ring_of(class)] = waits && may_take;
                 self.held_back |= waits && !may_take;
             }
-            ask = peer.has_path() && (!peer.again.is_empty() || self.may_ask(peer));
+            ask = (!peer.again.is_empty() || self.may_ask(peer)) && peer.has_path();
         }
         for (ring, has_work) in work.into_iter().enumerate() {
             self.rings.set(ring, index, has_work);
@@ -266,12 +268,13 @@ impl Initiator {
 
     /// Whether a new read may be asked for.
     fn may_ask(&self, peer: &SendPeer) -> bool {
+        if !peer.may_ask(&self.config).contains(&true) {
+            return false;
+        }
         let oldest = peer.open_reads.front();
         let oldest = oldest.and_then(|index| self.transfers.entries[index as usize].request);
         // Ids are compared by their distance, which must not wrap.
-        let in_span =
-            oldest.is_none_or(|oldest| peer.next_request.after(oldest).is_some_and(|span| span < READ_SPAN));
-        in_span && peer.may_ask(&self.config).contains(&true)
+        oldest.is_none_or(|oldest| peer.next_request.after(oldest).is_some_and(|span| span < READ_SPAN))
     }
 
     /// Take the transfer out of whatever list it is in.
@@ -369,9 +372,10 @@ impl Initiator {
             (Place::Bypass, _) => self.bypass.remove(chain, slot),
             (Place::DelayFull, _) => self.delay_full.remove(chain, slot),
             (Place::DelayFault, _) => self.delay_fault.remove(chain, slot),
+            (Place::DelayPlacing, _) => self.delay_placing.remove(chain, slot),
             _ => {}
         }
-        if matches!(place, Place::Timeout | Place::DelayFull | Place::DelayFault) {
+        if matches!(place, Place::Timeout | Place::DelayFull | Place::DelayFault | Place::DelayPlacing) {
             self.armed -= 1;
         }
     }

@@ -189,16 +189,17 @@ impl SendPeer {
             .map(|(place, _)| place as u8)
     }
 
-    /// An answer to something that was sent by this path.
-    pub fn path_answers(&mut self, path: usize) {
+    /// An answer to something that was sent by this path; whether timeouts may be shorter now.
+    pub fn path_answers(&mut self, path: usize) -> bool {
         if !self.paths[path].suspect {
-            return;
+            return false;
         }
         if !self.has_trusted() {
             // It was the peer that did not answer: no path is worse than another.
             self.paths.iter_mut().for_each(|path| path.try_at = Time(0));
         }
         self.paths[path].suspect = false;
+        true
     }
 
     /// Whether a timeout of what was sent then says anything new of the path.

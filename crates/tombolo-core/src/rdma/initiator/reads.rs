@@ -8,6 +8,7 @@
 use super::Initiator;
 use super::tables::{Queue, request_place};
 use crate::rdma::action::Action;
+use crate::rdma::config::Config;
 use crate::rdma::list::NONE;
 use crate::rdma::scheduler::RESEND;
 use crate::rdma::time::Time;
@@ -176,12 +177,14 @@ impl Initiator {
         };
         // An answer does not say which attempt it answers: only a read that was
         // asked for once measures.
-        if !transfer.heard && transfer.attempt == Attempt(0) {
-            peer.read_trip.sample(now.since_ns(transfer.asked_at));
-            peer.path_answers(transfer.asked_by.into());
+        let shorter = if !transfer.heard && transfer.attempt == Attempt(0) {
+            let trip_ns = now.since_ns(transfer.asked_at);
+            let Config { retransmission, read_retry_ns, .. } = self.config;
+            let shorter = peer.read_trip.sample_shortens(trip_ns, retransmission, read_retry_ns);
+            peer.path_answers(transfer.asked_by.into()) || shorter
         } else {
-            peer.read_trip.alive();
-        }
+            peer.read_trip.alive()
+        };
         let first = !std::mem::replace(&mut transfer.heard, true);
         transfer.asked_at = now;
         peer.asked.remove(&mut self.transfers.chain, index);
@@ -191,8 +194,10 @@ impl Initiator {
             let id = transfer.peer;
             self.find_overtaken_reads(now, id);
         }
-        let id = self.transfers.entries[index as usize].peer;
-        self.lower_wake(id);
+        if shorter {
+            let id = self.transfers.entries[index as usize].peer;
+            self.lower_wake(id);
+        }
     }
 
     /// A block of a read's answer is whole, and if it is the last, its
@@ -253,10 +258,10 @@ impl Initiator {
     fn request_answered(&mut self, id: PeerId, path: PathId) {
         if let Some(Some(peer)) = self.peers.get_mut(id.index())
             && path.index() < peer.paths.len()
+            && peer.path_answers(path.index())
         {
-            peer.path_answers(path.index());
+            self.lower_wake(id);
         }
-        self.lower_wake(id);
     }
 
     /// The read is over: its id means nothing any more.

@@ -212,6 +212,8 @@ pub(super) enum Place {
     DelayFull,
     /// Refused for an absent page.
     DelayFault,
+    /// Being placed at the receiver.
+    DelayPlacing,
 }
 
 /// One slot of the table of pending transactions (QOS §3.2.4).
@@ -247,6 +249,8 @@ pub(super) struct Transaction {
     /// Transmissions without an answer in a row, and those of them that were overtaken.
     pub unanswered: u32,
     pub overtaken: u32,
+    /// The path and the time of the latest transmission that was taken for lost.
+    pub lost: Option<(u8, Time)>,
 }
 
 /// The table of pending transactions with its ticket queue (QOS §3.3).
@@ -286,6 +290,7 @@ impl Transactions {
                 due: Time(0),
                 unanswered: 0,
                 overtaken: 0,
+                lost: None,
             })
             .collect();
         Self {

@@ -17,6 +17,9 @@ use tombolo_wire::Attempt;
 /// not lost by chance, and to send it again each round trip would leave nothing to others.
 const FAST_RETRANSMITS: u32 = 8;
 
+/// Lists of blocks that wait for a delay to be over.
+const DELAYS: usize = 3;
+
 impl Transaction {
     /// Whether a later answer by its path would mean that it was lost.
     fn may_be_overtaken(&self, answered_order: u64) -> bool {
@@ -58,12 +61,15 @@ impl Initiator {
         self.wake = self.next_wake();
     }
 
+    /// The blocks whose delays are over first.
+    fn delays(&self) -> [Option<u32>; DELAYS] {
+        [self.delay_full.front(), self.delay_fault.front(), self.delay_placing.front()]
+    }
+
     fn expire_delays(&mut self, now: Time) {
         // Each list has one constant delay, so it is in the order of its due times.
-        for list in 0..2 {
-            loop {
-                let head = [self.delay_full.front(), self.delay_fault.front()][list];
-                let Some(slot) = head else { break };
+        for list in 0..DELAYS {
+            while let Some(slot) = self.delays()[list] {
                 if self.table.entries[slot as usize].due > now {
                     break;
                 }
@@ -144,6 +150,7 @@ impl Initiator {
         let transaction = &mut self.table.entries[slot as usize];
         let (index, id, issued_at) = (transaction.transfer, transaction.peer, transaction.issued_at);
         transaction.avoid = Some(transaction.path);
+        transaction.lost = Some((transaction.path, transaction.sent_at));
         transaction.unanswered += 1;
         transaction.overtaken += u32::from(loss == Loss::Overtaken);
         let unanswered = transaction.unanswered;
@@ -254,7 +261,7 @@ impl Initiator {
 
     fn next_wake(&self) -> Time {
         let mut wake = Time(u64::MAX);
-        for slot in [self.delay_full.front(), self.delay_fault.front()].into_iter().flatten() {
+        for slot in self.delays().into_iter().flatten() {
             wake = wake.min(self.table.entries[slot as usize].due);
         }
         if let Some(index) = self.delayed_reads.front() {
