@@ -90,18 +90,23 @@ impl Shares {
     }
 }
 
-/// The rings of peers with something to send: what must go again, then one ring
-/// for each class.
+/// The rings of peers with something to send: what must go again, one ring for each
+/// class, and read requests.
 #[derive(Debug, Default)]
 pub(crate) struct Rings {
     rings: [Ring; RINGS],
+    /// For each peer the rings it is in, a bit each.
+    members: Vec<u8>,
 }
-
-/// Number of rings: of what must go again, and of each class.
-pub(crate) const RINGS: usize = 1 + Class::COUNT;
 
 /// The ring of peers with blocks to be sent again.
 pub(crate) const RESEND: usize = 0;
+
+/// The ring of peers with reads to be asked for.
+pub(crate) const ASK: usize = 1 + Class::COUNT;
+
+/// Number of rings.
+const RINGS: usize = ASK + 1;
 
 /// The ring of a class.
 pub(crate) fn ring_of(class: Class) -> usize {
@@ -112,31 +117,30 @@ pub(crate) fn ring_of(class: Class) -> usize {
 struct Ring {
     list: List,
     chain: Chain,
-    member: Vec<bool>,
 }
 
 impl Rings {
     pub(crate) fn grow(&mut self, peers: usize) {
         for ring in &mut self.rings {
             ring.chain.grow(peers);
-            if ring.member.len() < peers {
-                ring.member.resize(peers, false);
-            }
+        }
+        if self.members.len() < peers {
+            self.members.resize(peers, 0);
         }
     }
 
-    /// Put a peer into a ring, or take it out.
-    pub(crate) fn set(&mut self, ring: usize, peer: u32, member: bool) {
-        let ring = &mut self.rings[ring];
-        let is_member = &mut ring.member[peer as usize];
-        if *is_member == member {
+    /// Put a peer into the rings that have a bit here, and take it out of the others.
+    pub(crate) fn set(&mut self, peer: u32, members: u8) {
+        let before = std::mem::replace(&mut self.members[peer as usize], members);
+        if before == members {
             return;
         }
-        *is_member = member;
-        if member {
-            ring.list.push_back(&mut ring.chain, peer);
-        } else {
-            ring.list.remove(&mut ring.chain, peer);
+        for (place, ring) in self.rings.iter_mut().enumerate() {
+            match (before >> place & 1, members >> place & 1) {
+                (0, 1) => ring.list.push_back(&mut ring.chain, peer),
+                (1, 0) => ring.list.remove(&mut ring.chain, peer),
+                _ => {}
+            }
         }
     }
 
@@ -146,8 +150,9 @@ impl Rings {
 
     /// Another peer's turn.
     pub(crate) fn rotate(&mut self, ring: usize, peer: u32) {
+        let is_member = self.members[peer as usize] >> ring & 1 == 1;
         let ring = &mut self.rings[ring];
-        if ring.member[peer as usize] {
+        if is_member {
             ring.list.remove(&mut ring.chain, peer);
             ring.list.push_back(&mut ring.chain, peer);
         }

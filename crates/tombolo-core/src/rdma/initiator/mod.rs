@@ -25,7 +25,7 @@ use super::action::{Action, Completion};
 use super::config::{Config, MAX_HOME_BLOCK_BYTES, power_of_two};
 use super::counters::Counters;
 use super::list::List;
-use super::scheduler::{ClassPicker, RESEND, RINGS, Rings, ring_of};
+use super::scheduler::{ASK, ClassPicker, RESEND, Rings, ring_of};
 use super::time::Time;
 use super::transaction::{Event, State};
 use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
@@ -44,8 +44,6 @@ pub struct Initiator {
     sessions: u32,
     rings: Rings,
     picker: ClassPicker,
-    /// Peers with reads to be asked for.
-    asking: Rings,
     bypass: List,
     /// What was sent while blocks waited to go again.
     resends_passed_over: u32,
@@ -92,7 +90,6 @@ impl Initiator {
             sessions: 0,
             rings: Rings::default(),
             picker: ClassPicker::new(config.starvation_blocks),
-            asking: Rings::default(),
             bypass: List::default(),
             resends_passed_over: 0,
             delay_full: List::default(),
@@ -114,7 +111,6 @@ impl Initiator {
         if self.peers.len() <= peer.index() {
             self.peers.resize_with(peer.index() + 1, || None);
             self.rings.grow(self.peers.len());
-            self.asking.grow(self.peers.len());
         }
         self.sessions = self.sessions.wrapping_add(1);
         self.peers[peer.index()] = Some(Box::new(SendPeer::new(&self.config, now, self.sessions)));
@@ -247,23 +243,21 @@ impl Initiator {
     /// Put the peer into the rings where it has work and may send, and out of
     /// the others.
     fn refresh(&mut self, id: PeerId) {
-        let index = id.0;
-        let (mut work, mut ask) = ([false; RINGS], false);
+        let mut work = 0;
         if let Some(peer) = self.peers[id.index()].as_ref() {
-            let open = peer.is_open();
-            work[RESEND] = open && !peer.resend.is_empty();
-            let may_take = peer.slots <= self.table.tickets.len();
-            for class in Class::ALL {
-                let waits = open && !peer.queues[class as usize].is_empty();
-                work[ring_of(class)] = waits && may_take;
-                self.held_back |= waits && !may_take;
+            if peer.is_open() {
+                work |= u8::from(!peer.resend.is_empty()) << RESEND;
+                let may_take = peer.slots <= self.table.tickets.len();
+                for class in Class::ALL {
+                    let waits = !peer.queues[class as usize].is_empty();
+                    work |= u8::from(waits && may_take) << ring_of(class);
+                    self.held_back |= waits && !may_take;
+                }
             }
-            ask = (!peer.again.is_empty() || self.may_ask(peer)) && peer.has_path();
+            let asks = (!peer.again.is_empty() || self.may_ask(peer)) && peer.has_path();
+            work |= u8::from(asks) << ASK;
         }
-        for (ring, has_work) in work.into_iter().enumerate() {
-            self.rings.set(ring, index, has_work);
-        }
-        self.asking.set(RESEND, index, ask);
+        self.rings.set(id.0, work);
     }
 
     /// Whether a new read may be asked for.

@@ -10,7 +10,7 @@ use super::tables::{Queue, request_place};
 use crate::rdma::action::Action;
 use crate::rdma::config::Config;
 use crate::rdma::list::NONE;
-use crate::rdma::scheduler::RESEND;
+use crate::rdma::scheduler::ASK;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PathId, PeerId, TransferError, TransferId};
 use tombolo_wire::{Attempt, Domain, NackCode, Notification, Packet, ReadRequest, RequestId};
@@ -44,8 +44,8 @@ impl Initiator {
 
     /// The next request to send: one to be repeated, or a new one.
     pub(super) fn poll_read(&mut self, now: Time) -> Option<Action> {
-        let id = self.asking.front(RESEND)?;
-        self.asking.rotate(RESEND, id);
+        let id = self.rings.front(ASK)?;
+        self.rings.rotate(ASK, id);
         let peer = self.peers[id as usize].as_mut()?;
         if let Some(index) = peer.again.front() {
             self.leave_queue(index);
