@@ -76,7 +76,7 @@ impl Net {
             longest_queue_ns: 0,
             flows: (0..flows).map(flow).collect(),
             events: BinaryHeap::new(),
-            rng: Rng::new(7),
+            rng: Rng::usual(7),
         }
     }
 
@@ -109,9 +109,7 @@ impl Net {
             if !flow.wants || in_flight > 0 && in_flight >= flow.window.window_bytes() {
                 return;
             }
-            if in_flight == 0 {
-                flow.window.resumed(self.now);
-            }
+            flow.window.sent(self.now, in_flight);
             let block = flow.next;
             flow.next += 1;
             flow.under_way.push_back((block, self.now));

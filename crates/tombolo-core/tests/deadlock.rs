@@ -94,7 +94,7 @@ fn run(queues: Queues) -> usize {
             while let Some(bytes) = mailbox.requests.front() {
                 let packet = Packet::parse(bytes, Checksums::On).expect("undamaged");
                 if let Packet::ReadRequest(request) = packet
-                    && !bench.engines[node].has_read_room(OTHER, request.domain)
+                    && !bench.engines[node].has_read_room(OTHER, &request)
                 {
                     // It waits here, and what is behind it waits too.
                     break;

@@ -24,7 +24,7 @@ struct Mesh {
 
 impl Mesh {
     fn new(config: Config) -> Self {
-        let mut rng = Rng::new(77);
+        let mut rng = Rng::usual(77);
         let mut engines: Vec<Engine> = (0..NODES).map(|_| Engine::new(config)).collect();
         for engine in &mut engines {
             for peer in 0..NODES as u32 {

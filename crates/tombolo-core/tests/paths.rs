@@ -260,3 +260,58 @@ fn a_request_is_answered_by_the_path_it_came_by() {
     }
     assert!(answers.iter().all(|count| *count > 0), "{answers:?}");
 }
+
+/// Whatever is open when the last path goes waits for the next, however long that takes: reads as well as
+/// writes, begun or not, and what is posted meanwhile.
+#[test]
+fn reads_without_a_path_wait_as_writes_do() {
+    for begun in [0, 40] {
+        let mut bench = bench(&[1000]);
+        for direction in [Direction::Read, Direction::Write] {
+            bench.post(0, direction, MEGABYTE, true, None).expect("memory").expect("room");
+        }
+        bench.drain();
+        for _ in 0..begun {
+            bench.step();
+        }
+        bench.leave_wire(0);
+        for direction in [Direction::Read, Direction::Write] {
+            bench.post(0, direction, 64, true, None).expect("memory").expect("room");
+        }
+        while bench.step() {}
+        // A caller that asks for expiries without need changes nothing.
+        bench.now = bench.now.after_ns(100 * SECOND);
+        bench.engines.iter_mut().for_each(|engine| engine.expire(bench.now));
+        while bench.step() {}
+        assert_eq!(bench.open, 4, "begun: {begun}");
+        bench.heal_wire(0);
+        bench.settle(SECOND);
+        bench.check_memory();
+        assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))));
+    }
+}
+
+/// A block that was refused for now before its last path went has its time when it has a path again.
+#[test]
+fn the_time_without_a_path_does_not_count_towards_giving_up() {
+    let mut bench = Bench::new(config(), 1, 1 << 20);
+    bench.faults.full = 1_000_000;
+    for direction in [Direction::Read, Direction::Write] {
+        bench.post(0, direction, 64, true, None).expect("memory").expect("room");
+    }
+    bench.drain();
+    for _ in 0..20 {
+        bench.step();
+    }
+    assert!(bench.report().iter().all(|counters| counters.nacks_sent[7] > 0));
+    bench.leave_wire(0);
+    while bench.step() {}
+    bench.now = bench.now.after_ns(100 * SECOND);
+    bench.heal_wire(0);
+    for _ in 0..20 {
+        bench.step();
+    }
+    bench.faults.full = 0;
+    bench.settle(SECOND);
+    assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))));
+}

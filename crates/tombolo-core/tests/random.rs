@@ -27,12 +27,19 @@ struct Options {
     wires: Vec<(u64, u64)>,
     /// Chance that a wire is cut, left or healed after a post.
     cuts: u64,
+    /// Chance that all paths are lost after a post, for up to eight seconds.
+    outages: u64,
+    /// Chance of a pause of up to half a minute after a post, with all that is open over, and then a burst.
+    idle: u64,
+    /// A long read and many short ones beside it, at the start.
+    short_reads: u64,
 }
 
 fn options(rng: &mut Rng) -> Options {
     let mut sometimes = |most: u64| {
         if rng.chance(500_000) { rng.below(most) } else { 0 }
     };
+    let slow_ns = [2_000_000, 30_000_000, 300_000_000][sometimes(3) as usize];
     let faults = Faults {
         loss: sometimes(100_000),
         duplication: sometimes(100_000),
@@ -40,7 +47,7 @@ fn options(rng: &mut Rng) -> Options {
         jitter_ns: sometimes(300_000),
         stall: sometimes(2_000),
         slow_copy: sometimes(200_000),
-        slow_ns: 2_000_000,
+        slow_ns,
         absent_page: sometimes(20_000),
         full: sometimes(20_000),
         absent_source: sometimes(50_000),
@@ -88,6 +95,9 @@ fn options(rng: &mut Rng) -> Options {
         reset: if rng.chance(250_000) { 50_000 } else { 0 },
         wires,
         cuts: if rng.chance(700_000) { 100_000 } else { 0 },
+        outages: if rng.chance(150_000) { 30_000 } else { 0 },
+        idle: if rng.chance(150_000) { 100_000 } else { 0 },
+        short_reads: if rng.chance(100_000) { rng.range(10, 300) } else { 0 },
     }
 }
 
@@ -100,6 +110,77 @@ fn size(rng: &mut Rng, largest: u64) -> u32 {
     }
 }
 
+/// Post if there is room; make room if there is none.
+fn post_when_possible(bench: &mut Bench, poster: usize, direction: Direction, size_bytes: u32) {
+    loop {
+        let unused = bench.unused;
+        let Some(Err(error)) = bench.post(poster, direction, size_bytes, false, None) else { return };
+        assert_eq!(error, PostError::Full);
+        bench.unused = unused;
+        let open = bench.open;
+        assert!(bench.step() || bench.open < open, "full and nothing happens");
+    }
+}
+
+/// A long read, and short ones after it in both directions.
+fn long_read_beside_short_ones(bench: &mut Bench, short_reads: u64) {
+    post_when_possible(bench, 0, Direction::Read, 256 * 1024);
+    for number in 0..short_reads {
+        post_when_possible(bench, (number % 2) as usize, Direction::Read, 64);
+    }
+}
+
+/// All paths are lost, and come back after a while: what is open waits.
+fn outage(bench: &mut Bench, pause_ns: u64) {
+    let up: Vec<usize> = (0..bench.wires.len()).filter(|wire| !bench.wires[*wire].left).collect();
+    let was_cut: Vec<bool> = up.iter().map(|wire| bench.wires[*wire].cut).collect();
+    up.iter().for_each(|wire| bench.leave_wire(*wire));
+    // A read that failed with a lost peer ends when no byte of it is being copied any more.
+    let failed = |bench: &Bench| {
+        let ends = bench.watched.iter().filter_map(|watched| watched.status);
+        ends.filter(|end| end.is_err_and(|error| error != TransferError::PeerLost)).count()
+    };
+    bench.drain();
+    let before = failed(bench);
+    let end = bench.now.after_ns(pause_ns);
+    while bench.now < end && bench.step() {}
+    bench.now = bench.now.max(end);
+    bench.engines.iter_mut().for_each(|engine| engine.expire(bench.now));
+    bench.drain();
+    assert_eq!(failed(bench), before, "something failed for want of a path");
+    for (wire, was_cut) in up.into_iter().zip(was_cut) {
+        bench.heal_wire(wire);
+        bench.wires[wire].cut = was_cut;
+    }
+}
+
+/// All that is open ends, nothing happens for a while, and then much is posted at once: of that no more is sent
+/// at once than a window, and after a long pause no more than at the start.
+fn idle_and_burst(bench: &mut Bench, rng: &mut Rng) {
+    // What is cut and not left keeps its transfers waiting for long.
+    (0..bench.wires.len()).for_each(|wire| bench.heal_wire(wire));
+    let faults = std::mem::take(&mut bench.faults);
+    bench.settle(60_000_000_000);
+    let pause_ns = rng.below(30_000_000_000);
+    bench.now = bench.now.after_ns(pause_ns);
+    bench.engines.iter_mut().for_each(|engine| engine.expire(bench.now));
+    let poster = rng.below(2) as usize;
+    let before = bench.report()[poster].block_bytes_sent;
+    for _ in 0..rng.range(1, 12) {
+        if !matches!(bench.post(poster, Direction::Write, 64 * 1024, false, None), Some(Ok(_))) {
+            break;
+        }
+    }
+    bench.drain();
+    bench.faults = faults;
+    let congestion = CongestionConfig::default();
+    let sent_bytes = bench.report()[poster].block_bytes_sent - before;
+    let most_bytes = (congestion.initial_bytes + 16 * 1024) * bench.wires.len() as u64;
+    if bench.limits_windows() && pause_ns > congestion.memory_ns {
+        assert!(sent_bytes <= most_bytes, "{sent_bytes} bytes at once after {pause_ns} ns");
+    }
+}
+
 fn run(seed: u64, options: &Options) {
     let mut rng = Rng::new(seed ^ 0x5eed);
     let mut bench = Bench::new(options.config, seed, 3 << 20);
@@ -107,6 +188,9 @@ fn run(seed: u64, options: &Options) {
     bench.payload_bytes = options.payload_bytes;
     for (delay_ns, loss) in &options.wires {
         bench.add_wire(Wire { loss: *loss, ..Wire::new(*delay_ns) });
+    }
+    if options.short_reads > 0 {
+        long_read_beside_short_ones(&mut bench, options.short_reads);
     }
     let mut posted = 0;
     'posting: while posted < options.posts {
@@ -147,6 +231,12 @@ fn run(seed: u64, options: &Options) {
                 1 if others_work => bench.leave_wire(wire),
                 _ => bench.heal_wire(wire),
             }
+        }
+        if rng.chance(options.outages) {
+            outage(&mut bench, rng.below(8_000_000_000));
+        }
+        if rng.chance(options.idle) {
+            idle_and_burst(&mut bench, &mut rng);
         }
         if rng.chance(100_000) {
             // Packets get cut for another path from now on.

@@ -417,6 +417,10 @@ fn a_repeat_of_a_finished_block_is_acknowledged_and_not_placed() {
     assert_eq!(receive(&mut engine, header), Verdict::Dropped(DropReason::Duplicate));
     let newer = data(3, 2, None, BASE);
     assert_eq!(receive(&mut engine, newer), Verdict::Dropped(DropReason::Busy));
+    let Some(Action::Send { packet: Packet::Nack(busy), .. }) = engine.poll(Time(0)) else {
+        panic!("its sender has to know that it was not lost");
+    };
+    assert_eq!((busy.generation, busy.code), (newer.generation, NackCode::BufferFull));
     assert_eq!(engine.poll(Time(0)), None);
     engine.placed(placement);
     let acked = |engine: &mut Engine| match engine.poll(Time(0)) {
@@ -644,7 +648,7 @@ fn a_full_answer_to_the_last_block_does_not_confuse_what_is_left() {
 #[test]
 fn arbitrary_packets_from_a_peer_do_no_harm() {
     let mut engine = engine(Config { transactions: 4, peer_transactions: 4, ..Config::default() });
-    let mut rng = bench::Rng::new(9);
+    let mut rng = bench::Rng::usual(9);
     let mut placements: Vec<Placement> = Vec::new();
     let (mut with_list, mut several) = (0, 0);
     for step in 0..200_000 {
@@ -654,7 +658,7 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
             *byte = [0, 1, 2, 3, 255, rng.next() as u8][rng.below(6) as usize];
         }
         bytes[0] = tombolo_wire::MAGIC;
-        bytes[1] = rng.range(1, 12) as u8;
+        bytes[1] = rng.range(1, 13) as u8;
         if rng.chance(100_000) {
             // What is between chance and a notification with a list of one block.
             (bytes[1], bytes[2]) = (11, rng.range(6, 7) as u8);
@@ -707,4 +711,143 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
     }
     while engine.poll(Time(SECOND)).is_some() {}
     assert!(engine.is_idle());
+}
+
+/// A peer that restarts under its number: what was open with its earlier life fails, on both sides, and
+/// nothing of that reaches what begins with the new one.
+#[test]
+fn a_peer_that_restarts_loses_only_what_was_open_before() {
+    // As many slots as blocks: those of the earlier life are used again at once.
+    let mut target = engine(Config { transactions: 2, ..Config::default() });
+    let mut requester = engine(Config::default());
+    let ask = |requester: &mut Engine, now| {
+        requester.post(now, OTHER, transfer(Direction::Read, 100)).expect("room");
+        let Some(Action::Send { packet, .. }) = requester.poll(now) else { panic!("the request is due") };
+        packet
+    };
+    let request = ask(&mut requester, Time(0));
+    let _ = target.handle(Time(0), OTHER, &request);
+    let answer = next_block(&mut target, Time(0)).expect("the read is served");
+    target.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
+    let write = next_block(&mut target, Time(0)).expect("a block");
+    // The requester is a new program, the target hears of it before it hears of the loss.
+    requester = engine(Config::default());
+    target.add_peer(Time(1), OTHER);
+    // Its first read has the id that the one of its earlier life had.
+    let request = ask(&mut requester, Time(2));
+    let mut lost = 0;
+    while let Some(action) = target.poll(Time(1)) {
+        match action {
+            Action::Complete(completion) => {
+                assert_eq!(completion.status, Err(TransferError::PeerLost));
+                lost += 1;
+            }
+            other => panic!("told the new life of the earlier one: {other:?}"),
+        }
+    }
+    assert_eq!(lost, 1);
+    assert!(target.is_idle());
+    let _ = target.handle(Time(2), OTHER, &request);
+    target.post(Time(2), OTHER, transfer(Direction::Write, 100)).expect("room");
+    // What the caller tells of the earlier life, it tells too late.
+    for block in [&answer, &write] {
+        assert!(!target.is_open(block));
+        target.source_refused(Time(2), block, NackCode::DecodeError);
+        target.source_ready(block);
+    }
+    let mut blocks = 0;
+    while let Some(action) = target.poll(Time(2)) {
+        match action {
+            Action::SendBlock(block) => {
+                blocks += 1;
+                assert!(target.is_open(&block));
+                for header in block.packets(4096) {
+                    let packet = Packet::Data(header, Payload::Intact(&[0; 100]));
+                    if let Verdict::Place(placement) = requester.handle(Time(2), OTHER, &packet) {
+                        requester.placed(placement);
+                    }
+                }
+                for old in [&answer, &write] {
+                    target.source_refused(Time(2), old, NackCode::DecodeError);
+                }
+            }
+            Action::Send { packet, .. } => {
+                assert_eq!(requester.handle(Time(2), OTHER, &packet), Verdict::Taken, "{packet:?}");
+            }
+            Action::Complete(completion) => panic!("{completion:?}"),
+            Action::WriteNotification(_) => panic!("none was asked for"),
+        }
+    }
+    assert_eq!(blocks, 2);
+    while let Some(action) = requester.poll(Time(3)) {
+        match action {
+            Action::Complete(completion) => assert_eq!(completion.status, Ok(())),
+            Action::Send { packet, .. } => {
+                let _ = target.handle(Time(3), OTHER, &packet);
+            }
+            other => panic!("unexpected: {other:?}"),
+        }
+    }
+    assert_eq!(status(&mut target, Time(3)), Some(Ok(())));
+    assert!(target.is_idle() && requester.is_idle());
+}
+
+/// One block is lost each time, while others are answered: its transfer fails, after a bounded number of
+/// transmissions, with an error that says so.
+#[test]
+fn a_block_that_is_always_overtaken_is_given_up() {
+    for served in [false, true] {
+        let mut engine = engine(Config::default());
+        let mut now = Time(SECOND);
+        if served {
+            let request = tombolo_wire::ReadRequest {
+                request: RequestId(0),
+                watermark: RequestId(0),
+                attempt: Attempt(0),
+                domain: DOMAIN,
+                size_bytes: 100,
+                source_address: BASE,
+                destination_address: BASE,
+                notification: None,
+                class: None,
+            };
+            let _ = engine.handle(now, OTHER, &Packet::ReadRequest(request));
+        } else {
+            engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+        }
+        let unlucky = next_block(&mut engine, now).expect("a block");
+        let is_unlucky = |block: &Block| {
+            block.transaction == unlucky.transaction && block.generation == unlucky.generation
+        };
+        let mut transmissions = 1;
+        let ended = 'ended: loop {
+            assert!(transmissions <= Config::default().max_attempts, "for ever");
+            assert!(now < Time(60 * SECOND), "hangs");
+            let _ = engine.post(now, OTHER, transfer(Direction::Write, 100));
+            let mut others = Vec::new();
+            while let Some(action) = engine.poll(now) {
+                match action {
+                    Action::SendBlock(block) if is_unlucky(&block) => transmissions += 1,
+                    Action::SendBlock(block) => others.push(block),
+                    Action::Complete(completion) if completion.status.is_err() => {
+                        break 'ended completion.status;
+                    }
+                    Action::Send { packet: Packet::ReadReject(reject), .. } => {
+                        assert_eq!(reject.code, NackCode::NoContext);
+                        break 'ended Err(TransferError::Undeliverable);
+                    }
+                    _ => {}
+                }
+            }
+            now = now.after_ns(50_000);
+            for block in others {
+                let _ = engine.handle(now, OTHER, &ack(&block));
+            }
+            now = now.after_ns(150_000);
+            engine.expire(now);
+        };
+        assert_eq!(ended, Err(TransferError::Undeliverable));
+        assert_eq!(engine.counters().given_up, 1);
+        assert!(transmissions > 8, "given up too early: {transmissions}");
+    }
 }

@@ -452,3 +452,30 @@ fn a_list_is_sent_only_where_it_is_short_and_of_use() {
     assert_eq!(listed(behind_the_last(17, false)), None, "too many");
     assert_eq!(listed(behind_the_last(2, true)), None, "nobody is there to look at it");
 }
+
+/// How many other blocks go before one that was lost, while small transfers come without end.
+fn wait_of_a_resend(config: Config) -> u32 {
+    let mut engine = engine(config);
+    post(&mut engine, 9, 16 * KIB, Some(Class::Low));
+    let lost = next_block(&mut engine).expect("a block");
+    let later = engine.deadline().expect("a timer");
+    engine.expire(later);
+    for waits in 0..1000 {
+        post(&mut engine, 1, 64, None);
+        let Some(Action::SendBlock(block)) = engine.poll(later) else { panic!("a block is due") };
+        if block.transaction == lost.transaction && block.generation == lost.generation {
+            return waits;
+        }
+        acknowledge(&mut engine, &block);
+        assert!(matches!(engine.poll(later), Some(Action::Complete(_))));
+    }
+    panic!("the lost block was not sent again")
+}
+
+#[test]
+fn small_transfers_do_not_starve_what_goes_again() {
+    for starvation_blocks in [1, 10] {
+        let config = Config { starvation_blocks, ..Config::default() };
+        assert!(wait_of_a_resend(config) <= starvation_blocks);
+    }
+}

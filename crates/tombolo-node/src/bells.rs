@@ -43,7 +43,7 @@ fn plan(number: u16, user: u64, slot: usize, wanted: &Descriptor) -> Result<Plan
         destination_address: wanted.destination_address,
         size_bytes: wanted.size_bytes,
         notification: wanted.notification,
-        class: wanted.class.map(|class| Class::ALL[usize::from(class.min(2))]),
+        class: wanted.class.map(Class::from_number),
         user,
     };
     let peer = match (wanted.work, wanted.source) {

@@ -141,7 +141,7 @@ impl Node {
                 first,
                 last,
             }),
-            class: carriage.class.map(|class| Class::ALL[usize::from(class.min(2))]),
+            class: carriage.class.map(Class::from_number),
             user,
         };
         let programs_only = [transfer.domain, transfer.own_domain]

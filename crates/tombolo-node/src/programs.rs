@@ -512,7 +512,9 @@ impl Programs {
 
 pub(crate) fn failure_of(error: TransferError) -> Failure {
     match error {
-        TransferError::PeerUnreachable | TransferError::Incomplete => Failure::Unreachable,
+        TransferError::PeerUnreachable | TransferError::Undeliverable | TransferError::Incomplete => {
+            Failure::Unreachable
+        }
         TransferError::Refused(code) => Failure::Refused(code),
         TransferError::Local(code) => Failure::Local(code),
         _ => Failure::Gone,

@@ -28,6 +28,10 @@ static DROPPING: AtomicU32 = AtomicU32::new(0);
 /// Runs a call that unmaps or moves memory while the agent drops nothing: a range
 /// that the agent is about to drop must not become another mapping before it does.
 fn change(work: impl FnOnce() -> sys::Result) -> sys::Result {
+    if DROPPING.load(Ordering::SeqCst) != 0 {
+        // In a child that was made by a raw system call, it is the parent's agent that was at it.
+        children::attach_if_forked();
+    }
     CHANGING.fetch_add(1, Ordering::SeqCst);
     while DROPPING.load(Ordering::SeqCst) != 0 {
         sys::futex_wait(&DROPPING, 1);

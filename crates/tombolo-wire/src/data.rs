@@ -75,7 +75,8 @@ pub struct DataHeader {
     /// [`GRANULE_BYTES`].
     pub offset_bytes: u32,
     /// Bytes in this packet; a multiple of [`GRANULE_BYTES`] unless it ends the
-    /// block.
+    /// block. A packet without bytes of a block that has some asks whether the block
+    /// is placed; it has offset 0 and carries no notification.
     pub payload_bytes: u32,
     /// The read this block answers, if it is the write-back of one.
     pub in_reply_to: Option<RequestId>,
@@ -182,9 +183,6 @@ impl DataHeader {
         if packet_bytes > need {
             return Err(WireError::TrailingBytes { extra: packet_bytes - need });
         }
-        if header.block_bytes != 0 && header.payload_bytes == 0 {
-            return Err(WireError::Range);
-        }
         Ok(Some((header, header_bytes)))
     }
 
@@ -194,9 +192,6 @@ impl DataHeader {
         checksums: Checksums,
     ) -> Result<(Self, Payload<'a>), WireError> {
         let header = fields(view)?;
-        if header.block_bytes != 0 && header.payload_bytes == 0 {
-            return Err(WireError::Range);
-        }
         let need = header.payload_bytes as usize;
         let Some((bytes, extra)) = view.rest().split_at_checked(need) else {
             return Ok((header, Payload::Damaged));
@@ -333,6 +328,10 @@ fn draft(kind: Kind, header: &DataHeader, payload_crc: u32) -> Result<Draft, Wir
 fn fields(view: &View<'_>) -> Result<DataHeader, WireError> {
     let header = unchecked_fields(view)?;
     check_range(&header)?;
+    let is_probe = header.block_bytes != 0 && header.payload_bytes == 0;
+    if is_probe && (header.offset_bytes != 0 || matches!(header.notification, NotificationMark::Here(_))) {
+        return Err(WireError::Range);
+    }
     Ok(header)
 }
 

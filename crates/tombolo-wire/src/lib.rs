@@ -57,7 +57,7 @@ pub use earlier::{EarlierBlocks, MAX_EARLIER_BLOCKS};
 pub use error::WireError;
 pub use ids::{Attempt, Domain, Generation, RequestId, TransactionId};
 pub use nack::NackCode;
-pub use packet::{Ack, Nack, Packet, Resume};
+pub use packet::{Ack, Nack, Packet, Receipt, Resume};
 pub use reading::{ReadAccept, ReadReject, ReadRequest};
 pub use view::{Kind, View};
 
@@ -80,7 +80,15 @@ pub const MAX_BLOCK_BYTES: u32 = 16 * 1024;
 /// end of its block; so packets cut for different path MTUs still merge.
 pub const GRANULE_BYTES: u32 = 256;
 
-/// How many request ids one peer may have between its oldest live read and its
-/// newest, at most. Both sides rely on it: the requester never asks beyond, and
-/// the target remembers exactly this many.
+/// Number of classes of service (QOS §3.2.3).
+pub const CLASSES: u8 = 3;
+
+/// How many reads of one peer can be open at once. Both sides have a table of this many
+/// places, and the id of a read modulo this number is its place. Ids grow: of two ids of
+/// one place the later one is the open read, and the earlier one is over. The requester
+/// skips ids whose place is taken, so that one long read holds up none that come after it.
 pub const READ_WINDOW: u32 = 1024;
+
+/// The most ids between the oldest open read of a peer and the next: beyond, comparisons of
+/// ids would wrap.
+pub const READ_SPAN: u32 = 1 << 30;

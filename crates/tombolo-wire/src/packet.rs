@@ -36,6 +36,8 @@ pub enum Packet<'a> {
     NotifyAfter(NotifyHeader, EarlierBlocks),
     /// Several blocks arrived.
     Acks(Acks),
+    /// The bytes of a block arrived, and are still being placed.
+    Receipt(Receipt),
 }
 
 impl<'a> Packet<'a> {
@@ -65,6 +67,7 @@ impl<'a> Packet<'a> {
                 Self::NotifyAfter(header, earlier)
             }
             Kind::Acks => Self::Acks(Acks::interpret(&view)?),
+            Kind::Receipt => Self::Receipt(Receipt::interpret(&view)?),
         })
     }
 
@@ -99,6 +102,7 @@ impl<'a> Packet<'a> {
             Self::AtomicAck(ack) => ack.emit(out, checksums),
             Self::NotifyAfter(header, earlier) => earlier::emit(header, earlier, out, checksums),
             Self::Acks(acks) => acks.emit(out, checksums),
+            Self::Receipt(receipt) => receipt.emit(out, checksums),
         }
     }
 }
@@ -139,6 +143,40 @@ impl Ack {
             generation: Generation(view.u32_at::<12>()),
             attempt: Attempt(view.attempt()),
             bytes_only: view.flags() & FLAG_BYTES_ONLY != 0,
+        })
+    }
+}
+
+/// All bytes of a block arrived before it was sent again, but it takes time to place them:
+/// nothing was lost, and the acknowledgement follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// The sender's slot.
+    pub transaction: TransactionId,
+    /// Which block in that slot.
+    pub generation: Generation,
+    /// The transmission that was answered; one before it brought the bytes.
+    pub attempt: Attempt,
+}
+
+impl Receipt {
+    fn emit(self, out: &mut [u8], checksums: Checksums) -> Result<usize, WireError> {
+        let mut draft = Draft::new(Kind::Receipt, 0, self.attempt.0);
+        draft.u16_at::<8>(self.transaction.0);
+        draft.u32_at::<12>(self.generation.0);
+        draft.finish(out, checksums)
+    }
+
+    fn interpret(view: &View<'_>) -> Result<Self, WireError> {
+        view.ends_here()?;
+        view.only_flags(0)?;
+        if view.u16_at::<10>() != 0 {
+            return Err(WireError::Reserved);
+        }
+        Ok(Self {
+            transaction: TransactionId(view.u16_at::<8>()),
+            generation: Generation(view.u32_at::<12>()),
+            attempt: Attempt(view.attempt()),
         })
     }
 }

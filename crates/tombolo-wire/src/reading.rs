@@ -6,7 +6,7 @@
 
 use crate::checksum::Checksums;
 use crate::view::{Draft, Kind, View};
-use crate::{Attempt, Domain, NackCode, Notification, RequestId, WireError};
+use crate::{Attempt, CLASSES, Domain, NackCode, Notification, RequestId, WireError};
 
 const FLAG_NOTIFICATION: u8 = 1 << 0;
 
@@ -80,7 +80,7 @@ impl ReadRequest {
     }
 
     fn check(&self) -> Result<(), WireError> {
-        if let Some(class) = self.class.filter(|class| *class > 2) {
+        if let Some(class) = self.class.filter(|class| *class >= CLASSES) {
             return Err(WireError::Class(class));
         }
         let size = u64::from(self.size_bytes);

@@ -36,6 +36,8 @@ pub enum Kind {
     NotifyAfter = 11,
     /// Several blocks arrived.
     Acks = 12,
+    /// The bytes of a block arrived, and are still being placed.
+    Receipt = 13,
 }
 
 /// The flag of [`Kind::Data`] that says the header carries a notification.
@@ -60,6 +62,7 @@ impl Kind {
             10 => Self::AtomicAck,
             11 => Self::NotifyAfter,
             12 => Self::Acks,
+            13 => Self::Receipt,
             other => return Err(WireError::Kind(other)),
         })
     }
@@ -73,7 +76,9 @@ impl Kind {
             Self::AtomicAck => SHORT_HEADER_BYTES + 8,
             // Their number is where others have flags.
             Self::Acks => FIELDS_AT + ENTRY_BYTES * usize::from(flags).min(MAX_ACKS),
-            Self::Ack | Self::Nack | Self::Resume | Self::ReadReject | Self::ReadAccept => SHORT_HEADER_BYTES,
+            Self::Ack | Self::Nack | Self::Resume | Self::ReadReject | Self::ReadAccept | Self::Receipt => {
+                SHORT_HEADER_BYTES
+            }
         }
     }
 }

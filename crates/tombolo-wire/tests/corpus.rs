@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use tombolo_wire::{
     Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, EarlierBlocks,
     Generation, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload, ReadAccept,
-    ReadReject, ReadRequest, RequestId, Resume, TransactionId, fuzzing,
+    ReadReject, ReadRequest, Receipt, RequestId, Resume, TransactionId, fuzzing,
 };
 
 fn samples() -> Vec<(&'static str, Packet<'static>)> {
@@ -82,6 +82,7 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
         ),
         ("atomic-ack", Packet::AtomicAck(AtomicAck { transaction, generation, attempt, before: 1 })),
         ("notify-after", Packet::NotifyAfter(notify, earlier)),
+        ("receipt", Packet::Receipt(Receipt { transaction, generation, attempt })),
         ("acks", Packet::Acks(Acks::of(&[ack, Ack { bytes_only: true, ..ack }]))),
     ]
 }

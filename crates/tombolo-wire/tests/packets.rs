@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use tombolo_wire::{
     Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, EarlierBlocks,
     Generation, MAX_ACKS, MAX_EARLIER_BLOCKS, Nack, NackCode, Notification, NotificationMark, NotifyHeader,
-    Packet, Payload, ReadAccept, ReadReject, ReadRequest, RequestId, Resume, TransactionId, WireError,
+    Packet, Payload, ReadAccept, ReadReject, ReadRequest, Receipt, RequestId, Resume, TransactionId,
+    WireError,
 };
 
 fn notification() -> impl Strategy<Value = Notification> {
@@ -48,7 +49,7 @@ fn data() -> impl Strategy<Value = DataHeader> {
 fn control() -> impl Strategy<Value = Packet<'static>> {
     let code = proptest::sample::select(NackCode::ALL.to_vec());
     let ids = any::<(u16, u32, u8, bool, u16, u32)>();
-    (ids, code, data(), notification(), any::<(u32, u32, u64, Option<u64>)>(), 0..12u8).prop_map(
+    (ids, code, data(), notification(), any::<(u32, u32, u64, Option<u64>)>(), 0..13u8).prop_map(
         |((slot, generation, attempt, flag, domain, request), code, data, words, read, kind)| {
             let transaction = TransactionId(slot);
             let generation = Generation(generation);
@@ -105,6 +106,7 @@ fn control() -> impl Strategy<Value = Packet<'static>> {
                         earlier,
                     )
                 }
+                12 => Packet::Receipt(Receipt { transaction, generation, attempt }),
                 11 => {
                     let ack = |number: u16| Ack {
                         transaction: TransactionId(slot.wrapping_mul(number)),
@@ -361,4 +363,32 @@ fn impossible_ranges_are_refused() {
     let high = DataHeader { block_address: u64::MAX - 1000, ..good };
     assert_eq!(outcome(high), Err(WireError::AddressOverflow));
     assert!(outcome(DataHeader { payload_bytes: u32::MAX, ..good }).is_err());
+}
+
+#[test]
+fn a_packet_without_bytes_asks_for_a_block() {
+    let probe = DataHeader {
+        domain: Domain(1),
+        transaction: TransactionId(2),
+        generation: Generation(3),
+        attempt: Attempt(4),
+        block_address: 0x5000,
+        block_bytes: 1000,
+        offset_bytes: 0,
+        payload_bytes: 0,
+        in_reply_to: None,
+        notification: NotificationMark::Elsewhere,
+    };
+    let packet = |header| Packet::Data(header, Payload::Intact(&[]));
+    for checksums in [Checksums::On, Checksums::Off] {
+        let bytes = emit(&packet(probe), checksums);
+        assert_eq!(Packet::parse(&bytes, checksums), Ok(packet(probe)));
+        let peeked = DataHeader::peek(&bytes, bytes.len());
+        assert_eq!(peeked.ok(), Some(Some((probe, bytes.len()))));
+        let words = NotificationMark::Here(Notification { address: 0, first: 1, last: 2 });
+        for bad in [DataHeader { offset_bytes: 256, ..probe }, DataHeader { notification: words, ..probe }] {
+            let bytes = emit(&packet(bad), checksums);
+            assert_eq!(Packet::parse(&bytes, checksums), Err(WireError::Range));
+        }
+    }
 }

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     /// Runs a reader over `pages`, faulting only where nothing was fetched ahead.
-    fn faults(pages: impl Iterator<Item = u32>) -> (usize, usize) {
+    fn faults(pages: impl Iterator<Item = Page>) -> (usize, usize) {
         let mut prefetch = Prefetch::default();
         let mut present = std::collections::HashSet::new();
         let (mut faults, mut fetched) = (0, 0);
@@ -187,8 +187,8 @@ mod tests {
                 faults += 1;
                 let ahead = prefetch.fault(page);
                 for step in 1..=i64::from(ahead.count) {
-                    let page = i64::from(page) + ahead.stride * step;
-                    fetched += usize::from(u32::try_from(page).is_ok_and(|page| present.insert(page)));
+                    let next = page.checked_add_signed(ahead.stride * step);
+                    fetched += usize::from(next.is_some_and(|page| present.insert(page)));
                 }
             }
         }
@@ -215,7 +215,7 @@ mod tests {
         while up < 3_000 {
             for page in [up, down] {
                 let (first, pages) = touches.touch(page);
-                assert!((first..first + pages).contains(&page));
+                assert!((first..first + u64::from(pages)).contains(&page));
                 touches.mapped(page, first, pages);
             }
             (up, down) = (touches.runs[1].end, touches.runs[2].first - 1);
@@ -251,7 +251,7 @@ mod tests {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            (state % 1_000_000) as u32
+            state % 1_000_000
         });
         let (faults, fetched) = faults(pages);
         assert!(fetched * 50 < faults, "{fetched} pages fetched ahead for {faults} faults");

@@ -57,6 +57,7 @@ pub struct Block {
     pub user: u64,
     /// Its notification.
     pub notification: BlockNotification,
+    pub(crate) session: u32,
 }
 
 /// How the notification of a block travels.

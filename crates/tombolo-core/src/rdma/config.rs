@@ -1,6 +1,7 @@
 //! The bounds and times of an engine, with the documents' numbers as defaults.
 
 use super::congestion::CongestionConfig;
+use super::transfer::Class;
 use tombolo_wire::{GRANULE_BYTES, MAX_BLOCK_BYTES, READ_WINDOW};
 
 /// How long an unanswered block waits before it goes again.
@@ -54,7 +55,8 @@ pub struct Config {
     /// `block_bytes` counts for several.
     pub turn_blocks: u32,
     /// A class with work is served at the latest after this many blocks of
-    /// higher classes (plus one, if two classes come due together).
+    /// higher classes (plus one, if two classes come due together). A block that
+    /// goes again is sent at the latest after this much that goes before it.
     pub starvation_blocks: u32,
     /// Largest remainder of the high class.
     pub high_max_bytes: u32,
@@ -70,17 +72,19 @@ pub struct Config {
     /// When an unanswered block goes again.
     pub retransmission: Retransmission,
     /// Send a block again once a later one was acknowledged and a round trip
-    /// and a quarter has passed, instead of waiting for the timeout.
+    /// and a quarter has passed, instead of waiting for the timeout. One that was
+    /// overtaken eight times in a row waits for the timeout.
     pub fast_retransmit: bool,
     /// The least time beyond a round trip before a block overtaken by another
     /// counts as lost: what reordering and scheduling alone may cost.
     pub reorder_ns: u64,
     /// Give a peer up after this long without any packet from it.
     pub give_up_ns: u64,
-    /// Give a block or a read request up after this many unanswered attempts.
+    /// Give a block or a read request up after this many unanswered attempts in a row,
+    /// whether they timed out or were overtaken.
     pub max_attempts: u32,
     /// Give a block or a read up that was only refused for this long (codes 1,
-    /// 4, 7).
+    /// 4, 7), or a block that was not placed for this long.
     pub refused_give_up_ns: u64,
     /// Delay before a block or read refused with *destination buffer full* (7)
     /// goes again.
@@ -88,10 +92,14 @@ pub struct Config {
     /// Delay before a block refused with *slave error* (1), or whose source page
     /// is absent, goes again if no resume comes (FAULT ch. 4 measures 1 to 25 ms).
     pub fault_pause_ns: u64,
+    /// How long a block that the receiver is placing is left alone before it is asked whether it is
+    /// placed: only a lost acknowledgement makes that of use.
+    pub placing_probe_ns: u64,
     /// Congestion control; `None` on a link that cannot be overrun.
     pub congestion: Option<CongestionConfig>,
     /// Read requests to one peer that may be open; at most
-    /// [`tombolo_wire::READ_WINDOW`].
+    /// [`tombolo_wire::READ_WINDOW`]. Here and in the three bounds below, a quarter is kept
+    /// free of lower classes for each class above.
     pub outstanding_reads: u32,
     /// The least time before an unanswered read request is repeated: a target
     /// may have much to do before it.
@@ -134,6 +142,7 @@ impl Default for Config {
             refused_give_up_ns: 30_000_000_000,
             full_delay_ns: 500_000,
             fault_pause_ns: 1_000_000,
+            placing_probe_ns: 5_000_000,
             congestion: Some(CongestionConfig::default()),
             outstanding_reads: 512,
             read_retry_ns: 4_000_000,
@@ -156,6 +165,17 @@ pub(crate) fn power_of_two(bytes: u32, most: u32) -> u32 {
 }
 
 impl Config {
+    /// The class of a transfer by the bytes it still has to move (QOS §3.3).
+    pub(crate) fn class_of(&self, left_bytes: u32) -> Class {
+        if left_bytes <= self.high_max_bytes {
+            Class::High
+        } else if left_bytes <= self.medium_max_bytes {
+            Class::Medium
+        } else {
+            Class::Low
+        }
+    }
+
     /// The nearest configuration that can work.
     pub(crate) fn clamped(mut self) -> Self {
         self.transactions = self.transactions.max(1);

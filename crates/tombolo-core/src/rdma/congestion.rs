@@ -101,6 +101,15 @@ const MAX_WINDOW_BYTES: u64 = 1 << 25;
 /// Of `LossRate`: all.
 const WHOLE: u32 = 1 << 16;
 
+/// What a loss has changed, should it turn out to be none.
+#[derive(Clone, Copy, Debug)]
+struct Undo {
+    /// When the first block was sent that was taken for lost.
+    sent_at: Time,
+    window_bytes: u64,
+    threshold_bytes: u64,
+}
+
 /// The window towards one peer by one path.
 #[derive(Clone, Copy, Debug)]
 pub struct Congestion {
@@ -119,6 +128,10 @@ pub struct Congestion {
     /// Until then as little as possible is under way, to see the shortest round trip.
     look_until: Option<Time>,
     heard_at: Time,
+    /// The window before it was shrunk for what was taken for lost.
+    undo: Option<Undo>,
+    /// When at least half of the window was under way the last time.
+    used_at: Time,
 }
 
 impl Congestion {
@@ -137,6 +150,8 @@ impl Congestion {
             shrink_at: Time(0),
             look_until: None,
             heard_at: Time(0),
+            undo: None,
+            used_at: Time(0),
         }
     }
 
@@ -155,14 +170,17 @@ impl Congestion {
         Some(self.delay.base()).filter(|ns| *ns < u64::MAX)
     }
 
-    /// Something is sent after nothing was under way. After a short pause the
-    /// path is believed to be as it was; after a long one the window doubles up
-    /// to what it was.
-    pub fn resumed(&mut self, now: Time) {
-        let Some(config) = &self.config else { return };
-        let initial_bytes = config.initial_bytes;
-        if now.since_ns(self.heard_at) > config.memory_ns {
+    /// A block is sent while `in_flight_bytes` (without it) are under way. To be
+    /// called for each block that is sent. After a short pause the path is believed
+    /// to be as it was; after a long one the window doubles up to what it was, also
+    /// if it was used all the time, but never by more than a small part.
+    pub fn sent(&mut self, now: Time, in_flight_bytes: u64) {
+        let (Some(config), 0) = (&self.config, in_flight_bytes) else { return };
+        let CongestionConfig { initial_bytes, memory_ns, .. } = *config;
+        if now.since_ns(self.heard_at) > memory_ns {
             self.delay = Delay::new();
+        }
+        if now.since_ns(self.used_at) > memory_ns {
             self.fill_again(initial_bytes);
         }
         self.heard_at = now;
@@ -185,6 +203,9 @@ impl Congestion {
         self.loss.arrived();
         // A window that was not used says nothing about the path.
         let is_used = in_flight_bytes.saturating_mul(2) >= self.window_bytes;
+        if is_used {
+            self.used_at = now;
+        }
         if let Some(ns) = round_trip_ns {
             let news = self.delay.measure(now, ns, &config);
             self.look(now, is_used, &config);
@@ -298,10 +319,28 @@ impl Congestion {
         }
     }
 
+    /// A block sent at `sent_at` that was taken for lost had arrived: its answer was late, or it took time to
+    /// place it. The window is what it was before that shrank it.
+    pub fn not_lost(&mut self, sent_at: Time) {
+        self.loss.not_lost();
+        let recovery_start = self.recovery_start;
+        let undo = self.undo.take_if(|undo| (undo.sent_at..recovery_start).contains(&sent_at));
+        if let Some(undo) = undo {
+            self.window_bytes = self.window_bytes.max(undo.window_bytes);
+            self.threshold_bytes = self.threshold_bytes.max(undo.threshold_bytes);
+            self.timeouts = 0;
+        }
+    }
+
     fn shrink(&mut self, now: Time, sent_at: Time, window_bytes: u64) -> bool {
         let Some(config) = &self.config else { return false };
         if sent_at < self.recovery_start {
             return false;
+        }
+        // Shrunk again and again without an answer between, it is one silence.
+        if self.timeouts == 0 || self.undo.is_none() {
+            let Self { window_bytes, threshold_bytes, .. } = *self;
+            self.undo = Some(Undo { sent_at, window_bytes, threshold_bytes });
         }
         let least_bytes = config.min_bytes / 2;
         self.recovery_start = now.after_ns(1);
@@ -384,6 +423,11 @@ impl LossRate {
         self.0 += (WHOLE - self.0) / 128;
     }
 
+    /// Takes the latest [`Self::lost`] back.
+    fn not_lost(&mut self) {
+        self.0 = self.0.saturating_sub((WHOLE - self.0) / 127);
+    }
+
     fn permille(self) -> u32 {
         self.0 * 1000 / WHOLE
     }
@@ -423,10 +467,32 @@ mod tests {
     }
 
     #[test]
+    fn what_was_no_loss_is_taken_back() {
+        let mut window = Congestion::new(Some(CongestionConfig::default()));
+        let before = window.window_bytes();
+        // Two silences without an answer between, the first block being late.
+        window.timed_out(Time(3000), Time(2500));
+        window.timed_out(Time(9000), Time(4000));
+        assert!(window.window_bytes() < before);
+        window.not_lost(Time(2500));
+        assert_eq!((window.window_bytes(), window.loss.permille()), (before, LossRate(512).permille()));
+        // Of two losses, the earlier one was real: a block from before it takes nothing back.
+        window.timed_out(Time(20_000), Time(15_000));
+        let after = window.window_bytes();
+        window.not_lost(Time(14_000));
+        window.not_lost(Time(30_000));
+        assert_eq!(window.window_bytes(), after);
+        let mut loss = LossRate(WHOLE / 3);
+        loss.lost();
+        loss.not_lost();
+        assert!(loss.0.abs_diff(WHOLE / 3) <= 1);
+    }
+
+    #[test]
     fn without_configuration_it_never_limits() {
         let mut window = Congestion::new(None);
         window.timed_out(Time(3000), Time(2500));
-        window.resumed(Time(1 << 50));
+        window.sent(Time(1 << 50), 0);
         assert_eq!(window.window_bytes(), u64::MAX);
     }
 
@@ -452,7 +518,7 @@ mod tests {
             let mut window = Congestion::new(Some(config));
             for round in 0..1000_u64 {
                 let now = Time(round * 1_000_000);
-                window.resumed(now);
+                window.sent(now, 0);
                 window.acknowledged(now, 1 << 14, 1 << 20, Some(1 + round % 7 * 1_000_000));
                 match round % 5 {
                     0 => window.lost(now, now),

@@ -1,5 +1,7 @@
 //! What an engine has done, in plain numbers.
 
+use super::transfer::Class;
+
 /// Counters since the engine was made; they only grow (and wrap).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -16,7 +18,7 @@ pub struct Counters {
     /// Bytes of those blocks.
     pub block_bytes_sent: u64,
     /// First transmissions by class: high, medium, low.
-    pub blocks_by_class: [u64; 3],
+    pub blocks_by_class: [u64; Class::COUNT],
     /// Blocks a class got because it had waited too long.
     pub starvation_relief: u64,
     /// Blocks sent again, for any reason.
@@ -25,6 +27,8 @@ pub struct Counters {
     pub timeouts: u64,
     /// Blocks taken for lost because later ones were acknowledged.
     pub fast_retransmits: u64,
+    /// Blocks and read requests given up after too many attempts, though the peer was there.
+    pub given_up: u64,
     /// Blocks that were under way by a link when it was lost.
     pub blocks_moved: u64,
     /// Atomic operations sent, the repeated ones too.
@@ -33,6 +37,12 @@ pub struct Counters {
     pub atomics: u64,
     /// Notifications sent apart from their block.
     pub notifies_sent: u64,
+    /// Answers that a block has arrived and is still being placed.
+    pub receipts: u64,
+    /// The same, sent to peers.
+    pub receipts_sent: u64,
+    /// Questions whether such a block is placed.
+    pub probes_sent: u64,
     /// Acknowledgements that changed something.
     pub acks: u64,
     /// Answers to a block or read that is over.

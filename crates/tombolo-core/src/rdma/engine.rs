@@ -10,7 +10,7 @@ use super::read_server::{ReadServer, Start};
 use super::responder::{BlockEnd, Responder};
 use super::time::Time;
 use super::transfer::{PathId, PeerId, PostError, Transfer, TransferError, TransferId};
-use tombolo_wire::{Domain, EarlierBlocks, NackCode, NotifyHeader, Packet, Payload};
+use tombolo_wire::{EarlierBlocks, NackCode, NotifyHeader, Packet, Payload, ReadRequest};
 
 /// An RDMA engine: one node's half of every transfer it takes part in.
 ///
@@ -89,13 +89,17 @@ impl Engine {
         }
     }
 
-    /// A link to `peer` is up, and both ends start afresh: whatever was known of
-    /// a peer of this number is forgotten (its transfers fail as lost).
+    /// A link to `peer` is up, and both ends start afresh. If there is a peer of this
+    /// number, it has restarted: what is open with its earlier life ends as with
+    /// [`Self::peer_lost`], before anything of the new one begins; and what the caller
+    /// still holds of the earlier one (blocks, placements) means nothing to the new one.
     pub fn add_peer(&mut self, now: Time, peer: PeerId) {
+        if let Some(before) = self.initiator.peer_at(peer.index()) {
+            self.peer_lost(now, before);
+        }
         self.initiator.add_peer(now, peer);
         self.responder.add_peer(peer);
         self.server.add_peer(peer);
-        self.collect(now);
     }
 
     /// As [`Self::add_peer`], for one that no packets go to, such as the caller itself: its blocks may be
@@ -207,11 +211,13 @@ impl Engine {
                     self.initiator.acknowledge(now, peer, &ack);
                 }
             }
+            Packet::Receipt(receipt) => self.initiator.received(now, peer, receipt),
             Packet::Nack(nack) => self.initiator.refused(now, peer, nack),
             Packet::Resume(resume) => self.initiator.resume(peer, resume),
             Packet::ReadRequest(request) => {
-                let start = self.server.request(peer, path, request);
-                self.start(now, start);
+                if let Some(start) = self.server.request(peer, path, request) {
+                    self.start(now, &start);
+                }
             }
             Packet::ReadReject(reject) => {
                 self.initiator.read_rejected(now, (peer, path), reject.request, reject.code);
@@ -356,12 +362,12 @@ impl Engine {
         self.initiator.poll_send(now)
     }
 
-    /// Whether a read request of this domain would be taken now. A caller that
+    /// Whether a read request would be taken now. A caller that
     /// keeps requests in a queue of their own looks first (QOS §3.6.3); one that
     /// does not, loses nothing but a round trip.
     #[must_use]
-    pub fn has_read_room(&self, peer: PeerId, domain: Domain) -> bool {
-        self.initiator.knows(peer) && self.server.has_room(peer, domain)
+    pub fn has_read_room(&self, peer: PeerId, request: &ReadRequest) -> bool {
+        self.initiator.knows(peer) && self.server.has_room(peer, request)
     }
 
     /// Bytes that may be under way to a peer (congestion).
@@ -376,6 +382,7 @@ impl Engine {
         let mut sum = *self.initiator.counters();
         let (received, served) = (self.responder.counters(), self.server.counters());
         sum.nacks_sent = received.nacks_sent;
+        sum.receipts_sent = received.receipts_sent;
         sum.atomics = received.atomics;
         sum.packets_placed = received.packets_placed;
         sum.duplicates = received.duplicates;
@@ -421,21 +428,21 @@ impl Engine {
                 TransferError::Refused(_)
                 | TransferError::Local(_)
                 | TransferError::PeerUnreachable
+                | TransferError::Undeliverable
                 | TransferError::PeerLost
                 | TransferError::Incomplete => NackCode::NoContext,
             });
-            let start = self.server.ended(end.peer, end.request, end.domain, failure);
-            self.start(now, start);
+            self.server.ended(end.peer, end.request, &end.transfer, failure);
+            while let Some(start) = self.server.next_start(end.peer) {
+                self.start(now, &start);
+            }
         }
     }
 
-    fn start(&mut self, now: Time, mut start: Option<Start>) {
-        while let Some(Start { peer, request, transfer }) = start {
-            if self.initiator.serve(now, peer, transfer, request) {
-                return;
-            }
-            let full = Some(NackCode::BufferFull);
-            start = self.server.ended(peer, request, transfer.domain, full);
+    fn start(&mut self, now: Time, start: &Start) {
+        let Start { peer, request, transfer } = *start;
+        if !self.initiator.serve(now, peer, transfer, request) {
+            self.server.ended(peer, request, &transfer, Some(NackCode::BufferFull));
         }
     }
 }
@@ -444,6 +451,7 @@ impl Engine {
 mod tests {
     use super::*;
     use crate::rdma::Direction;
+    use tombolo_wire::Domain;
 
     /// Ids wrap around in the middle of this, on both sides.
     #[test]

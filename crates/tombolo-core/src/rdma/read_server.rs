@@ -1,25 +1,33 @@
 //! Reads, seen by who is asked (QOS §3.6): a request becomes a write-back.
 //!
-//! Each domain of a peer has 32 read channels. A request that finds them all
-//! busy waits in a bounded buffer, first come first served in its domain (QOS
-//! §3.6.2); if that is full too, it is turned away with *destination buffer
-//! full*, and its requester comes back. So a request never stands in the way of
-//! the acknowledgements behind it that would free a channel: the deadlock of QOS
-//! §3.6.2 cannot form, whatever the load.
+//! Each domain of a peer has 32 read channels. A request that finds none free waits
+//! in a bounded buffer (QOS §3.6.2); if that is full too, it is turned away with
+//! *destination buffer full*, and its requester comes back. So a request never
+//! stands in the way of the acknowledgements behind it that would free a channel:
+//! the deadlock of QOS §3.6.2 cannot form, whatever the load.
 //!
-//! A repeated request is recognised by its id: per peer the ids of one window
-//! are remembered with what became of them; the requester's watermark says which
-//! may be forgotten.
+//! Classes hold here, too. A read has the class of its size (or the one asked for),
+//! lower classes leave channels and buffer places to higher ones ([`Shares`]), and of
+//! those that wait the scheduler's rule picks the next: strict order with a bound on
+//! starvation. Inside a class domains take turns, and in a domain the first comes first.
+//!
+//! A repeated request is recognised by its id: each place of a window remembers the
+//! newest id it had and what became of it. The requester's watermark says which reads
+//! are over, so that those that still wait are not begun.
 
 use super::config::Config;
 use super::counters::Counters;
 use super::list::{Chain, List, NONE};
+use super::scheduler::{ClassPicker, Shares};
 use super::transfer::{Class, Direction, PathId, PeerId, Transfer};
 use std::collections::VecDeque;
 use tombolo_wire::{Domain, NackCode, Packet, READ_WINDOW, ReadAccept, ReadReject, ReadRequest, RequestId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
+    /// No request came with any id of this place.
+    Never,
+    /// As if it had not come.
     Nothing,
     Waiting,
     Running,
@@ -31,20 +39,24 @@ enum Known {
 #[derive(Debug)]
 struct Channels {
     domain: Domain,
-    busy: u32,
-    waiting: List,
+    busy: Shares,
+    waiting: [List; Class::COUNT],
 }
 
 #[derive(Debug)]
 struct ServedPeer {
-    /// What became of each id of the window.
+    /// The newest id of each place of the window, and what became of it.
     window: Box<[(RequestId, Known)]>,
     watermark: RequestId,
     channels: Vec<Channels>,
     pending: Box<[Option<ReadRequest>]>,
     pending_chain: Chain,
     free: Vec<u32>,
-    busy: u32,
+    /// Places in `pending` that are taken.
+    waiting: Shares,
+    /// Channels in use, of all domains.
+    busy: Shares,
+    picker: ClassPicker,
 }
 
 /// A read to be started, as a write-back.
@@ -91,13 +103,15 @@ impl ReadServer {
         let pending = self.config.pending_reads as usize;
         self.replies.retain(|(peer, ..)| *peer != id);
         self.peers[id.index()] = Some(Box::new(ServedPeer {
-            window: vec![(RequestId(0), Known::Nothing); READ_WINDOW as usize].into(),
+            window: vec![(RequestId(0), Known::Never); READ_WINDOW as usize].into(),
             watermark: RequestId(0),
             channels: Vec::with_capacity(16),
             pending: vec![None; pending].into(),
             pending_chain: Chain::new(pending),
             free: (0..pending as u32).rev().collect(),
-            busy: 0,
+            waiting: Shares::default(),
+            busy: Shares::default(),
+            picker: ClassPicker::new(self.config.starvation_blocks),
         }));
     }
 
@@ -108,19 +122,23 @@ impl ReadServer {
         self.replies.retain(|(peer, ..)| *peer != id);
     }
 
-    /// Whether a request of this domain would be taken now, to run or to wait
-    /// (QOS §3.6.3: look for room before taking a request out of its queue).
-    pub(crate) fn has_room(&self, id: PeerId, domain: Domain) -> bool {
+    /// Whether a request would be taken now, to run or to wait (QOS §3.6.3: look for
+    /// room before taking a request out of its queue).
+    pub(crate) fn has_room(&self, id: PeerId, request: &ReadRequest) -> bool {
         let Some(Some(peer)) = self.peers.get(id.index()) else {
             return false;
         };
-        !peer.free.is_empty() || self.has_channel(peer, domain)
+        let class = self.class_of_request(request);
+        peer.may_wait(&self.config, class) || peer.has_channel(&self.config, request.domain, class)
     }
 
-    fn has_channel(&self, peer: &ServedPeer, domain: Domain) -> bool {
-        let busy = peer.channels.iter().find(|channels| channels.domain == domain);
-        peer.busy < self.config.served_reads
-            && busy.is_none_or(|channels| channels.busy < self.config.read_channels)
+    /// The class of a read, for as long as it waits or runs.
+    fn class_of(&self, size_bytes: u32, class: Option<Class>) -> Class {
+        class.unwrap_or_else(|| self.config.class_of(size_bytes))
+    }
+
+    fn class_of_request(&self, request: &ReadRequest) -> Class {
+        self.class_of(request.size_bytes, request.class.map(Class::from_number))
     }
 
     fn answer(&mut self, id: PeerId, path: Option<PathId>, packet: Packet<'static>) {
@@ -131,6 +149,7 @@ impl ReadServer {
 
     /// A request came in by that path. Returns the read to start, if it can start now.
     pub(crate) fn request(&mut self, id: PeerId, path: PathId, request: &ReadRequest) -> Option<Start> {
+        let class = self.class_of_request(request);
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else {
             return None;
         };
@@ -139,13 +158,14 @@ impl ReadServer {
             peer.watermark = request.watermark;
         }
         let name = request.request;
-        let place = (name.0 % READ_WINDOW) as usize;
-        if name.after(peer.watermark).is_none_or(|distance| distance >= READ_WINDOW) {
+        let place = place_of(name);
+        let (known, state) = peer.window[place];
+        let is_over = state != Known::Never && name.after(known).is_none();
+        if is_over || name.after(peer.watermark).is_none() {
             self.counters.stale_packets += 1;
             return None;
         }
-        let (known, state) = peer.window[place];
-        if known == name && state != Known::Nothing {
+        if known == name && !matches!(state, Known::Never | Known::Nothing) {
             self.counters.read_duplicates += 1;
             match state {
                 Known::Waiting | Known::Running => {
@@ -154,20 +174,18 @@ impl ReadServer {
                 Known::Rejected(code) => {
                     self.answer(id, Some(path), Packet::ReadReject(ReadReject { request: name, code }));
                 }
-                Known::Served | Known::Nothing => {}
+                Known::Served | Known::Never | Known::Nothing => {}
             }
             return None;
         }
-        let has_channel =
-            self.peers[id.index()].as_ref().is_some_and(|peer| self.has_channel(peer, request.domain));
-        let peer = self.peers[id.index()].as_mut()?;
-        if has_channel {
+        if peer.has_channel(&self.config, request.domain, class) {
             peer.window[place] = (name, Known::Running);
-            peer.occupy(request.domain);
+            peer.occupy(request.domain, class);
             self.counters.reads_served += 1;
             return Some(start(id, request));
         }
-        let Some(slot) = peer.free.pop() else {
+        let slot = if peer.may_wait(&self.config, class) { peer.free.pop() } else { None };
+        let Some(slot) = slot else {
             self.counters.reads_turned_away += 1;
             let code = NackCode::BufferFull;
             self.answer(id, Some(path), Packet::ReadReject(ReadReject { request: name, code }));
@@ -176,24 +194,26 @@ impl ReadServer {
         peer.window[place] = (name, Known::Waiting);
         peer.pending[slot as usize] = Some(*request);
         let at = peer.channels_of(request.domain);
-        peer.channels[at].waiting.push_back(&mut peer.pending_chain, slot);
+        peer.channels[at].waiting[class as usize].push_back(&mut peer.pending_chain, slot);
+        peer.waiting.take(class);
         self.counters.reads_queued += 1;
         // Else its requester would take the waiting for a loss.
         self.answer(id, Some(path), Packet::ReadAccept(ReadAccept { request: name }));
         None
     }
 
-    /// A write-back is over, or could not start: its channel is free. Returns a
-    /// waiting read that may start now; call again for it when it ends.
+    /// A write-back is over, or could not start: its channel is free. Then others may
+    /// start: [`Self::next_start`].
     pub(crate) fn ended(
         &mut self,
         id: PeerId,
         request: RequestId,
-        domain: Domain,
+        transfer: &Transfer,
         failure: Option<NackCode>,
-    ) -> Option<Start> {
-        let peer = self.peers.get_mut(id.index())?.as_mut()?;
-        let place = (request.0 % READ_WINDOW) as usize;
+    ) {
+        let class = self.class_of(transfer.size_bytes, transfer.class);
+        let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
+        let place = place_of(request);
         if peer.window[place] == (request, Known::Running) {
             peer.window[place].1 = match failure {
                 None => Known::Served,
@@ -202,32 +222,31 @@ impl ReadServer {
                 Some(code) => Known::Rejected(code),
             };
         }
-        peer.vacate(domain);
+        peer.vacate(transfer.domain, class);
         if let Some(code) = failure {
             self.answer(id, None, Packet::ReadReject(ReadReject { request, code }));
         }
-        self.next_waiting(id, domain)
     }
 
-    /// The next read of this peer that has a channel: of the domain that just
-    /// freed one first, of any other if only the peer's total was the limit.
-    fn next_waiting(&mut self, id: PeerId, domain: Domain) -> Option<Start> {
-        let (channel_limit, total_limit) = (self.config.read_channels, self.config.served_reads);
+    /// A read of this peer that waited and has a channel now. Call until `None` whenever a
+    /// channel became free.
+    pub(crate) fn next_start(&mut self, id: PeerId) -> Option<Start> {
         let peer = self.peers.get_mut(id.index())?.as_mut()?;
-        loop {
-            let may_start =
-                |channels: &Channels| channels.busy < channel_limit && !channels.waiting.is_empty();
-            let at = (peer.busy < total_limit).then(|| {
-                let same = peer
-                    .channels
-                    .iter()
-                    .position(|channels| channels.domain == domain && may_start(channels));
-                same.or_else(|| peer.channels.iter().position(may_start))
-            })??;
-            let slot = peer.channels[at].waiting.pop_front(&mut peer.pending_chain)?;
+        while peer.waiting.total() > 0 {
+            let mut may_start = [false; Class::COUNT];
+            for class in Class::ALL {
+                may_start[class as usize] = peer.startable(&self.config, class).is_some();
+            }
+            let (class, _) = peer.picker.pick(may_start)?;
+            let at = peer.startable(&self.config, class)?;
+            let slot = peer.channels[at].waiting[class as usize].pop_front(&mut peer.pending_chain)?;
+            // The other domains have their turn first.
+            let last = peer.channels.remove(at);
+            peer.channels.push(last);
             peer.free.push(slot);
+            peer.waiting.give_back(class);
             let request = peer.pending[slot as usize].take()?;
-            let place = (request.request.0 % READ_WINDOW) as usize;
+            let place = place_of(request.request);
             // Given up by its requester while it waited.
             if peer.window[place] != (request.request, Known::Waiting)
                 || request.request.after(peer.watermark).is_none()
@@ -236,10 +255,11 @@ impl ReadServer {
                 continue;
             }
             peer.window[place].1 = Known::Running;
-            peer.occupy(request.domain);
+            peer.occupy(request.domain, class);
             self.counters.reads_served += 1;
             return Some(start(id, &request));
         }
+        None
     }
 
     pub(crate) fn poll_reply(&mut self) -> Option<Reply> {
@@ -259,7 +279,7 @@ impl ReadServer {
     pub(crate) fn is_idle(&self) -> bool {
         self.replies.is_empty()
             && self.peers.iter().flatten().all(|peer| {
-                peer.busy == 0 && peer.channels.is_empty() && peer.free.len() == peer.pending.len()
+                peer.busy.total() == 0 && peer.channels.is_empty() && peer.free.len() == peer.pending.len()
             })
     }
 }
@@ -271,31 +291,58 @@ impl ServedPeer {
         match self.channels.iter().position(|channels| channels.domain == domain) {
             Some(at) => at,
             None => {
-                self.channels.push(Channels { domain, busy: 0, waiting: List::default() });
+                self.channels.push(Channels { domain, busy: Shares::default(), waiting: Default::default() });
                 self.channels.len() - 1
             }
         }
     }
 
-    fn occupy(&mut self, domain: Domain) {
-        let at = self.channels_of(domain);
-        self.channels[at].busy += 1;
-        self.busy += 1;
+    fn has_channel(&self, config: &Config, domain: Domain, class: Class) -> bool {
+        let channels = self.channels.iter().find(|channels| channels.domain == domain);
+        self.busy.admits(config.served_reads, class)
+            && channels.is_none_or(|channels| channels.busy.admits(config.read_channels, class))
     }
 
-    fn vacate(&mut self, domain: Domain) {
+    fn may_wait(&self, config: &Config, class: Class) -> bool {
+        !self.free.is_empty() && self.waiting.admits(config.pending_reads, class)
+    }
+
+    /// The first domain with a read of this class that waits and may start.
+    fn startable(&self, config: &Config, class: Class) -> Option<usize> {
+        if !self.busy.admits(config.served_reads, class) {
+            return None;
+        }
+        self.channels.iter().position(|channels| {
+            !channels.waiting[class as usize].is_empty() && channels.busy.admits(config.read_channels, class)
+        })
+    }
+
+    fn occupy(&mut self, domain: Domain, class: Class) {
         let at = self.channels_of(domain);
-        self.channels[at].busy = self.channels[at].busy.saturating_sub(1);
-        self.busy = self.busy.saturating_sub(1);
+        self.channels[at].busy.take(class);
+        self.busy.take(class);
+    }
+
+    fn vacate(&mut self, domain: Domain, class: Class) {
+        let at = self.channels_of(domain);
+        self.channels[at].busy.give_back(class);
+        self.busy.give_back(class);
         self.tidy(domain);
     }
 
     /// Forget a domain without reads.
     fn tidy(&mut self, domain: Domain) {
         self.channels.retain(|channels| {
-            channels.domain != domain || channels.busy > 0 || !channels.waiting.is_empty()
+            channels.domain != domain
+                || channels.busy.total() > 0
+                || channels.waiting.iter().any(|waiting| !waiting.is_empty())
         });
     }
+}
+
+/// The place of an id in the window.
+fn place_of(request: RequestId) -> usize {
+    (request.0 % READ_WINDOW) as usize
 }
 
 fn start(peer: PeerId, request: &ReadRequest) -> Start {
@@ -310,7 +357,7 @@ fn start(peer: PeerId, request: &ReadRequest) -> Start {
             destination_address: request.destination_address,
             size_bytes: request.size_bytes,
             notification: request.notification,
-            class: request.class.map(Class::from_wire),
+            class: request.class.map(Class::from_number),
             user: u64::from(NONE),
         },
     }

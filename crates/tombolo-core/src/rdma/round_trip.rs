@@ -36,9 +36,33 @@ impl RoundTrip {
         }
     }
 
-    /// A sign of life that measures nothing.
-    pub(crate) fn alive(&mut self) {
-        self.backoff = 0;
+    /// As [`Self::sample`]; whether timeouts of this rule, never shorter than `least_ns`, are shorter now.
+    pub(crate) fn sample_shortens(&mut self, ns: u64, rule: Retransmission, least_ns: u64) -> bool {
+        let least_ns = match rule {
+            Retransmission::Fixed { .. } => {
+                self.sample(ns);
+                return false;
+            }
+            Retransmission::Measured { min_ns, .. } => min_ns.max(least_ns),
+        };
+        let before_ns = self.unbounded_ns();
+        self.sample(ns);
+        before_ns > least_ns && self.unbounded_ns() < before_ns
+    }
+
+    /// The timeout without its bounds; the longest there is before a measurement and after a timeout.
+    fn unbounded_ns(&self) -> u64 {
+        match self.smoothed_ns {
+            Some(smoothed) if self.backoff == 0 => {
+                smoothed.saturating_add(self.variation_ns.saturating_mul(4))
+            }
+            _ => u64::MAX,
+        }
+    }
+
+    /// A sign of life that measures nothing; whether timeouts are shorter now.
+    pub(crate) fn alive(&mut self) -> bool {
+        std::mem::take(&mut self.backoff) > 0
     }
 
     pub(crate) fn back_off(&mut self) {
@@ -105,6 +129,32 @@ mod tests {
             trip.sample(1);
         }
         assert_eq!(trip.timeout_ns(rule), 100);
+    }
+
+    #[test]
+    fn it_says_when_timeouts_get_shorter() {
+        let rule = Retransmission::Measured { initial_ns: 500, min_ns: 100, max_ns: 10_000 };
+        let mut trip = RoundTrip::new();
+        let shortens = |trip: &mut RoundTrip, ns| {
+            let before = trip.timeout_ns(rule);
+            let says = trip.sample_shortens(ns, rule, 0);
+            assert!(says || trip.timeout_ns(rule) >= before);
+            says
+        };
+        for ns in [1000, 900, 800, 2000, 500, 20, 20, 20, 20] {
+            shortens(&mut trip, ns);
+        }
+        for _ in 0..100 {
+            shortens(&mut trip, 20);
+        }
+        assert!(!shortens(&mut trip, 19), "it is as short as it gets");
+        trip.back_off();
+        assert!(shortens(&mut trip, 20));
+        trip.back_off();
+        assert!(trip.alive() && !trip.alive());
+        let fixed = Retransmission::Fixed { timeout_ns: 7 };
+        trip.back_off();
+        assert!(!trip.sample_shortens(20, fixed, 0) && !trip.alive());
     }
 
     #[test]

@@ -3,7 +3,9 @@
 //! Five states are the document's: free, issued, acked, nacked, retransmitted.
 //! `Notifying` is ours: the last block of a transfer may be acknowledged before
 //! its notification is released (QOS §3.2.6), and then only the notification,
-//! not the block, waits for an answer.
+//! not the block, waits for an answer. In `Placing` the receiver has said that it
+//! has the bytes and is still placing them: nothing was lost, and what is sent now
+//! and then only asks whether they are placed.
 
 /// Where a transaction is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,6 +18,8 @@ pub enum State {
     Acked,
     /// The bytes are at the receiver and the notification was sent after them.
     Notifying,
+    /// The bytes are at the receiver, which takes its time to place them.
+    Placing,
     /// Refused; waits to be sent again.
     Nacked,
     /// Sent more than once (or about to be), unanswered.
@@ -24,13 +28,20 @@ pub enum State {
 
 impl State {
     /// Every state.
-    pub const ALL: [Self; 6] =
-        [Self::Free, Self::Issued, Self::Acked, Self::Notifying, Self::Nacked, Self::Retransmitted];
+    pub const ALL: [Self; 7] = [
+        Self::Free,
+        Self::Issued,
+        Self::Acked,
+        Self::Notifying,
+        Self::Placing,
+        Self::Nacked,
+        Self::Retransmitted,
+    ];
 
     /// Whether an answer would still change something.
     #[must_use]
     pub fn is_open(self) -> bool {
-        matches!(self, Self::Issued | Self::Notifying | Self::Nacked | Self::Retransmitted)
+        matches!(self, Self::Issued | Self::Notifying | Self::Placing | Self::Nacked | Self::Retransmitted)
     }
 }
 
@@ -43,6 +54,8 @@ pub enum Event {
     Ack,
     /// The block's bytes are acknowledged, its notification is not.
     BytesAck,
+    /// The block's bytes are being placed.
+    Receipt,
     /// The block is refused.
     Nack,
     /// The block goes again: timeout, fast retransmission, resume or delay over.
@@ -55,8 +68,16 @@ pub enum Event {
 
 impl Event {
     /// Every event.
-    pub const ALL: [Self; 7] =
-        [Self::Issue, Self::Ack, Self::BytesAck, Self::Nack, Self::Resend, Self::Notify, Self::Release];
+    pub const ALL: [Self; 8] = [
+        Self::Issue,
+        Self::Ack,
+        Self::BytesAck,
+        Self::Receipt,
+        Self::Nack,
+        Self::Resend,
+        Self::Notify,
+        Self::Release,
+    ];
 }
 
 /// An event that cannot happen in a state: a defect of the engine, never of a
@@ -76,16 +97,17 @@ impl State {
     /// # Errors
     /// [`IllegalTransition`] for a pair that the table does not have.
     pub fn after(self, event: Event) -> Result<Self, IllegalTransition> {
-        use State::{Acked, Free, Issued, Nacked, Notifying, Retransmitted};
+        use State::{Acked, Free, Issued, Nacked, Notifying, Placing, Retransmitted};
         Ok(match (self, event) {
             (Free, Event::Issue) => Issued,
-            (Issued | Retransmitted | Nacked | Notifying | Acked, Event::Ack) => Acked,
-            (Issued | Retransmitted | Nacked | Acked, Event::BytesAck) => Acked,
-            (Notifying, Event::BytesAck | Event::Resend) => Notifying,
-            (Issued | Retransmitted | Notifying | Nacked, Event::Nack) => Nacked,
-            (Issued | Retransmitted | Nacked, Event::Resend) => Retransmitted,
+            (Issued | Retransmitted | Nacked | Notifying | Placing | Acked, Event::Ack) => Acked,
+            (Issued | Retransmitted | Nacked | Placing | Acked, Event::BytesAck) => Acked,
+            (Notifying, Event::BytesAck | Event::Receipt | Event::Resend) => Notifying,
+            (Issued | Retransmitted | Placing, Event::Receipt) => Placing,
+            (Issued | Retransmitted | Notifying | Placing | Nacked, Event::Nack) => Nacked,
+            (Issued | Retransmitted | Placing | Nacked, Event::Resend) => Retransmitted,
             (Acked, Event::Notify) => Notifying,
-            (Issued | Retransmitted | Nacked | Notifying | Acked, Event::Release) => Free,
+            (Issued | Retransmitted | Nacked | Notifying | Placing | Acked, Event::Release) => Free,
             (state, event) => return Err(IllegalTransition { state, event }),
         })
     }
@@ -98,13 +120,14 @@ mod tests {
 
     /// The whole table; `.` is impossible. A change here is a change of protocol.
     const TABLE: &str = "\
-State         Issue          Ack            BytesAck       Nack           Resend         Notify         Release
-Free          Issued         .              .              .              .              .              .
-Issued        .              Acked          Acked          Nacked         Retransmitted  .              Free
-Acked         .              Acked          Acked          .              .              Notifying      Free
-Notifying     .              Acked          Notifying      Nacked         Notifying      .              Free
-Nacked        .              Acked          Acked          Nacked         Retransmitted  .              Free
-Retransmitted .              Acked          Acked          Nacked         Retransmitted  .              Free
+State         Issue          Ack            BytesAck       Receipt        Nack           Resend         Notify         Release
+Free          Issued         .              .              .              .              .              .              .
+Issued        .              Acked          Acked          Placing        Nacked         Retransmitted  .              Free
+Acked         .              Acked          Acked          .              .              .              Notifying      Free
+Notifying     .              Acked          Notifying      Notifying      Nacked         Notifying      .              Free
+Placing       .              Acked          Acked          Placing        Nacked         Retransmitted  .              Free
+Nacked        .              Acked          Acked          .              Nacked         Retransmitted  .              Free
+Retransmitted .              Acked          Acked          Placing        Nacked         Retransmitted  .              Free
 ";
 
     #[test]

@@ -74,10 +74,16 @@ pub enum Class {
 }
 
 impl Class {
-    /// All classes, highest first.
-    pub const ALL: [Self; 3] = [Self::High, Self::Medium, Self::Low];
+    /// Number of classes.
+    pub const COUNT: usize = tombolo_wire::CLASSES as usize;
 
-    pub(crate) fn from_wire(class: u8) -> Self {
+    /// All classes, highest first.
+    pub const ALL: [Self; Self::COUNT] = [Self::High, Self::Medium, Self::Low];
+
+    /// The class of a number as packets and descriptors have it: 0 is the highest. Numbers
+    /// beyond the lowest class mean the lowest.
+    #[must_use]
+    pub fn from_number(class: u8) -> Self {
         match class {
             0 => Self::High,
             1 => Self::Medium,
@@ -144,6 +150,10 @@ pub enum TransferError {
     /// after [`crate::rdma::Config::max_attempts`] attempts.
     #[error("the peer does not answer")]
     PeerUnreachable,
+    /// The peer is there, but one part of the transfer was lost each time it was sent,
+    /// [`crate::rdma::Config::max_attempts`] times.
+    #[error("a part of the transfer is lost again and again, though the peer answers others")]
+    Undeliverable,
     /// The caller said that the peer is gone.
     #[error("the peer is gone")]
     PeerLost,

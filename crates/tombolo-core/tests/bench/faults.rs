@@ -4,7 +4,21 @@
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
+/// The number that `TOMBOLO_SEED` says, or this one: chance in every test comes from a seed that can be said.
+/// It is printed, so that a failing test shows it.
+fn seed_or(usual: u64) -> u64 {
+    let said = std::env::var("TOMBOLO_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = said.unwrap_or(usual);
+    println!("TOMBOLO_SEED={seed}");
+    seed
+}
+
 impl Rng {
+    /// As [`seed_or`] says.
+    pub fn usual(usual: u64) -> Self {
+        Self::new(seed_or(usual))
+    }
+
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }

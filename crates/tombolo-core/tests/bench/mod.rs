@@ -139,6 +139,11 @@ impl Bench {
         }
     }
 
+    /// Whether the engines have congestion control.
+    pub fn limits_windows(&self) -> bool {
+        self.config.congestion.is_some()
+    }
+
     /// A fresh range of a node's memory, at some alignment; `None` if used up.
     pub fn allocate(&mut self, node: usize, size: usize) -> Option<u64> {
         let start = self.unused[node] + self.rng.below(600) as usize;

@@ -6,7 +6,7 @@ use crate::rdma::action::Block;
 use crate::rdma::time::Time;
 use crate::rdma::transaction::{Event, State};
 use crate::rdma::transfer::{Direction, PeerId, TransferError};
-use tombolo_wire::{Ack, AtomicAck, Attempt, Generation, Nack, NackCode, Resume, TransactionId};
+use tombolo_wire::{Ack, AtomicAck, Attempt, Generation, Nack, NackCode, Receipt, Resume, TransactionId};
 
 impl Initiator {
     /// The slot, if it holds this very block for this peer and still waits.
@@ -16,6 +16,14 @@ impl Initiator {
             && transaction.generation == generation
             && transaction.state != State::Free;
         same.then_some(slot.0.into())
+    }
+
+    /// The slot of a block that the caller has, if it still waits. Slots and generations begin
+    /// anew when a peer restarts.
+    fn slot_of(&self, block: &Block) -> Option<u32> {
+        let peer = self.peers.get(block.peer.index())?.as_ref()?;
+        let slot = self.current(block.peer, block.transaction, block.generation);
+        slot.filter(|_| peer.session == block.session)
     }
 
     /// The slot of a block that was sent and waits for such an answer.
@@ -67,7 +75,16 @@ impl Initiator {
             return 0;
         };
         let transaction = &mut self.table.entries[slot as usize];
-        let (sent_at, order, path) = if attempt == transaction.attempt {
+        if attempt != transaction.attempt
+            && let Some((path, sent_at)) = transaction.lost.take()
+        {
+            // An answer to what was taken for lost: it was late.
+            peer.paths[usize::from(path)].congestion.not_lost(sent_at);
+        }
+        let (sent_at, order, path) = if transaction.state == State::Placing {
+            // How long it took to place the block says nothing of the path.
+            (None, 0, transaction.path)
+        } else if attempt == transaction.attempt {
             (Some(transaction.sent_at), transaction.order, transaction.path)
         } else if attempt.next() == transaction.attempt {
             (transaction.sent_before_at, transaction.order_before, transaction.path_before)
@@ -76,12 +93,14 @@ impl Initiator {
         };
         let answered = usize::from(path);
         transaction.unanswered = 0;
+        transaction.overtaken = 0;
         let trip_ns = sent_at.map(|sent_at| now.since_ns(sent_at));
+        let mut shorter = false;
         if let Some(ns) = trip_ns {
-            peer.path_answers(answered);
+            let trusted = peer.path_answers(answered);
             let path = &mut peer.paths[answered];
             path.answered_order = path.answered_order.max(order);
-            path.trip.sample(ns);
+            shorter = path.trip.sample_shortens(ns, self.config.retransmission, 0) || trusted;
         }
         if transaction.counted {
             let bytes = u64::from(transaction.length_bytes);
@@ -91,7 +110,43 @@ impl Initiator {
             path.in_flight_bytes -= bytes;
             transaction.counted = false;
         }
+        if shorter {
+            self.lower_wake(id);
+        }
         answered
+    }
+
+    /// The receiver had all bytes of the block before this transmission, and is still placing them:
+    /// what was taken for a loss was none. The acknowledgement comes when they are placed.
+    pub(crate) fn received(&mut self, now: Time, id: PeerId, receipt: &Receipt) {
+        let slot = self.current(id, receipt.transaction, receipt.generation).filter(|slot| {
+            let transaction = &self.table.entries[*slot as usize];
+            transaction.attempt == receipt.attempt && transaction.place == Place::Timeout
+        });
+        let Some(slot) = slot else {
+            self.counters.stale_answers += 1;
+            return;
+        };
+        self.counters.receipts += 1;
+        if self.refused_too_long(now, slot) {
+            let index = self.table.entries[slot as usize].transfer;
+            self.end(index, Err(TransferError::Refused(NackCode::SlaveError)));
+            return;
+        }
+        let path = self.measure(now, id, slot, receipt.attempt);
+        self.unplace(slot);
+        self.step(slot, Event::Receipt);
+        let transaction = &mut self.table.entries[slot as usize];
+        if let (Some((path, sent_at)), Some(peer)) = (transaction.lost.take(), &mut self.peers[id.index()]) {
+            peer.paths[usize::from(path)].congestion.not_lost(sent_at);
+        }
+        transaction.place = Place::DelayPlacing;
+        transaction.due = now.after_ns(self.config.placing_probe_ns);
+        let due = transaction.due;
+        self.delay_placing.push_back(&mut self.table.chain, slot);
+        self.arm(due);
+        self.find_overtaken(now, id, path);
+        self.refresh(id);
     }
 
     fn bytes_acknowledged(&mut self, slot: u32, state: State) {
@@ -143,7 +198,8 @@ impl Initiator {
         self.counters.nacks_received[nack.code as usize] += 1;
         let slot = self.current(id, nack.transaction, nack.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
-            transaction.attempt == nack.attempt && transaction.place == Place::Timeout
+            transaction.attempt == nack.attempt
+                && matches!(transaction.place, Place::Timeout | Place::DelayPlacing)
         });
         let Some(slot) = slot else {
             self.counters.stale_answers += 1;
@@ -170,6 +226,7 @@ impl Initiator {
         self.uncount(slot);
         let transaction = &mut self.table.entries[slot as usize];
         transaction.unanswered = 0;
+        transaction.overtaken = 0;
         let id = transaction.peer;
         let (place, delay_ns, list) = match code {
             NackCode::SlaveError => (Place::DelayFault, self.config.fault_pause_ns, &mut self.delay_fault),
@@ -218,7 +275,7 @@ impl Initiator {
             let domain = self.transfers.entries[transaction.transfer as usize].spec.domain;
             domain == resume.domain
                 && transaction.state.is_open()
-                && matches!(transaction.place, Place::Timeout | Place::DelayFault)
+                && matches!(transaction.place, Place::Timeout | Place::DelayFault | Place::DelayPlacing)
         });
         let Some(slot) = slot else {
             self.counters.stale_answers += 1;
@@ -227,6 +284,10 @@ impl Initiator {
         self.counters.resumes += 1;
         self.unplace(slot);
         self.uncount(slot);
+        if self.table.entries[slot as usize].state == State::Placing {
+            // Its bytes have to go again, not the question whether they are placed.
+            self.step(slot, Event::Resend);
+        }
         self.queue_resend(slot);
     }
 
@@ -234,9 +295,8 @@ impl Initiator {
     /// (code 1) pauses the block, as at the destination; anything else ends the
     /// transfer.
     pub(crate) fn source_refused(&mut self, now: Time, block: &Block, code: NackCode) {
-        let slot = self
-            .current(block.peer, block.transaction, block.generation)
-            .filter(|slot| self.table.entries[*slot as usize].place == Place::Timeout);
+        let slot =
+            self.slot_of(block).filter(|slot| self.table.entries[*slot as usize].place == Place::Timeout);
         let Some(slot) = slot else { return };
         let index = self.table.entries[slot as usize].transfer;
         if code == NackCode::SlaveError && !self.refused_too_long(now, slot) {
@@ -248,15 +308,14 @@ impl Initiator {
 
     /// Whether a block still waits for an answer.
     pub(crate) fn is_open(&self, block: &Block) -> bool {
-        let slot = self.current(block.peer, block.transaction, block.generation);
+        let slot = self.slot_of(block);
         slot.is_some_and(|slot| self.table.entries[slot as usize].state.is_open())
     }
 
     /// The page of a block set aside by `source_refused` is there.
     pub(crate) fn source_ready(&mut self, block: &Block) {
-        let slot = self
-            .current(block.peer, block.transaction, block.generation)
-            .filter(|slot| self.table.entries[*slot as usize].place == Place::DelayFault);
+        let slot =
+            self.slot_of(block).filter(|slot| self.table.entries[*slot as usize].place == Place::DelayFault);
         if let Some(slot) = slot {
             self.unplace(slot);
             self.queue_resend(slot);

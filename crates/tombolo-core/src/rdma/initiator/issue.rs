@@ -8,12 +8,37 @@ use crate::rdma::segmentation::block_length;
 use crate::rdma::time::Time;
 use crate::rdma::transaction::{Event, State};
 use crate::rdma::transfer::{Class, Direction, PathId, PeerId};
-use tombolo_wire::{Atomic, Attempt, EarlierBlocks, NotifyHeader, Packet, TransactionId};
+use tombolo_wire::{
+    Atomic, Attempt, DataHeader, EarlierBlocks, NotificationMark, NotifyHeader, Packet, Payload,
+    TransactionId,
+};
 
 impl Initiator {
     /// The next thing to send. `None`: nothing now; ask again after the next
     /// event (post, packet, expiry).
     pub(crate) fn poll_send(&mut self, now: Time) -> Option<Action> {
+        let resends_wait = self.rings.front(RESEND).is_some();
+        if !resends_wait {
+            self.resends_passed_over = 0;
+        }
+        if self.resends_passed_over < self.config.starvation_blocks
+            && let Some(action) = self.poll_before_resends(now)
+        {
+            self.resends_passed_over += u32::from(resends_wait);
+            return Some(action);
+        }
+        if let Some(peer) = self.rings.front(RESEND) {
+            self.resends_passed_over = 0;
+            self.rings.rotate(RESEND, peer);
+            let slot = self.peers[peer as usize].as_ref()?.resend.front()?;
+            return self.hand_out(now, slot);
+        }
+        self.poll_schedule(now)
+    }
+
+    /// What goes before blocks that go again, within the bound on starvation: small transfers
+    /// that skip the queue, notifications, requests.
+    fn poll_before_resends(&mut self, now: Time) -> Option<Action> {
         if let Some(slot) = self.bypass.front() {
             return self.hand_out(now, slot);
         }
@@ -23,15 +48,7 @@ impl Initiator {
                 return Some(action);
             }
         }
-        if let Some(action) = self.poll_read(now) {
-            return Some(action);
-        }
-        if let Some(peer) = self.rings.front(RESEND) {
-            self.rings.rotate(RESEND, peer);
-            let slot = self.peers[peer as usize].as_ref()?.resend.front()?;
-            return self.hand_out(now, slot);
-        }
-        self.poll_schedule(now)
+        self.poll_read(now)
     }
 
     /// One block of the transfer whose turn it is (QOS §3.2.3, 3.2.5).
@@ -137,7 +154,7 @@ impl Initiator {
         let generation = peer.generations[slot as usize].next();
         peer.generations[slot as usize] = generation;
         let path = peer.path_for_block(now, None);
-        peer.paths[usize::from(path)].in_flight_bytes += u64::from(length_bytes);
+        peer.paths[usize::from(path)].count(now, length_bytes.into());
         let id = transfer.peer;
         let transaction = &mut self.table.entries[slot as usize];
         transaction.place = Place::None;
@@ -157,6 +174,8 @@ impl Initiator {
         transaction.issued_at = now;
         transaction.sent_before_at = None;
         transaction.unanswered = 0;
+        transaction.overtaken = 0;
+        transaction.lost = None;
         self.counters.blocks_by_class[class as usize] += 1;
         self.step(slot, Event::Issue);
         self.refresh(id);
@@ -168,12 +187,16 @@ impl Initiator {
         self.unplace(slot);
         let transaction = &mut self.table.entries[slot as usize];
         let resend = transaction.sent && !std::mem::take(&mut transaction.unsent);
+        let is_placing = transaction.state == State::Placing;
         if resend {
             if !self.step(slot, Event::Resend) {
                 return None;
             }
             if self.table.entries[slot as usize].state == State::Notifying {
                 return self.send_notify(now, slot);
+            }
+            if is_placing && let Some(probe) = self.send_probe(now, slot) {
+                return Some(probe);
             }
             self.counters.blocks_retransmitted += 1;
         }
@@ -217,6 +240,7 @@ impl Initiator {
             in_reply_to: transfer.served,
             user: transfer.spec.user,
             notification,
+            session: self.peers[transaction.peer.index()].as_ref().map_or(0, |peer| peer.session),
         };
         self.counters.blocks_sent += 1;
         self.counters.block_bytes_sent += u64::from(block.length_bytes);
@@ -272,6 +296,37 @@ impl Initiator {
         Some(earlier)
     }
 
+    /// Ask whether a block is placed that the receiver has: a packet of it without bytes. `None` for
+    /// an atomic operation, which is as short itself.
+    fn send_probe(&mut self, now: Time, slot: u32) -> Option<Action> {
+        let transaction = &mut self.table.entries[slot as usize];
+        let transfer = &self.transfers.entries[transaction.transfer as usize];
+        if matches!(transfer.spec.direction, Direction::Atomic(_)) {
+            return None;
+        }
+        self.counters.probes_sent += 1;
+        transaction.attempt = transaction.attempt.next();
+        let has_notification = transaction.last && transfer.owes_notification();
+        let header = DataHeader {
+            domain: transfer.spec.domain,
+            transaction: TransactionId(slot as u16),
+            generation: transaction.generation,
+            attempt: transaction.attempt,
+            block_address: transfer.spec.destination_address + u64::from(transaction.offset_bytes),
+            block_bytes: transaction.length_bytes,
+            offset_bytes: 0,
+            payload_bytes: 0,
+            in_reply_to: transfer.served,
+            notification: match has_notification {
+                true => NotificationMark::Elsewhere,
+                false => NotificationMark::None,
+            },
+        };
+        let peer = transaction.peer;
+        let path = self.start_timer(now, slot, false);
+        Some(Action::Send { peer, path, packet: Packet::Data(header, Payload::Intact(&[])) })
+    }
+
     /// Send the notification alone and wait for its answer.
     fn send_notify(&mut self, now: Time, slot: u32) -> Option<Action> {
         self.counters.notifies_sent += 1;
@@ -325,11 +380,8 @@ impl Initiator {
             path.blocks_sent += 1;
             path.bytes_sent += bytes;
             if !transaction.counted {
-                if path.in_flight_bytes == 0 {
-                    path.congestion.resumed(now);
-                }
                 transaction.counted = true;
-                path.in_flight_bytes += bytes;
+                path.count(now, bytes);
             }
         }
         transaction.place = Place::Timeout;

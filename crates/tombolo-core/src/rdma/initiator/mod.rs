@@ -6,7 +6,7 @@
 //!  transfer:  queued in its class ──► all it may have is under way ──► queued ...
 //!                                                                  └─► done
 //!  transaction: see `State`; in at most one list: its path's timeouts (by time
-//!  of sending), its peer's resends, the bypass, or one of the two delays
+//!  of sending), its peer's resends, the bypass, or one of the three delays
 //! ```
 //!
 //! All lists are over table indices and every step is O(1), except the pass over
@@ -25,12 +25,12 @@ use super::action::{Action, Completion};
 use super::config::{Config, MAX_HOME_BLOCK_BYTES, power_of_two};
 use super::counters::Counters;
 use super::list::List;
-use super::scheduler::{ClassPicker, RESEND, Rings, ring_of};
+use super::scheduler::{ASK, ClassPicker, RESEND, Rings, ring_of};
 use super::time::Time;
 use super::transaction::{Event, State};
 use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
 use tables::{Place, Queue, SendPeer, Transactions, Transfers};
-use tombolo_wire::{ATOMIC_BYTES, Domain, RequestId};
+use tombolo_wire::{ATOMIC_BYTES, READ_SPAN, RequestId};
 
 /// The send side of an engine.
 #[derive(Debug)]
@@ -40,16 +40,18 @@ pub struct Initiator {
     transfers: Transfers,
     table: Transactions,
     peers: Vec<Option<Box<SendPeer>>>,
+    /// Peers added so far: each is told apart from earlier ones of its number.
+    sessions: u32,
     rings: Rings,
     picker: ClassPicker,
-    /// Peers with reads to be asked for.
-    asking: Rings,
     bypass: List,
+    /// What was sent while blocks waited to go again.
+    resends_passed_over: u32,
     delay_full: List,
     delay_fault: List,
+    delay_placing: List,
     delayed_reads: List,
     notify: List,
-    again: List,
     done: List,
     served_ended: List,
     /// Until then small transfers are expected.
@@ -69,8 +71,8 @@ pub struct ServedEnd {
     pub peer: PeerId,
     /// Which.
     pub request: RequestId,
-    /// In which domain it held a channel.
-    pub domain: Domain,
+    /// The write that answered it.
+    pub transfer: Transfer,
     /// How it ended.
     pub status: Result<(), TransferError>,
 }
@@ -85,15 +87,16 @@ impl Initiator {
             transfers,
             table: Transactions::new(config.transactions),
             peers: Vec::new(),
+            sessions: 0,
             rings: Rings::default(),
             picker: ClassPicker::new(config.starvation_blocks),
-            asking: Rings::default(),
             bypass: List::default(),
+            resends_passed_over: 0,
             delay_full: List::default(),
             delay_fault: List::default(),
+            delay_placing: List::default(),
             delayed_reads: List::default(),
             notify: List::default(),
-            again: List::default(),
             done: List::default(),
             served_ended: List::default(),
             small_until: Time(0),
@@ -103,16 +106,14 @@ impl Initiator {
         }
     }
 
+    /// The caller has ended what there was with an earlier peer of this number.
     pub(crate) fn add_peer(&mut self, now: Time, peer: PeerId) {
-        if let Some(before) = self.peers.get(peer.index()).and_then(|place| place.as_ref()) {
-            self.lose_peer(before.id);
-        }
         if self.peers.len() <= peer.index() {
             self.peers.resize_with(peer.index() + 1, || None);
             self.rings.grow(self.peers.len());
-            self.asking.grow(self.peers.len());
         }
-        self.peers[peer.index()] = Some(Box::new(SendPeer::new(peer, &self.config, now)));
+        self.sessions = self.sessions.wrapping_add(1);
+        self.peers[peer.index()] = Some(Box::new(SendPeer::new(peer, &self.config, now, self.sessions)));
         // Room for what this peer's reads may need, apart from our own posts: a
         // full table here must not keep the other side waiting (SPEC M10).
         let peers = self.peers.iter().flatten().count();
@@ -132,6 +133,11 @@ impl Initiator {
     /// Whether this peer has its place now, and not another that came after it.
     pub(crate) fn knows(&self, peer: PeerId) -> bool {
         matches!(self.peers.get(peer.index()), Some(Some(known)) if known.id == peer)
+    }
+
+    /// The peer that has this place of the table.
+    pub(crate) fn peer_at(&self, index: usize) -> Option<PeerId> {
+        self.peers.get(index)?.as_ref().map(|peer| peer.id)
     }
 
     /// Everything to this peer ends at once.
@@ -248,22 +254,32 @@ impl Initiator {
     /// the others.
     fn refresh(&mut self, id: PeerId) {
         let index = id.index() as u32;
-        let (mut work, mut ask) = ([false; 4], false);
+        let mut work = 0;
         if let Some(peer) = self.peers[id.index()].as_ref() {
-            let open = peer.is_open();
-            work[RESEND] = open && !peer.resend.is_empty();
-            let may_take = peer.slots <= self.table.tickets.len();
-            for class in Class::ALL {
-                let waits = open && !peer.queues[class as usize].is_empty();
-                work[ring_of(class)] = waits && may_take;
-                self.held_back |= waits && !may_take;
+            if peer.is_open() {
+                work |= u8::from(!peer.resend.is_empty()) << RESEND;
+                let may_take = peer.slots <= self.table.tickets.len();
+                for class in Class::ALL {
+                    let waits = !peer.queues[class as usize].is_empty();
+                    work |= u8::from(waits && may_take) << ring_of(class);
+                    self.held_back |= waits && !may_take;
+                }
             }
-            ask = peer.may_ask(&self.config);
+            let asks = (!peer.again.is_empty() || self.may_ask(peer)) && peer.has_path();
+            work |= u8::from(asks) << ASK;
         }
-        for (ring, has_work) in work.into_iter().enumerate() {
-            self.rings.set(ring, index, has_work);
+        self.rings.set(index, work);
+    }
+
+    /// Whether a new read may be asked for.
+    fn may_ask(&self, peer: &SendPeer) -> bool {
+        if !peer.may_ask(&self.config).contains(&true) {
+            return false;
         }
-        self.asking.set(RESEND, index, ask);
+        let oldest = peer.open_reads.front();
+        let oldest = oldest.and_then(|index| self.transfers.entries[index as usize].request);
+        // Ids are compared by their distance, which must not wrap.
+        oldest.is_none_or(|oldest| peer.next_request.after(oldest).is_some_and(|span| span < READ_SPAN))
     }
 
     /// Take the transfer out of whatever list it is in.
@@ -280,7 +296,7 @@ impl Initiator {
                 self.armed -= 1;
             }
             (Queue::Notify, _) => self.notify.remove(chain, index),
-            (Queue::Again, _) => self.again.remove(chain, index),
+            (Queue::Again, Some(peer)) => peer.again.remove(chain, index),
             (Queue::Delayed, _) => {
                 self.delayed_reads.remove(chain, index);
                 self.armed -= 1;
@@ -361,9 +377,10 @@ impl Initiator {
             (Place::Bypass, _) => self.bypass.remove(chain, slot),
             (Place::DelayFull, _) => self.delay_full.remove(chain, slot),
             (Place::DelayFault, _) => self.delay_fault.remove(chain, slot),
+            (Place::DelayPlacing, _) => self.delay_placing.remove(chain, slot),
             _ => {}
         }
-        if matches!(place, Place::Timeout | Place::DelayFull | Place::DelayFault) {
+        if matches!(place, Place::Timeout | Place::DelayFull | Place::DelayFault | Place::DelayPlacing) {
             self.armed -= 1;
         }
     }
@@ -417,7 +434,7 @@ impl Initiator {
         let end = transfer.served.map(|request| ServedEnd {
             peer: transfer.peer,
             request,
-            domain: transfer.spec.domain,
+            transfer: transfer.spec,
             status: transfer.status,
         });
         self.transfers.give_back(index);
@@ -432,7 +449,7 @@ impl Initiator {
             && self.armed == 0
             && self.peers.iter().flatten().all(|peer| {
                 peer.paths.iter().all(|path| path.in_flight_bytes == 0)
-                    && peer.open_reads == 0
+                    && peer.open_reads.is_empty()
                     && peer.resend.is_empty()
             })
     }
@@ -444,7 +461,6 @@ impl Initiator {
             return;
         };
         peer.next_request = RequestId(u32::MAX - 5);
-        peer.oldest_request = RequestId(u32::MAX - 5);
         peer.generations.fill(tombolo_wire::Generation(u32::MAX - 5));
     }
 

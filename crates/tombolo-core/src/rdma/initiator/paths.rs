@@ -75,6 +75,12 @@ impl Path {
             && (self.in_flight_bytes == 0 || self.in_flight_bytes < self.congestion.window_bytes())
     }
 
+    /// These bytes of a block are under way from now on.
+    pub fn count(&mut self, now: Time, bytes: u64) {
+        self.congestion.sent(now, self.in_flight_bytes);
+        self.in_flight_bytes += bytes;
+    }
+
     /// How long a block sent now would be on its way and back. `unknown_ns`: a
     /// round trip that was not measured yet.
     fn expected_ns(&self, unknown_ns: u64) -> u64 {
@@ -96,6 +102,11 @@ impl SendPeer {
                 paths.iter().any(|path| path.is_open() && !(trusted && path.suspect))
             }
         }
+    }
+
+    /// Whether anything can be sent at all. Without a path whatever is open waits for one.
+    pub fn has_path(&self) -> bool {
+        self.paths.iter().any(|path| path.up)
     }
 
     fn has_trusted(&self) -> bool {
@@ -185,16 +196,17 @@ impl SendPeer {
             .map(|(place, _)| place as u8)
     }
 
-    /// An answer to something that was sent by this path.
-    pub fn path_answers(&mut self, path: usize) {
+    /// An answer to something that was sent by this path; whether timeouts may be shorter now.
+    pub fn path_answers(&mut self, path: usize) -> bool {
         if !self.paths[path].suspect {
-            return;
+            return false;
         }
         if !self.has_trusted() {
             // It was the peer that did not answer: no path is worse than another.
             self.paths.iter_mut().for_each(|path| path.try_at = Time(0));
         }
         self.paths[path].suspect = false;
+        true
     }
 
     /// Whether a timeout of what was sent then says anything new of the path.
@@ -225,6 +237,12 @@ impl Initiator {
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else {
             return false;
         };
+        if !peer.has_path() {
+            self.begin_to_count_again(now, id);
+        }
+        let Some(Some(peer)) = self.peers.get_mut(id.index()) else {
+            return false;
+        };
         while peer.paths.len() <= path.index() {
             peer.paths.push(Path::new(&self.config, false));
         }
@@ -234,8 +252,17 @@ impl Initiator {
         *path =
             Path { order, answered_order: order, blocks_sent, bytes_sent, ..Path::new(&self.config, true) };
         peer.heard_at = peer.heard_at.max(now);
+        self.lower_wake(id);
         self.refresh(id);
         true
+    }
+
+    /// The time without a path does not count towards giving up.
+    fn begin_to_count_again(&mut self, now: Time, id: PeerId) {
+        let blocks = self.table.entries.iter_mut().filter(|block| block.peer == id);
+        blocks.for_each(|block| block.issued_at = now);
+        let reads = self.transfers.entries.iter_mut().filter(|transfer| transfer.live && transfer.peer == id);
+        reads.for_each(|read| read.first_asked_at = now);
     }
 
     /// The link is gone: what is under way there goes again, by other paths.
@@ -256,12 +283,12 @@ impl Initiator {
             if transaction.peer != id || usize::from(transaction.path) != path.index() {
                 continue;
             }
-            let under_way = transaction.place == Place::Timeout;
+            let place = transaction.place;
             self.uncount(slot);
-            if under_way {
+            if matches!(place, Place::Timeout | Place::Bypass) {
                 self.unplace(slot);
                 self.queue_resend(slot);
-                self.counters.blocks_moved += 1;
+                self.counters.blocks_moved += u64::from(place == Place::Timeout);
             }
         }
         self.ask_by_others(id);
@@ -313,12 +340,14 @@ impl Initiator {
     }
 
     /// Read requests may have been under way there, too: all that nothing was
-    /// heard of yet are repeated; the target knows those that it has.
+    /// heard of yet are repeated; the target knows those that it has. If it was the
+    /// last path, no timer runs on: all are repeated by the next one.
     fn ask_by_others(&mut self, id: PeerId) {
         let Some(Some(peer)) = self.peers.get(id.index()) else { return };
+        let has_path = peer.has_path();
         let asked: Vec<u32> = peer.asked.iter(&self.transfers.chain).collect();
         for index in asked {
-            if !self.transfers.entries[index as usize].heard {
+            if !has_path || !self.transfers.entries[index as usize].heard {
                 self.ask_again(index);
             }
         }

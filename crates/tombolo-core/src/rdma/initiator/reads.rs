@@ -8,8 +8,9 @@
 use super::Initiator;
 use super::tables::{Queue, request_place};
 use crate::rdma::action::Action;
+use crate::rdma::config::Config;
 use crate::rdma::list::NONE;
-use crate::rdma::scheduler::RESEND;
+use crate::rdma::scheduler::ASK;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PathId, PeerId, TransferError, TransferId};
 use tombolo_wire::{Attempt, Domain, NackCode, Notification, Packet, ReadRequest, RequestId};
@@ -43,22 +44,23 @@ impl Initiator {
 
     /// The next request to send: one to be repeated, or a new one.
     pub(super) fn poll_read(&mut self, now: Time) -> Option<Action> {
-        if let Some(index) = self.again.front() {
+        let id = self.rings.front(ASK)?;
+        self.rings.rotate(ASK, id);
+        let peer = self.peers[id as usize].as_mut()?;
+        if let Some(index) = peer.again.front() {
             self.leave_queue(index);
+            self.refresh(PeerId(id));
             self.counters.reads_retransmitted += 1;
             let transfer = &mut self.transfers.entries[index as usize];
             transfer.attempt = transfer.attempt.next();
             return self.ask(now, index);
         }
-        let id = self.asking.front(RESEND)?;
-        self.asking.rotate(RESEND, id);
-        let peer = self.peers[id as usize].as_mut()?;
-        let (class, _) = peer.read_picker.pick(peer.reads.map(|queue| !queue.is_empty()))?;
+        let (class, _) = peer.read_picker.pick(peer.may_ask(&self.config))?;
         let index = peer.reads[class as usize].front()?;
-        let request = peer.next_request;
-        peer.next_request = request.next();
+        let request = peer.take_request();
         peer.requests[request_place(request)] = index;
-        peer.open_reads += 1;
+        peer.open_reads.push_back(&mut self.transfers.read_chain, index);
+        peer.open_shares.take(class);
         self.leave_queue(index);
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.request = Some(request);
@@ -69,13 +71,15 @@ impl Initiator {
     }
 
     fn ask(&mut self, now: Time, index: u32) -> Option<Action> {
+        let id = self.transfers.entries[index as usize].peer;
+        let watermark = self.oldest_request(id)?;
         let transfer = &mut self.transfers.entries[index as usize];
-        let id = transfer.peer;
         let peer = self.peers[id.index()].as_mut()?;
         let spec = transfer.spec;
+        let request = transfer.request?;
         let packet = Packet::ReadRequest(ReadRequest {
-            request: transfer.request?,
-            watermark: peer.oldest_request,
+            request,
+            watermark,
             attempt: transfer.attempt,
             domain: spec.domain,
             size_bytes: spec.size_bytes,
@@ -96,6 +100,14 @@ impl Initiator {
         self.counters.reads_sent += 1;
         self.arm(now.after_ns(timeout_ns));
         Some(Action::Send { peer: id, path, packet })
+    }
+
+    /// The oldest open read: all ids before it are over.
+    fn oldest_request(&self, id: PeerId) -> Option<RequestId> {
+        let peer = self.peers[id.index()].as_ref()?;
+        let oldest = peer.open_reads.front();
+        let oldest = oldest.and_then(|index| self.transfers.entries[index as usize].request);
+        Some(oldest.unwrap_or(peer.next_request))
     }
 
     fn open_read(&self, id: PeerId, request: RequestId) -> Option<u32> {
@@ -165,12 +177,14 @@ impl Initiator {
         };
         // An answer does not say which attempt it answers: only a read that was
         // asked for once measures.
-        if !transfer.heard && transfer.attempt == Attempt(0) {
-            peer.read_trip.sample(now.since_ns(transfer.asked_at));
-            peer.path_answers(transfer.asked_by.into());
+        let shorter = if !transfer.heard && transfer.attempt == Attempt(0) {
+            let trip_ns = now.since_ns(transfer.asked_at);
+            let Config { retransmission, read_retry_ns, .. } = self.config;
+            let shorter = peer.read_trip.sample_shortens(trip_ns, retransmission, read_retry_ns);
+            peer.path_answers(transfer.asked_by.into()) || shorter
         } else {
-            peer.read_trip.alive();
-        }
+            peer.read_trip.alive()
+        };
         let first = !std::mem::replace(&mut transfer.heard, true);
         transfer.asked_at = now;
         peer.asked.remove(&mut self.transfers.chain, index);
@@ -179,6 +193,10 @@ impl Initiator {
             peer.answered_ask_order = peer.answered_ask_order.max(transfer.ask_order);
             let id = transfer.peer;
             self.find_overtaken_reads(now, id);
+        }
+        if shorter {
+            let id = self.transfers.entries[index as usize].peer;
+            self.lower_wake(id);
         }
     }
 
@@ -240,13 +258,13 @@ impl Initiator {
     fn request_answered(&mut self, id: PeerId, path: PathId) {
         if let Some(Some(peer)) = self.peers.get_mut(id.index())
             && path.index() < peer.paths.len()
+            && peer.path_answers(path.index())
         {
-            peer.path_answers(path.index());
+            self.lower_wake(id);
         }
     }
 
-    /// The read is over: its id means nothing any more, and the watermark rises
-    /// past all that are over.
+    /// The read is over: its id means nothing any more.
     pub(super) fn forget_request(&mut self, index: u32) {
         let transfer = &mut self.transfers.entries[index as usize];
         let Some(request) = transfer.request.take() else {
@@ -256,11 +274,7 @@ impl Initiator {
             return;
         };
         peer.requests[request_place(request)] = NONE;
-        peer.open_reads -= 1;
-        while peer.oldest_request != peer.next_request
-            && peer.requests[request_place(peer.oldest_request)] == NONE
-        {
-            peer.oldest_request = peer.oldest_request.next();
-        }
+        peer.open_reads.remove(&mut self.transfers.read_chain, index);
+        peer.open_shares.give_back(transfer.class(&self.config));
     }
 }

@@ -4,7 +4,7 @@ use super::paths::Path;
 use crate::rdma::config::Config;
 use crate::rdma::list::{Chain, List, NONE};
 use crate::rdma::round_trip::RoundTrip;
-use crate::rdma::scheduler::ClassPicker;
+use crate::rdma::scheduler::{ClassPicker, Shares};
 use crate::rdma::time::Time;
 use crate::rdma::transaction::State;
 use crate::rdma::transfer::{Class, PeerId, Transfer, TransferError, TransferId};
@@ -24,7 +24,7 @@ pub(super) enum Queue {
     Ask(Class),
     /// A read that was asked for: the peer's list of read timeouts.
     Asked,
-    /// A read to be asked for again at once.
+    /// A read to be asked for again at once, at its peer.
     Again,
     /// A read turned away, waiting to be asked for again.
     Delayed,
@@ -133,13 +133,7 @@ impl TransferState {
 
     /// The class now: the user's, or by what is still to be issued (QOS §3.3).
     pub fn class(&self, config: &Config) -> Class {
-        let left = self.spec.size_bytes - self.cursor_bytes;
-        match self.spec.class {
-            Some(class) => class,
-            None if left <= config.high_max_bytes => Class::High,
-            None if left <= config.medium_max_bytes => Class::Medium,
-            None => Class::Low,
-        }
+        self.spec.class.unwrap_or_else(|| config.class_of(self.spec.size_bytes - self.cursor_bytes))
     }
 }
 
@@ -148,6 +142,8 @@ impl TransferState {
 pub(super) struct Transfers {
     pub entries: Vec<TransferState>,
     pub chain: Chain,
+    /// Reads with a request, in the order of their ids.
+    pub read_chain: Chain,
     free: Vec<u32>,
     /// Posted by this node's programs and open.
     pub posted: u32,
@@ -165,6 +161,7 @@ impl Transfers {
         // Lowest first: a table that is mostly empty stays in the cache.
         self.free.sort_unstable_by(|left, right| right.cmp(left));
         self.chain.grow(entries);
+        self.read_chain.grow(entries);
     }
 
     pub fn take(&mut self, peer: PeerId, spec: Transfer, served: Option<RequestId>) -> Option<u32> {
@@ -215,6 +212,8 @@ pub(super) enum Place {
     DelayFull,
     /// Refused for an absent page.
     DelayFault,
+    /// Being placed at the receiver.
+    DelayPlacing,
 }
 
 /// One slot of the table of pending transactions (QOS §3.2.4).
@@ -249,7 +248,11 @@ pub(super) struct Transaction {
     /// The path that lost the transmission before: the next goes by another.
     pub avoid: Option<u8>,
     pub due: Time,
+    /// Transmissions without an answer in a row, and those of them that were overtaken.
     pub unanswered: u32,
+    pub overtaken: u32,
+    /// The path and the time of the latest transmission that was taken for lost.
+    pub lost: Option<(u8, Time)>,
 }
 
 /// The table of pending transactions with its ticket queue (QOS §3.3).
@@ -289,6 +292,8 @@ impl Transactions {
                 avoid: None,
                 due: Time(0),
                 unanswered: 0,
+                overtaken: 0,
+                lost: None,
             })
             .collect();
         Self {
@@ -304,6 +309,8 @@ impl Transactions {
 #[derive(Debug)]
 pub(super) struct SendPeer {
     pub id: PeerId,
+    /// Tells it apart from earlier peers of its number.
+    pub session: u32,
     /// Never empty; the first is there from the start.
     pub paths: Vec<Path>,
     /// From a read request to the first sign of its answer. Apart from the paths',
@@ -320,24 +327,28 @@ pub(super) struct SendPeer {
     /// Slots that its blocks have.
     pub slots: usize,
     pub resend: List,
-    pub queues: [List; 3],
-    pub reads: [List; 3],
+    pub queues: [List; Class::COUNT],
+    pub reads: [List; Class::COUNT],
     pub read_picker: ClassPicker,
     pub asked: List,
+    /// Reads to be asked for again.
+    pub again: List,
     /// Open reads by id, modulo the window.
     pub requests: Box<[u32]>,
     pub next_request: RequestId,
-    pub oldest_request: RequestId,
-    pub open_reads: u32,
+    /// Open reads in the order of their ids, and by class.
+    pub open_reads: List,
+    pub open_shares: Shares,
     /// Requests so far, and the latest one that was answered.
     pub ask_order: u64,
     pub answered_ask_order: u64,
 }
 
 impl SendPeer {
-    pub fn new(id: PeerId, config: &Config, now: Time) -> Self {
+    pub fn new(id: PeerId, config: &Config, now: Time, session: u32) -> Self {
         Self {
             id,
+            session,
             paths: vec![Path::new(config, true)],
             read_trip: RoundTrip::new(),
             heard_at: now,
@@ -350,19 +361,33 @@ impl SendPeer {
             reads: Default::default(),
             read_picker: ClassPicker::new(config.starvation_blocks),
             asked: List::default(),
+            again: List::default(),
             requests: vec![NONE; READ_WINDOW as usize].into(),
             next_request: RequestId(0),
-            oldest_request: RequestId(0),
-            open_reads: 0,
+            open_reads: List::default(),
+            open_shares: Shares::default(),
             ask_order: 0,
             answered_ask_order: 0,
         }
     }
 
-    pub fn may_ask(&self, config: &Config) -> bool {
-        self.open_reads < config.outstanding_reads
-            && self.next_request.after(self.oldest_request).is_some_and(|span| span < READ_WINDOW)
-            && self.reads.iter().any(|queue| !queue.is_empty())
+    /// The classes of which a new read may be asked for.
+    pub fn may_ask(&self, config: &Config) -> [bool; Class::COUNT] {
+        Class::ALL.map(|class| {
+            !self.reads[class as usize].is_empty() && self.open_shares.admits(config.outstanding_reads, class)
+        })
+    }
+
+    /// An id for the next read. Ids whose place an open read still holds are skipped: as many
+    /// reads may come after a long one as like. There is a free place, because no more reads
+    /// may be open than there are places.
+    pub fn take_request(&mut self) -> RequestId {
+        while self.requests[request_place(self.next_request)] != NONE {
+            self.next_request = self.next_request.next();
+        }
+        let request = self.next_request;
+        self.next_request = request.next();
+        request
     }
 
     /// How long a read request waits for a sign of life.

@@ -2,16 +2,30 @@
 //!
 //! A path's unanswered blocks are a list in the order they were sent (QOS §4.1).
 //! The timeout is the path's, not the block's, so the head always expires first.
-//! `wake` is a lower bound of all timers: arming lowers it, and only a visit that
-//! finds it passed computes it anew. So `deadline` is O(1), and an early wake-up
+//! `wake` is a lower bound of all timers: arming lowers it, so does whatever makes
+//! timeouts shorter, and only a visit that finds it passed computes it anew. So `deadline` is O(1), and an early wake-up
 //! (the block it was for was acknowledged meanwhile) happens at most once per
 //! timeout.
 
 use super::Initiator;
-use super::tables::{Place, Queue, SendPeer};
+use super::tables::{Place, Queue, SendPeer, Transaction};
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PeerId, TransferError};
 use tombolo_wire::Attempt;
+
+/// After so many times in a row that a block was overtaken, it waits for the timeout: what is lost so often is
+/// not lost by chance, and to send it again each round trip would leave nothing to others.
+const FAST_RETRANSMITS: u32 = 8;
+
+/// Lists of blocks that wait for a delay to be over.
+const DELAYS: usize = 3;
+
+impl Transaction {
+    /// Whether a later answer by its path would mean that it was lost.
+    fn may_be_overtaken(&self, answered_order: u64) -> bool {
+        self.order < answered_order && self.overtaken < FAST_RETRANSMITS
+    }
+}
 
 /// Why a block goes again.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,12 +61,15 @@ impl Initiator {
         self.wake = self.next_wake();
     }
 
+    /// The blocks whose delays are over first.
+    fn delays(&self) -> [Option<u32>; DELAYS] {
+        [self.delay_full.front(), self.delay_fault.front(), self.delay_placing.front()]
+    }
+
     fn expire_delays(&mut self, now: Time) {
         // Each list has one constant delay, so it is in the order of its due times.
-        for list in 0..2 {
-            loop {
-                let head = [self.delay_full.front(), self.delay_fault.front()][list];
-                let Some(slot) = head else { break };
+        for list in 0..DELAYS {
+            while let Some(slot) = self.delays()[list] {
                 if self.table.entries[slot as usize].due > now {
                     break;
                 }
@@ -109,7 +126,7 @@ impl Initiator {
                 break;
             };
             let transaction = &self.table.entries[slot as usize];
-            if transaction.order >= path.answered_order {
+            if !transaction.may_be_overtaken(path.answered_order) {
                 break;
             }
             let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns) else {
@@ -133,20 +150,37 @@ impl Initiator {
         let transaction = &mut self.table.entries[slot as usize];
         let (index, id, issued_at) = (transaction.transfer, transaction.peer, transaction.issued_at);
         transaction.avoid = Some(transaction.path);
-        transaction.unanswered += u32::from(loss == Loss::Timeout);
-        if transaction.unanswered >= self.config.max_attempts || self.is_silent(now, id, issued_at) {
-            self.end(index, Err(TransferError::PeerUnreachable));
-        } else {
-            self.queue_resend(slot);
+        transaction.lost = Some((transaction.path, transaction.sent_at));
+        transaction.unanswered += 1;
+        transaction.overtaken += u32::from(loss == Loss::Overtaken);
+        let unanswered = transaction.unanswered;
+        match self.give_up(now, id, issued_at, unanswered) {
+            Some(error) => self.end(index, Err(error)),
+            None => self.queue_resend(slot),
         }
     }
 
+    /// Whether something first sent at `since` is given up after so many attempts without an answer, and why.
+    fn give_up(&mut self, now: Time, id: PeerId, since: Time, unanswered: u32) -> Option<TransferError> {
+        if self.is_silent(now, id, since) {
+            return Some(TransferError::PeerUnreachable);
+        }
+        if unanswered < self.config.max_attempts {
+            return None;
+        }
+        if self.peers[id.index()].as_ref().is_none_or(|peer| peer.heard_at <= since) {
+            return Some(TransferError::PeerUnreachable);
+        }
+        self.counters.given_up += 1;
+        Some(TransferError::Undeliverable)
+    }
+
     /// Nothing came from the peer for too long, although something was asked of
-    /// it since `since`.
+    /// it since `since`. Without a path nothing is asked of it.
     fn is_silent(&self, now: Time, id: PeerId, since: Time) -> bool {
-        self.peers[id.index()]
-            .as_ref()
-            .is_none_or(|peer| now.since_ns(peer.heard_at.max(since)) >= self.config.give_up_ns)
+        self.peers[id.index()].as_ref().is_none_or(|peer| {
+            peer.has_path() && now.since_ns(peer.heard_at.max(since)) >= self.config.give_up_ns
+        })
     }
 
     fn expire_reads(&mut self, now: Time, id: PeerId) {
@@ -175,12 +209,10 @@ impl Initiator {
                 peer.path_is_mute(now, by, &self.config);
             }
             transfer.unanswered += 1;
-            let first_asked_at = transfer.first_asked_at;
-            let hopeless = transfer.unanswered >= self.config.max_attempts;
-            if hopeless || self.is_silent(now, id, first_asked_at) {
-                self.end(index, Err(TransferError::PeerUnreachable));
-            } else {
-                self.ask_again(index);
+            let (first_asked_at, unanswered) = (transfer.first_asked_at, transfer.unanswered);
+            match self.give_up(now, id, first_asked_at, unanswered) {
+                Some(error) => self.end(index, Err(error)),
+                None => self.ask_again(index),
             }
         }
         self.find_overtaken_reads(now, id);
@@ -217,41 +249,59 @@ impl Initiator {
 
     pub(super) fn ask_again(&mut self, index: u32) {
         self.leave_queue(index);
-        self.transfers.entries[index as usize].queue = Queue::Again;
-        self.again.push_back(&mut self.transfers.chain, index);
+        let transfer = &mut self.transfers.entries[index as usize];
+        let id = transfer.peer;
+        let Some(peer) = self.peers[id.index()].as_mut() else {
+            return;
+        };
+        transfer.queue = Queue::Again;
+        peer.again.push_back(&mut self.transfers.chain, index);
+        self.refresh(id);
     }
 
     fn next_wake(&self) -> Time {
         let mut wake = Time(u64::MAX);
-        for slot in [self.delay_full.front(), self.delay_fault.front()].into_iter().flatten() {
+        for slot in self.delays().into_iter().flatten() {
             wake = wake.min(self.table.entries[slot as usize].due);
         }
         if let Some(index) = self.delayed_reads.front() {
             let asked_at = self.transfers.entries[index as usize].asked_at;
             wake = wake.min(asked_at.after_ns(self.config.full_delay_ns));
         }
-        for peer in self.peers.iter().flatten() {
-            for (place, path) in peer.paths.iter().enumerate() {
-                let Some(slot) = path.timeouts.front() else { continue };
-                let transaction = &self.table.entries[slot as usize];
-                debug_assert!(transaction.place == Place::Timeout);
-                let sent_at = transaction.sent_at;
-                wake = wake.min(sent_at.after_ns(peer.timeout_ns(place, &self.config)));
-                if self.config.fast_retransmit
-                    && transaction.order < path.answered_order
-                    && let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns)
-                {
-                    wake = wake.min(sent_at.after_ns(patience_ns));
-                }
+        self.peers.iter().flatten().fold(wake, |wake, peer| wake.min(self.peer_wake(peer)))
+    }
+
+    /// The first timer of a peer.
+    fn peer_wake(&self, peer: &SendPeer) -> Time {
+        let mut wake = Time(u64::MAX);
+        for (place, path) in peer.paths.iter().enumerate() {
+            let Some(slot) = path.timeouts.front() else { continue };
+            let transaction = &self.table.entries[slot as usize];
+            debug_assert!(transaction.place == Place::Timeout);
+            let sent_at = transaction.sent_at;
+            wake = wake.min(sent_at.after_ns(peer.timeout_ns(place, &self.config)));
+            if self.config.fast_retransmit
+                && transaction.may_be_overtaken(path.answered_order)
+                && let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns)
+            {
+                wake = wake.min(sent_at.after_ns(patience_ns));
             }
-            if let Some(index) = peer.asked.front() {
-                let asked_at = self.transfers.entries[index as usize].asked_at;
-                wake = wake.min(asked_at.after_ns(peer.read_timeout_ns(&self.config)));
-                if let Some(due) = self.overtaken_read_due(peer, index) {
-                    wake = wake.min(due);
-                }
+        }
+        if let Some(index) = peer.asked.front() {
+            let asked_at = self.transfers.entries[index as usize].asked_at;
+            wake = wake.min(asked_at.after_ns(peer.read_timeout_ns(&self.config)));
+            if let Some(due) = self.overtaken_read_due(peer, index) {
+                wake = wake.min(due);
             }
         }
         wake
+    }
+
+    /// The timeouts of a peer may be shorter than when its timers were armed: an answer ended a
+    /// back-off or measured a shorter round trip, or a path came.
+    pub(super) fn lower_wake(&mut self, id: PeerId) {
+        if let Some(Some(peer)) = self.peers.get(id.index()) {
+            self.wake = self.wake.min(self.peer_wake(peer));
+        }
     }
 }

@@ -21,6 +21,7 @@ pub(super) enum Reply {
     Ack { bytes_only: bool },
     Nack(NackCode),
     Resume(Domain),
+    Receipt,
 }
 
 #[derive(Clone, Debug)]
@@ -46,6 +47,8 @@ pub(super) struct Entry {
     /// The word before an atomic operation: its answer.
     pub before: Option<u64>,
     pub reply: Option<(Reply, Generation, Attempt)>,
+    /// The transmission that was answered with a receipt: nothing of it is placed any more.
+    pub receipted: Option<Attempt>,
 }
 
 impl Entry {
@@ -68,6 +71,7 @@ impl Entry {
             placing: 0,
             before: None,
             reply: None,
+            receipted: None,
         }
     }
 
@@ -77,6 +81,11 @@ impl Entry {
 
     pub fn is_whole(&self) -> bool {
         self.placing == 0 && self.placed == self.whole()
+    }
+
+    /// All its bytes are here, and some are still being placed.
+    pub fn is_placing(&self) -> bool {
+        self.placing > 0 && self.claimed == self.whole()
     }
 
     /// Its notification is here. That it has to wait for others no more counts more than that it has.

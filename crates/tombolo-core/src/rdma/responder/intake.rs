@@ -204,7 +204,13 @@ impl Responder {
                 self.counters.bad_packets += 1;
                 return Err(DropReason::Bad);
             }
+            let is_repeat = entry.attempt != name.attempt;
             entry.attempt = name.attempt;
+            if is_repeat && (entry.is_placing() || entry.phase == Phase::Writing) {
+                entry.receipted = Some(name.attempt);
+                self.reply(id, slot, name.generation, name.attempt, Reply::Receipt);
+            }
+            let entry = &self.peers[id.index()].entries[name.slot.index()];
             match entry.phase {
                 Phase::Done => {
                     self.counters.duplicates += 1;
@@ -219,6 +225,7 @@ impl Responder {
             }
         } else if entry.placing > 0 || entry.phase == Phase::Writing {
             self.counters.busy_packets += 1;
+            self.reply(id, slot, name.generation, name.attempt, Reply::Nack(NackCode::BufferFull));
             return Err(DropReason::Busy);
         } else if !intact {
             self.reply(id, slot, name.generation, name.attempt, Reply::Nack(NackCode::PacketCorrupted));
@@ -247,6 +254,7 @@ impl Responder {
             entry.claimed = 0;
             entry.placed = 0;
             entry.before = None;
+            entry.receipted = None;
         }
         Ok(grant)
     }

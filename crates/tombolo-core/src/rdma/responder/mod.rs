@@ -16,8 +16,10 @@
 //! as not here: it comes again, when the sender has their acknowledgements.
 //!
 //! A repeat of a Done block is acknowledged again and not placed: what was
-//! written after it must stay. While the caller still copies bytes of a block,
-//! a newer generation is dropped: the slot is not free of the old one yet.
+//! written after it must stay. A repeat of a block whose bytes are all here, but still
+//! being copied, is answered with a receipt: a slow copy is no loss. While the caller
+//! still copies bytes of a block, a newer generation is turned away for now: the slot
+//! is not free of the old one yet.
 //!
 //! An answer is a mark on the entry, and entries with marks are chained: there
 //! is no queue of answers that could fill, and many answers about one block
@@ -33,7 +35,7 @@ use super::list::{Chain, List};
 use super::transfer::PeerId;
 use entry::{Entry, Phase, Reply};
 use tombolo_wire::{
-    Ack, AtomicAck, Attempt, EarlierBlocks, Generation, Nack, NackCode, Packet, RequestId, Resume,
+    Ack, AtomicAck, Attempt, EarlierBlocks, Generation, Nack, NackCode, Packet, Receipt, RequestId, Resume,
     TransactionId,
 };
 
@@ -106,7 +108,6 @@ impl Responder {
     }
 
     pub(crate) fn add_peer(&mut self, id: PeerId) {
-        self.lose_peer(id);
         while self.peers.len() <= id.index() {
             self.peers.push(ReceivePeer { id, connected: false, epoch: 0, entries: Vec::new() });
         }
@@ -143,8 +144,10 @@ impl Responder {
         if entry.reply.replace((reply, generation, attempt)).is_none() {
             self.replies.push_back(&mut self.reply_chain, at);
         }
-        if let Reply::Nack(code) = reply {
-            self.counters.nacks_sent[code as usize] += 1;
+        match reply {
+            Reply::Nack(code) => self.counters.nacks_sent[code as usize] += 1,
+            Reply::Receipt => self.counters.receipts_sent += 1,
+            Reply::Ack { .. } | Reply::Resume(_) => {}
         }
     }
 
@@ -225,8 +228,10 @@ impl Responder {
             return self.settle(peer, slot);
         }
         // For the attempt that came last: an answer to an older one is ignored.
+        // After a receipt nothing of the newest attempt is placed either.
         let newest = entry.attempt;
-        let attempt = if code.is_transient() { attempt } else { newest };
+        let is_newest = !code.is_transient() || entry.receipted == Some(newest);
+        let attempt = if is_newest { newest } else { attempt };
         self.reply(peer, slot, generation, attempt, Reply::Nack(code));
         None
     }
@@ -305,6 +310,7 @@ impl Responder {
             }
             Reply::Ack { bytes_only } => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
             Reply::Nack(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+            Reply::Receipt => Packet::Receipt(Receipt { transaction, generation, attempt }),
             Reply::Resume(domain) => Packet::Resume(Resume { transaction, generation, domain }),
         };
         Some(Action::Send { peer, path: entry.path, packet })
