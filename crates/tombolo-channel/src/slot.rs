@@ -206,6 +206,10 @@ pub enum Failure {
     /// The descriptor makes no sense.
     #[error("the descriptor makes no sense: an address passes the end, or flags mean nothing")]
     BadDescriptor,
+    /// The program's own node is gone. The program's library says so; no node does, so it has no word
+    /// of its own.
+    #[error("the program's own node is gone")]
+    NodeGone,
     /// Something that a newer node says.
     #[error("failed for a reason that this version does not know ({0})")]
     Unknown(u64),
@@ -221,6 +225,7 @@ impl Failure {
             Self::Gone => 0x301,
             Self::NoSuchNode => 0x302,
             Self::BadDescriptor => 0x303,
+            Self::NodeGone => 0x301,
             Self::Unknown(code) => code,
         }
     }
