@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tombolo_host::event;
 use tombolo_host::shared::{HeldSpan, SharedSpan};
 
+use crate::identity::PublicKey;
 use crate::{AcceptError, Address, LinkCounters, LinkError, ListenerCounters, LossReason, SendError};
 
 /// The largest control message.
@@ -238,6 +239,16 @@ pub trait Link: Send + Sync + fmt::Debug {
 
     /// The peer's process on this machine, as the kernel says, where known.
     fn peer_process_id(&self) -> Option<u32> {
+        None
+    }
+
+    /// The key that the peer has proved, on a link that asks for keys.
+    fn peer_key(&self) -> Option<PublicKey> {
+        None
+    }
+
+    /// Where the peer is, on a link between machines.
+    fn peer_address(&self) -> Option<Address> {
         None
     }
 

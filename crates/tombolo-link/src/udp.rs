@@ -44,9 +44,10 @@ use tombolo_host::shared::{HeldSpan, SharedSpan};
 use tombolo_host::udp::UdpSocket;
 
 use crate::counters::Counters;
+use crate::identity::PublicKey;
 use crate::{
-    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet, Security,
-    SendError,
+    Address, ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet,
+    Security, SendError,
 };
 
 mod batch;
@@ -141,6 +142,8 @@ pub struct UdpLink {
     receiving: Mutex<Receiving>,
     /// In a secure session; locked last.
     sealer: Option<Mutex<Sealer>>,
+    /// The key that the peer has proved, in a secure session.
+    peer_key: Option<PublicKey>,
     /// The peer may not know yet that it is accepted.
     to_accept: AtomicBool,
     control: Mutex<ControlChannel>,
@@ -193,6 +196,7 @@ impl UdpLink {
         // They go again as they are, whatever becomes of the path meanwhile.
         let fragment_bytes = path.route_bytes.min(FLOOR_BYTES).saturating_sub(around_bytes + SEQUENCE_BYTES);
         let header = Header::new(Kind::Packets, number);
+        let peer_key = seals.as_ref().and_then(|seals| seals.peer);
         let (sealer, opener) = seals.map(|seals| (Mutex::new(seals.sealer), seals.opener)).unzip();
         let opened = Instant::now();
         let mtu = PathMtu::new(path, opened);
@@ -208,6 +212,7 @@ impl UdpLink {
             mtu: Mutex::new(mtu),
             receiving: Mutex::new(Receiving { incoming, opener }),
             sealer,
+            peer_key,
             to_accept: AtomicBool::new(to_accept),
             control: Mutex::new(ControlChannel::new(fragment_bytes)),
             has_control: AtomicBool::new(false),
@@ -526,6 +531,14 @@ impl Link for UdpLink {
 
     fn protects_integrity(&self) -> bool {
         self.sealer.is_some()
+    }
+
+    fn peer_key(&self) -> Option<PublicKey> {
+        self.peer_key
+    }
+
+    fn peer_address(&self) -> Option<Address> {
+        self.socket.peer_address().ok().map(Address::Udp)
     }
 
     fn counters(&self) -> LinkCounters {

@@ -52,8 +52,11 @@ pub enum Request {
         /// Which.
         segment: u16,
     },
-    /// How are you?
-    Status,
+    /// How are you? As much as fits into an answer.
+    Status {
+        /// Where to go on: 0, or what the last answer said.
+        from: u64,
+    },
     /// Move bytes of a program of yours. Answered with [`Reply::Carried`] when that is over.
     Carry(Box<Carriage>),
     /// Give me an empty segment to fill, through the engine, with what is to have a name.
@@ -136,8 +139,13 @@ pub enum Reply {
         /// What could be.
         free_bytes: u64,
     },
-    /// How the node is.
-    Status(Box<NodeStatus>),
+    /// How the node is: a part of its borrowers and counters.
+    Status {
+        /// The part.
+        status: Box<NodeStatus>,
+        /// Where the next part begins, if this is not the last.
+        next: Option<u64>,
+    },
     /// The request could not be carried out.
     Failed(String),
     /// The transfer has ended; why it failed, if it did (`tombolo_channel::Failure::code`).
@@ -215,6 +223,10 @@ pub struct Borrower {
     pub name: String,
     /// Its process, where the link knows.
     pub process_id: Option<u32>,
+    /// Its address, where it comes from another machine, or might.
+    pub address: Option<String>,
+    /// The public key that it has proved, on a link that asks for keys.
+    pub key: Option<String>,
     /// What it has, in bytes.
     pub bytes: u64,
     /// In how many segments.
@@ -262,12 +274,22 @@ mod tests {
             uptime_s: 1,
             lend_bytes: u64::MAX,
             lent_bytes: 0,
-            borrowers: vec![Borrower { name: "b".into(), process_id: None, bytes: 3, segments: 1 }],
+            borrowers: vec![Borrower {
+                name: "b".into(),
+                process_id: None,
+                address: Some("udp:127.0.0.1:7".into()),
+                key: None,
+                bytes: 3,
+                segments: 1,
+            }],
             counters: vec![("c".into(), 9)],
         };
         for message in [
             MessageV1::Ask { number: 5, request: Request::Lend { bytes: 1 << 40 } },
-            MessageV1::Answer { number: u32::MAX, reply: Reply::Status(Box::new(status)) },
+            MessageV1::Answer {
+                number: u32::MAX,
+                reply: Reply::Status { status: Box::new(status), next: Some(1 << 32) },
+            },
             MessageV1::Ask {
                 number: 6,
                 request: Request::Publish {
@@ -297,7 +319,8 @@ mod tests {
         }
         assert_eq!(Message::decode(&[]), Err(MalformedMessage));
         assert_eq!(Message::decode(&[9, 9, 9]), Err(MalformedMessage));
-        let mut longer = Message::V1(MessageV1::Ask { number: 1, request: Request::Status }).encode();
+        let mut longer =
+            Message::V1(MessageV1::Ask { number: 1, request: Request::Status { from: 0 } }).encode();
         longer.push(0);
         assert_eq!(Message::decode(&longer), Err(MalformedMessage));
     }

@@ -31,6 +31,7 @@ mod publish;
 mod questions;
 mod reads;
 mod serve;
+mod status;
 mod tend;
 
 pub use borrow::{BorrowError, Borrowed, Borrowing, status_of};

@@ -31,7 +31,7 @@ use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, Se
 use tombolo_wire::{Ack, Checksums, Domain, MAX_EARLIER_BLOCKS, MAX_HEADER_BYTES};
 
 use crate::carry::Carriages;
-use crate::control::{Borrower, NodeStatus, Reply, Request};
+use crate::control::{Reply, Request};
 use crate::counters::{AtTheDoor, GoneLinks};
 use crate::errands::Errands;
 use crate::ledger::{self, Ledger, LendError};
@@ -154,12 +154,12 @@ pub enum JoinError {
 /// A node.
 pub struct Node {
     name: String,
-    started: Instant,
+    pub(crate) started: Instant,
     pub(crate) engine: Mutex<Engine>,
     peers: RwLock<Vec<Option<Arc<Peer>>>>,
     pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) errands: Errands,
-    gone_links: GoneLinks,
+    pub(crate) gone_links: GoneLinks,
     pub(crate) at_the_door: AtTheDoor,
     /// Where our own writes come from and the answers to our reads go.
     buffers: SharedMemory,
@@ -465,41 +465,5 @@ impl Node {
         *slot = None;
         self.gone_links.add(&*peer.link);
         self.ledger.lock().release_all(peer.id)
-    }
-
-    /// How this node is.
-    pub fn status(&self) -> NodeStatus {
-        let mut counters = vec![("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed))];
-        counters.extend(crate::counters::engine(&self.engine.lock().counters()));
-        let peers = self.peers();
-        counters.extend(self.gone_links.and(peers.iter().map(|peer| &*peer.link)));
-        counters.extend(self.at_the_door.named());
-        counters.extend(self.path_counters());
-        counters.extend(self.packet_sizes());
-        counters.extend(self.programs.counters());
-        let ledger = self.ledger.lock();
-        counters.extend(ledger.counters());
-        let mut borrowers = Vec::new();
-        for peer in peers {
-            let (mut bytes, mut segments) = (0, 0);
-            for (_, memory) in ledger.segments_of(peer.id) {
-                bytes += memory.len() as u64;
-                segments += 1;
-            }
-            if segments > 0 {
-                let name = peer.name.lock().clone();
-                borrowers.push(Borrower { name, process_id: peer.link.peer_process_id(), bytes, segments });
-            }
-        }
-        NodeStatus {
-            name: self.name.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            process_id: std::process::id(),
-            uptime_s: self.started.elapsed().as_secs(),
-            lend_bytes: ledger.lend_bytes(),
-            lent_bytes: ledger.lent_bytes(),
-            borrowers,
-            counters,
-        }
     }
 }

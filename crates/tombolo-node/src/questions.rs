@@ -11,6 +11,7 @@ use tombolo_link::{LinkState, SendError};
 use crate::control::{Message, MessageV1, Reply, Request};
 use crate::ledger::{self, LendError, Segment};
 use crate::node::{Answer, AskError, Node, Peer};
+use crate::status::MAX_STATUS_BYTES;
 
 /// What is lent without holding up the engine.
 const LENT_AT_ONCE_BYTES: u64 = 2 << 20;
@@ -145,7 +146,10 @@ impl Node {
                     (Reply::Failed(format!("segment {segment} is not lent to you")), None)
                 }
             }
-            Request::Status => (Reply::Status(Box::new(self.status())), None),
+            Request::Status { from } => {
+                let (status, next) = self.status_part(from, MAX_STATUS_BYTES);
+                (Reply::Status { status: Box::new(status), next }, None)
+            }
             Request::Find { name } => (self.find_name(&name), None),
             Request::Open { name } => (self.open_name(peer, &name), None),
             Request::List { after } => (self.list_names(after.as_deref()), None),
