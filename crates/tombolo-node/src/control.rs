@@ -234,10 +234,15 @@ pub struct Borrower {
 }
 
 impl Request {
-    /// Whether it may be asked again when nobody knows if it has arrived: at worst something more is
-    /// lent until the link's end.
+    /// Whether it may be asked again, under its number and by another link, when nobody knows if it has
+    /// arrived: at worst something more is lent until the link's end. [`Self::Carry`] is by itself.
     pub(crate) fn may_be_repeated(&self) -> bool {
-        !matches!(self, Self::Publish { .. } | Self::Delete { .. } | Self::BePath { .. } | Self::Carry(_))
+        !matches!(self, Self::BePath { .. } | Self::Carry(_))
+    }
+
+    /// Whether what is asked must be done only once, however often it comes under one number.
+    pub(crate) fn is_for_once(&self) -> bool {
+        matches!(self, Self::Publish { .. } | Self::Delete { .. })
     }
 }
 

@@ -30,7 +30,7 @@ use tombolo_host::shared::SharedMemory;
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
 use tombolo_wire::{Ack, Checksums, Domain, MAX_EARLIER_BLOCKS, MAX_HEADER_BYTES};
 
-use crate::carry::Carriages;
+use crate::carry::{Carriages, SEND_PAUSE};
 use crate::control::{Reply, Request};
 use crate::counters::{AtTheDoor, GoneLinks};
 use crate::errands::Errands;
@@ -38,6 +38,7 @@ use crate::ledger::{self, Ledger, LendError};
 use crate::own_moves::OwnMoves;
 use crate::paths::Token;
 use crate::programs::Programs;
+use crate::questions::Answered;
 
 /// The domain of the node's own buffers. No peer can reach it.
 pub(crate) const BUFFERS: Domain = Domain(0);
@@ -169,6 +170,7 @@ pub struct Node {
     pub(crate) programs: Programs,
     pub(crate) own_moves: Mutex<OwnMoves>,
     pub(crate) carriages: Carriages,
+    pub(crate) answered: Answered,
     /// Grows with each peer that comes.
     pub(crate) arrivals: AtomicU32,
     /// Grows while a program drives this node by itself.
@@ -280,6 +282,7 @@ impl Node {
             programs: Programs::new(limits)?,
             own_moves: Mutex::default(),
             carriages: Carriages::default(),
+            answered: Answered::default(),
             arrivals: AtomicU32::new(0),
             driven: AtomicU32::new(0),
             unfinished: AtomicBool::new(false),
@@ -432,6 +435,10 @@ impl Node {
                 self.lose(&peer, reason);
             }
         }
+        if self.send_carriages() {
+            let again = now + SEND_PAUSE;
+            next = Some(next.map_or(again, |next| next.min(again)));
+        }
         next
     }
 
@@ -450,6 +457,7 @@ impl Node {
         }
         self.engine.lock().peer_lost(self.now(), peer.id);
         self.carrier_lost(peer.id);
+        self.answered.forget(peer.id);
         self.pump();
     }
 

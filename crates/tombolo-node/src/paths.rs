@@ -247,6 +247,7 @@ impl Node {
             return Some(whole.clone());
         }
         self.engine.lock().path_lost(id, path);
+        self.carry_by_another_path(whole);
         self.pump();
         None
     }
