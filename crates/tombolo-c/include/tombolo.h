@@ -220,12 +220,16 @@ const char *tombolo_error(void);
 enum tombolo_result tombolo_open(const char *path, uint16_t number, struct tombolo_domain **domain);
 
 /*
- Closes a domain when the last transfer of it is released, too. Null is nothing.
+ Closes a domain. Its own memory that is registered still is deregistered first: when this returns
+ 0, no transfer touches it any more. Transfers and mailboxes that are not released keep the rest of
+ the domain open until they are. The domain is not to be used any more whatever this returns;
+ otherwise a transfer may still touch own memory until the last of them is released, and for
+ `REFUSED` (a copy hangs, because nobody brings a page) until the page comes. Null is nothing.
 
  # Safety
  `domain` came from `tombolo_open` and is not used after this.
  */
-void tombolo_close(struct tombolo_domain *domain);
+enum tombolo_result tombolo_close(struct tombolo_domain *domain);
 
 /*
  The domain's number; 0 for null.
@@ -394,7 +398,9 @@ enum tombolo_result tombolo_receive(const struct tombolo_mailbox *mailbox,
 void tombolo_close_mailbox(struct tombolo_mailbox *mailbox);
 
 /*
- How far a transfer is. No system call. Null is finished with error.
+ How far a transfer is. No system call, but one some ten times a second that finds out whether the
+ node is gone: then a transfer that has not ended is finished with error, and `tombolo_wait` says
+ `NODE_GONE`. Null is finished with error.
 
  # Safety
  `transfer` is null or not released.
@@ -436,14 +442,14 @@ enum tombolo_result tombolo_register(const struct tombolo_domain *domain,
 
 /*
  Takes own memory back: when this returns 0, no transfer touches it any more. Transfers that are
- under way end first, or fail. `REFUSED` within seconds if a copy of it hangs, because nobody brings a
- page: then nothing new reaches it, but that copy may still touch it until the page comes.
+ under way end first, or fail. On any other result it stays registered, and this can be tried again:
+ `REFUSED` within seconds if a copy of it hangs, because nobody brings a page. Then nothing new
+ reaches it, but that copy may still touch it until the page comes.
 
  # Safety
  `domain` is open.
  */
-enum tombolo_result tombolo_deregister(const struct tombolo_domain *domain,
-                                       void *start);
+enum tombolo_result tombolo_deregister(const struct tombolo_domain *domain, void *start);
 
 /*
  A descriptor for poll or epoll, of the domain and closed with it; -1 for null. It is readable when a

@@ -15,7 +15,9 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tombolo_client::{MAX_MAIL_BYTES, Notification, OpenError, PostError, Registered, SendError, WaitError};
+use tombolo_client::{
+    DeregisterError, MAX_MAIL_BYTES, Notification, OpenError, PostError, Registered, SendError, WaitError,
+};
 
 /// What became of a call. 0 is success.
 #[repr(C)]
@@ -168,7 +170,7 @@ fn bad(what: &str) -> Result {
 fn of_open(error: &OpenError) -> Result {
     let result = match error {
         OpenError::NoNode { .. } => Result::NoNode,
-        OpenError::TimedOut(_) => Result::TimedOut,
+        OpenError::TimedOut(_) | OpenError::Unanswered(_) => Result::TimedOut,
         OpenError::Refused(_) | OpenError::OwnMemory(_) => Result::Refused,
         OpenError::Lost(_) | OpenError::Nonsense | OpenError::Memory(_) => Result::NodeGone,
     };
@@ -216,16 +218,31 @@ pub unsafe extern "C" fn tombolo_open(path: *const c_char, number: u16, domain: 
     }
 }
 
-/// Closes a domain when the last transfer of it is released, too. Null is nothing.
+/// Closes a domain. Its own memory that is registered still is deregistered first: when this returns
+/// 0, no transfer touches it any more. Transfers and mailboxes that are not released keep the rest of
+/// the domain open until they are. The domain is not to be used any more whatever this returns;
+/// otherwise a transfer may still touch own memory until the last of them is released, and for
+/// `REFUSED` (a copy hangs, because nobody brings a page) until the page comes. Null is nothing.
 ///
 /// # Safety
 /// `domain` came from `tombolo_open` and is not used after this.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tombolo_close(domain: *mut Domain) {
-    if !domain.is_null() {
-        // SAFETY: from `Box::into_raw`, and the caller's last use.
-        drop(unsafe { Box::from_raw(domain) });
+pub unsafe extern "C" fn tombolo_close(domain: *mut Domain) -> Result {
+    if domain.is_null() {
+        return Result::Ok;
     }
+    // SAFETY: from `Box::into_raw`, and the caller's last use.
+    let domain = unsafe { Box::from_raw(domain) };
+    let mut closed = Result::Ok;
+    for (_, memory) in domain.registered().drain() {
+        let Err(DeregisterError { error, .. }) = domain.domain.deregister(memory) else { continue };
+        closed = of_open(&error);
+        // One that does not answer is not asked a thousand times.
+        if closed != Result::Refused {
+            break;
+        }
+    }
+    closed
 }
 
 /// The domain's number; 0 for null.
@@ -629,7 +646,9 @@ pub unsafe extern "C" fn tombolo_close_mailbox(mailbox: *mut Mailbox) {
     }
 }
 
-/// How far a transfer is. No system call. Null is finished with error.
+/// How far a transfer is. No system call, but one some ten times a second that finds out whether the
+/// node is gone: then a transfer that has not ended is finished with error, and `tombolo_wait` says
+/// `NODE_GONE`. Null is finished with error.
 ///
 /// # Safety
 /// `transfer` is null or not released.

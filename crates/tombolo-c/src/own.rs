@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 
-use tombolo_client::OwnMemory;
+use tombolo_client::{DeregisterError, OwnMemory};
 
 use crate::{Domain, Grant, Result, bad, list, of_open, of_wait};
 
@@ -47,8 +47,9 @@ pub unsafe extern "C" fn tombolo_register(
 }
 
 /// Takes own memory back: when this returns 0, no transfer touches it any more. Transfers that are
-/// under way end first, or fail. `REFUSED` within seconds if a copy of it hangs, because nobody brings a
-/// page: then nothing new reaches it, but that copy may still touch it until the page comes.
+/// under way end first, or fail. On any other result it stays registered, and this can be tried again:
+/// `REFUSED` within seconds if a copy of it hangs, because nobody brings a page. Then nothing new
+/// reaches it, but that copy may still touch it until the page comes.
 ///
 /// # Safety
 /// `domain` is open.
@@ -56,10 +57,19 @@ pub unsafe extern "C" fn tombolo_register(
 pub unsafe extern "C" fn tombolo_deregister(domain: *const Domain, start: *mut c_void) -> Result {
     // SAFETY: null or open, as the caller promises.
     let Some(domain) = (unsafe { domain.as_ref() }) else { return bad("tombolo_deregister: domain is null") };
-    let Some(memory) = domain.registered().remove(&(start as usize)) else {
+    // Held over the call: nobody else finds it gone that may stay.
+    let mut registered = domain.registered();
+    let Some(memory) = registered.remove(&(start as usize)) else {
         return bad("tombolo_deregister: no memory is registered there");
     };
-    domain.domain.deregister(memory).map_or_else(|error| of_open(&error), |_| Result::Ok)
+    match domain.domain.deregister(memory) {
+        Ok(_) => Result::Ok,
+        Err(DeregisterError { memory, error }) => {
+            let result = of_open(&error);
+            registered.insert(start as usize, memory);
+            result
+        }
+    }
 }
 
 /// A descriptor for poll or epoll, of the domain and closed with it; -1 for null. It is readable when a

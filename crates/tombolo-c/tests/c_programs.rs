@@ -20,6 +20,10 @@ fn folder() -> PathBuf {
 }
 
 fn compile(name: &str) -> PathBuf {
+    compile_in("examples", name)
+}
+
+fn compile_in(directory: &str, name: &str) -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     // Two tests may run the same one.
     static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -28,7 +32,7 @@ fn compile(name: &str) -> PathBuf {
     command
         .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-o"])
         .arg(&program);
-    command.arg(package.join("examples").join(name).with_extension("c"));
+    command.arg(package.join(directory).join(name).with_extension("c"));
     command.arg("-I").arg(package.join("include")).arg("-L").arg(libraries());
     command.arg("-ltombolo_c").arg(format!("-Wl,-rpath,{}", libraries().display()));
     let output = command.output().expect("the tests need a C compiler (apt-get install gcc)");
@@ -38,7 +42,10 @@ fn compile(name: &str) -> PathBuf {
 
 /// Runs a program at a node of its own.
 fn run(name: &str, arguments: &[&Path]) -> Output {
-    let program = compile(name);
+    run_program(name, &compile(name), arguments)
+}
+
+fn run_program(name: &str, program: &Path, arguments: &[&Path]) -> Output {
     let socket = folder().join(format!("{name}-programs"));
     let node = Arc::new(Node::new("c", 0, 0).unwrap());
     let listener =
@@ -90,6 +97,13 @@ fn send_file() {
     std::fs::write(&from, &bytes).unwrap();
     assert_eq!(said(&run("send_file", &[&from, &to])), "3000001 bytes sent\n");
     assert!(std::fs::read(&to).unwrap() == bytes);
+}
+
+/// Waits for some seconds, until a copy is given up.
+#[test]
+fn registration() {
+    let program = compile_in("tests", "registration");
+    assert_eq!(said(&run_program("registration", &program, &[])), "registered no longer\n");
 }
 
 #[test]

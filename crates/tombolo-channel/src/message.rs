@@ -45,18 +45,34 @@ impl Grant {
 /// Any message. New versions are new variants at the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// The program asks, first version.
+    /// The program asks, first version: without a number. Refused, since its answer could be taken
+    /// for that of another request.
     AskV1(Request),
-    /// The node answers, first version.
+    /// The node answers, first version: only that it refuses [`Self::AskV1`].
     AnswerV1(Reply),
     /// The program has rung while the node slept. Has no answer.
     WakeV1,
     /// The node says that a transfer has ended, once for each time that the program asked for that
     /// with [`crate::Waiting::Message`].
     EndedV1,
+    /// The program asks, second version.
+    AskV2 {
+        /// Chosen by the program; no other request of this connection that is open has it.
+        number: u32,
+        /// What it asks for.
+        request: Request,
+    },
+    /// The node answers, second version.
+    AnswerV2 {
+        /// The request's.
+        number: u32,
+        /// The answer.
+        reply: Reply,
+    },
 }
 
-/// What a program can ask for. It asks one thing at a time.
+/// What a program can ask for. Requests are carried out in the order in which they were sent, but the
+/// answer to [`Self::Deregister`] may come after those to later ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// A domain, first of all; of this number, or any.

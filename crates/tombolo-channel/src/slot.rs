@@ -209,6 +209,10 @@ pub enum Failure {
     /// The descriptor makes no sense.
     #[error("the descriptor makes no sense: an address passes the end, or flags mean nothing")]
     BadDescriptor,
+    /// The program's own node is gone. The program's library says so; no node does, so it has no word
+    /// of its own.
+    #[error("the program's own node is gone")]
+    NodeGone,
     /// Something that a newer node says.
     #[error("failed for a reason that this version does not know ({0})")]
     Unknown(u64),
@@ -225,6 +229,7 @@ impl Failure {
             Self::NoSuchNode => 0x302,
             Self::BadDescriptor => 0x303,
             Self::AmbiguousNode => 0x304,
+            Self::NodeGone => 0x301,
             Self::Unknown(code) => code,
         }
     }

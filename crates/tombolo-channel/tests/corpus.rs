@@ -15,8 +15,8 @@ fn both(name: &str, target: replay::Target) {
 
 #[test]
 fn messages() {
-    let ask = Message::AskV1;
-    let answer = Message::AnswerV1;
+    let ask = |request| Message::AskV2 { number: 7, request };
+    let answer = |reply| Message::AnswerV2 { number: 7, reply };
     let grants = vec![Grant::all(Who::Anyone), Grant::read(Who::Program(7)), Grant::write(Who::Node(9))];
     for (name, message) in [
         ("open", ask(Request::Open { domain: Some(3) })),
@@ -28,6 +28,8 @@ fn messages() {
         ("allocated", answer(Reply::Allocated { address: 1 << 32 })),
         ("peers-are", answer(Reply::Peers(vec![PeerStatus { node: 1, name: "one".into() }]))),
         ("failed", answer(Reply::Failed("no".into()))),
+        ("open-first-version", Message::AskV1(Request::Open { domain: Some(3) })),
+        ("failed-first-version", Message::AnswerV1(Reply::Failed("no".into()))),
         ("wake", Message::WakeV1),
         ("ended", Message::EndedV1),
     ] {

@@ -3,14 +3,14 @@
 use std::ops::{Range, RangeInclusive};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tombolo_channel::{
-    ChannelPage, Descriptor, Grant, MAX_MAIL_BYTES, MAX_MESSAGE_BYTES, Message, PeerStatus, READ_SLOTS,
-    Reply, Request, SLOTS, Status, Target, WRITE_SLOTS, Waiting, Who, Work, decode, encode,
+    ChannelPage, Descriptor, Failure, Grant, MAX_MAIL_BYTES, MAX_MESSAGE_BYTES, Message, PeerStatus,
+    READ_SLOTS, Reply, Request, SLOTS, Status, Target, WRITE_SLOTS, Waiting, Who, Work, decode, encode,
 };
 use tombolo_host::event;
 use tombolo_host::own::{self, OwnMemory};
@@ -19,16 +19,19 @@ use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
 
 use crate::channels::Channels;
-use crate::error::{OpenError, PostError, SendError, WaitError};
+use crate::error::{DeregisterError, OpenError, PostError, SendError, WaitError};
 use crate::mailbox::Mailbox;
 use crate::memory::{Memory, Registered};
 use crate::readiness::Readiness;
+use crate::requests::{GivenUp, MAX_GIVEN_UP, Requests};
 use crate::transfer::{Atomic, Spec, Transfer};
 
-/// How long the node may take to answer.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How long to leave a node alone that has too many waiting.
+/// How long the node may take to answer, unless [`Domain::set_request_timeout`] says otherwise.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long to leave a node alone that has too many waiting, or a full socket.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
+/// Programs that poll look this often whether the node is gone.
+const NODE_LOOK: Duration = Duration::from_millis(100);
 /// How long to poll for the end of a transfer without giving way to anybody.
 const SPIN: Duration = Duration::from_micros(2);
 /// How long to poll before sleeping, at least and at most: twice as long as waits took lately. To sleep and
@@ -55,13 +58,18 @@ pub(crate) struct Inner {
     number: u16,
     page: ChannelPage,
     socket: SeqpacketSocket,
-    asking: Mutex<Vec<u8>>,
+    asking: Mutex<Asking>,
+    request_timeout_ms: AtomicU64,
     /// What [`Domain::as_fd`] is.
     readiness: Readiness,
     channels: Channels,
     sleepers: AtomicU32,
     /// How long to poll before sleeping.
     poll_ns: AtomicU64,
+    /// The node was found to be gone.
+    node_gone: AtomicBool,
+    /// When whoever polls looks for that again, on the coarse clock.
+    next_look_ms: AtomicU64,
     /// Where messages lie until they are sent: a place for each channel.
     outgoing: OnceLock<Memory>,
     /// What makes the node go on, if it is in this process.
@@ -92,7 +100,7 @@ fn mask(slots: Range<usize>) -> u64 {
 
 /// A message of the node.
 enum Heard {
-    Answer(Reply, Received),
+    Answer(u32, Reply, Received),
     Ended,
 }
 
@@ -100,7 +108,7 @@ enum Heard {
 fn hear(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<Option<Heard>, OpenError> {
     match socket.receive(buffer) {
         Ok(received) => match decode(&buffer[..received.length_bytes]) {
-            Some(Message::AnswerV1(reply)) => Ok(Some(Heard::Answer(reply, received))),
+            Some(Message::AnswerV2 { number, reply }) => Ok(Some(Heard::Answer(number, reply, received))),
             Some(Message::EndedV1) => Ok(Some(Heard::Ended)),
             _ => Err(OpenError::Nonsense),
         },
@@ -109,30 +117,111 @@ fn hear(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<Option<Heard>, Op
     }
 }
 
-/// Asks the node for something and waits for the answer. `ended` hears of other messages.
-fn ask(
-    socket: &SeqpacketSocket,
-    buffer: &mut [u8],
-    request: Request,
-    descriptors: &[BorrowedFd<'_>],
-    ended: &dyn Fn(),
-) -> Result<(Reply, Received), OpenError> {
-    socket.send(&[&encode(&Message::AskV1(request))], descriptors).map_err(OpenError::Lost)?;
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match hear(socket, buffer)? {
-            Some(Heard::Answer(Reply::Failed(reason), _)) => return Err(OpenError::Refused(reason)),
-            Some(Heard::Answer(reply, received)) => return Ok((reply, received)),
-            Some(Heard::Ended) => ended(),
-            None => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Err(OpenError::TimedOut(PATIENCE));
+/// What is needed to ask the node for something; one thread has it at a time.
+#[derive(Debug)]
+struct Asking {
+    buffer: Vec<u8>,
+    requests: Requests,
+}
+
+impl Asking {
+    fn new() -> Self {
+        Self { buffer: vec![0; MAX_MESSAGE_BYTES], requests: Requests::default() }
+    }
+
+    /// Asks the node for something and waits for the answer. `ended` hears of other messages. Where
+    /// the answer does not come in time, `what` says what it may bring later.
+    fn ask(
+        &mut self,
+        socket: &SeqpacketSocket,
+        request: Request,
+        descriptors: &[BorrowedFd<'_>],
+        what: &mut dyn FnMut() -> GivenUp,
+        timeout: Duration,
+        ended: &dyn Fn(),
+    ) -> Result<(Reply, Received), OpenError> {
+        let deadline = Instant::now() + timeout;
+        let number = self.requests.begin().ok_or(OpenError::Unanswered(MAX_GIVEN_UP))?;
+        let message = encode(&Message::AskV2 { number, request });
+        while let Err(error) = socket.send(&[&message], descriptors) {
+            if !matches!(error, UnixError::WouldBlock) {
+                return Err(OpenError::Lost(error));
+            }
+            if Instant::now() >= deadline {
+                // The node never sees it.
+                return Err(OpenError::TimedOut(timeout));
+            }
+            std::thread::sleep(BUSY_PAUSE);
+        }
+        loop {
+            match hear(socket, &mut self.buffer)? {
+                Some(Heard::Answer(answered, reply, received)) if answered == number => {
+                    return match reply {
+                        Reply::Failed(reason) => Err(OpenError::Refused(reason)),
+                        reply => Ok((reply, received)),
+                    };
                 }
-                let _ = event::wait_readable(&[socket.as_fd()], Some(left));
+                Some(Heard::Answer(answered, reply, received)) => {
+                    self.take_late(socket, answered, &reply, received)?;
+                }
+                Some(Heard::Ended) => ended(),
+                None => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        self.requests.give_up(number, what());
+                        return Err(OpenError::TimedOut(timeout));
+                    }
+                    let _ = event::wait_readable(&[socket.as_fd()], Some(left));
+                }
             }
         }
     }
+
+    /// Takes an answer that nobody waits for any more, and gives back what it grants.
+    fn take_late(
+        &mut self,
+        socket: &SeqpacketSocket,
+        number: u32,
+        reply: &Reply,
+        received: Received,
+    ) -> Result<(), OpenError> {
+        let descriptor = received.descriptors.into_iter().next();
+        self.requests.answered_late(number, reply, descriptor).map_err(|_| OpenError::Nonsense)?;
+        self.give_back(socket)
+    }
+
+    /// Gives back what came late, as far as the socket takes it now; the rest goes later.
+    fn give_back(&mut self, socket: &SeqpacketSocket) -> Result<(), OpenError> {
+        while let Some((number, request)) = self.requests.to_give_back() {
+            let message = Message::AskV2 { number: *number, request: request.clone() };
+            match socket.send(&[&encode(&message)], &[]) {
+                Ok(()) => self.requests.sent_back(),
+                Err(UnixError::WouldBlock) => break,
+                Err(error) => return Err(OpenError::Lost(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes everything that the node has said, without waiting. `ended` hears of transfers that ended.
+    fn catch_up(&mut self, socket: &SeqpacketSocket, ended: &dyn Fn()) -> Result<(), OpenError> {
+        self.give_back(socket)?;
+        while let Some(heard) = hear(socket, &mut self.buffer)? {
+            match heard {
+                Heard::Answer(number, reply, received) => {
+                    self.take_late(socket, number, &reply, received)?;
+                }
+                Heard::Ended => ended(),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A clock that is read without a system call, to some milliseconds.
+fn coarse_now_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 impl Domain {
@@ -148,7 +237,7 @@ impl Domain {
         progress: Option<Progress>,
     ) -> Result<Self, OpenError> {
         let no_node = |source| OpenError::NoNode { path: path.to_owned(), source };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
         let socket = loop {
             match SeqpacketSocket::connect(path) {
                 // Many come at once.
@@ -156,9 +245,11 @@ impl Domain {
                 connected => break connected.map_err(no_node)?,
             }
         };
-        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+        let mut asking = Asking::new();
         let request = Request::Open { domain: number };
-        let (reply, received) = ask(&socket, &mut buffer, request, &[], &|| {})?;
+        // If it takes too long, the socket is closed, and the domain with it.
+        let what = &mut || GivenUp::Nothing;
+        let (reply, received) = asking.ask(&socket, request, &[], what, REQUEST_TIMEOUT, &|| {})?;
         let Reply::Opened { domain: number } = reply else { return Err(OpenError::Nonsense) };
         let page = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
         Ok(Self(Arc::new(Inner {
@@ -166,10 +257,13 @@ impl Domain {
             page: ChannelPage::open(page)?,
             readiness: Readiness::of(&socket)?,
             socket,
-            asking: Mutex::new(buffer),
+            asking: Mutex::new(asking),
+            request_timeout_ms: AtomicU64::new(REQUEST_TIMEOUT.as_millis() as u64),
             channels: Channels::new(),
             sleepers: AtomicU32::new(0),
             poll_ns: AtomicU64::new(0),
+            node_gone: AtomicBool::new(false),
+            next_look_ms: AtomicU64::new(0),
             outgoing: OnceLock::new(),
             progress,
         })))
@@ -180,11 +274,20 @@ impl Domain {
         self.0.number
     }
 
+    /// How long the node may take to answer a request (30 s unless set): to allocate, free, register,
+    /// deregister, open a mailbox, name its peers. What it grants later is given back.
+    pub fn set_request_timeout(&self, timeout: Duration) {
+        let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        // Longer than a year is as good as for ever, and can be added to any time.
+        const YEAR_MS: u64 = 365 * 24 * 3600 * 1000;
+        self.0.request_timeout_ms.store(milliseconds.min(YEAR_MS), Ordering::Relaxed);
+    }
+
     /// Memory of so many bytes (whole pages of 4096), zeroed, and what others may do with it. With no
     /// grants only this domain's own transfers reach it.
     pub fn allocate(&self, bytes: usize, grants: &[Grant]) -> Result<Memory, OpenError> {
         let request = Request::Allocate { bytes: bytes as u64, grants: grants.to_vec() };
-        let (reply, received) = self.0.ask(request, &[])?;
+        let (reply, received) = self.0.ask(request, &mut || GivenUp::Allocation)?;
         let Reply::Allocated { address } = reply else { return Err(OpenError::Nonsense) };
         let descriptor = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
         Ok(Memory::new(SharedMemory::open(descriptor, bytes)?, address))
@@ -193,7 +296,10 @@ impl Domain {
     /// Gives memory back: from now on no transfer reaches it. One that is under way fails.
     pub fn free(&self, memory: Memory) -> Result<(), OpenError> {
         let request = Request::Free { address: memory.address() };
-        self.0.ask_for_done(request, &[])
+        match self.0.ask(request, &mut || GivenUp::Nothing)?.0 {
+            Reply::Done => Ok(()),
+            _ => Err(OpenError::Nonsense),
+        }
     }
 
     /// Makes a range of the program's own memory memory of this domain, at its own address
@@ -209,21 +315,52 @@ impl Domain {
             bytes: memory.len() as u64,
             grants: grants.to_vec(),
         };
-        self.0.ask_for_done(request, &descriptors.each_ref().map(AsFd::as_fd))?;
-        Ok(Registered::new(memory))
+        let descriptors = descriptors.each_ref().map(AsFd::as_fd);
+        let (address, mut memory) = (memory.address(), Some(Registered::new(memory)));
+        let mut asking = self.0.asking.lock();
+        // The node may register it later: then it is deregistered, and unmapped only after that.
+        let what = &mut || memory.take().map_or(GivenUp::Nothing, GivenUp::Registration);
+        let answered = self.0.ask_with(&mut asking, request, &descriptors, what);
+        match (answered, memory) {
+            (Ok((Reply::Done, _)), Some(memory)) => {
+                asking.requests.registered(address);
+                Ok(memory)
+            }
+            // The node has not got it, and will not: unlike where the connection broke.
+            (
+                Err(error @ (OpenError::Refused(_) | OpenError::Unanswered(_) | OpenError::TimedOut(_))),
+                Some(memory),
+            ) => {
+                drop(memory.take());
+                Err(error)
+            }
+            (Err(error), _) => Err(error),
+            (Ok(_), _) => Err(OpenError::Nonsense),
+        }
     }
 
     /// Takes own memory back: when this returns, no transfer touches it. One that is under way ends
     /// first, or fails. If it hangs, because somebody does not bring a page, this fails within
-    /// seconds; then the memory is not unmapped ever, and nothing new reaches it.
-    pub fn deregister(&self, memory: Registered) -> Result<OwnMemory, OpenError> {
-        self.0.ask_for_done(Request::Deregister { address: memory.address() }, &[])?;
-        Ok(memory.take())
+    /// seconds; then nothing new reaches the memory, which stays registered: try again when the page
+    /// has come.
+    pub fn deregister(&self, memory: Registered) -> Result<OwnMemory, DeregisterError> {
+        let address = memory.address();
+        let mut asking = self.0.asking.lock();
+        let request = Request::Deregister { address };
+        let answered = self.0.ask_with(&mut asking, request, &[], &mut || GivenUp::Deregistration(address));
+        // An earlier try may have been answered too late.
+        let is_done = asking.requests.take_deregistered(address);
+        match answered {
+            Ok((Reply::Done, _)) => Ok(memory.take()),
+            _ if is_done => Ok(memory.take()),
+            Ok(_) => Err(DeregisterError { memory, error: OpenError::Nonsense }),
+            Err(error) => Err(DeregisterError { memory, error }),
+        }
     }
 
     /// The nodes that transfers can go to; number 0 is the program's own.
     pub fn peers(&self) -> Result<Vec<PeerStatus>, OpenError> {
-        match self.0.ask(Request::Peers, &[])?.0 {
+        match self.0.ask(Request::Peers, &mut || GivenUp::Nothing)?.0 {
             Reply::Peers(peers) => Ok(peers),
             _ => Err(OpenError::Nonsense),
         }
@@ -282,9 +419,22 @@ impl Domain {
     /// [`tombolo_channel::MAX_MAILS`]), from these senders.
     pub fn open_mailbox(&self, messages: u32, senders: &[Who]) -> Result<Mailbox, OpenError> {
         let request = Request::OpenMailbox { messages, senders: senders.to_vec() };
-        let (reply, received) = self.0.ask(request, &[])?;
-        let Reply::Mailbox = reply else { return Err(OpenError::Nonsense) };
-        let descriptor = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
+        let mut asking = self.0.asking.lock();
+        asking.catch_up(&self.0.socket, &|| self.0.readiness.set())?;
+        let late = asking.requests.take_mailbox(messages, senders);
+        let what = &mut || GivenUp::Mailbox(messages, senders.to_vec());
+        let descriptor = match late {
+            Some(descriptor) => descriptor,
+            None => match self.0.ask_with(&mut asking, request, &[], what) {
+                Ok((Reply::Mailbox, received)) => {
+                    received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?
+                }
+                Ok(_) => return Err(OpenError::Nonsense),
+                // An earlier try may have been answered too late.
+                Err(error) => asking.requests.take_mailbox(messages, senders).ok_or(error)?,
+            },
+        };
+        drop(asking);
         let shared = tombolo_channel::Mailbox::open(descriptor, messages)?;
         Ok(Mailbox::new(self.0.clone(), shared))
     }
@@ -330,15 +480,8 @@ impl Domain {
     pub fn drain(&self) -> Result<(), WaitError> {
         self.0.readiness.clear();
         // Whoever asks the node for something reads its messages, and says so.
-        let Some(mut buffer) = self.0.asking.try_lock() else { return Ok(()) };
-        loop {
-            match hear(&self.0.socket, &mut buffer) {
-                // An answer that came too late for who asked is nobody's.
-                Ok(Some(_)) => {}
-                Ok(None) => return Ok(()),
-                Err(_) => return Err(WaitError::NodeGone),
-            }
-        }
+        let Some(mut asking) = self.0.asking.try_lock() else { return Ok(()) };
+        asking.catch_up(&self.0.socket, &|| {}).map_err(|_| WaitError::NodeGone)
     }
 
     fn start(
@@ -374,23 +517,56 @@ impl AsFd for Domain {
 }
 
 impl Inner {
-    fn ask(&self, request: Request, descriptors: &[BorrowedFd<'_>]) -> Result<(Reply, Received), OpenError> {
-        ask(&self.socket, &mut self.asking.lock(), request, descriptors, &|| self.readiness.set())
+    fn ask(
+        &self,
+        request: Request,
+        what: &mut dyn FnMut() -> GivenUp,
+    ) -> Result<(Reply, Received), OpenError> {
+        self.ask_with(&mut self.asking.lock(), request, &[], what)
     }
 
-    fn ask_for_done(&self, request: Request, descriptors: &[BorrowedFd<'_>]) -> Result<(), OpenError> {
-        match self.ask(request, descriptors)?.0 {
-            Reply::Done => Ok(()),
-            _ => Err(OpenError::Nonsense),
-        }
+    fn ask_with(
+        &self,
+        asking: &mut Asking,
+        request: Request,
+        descriptors: &[BorrowedFd<'_>],
+        what: &mut dyn FnMut() -> GivenUp,
+    ) -> Result<(Reply, Received), OpenError> {
+        let timeout = Duration::from_millis(self.request_timeout_ms.load(Ordering::Relaxed));
+        asking.ask(&self.socket, request, descriptors, what, timeout, &|| self.readiness.set())
     }
 
     fn take(&self, kind: u64) -> Option<usize> {
-        self.channels.take(kind, |slot| self.page.status(slot) != Status::Ongoing)
+        self.channels.take(kind, |slot| self.status(slot) != Status::Ongoing)
     }
 
     pub(crate) fn give_back(&self, slot: usize) {
-        self.channels.give_back(slot, self.page.status(slot) != Status::Ongoing);
+        self.channels.give_back(slot, self.status(slot) != Status::Ongoing);
+    }
+
+    /// How far a transfer is. One that the node did not end before its own end has failed.
+    pub(crate) fn status(&self, slot: usize) -> Status {
+        match self.page.status(slot) {
+            Status::Ongoing if self.notices_node_gone() => match self.page.status(slot) {
+                Status::Ongoing => Status::FinishedWithError(Failure::NodeGone),
+                ended => ended,
+            },
+            status => status,
+        }
+    }
+
+    /// Whether the node is gone, as far as that is known: a system call finds it out, once in
+    /// [`NODE_LOOK`] however often this is called.
+    pub(crate) fn notices_node_gone(&self) -> bool {
+        if self.node_gone.load(Ordering::Relaxed) {
+            return true;
+        }
+        let (now, next) = (coarse_now_ms(), self.next_look_ms.load(Ordering::Relaxed));
+        let after = now + NODE_LOOK.as_millis() as u64;
+        // One of all threads looks.
+        let looks = now >= next
+            && self.next_look_ms.compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        looks && self.is_node_gone()
     }
 
     /// Makes a node in this process go on. How much there was to do.
@@ -430,7 +606,12 @@ impl Inner {
             let waited = since.elapsed();
             if so || waited >= timeout {
                 self.waited(waited);
-                break Ok(());
+                // Whoever polls with short timeouts, or none, hears of the node's end here.
+                break if !so && self.notices_node_gone() && !is_so() {
+                    Err(WaitError::NodeGone)
+                } else {
+                    Ok(())
+                };
             }
             if let Some(progress) = self.progress.as_ref().filter(|_| waited < DRIVE) {
                 // Whoever keeps many small transfers under way has them sent together.
@@ -450,6 +631,7 @@ impl Inner {
                 self.page.wait_by(Waiting::Futex);
             } else {
                 self.page.sleep(ended, NAP.min(timeout - waited));
+                self.settle_late_answers();
                 if self.page.ended() == ended && self.is_node_gone() {
                     break Err(WaitError::NodeGone);
                 }
@@ -482,6 +664,20 @@ impl Inner {
         let mut polled = [PollFd::new(&self.socket, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let _ = rustix::event::poll(&mut polled, Some(&now));
-        polled[0].revents().contains(PollFlags::HUP)
+        let gone = polled[0].revents().contains(PollFlags::HUP);
+        if gone {
+            self.node_gone.store(true, Ordering::Relaxed);
+        }
+        gone
+    }
+
+    /// Gives back what the node granted after nobody waited for it any more, if it has by now.
+    fn settle_late_answers(&self) {
+        if let Some(mut asking) = self.asking.try_lock()
+            && asking.requests.owes()
+        {
+            // A node that is gone is noticed by whoever waits.
+            let _ = asking.catch_up(&self.socket, &|| self.readiness.set());
+        }
     }
 }

@@ -7,6 +7,8 @@ use tombolo_channel::Failure;
 use tombolo_host::shared::SharedMemoryError;
 use tombolo_host::unix::UnixError;
 
+use crate::memory::Registered;
+
 /// Why a domain was not opened, or its node did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -24,6 +26,9 @@ pub enum OpenError {
     /// It took too long.
     #[error("the node does not answer within {} s", .0.as_secs())]
     TimedOut(Duration),
+    /// It has not answered earlier requests either.
+    #[error("the node has not answered {0} earlier requests: it is asked nothing more until it does")]
+    Unanswered(usize),
     /// It refused.
     #[error("the node refused: {0}")]
     Refused(String),
@@ -36,6 +41,16 @@ pub enum OpenError {
     /// This process may not open its own memory.
     #[error("cannot open /proc/self/mem and maps, by which the node reaches own memory: {0}")]
     OwnMemory(std::io::Error),
+}
+
+/// Own memory was not deregistered: it stays registered, and can be deregistered later.
+#[derive(Debug, thiserror::Error)]
+#[error("the memory stays registered: {error}")]
+pub struct DeregisterError {
+    /// The memory.
+    pub memory: Registered,
+    /// Why.
+    pub error: OpenError,
 }
 
 /// Why a transfer was not started.

@@ -42,12 +42,13 @@ mod error;
 mod mailbox;
 mod memory;
 mod readiness;
+mod requests;
 mod transfer;
 
 pub use domain::Domain;
 #[cfg(feature = "embedded")]
 pub use embedded::{EmbedError, Embedded, Embedding};
-pub use error::{OpenError, PostError, SendError, WaitError};
+pub use error::{DeregisterError, OpenError, PostError, SendError, WaitError};
 pub use mailbox::Mailbox;
 pub use memory::{Memory, Registered};
 pub use tombolo_channel::{Failure, Grant, MAX_MAIL_BYTES, MAX_MAILS, Mail, PeerStatus, Status, Target, Who};

@@ -57,10 +57,12 @@ impl Transfer {
         Self { domain, slot }
     }
 
-    /// How far it is (QOS Table 2.1). No system call, unless the node is in this process.
+    /// How far it is (QOS Table 2.1). No system call, unless the node is in this process, but one some
+    /// ten times a second that finds out whether the node is gone. Then the transfer has failed with
+    /// [`Failure::NodeGone`](crate::Failure::NodeGone).
     pub fn status(&self) -> Status {
         self.domain.go_on();
-        self.domain.page().status(self.slot)
+        self.domain.status(self.slot)
     }
 
     /// Waits for its end: polls for a moment, then sleeps. May be called again after

@@ -127,6 +127,11 @@ impl UdpSocket {
         self.socket.local_addr().map_err(|error| errno_of(&error))
     }
 
+    /// Where datagrams go to.
+    pub fn peer_address(&self) -> Result<SocketAddr, Errno> {
+        self.socket.peer_addr().map_err(|error| errno_of(&error))
+    }
+
     /// What IP and UDP put before a datagram.
     pub fn headers_bytes(&self) -> Result<usize, Errno> {
         Ok(if self.local_address()?.is_ipv4() { 20 + 8 } else { 40 + 8 })

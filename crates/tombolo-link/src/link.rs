@@ -252,6 +252,11 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// same reason.
     fn close(&self, reason: LossReason);
 
+    /// Where the peer is, on a link between machines.
+    fn peer_address(&self) -> Option<Address> {
+        None
+    }
+
     /// What it has done so far.
     fn counters(&self) -> LinkCounters;
 }

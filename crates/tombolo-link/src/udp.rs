@@ -45,8 +45,8 @@ use tombolo_host::udp::UdpSocket;
 
 use crate::counters::Counters;
 use crate::{
-    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet, PublicKey,
-    Security, SendError,
+    Address, ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, OpenError, Packet,
+    PublicKey, Security, SendError,
 };
 
 mod batch;
@@ -146,6 +146,7 @@ pub struct UdpLink {
     receiving: Mutex<Receiving>,
     /// In a secure session; locked last.
     sealer: Option<Mutex<Sealer>>,
+    /// The key that the peer has proved, in a secure session.
     peer_key: Option<PublicKey>,
     /// The peer may not know yet that it is accepted.
     to_accept: AtomicBool,
@@ -549,6 +550,10 @@ impl Link for UdpLink {
         for _ in 0..if why.is_empty() { 1 } else { REASONED_BYES } {
             self.send_datagram(Header::new(Kind::Bye, self.session), &[why]);
         }
+    }
+
+    fn peer_address(&self) -> Option<Address> {
+        self.socket.peer_address().ok().map(Address::Udp)
     }
 
     fn counters(&self) -> LinkCounters {

@@ -137,6 +137,9 @@ impl std::fmt::Debug for Borrowed {
     }
 }
 
+/// The most borrowers and counters that a node can tell of: some megabytes.
+const MAX_STATUS_ENTRIES: usize = 100_000;
+
 /// What to borrow, and where.
 #[derive(Debug, Clone, Copy)]
 pub struct Borrowing<'a> {
@@ -156,12 +159,32 @@ pub struct Borrowing<'a> {
 pub fn status_of(address: &Address, security: &Security) -> Result<NodeStatus, BorrowError> {
     let node = Node::new("status", 0, 0)?;
     let peer = node.add_peer(tombolo_link::connect(address, security, PATIENCE)?);
-    ask_status(&node, &peer, address)
+    let (mut status, mut next) = ask_status(&node, &peer, address, 0)?;
+    let mut from = 0;
+    while let Some(place) = next {
+        // A node that is right comes to an end.
+        if place <= from || status.borrowers.len() + status.counters.len() > MAX_STATUS_ENTRIES {
+            let reason = "its status has no end".into();
+            return Err(BorrowError::Refused { lender: address.clone(), reason });
+        }
+        from = place;
+        let (part, more) = ask_status(&node, &peer, address, place)?;
+        status.borrowers.extend(part.borrowers);
+        status.counters.extend(part.counters);
+        next = more;
+    }
+    Ok(status)
 }
 
-fn ask_status(node: &Node, peer: &Arc<Peer>, address: &Address) -> Result<NodeStatus, BorrowError> {
-    match ask(node, peer, address, Request::Status, PATIENCE)?.0 {
-        Reply::Status(status) => Ok(*status),
+/// How a node is, from some entry on; and where the next part begins, if there is more.
+fn ask_status(
+    node: &Node,
+    peer: &Arc<Peer>,
+    address: &Address,
+    from: u64,
+) -> Result<(NodeStatus, Option<u64>), BorrowError> {
+    match ask(node, peer, address, Request::Status { from }, PATIENCE)?.0 {
+        Reply::Status { status, next } => Ok((*status, next)),
         other => Err(refused(address, other)),
     }
 }
@@ -269,7 +292,7 @@ impl Borrowed {
                     .map_err(|reason| BorrowError::Refused { lender: address.clone(), reason })?,
                 other => return Err(refused(address, other)),
             }
-            let status = ask_status(&node, peer, address)?;
+            let (status, _) = ask_status(&node, peer, address, 0)?;
             free.push(status.lend_bytes.saturating_sub(status.lent_bytes) / STRIPE_BYTES * STRIPE_BYTES);
         }
         let total_free: u64 = free.iter().sum();

@@ -55,8 +55,11 @@ pub enum Request {
         /// Which.
         segment: u16,
     },
-    /// How are you?
-    Status,
+    /// How are you? As much as fits into an answer.
+    Status {
+        /// Where to go on: 0, or what the last answer said.
+        from: u64,
+    },
     /// Move bytes of a program of yours. Answered with [`Reply::Carried`] when that is over.
     Carry(Box<Carriage>),
     /// Give me an empty segment to fill, through the engine, with what is to have a name.
@@ -139,8 +142,13 @@ pub enum Reply {
         /// What could be.
         free_bytes: u64,
     },
-    /// How the node is.
-    Status(Box<NodeStatus>),
+    /// How the node is: a part of its borrowers and counters.
+    Status {
+        /// The part.
+        status: Box<NodeStatus>,
+        /// Where the next part begins, if this is not the last.
+        next: Option<u64>,
+    },
     /// The request could not be carried out.
     Failed(String),
     /// The transfer has ended; why it failed, if it did (`tombolo_channel::Failure::code`).
@@ -220,6 +228,10 @@ pub struct Borrower {
     pub name: String,
     /// Its process, where the link knows.
     pub process_id: Option<u32>,
+    /// Its address, where it comes from another machine, or might.
+    pub address: Option<String>,
+    /// The public key that it has proved, on a link that asks for keys.
+    pub key: Option<String>,
     /// What it has, in bytes.
     pub bytes: u64,
     /// In how many segments.
@@ -227,10 +239,15 @@ pub struct Borrower {
 }
 
 impl Request {
-    /// Whether it may be asked again when nobody knows if it has arrived: at worst something more is
-    /// lent until the link's end.
+    /// Whether it may be asked again, under its number and by another link, when nobody knows if it has
+    /// arrived: at worst something more is lent until the link's end. [`Self::Carry`] is by itself.
     pub(crate) fn may_be_repeated(&self) -> bool {
-        !matches!(self, Self::Publish { .. } | Self::Delete { .. } | Self::BePath { .. } | Self::Carry(_))
+        !matches!(self, Self::BePath { .. } | Self::Carry(_))
+    }
+
+    /// Whether what is asked must be done only once, however often it comes under one number.
+    pub(crate) fn is_for_once(&self) -> bool {
+        matches!(self, Self::Publish { .. } | Self::Delete { .. })
     }
 }
 
@@ -267,12 +284,22 @@ mod tests {
             uptime_s: 1,
             lend_bytes: u64::MAX,
             lent_bytes: 0,
-            borrowers: vec![Borrower { name: "b".into(), process_id: None, bytes: 3, segments: 1 }],
+            borrowers: vec![Borrower {
+                name: "b".into(),
+                process_id: None,
+                address: Some("udp:127.0.0.1:7".into()),
+                key: None,
+                bytes: 3,
+                segments: 1,
+            }],
             counters: vec![("c".into(), 9)],
         };
         for message in [
             MessageV1::Ask { number: 5, request: Request::Lend { bytes: 1 << 40 } },
-            MessageV1::Answer { number: u32::MAX, reply: Reply::Status(Box::new(status)) },
+            MessageV1::Answer {
+                number: u32::MAX,
+                reply: Reply::Status { status: Box::new(status), next: Some(1 << 32) },
+            },
             MessageV1::Ask {
                 number: 6,
                 request: Request::Publish {
@@ -302,7 +329,8 @@ mod tests {
         }
         assert_eq!(Message::decode(&[]), Err(MalformedMessage));
         assert_eq!(Message::decode(&[9, 9, 9]), Err(MalformedMessage));
-        let mut longer = Message::V1(MessageV1::Ask { number: 1, request: Request::Status }).encode();
+        let mut longer =
+            Message::V1(MessageV1::Ask { number: 1, request: Request::Status { from: 0 } }).encode();
         longer.push(0);
         assert_eq!(Message::decode(&longer), Err(MalformedMessage));
     }

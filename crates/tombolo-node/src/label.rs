@@ -36,7 +36,7 @@ pub(crate) fn reply(reply: Reply) -> Reply {
     match reply {
         Reply::Failed(reason) => Reply::Failed(harmless(&reason, MAX_REASON_BYTES)),
         Reply::Introduced { name: label, life } => Reply::Introduced { name: name(&label), life },
-        Reply::Status(status) => Reply::Status(Box::new(node_status(*status))),
+        Reply::Status { status, next } => Reply::Status { status: Box::new(node_status(*status)), next },
         other => other,
     }
 }
@@ -46,6 +46,8 @@ fn node_status(mut status: NodeStatus) -> NodeStatus {
     status.version = name(&status.version);
     for borrower in &mut status.borrowers {
         borrower.name = name(&borrower.name);
+        borrower.address = borrower.address.as_deref().map(|text| harmless(text, MAX_REASON_BYTES));
+        borrower.key = borrower.key.as_deref().map(|text| harmless(text, MAX_REASON_BYTES));
     }
     for (counter, _) in &mut status.counters {
         *counter = name(counter);
@@ -80,12 +82,15 @@ mod tests {
             borrowers: vec![crate::control::Borrower {
                 name: "\u{7}".into(),
                 process_id: None,
+                address: Some("\u{1b}[1m".into()),
+                key: Some("\u{7}".into()),
                 bytes: 1,
                 segments: 1,
             }],
             counters: vec![("\u{1b}".into(), 1)],
         };
-        let Reply::Status(clean) = reply(Reply::Status(Box::new(status))) else { unreachable!() };
+        let asked = Reply::Status { status: Box::new(status), next: None };
+        let Reply::Status { status: clean, .. } = reply(asked) else { unreachable!() };
         let texts = [&clean.name, &clean.version, &clean.borrowers[0].name, &clean.counters[0].0];
         assert!(texts.iter().all(|text| !text.contains(char::is_control)), "{texts:?}");
     }

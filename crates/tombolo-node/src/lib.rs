@@ -34,6 +34,7 @@ mod publish;
 mod questions;
 mod reads;
 mod serve;
+mod status;
 mod tend;
 
 pub use borrow::{BorrowError, Borrowed, Borrowing, status_of};

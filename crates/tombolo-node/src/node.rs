@@ -31,8 +31,8 @@ use tombolo_link::identity::KeyFileError;
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
 use tombolo_wire::{Ack, Checksums, Domain, MAX_EARLIER_BLOCKS, MAX_HEADER_BYTES};
 
-use crate::carry::Carriages;
-use crate::control::{Borrower, NodeStatus, Reply, Request};
+use crate::carry::{Carriages, SEND_PAUSE};
+use crate::control::{Reply, Request};
 use crate::counters::{AtTheDoor, GoneLinks};
 use crate::errands::Errands;
 use crate::label;
@@ -41,6 +41,7 @@ use crate::life::{Life, NodeIdentity};
 use crate::own_moves::OwnMoves;
 use crate::paths::Token;
 use crate::programs::Programs;
+use crate::questions::Answered;
 
 /// The domain of the node's own buffers. No peer can reach it.
 pub(crate) const BUFFERS: Domain = Domain(0);
@@ -193,12 +194,12 @@ impl Place {
 pub struct Node {
     name: String,
     life: Life,
-    started: Instant,
+    pub(crate) started: Instant,
     pub(crate) engine: Mutex<Engine>,
     peers: RwLock<Vec<Place>>,
     pub(crate) ledger: Arc<Mutex<Ledger>>,
     pub(crate) errands: Errands,
-    gone_links: GoneLinks,
+    pub(crate) gone_links: GoneLinks,
     pub(crate) at_the_door: AtTheDoor,
     /// Where our own writes come from and the answers to our reads go.
     buffers: SharedMemory,
@@ -208,6 +209,7 @@ pub struct Node {
     pub(crate) programs: Programs,
     pub(crate) own_moves: Mutex<OwnMoves>,
     pub(crate) carriages: Carriages,
+    pub(crate) answered: Answered,
     /// Grows with each peer that comes.
     pub(crate) arrivals: AtomicU32,
     /// Grows while a program drives this node by itself.
@@ -319,6 +321,7 @@ impl Node {
             programs: Programs::new(limits)?,
             own_moves: Mutex::default(),
             carriages: Carriages::default(),
+            answered: Answered::default(),
             arrivals: AtomicU32::new(0),
             driven: AtomicU32::new(0),
             unfinished: AtomicBool::new(false),
@@ -505,6 +508,10 @@ impl Node {
                 self.lose(&peer, reason);
             }
         }
+        if self.send_carriages() {
+            let again = now + SEND_PAUSE;
+            next = Some(next.map_or(again, |next| next.min(again)));
+        }
         next
     }
 
@@ -523,6 +530,7 @@ impl Node {
         }
         self.engine.lock().peer_lost(self.now(), peer.id);
         self.carrier_lost(peer.id);
+        self.answered.forget(peer.id);
         self.pump();
     }
 
@@ -560,41 +568,5 @@ impl Node {
             closed.push(if name.is_empty() { key.to_string() } else { format!("`{name}`, {key}") });
         }
         Ok(closed)
-    }
-
-    /// How this node is.
-    pub fn status(&self) -> NodeStatus {
-        let mut counters = vec![("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed))];
-        counters.extend(crate::counters::engine(&self.engine.lock().counters()));
-        let peers = self.peers();
-        counters.extend(self.gone_links.and(peers.iter().map(|peer| &*peer.link)));
-        counters.extend(self.at_the_door.named());
-        counters.extend(self.path_counters());
-        counters.extend(self.packet_sizes());
-        counters.extend(self.programs.counters());
-        let ledger = self.ledger.lock();
-        counters.extend(ledger.counters());
-        let mut borrowers = Vec::new();
-        for peer in peers {
-            let (mut bytes, mut segments) = (0, 0);
-            for (_, memory) in ledger.segments_of(peer.id) {
-                bytes += memory.len() as u64;
-                segments += 1;
-            }
-            if segments > 0 {
-                let name = peer.name.lock().clone();
-                borrowers.push(Borrower { name, process_id: peer.link.peer_process_id(), bytes, segments });
-            }
-        }
-        NodeStatus {
-            name: self.name.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            process_id: std::process::id(),
-            uptime_s: self.started.elapsed().as_secs(),
-            lend_bytes: ledger.lend_bytes(),
-            lent_bytes: ledger.lent_bytes(),
-            borrowers,
-            counters,
-        }
     }
 }

@@ -344,7 +344,7 @@ impl Node {
                     self.engine.lock().notification_refused(write, code);
                 }
                 Moved::Copied(Order::Block(number), result) => self.copied(number, result),
-                Moved::Released(domain, life, ended) => self.programs.released(domain, life, ended),
+                Moved::Released(release, ended) => self.programs.released(release, ended),
             }
         }
         if count > 0 {

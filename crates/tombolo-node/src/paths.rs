@@ -27,8 +27,6 @@ use crate::node::{JoinError, Node, Peer};
 
 /// Between two looks at the paths.
 const LOOK: Duration = Duration::from_millis(20);
-/// Links whose packet sizes the status has room for.
-const MAX_SIZES: usize = 64;
 /// Before a lost path is tried again: at first, and at most.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
@@ -249,30 +247,20 @@ impl Node {
             return Some(whole.clone());
         }
         self.engine.lock().path_lost(id, path);
+        self.carry_by_another_path(whole);
         self.pump();
         None
     }
 
-    /// How large packets may be now on each link, for [`Node::status`].
-    pub(crate) fn packet_sizes(&self) -> Vec<(String, u64)> {
-        let peers = self.peers();
-        let sizes = peers.iter().filter(|part| part.has_link()).map(|part| {
-            let ((id, path), bytes) = (part.place(), part.link.max_packet_bytes());
-            (format!("peer_{}_path_{}_packet_bytes", id.0, path.0), bytes as u64)
-        });
-        sizes.take(MAX_SIZES).collect()
-    }
-
-    /// How the paths of peers with several are, for [`Node::status`].
-    pub(crate) fn path_counters(&self) -> Vec<(String, u64)> {
+    /// How a link is, for [`Node::status`]: how large packets may be now, and where its peer has several,
+    /// what went by it.
+    pub(crate) fn link_counters(&self, part: &Arc<Peer>) -> Vec<(String, u64)> {
         let mut counters = Vec::new();
-        for part in self.peers() {
-            let whole = part.whole();
-            if !part.is_part() && part.paths.read().is_empty() && part.has_link() {
-                continue;
-            }
-            let ((id, path), of) = (part.place(), format!("peer_{}_path", whole.id.0));
-            let Some(status) = self.engine.lock().path_status(id, path) else { continue };
+        let (whole, (id, path)) = (part.whole(), part.place());
+        let of = format!("peer_{}_path_{}", id.0, path.0);
+        let is_lone = !part.is_part() && part.paths.read().is_empty() && part.has_link();
+        let status = if is_lone { None } else { self.engine.lock().path_status(whole.id, path) };
+        if let Some(status) = status {
             let link = part.link.counters();
             let values = [
                 ("up", u64::from(status.is_up)),
@@ -282,8 +270,10 @@ impl Node {
                 ("window_bytes", status.window_bytes),
                 ("round_trip_ns", status.round_trip_ns.unwrap_or(0)),
             ];
-            let named = values.map(|(name, value)| (format!("{of}_{}_{name}", path.0), value));
-            counters.extend(named);
+            counters.extend(values.map(|(name, value)| (format!("{of}_{name}"), value)));
+        }
+        if part.has_link() {
+            counters.push((format!("{of}_packet_bytes"), part.link.max_packet_bytes() as u64));
         }
         counters
     }

@@ -548,8 +548,9 @@ impl ProgramDomain {
         let _ = self.socket.send(&[&encode(&Message::EndedV1)], &[]);
     }
 
-    fn reply(&self, reply: Reply, descriptors: &[BorrowedFd<'_>]) -> Result<(), UnixError> {
-        self.socket.send(&[&encode(&Message::AnswerV1(reply))], descriptors)
+    /// Answers the request of that number.
+    fn reply(&self, number: u32, reply: Reply, descriptors: &[BorrowedFd<'_>]) -> Result<(), UnixError> {
+        self.socket.send(&[&encode(&Message::AnswerV2 { number, reply })], descriptors)
     }
 }
 
@@ -557,20 +558,22 @@ impl Node {
     fn answer_program(
         &self,
         domain: &ProgramDomain,
+        number: u32,
         request: Request,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), UnixError> {
+        let reply = |reply, descriptors: &[BorrowedFd<'_>]| domain.reply(number, reply, descriptors);
         match request {
-            Request::Open { .. } => domain.reply(Reply::Failed("a domain is open already".into()), &[]),
+            Request::Open { .. } => reply(Reply::Failed("a domain is open already".into()), &[]),
             Request::Allocate { bytes, grants } => match self.programs.allocate(domain, bytes, grants) {
-                Ok((address, memory)) => domain.reply(Reply::Allocated { address }, &[memory.as_fd()]),
-                Err(reason) => domain.reply(Reply::Failed(reason), &[]),
+                Ok((address, memory)) => reply(Reply::Allocated { address }, &[memory.as_fd()]),
+                Err(reason) => reply(Reply::Failed(reason), &[]),
             },
             Request::Free { address } => {
                 let freed = self.programs.regions.write().remove(&(domain.number, address));
                 let Some(region) = freed else {
                     let reason = format!("no memory begins at {address:#x}");
-                    return domain.reply(Reply::Failed(reason), &[]);
+                    return reply(Reply::Failed(reason), &[]);
                 };
                 self.programs.memory_bytes.fetch_sub(region.memory.len() as u64, Ordering::Relaxed);
                 // Nobody finds it any more; who has found it copies or sends a block and lets it go.
@@ -578,18 +581,18 @@ impl Node {
                 while Arc::strong_count(&region.memory) > 1 && since.elapsed() < FREE_PATIENCE {
                     std::thread::yield_now();
                 }
-                domain.reply(Reply::Done, &[])
+                reply(Reply::Done, &[])
             }
-            Request::Peers => domain.reply(Reply::Peers(self.peer_statuses()), &[]),
+            Request::Peers => reply(Reply::Peers(self.peer_statuses()), &[]),
             Request::Register { address, bytes, grants } => {
                 let registered = self.programs.register(domain, address, bytes, grants, descriptors);
-                domain.reply(registered.map_or_else(Reply::Failed, |()| Reply::Done), &[])
+                reply(registered.map_or_else(Reply::Failed, |()| Reply::Done), &[])
             }
-            Request::Deregister { address } => self.programs.deregister(domain, address),
+            Request::Deregister { address } => self.programs.deregister(domain, number, address),
             Request::OpenMailbox { messages, senders } => {
                 match self.programs.open_mailbox(domain, messages, senders) {
-                    Ok(mailbox) => domain.reply(Reply::Mailbox, &[mailbox.as_fd()]),
-                    Err(reason) => domain.reply(Reply::Failed(reason), &[]),
+                    Ok(mailbox) => reply(Reply::Mailbox, &[mailbox.as_fd()]),
+                    Err(reason) => reply(Reply::Failed(reason), &[]),
                 }
             }
         }

@@ -24,6 +24,7 @@ use crate::errands::{Errand, Step};
 use crate::ledger::{Allocation, Ledger, LendError, Published, Room, Segment};
 use crate::named::{Checksum, Hasher, SegmentName};
 use crate::node::{Node, Peer};
+use crate::questions::Answered;
 
 /// How much is hashed in one step.
 const STEP_BYTES: usize = 8 << 20;
@@ -43,6 +44,8 @@ struct Asker {
     /// The link that it asked by: other ones may be lost without anybody knowing it yet.
     by: Arc<Peer>,
     number: u32,
+    /// Where the answer is kept, in case it is lost with its link.
+    answered: Option<Answered>,
     /// An answer that the link has not taken yet, what goes with it, and until when it is tried.
     unsent: Option<(Vec<u8>, Option<Arc<SharedMemory>>, Instant)>,
 }
@@ -51,7 +54,7 @@ impl Asker {
     /// None: the peer has too many errands.
     fn new(by: &Arc<Peer>, number: u32) -> Option<Self> {
         let (peer, by) = (by.whole().clone(), by.clone());
-        let asker = Self { peer, by, number, unsent: None };
+        let asker = Self { peer, by, number, answered: None, unsent: None };
         let before = asker.peer.errands.fetch_add(1, Ordering::Relaxed);
         (before < MAX_ERRANDS).then_some(asker)
     }
@@ -63,6 +66,9 @@ impl Asker {
 
     /// The same, with memory for who can map it.
     fn answer_with(&mut self, reply: Reply, memory: Option<Arc<SharedMemory>>) -> Step {
+        if let Some(answered) = &self.answered {
+            answered.ended(&self.peer, self.number, &reply);
+        }
         let message = Message::V1(MessageV1::Answer { number: self.number, reply }).encode();
         self.unsent = Some((message, memory, Instant::now() + ANSWER_PATIENCE));
         self.send().unwrap_or(Step::Over)
@@ -244,7 +250,8 @@ impl Node {
         name: &str,
         checksum: Checksum,
     ) -> Option<Reply> {
-        let Some(asker) = Asker::new(by, number) else { return Some(too_many()) };
+        let Some(mut asker) = Asker::new(by, number) else { return Some(too_many()) };
+        asker.answered = Some(self.answered.clone());
         let Some(draft) = self.ledger.lock().take_draft(asker.peer.id, segment) else {
             return Some(Reply::Failed(format!("segment {segment} is none of yours that can have a name")));
         };

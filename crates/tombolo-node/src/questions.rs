@@ -1,10 +1,13 @@
 //! What nodes ask each other over the control channel, and the answers.
 
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+use tombolo_core::rdma::PeerId;
 use tombolo_host::shared::SharedMemory;
 use tombolo_link::{LinkState, SendError};
 
@@ -12,9 +15,55 @@ use crate::control::{Message, MessageV1, Reply, Request};
 use crate::label;
 use crate::ledger::{self, LendError, Segment};
 use crate::node::{Answer, AskError, Node, Peer};
+use crate::status::MAX_STATUS_BYTES;
 
 /// What is lent without holding up the engine.
 const LENT_AT_ONCE_BYTES: u64 = 2 << 20;
+
+/// Answers of one peer that are kept; it has far fewer questions open.
+const MAX_ANSWERED: usize = 256;
+
+/// What was asked for once, by the number of the question, and the answer when there is one: a question
+/// that comes again by another link, since the first was lost, is not carried out again.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answered(Arc<Mutex<HashMap<PeerId, Questions>>>);
+
+/// Those of one peer, the latest last.
+type Questions = VecDeque<(u32, Option<Reply>)>;
+
+impl Answered {
+    /// A question has come. `Some`: not for the first time; and the answer, if there is one.
+    fn begin(&self, peer: &Peer, number: u32) -> Option<Option<Reply>> {
+        let mut peers = self.0.lock();
+        if peer.loss().is_some() {
+            // Forgotten already; there is nobody to answer.
+            return Some(None);
+        }
+        let questions = peers.entry(peer.id).or_default();
+        if let Some((_, reply)) = questions.iter().find(|(known, _)| *known == number) {
+            return Some(reply.clone());
+        }
+        if questions.len() >= MAX_ANSWERED {
+            questions.pop_front();
+        }
+        questions.push_back((number, None));
+        None
+    }
+
+    /// The answer to a question is known.
+    pub(crate) fn ended(&self, peer: &Peer, number: u32, reply: &Reply) {
+        if let Some(questions) = self.0.lock().get_mut(&peer.id)
+            && let Some((_, known)) = questions.iter_mut().find(|(known, _)| *known == number)
+        {
+            *known = Some(reply.clone());
+        }
+    }
+
+    /// A peer is lost.
+    pub(crate) fn forget(&self, peer: PeerId) {
+        self.0.lock().remove(&peer);
+    }
+}
 
 impl Node {
     /// Asks a peer and waits for its answer, driving the link meanwhile. Where that is lost and others
@@ -77,7 +126,7 @@ impl Node {
     }
 
     /// Whether there are links to that peer besides its first one, or were before that was lost.
-    fn has_several(&self, peer: &Peer) -> bool {
+    pub(crate) fn has_several(&self, peer: &Peer) -> bool {
         peer.loss().is_none() && !(peer.is_part() || peer.paths.read().is_empty())
     }
 
@@ -97,12 +146,21 @@ impl Node {
             }
             Ok(Message::V1(MessageV1::Ask { number, request })) => {
                 let (link, newcomer, peer) = (&peer.link, peer, peer.whole());
+                let is_for_once = request.is_for_once();
+                if is_for_once && let Some(answer) = self.answered.begin(peer, number) {
+                    // It goes again if there is one, or follows.
+                    if let Some(reply) = answer {
+                        let message = Message::V1(MessageV1::Answer { number, reply }).encode();
+                        let _ = link.send_control(&message, &[]);
+                    }
+                    return;
+                }
                 let answer = match request {
                     Request::BePath { token } => Some((self.be_path(newcomer, &token), None)),
                     Request::Carry(carriage) => {
-                        let known = self.carry_for(peer, number, &carriage);
-                        // Otherwise the transfer's end is the answer.
-                        known.map(|reply| (reply, None))
+                        // The transfer's end is the answer.
+                        self.carry_for(peer, number, &carriage);
+                        None
                     }
                     Request::Lend { bytes } if bytes > LENT_AT_ONCE_BYTES => {
                         self.lend_much(newcomer, number, bytes).map(|reply| (reply, None))
@@ -116,6 +174,9 @@ impl Node {
                     request => Some(self.answer(peer, request)),
                 };
                 let Some((reply, memory)) = answer else { return };
+                if is_for_once {
+                    self.answered.ended(peer, number, &reply);
+                }
                 let message = Message::V1(MessageV1::Answer { number, reply }).encode();
                 let memory = memory.filter(|_| link.supports_windows());
                 let descriptors: Vec<_> = memory.iter().map(|memory| memory.as_fd()).collect();
@@ -146,7 +207,10 @@ impl Node {
                     (Reply::Failed(format!("segment {segment} is not lent to you")), None)
                 }
             }
-            Request::Status => (Reply::Status(Box::new(self.status())), None),
+            Request::Status { from } => {
+                let (status, next) = self.status_part(from, MAX_STATUS_BYTES);
+                (Reply::Status { status: Box::new(status), next }, None)
+            }
             Request::Find { name } => (self.find_name(&name), None),
             Request::Open { name } => (self.open_name(peer, &name), None),
             Request::List { after } => (self.list_names(after.as_deref()), None),
@@ -163,5 +227,103 @@ impl Node {
         let memory = Arc::new(ledger::allocate(bytes)?);
         let segment = self.ledger.lock().enter(peer.id, Segment::new(memory.clone(), room))?;
         Ok((segment, memory))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tombolo_link::Link;
+    use tombolo_link::testing::memory_pair;
+
+    use super::*;
+    use crate::ledger::Published;
+    use crate::named::Checksum;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn question(link: &dyn Link) -> Option<u32> {
+        let message = link.receive_control().ok()??;
+        match Message::decode(&message.bytes) {
+            Ok(Message::V1(MessageV1::Ask { number, request: Request::Delete { .. } })) => Some(number),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn next_question(link: &dyn Link) -> u32 {
+        let since = Instant::now();
+        loop {
+            if let Some(number) = question(link) {
+                return number;
+            }
+            assert!(since.elapsed() < PATIENCE, "nothing is asked");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn what_is_asked_again_is_done_once_and_answered_as_before() {
+        let node = Node::new("asked", 1 << 20, 0).unwrap();
+        let (near, far) = memory_pair().unwrap();
+        let peer = node.add_peer(near);
+        {
+            let mut ledger = node.ledger.lock();
+            let room = ledger.reserve(4096).unwrap();
+            let segment = Segment::new(Arc::new(ledger::allocate(4096).unwrap()), room);
+            let published = Published {
+                segment: Arc::new(segment),
+                length_bytes: 5,
+                checksum: Checksum([0; 32]),
+                since: Instant::now(),
+            };
+            let _ = ledger.publish("name".parse().unwrap(), published);
+        }
+        let delete = |number: u32| {
+            let request = Request::Delete { name: "name".into() };
+            far.send_control(&Message::V1(MessageV1::Ask { number, request }).encode(), &[]).unwrap();
+            node.drive(&peer);
+            let message = far.receive_control().unwrap().unwrap();
+            match Message::decode(&message.bytes) {
+                Ok(Message::V1(MessageV1::Answer { number: answered, reply })) if answered == number => reply,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!([delete(9), delete(9), delete(10)], [Reply::Done, Reply::Done, Reply::NoSuchName]);
+    }
+
+    #[test]
+    fn a_question_that_is_lost_with_its_link_is_asked_again_by_another() {
+        let node = Node::new("asker", 0, 0).unwrap();
+        let ((first, far_first), (second, far_second)) = (memory_pair().unwrap(), memory_pair().unwrap());
+        let whole = node.add_peer(first);
+        let token = [7; 16];
+        let _ = whole.token.set(token);
+        let part = node.add_peer(second);
+        assert_eq!(node.be_path(&part, &token), Reply::Done);
+        std::thread::scope(|scope| {
+            let request = Request::Delete { name: "name".into() };
+            let asker = scope.spawn(|| node.ask(&whole, request, PATIENCE));
+            let number = next_question(&*far_first);
+            drop(far_first);
+            assert_eq!(next_question(&*far_second), number);
+            let reply = Message::V1(MessageV1::Answer { number, reply: Reply::Done }).encode();
+            far_second.send_control(&reply, &[]).unwrap();
+            assert!(matches!(asker.join().unwrap(), Ok((Reply::Done, _))));
+        });
+    }
+
+    #[test]
+    fn answers_are_kept_in_a_bounded_number() {
+        let node = Node::new("asked", 0, 0).unwrap();
+        let (near, _far) = memory_pair().unwrap();
+        let (peer, answered) = (node.add_peer(near), Answered::default());
+        for number in 0..2 * MAX_ANSWERED as u32 {
+            assert_eq!(answered.begin(&peer, number), None);
+            assert_eq!(answered.begin(&peer, number), Some(None));
+            answered.ended(&peer, number, &Reply::Done);
+            assert_eq!(answered.begin(&peer, number), Some(Some(Reply::Done)));
+        }
+        assert_eq!(answered.0.lock()[&peer.id].len(), MAX_ANSWERED);
+        answered.forget(peer.id);
+        assert!(answered.0.lock().is_empty());
     }
 }

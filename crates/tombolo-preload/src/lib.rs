@@ -26,6 +26,7 @@ mod children;
 mod control;
 mod heap;
 mod memory;
+#[allow(dead_code, reason = "some of it is for the other end")]
 mod protocol;
 mod start;
 mod sys;

@@ -201,7 +201,10 @@ fn get(arguments: &Arguments, from: &SegmentPlace) -> Result<(u64, Checksum), Fa
     if path.is_dir() && arguments.to != "-" {
         path.push(from.name.as_str());
     }
-    let failed = |error, store: Option<&Store>| place::failure(interrupted(error), store, Some(&path));
+    let failed = |error, store: Option<&Store>| match interrupted(error) {
+        CopyError::Write(error) if arguments.to == "-" => output::failure(&error),
+        error => place::failure(error, store, Some(&path)),
+    };
     let mut store =
         Store::connect("cp", &from.ways.to_vec(), &security).map_err(|error| failed(error, None))?;
     let opened = match store.open(&from.name) {

@@ -38,7 +38,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         age_s: segment.age_s,
     });
     if ask.json {
-        output::json(&entries.collect::<Vec<_>>())?;
+        output::json(&serde_json::json!({ "segments": entries.collect::<Vec<_>>() }))?;
         return Ok(0);
     }
     for entry in entries {

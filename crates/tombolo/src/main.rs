@@ -1,5 +1,6 @@
 //! The `tombolo` command: one subcommand a module.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -76,7 +77,7 @@ enum Command {
 /// A command's own failure, told to the user in one line.
 #[derive(Debug)]
 pub struct Failure {
-    /// What failed, why, and what to do.
+    /// What failed, why, and what to do. Empty: the exit code says enough.
     pub text: String,
     /// The exit code.
     pub code: u8,
@@ -86,6 +87,14 @@ impl Failure {
     /// A failure of Tombolo itself, as other wrappers of programs report theirs (125).
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), code: 125 }
+    }
+
+    /// Tells the user; the exit code.
+    fn tell(&self) -> ExitCode {
+        if !self.text.is_empty() {
+            eprintln!("tombolo: {}", self.text);
+        }
+        ExitCode::from(self.code)
     }
 }
 
@@ -105,11 +114,25 @@ fn end_with(parent: u32) -> Result<(), Failure> {
     }
 }
 
+/// The command line; or the exit code, where that asks for help or is wrong.
+fn parse() -> Result<Cli, ExitCode> {
+    Cli::try_parse().map_err(|error| {
+        let printed = error.print().and_then(|()| std::io::stdout().flush());
+        match printed {
+            // What was asked for could not be printed.
+            Err(reason) if !error.use_stderr() => output::failure(&reason).tell(),
+            _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
+        }
+    })
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match parse() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     if let Some(Err(failure)) = cli.end_with.map(end_with) {
-        eprintln!("tombolo: {}", failure.text);
-        return ExitCode::from(failure.code);
+        return failure.tell();
     }
     let done = match cli.command {
         Command::Demo(arguments) => demo::main(&arguments),
@@ -125,11 +148,8 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::main(&arguments),
         Command::Keep => run::keep(),
     };
-    match done {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => {
-            eprintln!("tombolo: {}", failure.text);
-            ExitCode::from(failure.code)
-        }
+    match (done, output::finish()) {
+        (Err(failure), _) | (Ok(_), Err(failure)) => failure.tell(),
+        (Ok(code), Ok(())) => ExitCode::from(code),
     }
 }

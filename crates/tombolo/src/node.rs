@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use tombolo_host::process::Hangups;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Limits, Node, PeerEvent, Security};
+use tombolo_node::{Address, Limits, Node, OpenError, PeerEvent, Security};
 
 use crate::security::SecurityArguments;
 use crate::size::Size;
@@ -104,7 +104,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let ways = arguments.peer.iter().flat_map(Ways::iter);
     let addresses: Vec<Address> = ways.chain([&arguments.listen]).cloned().collect();
     let security = arguments.security.of(&addresses)?;
-    let listener = tombolo_node::listen(&arguments.listen, &security)?;
+    let listener = tombolo_node::listen(&arguments.listen, &security)
+        .map_err(|error| cannot_listen(arguments, &error))?;
     let limits = Limits {
         domains: arguments.domains,
         program_memory_bytes: arguments.program_memory.0,
@@ -134,6 +135,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         std::thread::spawn(move || tombolo_node::receive_programs(&node, &listener, &STOP))
     });
     output::line(&format!("node {name} lends {} at {}", arguments.lend, listener.address()));
+    // Whoever started it waits for that line.
+    output::finish()?;
     tombolo_node::serve(&node, &*listener, &STOP, &|event| match event {
         PeerEvent::Came(Some(process)) => eprintln!("tombolo: process {process} connected"),
         PeerEvent::Came(None) => eprintln!("tombolo: a peer connected"),
@@ -154,6 +157,15 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     }
     eprintln!("tombolo: stopped");
     Ok(0)
+}
+
+/// Says where the node cannot listen, which not every reason does.
+fn cannot_listen(arguments: &Arguments, error: &OpenError) -> Failure {
+    let (address, reason) = (arguments.listen.to_string(), error.to_string());
+    if reason.contains(&address) {
+        return Failure::new(reason);
+    }
+    Failure::new(format!("cannot listen at {address}: {reason}"))
 }
 
 /// Each domain has a few descriptors: as many as this process may have, unless those are enough. If

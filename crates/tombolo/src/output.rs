@@ -1,18 +1,55 @@
 //! What goes to standard output.
+//!
+//! The first failure to write is kept, nothing is written after it, and it becomes the command's own
+//! failure in the end ([`finish`]). Commands that write for as long as they run look for it meanwhile.
 
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
+use std::sync::OnceLock;
 
 use serde::Serialize;
 
 use crate::Failure;
 
-/// Prints a line; a reader that has gone away is no error.
+static FAILED: OnceLock<io::Error> = OnceLock::new();
+
+/// Prints a line.
 pub fn line(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
+    if !failed() {
+        note(writeln!(io::stdout(), "{text}"));
+    }
 }
 
 /// Prints a value as JSON.
 pub fn json(value: &impl Serialize) -> Result<(), Failure> {
     line(&serde_json::to_string_pretty(value)?);
     Ok(())
+}
+
+fn note(written: io::Result<()>) {
+    if let Err(error) = written {
+        // The first says why; those after it would say the same.
+        let _ = FAILED.set(error);
+    }
+}
+
+/// Whether something could not be written.
+pub fn failed() -> bool {
+    FAILED.get().is_some()
+}
+
+/// Writes what is still to be written. Fails if anything could not be.
+pub fn finish() -> Result<(), Failure> {
+    if !failed() {
+        note(io::stdout().flush());
+    }
+    FAILED.get().map_or(Ok(()), |error| Err(failure(error)))
+}
+
+/// The failure that follows from one to write to standard output. A reader that has gone away is told
+/// nothing: the exit code is the one that a shell shows for a process that SIGPIPE has ended.
+pub fn failure(error: &io::Error) -> Failure {
+    match error.kind() {
+        ErrorKind::BrokenPipe => Failure { text: String::new(), code: 141 },
+        _ => Failure::new(format!("cannot write to standard output: {error}")),
+    }
 }

@@ -122,11 +122,13 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         }
     }
     let mut round = 0;
-    let goes_on = |round| !STOP.load(Ordering::Relaxed) && arguments.count.is_none_or(|count| round < count);
+    // Nobody reads on, or the disk is full: there is nothing to go on for.
+    let stopped = || STOP.load(Ordering::Relaxed) || output::failed();
+    let goes_on = |round| !stopped() && arguments.count.is_none_or(|count| round < count);
     while goes_on(round) && ways.iter().any(|way| way.pinger.is_some()) {
         if round > 0 && arguments.interval > 0 {
             std::thread::sleep(Duration::from_millis(arguments.interval));
-            if STOP.load(Ordering::Relaxed) {
+            if stopped() {
                 break;
             }
         }
@@ -136,7 +138,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let outcomes: Vec<Outcome> = ways.into_iter().map(|way| way.outcome(size)).collect();
     match (ask.json, several, outcomes.first()) {
         (true, false, Some(only)) => output::json(only)?,
-        (true, ..) => output::json(&outcomes)?,
+        (true, ..) => output::json(&serde_json::json!({ "addresses": outcomes }))?,
         (false, ..) => outcomes.iter().for_each(|outcome| say(outcome, several)),
     }
     Ok(u8::from(outcomes.iter().any(|outcome| outcome.answered < outcome.sent || outcome.answered == 0)))

@@ -1,6 +1,7 @@
 //! `tombolo status`: ask a node how it is.
 
 use clap::Args;
+use tombolo_node::{Borrower, NodeStatus};
 
 use crate::asked::NodeArguments;
 use crate::size::Size;
@@ -19,7 +20,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let security = ask.security(address)?;
     let status = address.ask(|address| tombolo_node::status_of(address, &security))?;
     if ask.json {
-        output::json(&status)?;
+        output::json(&in_json(&status))?;
         return Ok(0);
     }
     output::line(&format!(
@@ -28,13 +29,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     ));
     output::line(&format!("lent {} of {}", Size(status.lent_bytes), Size(status.lend_bytes)));
     for borrower in &status.borrowers {
-        let process = borrower.process_id.map_or_else(String::new, |process| format!(" (process {process})"));
-        output::line(&format!(
-            "  {}{process}: {} in {} segment(s)",
-            borrower.name,
-            Size(borrower.bytes),
-            borrower.segments
-        ));
+        output::line(&said_of(borrower));
     }
     let count =
         |name: &str| status.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
@@ -46,6 +41,36 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         output::line(&group);
     }
     Ok(0)
+}
+
+/// All of it, with the counters by name.
+fn in_json(status: &NodeStatus) -> serde_json::Value {
+    let NodeStatus { name, version, process_id, uptime_s, lend_bytes, lent_bytes, borrowers, counters } =
+        status;
+    let counters: serde_json::Map<_, _> =
+        counters.iter().map(|(name, count)| (name.clone(), (*count).into())).collect();
+    serde_json::json!({
+        "name": name,
+        "version": version,
+        "process_id": process_id,
+        "uptime_s": uptime_s,
+        "lend_bytes": lend_bytes,
+        "lent_bytes": lent_bytes,
+        "borrowers": borrowers,
+        "counters": counters,
+    })
+}
+
+/// A line about a borrower: whatever is known of it, and what it has.
+fn said_of(borrower: &Borrower) -> String {
+    let Borrower { name, process_id, address, key, bytes, segments } = borrower;
+    let mut known: Vec<String> = Vec::new();
+    known.extend(process_id.map(|process| format!("process {process}")));
+    known.extend(address.clone());
+    known.extend(key.as_ref().map(|key| format!("key {key}")));
+    let name = if name.is_empty() { "(no name)" } else { name };
+    let known = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
+    format!("  {name}{known}: {} in {segments} segment(s)", Size(*bytes))
 }
 
 /// What the names of counters begin with, and what they are counters of.
@@ -76,6 +101,7 @@ fn groups(counters: &[(String, u64)]) -> Vec<String> {
             lines.push(format!("{heading}:"));
         }
         for (name, count) in some {
+            let count = if name.ends_with("_bytes") { Size(*count).to_string() } else { count.to_string() };
             lines.push(format!("  {:24} {count}", &name[group.len()..]));
         }
     }
@@ -95,6 +121,7 @@ mod tests {
             ("links_up", 2),
             ("links_forged", 0),
             ("peer_1_path_0_packet_bytes", 1430),
+            ("programs_memory_bytes", 3 << 29),
             ("nacks_received_no_context", 0),
             ("named_segments", 4),
             ("acks", 5),
@@ -115,8 +142,31 @@ mod tests {
                 "links:",
                 "up 2",
                 "each peer:",
-                "1_path_0_packet_bytes 1430"
+                "1_path_0_packet_bytes 1.4 KiB",
+                "programs:",
+                "memory_bytes 1.5 GiB",
             ]
         );
+    }
+
+    #[test]
+    fn borrowers_are_told_by_whatever_is_known_of_them() {
+        let near = Borrower {
+            name: "near".into(),
+            process_id: Some(7),
+            address: None,
+            key: None,
+            bytes: 3 << 29,
+            segments: 2,
+        };
+        assert_eq!(said_of(&near), "  near (process 7): 1.5 GiB in 2 segment(s)");
+        let far = Borrower {
+            name: String::new(),
+            process_id: None,
+            address: Some("udp:10.0.0.1:7000".into()),
+            key: Some("k".into()),
+            ..near
+        };
+        assert_eq!(said_of(&far), "  (no name) (udp:10.0.0.1:7000, key k): 1.5 GiB in 2 segment(s)");
     }
 }

@@ -120,7 +120,7 @@ impl Scene {
             let from = Target { node: 1, domain: self.near.number() };
             assert_eq!(self.mailbox.receive(PATIENCE), Ok(Mail { from, bytes: mail }), "round {round}");
         }
-        assert_eq!(self.mailbox.try_receive(), None, "a message came that nobody sent");
+        assert_eq!(self.mailbox.try_receive(), Ok(None), "a message came that nobody sent");
         eprintln!("{round} honest rounds");
     }
 

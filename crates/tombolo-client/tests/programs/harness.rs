@@ -20,7 +20,7 @@ pub struct Host {
     threads: Vec<JoinHandle<()>>,
 }
 
-fn path(what: &str) -> PathBuf {
+pub fn path(what: &str) -> PathBuf {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     std::env::temp_dir().join(format!("tombolo-test-{}-{number}-{what}", std::process::id()))

@@ -25,13 +25,18 @@ impl Random {
 fn raw(host: &Host) -> (SeqpacketSocket, SharedMemory) {
     let socket = SeqpacketSocket::connect(&host.programs).unwrap();
     let mut buffer = [0; 4096];
-    socket.send(&[&encode(&Message::AskV1(Request::Open { domain: None }))], &[]).unwrap();
+    socket
+        .send(&[&encode(&Message::AskV2 { number: 1, request: Request::Open { domain: None } })], &[])
+        .unwrap();
     let since = Instant::now();
     loop {
         match socket.receive(&mut buffer) {
             Ok(mut received) => {
                 let opened = decode(&buffer[..received.length_bytes]);
-                assert!(matches!(opened, Some(Message::AnswerV1(Reply::Opened { .. }))), "{opened:?}");
+                assert!(
+                    matches!(opened, Some(Message::AnswerV2 { number: 1, reply: Reply::Opened { .. } })),
+                    "{opened:?}"
+                );
                 let page = received.descriptors.remove(0);
                 return (socket, SharedMemory::open(page, SHARED_BYTES).unwrap());
             }

@@ -6,6 +6,7 @@ mod embedded;
 mod examples;
 mod harness;
 mod hostile;
+mod late;
 mod mail;
 mod many;
 mod own_memory;

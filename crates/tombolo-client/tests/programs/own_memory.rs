@@ -206,12 +206,12 @@ impl Raw {
 
     fn ask(&self, request: Request, descriptors: &[std::os::fd::BorrowedFd<'_>]) -> Option<Reply> {
         let mut buffer = [0; 4096];
-        self.0.send(&[&encode(&Message::AskV1(request))], descriptors).unwrap();
+        self.0.send(&[&encode(&Message::AskV2 { number: 5, request })], descriptors).unwrap();
         let since = Instant::now();
         loop {
             match self.0.receive(&mut buffer) {
                 Ok(received) => match decode(&buffer[..received.length_bytes]) {
-                    Some(Message::AnswerV1(reply)) => return Some(reply),
+                    Some(Message::AnswerV2 { number: 5, reply }) => return Some(reply),
                     other => panic!("{other:?}"),
                 },
                 Err(UnixError::WouldBlock) => {
@@ -346,6 +346,9 @@ fn memory_that_never_comes_holds_up_nobody_else() {
         }
         // The owner is told that a copy hangs, and everybody that waits fails.
         let hangs = far.deregister(slow).unwrap_err();
+        assert!(hangs.to_string().contains("a page that nobody brings"), "{hangs}");
+        // It stays registered, and says so again.
+        let hangs = far.deregister(hangs.memory).unwrap_err();
         assert!(hangs.to_string().contains("a page that nobody brings"), "{hangs}");
         for transfer in stuck {
             let ended = transfer.wait(PATIENCE);

@@ -112,7 +112,8 @@ impl Handshake {
         let (forward, back) = self.0.dangerously_get_raw_split();
         let (forward, back) = (Zeroizing::new(forward), Zeroizing::new(back));
         let (outgoing, incoming) = if self.0.is_initiator() { (forward, back) } else { (back, forward) };
-        Seals { sealer: Sealer::new(outgoing, Instant::now()), opener: Opener::new(incoming) }
+        let (sealer, opener) = (Sealer::new(outgoing, Instant::now()), Opener::new(incoming));
+        Seals { sealer, opener }
     }
 }
 

@@ -96,8 +96,17 @@ fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
             Err(UnixError::WouldBlock) => return true,
             Err(_) => return false,
         };
-        let request = match decode(&buffer[..length]) {
-            Some(Message::AskV1(request)) => request,
+        let (number, request) = match decode(&buffer[..length]) {
+            Some(Message::AskV2 { number, request }) => (number, request),
+            Some(Message::AskV1(_)) => {
+                let reason = "this node numbers requests, and the program's library does not: it is older \
+                              than the node; build the program with the node's version";
+                let answer = encode(&Message::AnswerV1(Reply::Failed(reason.into())));
+                if caller.socket().send(&[&answer], &[]).is_err() {
+                    return false;
+                }
+                continue;
+            }
             Some(Message::WakeV1) => {
                 match caller {
                     Caller::Open(domain) => node.programs.rouse(domain),
@@ -108,7 +117,7 @@ fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
             _ => return false,
         };
         let answered = match caller {
-            Caller::Open(domain) => node.answer_program(domain, request, descriptors),
+            Caller::Open(domain) => node.answer_program(domain, number, request, descriptors),
             Caller::New(socket) => {
                 let Request::Open { domain } = request else { return false };
                 // Its place is taken by the end of a pair that nobody holds.
@@ -116,12 +125,12 @@ fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
                 match node.programs.open(domain, std::mem::replace(socket, placeholder)) {
                     Ok(domain) => {
                         let answer = Reply::Opened { domain: domain.number };
-                        let answered = domain.reply(answer, &[domain.page.as_fd()]);
+                        let answered = domain.reply(number, answer, &[domain.page.as_fd()]);
                         *caller = Caller::Open(domain);
                         answered
                     }
                     Err((back, reason)) => {
-                        let answer = encode(&Message::AnswerV1(Reply::Failed(reason)));
+                        let answer = encode(&Message::AnswerV2 { number, reply: Reply::Failed(reason) });
                         let answered = back.send(&[&answer], &[]);
                         *socket = back;
                         answered

@@ -77,9 +77,20 @@ impl Job {
 pub(crate) enum Moved {
     /// A copy was made, with the bytes if it was a read, or not.
     Copied(Order, Result<Vec<u8>, NackCode>),
-    /// A range that the domain of this number and life gave up is not touched any more (true), or
-    /// a copy to or from it does not end.
-    Released(u16, u32, bool),
+    /// A range that was given up is not touched any more (true), or a copy to or from it does not end.
+    Released(Release, bool),
+}
+
+/// A deregistration that waits for the end of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Release {
+    pub(crate) domain: u16,
+    /// Of the domain.
+    pub(crate) life: u32,
+    /// The number of the request.
+    pub(crate) request: u32,
+    /// Where the range begins.
+    pub(crate) address: u64,
 }
 
 /// Where movers leave what they have done.
@@ -134,8 +145,8 @@ struct Current {
     since: Instant,
     /// None: it was given up, and its end is nobody's business.
     order: Option<Order>,
-    /// The domain's number and life, if it waits for the end of this.
-    releasing: Option<(u16, u32)>,
+    /// Who waits for the end of this.
+    releasing: Option<Release>,
 }
 
 #[derive(Debug, Default)]
@@ -185,13 +196,16 @@ impl Mover {
 
     /// Gives a range up, which is marked as gone already. True: it is not touched any more; false:
     /// [`Moved::Released`] will say so.
-    pub(crate) fn release(&self, range: &Arc<OwnRange>, domain: u16, life: u32) -> Released {
+    pub(crate) fn release(&self, range: &Arc<OwnRange>, release: Release) -> Released {
         let mut state = self.0.state.lock();
         match state.current.as_mut().filter(|current| Arc::ptr_eq(&current.range, range)) {
             None => Released::Now,
             Some(Current { order: None, .. }) => Released::Never,
             Some(current) => {
-                current.releasing = Some((domain, life));
+                if let Some(earlier) = current.releasing.replace(release) {
+                    // The program has asked again; the earlier request must not stay without an answer.
+                    self.0.outbox.put(Moved::Released(earlier, false));
+                }
                 Released::Later
             }
         }
@@ -254,8 +268,8 @@ impl Shared {
         if let Some(order) = current.order.take() {
             self.outbox.put(Moved::Copied(order, Err(NackCode::DecodeError)));
         }
-        if let Some((domain, life)) = current.releasing.take() {
-            self.outbox.put(Moved::Released(domain, life, false));
+        if let Some(release) = current.releasing.take() {
+            self.outbox.put(Moved::Released(release, false));
         }
     }
 
@@ -267,8 +281,8 @@ impl Shared {
             if let Some(order) = current.order {
                 self.outbox.put(Moved::Copied(order, result));
             }
-            if let Some((domain, life)) = current.releasing {
-                self.outbox.put(Moved::Released(domain, life, true));
+            if let Some(release) = current.releasing {
+                self.outbox.put(Moved::Released(release, true));
             }
         }
     }

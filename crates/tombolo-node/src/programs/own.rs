@@ -13,7 +13,7 @@ use tombolo_host::own::ProgramMemory;
 use tombolo_host::unix::UnixError;
 use tombolo_wire::{Domain, NackCode};
 
-use super::mover::{Job, Mover, Order, Released, Task};
+use super::mover::{Job, Mover, Order, Release, Released, Task};
 use super::{ProgramDomain, Programs, Use};
 
 /// A range that a program has registered.
@@ -93,7 +93,8 @@ impl Programs {
         let table = domain.own.0.read();
         let (_, range) = table.ranges.range(..=address).next_back().ok_or(NackCode::DecodeError)?;
         let end = address.checked_add(length_bytes.into()).ok_or(NackCode::DecodeError)?;
-        let mover = table.mover.as_ref().filter(|_| end <= range.end).ok_or(NackCode::DecodeError)?;
+        let is_within = end <= range.end && !range.is_gone();
+        let mover = table.mover.as_ref().filter(|_| is_within).ok_or(NackCode::DecodeError)?;
         if how.is_granted(&range.grants, &self.numbers) {
             Ok(OwnPlace { range: range.clone(), mover: mover.clone() })
         } else {
@@ -121,7 +122,14 @@ impl Programs {
         if table.ranges.len() >= MAX_OWN_RANGES {
             return Err(format!("{MAX_OWN_RANGES} ranges are registered: deregister one of them first"));
         }
-        if table.ranges.range(..end).next_back().is_some_and(|(_, before)| before.end > address) {
+        if let Some((_, before)) = table.ranges.range(..end).next_back()
+            && before.end > address
+        {
+            if before.is_gone() {
+                return Err(format!(
+                    "{bytes} bytes at {address:#x} overlap a range that is being deregistered, which a copy may still touch"
+                ));
+            }
             return Err(format!("{bytes} bytes at {address:#x} overlap a range that is registered"));
         }
         if table.mover.is_none() {
@@ -137,30 +145,47 @@ impl Programs {
         Ok(())
     }
 
-    /// Takes a range out, and answers when it is not touched any more.
-    pub(super) fn deregister(&self, domain: &ProgramDomain, address: u64) -> Result<(), UnixError> {
+    /// Gives a range up, and answers when it is not touched any more. Until then it stays in the
+    /// table, where nothing new finds it: a deregistration that failed can be tried again, and nothing
+    /// else is registered there meanwhile.
+    pub(super) fn deregister(
+        &self,
+        domain: &ProgramDomain,
+        number: u32,
+        address: u64,
+    ) -> Result<(), UnixError> {
         let mut table = domain.own.0.write();
-        let Some(range) = table.ranges.remove(&address) else {
+        let Some(range) = table.ranges.get(&address).cloned() else {
             drop(table);
             let reason = format!("no memory registered at {address:#x}");
-            return domain.reply(Reply::Failed(reason), &[]);
+            return domain.reply(number, Reply::Failed(reason), &[]);
         };
         range.gone.store(true, Ordering::SeqCst);
-        let mover = table.mover.clone();
+        let release = Release { domain: domain.number, life: domain.life, request: number, address };
+        let released = table.mover.as_ref().map_or(Released::Now, |mover| mover.release(&range, release));
+        if released == Released::Now {
+            table.ranges.remove(&address);
+        }
         drop(table);
-        let released = mover.map_or(Released::Now, |mover| mover.release(&range, domain.number, domain.life));
         match released {
-            Released::Now => domain.reply(Reply::Done, &[]),
+            Released::Now => domain.reply(number, Reply::Done, &[]),
             Released::Later => Ok(()),
-            Released::Never => domain.reply(hangs(), &[]),
+            Released::Never => domain.reply(number, hangs(), &[]),
         }
     }
 
     /// The copy that a deregistration waited for has ended, or does not.
-    pub(crate) fn released(&self, number: u16, life: u32, ended: bool) {
-        if let Some(domain) = self.domain(number).filter(|domain| domain.life == life) {
-            let _ = domain.reply(if ended { Reply::Done } else { hangs() }, &[]);
+    pub(crate) fn released(&self, release: Release, ended: bool) {
+        let Release { domain, life, request, address } = release;
+        let Some(domain) = self.domain(domain).filter(|domain| domain.life == life) else { return };
+        if ended {
+            let mut table = domain.own.0.write();
+            // Whoever asked twice has been answered already, and may have registered it again.
+            if table.ranges.get(&address).is_some_and(|range| range.is_gone()) {
+                table.ranges.remove(&address);
+            }
         }
+        let _ = domain.reply(request, if ended { Reply::Done } else { hangs() }, &[]);
     }
 
     /// Gives up copies that take too long.
@@ -176,7 +201,8 @@ impl Programs {
 fn hangs() -> Reply {
     Reply::Failed(
         "a copy of this memory waits for a page that nobody brings: it is reached by nothing new, but that \
-         copy may still touch it until the page comes or the program ends"
+         copy may still touch it until the page comes or the program ends; it stays registered, and can be \
+         deregistered then"
             .into(),
     )
 }

@@ -64,7 +64,12 @@ impl Target {
     /// All bytes are there, and right: the file gets its name.
     pub(super) fn keep(self) -> io::Result<()> {
         match &self {
-            Self::Temporary { path, meant, .. } => fs::rename(path, meant),
+            Self::Temporary { file, path, meant } => {
+                // After a crash the name must not lead to a file whose bytes were still to be written.
+                file.sync_all()?;
+                fs::rename(path, meant)?;
+                sync_directory(meant)
+            }
             Self::Direct(_) => Ok(()),
         }
     }
@@ -92,9 +97,31 @@ impl Drop for Target {
     }
 }
 
+/// Has the name of a file outlast a crash, too.
+fn sync_directory(of: &Path) -> io::Result<()> {
+    match File::open(directory(of)).and_then(|directory| directory.sync_all()) {
+        // Some file systems cannot, and some directories may not be read.
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied) =>
+        {
+            Ok(())
+        }
+        Err(error) => Err(io::Error::new(
+            error.kind(),
+            format!("the file is complete, but its name may not outlast a crash: {error}"),
+        )),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// The directory that a file is in.
+fn directory(of: &Path) -> &Path {
+    of.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// A new file in the directory of another.
 fn temporary(beside: &Path) -> io::Result<(File, PathBuf)> {
-    let folder = beside.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = directory(beside);
     let mut last = io::Error::from(io::ErrorKind::AlreadyExists);
     for number in 0..NAMES {
         let path = folder.join(format!(".tombolo-cp-{}-{number}", std::process::id()));

@@ -40,7 +40,12 @@ fn start(arguments: &[&str]) -> Running {
 fn names(lender: &Lender) -> Vec<String> {
     let outcome = tombolo(&["ls", "--insecure", lender.address(), "--json"]);
     let entries: serde_json::Value = serde_json::from_slice(&outcome.stdout).expect("JSON");
-    entries.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect()
+    entries["segments"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["name"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 fn fifo(scratch: &Scratch) -> String {
@@ -89,14 +94,13 @@ fn what_is_said_of_a_copy_can_be_read_by_programs_and_checked_by_others() {
     assert_eq!((&said["bytes"], &said["sha256"]), (&3.into(), &sha256.into()));
     let listed: serde_json::Value =
         serde_json::from_slice(&tombolo(&["ls", lender.address(), "--json"]).stdout).unwrap();
-    assert_eq!((&listed[0]["bytes"], &listed[0]["sha256"]), (&3.into(), &sha256.into()));
+    assert_eq!(
+        (&listed["segments"][0]["bytes"], &listed["segments"][0]["sha256"]),
+        (&3.into(), &sha256.into())
+    );
     assert!(tombolo(&["ls", lender.address()]).text().contains(&sha256[..12]));
     let status = lender.status();
-    let counters = status["counters"].as_array().unwrap();
-    let count = |name: &str| {
-        let found = counters.iter().find(|counter| counter[0] == name);
-        found.unwrap_or_else(|| panic!("no counter {name}"))[1].as_u64().unwrap()
-    };
+    let count = |name: &str| status["counters"][name].as_u64().unwrap_or_else(|| panic!("no counter {name}"));
     assert_eq!((count("named_segments"), count("named_bytes")), (1, 3));
     assert!(count("links_packets_received") > 0 && count("links_gone") > 0 && count("links_up") > 0);
     for name in ["links_forged", "links_replayed", "links_control_retransmitted", "timeouts", "blocks_low"] {

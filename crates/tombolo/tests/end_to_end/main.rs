@@ -15,6 +15,7 @@ mod demonstration;
 mod failures;
 mod limits;
 mod memory_calls;
+mod operating;
 mod paths;
 mod programs;
 mod rdma;

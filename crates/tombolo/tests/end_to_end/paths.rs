@@ -147,7 +147,8 @@ fn each_path_is_pinged_by_itself() {
     let lender = Lender::start(Link::Udp, "1M");
     let (relays, both) = two_ways(&lender);
     let ping = || tombolo(&["ping", "--insecure", &both, "-c", "3", "--interval", "0", "--json"]);
-    let outcomes = |said: &str| serde_json::from_str::<serde_json::Value>(said).expect("JSON");
+    let outcomes =
+        |said: &str| serde_json::from_str::<serde_json::Value>(said).expect("JSON")["addresses"].clone();
     let outcome = ping();
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
     let said = outcomes(&outcome.text());

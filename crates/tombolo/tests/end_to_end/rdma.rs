@@ -94,11 +94,8 @@ fn limits_of_programs_are_options() {
         ["--domains", "4096", "--program-memory", "8M", "--transactions", "32768", "--programs", &socket];
     let node = Lender::start_with(Link::Shm, "0", &limits);
     let status = node.status();
-    let counter = |name: &str| {
-        let counters = status["counters"].as_array().expect("counters");
-        let found = counters.iter().find(|counter| counter[0] == name);
-        found.and_then(|counter| counter[1].as_u64()).unwrap_or_else(|| panic!("no {name}: {status:#}"))
-    };
+    let counter =
+        |name: &str| status["counters"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {status:#}"));
     assert_eq!(counter("limit_domains"), 4096);
     assert_eq!(counter("limit_program_memory_bytes"), 8 << 20);
     assert_eq!(counter("limit_transactions"), 32768);

@@ -87,6 +87,29 @@ fn a_program_runs_on_memory_over_secure_udp() {
 }
 
 #[test]
+fn status_tells_the_address_and_key_of_a_borrower() {
+    needs!("cc");
+    let ((lender, lender_key), (borrower, borrower_key)) =
+        (Machine::with_key("lender"), Machine::with_key("borrower"));
+    lender.allow(&[&borrower_key]);
+    borrower.allow(&[&lender_key]);
+    let (node, address) = lender.lend();
+    let words = [compiled("hold", &[]), "32".into(), "rest".into()];
+    let run = borrower.start(&[
+        "run", "--from", &address, "--local", "8M", "--remote", "128M", "--", &words[0], &words[1], &words[2],
+    ]);
+    run.output_with("holding", Duration::from_secs(60));
+    let said = borrower.run(&["status", &address]).text();
+    let line = said.lines().find(|line| line.contains("128 MiB in")).unwrap_or_else(|| panic!("{said}"));
+    assert!(line.contains("udp:127.0.0.1:") && line.contains(&borrower_key), "{line}");
+    let status = borrower.run(&["status", "--json", &address]);
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    let told = &status["borrowers"][0];
+    assert_eq!((&told["key"], &told["bytes"]), (&borrower_key.into(), &(128 << 20).into()), "{status:#}");
+    drop((run, node));
+}
+
+#[test]
 fn a_file_is_copied_over_secure_udp_and_back() {
     let (lender, borrower) = friends();
     let (node, address) = lender.lend();

@@ -65,7 +65,7 @@ impl Far {
             let spec = Spec::new(self.memory.address(), self.near.address, size as u32).notify(words);
             self.under_way.push_back(self.domain.write(self.near.target, spec)?);
         }
-        if let Some(mail) = self.mailbox.try_receive()
+        if let Some(mail) = self.mailbox.try_receive()?
             && mail.bytes.first() == Some(&ECHO)
         {
             self.under_way.push_back(self.domain.send(self.near.target, &mail.bytes)?);

@@ -1,0 +1,134 @@
+//! What scripts and operators count on: exit codes where output fails, the form of JSON, what errors name.
+
+use std::fs::{self, File};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use crate::common::{Lender, Link, PATIENCE, Running, Scratch, TOMBOLO, compiled, needs, tombolo};
+
+fn with_stdout(arguments: &[&str], stdout: impl Into<Stdio>) -> Output {
+    let mut command = Command::new(TOMBOLO);
+    command.args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
+    command.spawn().unwrap().wait_with_output().unwrap()
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let (scratch, lender) = (Scratch::new("full"), Lender::start(Link::Shm, "16M"));
+    let (file, key, place) = (scratch.file("f"), scratch.file("key"), format!("{}:f", lender.address()));
+    fs::write(&file, "bytes").unwrap();
+    assert_eq!(tombolo(&["cp", &file, &place]).code(), 0);
+    let node = format!("shm:{}", scratch.file("node"));
+    let address = lender.address();
+    for arguments in [
+        &["ls", address][..],
+        &["ls", address, "--json"],
+        &["status", address],
+        &["status", address, "--json"],
+        &["ping", address, "-c", "2", "--interval", "0"],
+        &["ping", address, "--interval", "0"],
+        &["cp", &file, &place],
+        &["cp", &place, "-"],
+        &["keygen", "--out", &key],
+        &["doctor"],
+        &["node", "--listen", &node, "--lend", "1M"],
+        &["--help"],
+        &["--version"],
+        &["help", "node"],
+    ] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let outcome = with_stdout(arguments, full);
+        let said = String::from_utf8_lossy(&outcome.stderr);
+        assert_eq!(outcome.status.code(), Some(125), "{arguments:?}: {said}");
+        assert!(said.contains("standard output"), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_a_command_quietly() {
+    let (scratch, lender) = (Scratch::new("pipe"), Lender::start(Link::Shm, "16M"));
+    let (file, place) = (scratch.file("f"), format!("{}:f", lender.address()));
+    fs::write(&file, vec![7; 1 << 20]).unwrap();
+    assert_eq!(tombolo(&["cp", &file, &place]).code(), 0);
+    let address = lender.address();
+    for arguments in [
+        &["ls", address][..],
+        &["status", address],
+        &["ping", address, "--interval", "0"],
+        &["cp", &place, "-"],
+        &["--help"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let outcome = with_stdout(arguments, writer);
+        assert_eq!(outcome.status.code(), Some(141), "{arguments:?}");
+        assert_eq!(String::from_utf8_lossy(&outcome.stderr), "", "{arguments:?}");
+    }
+    // As a shell does it: the reader goes after the first line.
+    let mut command = Command::new("sh");
+    let script = format!("{TOMBOLO} ping {address} --interval 1 | head -n 1");
+    command.args(["-c", &script]);
+    let outcome = Running::start(command, Vec::new()).wait(PATIENCE);
+    assert_eq!((outcome.code(), outcome.text().lines().count()), (0, 1), "{}", outcome.stderr);
+}
+
+#[test]
+fn an_address_that_cannot_be_listened_at_is_named() {
+    let scratch = Scratch::new("bind");
+    let (key, allow) = (scratch.file("key"), scratch.file("allow"));
+    let public = tombolo(&["keygen", "--out", &key]).text();
+    fs::write(&allow, public).unwrap();
+    // Of a range that no machine has (RFC 5737).
+    let address = "udp:192.0.2.1:7000";
+    let listen = ["node", "--listen", address, "--lend", "1M", "--key", &key, "--allow", &allow];
+    tombolo(&listen).assert_one_line(125, address);
+    let shm = format!("shm:{}", scratch.file("no/such/directory"));
+    tombolo(&["node", "--listen", &shm, "--lend", "1M"]).assert_one_line(125, &scratch.file("no/such"));
+}
+
+#[test]
+fn a_copied_file_is_on_disk_before_it_has_its_name() {
+    needs!("cc");
+    let (scratch, lender) = (Scratch::new("sync"), Lender::start(Link::Shm, "16M"));
+    let (file, back) = (scratch.file("file"), scratch.file("back"));
+    let place = format!("{}:file", lender.address());
+    fs::write(&file, "new").unwrap();
+    assert_eq!(tombolo(&["cp", &file, &place]).code(), 0);
+    let library = compiled("failing_fsync", &["-shared", "-fPIC"]);
+    let copy = |failing: &str| {
+        fs::write(&back, "old").unwrap();
+        let mut command = Command::new(TOMBOLO);
+        command.args(["cp", &place, &back]).env("LD_PRELOAD", &library).env("FAILING_FSYNC", failing);
+        Running::start(command, Vec::new()).wait(Duration::from_secs(60))
+    };
+    let outcome = copy("file");
+    outcome.assert_one_line(125, "Input/output error");
+    assert_eq!(fs::read_to_string(&back).unwrap(), "old", "it was replaced by what may not be on disk");
+    let outcome = copy("directory");
+    outcome.assert_one_line(125, "may not outlast a crash");
+    let outcome = copy("nothing");
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    assert_eq!(fs::read_to_string(&back).unwrap(), "new");
+    let left: Vec<_> =
+        fs::read_dir(scratch.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+}
+
+#[test]
+fn all_json_is_an_object() {
+    let (scratch, lender) = (Scratch::new("json"), Lender::start(Link::Shm, "16M"));
+    let (file, place) = (scratch.file("f"), format!("{}:f", lender.address()));
+    fs::write(&file, "bytes").unwrap();
+    let address = lender.address();
+    for arguments in [
+        &["cp", "--json", &file, &place][..],
+        &["ls", address, "--json"],
+        &["status", address, "--json"],
+        &["ping", address, "-c", "1", "--json"],
+        &["doctor", "--json"],
+    ] {
+        let said: serde_json::Value = serde_json::from_slice(&tombolo(arguments).stdout).expect("JSON");
+        assert!(said.is_object(), "{arguments:?}: {said}");
+    }
+    assert!(lender.status()["counters"].is_object());
+}
