@@ -28,6 +28,9 @@ const PROGRAM: u64 = 1 << 32;
 /// How often it is looked whether programs still are what they were.
 const SWEEP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
 
+/// A forked child's agent says hello within milliseconds.
+const AGENT_PATIENCE: Duration = Duration::from_secs(1);
+
 /// The features without which nothing can be served.
 pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
     | uffd::FEATURE_EVENT_FORK
@@ -95,11 +98,14 @@ impl Reception {
         let _ = epoll::delete(&self.epoll, &agent.program.pidfd);
         if !self.has_ended(&space) {
             // Somebody ended it. What it was doing is known to the evictor alone.
-            self.say_without_agent();
+            self.say_without_agent(&space);
         }
     }
 
-    fn say_without_agent(&self) {
+    fn say_without_agent(&self, space: &Space) {
+        if space.told.swap(true, Ordering::Relaxed) {
+            return;
+        }
         Counters::add(&self.pager.stats.counters.without_agent, 1);
         self.pager.say_once(
             "agent",
@@ -124,6 +130,8 @@ impl Reception {
             };
             if ended {
                 self.pager.close_space(&space);
+            } else if !space.has_agent() && space.began.elapsed() > AGENT_PATIENCE {
+                self.say_without_agent(&space);
             }
         }
     }

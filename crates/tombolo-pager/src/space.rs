@@ -122,6 +122,10 @@ pub struct Space {
     /// The agent, once it has said hello, until it is gone.
     agent: Mutex<Option<Arc<Agent>>>,
     has_agent: AtomicBool,
+    /// When it began.
+    pub began: Instant,
+    /// It was said that it has no agent.
+    pub told: AtomicBool,
     /// The address space has ended, or its program has.
     pub ending: AtomicBool,
     /// What it has of the room.
@@ -169,6 +173,8 @@ impl Space {
             table: Mutex::new(Table { answered: vec![(0, Answer::default()); REQUESTS], ..Table::default() }),
             agent: Mutex::new(None),
             has_agent: AtomicBool::new(false),
+            began: Instant::now(),
+            told: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             account: Account::default(),
         })

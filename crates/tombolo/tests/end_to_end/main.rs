@@ -13,6 +13,7 @@ mod copying;
 mod databases;
 mod demonstration;
 mod failures;
+mod kernel_truth;
 mod limits;
 mod memory_calls;
 mod operating;

@@ -81,7 +81,8 @@ static void caught(int number, siginfo_t *information, void *context) {
 }
 
 /* Writes a page's pattern, or reads its words; the signal that it ends in, or 0. */
-static int touch(struct world *w, char *page, int writing, uint64_t value, uint64_t *sum) {
+static int touch(struct world *w, char *page, int writing, uint64_t seed, uint64_t *sum) {
+    volatile uint64_t value = seed;
     int number = sigsetjmp(w->back, 1);
     if (number == 0) {
         w->guarded = 1;

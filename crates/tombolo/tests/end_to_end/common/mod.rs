@@ -108,6 +108,7 @@ pub struct Program {
     words: Vec<String>,
     input: Vec<u8>,
     remote: Option<String>,
+    minimum: Option<String>,
     patience: Duration,
     spaces: u64,
 }
@@ -116,7 +117,7 @@ impl Program {
     /// The program and its arguments.
     pub fn new<S: AsRef<str>>(words: &[S]) -> Self {
         let words = words.iter().map(|word| word.as_ref().to_owned()).collect();
-        Self { words, input: Vec::new(), remote: None, patience: PATIENCE, spaces: 1 }
+        Self { words, input: Vec::new(), remote: None, minimum: None, patience: PATIENCE, spaces: 1 }
     }
 
     /// What it reads on standard input.
@@ -128,6 +129,12 @@ impl Program {
     /// How much to borrow, instead of the default.
     pub fn remote(mut self, size: &str) -> Self {
         self.remote = Some(size.into());
+        self
+    }
+
+    /// Mappings of at least this size are far, instead of the default.
+    pub fn minimum(mut self, size: &str) -> Self {
+        self.minimum = Some(size.into());
         self
     }
 
@@ -171,6 +178,9 @@ impl Program {
         command.args(["run", "--insecure", "--from", from, "--local", local, "--report"]).arg(&report);
         if let Some(remote) = &self.remote {
             command.args(["--remote", remote]);
+        }
+        if let Some(minimum) = &self.minimum {
+            command.args(["--minimum", minimum]);
         }
         command.arg("--").args(&self.words);
         Self::environment(&mut command);

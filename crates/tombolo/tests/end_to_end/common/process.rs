@@ -92,7 +92,12 @@ impl Running {
             let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs");
             for task in tasks.flatten() {
                 let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-                if let Some(child) = children.split_whitespace().next() {
+                // The other child is its keeper, which is this binary, too.
+                let is_program = |pid: &&str| {
+                    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                    !command.is_empty() && !command.starts_with(super::TOMBOLO.as_bytes())
+                };
+                if let Some(child) = children.split_whitespace().find(is_program) {
                     return child.parse().expect("a process id");
                 }
             }

@@ -1,0 +1,211 @@
+//! Far memory behaves as the kernel's own does, whatever a program does with it and with itself: the same
+//! program plainly and on far memory gives the same bytes, the same errors and the same signals.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::common::{Lender, Link, Outcome, Program, compiled, needs, send};
+
+fn far(link: Link, name: &str, local: &str, more: &[&str]) -> Outcome {
+    let lender = Lender::start(link, "1G");
+    let mut words = vec![compiled(name, &[]), "32".into()];
+    words.extend(more.iter().map(|&word| word.to_owned()));
+    same(&lender, &Program::new(&words).remote("512M"), local)
+}
+
+/// Runs the program plainly and on far memory: the same status and output.
+fn same(lender: &Lender, program: &Program, local: &str) -> Outcome {
+    let (plain, far) = (program.plain(), program.run_on(&[lender], local));
+    assert_eq!(plain.code(), 0, "fails without Tombolo: {}", plain.stderr);
+    assert_eq!(far.code(), 0, "stdout: {}\nstderr: {}", far.text(), far.stderr);
+    assert_eq!(far.text(), plain.text(), "stderr: {}", far.stderr);
+    far
+}
+
+#[test]
+fn what_is_mapped_over_far_memory_or_dropped_behind_libc_is_right() {
+    needs!("cc");
+    for link in [Link::Shm, Link::Udp] {
+        let outcome = far(link, "replacing", "8M", &[]);
+        assert!(outcome.counter("pages_out") > 0);
+    }
+}
+
+#[test]
+fn a_stopped_process_keeps_nobody_waiting_and_loses_nothing() {
+    needs!("cc");
+    let outcome = far(Link::Shm, "stopping", "8M", &[]);
+    // The stopped child's pages were evicted: the limit held.
+    outcome.assert_within_limit(1);
+}
+
+#[test]
+fn a_program_that_gives_something_up_forks_as_before() {
+    needs!("cc");
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("LEFT OUT: giving privileges up needs some");
+        return;
+    }
+    for what in ["user", "root", "users", "processes", "filter"] {
+        let outcome = far(Link::Shm, "lowering", "8M", &[what]);
+        let without_agent = u64::from(outcome.stderr.contains("has no agent"));
+        // After chroot and unshare there is no socket, or no first process, for the child's agent to reach; where
+        // none may be made, that is said, and the memory is served.
+        if what == "filter" {
+            assert_eq!(without_agent, 1, "{what}: {}", outcome.stderr);
+        }
+    }
+}
+
+#[test]
+fn programs_in_other_namespaces_run_as_they_would() {
+    needs!("cc", "unshare");
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("LEFT OUT: namespaces need privileges");
+        return;
+    }
+    let lender = Lender::start(Link::Shm, "1G");
+    let threads = compiled("threads", &[]);
+    for words in [
+        vec!["unshare", "-pf", "true"],
+        vec!["unshare", "-pf", &threads, "32"],
+        vec!["unshare", "-U", "true"],
+        // The program itself stays where it is, and its first child is to be the first of a namespace.
+        vec!["unshare", "-p", "sh", "-c", "env true && echo found"],
+        vec!["unshare", "-m", &threads, "32"],
+    ] {
+        same(&lender, &Program::new(&words).remote("256M"), "8M");
+    }
+}
+
+#[test]
+fn tight_limits_of_a_program_are_its_own() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "1G");
+    let threads = compiled("threads", &[]);
+    for (limit, far_at_all) in [("ulimit -v 1500000", true), ("ulimit -n 12", true), ("ulimit -n 80", true)] {
+        let script = format!("{limit}; ulimit -n; env {threads} 32");
+        let outcome = same(&lender, &Program::new(&["sh", "-c", &script]).remote("256M"), "8M");
+        assert_eq!(outcome.counter("pages_out") > 0, far_at_all, "{limit}: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn many_processes_run_under_a_low_limit_of_descriptors() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "1G");
+    let script = format!("for i in $(seq 40); do {} 2 & done; wait", compiled("threads", &[]));
+    let outcome = same(&lender, &Program::new(&["sh", "-c", &script]).remote("512M"), "8M");
+    assert!(outcome.counter("spaces") >= 41, "{:#}", outcome.report());
+}
+
+/// Processes called `tombolo-agent` whose parent is this process.
+fn agents_of(program: u32) -> Vec<u32> {
+    let numbers = fs::read_dir("/proc").expect("proc").flatten();
+    numbers
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid: &u32| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let parent =
+                stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse().ok());
+            stat.contains("(tombolo-agent)") && parent == Some(program)
+        })
+        .collect()
+}
+
+#[test]
+fn an_agent_can_do_little() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "512M");
+    let words = [compiled("hold", &[]), "16".into(), "rest".into()];
+    let run = Program::new(&words).remote("64M").start_on(&[&lender], "8M");
+    run.output_with("holding", Duration::from_secs(60));
+    let agents = agents_of(run.program_pid());
+    assert_eq!(agents.len(), 1, "one agent");
+    let status = fs::read_to_string(format!("/proc/{}/status", agents[0])).expect("it runs");
+    for line in ["Seccomp:\t2", "NoNewPrivs:\t1"] {
+        assert!(status.contains(line), "no {line:?} in {status}");
+    }
+}
+
+#[test]
+fn threads_that_wait_for_pages_never_go_on_with_zeroes() {
+    needs!("cc");
+    // The supervisor and the agents, which hold the userfaultfd, are killed at once; the keeper is left.
+    for _ in 0..4 {
+        let lender = Lender::start(Link::Shm, "512M");
+        let words = [compiled("hold", &[]), "64".into(), "check".into()];
+        let run = Program::new(&words).remote("256M").start_on(&[&lender], "8M");
+        run.output_with("holding", Duration::from_secs(120));
+        let program = run.program_pid();
+        let agents = agents_of(program);
+        let since = Instant::now();
+        for agent in agents {
+            send(agent, Signal::STOP);
+        }
+        run.signal(Signal::KILL);
+        let outcome = run.wait(Duration::from_secs(60));
+        assert!(!outcome.stderr.contains("pattern.h"), "a wrong byte: {}", outcome.stderr);
+        let alive = || {
+            let stat = fs::read_to_string(format!("/proc/{program}/stat")).unwrap_or_default();
+            !stat.is_empty() && !stat.contains(") Z ")
+        };
+        while alive() {
+            assert!(since.elapsed() < Duration::from_secs(20), "the program outlives its supervisor");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for agent in agents_of(program) {
+            send(agent, Signal::KILL);
+        }
+    }
+}
+
+/// Which sequences to draw: `TOMBOLO_SEED` replays one, `TOMBOLO_SECONDS` goes on for that long.
+fn seeds() -> impl Iterator<Item = u64> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (one, seconds) = (number("TOMBOLO_SEED"), number("TOMBOLO_SECONDS"));
+    let since = Instant::now();
+    let first = one.unwrap_or_else(|| u64::from(std::process::id()) * 1000);
+    (first..)
+        .enumerate()
+        .take_while(move |(index, _)| match (one, seconds) {
+            (Some(_), _) => *index < 1,
+            (None, Some(seconds)) => since.elapsed() < Duration::from_secs(seconds),
+            (None, None) => *index < 8,
+        })
+        .map(|(_, seed)| seed)
+}
+
+#[test]
+fn random_calls_on_memory_come_out_as_they_do_plainly() {
+    needs!("cc");
+    let mut lenders = [Lender::start(Link::Shm, "1G"), Lender::start(Link::Udp, "1G")];
+    let differential = compiled("differential", &[]);
+    for seed in seeds() {
+        eprintln!("    differential: TOMBOLO_SEED={seed}");
+        let words = [&differential, "16", &seed.to_string(), "300", "3"].map(str::to_owned);
+        let program = Program::new(&words).remote("256M").minimum("4K");
+        let plain = program.plain();
+        assert_eq!(plain.code(), 0, "seed {seed} fails without Tombolo: {}", plain.stderr);
+        // Mostly by windows, which are quicker, and now and then by messages.
+        let lender = &mut lenders[usize::from(seed % 4 == 3)];
+        let run = program.start_on(&[lender], "4M");
+        // Stops at moments that differ from run to run.
+        let pid = run.program_pid();
+        let mut pause = seed;
+        for _ in 0..6 {
+            pause = pause.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            std::thread::sleep(Duration::from_millis(pause >> 33 & 127));
+            if fs::metadata(format!("/proc/{pid}")).is_err() {
+                break;
+            }
+            send(pid, Signal::STOP);
+            std::thread::sleep(Duration::from_millis(pause >> 40 & 31));
+            send(pid, Signal::CONT);
+        }
+        let far = run.wait(Duration::from_secs(120));
+        assert_eq!((far.code(), far.text()), (0, plain.text()), "seed {seed}; stderr: {}", far.stderr);
+    }
+}
