@@ -110,6 +110,13 @@ pub fn parent_of(pid: u32) -> Option<u32> {
     stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
+/// Anonymous memory of a process that is resident, in bytes.
+pub fn anonymous_bytes(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
 /// Whether the mapping at an address of a process is writable, if there is one.
 pub fn is_writable(pid: u32, address: u64) -> Option<bool> {
     /// `struct procmap_query`.

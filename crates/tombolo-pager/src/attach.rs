@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::net::{
@@ -27,6 +27,9 @@ const LISTENER: u64 = u64::MAX;
 const PROGRAM: u64 = 1 << 32;
 /// How often it is looked whether programs still are what they were.
 const SWEEP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+
+/// How often it is looked how much memory programs have that is not served.
+const WATCH: Duration = Duration::from_secs(1);
 
 /// A forked child's agent says hello within milliseconds.
 const AGENT_PATIENCE: Duration = Duration::from_secs(1);
@@ -67,6 +70,7 @@ impl Reception {
     pub fn run(self) {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [nothing; 16];
+        let mut watched = Instant::now();
         while !self.pager.stopping.load(Ordering::Relaxed) {
             let count = epoll::wait(&self.epoll, &mut events[..], Some(&SWEEP)).unwrap_or(0);
             for event in &events[..count] {
@@ -77,6 +81,10 @@ impl Reception {
                 }
             }
             self.sweep();
+            if watched.elapsed() > WATCH {
+                watched = Instant::now();
+                self.pager.watch_foreign_memory();
+            }
         }
     }
 

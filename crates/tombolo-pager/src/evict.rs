@@ -111,6 +111,7 @@ impl Evictor {
     /// Pages have left.
     pub(crate) fn evicted(&mut self, pages: u64) {
         self.pager.room.evicted(pages);
+        self.pager.warn_of_full_far_memory();
         if pages > 0 {
             self.looked_at = 0;
         }

@@ -22,17 +22,20 @@ const AGREE: usize = 3;
 pub struct Home {
     handler: AtomicUsize,
     recent: Mutex<([usize; AGREE], usize)>,
-    /// The processor of each handler.
+    /// All processors; the first ones have a handler each.
     processors: Vec<usize>,
+    handlers: usize,
 }
 
 impl Home {
-    /// With one handler on each of these processors. With one processor, there is nothing to choose.
-    pub fn new(processors: &[usize]) -> Self {
+    /// With a handler on each of the first `handlers` of these processors. With one processor, there is
+    /// nothing to choose.
+    pub fn new(processors: &[usize], handlers: usize) -> Self {
         Self {
             handler: AtomicUsize::new(ANYWHERE),
             recent: Mutex::new(([ANYWHERE; AGREE], 0)),
             processors: processors.to_vec(),
+            handlers,
         }
     }
 
@@ -47,7 +50,7 @@ impl Home {
         self.processors.get(self.handler.load(Ordering::Relaxed)).copied()
     }
 
-    /// All processors with a handler.
+    /// All processors.
     pub fn processors(&self) -> &[usize] {
         &self.processors
     }
@@ -57,7 +60,9 @@ impl Home {
         if self.processors.len() < 2 {
             return false;
         }
-        let handler = self.processors.iter().position(|&known| known == processor).unwrap_or(ANYWHERE);
+        let handler = self.processors.iter().position(|&known| known == processor);
+        // A processor without a handler is served from anywhere.
+        let handler = handler.filter(|&handler| handler < self.handlers).unwrap_or(ANYWHERE);
         let mut recent = self.recent.lock();
         let (samples, turn) = &mut *recent;
         samples[*turn % AGREE] = handler;
@@ -105,7 +110,7 @@ mod tests {
 
     #[test]
     fn handlers_rest_only_while_all_faults_are_elsewhere() {
-        let home = Home::new(&[4, 7]);
+        let home = Home::new(&[4, 7], 2);
         assert!(!home.is_elsewhere(0) && !home.is_elsewhere(1));
         for _ in 0..AGREE {
             home.observe(7);
@@ -121,8 +126,19 @@ mod tests {
     }
 
     #[test]
+    fn a_processor_beyond_the_handlers_puts_none_to_rest() {
+        let processors: Vec<usize> = (0..64).collect();
+        let home = Home::new(&processors, 16);
+        for _ in 0..AGREE {
+            home.observe(40);
+        }
+        assert!((0..16).all(|handler| !home.is_elsewhere(handler)));
+        assert_eq!(home.processor(), None);
+    }
+
+    #[test]
     fn one_processor_is_no_choice() {
-        let home = Home::new(&[0]);
+        let home = Home::new(&[0], 2);
         for _ in 0..9 {
             assert!(!home.observe(0));
         }

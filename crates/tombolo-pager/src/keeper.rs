@@ -171,10 +171,10 @@ fn end_programs(mut kept: Vec<Kept>) {
             while let Ok(Some(event)) = space.uffd.read_event() {
                 match event {
                     Event::Fault { address, .. } => {
-                        if space.uffd.poison(address, PAGE_BYTES as usize).is_err() {
-                            let _ = space.uffd.write_protect(address, PAGE_BYTES as usize, false);
-                            let _ = space.uffd.wake(address, PAGE_BYTES as usize);
-                        }
+                        // Present after all: the thread goes on with what is there.
+                        let _ = space.uffd.poison(address, PAGE_BYTES as usize);
+                        let _ = space.uffd.write_protect(address, PAGE_BYTES as usize, false);
+                        let _ = space.uffd.wake(address, PAGE_BYTES as usize);
                     }
                     Event::Fork(uffd) => forked.push(Kept { uffd, program: None }),
                     _ => {}

@@ -71,6 +71,9 @@ pub struct Pager {
     /// space that has ended must not reach another.
     pub spaces: RwLock<HashMap<u32, Arc<Space>>>,
     next_space: AtomicU32,
+    /// Most pages of local memory that the programs had besides what is served: mapped behind libc, or by
+    /// processes without far memory.
+    pub foreign_peak_pages: AtomicU64,
     /// Faults that wait for room.
     pub waiting: Mutex<VecDeque<Fault>>,
     /// What could not be served because the address space was changing.
@@ -165,6 +168,7 @@ impl Pager {
             replacement: Mutex::new(Replacement::new(limit_pages as usize)),
             spaces: RwLock::new(HashMap::with_capacity(64)),
             next_space: AtomicU32::new(0),
+            foreign_peak_pages: AtomicU64::new(0),
             waiting: Mutex::new(VecDeque::with_capacity(1024)),
             deferred: Mutex::new(VecDeque::with_capacity(1024)),
             zeroes,
@@ -173,7 +177,7 @@ impl Pager {
             far,
             notify,
             stopping: AtomicBool::new(false),
-            home: Home::new(processors),
+            home: Home::new(processors, handlers),
             awake: AtomicUsize::new(handlers),
             habit: WriteHabit::default(),
             polls,
@@ -425,6 +429,45 @@ impl Pager {
             );
         }
         used
+    }
+
+    /// Far memory is getting full: said while something can be done about it.
+    pub fn warn_of_full_far_memory(&self) {
+        let (used, all) = (self.slots.lock().used() as u64, u64::from(self.far.pages()));
+        if used * 4 >= all * 3 {
+            self.say_once(
+                "three quarters",
+                &format!(
+                    "three quarters of the {} MiB that were borrowed are in use; --remote borrows more",
+                    (all * PAGE_BYTES) >> 20
+                ),
+            );
+        }
+    }
+
+    /// Local memory of the programs that is not served: said once it is more than the limit.
+    pub fn watch_foreign_memory(&self) {
+        const LEAST_BYTES: u64 = 64 << 20;
+        let mut foreign = 0;
+        for space in self.all_spaces() {
+            if let Some(agent) = space.agent()
+                && let Some(bytes) = process::anonymous_bytes(agent.program.pid)
+            {
+                foreign += (bytes / PAGE_BYTES).saturating_sub(space.account.pages());
+            }
+        }
+        self.foreign_peak_pages.fetch_max(foreign, Ordering::Relaxed);
+        let bytes = foreign * PAGE_BYTES;
+        if bytes > LEAST_BYTES.max(self.room.limit_pages() * PAGE_BYTES) {
+            self.say_once(
+                "foreign",
+                &format!(
+                    "the program has {} MiB of local memory besides --local: what it maps behind libc \
+                     (as Go programs do), or in small pieces, cannot be served",
+                    bytes >> 20
+                ),
+            );
+        }
     }
 
     /// Tells the user something, once a run.

@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn the_latest_batches_decide() {
-        let (home, mut placement) = (Home::new(&[0]), Placement::default());
+        let (home, mut placement) = (Home::new(&[0], 1), Placement::default());
         // Nobody has this thread number.
         let mut near = |moves| {
             placement.arrange(&home, Some(u32::MAX / 2), moves, 100);

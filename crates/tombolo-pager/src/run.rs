@@ -87,6 +87,8 @@ pub struct Finished {
     pub far_fault_ns: [u64; 3],
     /// Limit on resident pages.
     pub limit_pages: u64,
+    /// Pages of far memory.
+    pub far_pages: u64,
 }
 
 impl Finished {
@@ -268,12 +270,14 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
         elapsed,
         counters: {
             let mut counters = pager.stats.counters.all();
+            counters.push(("foreign_pages", pager.foreign_peak_pages.load(Ordering::Relaxed)));
             counters.push(("resident_peak", pager.room.peak()));
             counters.push(("overdraft_pages", pager.room.peak().saturating_sub(pager.room.limit_pages())));
             counters
         },
         far_fault_ns: [latencies[0], latencies[1], latencies[2]],
         limit_pages: options.local_bytes / 4096,
+        far_pages: u64::from(pager.far.pages()),
     })
 }
 

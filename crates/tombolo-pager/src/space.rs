@@ -151,10 +151,10 @@ impl Gate<'_> {
 
 impl Drop for Gate<'_> {
     fn drop(&mut self) {
-        if let Some(word) = self.agent.and_then(|agent| agent.word(GATE_OFFSET)) {
-            if word.swap(GATE_FREE, Ordering::Release) & GATE_WAITED_FOR != 0 {
-                event::futex_wake(word, 1);
-            }
+        if let Some(word) = self.agent.and_then(|agent| agent.word(GATE_OFFSET))
+            && word.swap(GATE_FREE, Ordering::Release) & GATE_WAITED_FOR != 0
+        {
+            event::futex_wake(word, 1);
         }
     }
 }

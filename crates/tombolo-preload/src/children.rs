@@ -18,11 +18,8 @@ static LOADED: extern "C" fn() = loaded;
 extern "C" fn loaded() {
     // Looked up now: dlsym may lock and allocate, which a vfork child must not. A program in local memory
     // needs the real functions, too.
-    for (slot, name) in
-        [(&SPAWN, c"posix_spawn"), (&SPAWN_BY_PATH, c"posix_spawnp"), (&EXEC_BY_PATH, c"execvpe")]
-    {
-        // SAFETY: a constant name.
-        slot.store(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) } as usize, Ordering::Relaxed);
+    for real in [&SPAWN, &SPAWN_BY_PATH, &EXEC_BY_PATH] {
+        real.address();
     }
     if !start::far() {
         return;
@@ -48,9 +45,33 @@ extern "C" fn after_fork_in_child() {
     }
 }
 
-static SPAWN: AtomicUsize = AtomicUsize::new(0);
-static SPAWN_BY_PATH: AtomicUsize = AtomicUsize::new(0);
-static EXEC_BY_PATH: AtomicUsize = AtomicUsize::new(0);
+/// A function of libc's that is replaced here.
+struct Real {
+    name: &'static CStr,
+    address: AtomicUsize,
+}
+
+impl Real {
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, address: AtomicUsize::new(0) }
+    }
+
+    /// Its address; 0 if there is none.
+    fn address(&self) -> usize {
+        let known = self.address.load(Ordering::Relaxed);
+        if known != 0 {
+            return known;
+        }
+        // SAFETY: a constant name.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) } as usize;
+        self.address.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+static SPAWN: Real = Real::new(c"posix_spawn");
+static SPAWN_BY_PATH: Real = Real::new(c"posix_spawnp");
+static EXEC_BY_PATH: Real = Real::new(c"execvpe");
 
 type Spawn = unsafe extern "C" fn(
     *mut pid_t,
@@ -221,15 +242,11 @@ pub unsafe extern "C" fn execvpe(
     variables: *const *const c_char,
 ) -> c_int {
     let mut room = room();
-    let mut real = EXEC_BY_PATH.load(Ordering::Relaxed);
+    let real = EXEC_BY_PATH.address();
     // SAFETY: the caller's promise; the address is libc's execvpe.
     unsafe {
         if real == 0 {
-            // Before this library's start-up code has run.
-            real = libc::dlsym(libc::RTLD_NEXT, c"execvpe".as_ptr()) as usize;
-            if real == 0 {
-                return execve(file, arguments, variables);
-            }
+            return execve(file, arguments, variables);
         }
         core::mem::transmute::<usize, Exec>(real)(file, arguments, environment(variables, &mut room))
     }
@@ -257,7 +274,7 @@ pub unsafe extern "C" fn posix_spawn(
     variables: *const *const c_char,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { spawn(&SPAWN, c"posix_spawn", process, path, actions, attributes, arguments, variables) }
+    unsafe { spawn(&SPAWN, process, path, actions, attributes, arguments, variables) }
 }
 
 /// # Safety
@@ -273,14 +290,11 @@ pub unsafe extern "C" fn posix_spawnp(
     variables: *const *const c_char,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe {
-        spawn(&SPAWN_BY_PATH, c"posix_spawnp", process, file, actions, attributes, arguments, variables)
-    }
+    unsafe { spawn(&SPAWN_BY_PATH, process, file, actions, attributes, arguments, variables) }
 }
 
 unsafe fn spawn(
-    real: &AtomicUsize,
-    name: &CStr,
+    real: &Real,
     process: *mut pid_t,
     file: *const c_char,
     actions: *const c_void,
@@ -289,15 +303,11 @@ unsafe fn spawn(
     variables: *const *const c_char,
 ) -> c_int {
     let mut room = room();
-    let mut real = real.load(Ordering::Relaxed);
+    let real = real.address();
     // SAFETY: the caller's promise; the address is libc's function of that name.
     unsafe {
         if real == 0 {
-            // Before this library's start-up code has run.
-            real = libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) as usize;
-            if real == 0 {
-                return libc::ENOSYS;
-            }
+            return libc::ENOSYS;
         }
         let variables = environment(variables, &mut room);
         core::mem::transmute::<usize, Spawn>(real)(process, file, actions, attributes, arguments, variables)

@@ -26,7 +26,7 @@ pub struct Arguments {
     /// Most memory of the program's heap and large mappings that stays local.
     #[arg(long, value_name = "SIZE")]
     local: Size,
-    /// How much to borrow; four times --local unless given, or less if the lenders have less.
+    /// How much to borrow; eight times --local unless given, or less if the lenders have less.
     #[arg(long, value_name = "SIZE")]
     remote: Option<Size>,
     /// Anonymous mappings of at least this size are far.
@@ -67,7 +67,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         lenders: &lenders,
         security: &security,
         bytes: arguments.remote.map(|size| size.0),
-        wish_bytes: arguments.local.0.saturating_mul(4),
+        wish_bytes: arguments.local.0.saturating_mul(8),
     })?;
     let options = Options {
         program,
@@ -117,6 +117,9 @@ pub fn report(finished: &Finished) -> Value {
         "exit_code": finished.exit_code(),
         "elapsed_s": finished.elapsed.as_secs_f64(),
         "local_bytes": finished.limit_pages * 4096,
+        "borrowed_bytes": finished.far_pages * 4096,
+        "beyond_local_peak_bytes": finished.counter("overdraft_pages") * 4096,
+        "mapped_behind_libc_peak_bytes": finished.counter("foreign_pages") * 4096,
         "resident_peak_bytes": finished.counter("resident_peak") * 4096,
         "bytes_in": finished.counter("pages_in") * 4096,
         "bytes_out": finished.counter("pages_out") * 4096,
