@@ -226,7 +226,7 @@ impl Pager {
         }
         {
             let mut table = space.table.lock();
-            if table.closed || table.command != 0 {
+            if table.closed || table.command != 0 || table.states.is_followed() {
                 return;
             }
             table.closed = true;
@@ -295,7 +295,10 @@ impl Pager {
         }
         for (follower, outcome) in followers {
             match self.space(follower.space) {
-                Some(child) => self.end_operations(&child, vec![(follower.page, outcome)]),
+                Some(child) => {
+                    self.end_operations(&child, vec![(follower.page, outcome)]);
+                    self.close_if_ended(&child);
+                }
                 None => {
                     if let Outcome::Saved(slot) = outcome {
                         self.slots.lock().release(slot);

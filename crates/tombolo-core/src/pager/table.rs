@@ -416,7 +416,11 @@ impl Table {
     }
 
     /// Another page is about to take the place of one that is in an operation.
-    fn vacate(&mut self, page: Page, entry: Entry) {
+    fn vacate(&mut self, page: Page, entry: Entry, slots: &mut Slots) {
+        // What is fetched from it is not wanted; the slot of an eviction is the evictor's.
+        if let Some(slot) = entry.slot().filter(|_| entry.state() == State::Fetching) {
+            slots.release(slot);
+        }
         if let Some(forward) = self.forwards.iter_mut().find(|forward| forward.now == Some(page)) {
             forward.now = None;
             forward.counted = is_counted(entry);
@@ -440,7 +444,7 @@ impl Table {
             if in_operation(entry) {
                 remapped.in_operation = true;
                 remapped.wake.extend(entry.has_waiter().then_some(page));
-                self.vacate(page, entry);
+                self.vacate(page, entry, slots);
             }
         }
         for (page, entry) in self.entries(from, from + count) {
@@ -461,7 +465,8 @@ impl Table {
                             counted: false,
                             waiter: false,
                         });
-                        self.set(page, entry.with_discarded(true));
+                        // One entry has the slot.
+                        self.set(page, entry.with_discarded(true).with_slot(None));
                     }
                 }
                 let queued = self.get(target).is_queued();
@@ -543,15 +548,15 @@ impl Table {
             // The page is nowhere.
             Some(forward) => (
                 began,
-                Entry(0).with_state(State::EvictCopy).with_discarded(true).with_follower(!forward.counted),
+                Entry(0).with_state(State::Fetching).with_discarded(true).with_follower(!forward.counted),
             ),
             None => (began, self.get(began)),
         }
     }
 
-    /// Whether pages of children wait for the end of this operation.
-    pub fn has_followers(&self, began: Page) -> bool {
-        self.followers.iter().any(|(operation, _)| *operation == began)
+    /// Whether pages of children wait for the end of an operation here: the table is needed until then.
+    pub fn is_followed(&self) -> bool {
+        !self.followers.is_empty()
     }
 
     /// Pages of children that wait for the end of this operation.

@@ -1,0 +1,457 @@
+//! Random programs on a modelled kernel: whatever they do to their memory, and however late evictions and
+//! fetches end, each page has the contents that it would have without a pager, no far page leaks, and the
+//! count of resident pages is right.
+//!
+//! `TOMBOLO_SEED=7` replays one seed, `TOMBOLO_SEEDS=5000` runs many.
+
+use std::collections::BTreeMap;
+
+use tombolo_core::pager::{Access, Decision, Entry, Outcome, Page, Slots, State, Table};
+
+/// Pages of the address space that programs use.
+const PAGES: u64 = 40;
+/// Address spaces at once.
+const SPACES_MAX: usize = 5;
+
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 20
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
+/// A present page, as the kernel has it.
+#[derive(Clone, Copy)]
+struct Present {
+    contents: u64,
+    protected: bool,
+}
+
+/// A page on its way out.
+struct Victim {
+    page: Page,
+    slot: u32,
+    clean: bool,
+    /// What the agent did: nothing yet, moved these contents, or found nothing.
+    done: Option<Option<u64>>,
+}
+
+#[derive(Clone, Default)]
+struct Memory {
+    present: BTreeMap<Page, Present>,
+    /// What the program must find: a mapped page and its contents.
+    expected: BTreeMap<Page, u64>,
+}
+
+#[derive(Default)]
+struct Space {
+    memory: Memory,
+    table: Table,
+    victims: Vec<Victim>,
+    cancelled: bool,
+    fetches: Vec<Page>,
+    resident: u64,
+}
+
+struct World {
+    rng: Rng,
+    spaces: BTreeMap<u32, Space>,
+    next_space: u32,
+    slots: Slots,
+    far: BTreeMap<u32, u64>,
+    /// Far pages are reached by messages: fetches end later.
+    slow: bool,
+    age: u64,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        let slow = rng.below(2) == 0;
+        let mut spaces = BTreeMap::new();
+        spaces.insert(0, Space::default());
+        Self { rng, spaces, next_space: 1, slots: Slots::new(4096), far: BTreeMap::new(), slow, age: 0 }
+    }
+
+    fn range(&mut self) -> (Page, Page) {
+        let first = self.rng.below(PAGES);
+        (first, (first + 1 + self.rng.below(8)).min(PAGES))
+    }
+
+    fn space(&mut self, id: u32) -> &mut Space {
+        self.spaces.get_mut(&id).expect("a space")
+    }
+
+    /// The program reads or writes a page. It gives up where it would have to wait.
+    fn access(&mut self, id: u32, page: Page, write: Option<u64>) {
+        for _ in 0..4 {
+            let slow = self.slow;
+            let slots = &mut self.slots;
+            let space = self.spaces.get_mut(&id).expect("a space");
+            let Some(&expected) = space.memory.expected.get(&page) else { return };
+            let present = space.memory.present.get(&page).copied();
+            let reachable = present.is_some_and(|present| write.is_none() || !present.protected);
+            if let Some(present) = present.filter(|_| reachable) {
+                assert_eq!(present.contents, expected, "space {id} page {page}: {:?}", space.table.get(page));
+                if let Some(value) = write {
+                    space.memory.present.insert(page, Present { contents: value, protected: false });
+                    space.memory.expected.insert(page, value);
+                }
+                return;
+            }
+            let access = Access { write: write.is_some(), protected: present.is_some(), agent: false };
+            match space.table.decide(page, access) {
+                Decision::Wait => return,
+                decision @ (Decision::Zero | Decision::ZeroAgain) => {
+                    assert!(present.is_none(), "zeroes over a present page");
+                    space.resident += u64::from(decision == Decision::Zero);
+                    space.table.mapped(page, false, slots);
+                    space.memory.present.insert(page, Present { contents: 0, protected: false });
+                }
+                Decision::Fetch(slot) if slow => {
+                    space.resident += 1;
+                    space.table.fetching(page, write.is_some());
+                    space.fetches.push(page);
+                    let _ = slot;
+                    return;
+                }
+                Decision::Fetch(slot) => {
+                    space.resident += 1;
+                    let protect = write.is_none();
+                    let contents = self.far[&slot];
+                    space.table.mapped(page, protect, slots);
+                    space.memory.present.insert(page, Present { contents, protected: protect });
+                }
+                Decision::Unprotect => {
+                    space.table.written(page, slots);
+                    space.memory.present.entry(page).and_modify(|present| present.protected = false);
+                }
+                Decision::Poison => panic!("nothing is lost here"),
+            }
+        }
+        panic!("space {id} page {page} is never served");
+    }
+
+    fn arrive(&mut self, id: u32) {
+        let slots = &mut self.slots;
+        let space = self.spaces.get_mut(&id).expect("a space");
+        if space.fetches.is_empty() {
+            return;
+        }
+        let began = space.fetches.swap_remove((self.rng.next() % space.fetches.len() as u64) as usize);
+        let (page, entry) = space.table.operation(began);
+        let slot = entry.slot();
+        let protect = !entry.is_writable();
+        if !entry.is_discarded() {
+            assert_eq!(entry.state(), State::Fetching);
+            let contents = self.far[&slot.expect("a slot")];
+            space.memory.present.entry(page).or_insert(Present { contents, protected: protect });
+        }
+        let keep = slot.filter(|&slot| {
+            let keep = protect || entry.is_discarded();
+            if !keep {
+                slots.release(slot);
+            }
+            keep
+        });
+        let finished = space.table.finish(began, Outcome::Stays(keep), 0, slots);
+        space.resident -= u64::from(finished.freed);
+    }
+
+    fn begin_eviction(&mut self, id: u32) {
+        let (first, end) = self.range();
+        let slots = &mut self.slots;
+        let space = self.spaces.get_mut(&id).expect("a space");
+        if !space.victims.is_empty() {
+            return;
+        }
+        space.cancelled = false;
+        for page in first..end {
+            let entry = space.table.get(page);
+            if entry.state() != State::Resident || space.table.is_name(page) {
+                continue;
+            }
+            let (slot, clean, left) = match entry.slot() {
+                Some(slot) => (slot, true, entry.with_state(State::EvictDrop)),
+                None => match slots.take() {
+                    Some(slot) => (slot, false, entry.with_state(State::EvictCopy).with_kept(false)),
+                    None => continue,
+                },
+            };
+            space.table.set(page, left);
+            space.victims.push(Victim { page, slot, clean, done: None });
+        }
+    }
+
+    /// The agent moves the next page out, by its address, unless the command is cancelled.
+    fn agent_step(&mut self, id: u32) {
+        let space = self.space(id);
+        if space.cancelled {
+            return;
+        }
+        if let Some(victim) = space.victims.iter_mut().find(|victim| victim.done.is_none()) {
+            victim.done = Some(space.memory.present.remove(&victim.page).map(|present| present.contents));
+        }
+    }
+
+    fn end_eviction(&mut self, id: u32) {
+        self.age += 1;
+        let (age, slots, far) = (self.age, &mut self.slots, &mut self.far);
+        let space = self.spaces.get_mut(&id).expect("a space");
+        let mut told = Vec::new();
+        for victim in std::mem::take(&mut space.victims) {
+            let moved_elsewhere = space.table.operation(victim.page).0 != victim.page;
+            let outcome = match victim.done {
+                Some(Some(contents)) if !victim.clean && contents == 0 => Outcome::Zero,
+                Some(Some(contents)) => {
+                    if victim.clean {
+                        assert_eq!(far[&victim.slot], contents, "a clean page is as its slot");
+                    }
+                    far.insert(victim.slot, contents);
+                    Outcome::Saved(victim.slot)
+                }
+                Some(None) if !moved_elsewhere => Outcome::Zero,
+                _ => Outcome::Stays(victim.clean.then_some(victim.slot)),
+            };
+            if !matches!(outcome, Outcome::Saved(_) | Outcome::Stays(Some(_))) {
+                slots.release(victim.slot);
+            }
+            let finished = space.table.finish(victim.page, outcome, age, slots);
+            space.resident -= u64::from(finished.freed);
+            space.resident += u64::from(finished.gained);
+            told.extend(finished.followers);
+        }
+        self.tell(told);
+    }
+
+    fn tell(&mut self, mut told: Vec<(tombolo_core::pager::Follower, Outcome)>) {
+        while let Some((follower, outcome)) = told.pop() {
+            let Some(space) = self.spaces.get_mut(&follower.space) else {
+                if let Outcome::Saved(slot) = outcome {
+                    self.slots.release(slot);
+                }
+                continue;
+            };
+            let finished = space.table.finish(follower.page, outcome, self.age, &mut self.slots);
+            space.resident += u64::from(finished.gained);
+            space.resident -= u64::from(finished.freed);
+            told.extend(finished.followers);
+        }
+    }
+
+    fn discard(&mut self, id: u32) {
+        let (first, end) = self.range();
+        let slots = &mut self.slots;
+        let space = self.spaces.get_mut(&id).expect("a space");
+        let mapped: Vec<Page> =
+            (first..end).filter(|page| space.memory.expected.contains_key(page)).collect();
+        // The kernel reports each mapping; here, each page.
+        for page in mapped {
+            space.resident -= space.table.discard(page, page + 1, slots).resident;
+            space.memory.present.remove(&page);
+            space.memory.expected.insert(page, 0);
+        }
+    }
+
+    fn unmap(&mut self, id: u32, first: Page, end: Page) {
+        let slots = &mut self.slots;
+        let space = self.spaces.get_mut(&id).expect("a space");
+        let mapped = (first..end).any(|page| space.memory.expected.contains_key(&page));
+        for page in first..end {
+            space.memory.present.remove(&page);
+            space.memory.expected.remove(&page);
+        }
+        // Where nothing was mapped, nothing is reported.
+        if mapped {
+            let discarded = space.table.unmap(first, end, slots);
+            space.resident -= discarded.resident;
+            space.cancelled |= discarded.in_operation;
+        }
+    }
+
+    fn map(&mut self, id: u32) {
+        let (first, end) = self.range();
+        self.unmap(id, first, end);
+        let slots = &mut self.slots;
+        let space = self.spaces.get_mut(&id).expect("a space");
+        for page in first..end {
+            space.memory.expected.insert(page, 0);
+        }
+        space.resident -= space.table.register(first, end, slots).resident;
+    }
+
+    fn remap(&mut self, id: u32) {
+        let (from, end) = self.range();
+        let count = end - from;
+        let to = self.rng.below(PAGES - count + 1);
+        let all = (from..end).all(|page| self.spaces[&id].memory.expected.contains_key(&page));
+        if !all || (to < end && from < to + count) {
+            return;
+        }
+        self.unmap(id, to, to + count);
+        let slots = &mut self.slots;
+        let space = self.spaces.get_mut(&id).expect("a space");
+        for step in 0..count {
+            if let Some(present) = space.memory.present.remove(&(from + step)) {
+                space.memory.present.insert(to + step, present);
+            }
+            let expected = space.memory.expected.remove(&(from + step)).expect("mapped");
+            space.memory.expected.insert(to + step, expected);
+        }
+        let remapped = space.table.remap(from, to, count, slots);
+        space.resident -= remapped.resident;
+        space.cancelled |= remapped.in_operation;
+        // The kernel reports the old place, too.
+        space.resident -= space.table.unmap(from, end, slots).resident;
+    }
+
+    fn fork(&mut self, id: u32) {
+        if self.spaces.len() >= SPACES_MAX {
+            return;
+        }
+        let child = self.next_space;
+        self.next_space += 1;
+        let without = if self.rng.below(3) == 0 { Some(self.range()) } else { None };
+        let slots = &mut self.slots;
+        let space = self.spaces.get_mut(&id).expect("a space");
+        let forked = space.table.fork(child, slots);
+        let mut memory = space.memory.clone();
+        // MADV_DONTFORK: a range that the child does not have, and of which it hears nothing.
+        if let Some((first, end)) = without {
+            memory.present.retain(|page, _| !(first..end).contains(page));
+            memory.expected.retain(|page, _| !(first..end).contains(page));
+        }
+        let forked = Space { memory, table: forked.table, resident: forked.resident, ..Space::default() };
+        self.spaces.insert(child, forked);
+    }
+
+    fn exit(&mut self, id: u32) {
+        // As the driver does: what is under way ends first, for the sake of children.
+        self.end_eviction(id);
+        if self.spaces[&id].table.is_followed() {
+            // A child waits for an eviction that this space waits for itself.
+            return;
+        }
+        let space = self.spaces.remove(&id).expect("a space");
+        for (_, entry) in space.table.all() {
+            if let Some(slot) = entry.slot() {
+                self.slots.release(slot);
+            }
+        }
+    }
+
+    fn check_count(&self) {
+        for (id, space) in &self.spaces {
+            let counted = |entry: &Entry| match entry.state() {
+                State::Resident => true,
+                State::Fetching | State::EvictCopy | State::EvictDrop => !entry.is_follower(),
+                _ => false,
+            };
+            let resident = space.table.all().iter().filter(|(_, entry)| counted(entry)).count() as u64;
+            // The mark of a moved page counts with it, and a page that is nowhere is in no entry.
+            assert!(space.resident <= PAGES * 2 + resident, "space {id}: {} and {resident}", space.resident);
+        }
+    }
+
+    fn step(&mut self) {
+        let ids: Vec<u32> = self.spaces.keys().copied().collect();
+        let id = ids[self.rng.below(ids.len() as u64) as usize];
+        let page = self.rng.below(PAGES);
+        match self.rng.below(100) {
+            0..=24 => {
+                let value = 1 + self.rng.next() % 1_000_000;
+                self.access(id, page, Some(value));
+            }
+            25..=39 => self.access(id, page, None),
+            40..=49 => self.begin_eviction(id),
+            50..=69 => self.agent_step(id),
+            70..=76 => self.end_eviction(id),
+            77..=82 => self.arrive(id),
+            83..=86 => self.discard(id),
+            87..=88 => {
+                let (first, end) = self.range();
+                self.unmap(id, first, end);
+            }
+            89..=91 => self.map(id),
+            92..=95 => self.remap(id),
+            96..=97 => self.fork(id),
+            _ if self.spaces.len() > 1 && id != 0 => self.exit(id),
+            _ => {}
+        }
+        self.check_count();
+    }
+
+    /// Everything under way ends; then every page is right, and nothing is left when all have ended.
+    fn settle(&mut self) {
+        for id in self.spaces.keys().copied().collect::<Vec<_>>() {
+            while self.spaces[&id].victims.iter().any(|victim| victim.done.is_none())
+                && !self.spaces[&id].cancelled
+            {
+                self.agent_step(id);
+            }
+            self.end_eviction(id);
+        }
+        for id in self.spaces.keys().copied().collect::<Vec<_>>() {
+            while !self.spaces[&id].fetches.is_empty() {
+                self.arrive(id);
+            }
+            for page in 0..PAGES {
+                self.access(id, page, None);
+                while !self.spaces[&id].fetches.is_empty() {
+                    self.arrive(id);
+                }
+                let space = &self.spaces[&id];
+                if let Some(expected) = space.memory.expected.get(&page) {
+                    let present = space.memory.present.get(&page).map(|present| present.contents);
+                    assert_eq!(
+                        present,
+                        Some(*expected),
+                        "space {id} page {page}: {:?}",
+                        space.table.get(page)
+                    );
+                }
+            }
+            let space = &self.spaces[&id];
+            let resident =
+                space.table.all().iter().filter(|(_, entry)| entry.state() == State::Resident).count();
+            assert_eq!(space.resident, resident as u64, "resident pages of space {id}");
+        }
+        for id in self.spaces.keys().copied().collect::<Vec<_>>() {
+            self.exit(id);
+        }
+        assert_eq!(self.slots.used(), 0, "far pages leak");
+    }
+}
+
+fn run(seed: u64) {
+    let mut world = World::new(seed);
+    world.map(0);
+    for _ in 0..600 {
+        world.step();
+    }
+    world.settle();
+}
+
+#[test]
+fn seeds() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let seeds = match number("TOMBOLO_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("TOMBOLO_SEEDS").unwrap_or(600),
+    };
+    for seed in seeds {
+        let outcome = std::panic::catch_unwind(|| run(seed));
+        if let Err(reason) = outcome {
+            eprintln!("replay: TOMBOLO_SEED={seed} cargo test -p tombolo-core --test pager");
+            std::panic::resume_unwind(reason);
+        }
+    }
+}
