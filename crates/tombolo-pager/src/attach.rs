@@ -261,7 +261,11 @@ fn program_of(agent: u32) -> io::Result<Program> {
     let pid = process::parent_of(agent).ok_or_else(gone)?;
     let pidfd = process::pidfd(pid).map_err(|_| gone())?;
     // Held now, the number names nobody else; and it is the right process if it has the agent's memory.
-    if process::share_memory(agent, pid) == Some(true) { Ok(Program { pid, pidfd }) } else { Err(gone()) }
+    match process::share_memory(agent, pid) {
+        Some(true) => Ok(Program { pid, pidfd }),
+        Some(false) => Err(gone()),
+        None => Err(io::Error::other("the kernel does not say whose memory it has (kcmp)")),
+    }
 }
 
 /// Receives an agent's hello, with its descriptors and its process number.
