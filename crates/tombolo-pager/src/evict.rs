@@ -31,6 +31,9 @@ const LATE: Duration = Duration::from_millis(20);
 /// exceed the limit, if nothing else can leave.
 const FROZEN: Duration = Duration::from_secs(1);
 
+/// How long nothing must have left before the limit gives way. A busy machine takes its time.
+const BARREN: Duration = Duration::from_millis(250);
+
 /// Names looked at in a row before the evictor looks up.
 const LOOK_MAX: usize = 8 * BATCH;
 
@@ -48,6 +51,12 @@ pub struct Evictor {
     pub(crate) command: u32,
     /// Names looked at since a page left.
     looked_at: u64,
+    /// When a page left.
+    since: Instant,
+    /// Nothing can leave, and it was said.
+    gave_up: bool,
+    /// The last attempt found no far page for what could leave.
+    far_full: bool,
 }
 
 impl Evictor {
@@ -62,6 +71,9 @@ impl Evictor {
             batches: Vec::new(),
             command: 0,
             looked_at: 0,
+            since: Instant::now(),
+            gave_up: false,
+            far_full: false,
         }
     }
 
@@ -74,6 +86,9 @@ impl Evictor {
             }
             if self.wait_for_agents() {
                 continue;
+            }
+            if self.is_short() && self.is_fruitless() && !self.pager.waiting.lock().is_empty() {
+                self.give_up();
             }
             if !self.is_short() && self.pager.waiting.lock().is_empty() {
                 let late = !self.batches.is_empty();
@@ -92,9 +107,8 @@ impl Evictor {
             let outcome = if self.is_short() { self.make_room() } else { Outcome::Begun(0) };
             if !self.is_short() {
                 self.serve_waiting();
-            } else if self.fruitless() && !self.pager.waiting.lock().is_empty() {
-                self.give_up(outcome);
             } else if outcome == Outcome::NoVictims || outcome == Outcome::FarFull {
+                self.far_full = outcome == Outcome::FarFull;
                 // What could not be claimed may be free a moment later.
                 std::thread::sleep(Duration::from_micros(100));
                 self.looked_at += LOOK_MAX as u64;
@@ -102,10 +116,13 @@ impl Evictor {
         }
     }
 
-    /// Whether every page was looked at, as often as one is spared, and none could leave.
-    fn fruitless(&self) -> bool {
-        let resident = self.pager.room.evictable();
-        self.looked_at > (u64::from(LIVES_MAX) + 1) * resident.max(16 * LOOK_MAX as u64)
+    /// Whether every page was looked at, as often as one is spared, for long enough, and none could leave.
+    fn is_fruitless(&mut self) -> bool {
+        if self.gave_up {
+            return true;
+        }
+        let all = (u64::from(LIVES_MAX) + 1) * self.pager.room.evictable().max(16 * LOOK_MAX as u64);
+        self.looked_at > all && self.since.elapsed() > BARREN
     }
 
     /// Pages have left.
@@ -114,6 +131,9 @@ impl Evictor {
         self.pager.warn_of_full_far_memory();
         if pages > 0 {
             self.looked_at = 0;
+            self.since = Instant::now();
+            self.gave_up = false;
+            self.far_full = false;
         }
     }
 
@@ -173,9 +193,10 @@ impl Evictor {
     }
 
     /// No room can be made. Faults that cannot be served must not hang.
-    fn give_up(&self, outcome: Outcome) {
+    fn give_up(&mut self) {
+        self.gave_up = true;
         let waiting = std::mem::take(&mut *self.pager.waiting.lock());
-        if outcome != Outcome::FarFull {
+        if !self.far_full {
             // Nothing here can be evicted: the limit gives way.
             self.pager.room.allow(waiting.len() as u64);
             self.pager.say_once(
@@ -186,7 +207,7 @@ impl Evictor {
         }
         for fault in waiting {
             let Some(space) = self.pager.space(fault.space) else { continue };
-            if outcome == Outcome::FarFull {
+            if self.far_full {
                 self.pager.say_once(
                     "full",
                     "local and far memory are both full: the program gets SIGBUS; lend more, or borrow more with --remote",
@@ -253,6 +274,14 @@ impl Evictor {
         (batches, looked_at)
     }
 
+    /// Names that were taken and are not used come up again.
+    fn put_back_names(&self, space: u32, pages: &[Page]) {
+        let mut replacement = self.pager.replacement.lock();
+        for &page in pages {
+            replacement.reinsert(PageName::new(space, page));
+        }
+    }
+
     /// Begins to evict from every space that has pages to give.
     fn make_room(&mut self) -> Outcome {
         let short = self.pager.headroom_pages().cast_signed() - self.pager.room.free();
@@ -267,7 +296,10 @@ impl Evictor {
         }
         let (mut begun, mut full) = (0, false);
         for (index, mut pages) in batches {
-            let Some(space) = self.pager.space(index) else { continue };
+            let Some(space) = self.pager.space(index).filter(|space| space.has_agent()) else {
+                self.put_back_names(index, &pages);
+                continue;
+            };
             pages.sort_unstable();
             match self.begin(&space, &pages) {
                 Outcome::Begun(count) => begun += count,

@@ -128,7 +128,9 @@ impl Room {
 
     /// Nothing can be evicted: the limit gives way by at least `pages`.
     pub fn allow(&self, pages: u64) {
-        self.allowance.fetch_add(pages.max(ALLOWANCE_STEP), Ordering::Relaxed);
+        // More at a time, the longer it lasts.
+        let step = (self.allowance.load(Ordering::Relaxed) / 2).max(ALLOWANCE_STEP);
+        self.allowance.fetch_add(pages.max(step), Ordering::Relaxed);
     }
 
     /// Pages were evicted: the limit comes back.
