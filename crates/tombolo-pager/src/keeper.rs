@@ -62,12 +62,12 @@ impl Keeper {
         if !descriptors.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&descriptors));
         }
-        // A keeper that was ended is missed only if the supervisor is, too; its agents remain.
+        // A keeper that was ended, or stopped, is missed only if the supervisor is, too; its agents remain.
         let _ = net::sendmsg(
             &self.socket,
             &[io::IoSlice::new(&[kind, a, b, c, d])],
             &mut control,
-            SendFlags::NOSIGNAL,
+            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
         );
     }
 

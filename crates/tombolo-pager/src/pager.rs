@@ -287,9 +287,10 @@ impl Pager {
                 }
             }
             replacement.advance(gone);
+            // Before anybody can close the space.
+            self.unreserve(space, freed);
+            self.room.take(&space.account, gained);
         }
-        self.unreserve(space, freed);
-        self.room.take(&space.account, gained);
         for page in wake {
             let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
         }

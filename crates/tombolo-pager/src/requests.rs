@@ -22,8 +22,14 @@ impl Pager {
     /// A thread of the program touched a page of the control area.
     pub(crate) fn serve_control(&self, space: &Arc<Space>, table: &mut Table, index: usize) -> Step {
         let answer = match index {
-            ATTACH_PAGE => Answer { served: 1, value: space.token },
+            ATTACH_PAGE => Answer { served: 1, value: space.token, number: 0 },
             _ if (REQUEST_PAGE..REQUEST_PAGE + REQUESTS).contains(&index) => {
+                // The kernel hands out faults before other events. A range that this request names may be the
+                // one that a thread has just unmapped or moved away: that is heard of first.
+                let page = space.control_address(ATTACH_PAGE);
+                if let Err(UffdError::Again(_)) = space.uffd.write_protect(page, PAGE_BYTES as usize, false) {
+                    return Step::Again;
+                }
                 self.carry_out(space, table, index - REQUEST_PAGE)
             }
             // The staging area: what is not there reads as zero.
@@ -32,6 +38,7 @@ impl Pager {
         let mut page = PageBuffer([0; PAGE_BYTES as usize]);
         page.0[..8].copy_from_slice(&answer.served.to_ne_bytes());
         page.0[8..16].copy_from_slice(&answer.value.to_ne_bytes());
+        page.0[16..24].copy_from_slice(&answer.number.to_ne_bytes());
         let (address, source) = (space.control_address(index), page.0.as_ptr() as u64);
         match space.uffd.copy(address, source, PAGE_BYTES as usize, false) {
             Err(UffdError::Again(_)) => Step::Again,
@@ -63,11 +70,16 @@ impl Pager {
             return answer;
         }
         let end = start.checked_add(length).filter(|_| start.is_multiple_of(PAGE_BYTES) && length > 0);
+        if number == 0 {
+            // Its thread is writing it: this fault was of an earlier one.
+            return Answer::default();
+        }
         let answer = match (operation, end) {
             (REGISTER, Some(_)) => self.register(space, table, start, length),
             (LOCALISE, Some(_)) => self.localise(space, table, start, length),
             _ => Answer::default(),
         };
+        let answer = Answer { number, ..answer };
         if let Some(known) = table.answered.get_mut(place) {
             *known = (number, answer);
         }
@@ -86,7 +98,7 @@ impl Pager {
         }
         let discarded = table.states.register(first, end, &mut self.slots.lock());
         self.unreserve(space, discarded.resident);
-        Answer { served: 1, value: 0 }
+        Answer { served: 1, ..Answer::default() }
     }
 
     /// Brings every page of a range here, beyond the limit if need be. False: some are on their way.
@@ -97,6 +109,10 @@ impl Pager {
                 all &= matches!(entry.state(), State::Untouched | State::Resident | State::Lost);
                 continue;
             };
+            if table.states.is_name(page) {
+                all = false;
+                continue;
+            }
             if self.far.is_lost(slot) {
                 table.states.lost(page, &mut self.slots.lock());
                 continue;
@@ -126,7 +142,7 @@ impl Pager {
     fn localise(&self, space: &Arc<Space>, table: &mut Table, start: u64, length: u64) -> Answer {
         let (first, end) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
         if !self.bring_all(space, table, first, end) {
-            return Answer { served: 1, value: 1 };
+            return Answer { served: 1, value: 1, ..Answer::default() };
         }
         // A range with holes, or with other mappings in it, is not unregistered at once.
         if space.uffd.unregister(start, length).is_err() {
@@ -140,6 +156,6 @@ impl Pager {
         let discarded = table.states.unregister(first, end, &mut self.slots.lock());
         Counters::add(&self.stats.counters.localised_pages, discarded.resident);
         self.unreserve(space, discarded.resident);
-        Answer { served: 1, value: 0 }
+        Answer { served: 1, ..Answer::default() }
     }
 }

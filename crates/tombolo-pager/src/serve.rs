@@ -419,7 +419,8 @@ impl Pager {
         for step in 1..=i64::from(ahead.count) {
             let Some(next) = page.checked_add_signed(ahead.stride * step) else { break };
             let entry = table.states.get(next);
-            let Some(slot) = entry.slot().filter(|_| entry.state() == State::Remote) else { continue };
+            let free = entry.state() == State::Remote && !table.states.is_name(next);
+            let Some(slot) = entry.slot().filter(|_| free) else { continue };
             let room = self.room.free() > (self.headroom_pages() / 4).cast_signed();
             if self.far.is_lost(slot) || !room || self.reserve(space, 1) == 0 {
                 break;
@@ -500,6 +501,13 @@ impl Pager {
             Err(UffdError::Again(_)) => return Step::Again,
             Err(_) => {
                 let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+            }
+            // A page that a fork left mapped (see `Table::fork`): what is there is the program's.
+            Ok(()) if table.states.get(page).state() == State::Remote => {
+                table.states.discard(page, page + 1, &mut self.slots.lock());
+                self.room.take(&space.account, 1);
+                table.states.mapped(page, false, &mut self.slots.lock());
+                self.queue(space, table, page, None);
             }
             Ok(()) => {}
         }
@@ -644,6 +652,14 @@ impl Pager {
         let forked = table.states.fork(child.index, &mut self.slots.lock());
         {
             let mut own = child.table.lock();
+            if own.closed {
+                // The fork has failed, and that was noticed already.
+                let mut slots = self.slots.lock();
+                for slot in forked.table.all().iter().filter_map(|(_, entry)| entry.slot()) {
+                    slots.release(slot);
+                }
+                return;
+            }
             own.states = forked.table;
             for (page, entry) in own.states.all() {
                 if entry.state() == State::Resident {

@@ -91,13 +91,28 @@ pub fn ask(operation: u64, start: usize, length: usize) -> Option<u64> {
     }
     let place = take_place();
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let request = Request { number, operation, start: start as u64, length: length as u64 };
-    // SAFETY: the place was taken by this thread; volatile, because another process reads it.
-    unsafe { ptr::write_volatile(PLACES.0.get().cast::<Request>().add(place), request) };
+    let request = PLACES.0.get().cast::<Request>().wrapping_add(place);
+    // SAFETY: the place was taken by this thread; volatile, because another process reads it. The number
+    // comes last: a request without one is not carried out.
+    unsafe {
+        ptr::write_volatile(&raw mut (*request).number, 0);
+        fence(Ordering::SeqCst);
+        ptr::write_volatile(&raw mut (*request).operation, operation);
+        ptr::write_volatile(&raw mut (*request).start, start as u64);
+        ptr::write_volatile(&raw mut (*request).length, length as u64);
+        fence(Ordering::SeqCst);
+        ptr::write_volatile(&raw mut (*request).number, number);
+    }
     fence(Ordering::SeqCst);
-    let answer = read_answer(REQUEST_PAGE + place);
-    // The next request at this place must fault again.
-    drop_pages(REQUEST_PAGE + place, 1);
+    let answer = loop {
+        let answer = read_answer(REQUEST_PAGE + place);
+        // The next request at this place must fault again; so must this one, if the page answers an earlier
+        // request, whose fault was reported twice.
+        drop_pages(REQUEST_PAGE + place, 1);
+        if answer.number == number || answer.number == 0 {
+            break answer;
+        }
+    };
     TAKEN.fetch_and(!(1 << place), Ordering::Release);
     (answer.served == 1).then_some(answer.value)
 }

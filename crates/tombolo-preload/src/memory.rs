@@ -20,7 +20,8 @@ const GUARD_INSTALL: c_int = 102;
 const UNFIT: c_int =
     libc::MAP_SHARED | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_STACK;
 
-/// Threads inside a call that unmaps or moves memory.
+/// The thread inside a call that unmaps or moves memory; 0: none. One at a time: the kernel reports such calls
+/// after they were made, and two of them perhaps in another order.
 static CHANGING: AtomicU32 = AtomicU32::new(0);
 /// The agent is dropping pages that cannot be moved (see `agent::drop_pages`).
 static DROPPING: AtomicU32 = AtomicU32::new(0);
@@ -32,12 +33,27 @@ fn change(work: impl FnOnce() -> sys::Result) -> sys::Result {
         // In a child that was made by a raw system call, it is the parent's agent that was at it.
         children::attach_if_forked();
     }
-    CHANGING.fetch_add(1, Ordering::SeqCst);
+    // SAFETY: gettid(2) takes nothing.
+    let own = unsafe { sys::call(libc::SYS_gettid, [0; 6]) }.unwrap_or(1) as u32;
+    if CHANGING.load(Ordering::Relaxed) == own {
+        // In a signal handler that interrupted such a call.
+        return work();
+    }
+    while let Err(holder) = CHANGING.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
+        sys::futex_wait_briefly(&CHANGING, holder);
+        // SAFETY: signal 0 only asks whether the thread is there.
+        let there = unsafe { sys::call(libc::SYS_tkill, [holder as usize, 0, 0, 0, 0, 0]) };
+        if there == Err(libc::ESRCH) {
+            // It was killed inside.
+            let _ = CHANGING.compare_exchange(holder, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
     while DROPPING.load(Ordering::SeqCst) != 0 {
         sys::futex_wait(&DROPPING, 1);
     }
     let result = work();
-    CHANGING.fetch_sub(1, Ordering::SeqCst);
+    CHANGING.store(0, Ordering::SeqCst);
+    sys::futex_wake(&CHANGING, 1);
     result
 }
 

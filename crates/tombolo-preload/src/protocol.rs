@@ -19,7 +19,7 @@
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:SOCKET`.
 pub const VARIABLE: &str = "TOMBOLO_PAGER";
@@ -98,6 +98,8 @@ pub struct Answer {
     pub served: u64,
     /// What was asked for.
     pub value: u64,
+    /// The request's number; 0 if it was not read.
+    pub number: u64,
 }
 
 /// The gate: a word of memory shared by agent and supervisor. The agent moves a

@@ -173,7 +173,7 @@ fn seeds() -> impl Iterator<Item = u64> {
         .take_while(move |(index, _)| match (one, seconds) {
             (Some(_), _) => *index < 1,
             (None, Some(seconds)) => since.elapsed() < Duration::from_secs(seconds),
-            (None, None) => *index < 8,
+            (None, None) => *index < 4,
         })
         .map(|(_, seed)| seed)
 }
