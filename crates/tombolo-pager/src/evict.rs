@@ -118,6 +118,10 @@ impl Evictor {
 
     /// Whether every page was looked at, as often as one is spared, for long enough, and none could leave.
     fn is_fruitless(&mut self) -> bool {
+        if self.batches.iter().any(|batch| batch.since.elapsed() < FROZEN) {
+            // Pages are on their way out.
+            return false;
+        }
         if self.gave_up {
             return true;
         }

@@ -7,7 +7,7 @@
 //! the deadlock of QOS §3.6.2 cannot form, whatever the load.
 //!
 //! Classes hold here, too. A read has the class of its size (or the one asked for),
-//! lower classes leave channels and buffer places to higher ones ([`Shares`]), and of
+//! lower classes leave channels and buffer places to higher ones (`Shares`), and of
 //! those that wait the scheduler's rule picks the next: strict order with a bound on
 //! starvation. Inside a class domains take turns, and in a domain the first comes first.
 //!
