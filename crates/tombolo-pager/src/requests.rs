@@ -57,7 +57,7 @@ impl Pager {
         let mut bytes = [0u8; size_of::<Request>()];
         let Some(agent) = space.agent() else { return Answer::default() };
         let at = space.requests + (place * size_of::<Request>()) as u64;
-        // The agent's memory is the program's, and its number cannot be another process's while its socket is open.
+        // The agent's memory is the program's.
         if process::read_exactly(agent.pid, at, &mut bytes).is_err() {
             return Answer::default();
         }

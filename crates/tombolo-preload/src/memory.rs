@@ -40,9 +40,14 @@ fn change(work: impl FnOnce() -> sys::Result) -> sys::Result {
         return work();
     }
     while let Err(holder) = CHANGING.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
+        // In a child that was made by a raw system call, it is a thread of the parent: forget it.
+        children::attach_if_forked();
         sys::futex_wait_briefly(&CHANGING, holder);
-        // SAFETY: signal 0 only asks whether the thread is there.
-        let there = unsafe { sys::call(libc::SYS_tkill, [holder as usize, 0, 0, 0, 0, 0]) };
+        // SAFETY: getpid(2) takes nothing; signal 0 only asks whether this process has the thread.
+        let there = unsafe {
+            let process = sys::call(libc::SYS_getpid, [0; 6]).unwrap_or(0);
+            sys::call(libc::SYS_tgkill, [process, holder as usize, 0, 0, 0, 0])
+        };
         if there == Err(libc::ESRCH) {
             // It was killed inside.
             let _ = CHANGING.compare_exchange(holder, 0, Ordering::SeqCst, Ordering::SeqCst);
