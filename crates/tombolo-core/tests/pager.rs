@@ -58,6 +58,8 @@ struct Space {
     victims: Vec<Victim>,
     cancelled: bool,
     fetches: Vec<Page>,
+    /// Faults that the kernel has reported, and nobody has read yet.
+    unread: Vec<(Page, Access)>,
     resident: u64,
 }
 
@@ -93,8 +95,6 @@ impl World {
     /// The program reads or writes a page. It gives up where it would have to wait.
     fn access(&mut self, id: u32, page: Page, write: Option<u64>) {
         for _ in 0..4 {
-            let slow = self.slow;
-            let slots = &mut self.slots;
             let space = self.spaces.get_mut(&id).expect("a space");
             let Some(&expected) = space.memory.expected.get(&page) else { return };
             let present = space.memory.present.get(&page).copied();
@@ -108,36 +108,78 @@ impl World {
                 return;
             }
             let access = Access { write: write.is_some(), protected: present.is_some(), agent: false };
-            match space.table.decide(page, access) {
-                Decision::Wait => return,
-                decision @ (Decision::Zero | Decision::ZeroAgain) => {
-                    assert!(present.is_none(), "zeroes over a present page");
-                    space.resident += u64::from(decision == Decision::Zero);
-                    space.table.mapped(page, false, slots);
-                    space.memory.present.insert(page, Present { contents: 0, protected: false });
-                }
-                Decision::Fetch(slot) if slow => {
-                    space.resident += 1;
-                    space.table.fetching(page, write.is_some());
-                    space.fetches.push(page);
-                    let _ = slot;
-                    return;
-                }
-                Decision::Fetch(slot) => {
-                    space.resident += 1;
-                    let protect = write.is_none();
-                    let contents = self.far[&slot];
-                    space.table.mapped(page, protect, slots);
-                    space.memory.present.insert(page, Present { contents, protected: protect });
-                }
-                Decision::Unprotect => {
-                    space.table.written(page, slots);
-                    space.memory.present.entry(page).and_modify(|present| present.protected = false);
-                }
-                Decision::Poison => panic!("nothing is lost here"),
+            if !self.serve(id, page, access) {
+                return;
             }
         }
         panic!("space {id} page {page} is never served");
+    }
+
+    /// Serves a fault, which may be an old one: the page may have come, gone, or changed since. False: the
+    /// thread has to wait.
+    fn serve(&mut self, id: u32, page: Page, access: Access) -> bool {
+        let slow = self.slow;
+        let slots = &mut self.slots;
+        let space = self.spaces.get_mut(&id).expect("a space");
+        let present = space.memory.present.contains_key(&page);
+        match space.table.decide(page, access) {
+            Decision::Wait => return false,
+            // Nothing is mapped there: the kernel refuses.
+            Decision::Zero | Decision::ZeroAgain | Decision::Fetch(_)
+                if !space.memory.expected.contains_key(&page) => {}
+            Decision::Fetch(_) if slow => {
+                space.resident += 1;
+                space.table.fetching(page, access.write);
+                space.fetches.push(page);
+                return false;
+            }
+            // A present page refuses the copy, too. What is there is the program's.
+            Decision::Zero | Decision::Fetch(_) if present => {
+                space.resident += 1;
+                space.table.found_present(page, slots);
+            }
+            Decision::ZeroAgain if present => {}
+            decision @ (Decision::Zero | Decision::ZeroAgain) => {
+                space.resident += u64::from(decision == Decision::Zero);
+                space.table.mapped(page, false, slots);
+                space.memory.present.insert(page, Present { contents: 0, protected: false });
+            }
+            Decision::Fetch(slot) => {
+                space.resident += 1;
+                let protect = !access.write;
+                let contents = self.far[&slot];
+                space.table.mapped(page, protect, slots);
+                space.memory.present.insert(page, Present { contents, protected: protect });
+            }
+            Decision::Unprotect => {
+                space.table.written(page, slots);
+                space.memory.present.entry(page).and_modify(|present| present.protected = false);
+            }
+            Decision::Poison => panic!("nothing is lost here"),
+        }
+        true
+    }
+
+    /// A thread meets a page that it cannot have; nobody reads of it yet.
+    fn meet(&mut self, id: u32, page: Page, write: bool) {
+        let space = self.space(id);
+        if !space.memory.expected.contains_key(&page) {
+            return;
+        }
+        let present = space.memory.present.get(&page).copied();
+        if present.is_none_or(|present| write && present.protected) {
+            space.unread.push((page, Access { write, protected: present.is_some(), agent: false }));
+        }
+    }
+
+    /// A handler reads of a thread that met a page some time ago.
+    fn serve_unread(&mut self, id: u32) {
+        let count = self.space(id).unread.len() as u64;
+        if count > 0 {
+            let which = self.rng.below(count) as usize;
+            let (page, access) = self.space(id).unread.swap_remove(which);
+            self.serve(id, page, access);
+        }
     }
 
     fn arrive(&mut self, id: u32) {
@@ -366,11 +408,16 @@ impl World {
         let id = ids[self.rng.below(ids.len() as u64) as usize];
         let page = self.rng.below(PAGES);
         match self.rng.below(100) {
-            0..=24 => {
+            0..=4 => {
+                let write = self.rng.below(2) == 0;
+                self.meet(id, page, write);
+            }
+            5..=9 => self.serve_unread(id),
+            10..=26 => {
                 let value = 1 + self.rng.next() % 1_000_000;
                 self.access(id, page, Some(value));
             }
-            25..=39 => self.access(id, page, None),
+            27..=39 => self.access(id, page, None),
             40..=49 => self.begin_eviction(id),
             50..=69 => self.agent_step(id),
             70..=76 => self.end_eviction(id),

@@ -314,25 +314,24 @@ impl Pager {
                 if (first..first + u64::from(pages)).contains(&page) {
                     Step::Done
                 } else {
-                    self.zero_exists(space, table, page, agent)
+                    self.found_present(space, table, page, agent)
                 }
             }
             Err(error) => {
                 self.unreserve(space, u64::from(count));
                 match error {
                     UffdError::Again(_) => Step::Again,
-                    UffdError::Exists(_) => self.zero_exists(space, table, page, agent),
+                    UffdError::Exists(_) => self.found_present(space, table, page, agent),
                     other => self.map_failed(space, table, page, &other),
                 }
             }
         }
     }
 
-    /// A page that was never touched, by what the table says, is present: it was there before its
-    /// mapping was registered. From now on it counts.
-    fn zero_exists(&self, space: &Arc<Space>, table: &mut Table, page: Page, agent: bool) -> Step {
+    /// A page that is absent, by what the table says, is present. From now on it counts.
+    fn found_present(&self, space: &Arc<Space>, table: &mut Table, page: Page, agent: bool) -> Step {
         if self.reserve_for(space, agent, 1) > 0 {
-            table.states.mapped(page, false, &mut self.slots.lock());
+            table.states.found_present(page, &mut self.slots.lock());
             self.queue(space, table, page, None);
         }
         let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
@@ -399,12 +398,7 @@ impl Pager {
                 self.unreserve(space, 1);
                 return match error {
                     UffdError::Again(_) => Step::Again,
-                    UffdError::Exists(_) => {
-                        // A page that a fork left mapped (see `Table::fork`): what is there is the program's.
-                        let freed = table.states.discard(page, page + 1, &mut self.slots.lock()).resident;
-                        debug_assert_eq!(freed, 0, "it was far");
-                        self.zero_exists(space, table, page, agent)
-                    }
+                    UffdError::Exists(_) => self.found_present(space, table, page, agent),
                     other => self.map_failed(space, table, page, &other),
                 };
             }
@@ -501,13 +495,6 @@ impl Pager {
             Err(UffdError::Again(_)) => return Step::Again,
             Err(_) => {
                 let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
-            }
-            // A page that a fork left mapped (see `Table::fork`): what is there is the program's.
-            Ok(()) if table.states.get(page).state() == State::Remote => {
-                table.states.discard(page, page + 1, &mut self.slots.lock());
-                self.room.take(&space.account, 1);
-                table.states.mapped(page, false, &mut self.slots.lock());
-                self.queue(space, table, page, None);
             }
             Ok(()) => {}
         }

@@ -320,8 +320,7 @@ impl Table {
                 self.set(page, entry.with_writable(writable).with_waiter(true));
                 Decision::Wait
             }
-            // Also a page that a fork left mapped although its contents are far (see `fork`).
-            State::Resident | State::Untouched | State::Remote if access.protected => Decision::Unprotect,
+            State::Resident | State::Untouched if access.protected => Decision::Unprotect,
             State::Resident => Decision::ZeroAgain,
             State::Untouched => Decision::Zero,
             State::Remote if self.is_name(page) => {
@@ -331,6 +330,8 @@ impl Table {
                 }
                 Decision::Wait
             }
+            // Also where the page was protected when the thread met it: it may have been evicted since, and
+            // then the slot has its contents. A page that a fork left mapped (see `fork`) refuses the copy.
             State::Remote => match entry.slot() {
                 Some(slot) => Decision::Fetch(slot),
                 None => Decision::Zero,
@@ -351,6 +352,14 @@ impl Table {
         }
         self.set(page, mapped);
         (mapped, evicted_at)
+    }
+
+    /// The kernel refuses to map an absent page, because it is there: it was mapped before its mapping was
+    /// registered, or a fork left it (see `fork`). What is there is the program's, and resident from now on.
+    pub fn found_present(&mut self, page: Page, slots: &mut Slots) {
+        let discarded = self.discard(page, page + 1, slots);
+        debug_assert_eq!(discarded.resident, 0, "a resident page is not mapped again");
+        self.mapped(page, false, slots);
     }
 
     /// The page is on its way from its slot.
