@@ -53,8 +53,10 @@ pub const FEATURE_MOVE: u64 = 1 << 16;
 
 const REGISTER_MISSING: u64 = 1;
 const REGISTER_WRITE_PROTECT: u64 = 2;
+const COPY_DONT_WAKE: u64 = 1;
 const COPY_WRITE_PROTECT: u64 = 2;
 const PROTECT_ON: u64 = 1;
+const PROTECT_DONT_WAKE: u64 = 2;
 
 const EVENT_PAGEFAULT: u8 = 0x12;
 const EVENT_FORK: u8 = 0x13;
@@ -216,7 +218,22 @@ impl Userfaultfd {
     ///
     /// `source` is only read by the kernel: a bad one is [`UffdError::BadSource`].
     pub fn copy(&self, target: u64, source: u64, length: usize, protect: bool) -> Result<usize, UffdError> {
-        let mode = if protect { COPY_WRITE_PROTECT } else { 0 };
+        self.copy_in_mode(target, source, length, if protect { COPY_WRITE_PROTECT } else { 0 })
+    }
+
+    /// The same; threads that wait for the pages are for [`Userfaultfd::wake`].
+    pub fn copy_without_wake(
+        &self,
+        target: u64,
+        source: u64,
+        length: usize,
+        protect: bool,
+    ) -> Result<usize, UffdError> {
+        let protect = if protect { COPY_WRITE_PROTECT } else { 0 };
+        self.copy_in_mode(target, source, length, COPY_DONT_WAKE | protect)
+    }
+
+    fn copy_in_mode(&self, target: u64, source: u64, length: usize, mode: u64) -> Result<usize, UffdError> {
         let mut request = [target, source, length as u64, mode, 0];
         match self.ioctl(UFFDIO_COPY, &mut request) {
             Ok(()) => Ok(length),
@@ -228,6 +245,13 @@ impl Userfaultfd {
     /// so and wake whoever waits (`!on`).
     pub fn write_protect(&self, start: u64, length: usize, on: bool) -> Result<(), UffdError> {
         let mut request = [start, length as u64, if on { PROTECT_ON } else { 0 }];
+        self.ioctl(UFFDIO_WRITEPROTECT, &mut request).map_err(|error| classify(error, 0))
+    }
+
+    /// Present pages of the range can be written again; threads that wait for that are for
+    /// [`Userfaultfd::wake`].
+    pub fn unprotect_without_wake(&self, start: u64, length: usize) -> Result<(), UffdError> {
+        let mut request = [start, length as u64, PROTECT_DONT_WAKE];
         self.ioctl(UFFDIO_WRITEPROTECT, &mut request).map_err(|error| classify(error, 0))
     }
 

@@ -141,7 +141,7 @@ impl Evictor {
         let staging = self.pager.far.staging();
         // One batch at a time uses the staging memory of links without windows.
         let mut staged = if self.staging_in_use() { staging.pages } else { 0 };
-        let mut table = space.table.lock();
+        let mut table = space.lock();
         let mut slots = self.pager.slots.lock();
         let mut replacement = self.pager.replacement.lock();
         for &page in pages {
@@ -279,7 +279,7 @@ impl Evictor {
     /// From here on a write to a kept victim waits. And what the program moved elsewhere meanwhile
     /// was not moved out, so it stays.
     fn keep(&self, batch: &mut Batch) {
-        let mut table = batch.space.table.lock();
+        let mut table = batch.space.lock();
         for victim in &mut batch.victims {
             let (now, entry) = table.states.operation(victim.page);
             let moved_elsewhere = now != victim.page;
@@ -335,7 +335,7 @@ impl Evictor {
         }
         let command = self.next_command();
         {
-            let mut guard = batch.space.table.lock();
+            let mut guard = batch.space.lock();
             let table = &mut *guard;
             for victim in &mut batch.victims {
                 match victim.way {
@@ -381,7 +381,7 @@ impl Evictor {
 
     /// The agent has dropped the first `count` of these ranges.
     fn dropped(&self, batch: &mut Batch, drops: &[(Page, u32)], count: usize) {
-        let mut guard = batch.space.table.lock();
+        let mut guard = batch.space.lock();
         let table = &mut *guard;
         for (index, &(first, pages)) in drops.iter().enumerate() {
             let end = first + u64::from(pages);
@@ -422,13 +422,13 @@ impl Evictor {
         let stayed = |victim: &&Victim| matches!(victim.way, Way::Stay | Way::Back);
         self.evicted((batch.victims.len() - batch.victims.iter().filter(stayed).count()) as u64);
         self.end(&batch.space, std::mem::take(&mut batch.victims));
-        batch.space.table.lock().command = 0;
+        batch.space.lock().command = 0;
         self.pager.close_if_ended(&batch.space);
     }
 
     /// Maps a page again that was moved out and could not be saved, here and in children that wait for it.
     fn put_back(&self, space: &Arc<Space>, victim: &mut Victim) {
-        let followers = space.table.lock().states.followers(victim.page);
+        let followers = space.lock().states.followers(victim.page);
         let children = followers
             .iter()
             .filter_map(|follower| Some((self.pager.space(follower.space)?, follower.page)))
@@ -487,7 +487,7 @@ impl Evictor {
         } else if told {
             self.pager.end_program(&batch.agent, "its agent was ended in the middle of an eviction");
         }
-        batch.space.table.lock().own_drops.clear();
+        batch.space.lock().own_drops.clear();
         self.settle(batch);
     }
 }

@@ -251,7 +251,7 @@ impl Evictor {
                 let run = &names[at..end];
                 at = end;
                 let Some(space) = self.pager.space(index) else { continue };
-                let mut table = space.table.lock();
+                let mut table = space.lock();
                 // An agent without a command can be given one; without an agent, nothing leaves.
                 let able = space.has_agent() && table.command == 0;
                 for &name in run {
@@ -325,7 +325,7 @@ impl Pager {
     pub fn reclaim_clean_slots(&self, want: usize) -> usize {
         let mut freed = 0;
         for space in self.all_spaces() {
-            let mut table = space.table.lock();
+            let mut table = space.lock();
             for (page, entry) in table.states.all() {
                 if let (State::Resident, Some(slot)) = (entry.state(), entry.slot()) {
                     // The page stays protected; its next write finds it dirty already.

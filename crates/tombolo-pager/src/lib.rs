@@ -17,6 +17,7 @@ mod evict;
 mod handler;
 mod home;
 mod keeper;
+mod locked;
 mod pager;
 mod placement;
 #[path = "../../tombolo-preload/src/protocol.rs"]

@@ -225,7 +225,7 @@ impl Pager {
             return;
         }
         {
-            let mut table = space.table.lock();
+            let mut table = space.lock();
             if table.closed || table.command != 0 || table.states.is_followed() {
                 return;
             }
@@ -262,7 +262,7 @@ impl Pager {
         let mut wake = Vec::new();
         let (mut freed, mut gained) = (0, 0);
         {
-            let mut table = space.table.lock();
+            let mut table = space.lock();
             let mut slots = self.slots.lock();
             let mut replacement = self.replacement.lock();
             let age = replacement.age();
@@ -312,12 +312,12 @@ impl Pager {
     /// Maps a page whose eviction could not be completed; whoever has it mapped already keeps it.
     pub fn copy_back(&self, space: &Arc<Space>, began: Page, source: u64) {
         loop {
-            let mut table = space.table.lock();
+            let mut table = space.lock();
             let (page, entry) = table.states.operation(began);
             if table.closed || entry.is_discarded() {
                 return;
             }
-            match space.uffd.copy(Space::address(page), source, PAGE_BYTES as usize, false) {
+            match space.map(&mut table, page, source, 1, false) {
                 Err(UffdError::Again(_)) => {
                     if !self.read_change(space, &mut table) {
                         drop(table);
@@ -387,7 +387,7 @@ impl Pager {
         let mut hurt = Vec::new();
         for space in self.all_spaces() {
             let mut lost = 0;
-            for (_, entry) in space.table.lock().states.all() {
+            for (_, entry) in space.lock().states.all() {
                 let only_there = matches!(entry.state(), State::Remote | State::Fetching | State::EvictDrop);
                 lost += u64::from(only_there && entry.slot().is_some_and(|slot| self.far.is_lost(slot)));
             }

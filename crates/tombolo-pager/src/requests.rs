@@ -40,11 +40,11 @@ impl Pager {
         page.0[8..16].copy_from_slice(&answer.value.to_ne_bytes());
         page.0[16..24].copy_from_slice(&answer.number.to_ne_bytes());
         let (address, source) = (space.control_address(index), page.0.as_ptr() as u64);
-        match space.uffd.copy(address, source, PAGE_BYTES as usize, false) {
+        match space.map(table, address / PAGE_BYTES, source, 1, false) {
             Err(UffdError::Again(_)) => Step::Again,
             Err(_) => {
                 // There already, or gone: whoever waits looks again.
-                let _ = space.uffd.wake(address, PAGE_BYTES as usize);
+                space.wake_later(table, address / PAGE_BYTES, 1);
                 Step::Done
             }
             Ok(_) => Step::Done,

@@ -76,7 +76,7 @@ fn ticket(space: &Space, page: Page) -> u64 {
 impl Pager {
     /// Reads and serves the next event of a space.
     pub fn serve_next(&self, space: &Arc<Space>) -> Served {
-        let mut table = space.table.lock();
+        let mut table = space.lock();
         match self.read(space, &mut table) {
             Some(Event::Fault { address, write, write_protected, thread }) => {
                 let fault = Fault {
@@ -150,7 +150,7 @@ impl Pager {
                     cancel(table);
                 }
                 for page in remapped.wake {
-                    let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+                    space.wake_later(table, page, 1);
                 }
                 for page in remapped.unqueued {
                     self.queue(space, table, page, None);
@@ -199,7 +199,7 @@ impl Pager {
     /// Serves a fault that was read earlier.
     pub fn serve_again(&self, fault: Fault) {
         if let Some(space) = self.space(fault.space) {
-            let sent = self.serve(&space, &mut space.table.lock(), fault);
+            let sent = self.serve(&space, &mut space.lock(), fault);
             if sent {
                 self.far.flush();
             }
@@ -334,7 +334,7 @@ impl Pager {
             table.states.found_present(page, &mut self.slots.lock());
             self.queue(space, table, page, None);
         }
-        let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+        space.wake_later(table, page, 1);
         Step::Done
     }
 
@@ -346,8 +346,7 @@ impl Pager {
         first: Page,
         count: u32,
     ) -> Result<u32, UffdError> {
-        let length = count as usize * PAGE_BYTES as usize;
-        let bytes = match space.uffd.copy(Space::address(first), self.zeroes.address(), length, false) {
+        let bytes = match space.map(table, first, self.zeroes.address(), count, false) {
             Ok(bytes) => bytes,
             // Some of them: enough for now.
             Err(UffdError::Again(bytes) | UffdError::Exists(bytes)) if bytes > 0 => bytes,
@@ -363,7 +362,7 @@ impl Pager {
 
     /// A page that has room already, and reads as zero.
     fn zero_again(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
-        match space.uffd.copy(Space::address(page), self.zeroes.address(), PAGE_BYTES as usize, false) {
+        match space.map(table, page, self.zeroes.address(), 1, false) {
             Ok(_) => {
                 if table.states.get(page).state() == State::Resident {
                     table.states.mapped(page, false, &mut self.slots.lock());
@@ -374,7 +373,7 @@ impl Pager {
             Err(UffdError::Again(_)) => Step::Again,
             Err(UffdError::Exists(_)) => {
                 // Two threads have asked for it.
-                let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+                space.wake_later(table, page, 1);
                 Step::Done
             }
             Err(error) => self.map_failed(space, table, page, &error),
@@ -447,7 +446,7 @@ impl Pager {
             table.to_send = true;
             return Ok(());
         };
-        space.uffd.copy(Space::address(page), window.address, PAGE_BYTES as usize, protect)?;
+        space.map(table, page, window.address, 1, protect)?;
         let (_, evicted_at) = table.states.mapped(page, protect, &mut self.slots.lock());
         self.queue(space, table, page, evicted_at);
         Ok(())
@@ -476,7 +475,7 @@ impl Pager {
         match error {
             // Unmapped in the meantime: a thread that waits faults again, and finds what is there now.
             UffdError::NotMapped | UffdError::Gone => {
-                let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+                space.wake_later(table, page, 1);
                 Step::Done
             }
             other => {
@@ -491,10 +490,10 @@ impl Pager {
 
     /// A write to a protected page.
     fn unprotect(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
-        match space.uffd.write_protect(Space::address(page), PAGE_BYTES as usize, false) {
+        match space.unprotect(table, page) {
             Err(UffdError::Again(_)) => return Step::Again,
             Err(_) => {
-                let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+                space.wake_later(table, page, 1);
             }
             Ok(()) => {}
         }
@@ -508,7 +507,7 @@ impl Pager {
 
     /// A page that cannot be served raises SIGBUS from now on.
     pub fn poison(&self, space: &Arc<Space>, page: Page) {
-        let mut table = space.table.lock();
+        let mut table = space.lock();
         for _ in 0..CHANGES_MAX {
             if table.closed || self.poison_now(space, &mut table, page) == Step::Done {
                 return;
@@ -521,7 +520,7 @@ impl Pager {
         match space.uffd.poison(Space::address(page), PAGE_BYTES as usize) {
             Err(UffdError::Again(_)) => return Step::Again,
             Err(_) => {
-                let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+                space.wake_later(table, page, 1);
             }
             Ok(()) => {}
         }
@@ -542,7 +541,7 @@ impl Pager {
     fn arrived(&self, ticket: u64, source: Option<u64>, since: Option<Instant>) {
         let name = tombolo_core::pager::PageName::from_word(ticket);
         let Some(space) = self.space(name.space()) else { return };
-        let mut guard = space.table.lock();
+        let mut guard = space.lock();
         let table = &mut *guard;
         for _ in 0..CHANGES_MAX {
             let (page, entry) = table.states.operation(name.page());
@@ -555,7 +554,7 @@ impl Pager {
             let protect = !entry.is_writable();
             let mut woken = false;
             if !entry.is_discarded() {
-                match space.uffd.copy(Space::address(page), source, PAGE_BYTES as usize, protect) {
+                match space.map(table, page, source, 1, protect) {
                     Ok(_) => woken = true,
                     Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone) => {}
                     Err(UffdError::Again(_)) => {
@@ -590,7 +589,7 @@ impl Pager {
             }
             // Mapping the page has woken the threads that wait for it.
             for page in finished.wake.into_iter().filter(|&other| !woken || other != page) {
-                let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+                space.wake_later(table, page, 1);
             }
             self.unreserve(&space, u64::from(finished.freed));
             if let Some(since) = since {
@@ -621,7 +620,7 @@ impl Pager {
         self.unreserve(space, u64::from(finished.freed));
         // A thread that waits faults again, and finds the page lost.
         for page in finished.wake {
-            let _ = space.uffd.wake(Space::address(page), PAGE_BYTES as usize);
+            space.wake_later(table, page, 1);
         }
     }
 
@@ -638,7 +637,7 @@ impl Pager {
         };
         let forked = table.states.fork(child.index, &mut self.slots.lock());
         {
-            let mut own = child.table.lock();
+            let mut own = child.lock();
             if own.closed {
                 // The fork has failed, and that was noticed already.
                 let mut slots = self.slots.lock();

@@ -1,0 +1,133 @@
+//! The lock of a page table, and waking threads after it.
+//!
+//! Pages are mapped under the lock. Were the threads that wait for them woken there, too,
+//! the scheduler would often let such a thread run at once, in place of the thread that
+//! holds the lock, and the other handlers would wait until the program faults again. So
+//! mapping wakes nobody; who is to be woken is noted, and woken when the lock is free.
+
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+
+use parking_lot::MutexGuard;
+use tombolo_core::pager::{PAGE_BYTES, Page};
+use tombolo_host::uffd::UffdError;
+
+use crate::space::{Space, Table};
+
+/// Ranges noted at most: a fault maps one or two.
+const RANGES: usize = 4;
+
+/// Ranges of pages, threads that wait for which are to be woken.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wakes {
+    /// First page and number of pages.
+    ranges: [(Page, u64); RANGES],
+    count: usize,
+}
+
+impl Wakes {
+    /// Adds a range, to the last one if they touch. False: there is no place.
+    fn add(&mut self, first: Page, pages: u64) -> bool {
+        if let Some((last, count)) = self.count.checked_sub(1).and_then(|last| self.ranges.get_mut(last))
+            && *last + *count == first
+        {
+            *count += pages;
+            return true;
+        }
+        let Some(place) = self.ranges.get_mut(self.count) else { return false };
+        *place = (first, pages);
+        self.count += 1;
+        true
+    }
+}
+
+/// The table of a space, locked.
+pub struct Locked<'a> {
+    table: ManuallyDrop<MutexGuard<'a, Table>>,
+    space: &'a Space,
+}
+
+impl<'a> Locked<'a> {
+    /// The table of this space.
+    pub(crate) fn new(space: &'a Space, table: MutexGuard<'a, Table>) -> Self {
+        Self { table: ManuallyDrop::new(table), space }
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = Table;
+    fn deref(&self) -> &Table {
+        &self.table
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Table {
+        &mut self.table
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let wakes = std::mem::take(&mut self.table.wakes);
+        // SAFETY: the guard is not used again: this is the end of `self`.
+        unsafe { ManuallyDrop::drop(&mut self.table) };
+        for &(first, pages) in &wakes.ranges[..wakes.count] {
+            let _ = self.space.uffd.wake(Space::address(first), (pages * PAGE_BYTES) as usize);
+        }
+    }
+}
+
+impl Space {
+    /// Maps `count` pages with these contents; threads that wait for them go on when the table is unlocked.
+    pub(crate) fn map(
+        &self,
+        table: &mut Table,
+        first: Page,
+        source: u64,
+        count: u32,
+        protect: bool,
+    ) -> Result<usize, UffdError> {
+        let length = count as usize * PAGE_BYTES as usize;
+        let mapped = self.uffd.copy_without_wake(Space::address(first), source, length, protect);
+        let bytes = match mapped {
+            Ok(bytes) | Err(UffdError::Again(bytes) | UffdError::Exists(bytes)) => bytes,
+            Err(_) => 0,
+        };
+        if bytes > 0 {
+            self.wake_later(table, first, bytes as u64 / PAGE_BYTES);
+        }
+        mapped
+    }
+
+    /// Takes the write protection off a page; threads that wait for that go on when the table is unlocked.
+    pub(crate) fn unprotect(&self, table: &mut Table, page: Page) -> Result<(), UffdError> {
+        self.uffd.unprotect_without_wake(Space::address(page), PAGE_BYTES as usize)?;
+        self.wake_later(table, page, 1);
+        Ok(())
+    }
+
+    /// Threads that wait for these pages try again when the table is unlocked.
+    pub(crate) fn wake_later(&self, table: &mut Table, first: Page, pages: u64) {
+        if !table.wakes.add(first, pages) {
+            let _ = self.uffd.wake(Space::address(first), (pages * PAGE_BYTES) as usize);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_touch_are_one_and_more_than_there_is_place_for_are_refused() {
+        let mut wakes = Wakes::default();
+        assert!(wakes.add(5, 1) && wakes.add(6, 2));
+        assert_eq!((wakes.count, wakes.ranges[0]), (1, (5, 3)));
+        for number in 1..RANGES as u64 {
+            assert!(wakes.add(100 * number, 1));
+        }
+        assert!(!wakes.add(1000, 1));
+        assert!(wakes.add(301, 1), "it touches the last one");
+    }
+}
