@@ -14,7 +14,7 @@ use crate::programs::lines;
 
 #[allow(dead_code, reason = "it is made to eavesdrop, too")]
 #[path = "../../../tombolo-client/tests/peers/relay.rs"]
-mod relay;
+pub mod relay;
 
 use relay::Relay;
 
@@ -102,7 +102,7 @@ fn the_last_path_takes_the_lender_with_it() {
     let lender = Lender::start(Link::Udp, "256M");
     let (relays, both) = two_ways(&lender);
     let words = [compiled("hold", &[]), "64".into(), "check".into()];
-    let run = Program::new(&words).remote("128M").start_from(&both, "8M");
+    let run = Program::new(&words).remote("128M").outage("2s").start_from(&both, "8M");
     both_carry(&relays, &run);
     relays.iter().for_each(|relay| relay.cut(true));
     let outcome = run.wait(PATIENCE);
