@@ -65,9 +65,14 @@ impl Peer {
         self.paths.read().iter().find(|part| part.place().1 == path).cloned()
     }
 
-    /// The link that messages are sent by.
+    /// The link that messages are sent by: the first that is there and not suspect, or the first that is there.
     pub(crate) fn control_link(&self) -> Arc<dyn Link> {
-        let other = if self.has_link() { None } else { self.paths.read().first().cloned() };
+        if self.has_link() && !self.link.is_suspect() {
+            return self.link.clone();
+        }
+        let parts = self.paths.read();
+        let good = parts.iter().find(|part| !part.link.is_suspect());
+        let other = good.or_else(|| parts.first().filter(|_| !self.has_link()));
         other.map_or_else(|| self.link.clone(), |part| part.link.clone())
     }
 
@@ -259,6 +264,9 @@ impl Node {
         }
         if let Some(told) = self.neighbourhood.get() {
             told.suspected(id, peer.whole().is_suspect());
+        }
+        if peer.link.is_suspect() && self.has_several(peer.whole()) {
+            self.carry_by_another_path(peer.whole());
         }
         self.pump();
     }

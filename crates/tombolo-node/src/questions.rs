@@ -106,7 +106,7 @@ impl Node {
         }
         loop {
             self.drive(peer);
-            if !peer.has_link() {
+            if !peer.has_link() || peer.link.is_suspect() {
                 let others = peer.paths.read().clone();
                 others.iter().for_each(|part| _ = self.drive(part));
             }
@@ -123,7 +123,8 @@ impl Node {
                 // A pause of the link does not count: it ends, or the link does.
                 deadline = Instant::now() + timeout;
             }
-            if link.state() != LinkState::Up && self.has_several(peer) {
+            let is_of_use = link.state() == LinkState::Up && !link.is_suspect();
+            if !is_of_use && self.has_several(peer) && !peer.control_link().is_suspect() {
                 return Err(AskError::PathLost);
             }
             // Another thread may take the answer off the link: not for long.
