@@ -7,6 +7,7 @@ use tombolo_node::identity::{AllowList, KeyPair};
 use tombolo_node::{Address, Node, Security};
 
 use crate::harness::{Host, PATIENCE, pattern, shm};
+use crate::relay::Relay;
 
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let since = Instant::now();
@@ -17,6 +18,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 fn start(name: &str, listen: &Address, wanted: &[&Address], security: &Security) -> Host {
+    let wanted = wanted.iter().map(|address| vec![(*address).clone()]).collect();
     Host::start_wanting(Node::new(name, 0, 0).unwrap(), listen, wanted, security)
 }
 
@@ -149,4 +151,36 @@ fn nodes_that_want_each_other_have_one_link_over_shared_memory() {
 #[test]
 fn nodes_that_want_each_other_have_one_link_over_udp() {
     one_link_between(free, &with_keys());
+}
+
+/// A neighbour of several addresses is joined by all of them, whichever of the two nodes has dialed first; a path
+/// that is lost is dialed again, and the neighbour stays.
+#[test]
+fn a_neighbour_of_several_addresses_has_a_path_by_each() {
+    let security = with_keys();
+    let [near, far] = [free(), free()];
+    let relays = [Relay::to(&far, 0), Relay::to(&far, 0)];
+    let ways = relays.iter().map(|relay| relay.address.clone()).collect();
+    let node = |name: &str| {
+        let node = Node::new(name, 0, 0).unwrap();
+        node.set_outage(Duration::from_millis(1500));
+        node
+    };
+    // Its own dials lead past the relays.
+    let other = Host::start_wanting(node("far"), &far, vec![vec![near.clone()]], &security);
+    let host = Host::start_wanting(node("near"), &near, vec![ways], &security);
+    let own = host.domain(1);
+    let mine = own.allocate(4096, &[]).unwrap();
+    let theirs = other.domain(2);
+    let memory = theirs.allocate(4096, &[Grant::all(Who::Anyone)]).unwrap();
+    let links = |count: u64| host.counter("links_up") == count && other.counter("links_up") == count;
+    wait_until("two links", || is_joined(&own, 1, "far") && is_joined(&theirs, 1, "near") && links(2));
+    let works = || write(&own, &mine, Target { node: 1, domain: 2 }, memory.address());
+    for _ in 0..2 {
+        relays.iter().for_each(|relay| relay.cut(true));
+        wait_until("the paths by the relays are lost", || host.counter("links_up") < 2);
+        relays.iter().for_each(|relay| relay.cut(false));
+        wait_until("two links again", || is_joined(&own, 1, "far") && links(2));
+        wait_until("bytes pass", || works().is_ok());
+    }
 }

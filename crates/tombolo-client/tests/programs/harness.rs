@@ -85,9 +85,13 @@ impl Host {
 
     #[allow(dead_code, reason = "shared with the tests of peers, which alone need it")]
     /// A node that wants these neighbours, whether they are there or not.
-    pub fn start_wanting(node: Node, listen: &Address, wanted: &[&Address], security: &Security) -> Self {
+    pub fn start_wanting(
+        node: Node,
+        listen: &Address,
+        wanted: Vec<Vec<Address>>,
+        security: &Security,
+    ) -> Self {
         let node = Arc::new(node);
-        let wanted = wanted.iter().map(|address| vec![(*address).clone()]).collect();
         let neighbourhood = Neighbourhood::new(&node, wanted, security).unwrap();
         let listener = tombolo_node::listen(listen, security).unwrap();
         let mut host = Self::serving(node, listener);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::common::{PATIENCE, Running, Scratch, TOMBOLO, compiled, needs, path_of};
+use crate::common::{PATIENCE, Running, Scratch, TOMBOLO, compiled, needs, path_of, sized};
 use crate::programs::lines;
 
 /// How long two nodes that are both there may take to be joined: the longest pause between two dials, a dial that
@@ -186,8 +186,14 @@ fn nodes_that_name_each_other_are_joined_in_any_order_and_after_every_restart() 
 }
 
 #[test]
-fn a_cable_that_was_out_for_three_seconds_costs_nothing_but_time() {
+fn a_cable_that_was_out_for_seconds_costs_nothing_but_time() {
     needs!("sort");
+    for seconds in sized(vec![3], vec![1, 3, 9]) {
+        out_for(Duration::from_secs(seconds));
+    }
+}
+
+fn out_for(time: Duration) {
     let Some(machines) = machines() else { return };
     let input = machines.homes[0].file("input");
     fs::write(&input, lines(70_000)).unwrap();
@@ -205,7 +211,7 @@ fn a_cable_that_was_out_for_three_seconds_costs_nothing_but_time() {
     // It has begun to page.
     wait_for_traffic(&machines, 4 << 20);
     machines.cable("down");
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(time);
     machines.cable("up");
     let outcome = run.wait(PATIENCE);
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
