@@ -506,7 +506,10 @@ impl Node {
     /// The nodes that programs can name.
     pub(crate) fn peer_statuses(&self) -> Vec<PeerStatus> {
         let itself = PeerStatus { node: ITSELF.0, name: self.name.clone() };
-        let others = self.peers().into_iter().filter(|peer| !peer.is_part()).map(|peer| {
+        // One that is only being dialed is no neighbour yet.
+        let is_dial = |peer: &Peer| peer.is_neighbour.load(Ordering::Relaxed) && peer.life.get().is_none();
+        let peers = self.peers().into_iter().filter(|peer| !peer.is_part() && !is_dial(peer));
+        let others = peers.map(|peer| {
             let name = peer.name.lock().clone();
             PeerStatus { node: self.programs.numbers.number(peer.id), name }
         });
@@ -586,6 +589,15 @@ impl Node {
         self.programs.numbers.forget(peer.id);
         self.gone_links.add(&*peer.link);
         self.ledger.lock().release_all(peer.id)
+    }
+
+    /// Says goodbye to all peers, after the answers that they wait for: whoever else holds this node, such as a
+    /// thread that dials, they need not find out by its silence.
+    pub fn leave(&self) {
+        for peer in self.peers() {
+            self.flush(&peer);
+            peer.link.close(LossReason::ClosedByPeer);
+        }
     }
 
     /// Compares the keys of all links with the list again, and ends those whose key is not on it any more.

@@ -148,6 +148,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     if neighbourhood.join().is_err() {
         return Err(Failure::new("the thread that keeps neighbours failed"));
     }
+    node.leave();
     eprintln!("tombolo: stopped");
     Ok(0)
 }

@@ -171,8 +171,12 @@ fn nodes_that_name_each_other_are_joined_in_any_order_and_after_every_restart() 
         let which = round % 2;
         let node = nodes[which].take().expect("it runs");
         // Politely, or so that the other has to find out.
-        node.signal(if round % 3 == 0 { Signal::TERM } else { Signal::KILL });
+        let is_polite = round % 3 == 0;
+        node.signal(if is_polite { Signal::TERM } else { Signal::KILL });
         node.wait(PATIENCE);
+        if is_polite && let Some(other) = &nodes[1 - which] {
+            other.errors_with("closed by peer", SOON);
+        }
         nodes[which] = Some(machines.node(which));
         joined[which] = 1;
         joined[1 - which] += 1;
