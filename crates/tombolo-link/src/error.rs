@@ -32,6 +32,12 @@ pub enum LossReason {
     /// This node's key was taken off the peer's list.
     #[error("this node's key is no longer on the peer's list of keys")]
     KeyRevoked,
+    /// Another link to the same node is kept.
+    #[error("another link to the same node is kept")]
+    Superseded,
+    /// At the peer's address another life of a node answers.
+    #[error("the node was started again")]
+    Restarted,
     /// This node has as many links as it can count.
     #[error("this node has too many links")]
     TooManyLinks,

@@ -231,6 +231,16 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Whether the peer is still there, as far as known.
     fn state(&self) -> LinkState;
 
+    /// How long nothing may be heard of the peer before the link is lost, where that is all that shows its
+    /// end. The side that connected decides: the other waits at least as long.
+    fn set_outage(&self, _outage: Duration) {}
+
+    /// Whether nothing has been heard for a while, in one direction at least: what is sent now is probably
+    /// lost. Either that ends, or the link does, after the outage. As of the last [`Link::tick`].
+    fn is_suspect(&self) -> bool {
+        false
+    }
+
     /// True when descriptors can be passed, so that memory can be shared with the peer.
     fn supports_windows(&self) -> bool;
 

@@ -2,7 +2,8 @@
 //!
 //! Packets of equal size are gathered and handed to the kernel in one call, and received the same
 //! way (see [`tombolo_host::udp`]). Control messages are retransmitted until acknowledged
-//! (`udp::control`). A side that has heard nothing for a while asks; one that asked in vain gives up.
+//! (`udp::control`). A side that has heard nothing for a while asks; one that asked in vain pauses, and later
+//! gives up (`udp::keep_alive`).
 //!
 //! Each accepted session has a socket of its own, bound to the listener's address and connected to
 //! its peer: the kernel finds the session of a datagram, and no thread stands between it and the
@@ -67,11 +68,11 @@ mod wire;
 
 use batch::{IncomingBatch, OutgoingBatch};
 use control::ControlChannel;
-use keep_alive::{KeepAlive, Verdict};
+use keep_alive::{End, KeepAlive, Verdict};
 use mtu::{FLOOR_BYTES, Path, PathMtu};
 use noise::Seals;
 use seal::{COUNTER_BYTES, Opener, SEAL_BYTES, Sealer, TAG_BYTES};
-use wire::{FLAG_MORE, HEADER_BYTES, Header, Kind, LENGTH_BYTES, SEQUENCE_BYTES};
+use wire::{FLAG_MORE, FLAG_UNHEARD, HEADER_BYTES, Header, Kind, LENGTH_BYTES, SEQUENCE_BYTES};
 
 pub use listener::UdpListener;
 
@@ -86,6 +87,12 @@ const MAX_PROBES: usize = 64;
 /// Datagrams other than packets handled in one `receive`, so that a peer cannot keep us there.
 const MAX_OTHERS: usize = 256;
 
+/// How long nothing may be heard before a link is lost, unless something else is chosen: longer than a switch
+/// takes to start.
+pub const DEFAULT_OUTAGE: Duration = Duration::from_secs(10);
+/// Silence after which a link pauses; no outage is shorter.
+pub const SUSPECT_AFTER: Duration = keep_alive::SUSPECT_AFTER;
+
 /// Goodbyes with a reason, which the peer cannot find out by itself: some may be lost.
 const REASONED_BYES: u32 = 3;
 
@@ -94,11 +101,13 @@ const REASONED_BYES: u32 = 3;
 pub struct Settings {
     /// How long the size of datagrams stays before larger ones are tried again.
     pub probe_again: Duration,
+    /// How long nothing may be heard before the link is lost, unless [`Link::set_outage`] says otherwise.
+    pub outage: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { probe_again: Duration::from_secs(300) }
+        Self { probe_again: Duration::from_secs(300), outage: DEFAULT_OUTAGE }
     }
 }
 
@@ -121,6 +130,7 @@ struct Session {
     seals: Option<Seals>,
     /// What the peer has proved.
     peer_key: Option<PublicKey>,
+    end: End,
     /// Whether the peer waits to be told that it is accepted, and asks again if that is lost.
     to_accept: bool,
     settings: Settings,
@@ -156,6 +166,8 @@ pub struct UdpLink {
     keep_alive: Mutex<KeepAlive>,
     /// Something was, since the last tick.
     heard: AtomicBool,
+    /// Nothing passes in one direction at least, as of the last tick.
+    suspect: AtomicBool,
     /// The peer's address has refused a datagram; lost when all that came before has been read.
     refused: AtomicBool,
     lost: OnceLock<LossReason>,
@@ -186,7 +198,7 @@ impl UdpLink {
     }
 
     fn new(session: Session) -> Result<Self, OpenError> {
-        let Session { socket, incoming, number, nonce, seals, peer_key, to_accept, settings } = session;
+        let Session { socket, incoming, number, nonce, seals, peer_key, end, to_accept, settings } = session;
         let system = |errno| OpenError::System { operation: "MTU of the route", errno };
         let sealed = seals.is_some();
         let around_bytes = HEADER_BYTES + LENGTH_BYTES + if sealed { SEAL_BYTES } else { 0 };
@@ -219,8 +231,9 @@ impl UdpLink {
             to_accept: AtomicBool::new(to_accept),
             control: Mutex::new(ControlChannel::new(fragment_bytes)),
             has_control: AtomicBool::new(false),
-            keep_alive: Mutex::new(KeepAlive::new(opened)),
+            keep_alive: Mutex::new(KeepAlive::new(end, settings.outage, opened)),
             heard: AtomicBool::new(false),
+            suspect: AtomicBool::new(false),
             refused: AtomicBool::new(false),
             lost: OnceLock::new(),
             counters: Counters::default(),
@@ -318,6 +331,28 @@ impl UdpLink {
             body.iter().for_each(|part| datagram.extend_from_slice(part));
         }
         self.socket.send(&datagram)
+    }
+
+    /// Asks for a sign of life.
+    fn ping(&self) {
+        self.counters.pings_sent.add(1);
+        let mut header = Header::new(Kind::Ping, self.session);
+        let outage = {
+            let keep_alive = self.keep_alive.lock();
+            if keep_alive.hears_nothing(Instant::now()) {
+                header.flags = FLAG_UNHEARD;
+            }
+            keep_alive.outage_to_say()
+        };
+        match outage {
+            Some(outage) => self.send_datagram(header, &[&wire::outage(outage)]),
+            None => self.send_datagram(header, &[]),
+        }
+    }
+
+    /// Whether something waits in the socket.
+    fn has_unread(&self) -> bool {
+        wait_readable(&[self.socket.as_fd()], Some(Duration::ZERO)).unwrap_or(false)
     }
 
     /// Adds a packet of so many bytes to what is sent next.
@@ -503,17 +538,19 @@ impl Link for UdpLink {
             self.send_due_control(&mut control, now);
             control.deadline()
         };
-        let (verdict, deadline) = self.keep_alive.lock().tick(now, self.heard.swap(false, Ordering::Relaxed));
+        let (verdict, deadline, is_suspect) = {
+            let mut keep_alive = self.keep_alive.lock();
+            let (verdict, deadline) = keep_alive.tick(now, self.heard.swap(false, Ordering::Relaxed));
+            (verdict, deadline, keep_alive.is_suspect(now))
+        };
+        // Datagrams that we have not come round to receive are no silence.
+        let is_suspect = is_suspect && (self.is_suspect() || !self.has_unread());
+        self.suspect.store(is_suspect, Ordering::Relaxed);
         match verdict {
             Verdict::Quiet => {}
-            Verdict::Ping => {
-                self.counters.pings_sent.add(1);
-                self.send_datagram(Header::new(Kind::Ping, self.session), &[]);
-            }
+            Verdict::Ping => self.ping(),
             Verdict::Silent(duration) => {
-                // Datagrams that we have not come round to receive are no silence.
-                let unread = wait_readable(&[self.socket.as_fd()], Some(Duration::ZERO));
-                if !unread.unwrap_or(false) {
+                if !self.has_unread() {
                     self.lose(LossReason::Silent(duration));
                     return None;
                 }
@@ -526,6 +563,16 @@ impl Link for UdpLink {
     fn state(&self) -> LinkState {
         let _ = self.check();
         self.lost.get().map_or(LinkState::Up, |reason| LinkState::Lost(*reason))
+    }
+
+    fn set_outage(&self, outage: Duration) {
+        if self.keep_alive.lock().set_outage(outage) {
+            self.ping();
+        }
+    }
+
+    fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::Relaxed)
     }
 
     fn supports_windows(&self) -> bool {

@@ -238,11 +238,11 @@ impl Node {
             return;
         }
         let descriptor = domain.page.descriptor(slot).map_err(|_| Failure::BadDescriptor);
-        let descriptor = descriptor.map(|mut wanted| {
+        let descriptor = descriptor.and_then(|mut wanted| {
             for target in [Some(&mut wanted.target), wanted.source.as_mut()].into_iter().flatten() {
-                target.node = self.programs.numbers.peer(target.node).0;
+                target.node = self.programs.numbers.peer(target.node).ok_or(Failure::Unreachable)?.0;
             }
-            wanted
+            Ok(wanted)
         });
         let plan = descriptor.and_then(|wanted| plan(domain.number, domain.user(slot), slot, &wanted));
         if let Ok(Plan::Post(ITSELF, transfer)) = &plan
@@ -262,6 +262,10 @@ impl Node {
                     Ok(true)
                 }
                 Err(PostError::Full) => Ok(false),
+                // It was lost just now.
+                Err(PostError::UnknownPeer(peer)) if self.programs.numbers.is_kept(peer) => {
+                    Err(Failure::Unreachable)
+                }
                 Err(PostError::UnknownPeer(_)) => Err(Failure::NoSuchNode),
                 Err(_) => Err(Failure::BadDescriptor),
             },

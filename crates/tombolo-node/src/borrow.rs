@@ -129,7 +129,14 @@ pub struct Borrowed {
     service: Mutex<Option<JoinHandle<()>>>,
     /// Lenders' further links.
     tending: Mutex<Tending>,
+    /// How lenders are asked whether they were started again, where they may be.
+    security: OnceLock<Security>,
+    /// One of them is being asked.
+    is_asking: Arc<AtomicBool>,
 }
+
+/// Between two questions to lenders that are silent whether they were started again.
+const PROBE_PAUSE: Duration = Duration::from_secs(1);
 
 impl std::fmt::Debug for Borrowed {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -153,6 +160,8 @@ pub struct Borrowing<'a> {
     pub bytes: Option<u64>,
     /// Counts where `bytes` does not.
     pub wish_bytes: u64,
+    /// How long a lender over UDP may be silent before it is lost; meanwhile what is asked of it waits.
+    pub outage: Duration,
 }
 
 /// Asks a node how it is.
@@ -234,13 +243,14 @@ fn shares(free: &[u64], total: u64) -> Option<Vec<u64>> {
 impl Borrowed {
     /// Borrows memory from other nodes.
     pub fn new(borrowing: &Borrowing<'_>) -> Result<Arc<Self>, BorrowError> {
-        let Borrowing { name, lenders, security, bytes, wish_bytes } = *borrowing;
+        let Borrowing { name, lenders, security, bytes, wish_bytes, outage } = *borrowing;
         let firsts: Vec<Address> = lenders.iter().filter_map(|ways| ways.first().cloned()).collect();
         let links = firsts
             .iter()
             .map(|address| Ok(tombolo_link::connect(address, security, PATIENCE)?))
             .collect::<Result<Vec<_>, BorrowError>>()?;
         let node = Node::new(name, 0, (READ_PAGES + STAGING_PAGES) as usize * PAGE_BYTES as usize)?;
+        node.set_outage(outage);
         let node = Arc::new(node);
         let peers: Vec<_> = links.into_iter().map(|link| node.add_peer(link)).collect();
         let mut paths = Vec::new();
@@ -250,6 +260,7 @@ impl Borrowed {
             }
         }
         let borrowed = Self::from_peers(node, &firsts, peers, bytes, wish_bytes)?;
+        let _ = borrowed.security.set(security.clone());
         let weak = Arc::downgrade(&borrowed);
         let told: Told = Arc::new(move |address, reason| {
             if let Some(borrowed) = weak.upgrade()
@@ -341,6 +352,8 @@ impl Borrowed {
             stop: AtomicBool::new(false),
             service: Mutex::new(None),
             tending: Mutex::default(),
+            security: OnceLock::new(),
+            is_asking: Arc::default(),
         });
         let weak = Arc::downgrade(&borrowed);
         borrowed.node.on_completion(Box::new(move |user, result| {
@@ -395,12 +408,37 @@ impl Borrowed {
         }
     }
 
+    /// A lender that was started again answers at its address while its old link is silent: what it lent is
+    /// gone, and nothing is waited for.
+    fn ask_silent_lenders(&self) {
+        let Some(security) = self.security.get() else { return };
+        let is_silent = |lender: &&Lender| !lender.is_lost() && lender.peer.is_waiting();
+        let silent: Vec<_> = self.lenders.iter().filter(is_silent).collect();
+        if silent.is_empty() || self.is_asking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let asked: Vec<_> =
+            silent.into_iter().map(|lender| (lender.peer.clone(), lender.address.clone())).collect();
+        let (node, security, is_asking) = (self.node.clone(), security.clone(), self.is_asking.clone());
+        let started = std::thread::Builder::new().name("probe".into()).spawn(move || {
+            for (peer, address) in asked {
+                node.close_if_restarted(&peer, &address, &security);
+            }
+            std::thread::sleep(PROBE_PAUSE);
+            is_asking.store(false, Ordering::Release);
+        });
+        if started.is_err() {
+            self.is_asking.store(false, Ordering::Release);
+        }
+    }
+
     /// One round of keeping the links alive and noticing those that are not.
     fn look_after(&self) -> bool {
         if self.stop.load(Ordering::Relaxed) {
             return false;
         }
         self.node.tick();
+        self.ask_silent_lenders();
         // Nobody polls the links with windows for packets: there are none.
         let windowed: Vec<&Lender> =
             self.lenders.iter().filter(|lender| lender.window.is_some() && !lender.is_lost()).collect();

@@ -104,6 +104,18 @@ pub enum Request {
         /// As it was given.
         token: [u8; 16],
     },
+    /// Who are you? Answered with [`Reply::Introduced`]; says nothing of the asker.
+    Identify,
+    /// Who asks, as [`Request::Introduce`] says it, and wants this link to be the one between the two nodes.
+    /// Answered with [`Reply::Introduced`] or [`Reply::JoinedAlready`].
+    Join {
+        /// Name of the asking node, for people.
+        name: String,
+        /// Which life of it.
+        life: Life,
+        /// It was answered that there is a link already, and has none.
+        insists: bool,
+    },
 }
 
 /// A transfer that the node with its source is asked to make.
@@ -185,6 +197,11 @@ pub enum Reply {
     },
     /// What further links are to show.
     PathToken([u8; 16]),
+    /// There is a link between the two nodes, and this one is to be closed; who answers.
+    JoinedAlready {
+        /// Which life of it.
+        life: Life,
+    },
 }
 
 /// A segment with a name. It is complete, and does not change.
@@ -242,7 +259,7 @@ impl Request {
     /// Whether it may be asked again, under its number and by another link, when nobody knows if it has
     /// arrived: at worst something more is lent until the link's end. [`Self::Carry`] is by itself.
     pub(crate) fn may_be_repeated(&self) -> bool {
-        !matches!(self, Self::BePath { .. } | Self::Carry(_))
+        !matches!(self, Self::BePath { .. } | Self::Join { .. } | Self::Carry(_))
     }
 
     /// Whether what is asked must be done only once, however often it comes under one number.

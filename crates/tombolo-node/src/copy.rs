@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use tombolo_core::rdma::{Direction, PostError, Transfer, TransferError};
 use tombolo_host::shared::{SharedMemoryError, SharedSpan};
+use tombolo_link::udp::DEFAULT_OUTAGE;
 use tombolo_link::{Address, LossReason, Security};
 use tombolo_wire::Domain;
 
@@ -205,8 +206,20 @@ fn long_patience(bytes: u64) -> Duration {
 impl Store {
     /// Connects to a node, by all of these addresses of it, and says who asks.
     pub fn connect(name: &str, addresses: &[Address], security: &Security) -> Result<Self, CopyError> {
+        Self::connect_with(name, addresses, security, DEFAULT_OUTAGE)
+    }
+
+    /// The same. Over UDP the node may be silent for `outage` before it is lost; what is asked of it waits
+    /// meanwhile.
+    pub fn connect_with(
+        name: &str,
+        addresses: &[Address],
+        security: &Security,
+        outage: Duration,
+    ) -> Result<Self, CopyError> {
         let address = addresses.first().ok_or(CopyError::NoAddress)?;
         let node = Arc::new(Node::new(name, 0, PIECES * PIECE_BYTES)?);
+        node.set_outage(outage);
         let (told, ended) = channel();
         node.on_completion(Box::new(move |user, result| {
             // Nobody waits any more when the receiver is gone.

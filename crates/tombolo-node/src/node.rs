@@ -28,6 +28,7 @@ use tombolo_core::rdma::{
 };
 use tombolo_host::shared::SharedMemory;
 use tombolo_link::identity::KeyFileError;
+use tombolo_link::udp::DEFAULT_OUTAGE;
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
 use tombolo_wire::{Ack, Checksums, Domain, MAX_EARLIER_BLOCKS, MAX_HEADER_BYTES};
 
@@ -38,6 +39,7 @@ use crate::errands::Errands;
 use crate::label;
 use crate::ledger::{self, Ledger, LendError};
 use crate::life::{Life, NodeIdentity};
+use crate::neighbours::Told;
 use crate::own_moves::OwnMoves;
 use crate::paths::Token;
 use crate::programs::Programs;
@@ -90,6 +92,10 @@ pub struct Peer {
     pub(crate) link_lost: OnceLock<LossReason>,
     /// What other links must show to be its own.
     pub(crate) token: OnceLock<Token>,
+    /// Neighbours are told of by what looks after them, not by who serves the node.
+    pub(crate) is_neighbour: AtomicBool,
+    /// Its link is suspect: the engine does without it until something is heard again.
+    pub(crate) is_paused: AtomicBool,
 }
 
 impl Peer {
@@ -195,6 +201,8 @@ pub struct Node {
     name: String,
     life: Life,
     pub(crate) started: Instant,
+    /// How long nothing may be heard of a peer before its link is lost.
+    outage: Mutex<Duration>,
     pub(crate) engine: Mutex<Engine>,
     peers: RwLock<Vec<Place>>,
     pub(crate) ledger: Arc<Mutex<Ledger>>,
@@ -214,6 +222,8 @@ pub struct Node {
     pub(crate) arrivals: AtomicU32,
     /// Grows while a program drives this node by itself.
     pub(crate) driven: AtomicU32,
+    /// Where what happens to links is told, where this node has neighbours that it wants.
+    pub(crate) neighbourhood: OnceLock<Told>,
     /// The engine has more to be done than was done in one go.
     unfinished: AtomicBool,
 }
@@ -307,6 +317,7 @@ impl Node {
             name: label::name(name),
             life: Life::new()?,
             started: Instant::now(),
+            outage: Mutex::new(DEFAULT_OUTAGE),
             engine: Mutex::new(engine),
             // The first place is this node's own.
             peers: RwLock::new(vec![Place { peer: None, given: PeerId::PEERS_OF_A_PLACE }]),
@@ -324,6 +335,7 @@ impl Node {
             answered: Answered::default(),
             arrivals: AtomicU32::new(0),
             driven: AtomicU32::new(0),
+            neighbourhood: OnceLock::new(),
             unfinished: AtomicBool::new(false),
         })
     }
@@ -336,6 +348,12 @@ impl Node {
     /// Which life of it this is.
     pub fn life(&self) -> Life {
         self.life
+    }
+
+    /// How long nothing may be heard of a peer before a link that begins from now on is lost, where silence
+    /// is all that shows its end: at least [`SUSPECT_AFTER`](tombolo_link::udp::SUSPECT_AFTER).
+    pub fn set_outage(&self, outage: Duration) {
+        *self.outage.lock() = outage;
     }
 
     /// Now, on the engine's clock.
@@ -356,6 +374,17 @@ impl Node {
     /// The buffer memory.
     pub fn buffers(&self) -> &SharedMemory {
         &self.buffers
+    }
+
+    /// Keeps the first numbers for neighbours. False: there are peers already, or too many neighbours.
+    pub(crate) fn keep_numbers(&self, count: usize) -> bool {
+        let mut peers = self.peers.write();
+        let has_room = (count as u64) < u64::from(PeerId::PLACES) / 2;
+        if peers.len() > 1 || !has_room || !self.programs.numbers.keep(count as u32) {
+            return false;
+        }
+        peers.extend((0..count).map(|_| Place { peer: None, given: PeerId::PEERS_OF_A_PLACE }));
+        true
     }
 
     /// A link to a peer is up.
@@ -393,7 +422,10 @@ impl Node {
             paths: RwLock::default(),
             link_lost: OnceLock::new(),
             token: OnceLock::new(),
+            is_neighbour: AtomicBool::new(false),
+            is_paused: AtomicBool::new(false),
         });
+        peer.link.set_outage(*self.outage.lock());
         if !has_place {
             // The engine does not know it, and whoever has it sees that it is lost.
             let _ = peer.lost.set(LossReason::TooManyLinks);
@@ -474,7 +506,10 @@ impl Node {
     /// The nodes that programs can name.
     pub(crate) fn peer_statuses(&self) -> Vec<PeerStatus> {
         let itself = PeerStatus { node: ITSELF.0, name: self.name.clone() };
-        let others = self.peers().into_iter().filter(|peer| !peer.is_part()).map(|peer| {
+        // One that is only being dialed is no neighbour yet.
+        let is_dial = |peer: &Peer| peer.is_neighbour.load(Ordering::Relaxed) && peer.life.get().is_none();
+        let peers = self.peers().into_iter().filter(|peer| !peer.is_part() && !is_dial(peer));
+        let others = peers.map(|peer| {
             let name = peer.name.lock().clone();
             PeerStatus { node: self.programs.numbers.number(peer.id), name }
         });
@@ -506,6 +541,8 @@ impl Node {
             }
             if let LinkState::Lost(reason) = peer.link.state() {
                 self.lose(&peer, reason);
+            } else if peer.link.is_suspect() != peer.is_paused.load(Ordering::Relaxed) {
+                self.pause_or_resume(&peer);
             }
         }
         if self.send_carriages() {
@@ -529,6 +566,9 @@ impl Node {
             sink(peer.id, reason);
         }
         self.engine.lock().peer_lost(self.now(), peer.id);
+        if let Some(told) = self.neighbourhood.get() {
+            told.lost(peer.id);
+        }
         self.carrier_lost(peer.id);
         self.answered.forget(peer.id);
         self.pump();
@@ -549,6 +589,15 @@ impl Node {
         self.programs.numbers.forget(peer.id);
         self.gone_links.add(&*peer.link);
         self.ledger.lock().release_all(peer.id)
+    }
+
+    /// Says goodbye to all peers, after the answers that they wait for: whoever else holds this node, such as a
+    /// thread that dials, they need not find out by its silence.
+    pub fn leave(&self) {
+        for peer in self.peers() {
+            self.flush(&peer);
+            peer.link.close(LossReason::ClosedByPeer);
+        }
     }
 
     /// Compares the keys of all links with the list again, and ends those whose key is not on it any more.

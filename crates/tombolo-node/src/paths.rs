@@ -65,10 +65,26 @@ impl Peer {
         self.paths.read().iter().find(|part| part.place().1 == path).cloned()
     }
 
-    /// The link that messages are sent by.
+    /// The link that messages are sent by: the first that is there and not suspect, or the first that is there.
     pub(crate) fn control_link(&self) -> Arc<dyn Link> {
-        let other = if self.has_link() { None } else { self.paths.read().first().cloned() };
+        if self.has_link() && !self.link.is_suspect() {
+            return self.link.clone();
+        }
+        let parts = self.paths.read();
+        let good = parts.iter().find(|part| !part.link.is_suspect());
+        let other = good.or_else(|| parts.first().filter(|_| !self.has_link()));
         other.map_or_else(|| self.link.clone(), |part| part.link.clone())
+    }
+
+    /// Whether all of its links are suspect.
+    fn is_suspect(&self) -> bool {
+        let own = !self.has_link() || self.link.is_suspect();
+        own && self.paths.read().iter().all(|part| part.link.is_suspect())
+    }
+
+    /// Whether the link that messages are sent by is suspect: they wait in it.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.loss().is_none() && self.control_link().is_suspect()
     }
 
     /// The token for further links to it.
@@ -142,7 +158,7 @@ impl Node {
     }
 
     /// Connects once more to a peer.
-    fn join_as_path(
+    pub(crate) fn join_as_path(
         &self,
         peer: &Arc<Peer>,
         token: Token,
@@ -222,6 +238,37 @@ impl Node {
         parts.push(newcomer.clone());
         self.engine.lock().add_path(self.now(), whole.id, path);
         Reply::Done
+    }
+
+    /// A link is suspect, or no longer: meanwhile the engine does without it. What is under way there goes by
+    /// others, or waits, and no timer of it runs; the session lives on, so nothing is done twice.
+    pub(crate) fn pause_or_resume(&self, peer: &Arc<Peer>) {
+        let (id, path) = peer.place();
+        {
+            // With the lock held, so that a loss comes before or after.
+            let parts = peer.whole().paths.write();
+            let is_open = match peer.is_part() {
+                true => parts.iter().any(|part| Arc::ptr_eq(part, peer)),
+                false => peer.has_link(),
+            };
+            let is_suspect = peer.link.is_suspect();
+            if !is_open || peer.is_paused.swap(is_suspect, Ordering::AcqRel) == is_suspect {
+                return;
+            }
+            let mut engine = self.engine.lock();
+            if is_suspect {
+                engine.path_lost(id, path);
+            } else {
+                engine.add_path(self.now(), id, path);
+            }
+        }
+        if let Some(told) = self.neighbourhood.get() {
+            told.suspected(id, peer.whole().is_suspect());
+        }
+        if peer.link.is_suspect() && self.has_several(peer.whole()) {
+            self.carry_by_another_path(peer.whole());
+        }
+        self.pump();
     }
 
     /// A link is gone. Returns the peer that is gone with it, if it was the last.

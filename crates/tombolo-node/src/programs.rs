@@ -132,7 +132,7 @@ impl Accessor {
         match who {
             Who::Anyone => true,
             Who::Program(number) => self.peer == ITSELF && self.program == Some(number),
-            Who::Node(number) => numbers.number(self.peer) == number,
+            Who::Node(number) => numbers.life_number(self.peer) == number,
         }
     }
 }
@@ -455,6 +455,19 @@ impl Programs {
         })
     }
 
+    /// What is granted to a neighbour is granted to the life of it that has its number, or has it first.
+    fn noted_who(&self, who: Who) -> Who {
+        match who {
+            Who::Node(number) => Who::Node(self.numbers.life_called(number)),
+            Who::Anyone | Who::Program(_) => who,
+        }
+    }
+
+    fn noted(&self, mut grants: Vec<Grant>) -> Vec<Grant> {
+        grants.iter_mut().for_each(|grant| grant.who = self.noted_who(grant.who));
+        grants
+    }
+
     fn open_mailbox<'a>(
         &self,
         domain: &'a ProgramDomain,
@@ -565,10 +578,12 @@ impl Node {
         let reply = |reply, descriptors: &[BorrowedFd<'_>]| domain.reply(number, reply, descriptors);
         match request {
             Request::Open { .. } => reply(Reply::Failed("a domain is open already".into()), &[]),
-            Request::Allocate { bytes, grants } => match self.programs.allocate(domain, bytes, grants) {
-                Ok((address, memory)) => reply(Reply::Allocated { address }, &[memory.as_fd()]),
-                Err(reason) => reply(Reply::Failed(reason), &[]),
-            },
+            Request::Allocate { bytes, grants } => {
+                match self.programs.allocate(domain, bytes, self.programs.noted(grants)) {
+                    Ok((address, memory)) => reply(Reply::Allocated { address }, &[memory.as_fd()]),
+                    Err(reason) => reply(Reply::Failed(reason), &[]),
+                }
+            }
             Request::Free { address } => {
                 let freed = self.programs.regions.write().remove(&(domain.number, address));
                 let Some(region) = freed else {
@@ -585,11 +600,13 @@ impl Node {
             }
             Request::Peers => reply(Reply::Peers(self.peer_statuses()), &[]),
             Request::Register { address, bytes, grants } => {
-                let registered = self.programs.register(domain, address, bytes, grants, descriptors);
+                let registered =
+                    self.programs.register(domain, address, bytes, self.programs.noted(grants), descriptors);
                 reply(registered.map_or_else(Reply::Failed, |()| Reply::Done), &[])
             }
             Request::Deregister { address } => self.programs.deregister(domain, number, address),
             Request::OpenMailbox { messages, senders } => {
+                let senders = senders.into_iter().map(|who| self.programs.noted_who(who)).collect();
                 match self.programs.open_mailbox(domain, messages, senders) {
                     Ok(mailbox) => reply(Reply::Mailbox, &[mailbox.as_fd()]),
                     Err(reason) => reply(Reply::Failed(reason), &[]),

@@ -73,10 +73,12 @@ impl Node {
         peer.answers.lock().insert(number, None);
         let deadline = Instant::now() + timeout;
         let repeats = request.may_be_repeated();
+        // Who takes its leave does not wait for a link to come back.
+        let waits = !matches!(request, Request::Release { .. });
         let message = Message::V1(MessageV1::Ask { number, request }).encode();
-        let mut answer = self.ask_as(peer, number, &message, deadline, timeout);
+        let mut answer = self.ask_as(peer, number, &message, waits, deadline, timeout);
         while repeats && matches!(answer, Err(AskError::PathLost)) {
-            answer = self.ask_as(peer, number, &message, deadline, timeout);
+            answer = self.ask_as(peer, number, &message, waits, deadline, timeout);
         }
         peer.answers.lock().remove(&number);
         answer
@@ -87,7 +89,8 @@ impl Node {
         peer: &Arc<Peer>,
         number: u32,
         message: &[u8],
-        deadline: Instant,
+        waits_for_link: bool,
+        mut deadline: Instant,
         timeout: Duration,
     ) -> Result<Answer, AskError> {
         let mut link = peer.control_link();
@@ -103,7 +106,7 @@ impl Node {
         }
         loop {
             self.drive(peer);
-            if !peer.has_link() {
+            if !peer.has_link() || peer.link.is_suspect() {
                 let others = peer.paths.read().clone();
                 others.iter().for_each(|part| _ = self.drive(part));
             }
@@ -114,9 +117,14 @@ impl Node {
                 return Err(AskError::Lost(reason));
             }
             if Instant::now() > deadline {
-                return Err(AskError::TimedOut(timeout));
+                if !(waits_for_link && peer.is_waiting()) {
+                    return Err(AskError::TimedOut(timeout));
+                }
+                // A pause of the link does not count: it ends, or the link does.
+                deadline = Instant::now() + timeout;
             }
-            if link.state() != LinkState::Up && self.has_several(peer) {
+            let is_of_use = link.state() == LinkState::Up && !link.is_suspect();
+            if !is_of_use && self.has_several(peer) && !peer.control_link().is_suspect() {
                 return Err(AskError::PathLost);
             }
             // Another thread may take the answer off the link: not for long.
@@ -171,6 +179,9 @@ impl Node {
                     Request::Publish { segment, name, checksum } => {
                         self.publish(newcomer, number, segment, &name, checksum).map(|reply| (reply, None))
                     }
+                    Request::Join { name, life, insists } => {
+                        self.ask_to_be_joined(peer, number, name, life, insists).map(|reply| (reply, None))
+                    }
                     request => Some(self.answer(peer, request)),
                 };
                 let Some((reply, memory)) = answer else { return };
@@ -211,14 +222,19 @@ impl Node {
                 let (status, next) = self.status_part(from, MAX_STATUS_BYTES);
                 (Reply::Status { status: Box::new(status), next }, None)
             }
+            Request::Identify => {
+                (Reply::Introduced { name: self.name().to_owned(), life: self.life() }, None)
+            }
             Request::Find { name } => (self.find_name(&name), None),
             Request::Open { name } => (self.open_name(peer, &name), None),
             Request::List { after } => (self.list_names(after.as_deref()), None),
             Request::Delete { name } => (self.delete_name(&name), None),
             Request::PathToken => (self.path_token(peer), None),
-            Request::Carry(_) | Request::Create { .. } | Request::Publish { .. } | Request::BePath { .. } => {
-                (Reply::Failed("that is not answered at once".into()), None)
-            }
+            Request::Carry(_)
+            | Request::Create { .. }
+            | Request::Publish { .. }
+            | Request::Join { .. }
+            | Request::BePath { .. } => (Reply::Failed("that is not answered at once".into()), None),
         }
     }
 

@@ -171,6 +171,10 @@ fn retire(node: &Node, peers: &mut Vec<Arc<Peer>>, told: &dyn Fn(PeerEvent)) {
     peers.retain(|peer| {
         let Some(reason) = peer.loss() else { return true };
         let back = node.forget(peer);
+        // What looks after neighbours tells of them, and of dials.
+        if peer.is_neighbour.load(Ordering::Relaxed) && back == 0 {
+            return false;
+        }
         told(match peer.is_part() {
             true => PeerEvent::PathGone(reason.to_string()),
             false => PeerEvent::Gone(reason.to_string(), back),

@@ -60,6 +60,8 @@ fn control_messages() {
         ("path-token", Request::PathToken),
         ("be-path", Request::BePath { token: [9; 16] }),
         ("delete", Request::Delete { name: name() }),
+        ("identify", Request::Identify),
+        ("join", Request::Join { name: name(), life: Life([6; 16]), insists: true }),
     ] {
         let message = Message::V1(MessageV1::Ask { number: 300, request });
         replay::sample("control", sample, &message.encode());
@@ -78,6 +80,7 @@ fn control_messages() {
         ("path-token-is", Reply::PathToken([9; 16])),
         ("no-such-name", Reply::NoSuchName),
         ("mismatch", Reply::Mismatch { checksum }),
+        ("joined-already", Reply::JoinedAlready { life: Life([6; 16]) }),
     ] {
         let message = Message::V1(MessageV1::Answer { number: 5, reply });
         replay::sample("control", sample, &message.encode());

@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 use harness::{PATIENCE, work};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use tombolo_link::udp::{MAX_PACKET_BYTES, Settings, UdpLink, UdpListener};
+use tombolo_link::udp::{DEFAULT_OUTAGE, MAX_PACKET_BYTES, Settings, UdpLink, UdpListener};
 use tombolo_link::{Link, Listener};
 use tombolo_node::identity::{AllowList, KeyPair};
 use tombolo_node::{Address, Borrowed, Node, Security, serve};
 
 const FAR_BYTES: u64 = 8 << 20;
-const SETTINGS: Settings = Settings { probe_again: Duration::from_secs(1) };
+const SETTINGS: Settings = Settings { probe_again: Duration::from_secs(1), outage: DEFAULT_OUTAGE };
 /// What IP, UDP and the link put around a packet that is alone in a datagram, and in a sealed one.
 const AROUND_BYTES: usize = 20 + 8 + 16 + 2;
 const SEALED_BYTES: usize = AROUND_BYTES + 24;

@@ -15,11 +15,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde::Serialize;
-use tombolo_node::{Checksum, CopyError, Store};
+use tombolo_node::{Checksum, CopyError, Security, Store};
 
 use crate::asked::AskArguments;
+use crate::outage::OutageArguments;
 use crate::place::{self, SegmentPlace, is_at_a_node};
 use crate::size::Size;
+use crate::ways::Ways;
 use crate::{Failure, output};
 
 mod source;
@@ -37,6 +39,8 @@ pub struct Arguments {
     /// Where to: ADDR:NAME, a file or a directory, or - for standard output. What is there is replaced
     /// when the last byte has come and was found to be right, and not before.
     to: OsString,
+    #[command(flatten)]
+    outage: OutageArguments,
     #[command(flatten)]
     ask: AskArguments,
 }
@@ -182,13 +186,16 @@ fn put(arguments: &Arguments, to: &SegmentPlace) -> Result<(u64, Checksum), Fail
     let path = Path::new(&arguments.from);
     let mut source = Source::open(path)?;
     let failed = |error, store: Option<&Store>| place::failure(interrupted(error), store, Some(path));
-    let mut store =
-        Store::connect("cp", &to.ways.to_vec(), &security).map_err(|error| failed(error, None))?;
+    let mut store = connect(arguments, &to.ways, &security).map_err(|error| failed(error, None))?;
     let bar = progress(source.length_bytes);
     let written =
         store.write(&to.name, source.length_bytes, &mut source.file, &mut |done| advance(&bar, done));
     bar.finish_and_clear();
     Ok((source.length_bytes, written.map_err(|error| failed(error, Some(&store)))?))
+}
+
+fn connect(arguments: &Arguments, ways: &Ways, security: &Security) -> Result<Store, CopyError> {
+    Store::connect_with("cp", &ways.to_vec(), security, arguments.outage.outage())
 }
 
 fn get(arguments: &Arguments, from: &SegmentPlace) -> Result<(u64, Checksum), Failure> {
@@ -205,8 +212,7 @@ fn get(arguments: &Arguments, from: &SegmentPlace) -> Result<(u64, Checksum), Fa
         CopyError::Write(error) if arguments.to == "-" => output::failure(&error),
         error => place::failure(error, store, Some(&path)),
     };
-    let mut store =
-        Store::connect("cp", &from.ways.to_vec(), &security).map_err(|error| failed(error, None))?;
+    let mut store = connect(arguments, &from.ways, &security).map_err(|error| failed(error, None))?;
     let opened = match store.open(&from.name) {
         Ok(opened) => opened,
         Err(error) => return Err(failed(error, Some(&store))),

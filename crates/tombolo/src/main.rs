@@ -13,6 +13,7 @@ mod doctor;
 mod keygen;
 mod ls;
 mod node;
+mod outage;
 mod output;
 mod ping;
 mod place;

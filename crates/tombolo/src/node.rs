@@ -8,8 +8,9 @@ use std::time::Duration;
 use clap::Args;
 use tombolo_host::process::Hangups;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Limits, Node, OpenError, PeerEvent, Security};
+use tombolo_node::{Address, Limits, NeighbourEvent, Neighbourhood, Node, OpenError, PeerEvent, Security};
 
+use crate::outage::OutageArguments;
 use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::ways::Ways;
@@ -39,17 +40,17 @@ pub struct Arguments {
     transactions: u16,
     /// Other nodes to connect to, which programs can then reach; several separated by commas. They are
     /// numbered from 1, in this order. Several addresses of one node, joined by +, are all used at once.
+    /// Those that are not there are joined when they come, and joined again when they were lost.
     #[arg(long, value_name = "ADDR[+ADDR...]", value_delimiter = ',')]
     peer: Vec<Ways>,
     /// What others see this node as; the host's name unless given.
     #[arg(long)]
     name: Option<String>,
     #[command(flatten)]
+    outage: OutageArguments,
+    #[command(flatten)]
     security: SecurityArguments,
 }
-
-/// How long another node may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
@@ -113,17 +114,10 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     };
     allow_descriptors(&limits);
     let node = Arc::new(Node::with_limits(&name, arguments.lend.0 / 4096 * 4096, 0, limits)?);
-    // First all nodes, so that they are numbered in order.
-    let mut several = Vec::new();
-    for ways in &arguments.peer {
-        several.push((node.join(&ways.first, &security, PATIENCE)?, ways));
-    }
-    let mut keepers = Vec::new();
-    for (peer, ways) in several.into_iter().filter(|(_, ways)| ways.are_several()) {
-        let mut paths = node.join_again(&peer, &ways.to_vec(), &security, PATIENCE)?;
-        let (node, security) = (node.clone(), security.clone());
-        keepers.push(std::thread::spawn(move || paths.keep(&node, &security, PATIENCE, &STOP)));
-    }
+    node.set_outage(arguments.outage.outage());
+    let wanted = arguments.peer.iter().map(Ways::to_vec).collect();
+    let neighbourhood = Neighbourhood::new(&node, wanted, &security)
+        .map_err(|error| Failure::new(format!("cannot join others: {error}")))?;
     let programs = arguments.programs.as_deref().map(SeqpacketListener::bind).transpose()?;
     tombolo_host::process::stop_on_signals(&STOP);
     std::thread::spawn({
@@ -137,6 +131,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     output::line(&format!("node {name} lends {} at {}", arguments.lend, listener.address()));
     // Whoever started it waits for that line.
     output::finish()?;
+    let neighbourhood = std::thread::spawn(move || neighbourhood.keep(&STOP, &tell_of_neighbour));
     tombolo_node::serve(&node, &*listener, &STOP, &|event| match event {
         PeerEvent::Came(Some(process)) => eprintln!("tombolo: process {process} connected"),
         PeerEvent::Came(None) => eprintln!("tombolo: a peer connected"),
@@ -150,13 +145,27 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     if programs.is_some_and(|thread| thread.join().is_err()) {
         return Err(Failure::new("the thread that receives programs failed"));
     }
-    for keeper in keepers {
-        if keeper.join().is_err() {
-            return Err(Failure::new("a thread that keeps paths failed"));
-        }
+    if neighbourhood.join().is_err() {
+        return Err(Failure::new("the thread that keeps neighbours failed"));
     }
+    node.leave();
     eprintln!("tombolo: stopped");
     Ok(0)
+}
+
+/// Says what has become of a neighbour, once.
+fn tell_of_neighbour(event: NeighbourEvent<'_>) {
+    match event {
+        NeighbourEvent::Joined { address, name, again } => {
+            eprintln!("tombolo: joined {address} (`{name}`){}", if again { " again" } else { "" });
+        }
+        NeighbourEvent::Lost { address, reason } => {
+            eprintln!("tombolo: lost {address}: {reason}; it is joined again when it is back");
+        }
+        NeighbourEvent::Failed { address, reason } => {
+            eprintln!("tombolo: cannot join {address} now, and goes on trying: {reason}");
+        }
+    }
 }
 
 /// Says where the node cannot listen, which not every reason does.

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use tombolo_node::{Address, Borrowed, Borrowing};
 use tombolo_pager::{Finished, LOCAL_LEAST_BYTES, Options, RunError};
 
+use crate::outage::OutageArguments;
 use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::ways::{self, Ways};
@@ -35,6 +36,8 @@ pub struct Arguments {
     /// Write what happened to this file, as JSON.
     #[arg(long, value_name = "FILE.json")]
     report: Option<PathBuf>,
+    #[command(flatten)]
+    outage: OutageArguments,
     #[command(flatten)]
     security: SecurityArguments,
     /// The program and its arguments.
@@ -68,6 +71,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         security: &security,
         bytes: arguments.remote.map(|size| size.0),
         wish_bytes: arguments.local.0.saturating_mul(8),
+        outage: arguments.outage.outage(),
     })?;
     let options = Options {
         program,

@@ -9,6 +9,7 @@ mod hostile;
 mod impostor;
 mod lives;
 mod load;
+mod neighbours;
 mod network;
 mod random;
 #[allow(dead_code, reason = "shared with the tests of commands, which ask how much has passed")]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tombolo_client::Domain;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Limits, Node, Security};
+use tombolo_node::{Address, Limits, Listener, Neighbourhood, Node, Security};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -64,6 +64,10 @@ impl Host {
         }
         let listener = tombolo_node::listen(listen, security).unwrap();
         let address = listener.address();
+        (Self::serving(node, listener), address)
+    }
+
+    fn serving(node: Arc<Node>, listener: Box<dyn Listener>) -> Self {
         let programs = path("programs");
         let socket = SeqpacketListener::bind(&programs).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -76,7 +80,24 @@ impl Host {
         threads.push(std::thread::spawn(move || {
             tombolo_node::receive_programs(&receiving, &socket, &stopped);
         }));
-        (Self { node, programs, stop, threads }, address)
+        Self { node, programs, stop, threads }
+    }
+
+    #[allow(dead_code, reason = "shared with the tests of peers, which alone need it")]
+    /// A node that wants these neighbours, whether they are there or not.
+    pub fn start_wanting(
+        node: Node,
+        listen: &Address,
+        wanted: Vec<Vec<Address>>,
+        security: &Security,
+    ) -> Self {
+        let node = Arc::new(node);
+        let neighbourhood = Neighbourhood::new(&node, wanted, security).unwrap();
+        let listener = tombolo_node::listen(listen, security).unwrap();
+        let mut host = Self::serving(node, listener);
+        let stopped = host.stop.clone();
+        host.threads.push(std::thread::spawn(move || neighbourhood.keep(&stopped, &|_| {})));
+        host
     }
 
     pub fn domain(&self, number: u16) -> Domain {

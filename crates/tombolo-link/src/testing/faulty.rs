@@ -216,6 +216,14 @@ impl Link for FaultyLink {
         self.inner.state()
     }
 
+    fn set_outage(&self, outage: Duration) {
+        self.inner.set_outage(outage);
+    }
+
+    fn is_suspect(&self) -> bool {
+        self.inner.is_suspect()
+    }
+
     fn supports_windows(&self) -> bool {
         self.inner.supports_windows()
     }

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tombolo_host::shared::{HeldSpan, SharedSpan};
@@ -92,6 +92,14 @@ impl Link for LossyLink {
 
     fn state(&self) -> LinkState {
         self.inner.state()
+    }
+
+    fn set_outage(&self, outage: Duration) {
+        self.inner.set_outage(outage);
+    }
+
+    fn is_suspect(&self) -> bool {
+        self.inner.is_suspect()
     }
 
     fn supports_windows(&self) -> bool {

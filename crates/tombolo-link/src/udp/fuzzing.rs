@@ -30,6 +30,9 @@ pub fn datagram(bytes: &[u8]) {
             assert_eq!(read, Some((nonce, message)));
         }
     }
+    if let Some(outage) = wire::outage_of(body) {
+        assert_eq!(wire::outage(outage), body[..4]);
+    }
     if let Some(id) = wire::probe_of(body) {
         assert_eq!(wire::probe_of(&wire::probe(id)), Some(id));
     }
@@ -63,6 +66,7 @@ pub fn datagrams() -> Vec<(&'static str, Vec<u8>)> {
         ("control", with(Kind::Control, b"\x01\0\0\0a part of a message")),
         ("control-ack", with(Kind::ControlAck, &[1, 0, 0, 0])),
         ("ping", with(Kind::Ping, &[])),
+        ("ping-outage", with(Kind::Ping, &wire::outage(Duration::from_secs(10)))),
         ("pong", with(Kind::Pong, &[])),
         ("bye", with(Kind::Bye, &[])),
         ("accepted", with(Kind::Accepted, &[])),

@@ -9,6 +9,7 @@ use tombolo_host::event::wait_readable;
 use tombolo_host::udp::UdpSocket;
 
 use super::batch::IncomingBatch;
+use super::keep_alive::End;
 use super::noise::{Handshake, Seals};
 use super::wire::{self, FLAG_SECURE, Header, Kind, Malformed};
 use super::{SOCKET_BUFFER_BYTES, Session, Settings, UdpLink};
@@ -50,11 +51,12 @@ pub(super) fn connect(
     .unzip();
     let secure = seals.is_some();
     let Asking { socket, incoming, .. } = asking;
-    let session = Session { socket, incoming, number, nonce, seals, peer_key, to_accept: false, settings };
+    let (end, to_accept) = (End::Connecting, false);
+    let session = Session { socket, incoming, number, nonce, seals, peer_key, end, to_accept, settings };
     let link = UdpLink::new(session)?;
     if !secure {
         // The first word of the session, which the listener waits for.
-        link.send_datagram(Header::new(Kind::Ping, number), &[]);
+        link.ping();
     }
     link.probe(Instant::now());
     Ok(link)

@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 
 use super::seal::{SEALED_HEAD_BYTES, TAG_BYTES, Unopened};
-use super::wire::{self, FLAG_MORE, HEADER_BYTES, Header, Kind, LENGTH_BYTES};
+use super::wire::{self, FLAG_MORE, FLAG_UNHEARD, HEADER_BYTES, Header, Kind, LENGTH_BYTES};
 use super::{MAX_OTHERS, Receiving, UdpLink};
 use crate::LossReason;
 
@@ -65,7 +65,16 @@ impl UdpLink {
                     self.probe(now);
                 }
             }
-            Kind::Ping => self.send_datagram(Header::new(Kind::Pong, self.session), &[]),
+            Kind::Ping => {
+                let outage = wire::outage_of(body);
+                self.keep_alive.lock().pinged(outage, header.flags & FLAG_UNHEARD != 0);
+                let header = Header::new(Kind::Pong, self.session);
+                match outage {
+                    Some(outage) => self.send_datagram(header, &[&wire::outage(outage)]),
+                    None => self.send_datagram(header, &[]),
+                }
+            }
+            Kind::Pong => self.keep_alive.lock().ponged(wire::outage_of(body)),
             Kind::Bye => {
                 // An unknown reason is one of a later version.
                 self.lose(match body {
@@ -74,7 +83,7 @@ impl UdpLink {
                 });
             }
             // A welcome or acceptance is the answer to a question that we repeated.
-            Kind::Pong | Kind::Welcome | Kind::Accepted => {}
+            Kind::Welcome | Kind::Accepted => {}
             Kind::Packets | Kind::Reject | Kind::Handshake | Kind::Refused => {
                 self.counters.discarded.add(1);
             }

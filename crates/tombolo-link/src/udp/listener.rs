@@ -20,6 +20,7 @@ use tombolo_host::udp::{RECEIVE_BUFFER_BYTES, UdpSocket};
 
 use super::batch::IncomingBatch;
 use super::cookie::Cookies;
+use super::keep_alive::End;
 use super::responder::{Progress, Responder};
 use super::wire::{self, FLAG_SECURE, HELLO_BYTES, Header, Kind, Malformed};
 use super::{SOCKET_BUFFER_BYTES, Session, Settings, UdpLink, check_protected};
@@ -351,7 +352,8 @@ impl UdpListener {
         let incoming = IncomingBatch::new();
         let settings = self.settings;
         let (seals, peer_key, to_accept) = (None, None, false);
-        let session = Session { socket, incoming, number, nonce, seals, peer_key, to_accept, settings };
+        let end = End::Listening;
+        let session = Session { socket, incoming, number, nonce, seals, peer_key, end, to_accept, settings };
         let link = Arc::new(UdpLink::new(session)?);
         link.send_welcome();
         let deadline = Instant::now() + PATIENCE;

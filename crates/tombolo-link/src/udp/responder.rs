@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use tombolo_host::udp::UdpSocket;
 
 use super::batch::IncomingBatch;
+use super::keep_alive::End;
 use super::noise::{Handshake, Seals};
 use super::seal::SEAL_BYTES;
 use super::wire::{self, HANDSHAKE_BYTES, HEADER_BYTES, Header, Kind};
@@ -185,7 +186,8 @@ impl Responder {
         let (socket, incoming) = (self.socket, self.incoming);
         let (number, nonce) = (self.session, self.nonce);
         let (seals, peer_key, to_accept) = (Some(seals), Some(key), true);
-        let session = Session { socket, incoming, number, nonce, seals, peer_key, to_accept, settings };
+        let end = End::Listening;
+        let session = Session { socket, incoming, number, nonce, seals, peer_key, end, to_accept, settings };
         let link = UdpLink::new(session)?;
         link.send_acceptance();
         link.probe(Instant::now());

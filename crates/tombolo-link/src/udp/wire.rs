@@ -10,6 +10,8 @@
 //! releases can always tell each other apart. The session is 64 random bits chosen by the accepting
 //! side: a datagram of an earlier life of the same address does not pass for one of this.
 
+use std::time::Duration;
+
 use super::noise::MESSAGE_BYTES;
 use crate::PROTOCOL_VERSION;
 
@@ -38,6 +40,8 @@ const MAGIC: [u8; 2] = *b"Tm";
 pub(super) const FLAG_MORE: u8 = 1;
 /// In a hello, welcome or reject: its sender wants a secure session.
 pub(super) const FLAG_SECURE: u8 = 2;
+/// In a ping: its sender hears nothing of the other side.
+pub(super) const FLAG_UNHEARD: u8 = 4;
 
 /// The reason of a goodbye: the peer's key is no longer on its sender's list.
 pub(super) const BYE_KEY_REMOVED: u8 = 1;
@@ -58,9 +62,9 @@ pub(super) enum Kind {
     Control = 5,
     /// Body: the sequence number that arrived.
     ControlAck = 6,
-    /// Asks for a sign of life.
+    /// Asks for a sign of life. From the connecting side, body: how long it waits for one, in ms.
     Ping = 7,
-    /// Gives it.
+    /// Gives it. Body: the ping's.
     Pong = 8,
     /// The session is over. Body: nothing, or why, such as [`BYE_KEY_REMOVED`].
     Bye = 9,
@@ -104,6 +108,17 @@ impl Kind {
         .into_iter()
         .find(|kind| *kind as u8 == byte)
     }
+}
+
+/// The body of a connecting side's ping.
+pub(super) fn outage(outage: Duration) -> [u8; 4] {
+    u32::try_from(outage.as_millis()).unwrap_or(u32::MAX).to_le_bytes()
+}
+
+/// How long the sender of a ping, or the one whom a pong answers, waits for a sign of life.
+pub(super) fn outage_of(body: &[u8]) -> Option<Duration> {
+    let bytes = body.first_chunk()?;
+    Some(Duration::from_millis(u32::from_le_bytes(*bytes).into()))
 }
 
 /// The header, understood.

@@ -186,3 +186,52 @@ pub fn an_idle_link_uses_no_cpu(pair: &Pair) {
     println!("idle: {one_us} and {other_us} us of CPU in 2 s");
     assert_eq!((pair.one.state(), pair.other.state()), (LinkState::Up, LinkState::Up));
 }
+
+/// Lets both ends run as nodes do, until something is so.
+pub fn run_until(what: &str, ends: [&dyn Link; 2], mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "still not: {what}");
+        for link in ends {
+            let _ = link.wait(Duration::from_millis(5));
+            link.tick(Instant::now());
+            let _ = link.receive(64, &mut |_| {});
+        }
+    }
+}
+
+/// Both ends give a silent peer up after that, and know it of each other.
+pub fn agree_on_outage(ends: [&dyn Link; 2], outage: Duration) {
+    ends.iter().for_each(|link| link.set_outage(outage));
+    let begin = Instant::now();
+    // A ping and its answer.
+    run_until("the outage is said", ends, || begin.elapsed() > Duration::from_secs(1));
+}
+
+/// The network is down for longer than it takes to be noticed: both ends pause, and go on in the same session.
+pub fn a_link_outlives_an_outage(ends: [&dyn Link; 2], cut: &dyn Fn(bool)) {
+    let [one, other] = ends;
+    cut(true);
+    one.send_control(b"said meanwhile", &[]).unwrap();
+    run_until("both ends are suspect", ends, || one.is_suspect() && other.is_suspect());
+    // Twice as long as a link without a pause lived.
+    let since = Instant::now();
+    run_until("the time is over", ends, || since.elapsed() > Duration::from_millis(1500));
+    assert_eq!((one.state(), other.state()), (LinkState::Up, LinkState::Up));
+    cut(false);
+    run_until("neither end is suspect", ends, || !one.is_suspect() && !other.is_suspect());
+    let mut heard = None;
+    run_until("what was said has come", ends, || {
+        heard = heard.take().or(other.receive_control().unwrap());
+        heard.is_some()
+    });
+    assert_eq!(heard.unwrap().bytes, b"said meanwhile");
+    let mut arrived = None;
+    run_until("packets pass", ends, || {
+        let _ = try_send(one, 7, 100);
+        let _ = one.flush();
+        other.receive(64, &mut |bytes| arrived = Some(check(bytes))).unwrap();
+        arrived.is_some()
+    });
+    assert_eq!(arrived, Some(7));
+}

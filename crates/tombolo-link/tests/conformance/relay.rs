@@ -87,6 +87,10 @@ impl Relay {
     pub fn cut(&self) {
         self.cut.store(true, Ordering::Relaxed);
     }
+
+    pub fn heal(&self) {
+        self.cut.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Relay {

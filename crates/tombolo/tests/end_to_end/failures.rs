@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::common::{Lender, Link, Program, Running, compiled, needs};
+use crate::common::{Lender, Link, PATIENCE, Program, Running, Scratch, compiled, needs, path_of};
+use crate::paths::relay::Relay;
+use crate::programs::lines;
 
 /// The promise is 2 s; a busy machine gets more, and the measured time is printed.
 const SOON: Duration = Duration::from_secs(8);
@@ -20,7 +22,7 @@ fn measured(what: &str, elapsed: Duration) {
 /// A program of 64 MiB on 8 MiB, which goes on touching all of it.
 fn holding(lenders: &[&Lender], mode: &str) -> Running {
     let words = [compiled("hold", &[]), "64".into(), mode.into()];
-    let run = Program::new(&words).remote("256M").start_on(lenders, "8M");
+    let run = Program::new(&words).remote("256M").outage("1.5s").start_on(lenders, "8M");
     run.output_with("holding", Duration::from_secs(120));
     run
 }
@@ -54,6 +56,34 @@ fn a_killed_lender_is_a_bus_error_udp() {
 fn a_silent_lender_is_a_bus_error_udp() {
     needs!("cc");
     lender_lost(Link::Udp, 1, Signal::STOP);
+}
+
+/// A lender that does not run for three seconds, twice as long as it takes to be noticed, costs nothing but time.
+#[test]
+fn a_lender_that_was_silent_for_three_seconds_costs_nothing_but_time() {
+    needs!("sort");
+    let scratch = Scratch::new("silent");
+    let input = scratch.file("input");
+    fs::write(&input, lines(70_000)).unwrap();
+    let words = [&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input];
+    let program = Program::new(&words).remote("128M");
+    let plain = program.plain();
+    let mut lender = Lender::start(Link::Udp, "1G");
+    let relay = Relay::to(&lender.address().parse().unwrap(), 0);
+    let run = program.start_from(&relay.address.to_string(), "8M");
+    let since = Instant::now();
+    while relay.carried_bytes() < 4 << 20 {
+        assert!(since.elapsed() < PATIENCE, "nothing is far\n{}", run.errors());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    lender.node().signal(Signal::STOP);
+    std::thread::sleep(Duration::from_secs(3));
+    lender.node().signal(Signal::CONT);
+    let outcome = run.wait(PATIENCE);
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    assert!(outcome.stdout == plain.stdout, "the output differs");
+    assert!(outcome.counter("lost_pages") == 0 && !outcome.stderr.contains("SIGBUS"), "{}", outcome.stderr);
+    lender.wait_until_free(Duration::from_secs(30));
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod failures;
 mod kernel_truth;
 mod limits;
 mod memory_calls;
+mod network;
 mod operating;
 mod paths;
 mod programs;

@@ -14,7 +14,7 @@ use crate::programs::lines;
 
 #[allow(dead_code, reason = "it is made to eavesdrop, too")]
 #[path = "../../../tombolo-client/tests/peers/relay.rs"]
-mod relay;
+pub mod relay;
 
 use relay::Relay;
 
@@ -52,7 +52,8 @@ fn a_program_does_not_notice_that_a_path_is_cut() {
     let input = scratch.file("input");
     fs::write(&input, lines(70_000)).unwrap();
     let words = [&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input];
-    let program = Program::new(&words).remote("128M");
+    // The other path carries on as soon as one is suspect, however long that may last.
+    let program = Program::new(&words).remote("128M").outage("1h");
     let plain = program.plain();
     for which in [0, 1] {
         let lender = Lender::start(Link::Udp, "1G");
@@ -102,7 +103,7 @@ fn the_last_path_takes_the_lender_with_it() {
     let lender = Lender::start(Link::Udp, "256M");
     let (relays, both) = two_ways(&lender);
     let words = [compiled("hold", &[]), "64".into(), "check".into()];
-    let run = Program::new(&words).remote("128M").start_from(&both, "8M");
+    let run = Program::new(&words).remote("128M").outage("2s").start_from(&both, "8M");
     both_carry(&relays, &run);
     relays.iter().for_each(|relay| relay.cut(true));
     let outcome = run.wait(PATIENCE);
@@ -122,7 +123,8 @@ fn a_file_is_copied_by_two_paths_of_which_one_is_cut() {
         let place = format!("{both}:file");
         for (from, to) in [(&file, &place), (&place, &back)] {
             let mut command = Command::new(TOMBOLO);
-            command.args(["cp", "--insecure", from, to]);
+            // What is asked goes by the other path, too, long before this one is lost.
+            command.args(["cp", "--insecure", "--outage", "1h", from, to]);
             let cp = Running::start(command, Vec::new());
             both_carry(&relays, &cp);
             relays[which].cut(true);

@@ -3,9 +3,11 @@
 use std::io::{BufRead, BufReader};
 use std::net::UdpSocket;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::common::{Lender, Link, Scratch, needs, tombolo};
+use rustix::process::Signal;
+
+use crate::common::{Lender, Link, Running, Scratch, needs, tombolo};
 
 fn json(arguments: &[&str]) -> serde_json::Value {
     let outcome = tombolo(arguments);
@@ -81,8 +83,43 @@ fn a_place_for_programs_that_is_none_is_one_error() {
         tombolo(&["node", "--listen", &listen, "--lend", "0", "--programs", place])
             .assert_one_line(125, text);
     }
-    let peer = tombolo(&["node", "--listen", &listen, "--lend", "0", "--peer", "shm:/no/such/node"]);
-    peer.assert_one_line(125, "no node answers");
+}
+
+#[test]
+fn a_node_lends_at_once_whatever_its_peers_do() {
+    let scratch = Scratch::new("peers");
+    // One that is not there, and itself.
+    let own = format!("shm:{}", scratch.file("own"));
+    let absent = format!("shm:{}", scratch.file("absent"));
+    let start = |listen: &str, peers: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tombolo"));
+        command.args(["node", "--listen", listen, "--lend", "16M", "--name", "lender", "--peer", peers]);
+        let node = Running::start(command, Vec::new());
+        node.output_with(" at ", Duration::from_secs(30));
+        node
+    };
+    let node = start(&own, &format!("{absent},{own}"));
+    let status = tombolo(&["status", &own]);
+    assert!(status.code() == 0 && status.text().contains("of 16 MiB"), "{}{}", status.text(), status.stderr);
+    node.errors_with(&format!("cannot join {absent} now"), Duration::from_secs(30));
+    node.errors_with(&format!("cannot join {own} now"), Duration::from_secs(30));
+    for times in 1..3 {
+        let late = start(&absent, &own);
+        late.errors_with(&format!("joined {own} (`lender`)\n"), Duration::from_secs(30));
+        let since = Instant::now();
+        while node.errors().matches(&format!("tombolo: joined {absent} ")).count() < times {
+            assert!(since.elapsed() < Duration::from_secs(30), "{}", node.errors());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        late.signal(Signal::KILL);
+        late.wait(Duration::from_secs(30));
+        let since = Instant::now();
+        while node.errors().matches(&format!("tombolo: lost {absent}: ")).count() < times {
+            assert!(since.elapsed() < Duration::from_secs(30), "{}", node.errors());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    assert_eq!(node.errors().matches(" again\n").count(), 1, "{}", node.errors());
 }
 
 #[test]

@@ -144,7 +144,7 @@ fn a_hangup_ends_the_links_of_keys_that_are_off_the_list() {
     let [kept_node, removed_node] = [(&kept, "kept"), (&removed, "removed")].map(|(machine, name)| {
         let listen = format!("shm:{}", machine.home.file("listen"));
         let node = machine.start(&["node", "--listen", &listen, "--peer", &address, "--name", name]);
-        node.output_with(" at ", Duration::from_secs(30));
+        node.errors_with("joined", Duration::from_secs(30));
         node
     });
     lender.allow(&[&kept_key]);

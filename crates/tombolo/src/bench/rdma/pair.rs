@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tombolo_client::{Domain, Embedded, Embedding, Grant, Mailbox, Memory, Target, Who};
 use tombolo_host::process;
@@ -112,6 +113,18 @@ impl Keys {
     }
 }
 
+/// A node joins others when it has started.
+fn await_neighbour(domain: &Domain, node: u32) -> Result<(), Failure> {
+    let since = Instant::now();
+    while !domain.peers()?.iter().any(|peer| peer.node == node) {
+        if since.elapsed() > PATIENCE {
+            return Err(Failure::new("the nodes do not join each other"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
 impl Pair {
     /// Starts everything for a route: nodes on the last processor, this program on the first.
     pub fn start(
@@ -148,7 +161,9 @@ impl Pair {
             }
         };
         let far = FarProgram::start(&["--programs".into(), far.display().to_string()])?;
-        Self::meet(Domain::open(&near, Some(1))?, node, far, None, nodes)
+        let domain = Domain::open(&near, Some(1))?;
+        await_neighbour(&domain, node)?;
+        Self::meet(domain, node, far, None, nodes)
     }
 
     fn embedded(scratch: &Scratch, route: Route, first: usize) -> Result<Self, Failure> {

@@ -109,6 +109,7 @@ pub struct Program {
     input: Vec<u8>,
     remote: Option<String>,
     minimum: Option<String>,
+    outage: Option<String>,
     patience: Duration,
     spaces: u64,
 }
@@ -117,7 +118,15 @@ impl Program {
     /// The program and its arguments.
     pub fn new<S: AsRef<str>>(words: &[S]) -> Self {
         let words = words.iter().map(|word| word.as_ref().to_owned()).collect();
-        Self { words, input: Vec::new(), remote: None, minimum: None, patience: PATIENCE, spaces: 1 }
+        Self {
+            words,
+            input: Vec::new(),
+            remote: None,
+            minimum: None,
+            outage: None,
+            patience: PATIENCE,
+            spaces: 1,
+        }
     }
 
     /// What it reads on standard input.
@@ -129,6 +138,12 @@ impl Program {
     /// How much to borrow, instead of the default.
     pub fn remote(mut self, size: &str) -> Self {
         self.remote = Some(size.into());
+        self
+    }
+
+    /// How long a lender may be silent, instead of the default.
+    pub fn outage(mut self, time: &str) -> Self {
+        self.outage = Some(time.into());
         self
     }
 
@@ -181,6 +196,9 @@ impl Program {
         }
         if let Some(minimum) = &self.minimum {
             command.args(["--minimum", minimum]);
+        }
+        if let Some(outage) = &self.outage {
+            command.args(["--outage", outage]);
         }
         command.arg("--").args(&self.words);
         Self::environment(&mut command);

@@ -1,0 +1,48 @@
+//! Pauses that grow, up to a bound, and differ by chance.
+
+use super::neighbour::Pauses;
+
+/// Chance, from a seed: splitmix64.
+#[derive(Debug)]
+pub(super) struct Jitter(u64);
+
+impl Jitter {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Three quarters of a pause up to five quarters of it.
+    pub(super) fn around(&mut self, pause_ns: u64) -> u64 {
+        pause_ns - pause_ns / 4 + self.next() % (pause_ns / 2).max(1)
+    }
+}
+
+/// The next pause: twice the last one, within the bound.
+#[derive(Debug)]
+pub(super) struct BackOff {
+    next_ns: u64,
+}
+
+impl BackOff {
+    pub(super) fn new(pauses: &Pauses) -> Self {
+        Self { next_ns: pauses.first_ns }
+    }
+
+    pub(super) fn reset(&mut self, pauses: &Pauses) {
+        self.next_ns = pauses.first_ns;
+    }
+
+    pub(super) fn pause_ns(&mut self, pauses: &Pauses, jitter: &mut Jitter) -> u64 {
+        let pause_ns = jitter.around(self.next_ns);
+        self.next_ns = self.next_ns.saturating_mul(2).min(pauses.longest_ns);
+        pause_ns
+    }
+}

@@ -1,0 +1,495 @@
+//! The nodes that this one is to be joined to: what carries out the decisions of
+//! [`tombolo_core::fabric::neighbour`].
+//!
+//! Dials take long, so each is made on a thread of its own; what happens to links is told by whoever drives them,
+//! and waits here in a queue. Nothing in here holds up the engine's loop, whatever the other nodes do.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use aws_lc_rs::rand;
+use parking_lot::Mutex;
+use tombolo_core::fabric::neighbour::{
+    Action, Change, CloseReason, Dial, DialOutcome, Event, Identity, LinkId, NeighbourId, Neighbours, Pauses,
+    Proof,
+};
+use tombolo_core::rdma::PeerId;
+use tombolo_link::{Address, Link, LossReason, Security};
+
+use crate::control::{Message, MessageV1, Reply, Request};
+use crate::life::Life;
+use crate::node::{JoinError, Node, Peer};
+
+/// How long a node that is dialed may take to answer, for each of the two steps.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
+/// The longest sleep, so that a stop is noticed.
+const MAX_SLEEP: Duration = Duration::from_millis(250);
+/// Between two looks at the paths of neighbours that have several addresses.
+const LOOK: Duration = Duration::from_millis(50);
+/// Questions to be joined that wait at once; beyond, they are refused and asked again.
+const MAX_JOINING: usize = 256;
+
+/// What has happened to a neighbour, for people.
+#[derive(Debug)]
+pub enum NeighbourEvent<'a> {
+    /// It is joined: the first time, or again.
+    Joined {
+        /// As it was named.
+        address: &'a Address,
+        /// What it calls itself.
+        name: String,
+        /// Not for the first time.
+        again: bool,
+    },
+    /// Its last link is lost.
+    Lost {
+        /// As it was named.
+        address: &'a Address,
+        /// Why.
+        reason: String,
+    },
+    /// It cannot be joined now, for a reason that was not told since it was joined the last time. It is tried
+    /// again.
+    Failed {
+        /// As it was named.
+        address: &'a Address,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What is told of links.
+#[derive(Debug)]
+enum News {
+    Event(Event),
+    /// A dial has failed, and why.
+    Failed(Dial, String),
+    Came(Arc<Peer>, Joining, bool),
+    /// Another path is up, or is not.
+    Path(Dial, Option<Arc<Peer>>),
+}
+
+/// Tells of links; held by the node.
+#[derive(Debug)]
+pub(crate) struct Told {
+    sender: Sender<News>,
+    /// Peers that wait to be joined.
+    joining: Mutex<usize>,
+}
+
+impl Told {
+    /// Nobody listens any more when the node stops.
+    fn tell(&self, news: News) {
+        let _ = self.sender.send(news);
+    }
+
+    /// A peer is lost, with all its links.
+    pub(crate) fn lost(&self, peer: PeerId) {
+        self.tell(News::Event(Event::Lost(LinkId(peer.0))));
+    }
+
+    /// Nothing is heard of a peer, by none of its links; or again.
+    pub(crate) fn suspected(&self, peer: PeerId, is_suspect: bool) {
+        self.tell(News::Event(Event::Suspected(LinkId(peer.0), is_suspect)));
+    }
+}
+
+/// Asks to be joined.
+#[derive(Debug)]
+struct Joining {
+    number: u32,
+    name: String,
+    life: Life,
+}
+
+/// The neighbours that a node wants, and what keeps them.
+#[derive(Debug)]
+pub struct Neighbourhood {
+    node: Arc<Node>,
+    wanted: Vec<Vec<Address>>,
+    security: Security,
+    news: Receiver<News>,
+    sender: Sender<News>,
+    seed: u64,
+    /// Those that wait for the answer whether they are joined.
+    joining: HashMap<LinkId, (Arc<Peer>, Joining)>,
+    /// The peers that neighbours are now, or were until just now.
+    reached: HashMap<NeighbourId, Arc<Peer>>,
+    /// Paths of neighbours beside the first link, by their addresses.
+    paths: HashMap<(NeighbourId, usize), Arc<Peer>>,
+    /// By which address a neighbour's first link was dialed.
+    firsts: HashMap<NeighbourId, (usize, LinkId)>,
+    /// What was told of failures last.
+    failures: HashMap<NeighbourId, String>,
+}
+
+fn proof_of(link: &dyn Link) -> Proof {
+    match (link.peer_key(), link.peer_process_id()) {
+        (Some(key), _) => Proof::Key(key.to_bytes()),
+        // The kernel says 0 of a process in another pid namespace.
+        (None, Some(process)) if process != 0 => Proof::Process(process),
+        (None, _) => Proof::Nothing,
+    }
+}
+
+impl Node {
+    /// A peer asks to be joined by this link, as a neighbour that it wants. `None`: it is answered later.
+    pub(crate) fn ask_to_be_joined(
+        &self,
+        peer: &Arc<Peer>,
+        number: u32,
+        name: String,
+        life: Life,
+        insists: bool,
+    ) -> Option<Reply> {
+        let Some(told) = self.neighbourhood.get() else {
+            // Nobody keeps the neighbours of this node: links stay as they come.
+            return Some(match self.introduced(peer, &name, life) {
+                Ok(()) => Reply::Introduced { name: self.name().to_owned(), life: self.life() },
+                Err(why) => Reply::Failed(why),
+            });
+        };
+        let mut joining = told.joining.lock();
+        if peer.is_part() || *joining >= MAX_JOINING {
+            return Some(Reply::Failed("this node cannot join by this link now".into()));
+        }
+        *joining += 1;
+        told.tell(News::Came(peer.clone(), Joining { number, name, life }, insists));
+        None
+    }
+
+    /// Connects to an address and asks to be joined.
+    fn dial(&self, address: &Address, security: &Security, insists: bool) -> Result<DialOutcome, JoinError> {
+        let link = tombolo_link::connect(address, security, DIAL_TIMEOUT)?;
+        let peer = self.add_peer(link);
+        peer.is_neighbour.store(true, Ordering::Relaxed);
+        let request = Request::Join { name: self.name().to_owned(), life: self.life(), insists };
+        let proof = proof_of(&*peer.link);
+        let answer = self.ask(&peer, request, DIAL_TIMEOUT);
+        let refused = |why: String| JoinError::Refused(address.clone(), why);
+        let outcome = match answer {
+            Ok((Reply::Introduced { name, life }, _)) => {
+                let identity = Identity { proof, life: life.0 };
+                let introduced = self.introduced(&peer, &name, life).map_err(refused);
+                introduced.map(|()| DialOutcome::Joined(LinkId(peer.id.0), identity))
+            }
+            Ok((Reply::JoinedAlready { life }, _)) => {
+                Ok(DialOutcome::Refused(Identity { proof, life: life.0 }))
+            }
+            Ok((Reply::Failed(why), _)) => Err(refused(why)),
+            Ok((other, _)) => Err(refused(format!("{other:?}"))),
+            Err(error) => Err(JoinError::Ask(address.clone(), error)),
+        };
+        if !matches!(outcome, Ok(DialOutcome::Joined(..))) {
+            self.close(&peer, LossReason::Superseded);
+        }
+        outcome
+    }
+
+    /// Connects to an address and asks who answers there.
+    fn identify(&self, address: &Address, security: &Security) -> Option<Identity> {
+        let link = tombolo_link::connect(address, security, DIAL_TIMEOUT).ok()?;
+        let peer = self.add_peer(link);
+        peer.is_neighbour.store(true, Ordering::Relaxed);
+        let answer = self.ask(&peer, Request::Identify, DIAL_TIMEOUT);
+        let proof = proof_of(&*peer.link);
+        self.close(&peer, LossReason::ClosedByPeer);
+        match answer {
+            Ok((Reply::Introduced { life, .. }, _)) => Some(Identity { proof, life: life.0 }),
+            _ => None,
+        }
+    }
+
+    /// Asks who answers at a peer's address, and ends its links if that is another life: what the peer lent,
+    /// or had under way, is gone, though its silence has not lasted as long as an outage.
+    pub(crate) fn close_if_restarted(&self, peer: &Arc<Peer>, address: &Address, security: &Security) {
+        let (Some(known), Some(found)) = (peer.identity(), self.identify(address, security)) else { return };
+        // Only the same key, or the kernel, says whose next life it is.
+        if found.proof == proof_of(&*peer.link) && found.life != known.life.0 {
+            self.close(peer, LossReason::Restarted);
+        }
+    }
+
+    /// Ends all links of a peer.
+    fn close(&self, peer: &Arc<Peer>, reason: LossReason) {
+        let parts = peer.paths.read().clone();
+        for link in parts.iter().chain([peer]) {
+            link.link.close(reason);
+            self.lose(link, reason);
+        }
+        self.forget(peer);
+    }
+}
+
+impl Neighbourhood {
+    /// What keeps these neighbours, each with its addresses, of a node that has no peers yet: the first numbers
+    /// are theirs. Nothing happens before [`Neighbourhood::keep`].
+    pub fn new(node: &Arc<Node>, wanted: Vec<Vec<Address>>, security: &Security) -> io::Result<Self> {
+        let mut seed = [0; 8];
+        rand::fill(&mut seed).map_err(|_| io::Error::other("no random numbers"))?;
+        let (sender, news) = mpsc::channel();
+        let told = Told { sender: sender.clone(), joining: Mutex::new(0) };
+        if !node.keep_numbers(wanted.len()) || node.neighbourhood.set(told).is_err() {
+            return Err(io::Error::other("this node has peers already, or is to have too many"));
+        }
+        Ok(Self {
+            node: node.clone(),
+            wanted,
+            security: security.clone(),
+            news,
+            sender,
+            seed: u64::from_le_bytes(seed),
+            joining: HashMap::new(),
+            reached: HashMap::new(),
+            paths: HashMap::new(),
+            firsts: HashMap::new(),
+            failures: HashMap::new(),
+        })
+    }
+
+    /// Joins them, and joins again those that are lost, until `stop` says so; others serve the node meanwhile.
+    pub fn keep(mut self, stop: &AtomicBool, told: &dyn Fn(NeighbourEvent<'_>)) {
+        let addresses: Vec<usize> = self.wanted.iter().map(Vec::len).collect();
+        let looks = addresses.iter().any(|count| *count > 1);
+        let longest = if looks { LOOK } else { MAX_SLEEP };
+        let (life, now) = (self.node.life().0, self.node.now());
+        let mut machine = Neighbours::new(life, &addresses, Pauses::default(), self.seed, now);
+        let mut event = Event::Elapsed;
+        while !stop.load(Ordering::Relaxed) {
+            self.handle(&mut machine, event, told);
+            if looks {
+                self.look_at_paths(&mut machine, told);
+            }
+            let now = self.node.now();
+            let until = machine.next_deadline().map(|deadline| Duration::from_nanos(deadline.since_ns(now)));
+            let sleep = until.map_or(longest, |until| until.min(longest));
+            event = match self.news.recv_timeout(sleep) {
+                Ok(news) => self.event_of(news, told),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Event::Elapsed,
+            };
+        }
+    }
+
+    fn handle(&mut self, machine: &mut Neighbours, event: Event, told: &dyn Fn(NeighbourEvent<'_>)) {
+        let newcomer = match &event {
+            Event::Dialed(dial, DialOutcome::Joined(link, _)) => {
+                self.firsts.insert(dial.neighbour(), (dial.address(), *link));
+                Some(*link)
+            }
+            Event::Came { link, .. } => Some(*link),
+            _ => None,
+        };
+        machine.handle(self.node.now(), event);
+        self.act(machine, told);
+        // It may have been lost before it was known here.
+        if let Some(link) = newcomer
+            && self.node.peer(PeerId(link.0)).is_none_or(|peer| peer.loss().is_some())
+        {
+            machine.handle(self.node.now(), Event::Lost(link));
+            self.act(machine, told);
+        }
+    }
+
+    fn act(&mut self, machine: &mut Neighbours, told: &dyn Fn(NeighbourEvent<'_>)) {
+        while let Some(action) = machine.poll() {
+            self.carry_out(action, told);
+        }
+    }
+
+    /// What the news mean.
+    fn event_of(&mut self, news: News, told: &dyn Fn(NeighbourEvent<'_>)) -> Event {
+        match news {
+            News::Event(event) => event,
+            News::Failed(dial, reason) => {
+                let neighbour = dial.neighbour();
+                if let Some(address) = self.address(neighbour, 0)
+                    && self.failures.get(&neighbour) != Some(&reason)
+                {
+                    told(NeighbourEvent::Failed { address, reason: reason.clone() });
+                    self.failures.insert(neighbour, reason);
+                }
+                Event::Dialed(dial, DialOutcome::Failed)
+            }
+            News::Came(peer, joining, insists) => {
+                let link = LinkId(peer.id.0);
+                let identity = Identity { proof: proof_of(&*peer.link), life: joining.life.0 };
+                self.joining.insert(link, (peer, joining));
+                Event::Came { link, identity, insists }
+            }
+            News::Path(dial, part) => {
+                let is_up = part.is_some();
+                if let Some(part) = part {
+                    self.paths.insert((dial.neighbour(), dial.address()), part);
+                }
+                Event::PathAdded(dial, is_up)
+            }
+        }
+    }
+
+    fn address(&self, neighbour: NeighbourId, address: usize) -> Option<&Address> {
+        self.wanted.get(neighbour.0 as usize)?.get(address)
+    }
+
+    /// Does something that takes long on a thread of its own, and tells what came of it. Where there is no
+    /// thread, the dial has failed.
+    fn on_a_thread(
+        &self,
+        dial: Dial,
+        failed: fn(Dial) -> News,
+        work: impl FnOnce(&Node, &Address, &Security, Dial) -> News + Send + 'static,
+    ) {
+        let Some(address) = self.address(dial.neighbour(), dial.address()).cloned() else { return };
+        let (node, security, sender) = (self.node.clone(), self.security.clone(), self.sender.clone());
+        // The dial goes along, and comes back if the thread cannot be started.
+        let shared = Arc::new(Mutex::new(Some(dial)));
+        let taken = shared.clone();
+        let started = std::thread::Builder::new().name("dial".into()).spawn(move || {
+            if let Some(dial) = taken.lock().take() {
+                let _ = sender.send(work(&node, &address, &security, dial));
+            }
+        });
+        if started.is_err()
+            && let Some(dial) = shared.lock().take()
+        {
+            let _ = self.sender.send(failed(dial));
+        }
+    }
+
+    fn carry_out(&mut self, action: Action, told: &dyn Fn(NeighbourEvent<'_>)) {
+        match action {
+            Action::Dial { dial, insist } => {
+                let failed = |dial| News::Failed(dial, "cannot start a thread".into());
+                self.on_a_thread(dial, failed, move |node, address, security, dial| {
+                    match node.dial(address, security, insist) {
+                        Ok(outcome) => News::Event(Event::Dialed(dial, outcome)),
+                        Err(error) => News::Failed(dial, error.to_string()),
+                    }
+                });
+            }
+            Action::Probe(dial) => {
+                let failed = |dial| News::Event(Event::Probed(dial, None));
+                self.on_a_thread(dial, failed, |node, address, security, dial| {
+                    let found = node.identify(address, security);
+                    News::Event(Event::Probed(dial, found))
+                });
+            }
+            Action::AddPath(dial, link) => self.add_path(dial, link),
+            Action::Answer(link, accepted) => self.answer(link, accepted),
+            Action::Close(link, reason) => {
+                let reason = match reason {
+                    CloseReason::Duplicate => LossReason::Superseded,
+                    CloseReason::Restarted => LossReason::Restarted,
+                };
+                if let Some(peer) = self.node.peer(PeerId(link.0)) {
+                    self.node.close(&peer, reason);
+                }
+            }
+            Action::Assign(neighbour, link) => self.assign(neighbour, link),
+            Action::Report(neighbour, change) => self.report(neighbour, change, told),
+        }
+    }
+
+    fn answer(&mut self, link: LinkId, accepted: bool) {
+        let Some((peer, Joining { number, name, life })) = self.joining.remove(&link) else { return };
+        if let Some(told) = self.node.neighbourhood.get() {
+            *told.joining.lock() -= 1;
+        }
+        let reply = if accepted {
+            match self.node.introduced(&peer, &name, life) {
+                Ok(()) => Reply::Introduced { name: self.node.name().to_owned(), life: self.node.life() },
+                Err(why) => Reply::Failed(why),
+            }
+        } else {
+            peer.is_neighbour.store(true, Ordering::Relaxed);
+            Reply::JoinedAlready { life: self.node.life() }
+        };
+        // If this is not taken, the other side asks again by another link.
+        let _ = peer.link.send_control(&Message::V1(MessageV1::Answer { number, reply }).encode(), &[]);
+    }
+
+    fn assign(&mut self, neighbour: NeighbourId, link: Option<LinkId>) {
+        let number = neighbour.0 + 1;
+        self.paths.retain(|(of, _), _| *of != neighbour);
+        let peer = link.and_then(|link| self.node.peer(PeerId(link.0)));
+        let numbers = &self.node.programs.numbers;
+        match peer {
+            Some(peer) => {
+                peer.is_neighbour.store(true, Ordering::Relaxed);
+                let life = peer.identity().map(|identity| identity.life);
+                numbers.assign(number, Some((peer.id, &*peer.link, life)));
+                self.reached.insert(neighbour, peer);
+            }
+            // It is lost already; that is told next.
+            None => numbers.assign(number, None),
+        }
+    }
+
+    fn report(&mut self, neighbour: NeighbourId, change: Change, told: &dyn Fn(NeighbourEvent<'_>)) {
+        let number = neighbour.0 + 1;
+        let Some(address) = self.wanted.get(neighbour.0 as usize).and_then(|ways| ways.first()) else {
+            return;
+        };
+        match change {
+            Change::Joined | Change::JoinedAgain => {
+                let peer = self.node.programs.numbers.peer(number).and_then(|peer| self.node.peer(peer));
+                let name = peer.map_or_else(String::new, |peer| peer.name.lock().clone());
+                told(NeighbourEvent::Joined { address, name, again: change == Change::JoinedAgain });
+                self.failures.remove(&neighbour);
+            }
+            Change::Lost => {
+                let lost = self.reached.remove(&neighbour).and_then(|peer| peer.loss());
+                let reason = lost.map_or_else(|| "its link is gone".into(), |reason| reason.to_string());
+                told(NeighbourEvent::Lost { address, reason });
+            }
+            Change::IsItself => {
+                let reason = "this is the node itself: name others".to_owned();
+                told(NeighbourEvent::Failed { address, reason: reason.clone() });
+                self.failures.insert(neighbour, reason);
+            }
+        }
+    }
+
+    fn add_path(&self, dial: Dial, link: LinkId) {
+        let (peer, ways) = (self.node.peer(PeerId(link.0)), self.wanted.get(dial.neighbour().0 as usize));
+        let wants_more = peer.as_ref().zip(ways).is_some_and(|(peer, ways)| {
+            // The other side may have dialed some.
+            peer.paths.read().len() + usize::from(peer.has_link()) < ways.len()
+        });
+        let failed = |dial| News::Path(dial, None);
+        let Some(peer) = peer.filter(|_| wants_more) else {
+            let _ = self.sender.send(failed(dial));
+            return;
+        };
+        self.on_a_thread(dial, failed, move |node, address, security, dial| {
+            let token = match node.ask(&peer, Request::PathToken, DIAL_TIMEOUT) {
+                Ok((Reply::PathToken(token), _)) => token,
+                _ => return News::Path(dial, None),
+            };
+            News::Path(dial, node.join_as_path(&peer, token, address, security, DIAL_TIMEOUT).ok())
+        });
+    }
+
+    /// Finds the paths that are lost.
+    fn look_at_paths(&mut self, machine: &mut Neighbours, told: &dyn Fn(NeighbourEvent<'_>)) {
+        let mut lost: Vec<(NeighbourId, usize)> =
+            self.paths.iter().filter(|(_, part)| !part.has_link()).map(|(place, _)| *place).collect();
+        lost.iter().for_each(|place| _ = self.paths.remove(place));
+        // The first link of one that has others.
+        self.firsts.retain(|neighbour, (address, link)| {
+            let Some(peer) = self.node.peer(PeerId(link.0)).filter(|peer| peer.loss().is_none()) else {
+                return machine.link_of(*neighbour) == Some(*link);
+            };
+            if !peer.has_link() {
+                lost.push((*neighbour, *address));
+            }
+            peer.has_link()
+        });
+        for (neighbour, address) in lost {
+            self.handle(machine, Event::PathLost(neighbour, address), told);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! `--outage`: how long another node may be silent.
+
+use std::time::Duration;
+
+use clap::Args;
+use tombolo_link::udp::SUSPECT_AFTER;
+
+/// How silence over UDP is dealt with.
+#[derive(Args, Clone, Copy)]
+pub struct OutageArguments {
+    /// How long nothing may be heard of another node over UDP before it is lost, as 10s, 1.5s or 2m. What is
+    /// under way waits meanwhile, and goes on when the link is back.
+    #[arg(long, value_name = "TIME", value_parser = outage, default_value = DEFAULT)]
+    outage: Duration,
+}
+
+/// As links have it.
+const DEFAULT: &str = "10s";
+/// Longer ones are mistakes.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+impl OutageArguments {
+    /// How long.
+    pub fn outage(self) -> Duration {
+        self.outage
+    }
+}
+
+fn outage(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is no time: expected a number with ms, s, m or h, as in 10s");
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
+    let (number, unit) = text.split_at(split);
+    let unit_s = match unit {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(wrong()),
+    };
+    let seconds = number.parse::<f64>().map_err(|_| wrong())? * unit_s;
+    let time = Duration::try_from_secs_f64(seconds).map_err(|_| wrong())?;
+    if time < SUSPECT_AFTER {
+        return Err(format!(
+            "{text} is less than {} s, after which silence is noticed at all",
+            SUSPECT_AFTER.as_secs_f64()
+        ));
+    }
+    if time > LONGEST {
+        return Err(format!("{text} is more than a day"));
+    }
+    Ok(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use tombolo_link::udp::DEFAULT_OUTAGE;
+
+    use super::*;
+
+    #[test]
+    fn times_are_written_with_their_units() {
+        assert_eq!(outage(DEFAULT), Ok(DEFAULT_OUTAGE));
+        for (text, milliseconds) in [("1.5s", 1500), ("1500ms", 1500), ("2m", 120_000), ("1h", 3_600_000)] {
+            assert_eq!(outage(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+        for text in ["", "10", "s", "1.s.s", "-3s", "3 s", "3d", "1s", "0s", "25h", "1e9s", "nans"] {
+            assert!(outage(text).is_err(), "{text}");
+        }
+    }
+}

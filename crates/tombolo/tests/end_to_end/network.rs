@@ -1,0 +1,280 @@
+//! Two machines in network namespaces, with keys, and a cable between them: they want each other, are started in
+//! any order, restarted, and the cable is pulled out under a running program.
+//!
+//! `TOMBOLO_RESTARTS=50` restarts them more often.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::common::{PATIENCE, Running, Scratch, TOMBOLO, compiled, needs, path_of, sized};
+use crate::programs::lines;
+
+/// How long two nodes that are both there may take to be joined: the longest pause between two dials, a dial that
+/// is under way, and a slow machine.
+const SOON: Duration = Duration::from_secs(60);
+
+fn ip(words: &str) -> Result<(), String> {
+    let output = Command::new("ip").args(words.split_whitespace()).output();
+    let output = output.map_err(|error| format!("ip: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    output.status.success().then_some(()).ok_or_else(|| format!("ip {words}: {said}"))
+}
+
+/// `one` 10.79.0.1 ── cable ── 10.79.0.2 `other`, each with a key, and both keys on its list.
+struct Machines {
+    name: String,
+    homes: [Scratch; 2],
+}
+
+impl Machines {
+    fn new() -> Result<Self, String> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let homes = ["one", "other"].map(Scratch::new);
+        let machines = Self { name: format!("tombolo-e2e-{}-{number}", std::process::id()), homes };
+        for which in 0..2 {
+            ip(&format!("netns add {}", machines.place(which)))?;
+            machines.at(which, "link set lo up")?;
+        }
+        let [one, other] = [0, 1].map(|which| machines.place(which));
+        ip(&format!("link add cable netns {one} type veth peer name cable netns {other}"))?;
+        for which in 0..2 {
+            machines.at(which, &format!("address add 10.79.0.{}/24 dev cable", which + 1))?;
+            machines.at(which, "link set cable up")?;
+        }
+        let keys = [0, 1].map(|which| machines.start(which, &["keygen"]).wait(PATIENCE).text());
+        for home in &machines.homes {
+            let folder = home.path().join(".config/tombolo");
+            fs::write(folder.join("allow"), keys.concat()).map_err(|error| error.to_string())?;
+        }
+        Ok(machines)
+    }
+
+    fn place(&self, which: usize) -> String {
+        format!("{}-{which}", self.name)
+    }
+
+    fn at(&self, which: usize, words: &str) -> Result<(), String> {
+        ip(&format!("-n {} {words}", self.place(which)))
+    }
+
+    fn address(which: usize) -> String {
+        format!("udp:10.79.0.{}:7000", which + 1)
+    }
+
+    /// Starts `tombolo` at one of them.
+    fn start(&self, which: usize, arguments: &[&str]) -> Running {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.place(which), TOMBOLO]).args(arguments);
+        command.env("HOME", self.homes[which].path()).env_remove("XDG_CONFIG_HOME");
+        command.env_remove("TOMBOLO_KEY").env_remove("TOMBOLO_ALLOW");
+        // The program's own.
+        command.env("LC_ALL", "C");
+        Running::start(command, Vec::new())
+    }
+
+    /// A node that lends, and wants the other. It lends at once, whatever the other does.
+    fn node(&self, which: usize) -> Running {
+        let (own, other) = (Self::address(which), Self::address(1 - which));
+        let name = format!("node-{which}");
+        let node = self
+            .start(which, &["node", "--listen", &own, "--lend", "512M", "--name", &name, "--peer", &other]);
+        node.output_with(" at ", Duration::from_secs(30));
+        node
+    }
+
+    fn cable(&self, state: &str) {
+        self.at(0, &format!("link set cable {state}")).unwrap();
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        for which in 0..2 {
+            let _ = ip(&format!("netns delete {}", self.place(which)));
+        }
+    }
+}
+
+/// The machines, or `None`, loudly, where there may be none.
+fn machines() -> Option<Machines> {
+    match Machines::new() {
+        Ok(machines) => Some(machines),
+        Err(trouble) => {
+            assert!(
+                std::env::var_os("TOMBOLO_REQUIRE_ALL").is_none_or(|value| value != "1"),
+                "nothing may be left out, but there are no network namespaces: {trouble}"
+            );
+            let name = std::thread::current().name().unwrap_or("a test").to_owned();
+            let _ = writeln!(std::io::stderr(), "LEFT OUT: {name}: needs root and `ip`: {trouble}");
+            None
+        }
+    }
+}
+
+fn count(node: &Running, text: &str) -> usize {
+    node.errors().matches(text).count()
+}
+
+fn joined_times(node: &Running, times: usize) {
+    let since = Instant::now();
+    while count(node, "tombolo: joined ") < times {
+        assert!(since.elapsed() < SOON, "not joined {times} times: {}", node.errors());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The links of a node, as it says itself, without the one by which it is asked.
+fn links(machines: &Machines, which: usize) -> u64 {
+    let asked = machines.start(1 - which, &["status", "--json", &Machines::address(which)]).wait(PATIENCE);
+    assert_eq!(asked.code(), 0, "{}", asked.stderr);
+    let status: serde_json::Value = serde_json::from_slice(&asked.stdout).expect("JSON");
+    status["counters"]["links_up"].as_u64().expect("a number") - 1
+}
+
+fn one_link(machines: &Machines) {
+    let since = Instant::now();
+    loop {
+        let links = [0, 1].map(|which| links(machines, which));
+        if links == [1, 1] {
+            return;
+        }
+        assert!(since.elapsed() < SOON, "{links:?} links");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn nodes_that_name_each_other_are_joined_in_any_order_and_after_every_restart() {
+    let Some(machines) = machines() else { return };
+    for first in 0..2 {
+        let lone = machines.node(first);
+        lone.errors_with("cannot join", SOON);
+        let late = machines.node(1 - first);
+        [&lone, &late].into_iter().for_each(|node| joined_times(node, 1));
+        one_link(&machines);
+    }
+    let mut nodes = [0, 1].map(|which| Some(machines.node(which)));
+    let mut joined = [1, 1];
+    let restarts = std::env::var("TOMBOLO_RESTARTS").ok().and_then(|text| text.parse().ok()).unwrap_or(5);
+    for round in 0..restarts {
+        for (node, times) in nodes.iter().flatten().zip(joined) {
+            joined_times(node, times);
+        }
+        one_link(&machines);
+        let which = round % 2;
+        let node = nodes[which].take().expect("it runs");
+        // Politely, or so that the other has to find out.
+        let is_polite = round % 3 == 0;
+        node.signal(if is_polite { Signal::TERM } else { Signal::KILL });
+        node.wait(PATIENCE);
+        if is_polite && let Some(other) = &nodes[1 - which] {
+            other.errors_with("closed by peer", SOON);
+        }
+        nodes[which] = Some(machines.node(which));
+        joined[which] = 1;
+        joined[1 - which] += 1;
+    }
+    for (node, times) in nodes.iter().flatten().zip(joined) {
+        joined_times(node, times);
+        // Each change is said once.
+        assert_eq!(count(node, "tombolo: lost "), times - 1, "{}", node.errors());
+    }
+    one_link(&machines);
+}
+
+#[test]
+fn a_cable_that_was_out_for_seconds_costs_nothing_but_time() {
+    needs!("sort");
+    for seconds in sized(vec![3], vec![1, 3, 9]) {
+        out_for(Duration::from_secs(seconds));
+    }
+}
+
+fn out_for(time: Duration) {
+    let Some(machines) = machines() else { return };
+    let input = machines.homes[0].file("input");
+    fs::write(&input, lines(70_000)).unwrap();
+    let words = [&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input];
+    let mut plain = Command::new(words[0]);
+    plain.args(&words[1..]).env("LC_ALL", "C");
+    let plain = Running::start(plain, Vec::new()).wait(PATIENCE);
+    let nodes = [0, 1].map(|which| machines.node(which));
+    nodes.iter().for_each(|node| joined_times(node, 1));
+    let report = machines.homes[0].file("report.json");
+    let mut arguments = vec!["run", "--from", "udp:10.79.0.2:7000", "--local", "8M", "--remote", "128M"];
+    arguments.extend(["--report", &report, "--"]);
+    arguments.extend(words);
+    let run = machines.start(0, &arguments);
+    // It has begun to page.
+    wait_for_traffic(&machines, 4 << 20);
+    machines.cable("down");
+    std::thread::sleep(time);
+    machines.cable("up");
+    let outcome = run.wait(PATIENCE);
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    assert!(outcome.stdout == plain.stdout, "the output differs");
+    assert!(!outcome.stderr.contains("gone") && !outcome.stderr.contains("SIGBUS"), "{}", outcome.stderr);
+    assert!(Path::new(&report).exists());
+    for node in &nodes {
+        assert_eq!(count(node, "tombolo: lost "), 0, "{}", node.errors());
+        assert_eq!(count(node, "tombolo: joined "), 1, "{}", node.errors());
+    }
+}
+
+/// A lender that is killed and started again has nothing of what it lent: the program need not wait for the
+/// outage to hear of that.
+#[test]
+fn a_lender_that_was_started_again_is_known_by_its_life() {
+    needs!("cc");
+    let Some(machines) = machines() else { return };
+    let lender = machines.node(1);
+    let hold = compiled("hold", &[]);
+    let run = machines.start(
+        0,
+        &[
+            "run",
+            "--from",
+            "udp:10.79.0.2:7000",
+            "--local",
+            "8M",
+            "--remote",
+            "128M",
+            "--outage",
+            "1h",
+            "--",
+            &hold,
+            "64",
+            "check",
+        ],
+    );
+    run.output_with("holding", Duration::from_secs(120));
+    lender.signal(Signal::KILL);
+    lender.wait(PATIENCE);
+    let _again = machines.node(1);
+    let outcome = run.wait(PATIENCE);
+    assert_eq!(outcome.code(), 135, "SIGBUS; stderr: {}", outcome.stderr);
+    assert!(outcome.stderr.contains("started again"), "{}", outcome.stderr);
+}
+
+/// Waits until that much has gone out by the cable.
+fn wait_for_traffic(machines: &Machines, bytes: u64) {
+    let place = machines.place(0);
+    let since = Instant::now();
+    loop {
+        let words = ["netns", "exec", &place, "cat", "/sys/class/net/cable/statistics/tx_bytes"];
+        let output = Command::new("ip").args(words).output().expect("ip");
+        let sent = String::from_utf8_lossy(&output.stdout).trim().parse::<u64>().unwrap_or(0);
+        if sent > bytes {
+            return;
+        }
+        assert!(since.elapsed() < PATIENCE, "{sent} bytes have gone out");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
