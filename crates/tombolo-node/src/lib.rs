@@ -51,4 +51,5 @@ pub use programs::callers::receive_programs;
 pub use serve::{PeerEvent, Turn, serve};
 pub use tombolo_core::rdma::MAX_PATHS;
 pub use tombolo_link::identity;
-pub use tombolo_link::{Address, AddressError, Listener, OpenError, Security, listen};
+pub use tombolo_link::shm::ShmListener;
+pub use tombolo_link::{Address, AddressError, Listener, Listeners, OpenError, Security, listen};

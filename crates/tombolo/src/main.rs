@@ -11,6 +11,7 @@ mod cp;
 mod demo;
 mod doctor;
 mod keygen;
+mod local;
 mod ls;
 mod node;
 mod output;

@@ -8,19 +8,20 @@ use std::time::Duration;
 use clap::Args;
 use tombolo_host::process::Hangups;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Limits, Node, OpenError, PeerEvent, Security};
+use tombolo_node::{Address, Limits, Listener, Listeners, Node, OpenError, PeerEvent, Security};
 
 use crate::security::SecurityArguments;
 use crate::size::Size;
-use crate::ways::Ways;
-use crate::{Failure, output};
+use crate::ways::{self, Ways};
+use crate::{Failure, local, output};
 
 /// Arguments of `tombolo node`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Where to listen: shm:PATH for this machine, udp:HOST:PORT for others, with keys.
-    #[arg(long, value_name = "ADDR")]
-    listen: Address,
+    /// Where to listen: shm:PATH for this machine, udp:HOST:PORT for others, with keys. Several are separated
+    /// by commas, or given one by one.
+    #[arg(long, value_name = "ADDR", value_delimiter = ',', required = true)]
+    listen: Vec<Address>,
     /// How much memory may be lent.
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     lend: Size,
@@ -102,10 +103,17 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     }
     let name = arguments.name.clone().unwrap_or_else(host_name);
     let ways = arguments.peer.iter().flat_map(Ways::iter);
-    let addresses: Vec<Address> = ways.chain([&arguments.listen]).cloned().collect();
+    let addresses: Vec<Address> = ways.chain(&arguments.listen).cloned().collect();
     let security = arguments.security.of(&addresses)?;
-    let listener = tombolo_node::listen(&arguments.listen, &security)
-        .map_err(|error| cannot_listen(arguments, &error))?;
+    let mut listeners = listen(&arguments.listen, &security)?;
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    match local::listen(&name) {
+        Ok(local) => listeners.push(local),
+        Err(reason) => eprintln!(
+            "tombolo: no socket for `tombolo status` without an address, which does not find this node: {reason}"
+        ),
+    }
+    let listener = Listeners::new(listeners)?;
     let limits = Limits {
         domains: arguments.domains,
         program_memory_bytes: arguments.program_memory.0,
@@ -134,10 +142,10 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         let node = node.clone();
         std::thread::spawn(move || tombolo_node::receive_programs(&node, &listener, &STOP))
     });
-    output::line(&format!("node {name} lends {} at {}", arguments.lend, listener.address()));
+    output::line(&format!("node {name} lends {} at {}", arguments.lend, addresses.join(", ")));
     // Whoever started it waits for that line.
     output::finish()?;
-    tombolo_node::serve(&node, &*listener, &STOP, &|event| match event {
+    tombolo_node::serve(&node, &listener, &STOP, &|event| match event {
         PeerEvent::Came(Some(process)) => eprintln!("tombolo: process {process} connected"),
         PeerEvent::Came(None) => eprintln!("tombolo: a peer connected"),
         PeerEvent::PathGone(reason) => eprintln!("tombolo: a further link to a peer is gone: {reason}"),
@@ -159,9 +167,19 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// Listens at all of these addresses.
+fn listen(addresses: &[Address], security: &Security) -> Result<Vec<Box<dyn Listener>>, Failure> {
+    if let Some(address) = ways::twice(addresses.iter()) {
+        return Err(Failure::new(format!("--listen names {address} twice")));
+    }
+    let listen =
+        |address| tombolo_node::listen(address, security).map_err(|error| cannot_listen(address, &error));
+    addresses.iter().map(listen).collect()
+}
+
 /// Says where the node cannot listen, which not every reason does.
-fn cannot_listen(arguments: &Arguments, error: &OpenError) -> Failure {
-    let (address, reason) = (arguments.listen.to_string(), error.to_string());
+fn cannot_listen(address: &Address, error: &OpenError) -> Failure {
+    let (address, reason) = (address.to_string(), error.to_string());
     if reason.contains(&address) {
         return Failure::new(reason);
     }

@@ -1,23 +1,55 @@
 //! `tombolo status`: ask a node how it is.
 
+use std::str::FromStr;
+
 use clap::Args;
 use tombolo_node::{Borrower, NodeStatus};
 
-use crate::asked::NodeArguments;
+use crate::asked::AskArguments;
 use crate::size::Size;
-use crate::{Failure, output};
+use crate::ways::{Ways, WaysError};
+use crate::{Failure, local, output};
 
 /// Arguments of `tombolo status`.
 #[derive(Args)]
 pub struct Arguments {
+    /// Which node: where it listens, or the name of one that this user runs on this machine. Not needed where
+    /// only one runs. Several addresses of a node are joined by +.
+    #[arg(value_name = "NAME|ADDR[+ADDR...]")]
+    node: Option<Which>,
     #[command(flatten)]
-    node: NodeArguments,
+    ask: AskArguments,
+}
+
+/// Which node is meant.
+#[derive(Clone, Debug)]
+enum Which {
+    /// The one at these addresses.
+    At(Ways),
+    /// The one of this name on this machine.
+    Named(String),
+}
+
+impl FromStr for Which {
+    type Err = WaysError;
+
+    fn from_str(text: &str) -> Result<Self, WaysError> {
+        match text.contains(':') || text.is_empty() {
+            true => text.parse().map(Self::At),
+            false => Ok(Self::Named(text.to_owned())),
+        }
+    }
 }
 
 /// Prints the node's status.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let NodeArguments { address, ask } = &arguments.node;
-    let security = ask.security(address)?;
+    let Arguments { node, ask } = arguments;
+    let address = match node {
+        Some(Which::At(address)) => address.clone(),
+        Some(Which::Named(name)) => local::node_named(name)?.into(),
+        None => local::only_node()?.into(),
+    };
+    let security = ask.security(&address)?;
     let status = address.ask(|address| tombolo_node::status_of(address, &security))?;
     if ask.json {
         output::json(&in_json(&status))?;

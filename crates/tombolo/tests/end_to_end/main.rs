@@ -17,6 +17,7 @@ mod kernel_truth;
 mod limits;
 mod memory_calls;
 mod operating;
+mod own_nodes;
 mod paths;
 mod programs;
 mod rdma;

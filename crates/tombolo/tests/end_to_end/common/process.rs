@@ -63,6 +63,10 @@ impl Running {
     /// Starts it and feeds it `input`.
     pub fn start(mut command: Command, input: Vec<u8>) -> Self {
         let name = format!("{command:?}");
+        if command.get_envs().all(|(variable, _)| variable != "TOMBOLO_RUNTIME_DIR") {
+            // Away from the nodes that people run here.
+            command.env("TOMBOLO_RUNTIME_DIR", std::env::temp_dir().join("tombolo-test-nodes"));
+        }
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let since = Instant::now();
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
