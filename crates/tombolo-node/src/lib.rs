@@ -9,6 +9,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod admission;
 mod bells;
 mod borrow;
 mod carry;

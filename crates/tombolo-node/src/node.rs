@@ -214,6 +214,8 @@ pub struct Node {
     pub(crate) arrivals: AtomicU32,
     /// Grows while a program drives this node by itself.
     pub(crate) driven: AtomicU32,
+    /// It lends to nobody new.
+    pub(crate) is_ending: AtomicBool,
     /// The engine has more to be done than was done in one go.
     unfinished: AtomicBool,
 }
@@ -324,6 +326,7 @@ impl Node {
             answered: Answered::default(),
             arrivals: AtomicU32::new(0),
             driven: AtomicU32::new(0),
+            is_ending: AtomicBool::new(false),
             unfinished: AtomicBool::new(false),
         })
     }

@@ -10,6 +10,8 @@ mod bench;
 mod cp;
 mod demo;
 mod doctor;
+mod drain;
+mod duration;
 mod keygen;
 mod local;
 mod ls;

@@ -6,14 +6,14 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
-use tombolo_host::process::Hangups;
+use tombolo_host::process::Signals;
 use tombolo_host::unix::SeqpacketListener;
 use tombolo_node::{Address, Limits, Listener, Listeners, Node, OpenError, PeerEvent, Security};
 
 use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::ways::{self, Ways};
-use crate::{Failure, local, output};
+use crate::{Failure, drain, duration, local, output};
 
 /// Arguments of `tombolo node`.
 #[derive(Args)]
@@ -42,6 +42,10 @@ pub struct Arguments {
     /// numbered from 1, in this order. Several addresses of one node, joined by +, are all used at once.
     #[arg(long, value_name = "ADDR[+ADDR...]", value_delimiter = ',')]
     peer: Vec<Ways>,
+    /// How long the node stays for its borrowers when it is to end (SIGTERM, SIGINT), lending to nobody new.
+    /// Another signal ends it at once.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
+    drain_timeout: Duration,
     /// What others see this node as; the host's name unless given.
     #[arg(long)]
     name: Option<String>,
@@ -63,8 +67,8 @@ pub fn host_name() -> String {
 const HANDSHAKE_TO_LINK: Duration = Duration::from_secs(1);
 
 /// Reads the list of keys again at each SIGHUP, and ends the links of keys that are not on it any more.
-fn reload_at_hangups(node: &Node, security: &Security, hangups: &Hangups) {
-    while hangups.wait().is_ok() {
+fn reload_at_hangups(node: &Node, security: &Security, hangups: &Signals) {
+    while hangups.next(None).is_ok() {
         let Security::Secure(identity) = security else {
             eprintln!("tombolo: SIGHUP: no link of this node has keys, so there is no list to read again");
             continue;
@@ -89,10 +93,12 @@ fn reload_at_hangups(node: &Node, security: &Security, hangups: &Hangups) {
     }
 }
 
-/// Runs until SIGINT or SIGTERM.
+/// Runs until SIGINT or SIGTERM, and then until its borrowers have gone.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     // Before any thread is started.
-    let hangups = Hangups::take().map_err(|error| Failure::new(format!("cannot take SIGHUP: {error}")))?;
+    let cannot_take = |error| Failure::new(format!("cannot take signals: {error}"));
+    let hangups = Signals::take_hangups().map_err(cannot_take)?;
+    let stops = Signals::take_stops().map_err(cannot_take)?;
     let available = available_bytes().unwrap_or(u64::MAX);
     if arguments.lend.0 > available {
         return Err(Failure::new(format!(
@@ -121,6 +127,10 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     };
     allow_descriptors(&limits);
     let node = Arc::new(Node::with_limits(&name, arguments.lend.0 / 4096 * 4096, 0, limits)?);
+    std::thread::spawn({
+        let (node, timeout) = (node.clone(), arguments.drain_timeout);
+        move || drain::end_at_signals(&node, &stops, timeout, &STOP, &|text| eprintln!("tombolo: {text}"))
+    });
     // First all nodes, so that they are numbered in order.
     let mut several = Vec::new();
     for ways in &arguments.peer {
@@ -133,7 +143,6 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         keepers.push(std::thread::spawn(move || paths.keep(&node, &security, PATIENCE, &STOP)));
     }
     let programs = arguments.programs.as_deref().map(SeqpacketListener::bind).transpose()?;
-    tombolo_host::process::stop_on_signals(&STOP);
     std::thread::spawn({
         let (node, security) = (node.clone(), security.clone());
         move || reload_at_hangups(&node, &security, &hangups)

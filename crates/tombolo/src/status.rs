@@ -61,7 +61,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     ));
     output::line(&format!("lent {} of {}", Size(status.lent_bytes), Size(status.lend_bytes)));
     for borrower in &status.borrowers {
-        output::line(&said_of(borrower));
+        output::line(&format!("  {}", said_of(borrower)));
     }
     let count =
         |name: &str| status.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
@@ -93,8 +93,8 @@ fn in_json(status: &NodeStatus) -> serde_json::Value {
     })
 }
 
-/// A line about a borrower: whatever is known of it, and what it has.
-fn said_of(borrower: &Borrower) -> String {
+/// About a borrower: whatever is known of it, and what it has.
+pub fn said_of(borrower: &Borrower) -> String {
     let Borrower { name, process_id, address, key, bytes, segments } = borrower;
     let mut known: Vec<String> = Vec::new();
     known.extend(process_id.map(|process| format!("process {process}")));
@@ -102,7 +102,7 @@ fn said_of(borrower: &Borrower) -> String {
     known.extend(key.as_ref().map(|key| format!("key {key}")));
     let name = if name.is_empty() { "(no name)" } else { name };
     let known = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
-    format!("  {name}{known}: {} in {segments} segment(s)", Size(*bytes))
+    format!("{name}{known}: {} in {segments} segment(s)", Size(*bytes))
 }
 
 /// What the names of counters begin with, and what they are counters of.
@@ -191,7 +191,7 @@ mod tests {
             bytes: 3 << 29,
             segments: 2,
         };
-        assert_eq!(said_of(&near), "  near (process 7): 1.5 GiB in 2 segment(s)");
+        assert_eq!(said_of(&near), "near (process 7): 1.5 GiB in 2 segment(s)");
         let far = Borrower {
             name: String::new(),
             process_id: None,
@@ -199,6 +199,6 @@ mod tests {
             key: Some("k".into()),
             ..near
         };
-        assert_eq!(said_of(&far), "  (no name) (udp:10.0.0.1:7000, key k): 1.5 GiB in 2 segment(s)");
+        assert_eq!(said_of(&far), "(no name) (udp:10.0.0.1:7000, key k): 1.5 GiB in 2 segment(s)");
     }
 }

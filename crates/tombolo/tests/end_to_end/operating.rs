@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::common::{Lender, Link, PATIENCE, Running, Scratch, TOMBOLO, compiled, needs, tombolo};
 
 fn with_stdout(arguments: &[&str], stdout: impl Into<Stdio>) -> Output {
@@ -131,4 +133,59 @@ fn all_json_is_an_object() {
         assert!(said.is_object(), "{arguments:?}: {said}");
     }
     assert!(lender.status()["counters"].is_object());
+}
+
+/// Somebody who has borrowed a page of that lender and uses it all the time.
+fn borrower(lender: &Lender) -> Running {
+    let mut command = Command::new(TOMBOLO);
+    command.args(["ping", "--insecure", lender.address(), "--interval", "10"]);
+    let ping = Running::start(command, Vec::new());
+    ping.output_with(": 1: ", PATIENCE);
+    ping
+}
+
+#[test]
+fn a_lender_that_is_told_to_end_waits_for_its_borrowers() {
+    for link in [Link::Shm, Link::Udp] {
+        let lender = Lender::start_with(link, "16M", &["--drain-timeout", "1h"]);
+        let ping = borrower(&lender);
+        lender.signal(Signal::TERM);
+        lender.errors_with("ends when its borrowers have gone, in 60 min at the latest", PATIENCE);
+        lender.errors_with("ping", PATIENCE);
+        // It still says how it is, and lends to nobody new.
+        assert_eq!(lender.lent_bytes(), 4096);
+        let newcomer = tombolo(&["ping", "--insecure", lender.address(), "-c", "1"]);
+        newcomer.assert_one_line(125, "lends to nobody new");
+        // Who was there before goes on until it has enough.
+        let answered = ping.output().lines().count();
+        ping.output_with(&format!(": {}: ", answered + 20), PATIENCE);
+        ping.signal(Signal::INT);
+        let ended = ping.wait(PATIENCE);
+        assert_eq!(ended.code(), 0, "{}{}", ended.text(), ended.stderr);
+        let outcome = lender.wait();
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        assert!(!outcome.stderr.contains("takes back"), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_lender_does_not_wait_for_ever_nor_against_the_users_will() {
+    for (drain, signals, said) in [
+        ("1h", 2, "ends when its borrowers have gone"),
+        ("500ms", 1, "in 500 ms at the latest"),
+        ("0", 1, "takes back"),
+    ] {
+        let lender = Lender::start_with(Link::Shm, "16M", &["--drain-timeout", drain]);
+        let ping = borrower(&lender);
+        for _ in 0..signals {
+            lender.signal(Signal::TERM);
+            lender.errors_with(said, PATIENCE);
+        }
+        let outcome = lender.wait();
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("takes back what is lent to ping"), "{}", outcome.stderr);
+        assert_eq!(ping.wait(PATIENCE).code(), 1, "it has lost its page");
+    }
+    let wrong = ["node", "--listen", "shm:/tmp/x", "--drain-timeout", "soon"];
+    assert!(tombolo(&wrong).stderr.contains("no length of time"));
 }

@@ -125,6 +125,11 @@ impl Running {
         send(self.pid(), signal);
     }
 
+    /// What it has written to standard output so far.
+    pub fn output(&self) -> String {
+        String::from_utf8_lossy(&self.stdout.so_far()).into_owned()
+    }
+
     /// Waits until standard output contains `text`; returns all of it so far.
     pub fn output_with(&self, text: &str, limit: Duration) -> String {
         let since = Instant::now();
