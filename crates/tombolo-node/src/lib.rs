@@ -42,6 +42,7 @@ pub use borrow::{BorrowError, Borrowed, Borrowing, status_of};
 pub use control::{Borrower, NamedSegment, NodeStatus};
 pub use copy::{CopyError, Opened, Progress, Store};
 pub use far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
+pub use label::PeerLabel;
 pub use ledger::LendError;
 pub use life::{Life, NodeIdentity};
 pub use named::{Checksum, Hasher, MAX_NAME_BYTES, NameError, SegmentName};

@@ -35,7 +35,7 @@ use crate::carry::{Carriages, SEND_PAUSE};
 use crate::control::{Reply, Request};
 use crate::counters::{AtTheDoor, GoneLinks};
 use crate::errands::Errands;
-use crate::label;
+use crate::label::{self, PeerLabel};
 use crate::ledger::{self, Ledger, LendError};
 use crate::life::{Life, NodeIdentity};
 use crate::own_moves::OwnMoves;
@@ -444,6 +444,9 @@ impl Node {
     /// A peer has introduced itself.
     pub(crate) fn introduced(&self, peer: &Peer, name: &str, life: Life) -> Result<(), String> {
         peer.introduce(name, life)?;
+        let PeerLabel { name, key, process_id, address } = peer.label();
+        let (peer_name, key, address) = (name.as_deref(), key.as_deref(), address.as_deref());
+        tracing::info!(peer = peer_name, key, process = process_id, address, "a neighbour is there");
         self.programs.numbers.introduced(peer.id, &*peer.link, life, |before| {
             self.peer(before).is_none_or(|before| before.loss().is_some())
         });

@@ -14,6 +14,7 @@ mod drain;
 mod duration;
 mod keygen;
 mod local;
+mod log;
 mod ls;
 mod node;
 mod output;

@@ -8,8 +8,10 @@ use std::time::Duration;
 use clap::Args;
 use tombolo_host::process::Signals;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Limits, Listener, Listeners, Node, OpenError, PeerEvent, Security};
+use tombolo_node::{Address, Limits, Listener, Listeners, Node, OpenError, PeerEvent, PeerLabel, Security};
+use tracing::{debug, error, info, warn};
 
+use crate::log::LogArguments;
 use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::ways::{self, Ways};
@@ -51,6 +53,8 @@ pub struct Arguments {
     name: Option<String>,
     #[command(flatten)]
     security: SecurityArguments,
+    #[command(flatten)]
+    log: LogArguments,
 }
 
 /// How long another node may take to answer.
@@ -70,7 +74,7 @@ const HANDSHAKE_TO_LINK: Duration = Duration::from_secs(1);
 fn reload_at_hangups(node: &Node, security: &Security, hangups: &Signals) {
     while hangups.next(None).is_ok() {
         let Security::Secure(identity) = security else {
-            eprintln!("tombolo: SIGHUP: no link of this node has keys, so there is no list to read again");
+            warn!("SIGHUP: no link of this node has keys, so there is no list to read again");
             continue;
         };
         let mut count = 0;
@@ -80,16 +84,16 @@ fn reload_at_hangups(node: &Node, security: &Security, hangups: &Signals) {
                 Ok(closed) => {
                     for peer in &closed {
                         let list = &identity.allowed;
-                        eprintln!("tombolo: a link is ended, its key is no longer on {list}: {peer}");
+                        warn!("a link is ended, its key is no longer on {list}: {peer}");
                     }
                     count += closed.len();
                 }
                 Err(error) => {
-                    eprintln!("tombolo: SIGHUP: the list of keys cannot be used, all links stay: {error}");
+                    error!("SIGHUP: the list of keys cannot be used, all links stay: {error}");
                 }
             }
         }
-        eprintln!("tombolo: SIGHUP: read {} again, {count} link(s) ended", identity.allowed);
+        info!("SIGHUP: read {} again, {count} link(s) ended", identity.allowed);
     }
 }
 
@@ -99,6 +103,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let cannot_take = |error| Failure::new(format!("cannot take signals: {error}"));
     let hangups = Signals::take_hangups().map_err(cannot_take)?;
     let stops = Signals::take_stops().map_err(cannot_take)?;
+    // Its thread must not take signals either.
+    let _log = arguments.log.begin()?;
     let available = available_bytes().unwrap_or(u64::MAX);
     if arguments.lend.0 > available {
         return Err(Failure::new(format!(
@@ -115,8 +121,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     match local::listen(&name) {
         Ok(local) => listeners.push(local),
-        Err(reason) => eprintln!(
-            "tombolo: no socket for `tombolo status` without an address, which does not find this node: {reason}"
+        Err(reason) => warn!(
+            "no socket for `tombolo status` without an address, which does not find this node: {reason}"
         ),
     }
     let listener = Listeners::new(listeners)?;
@@ -129,7 +135,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let node = Arc::new(Node::with_limits(&name, arguments.lend.0 / 4096 * 4096, 0, limits)?);
     std::thread::spawn({
         let (node, timeout) = (node.clone(), arguments.drain_timeout);
-        move || drain::end_at_signals(&node, &stops, timeout, &STOP, &|text| eprintln!("tombolo: {text}"))
+        move || drain::end_at_signals(&node, &stops, timeout, &STOP, &|text| info!("{text}"))
     });
     // First all nodes, so that they are numbered in order.
     let mut several = Vec::new();
@@ -154,16 +160,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     output::line(&format!("node {name} lends {} at {}", arguments.lend, addresses.join(", ")));
     // Whoever started it waits for that line.
     output::finish()?;
-    tombolo_node::serve(&node, &listener, &STOP, &|event| match event {
-        PeerEvent::Came(Some(process)) => eprintln!("tombolo: process {process} connected"),
-        PeerEvent::Came(None) => eprintln!("tombolo: a peer connected"),
-        PeerEvent::PathGone(reason) => eprintln!("tombolo: a further link to a peer is gone: {reason}"),
-        PeerEvent::Refused(reason) => eprintln!("tombolo: a peer was refused: {reason}"),
-        PeerEvent::Gone(reason, 0) => eprintln!("tombolo: a peer is gone: {reason}"),
-        PeerEvent::Gone(reason, bytes) => {
-            eprintln!("tombolo: a borrower is gone ({reason}): {} came back", Size(bytes));
-        }
-    });
+    tombolo_node::serve(&node, &listener, &STOP, &say);
     if programs.is_some_and(|thread| thread.join().is_err()) {
         return Err(Failure::new("the thread that receives programs failed"));
     }
@@ -172,8 +169,43 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             return Err(Failure::new("a thread that keeps paths failed"));
         }
     }
-    eprintln!("tombolo: stopped");
+    info!("stopped");
     Ok(0)
+}
+
+/// Tells of what has happened to a peer. Links of those who only ask how the node is come and go untold.
+fn say(event: PeerEvent) {
+    match event {
+        PeerEvent::Came(label) => {
+            let PeerLabel { name, key, process_id: process, address } = label;
+            let (peer, key, address) = (name.as_deref(), key.as_deref(), address.as_deref());
+            debug!(peer, key, process, address, "a link is there");
+        }
+        PeerEvent::Refused(reason) => warn!("a peer was refused: {reason}"),
+        PeerEvent::PathGone(label, reason) => {
+            let PeerLabel { name, key, process_id: process, address } = label;
+            let (peer, key, address) = (name.as_deref(), key.as_deref(), address.as_deref());
+            warn!(peer, key, process, address, "a further link to a neighbour is gone: {reason}");
+        }
+        PeerEvent::Gone(label, reason, bytes) => {
+            let PeerLabel { name, key, process_id: process, address } = label;
+            let (peer, key, address) = (name.as_deref(), key.as_deref(), address.as_deref());
+            if bytes > 0 {
+                info!(
+                    peer,
+                    key,
+                    process,
+                    address,
+                    "a borrower is gone ({reason}): {} came back",
+                    Size(bytes)
+                );
+            } else if peer.is_some() {
+                info!(peer, key, process, address, "a neighbour is gone: {reason}");
+            } else {
+                debug!(peer, key, process, address, "a link is gone: {reason}");
+            }
+        }
+    }
 }
 
 /// Listens at all of these addresses.

@@ -188,6 +188,25 @@ fn a_key_that_is_not_listed_is_named_on_both_sides() {
 }
 
 #[test]
+fn a_node_says_which_neighbour_it_speaks_of_by_name_and_key() {
+    let ((lender, lender_key), (borrower, borrower_key)) =
+        (Machine::with_key("lender"), Machine::with_key("borrower"));
+    lender.allow(&[&borrower_key]);
+    borrower.allow(&[&lender_key]);
+    let (node, address) = lender.lend();
+    assert_eq!(borrower.run(&["ls", &address]).code(), 0);
+    let short = &borrower_key["tombolo-public:".len()..][..8];
+    node.errors_with("a neighbour is gone", PATIENCE);
+    for what in ["a neighbour is there", "a neighbour is gone"] {
+        let said = node.errors();
+        let line = said.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{said}"));
+        let fields =
+            [String::from("peer=\"ls\""), format!("key=\"{short}\""), "address=\"udp:127.0.0.1:".into()];
+        assert!(fields.iter().all(|field| line.contains(field)), "{line}");
+    }
+}
+
+#[test]
 fn without_a_key_udp_is_one_clear_error() {
     let bare = Machine::new("bare");
     for arguments in [
