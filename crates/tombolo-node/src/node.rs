@@ -27,7 +27,7 @@ use tombolo_core::rdma::{
     Config, Engine, PathId, PeerId, PostError, Retransmission, Time, Transfer, TransferError,
 };
 use tombolo_host::shared::SharedMemory;
-use tombolo_link::identity::KeyFileError;
+use tombolo_link::identity::{AllowList, KeyFileError, Permissions};
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
 use tombolo_wire::{Ack, Checksums, Domain, MAX_EARLIER_BLOCKS, MAX_HEADER_BYTES};
 
@@ -59,6 +59,8 @@ pub struct Peer {
     /// The way to it.
     pub link: Arc<dyn Link>,
     checksums: Checksums,
+    /// What it may ask for.
+    pub(crate) permissions: Mutex<Permissions>,
     /// How many packets are taken at once of a stream.
     receive_budget: usize,
     /// Packets come one after the other.
@@ -214,6 +216,8 @@ pub struct Node {
     pub(crate) arrivals: AtomicU32,
     /// Grows while a program drives this node by itself.
     pub(crate) driven: AtomicU32,
+    /// What peers may ask for, by their keys.
+    pub(crate) list: OnceLock<AllowList>,
     /// It lends to nobody new.
     pub(crate) is_ending: AtomicBool,
     /// The engine has more to be done than was done in one go.
@@ -326,6 +330,7 @@ impl Node {
             answered: Answered::default(),
             arrivals: AtomicU32::new(0),
             driven: AtomicU32::new(0),
+            list: OnceLock::new(),
             is_ending: AtomicBool::new(false),
             unfinished: AtomicBool::new(false),
         })
@@ -368,6 +373,7 @@ impl Node {
 
     /// A link is up; `prepare` says what it is, before anybody else sees it.
     pub(crate) fn add_link(&self, link: Arc<dyn Link>, prepare: impl FnOnce(&Arc<Peer>)) -> Arc<Peer> {
+        let permissions = self.permissions_of(&*link);
         let mut peers = self.peers.write();
         let free = peers.iter().position(Place::can_be_given);
         let index = free.unwrap_or_else(|| {
@@ -378,6 +384,7 @@ impl Node {
         let id = PeerId::at(index as u32, peers[index].given);
         let peer = Arc::new(Peer {
             id,
+            permissions: Mutex::new(permissions),
             checksums: if link.protects_integrity() { Checksums::Off } else { Checksums::On },
             receive_budget: arrive::receive_budget(&*link),
             link,
@@ -558,14 +565,15 @@ impl Node {
     }
 
     /// Compares the keys of all links with the list again, and ends those whose key is not on it any more.
-    /// Returns whose links they were.
+    /// Returns whose links they were. The others may ask for what it says now.
     pub fn close_disallowed(&self, security: &Security) -> Result<Vec<String>, KeyFileError> {
         let Security::Secure(identity) = security else { return Ok(Vec::new()) };
-        let keys = identity.allowed.keys()?;
+        let permissions = identity.allowed.permissions()?;
         let mut closed = Vec::new();
         for peer in self.peers() {
-            let Some(key) = peer.link.peer_key().filter(|key| !keys.contains(key)) else { continue };
-            if !peer.has_link() {
+            let Some(key) = peer.link.peer_key().filter(|_| peer.has_link()) else { continue };
+            if let Some(permissions) = permissions(&key) {
+                *peer.permissions.lock() = permissions;
                 continue;
             }
             peer.link.close(LossReason::KeyRemoved);

@@ -133,6 +133,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     };
     allow_descriptors(&limits);
     let node = Arc::new(Node::with_limits(&name, arguments.lend.0 / 4096 * 4096, 0, limits)?);
+    node.permit_by_list(&security);
     std::thread::spawn({
         let (node, timeout) = (node.clone(), arguments.drain_timeout);
         move || drain::end_at_signals(&node, &stops, timeout, &STOP, &|text| info!("{text}"))
