@@ -169,16 +169,15 @@ pub fn only_node() -> Result<Address, Failure> {
 
 /// The node of that name.
 pub fn node_named(name: &str) -> Result<Address, Failure> {
-    let nodes = nodes();
-    if nodes.is_empty() {
-        return Err(none());
-    }
-    let all = described(&nodes);
+    let mut nodes = nodes();
     let wanted = file_name(name);
-    match nodes.into_iter().find(|node| node.name == wanted) {
-        Some(node) => Ok(node.address()),
-        None => Err(Failure::new(format!("no node `{name}` of this user runs on this machine, but {all}"))),
+    if let Some(index) = nodes.iter().position(|node| node.name == wanted) {
+        return Ok(nodes.swap_remove(index).address());
     }
+    let others = if nodes.is_empty() { String::new() } else { format!(", but {}", described(&nodes)) };
+    Err(Failure::new(format!(
+        "no node `{name}` of this user runs on this machine{others}; an address is shm:PATH or udp:HOST:PORT"
+    )))
 }
 
 #[cfg(test)]
