@@ -450,10 +450,13 @@ impl Node {
 
     /// A peer has introduced itself.
     pub(crate) fn introduced(&self, peer: &Peer, name: &str, life: Life) -> Result<(), String> {
+        let is_new = peer.identity().is_none();
         peer.introduce(name, life)?;
-        let PeerLabel { name, key, process_id, address } = peer.label();
-        let (peer_name, key, address) = (name.as_deref(), key.as_deref(), address.as_deref());
-        tracing::info!(peer = peer_name, key, process = process_id, address, "a neighbour is there");
+        if is_new {
+            let PeerLabel { name, key, process_id, address } = peer.label();
+            let (peer_name, key, address) = (name.as_deref(), key.as_deref(), address.as_deref());
+            tracing::info!(peer = peer_name, key, process = process_id, address, "a neighbour is there");
+        }
         self.programs.numbers.introduced(peer.id, &*peer.link, life, |before| {
             self.peer(before).is_none_or(|before| before.loss().is_some())
         });
