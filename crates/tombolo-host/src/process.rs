@@ -1,8 +1,11 @@
 //! Another process: reading its memory, pinning our threads, its death.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
 
 /// A range of another process's memory, or of ours, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -292,19 +295,31 @@ pub fn stop_on_signals(flag: &'static AtomicBool) {
     handle(&[libc::SIGINT, libc::SIGTERM], note_stop);
 }
 
-/// SIGHUP, which no longer ends the process.
+/// Signals that are read from a descriptor, and no longer end the process.
 #[derive(Debug)]
-pub struct Hangups(OwnedFd);
+pub struct Signals(OwnedFd);
 
-impl Hangups {
-    /// Takes the signal for this thread and those that it starts from now on: call it before there are others.
-    pub fn take() -> io::Result<Self> {
-        // SAFETY: an all-zero sigset_t may be initialised by sigemptyset, and both calls get a pointer to it.
+impl Signals {
+    /// Takes SIGHUP, as [`Self::take`].
+    pub fn take_hangups() -> io::Result<Self> {
+        Self::take(&[libc::SIGHUP])
+    }
+
+    /// Takes SIGINT and SIGTERM, as [`Self::take`].
+    pub fn take_stops() -> io::Result<Self> {
+        Self::take(&[libc::SIGINT, libc::SIGTERM])
+    }
+
+    /// Takes signals for this thread and those that it starts from now on: call it before there are others.
+    fn take(numbers: &[libc::c_int]) -> io::Result<Self> {
+        // SAFETY: an all-zero sigset_t may be initialised by sigemptyset.
         let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: as above.
+        // SAFETY: both calls get a pointer to the set.
         unsafe {
             libc::sigemptyset(&raw mut signals);
-            libc::sigaddset(&raw mut signals, libc::SIGHUP);
+            for number in numbers {
+                libc::sigaddset(&raw mut signals, *number);
+            }
         }
         // SAFETY: the set is initialised; the old one is not asked for.
         let error =
@@ -313,7 +328,7 @@ impl Hangups {
             return Err(io::Error::from_raw_os_error(error));
         }
         // SAFETY: the set is initialised; a new descriptor is asked for.
-        let made = unsafe { libc::signalfd(-1, &raw const signals, libc::SFD_CLOEXEC) };
+        let made = unsafe { libc::signalfd(-1, &raw const signals, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
         if made < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -321,16 +336,27 @@ impl Hangups {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(made) }))
     }
 
-    /// Waits for the next one; several that came meanwhile are one.
-    pub fn wait(&self) -> io::Result<()> {
+    /// Waits for the next one; several of a kind that came meanwhile are one. False: none has come in this
+    /// time. `None` waits for as long as it takes.
+    pub fn next(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let mut information = [0_u8; size_of::<libc::signalfd_siginfo>()];
-        rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut information))
-            .map(drop)
-            .map_err(Into::into)
+        loop {
+            match rustix::io::read(&self.0, &mut information) {
+                Ok(_) => return Ok(true),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+            crate::event::wait_readable(&[self.0.as_fd()], left)?;
+        }
     }
 }
 
-/// The same, and whatever waits is interrupted again every second until the process ends: for those who wait in
+/// As [`stop_on_signals`], and whatever waits is interrupted again every second until the process ends: for those who wait in
 /// calls that only a signal ends. Takes SIGALRM.
 pub fn interrupt_on_signals(flag: &'static AtomicBool) {
     STOP_FLAG.store(std::ptr::from_ref(flag).cast_mut(), Ordering::Release);
@@ -345,11 +371,12 @@ mod tests {
     fn a_hangup_is_taken_and_does_not_end_the_process() {
         // The signal goes to this thread: others of the test process have not blocked it.
         std::thread::spawn(|| {
-            let hangups = Hangups::take().unwrap();
+            let hangups = Signals::take_hangups().unwrap();
+            assert!(!hangups.next(Some(Duration::ZERO)).unwrap());
             for _ in 0..2 {
                 // SAFETY: raises a signal that this thread has blocked.
                 assert_eq!(unsafe { libc::raise(libc::SIGHUP) }, 0);
-                hangups.wait().unwrap();
+                assert!(hangups.next(None).unwrap());
             }
         })
         .join()

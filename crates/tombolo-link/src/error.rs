@@ -257,6 +257,14 @@ pub enum AcceptError {
         /// Our key.
         ours: PublicKey,
     },
+    /// A user asked for a link who may have none.
+    #[error("user {user_id} asked for a link at {}, where only this node's own user and root may", path.display())]
+    Stranger {
+        /// Where it asked.
+        path: std::path::PathBuf,
+        /// The user.
+        user_id: u32,
+    },
     /// The link could not be made on our side.
     #[error("cannot accept a link: {0}")]
     Open(#[from] OpenError),

@@ -15,10 +15,12 @@ use std::sync::Arc;
 pub(crate) mod allow;
 pub(crate) mod file;
 mod key;
+mod permissions;
 
 pub use allow::AllowList;
 pub use file::{KeyFileError, read_key_file, write_key_file};
 pub use key::{KeyError, KeyPair, PUBLIC_PREFIX, PublicKey, SECRET_PREFIX};
+pub use permissions::{Permission, Permissions, PermissionsError};
 
 /// This node's keys, and the peers it talks to.
 #[derive(Debug)]

@@ -29,6 +29,7 @@ mod error;
 pub mod fuzzing;
 pub mod identity;
 mod link;
+mod listeners;
 pub mod shm;
 pub mod testing;
 pub mod udp;
@@ -38,6 +39,7 @@ pub use counters::{LinkCounters, ListenerCounters};
 pub use error::{AcceptError, LinkError, LossReason, OpenError, SendError};
 pub use identity::{AllowList, Identity, KeyPair, PublicKey, Security};
 pub use link::{ControlMessage, Link, LinkState, Listener, MAX_CONTROL_BYTES, PACKET_HEAD_BYTES, Packet};
+pub use listeners::Listeners;
 /// Bytes to send that another process may write meanwhile.
 pub use tombolo_host::shared::SharedSpan;
 /// The largest number of descriptors that one control message carries.

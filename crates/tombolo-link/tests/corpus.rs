@@ -92,6 +92,8 @@ fn allow_lists() {
         ("two", format!("# friends\n{PUBLIC} one\r\n\t{PUBLIC}# two\n")),
         ("secret", format!("{PUBLIC}\n{SECRET}\n")),
         ("weak", format!("tombolo-public:{}", "0".repeat(64))),
+        ("permissions", format!("{PUBLIC} one may=borrow,status\n{PUBLIC} MAY=nothing two # may=read\n")),
+        ("no-permission", format!("{PUBLIC} one may=borrow,lend")),
         ("name-first", format!("one {PUBLIC}")),
     ] {
         replay::sample("allow_list", name, text.as_bytes());

@@ -1,8 +1,9 @@
-//! Text that other nodes choose and people read: names, versions, reasons.
+//! How peers are called, and text that other nodes choose and people read: names, versions, reasons.
 //!
 //! It is made harmless where it is taken in, so that no terminal obeys it and no list is torn by it.
 
 use crate::control::{NodeStatus, Reply};
+use crate::node::Peer;
 
 /// The longest name of a node, in bytes.
 const MAX_NAME_BYTES: usize = 64;
@@ -10,6 +11,35 @@ const MAX_NAME_BYTES: usize = 64;
 const MAX_REASON_BYTES: usize = 1024;
 /// What stands for a character that must not be shown.
 const SUBSTITUTE: char = '\u{FFFD}';
+
+/// Who a peer is, for people.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PeerLabel {
+    /// What it calls itself, once it has introduced itself.
+    pub name: Option<String>,
+    /// The beginning of the key that it has proved, on a link that asks for keys.
+    pub key: Option<String>,
+    /// Its process, where the link knows.
+    pub process_id: Option<u32>,
+    /// Its address, where it comes from another machine, or might.
+    pub address: Option<String>,
+}
+
+impl Peer {
+    /// Who it is.
+    pub fn label(&self) -> PeerLabel {
+        let name = match self.part_of.get() {
+            Some((whole, _)) => whole.name.lock().clone(),
+            None => self.name.lock().clone(),
+        };
+        PeerLabel {
+            name: Some(name).filter(|name| !name.is_empty()),
+            key: self.link.peer_key().map(|key| key.short()),
+            process_id: self.link.peer_process_id(),
+            address: self.link.peer_address().map(|address| address.to_string()),
+        }
+    }
+}
 
 /// Whether a character does something to a terminal, or to the order of the text around it, or shows nothing.
 fn is_harmful(letter: char) -> bool {

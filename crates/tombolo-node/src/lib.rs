@@ -9,6 +9,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod admission;
 mod bells;
 mod borrow;
 mod carry;
@@ -42,6 +43,7 @@ pub use borrow::{BorrowError, Borrowed, Borrowing, status_of};
 pub use control::{Borrower, NamedSegment, NodeStatus};
 pub use copy::{CopyError, Opened, Progress, Store};
 pub use far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
+pub use label::PeerLabel;
 pub use ledger::LendError;
 pub use life::{Life, NodeIdentity};
 pub use named::{Checksum, Hasher, MAX_NAME_BYTES, NameError, SegmentName};
@@ -53,4 +55,5 @@ pub use programs::callers::receive_programs;
 pub use serve::{PeerEvent, Turn, serve};
 pub use tombolo_core::rdma::MAX_PATHS;
 pub use tombolo_link::identity;
-pub use tombolo_link::{Address, AddressError, Listener, OpenError, Security, listen};
+pub use tombolo_link::shm::ShmListener;
+pub use tombolo_link::{Address, AddressError, Listener, Listeners, OpenError, Security, listen};

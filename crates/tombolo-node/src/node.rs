@@ -27,7 +27,7 @@ use tombolo_core::rdma::{
     Config, Engine, PathId, PeerId, PostError, Retransmission, Time, Transfer, TransferError,
 };
 use tombolo_host::shared::SharedMemory;
-use tombolo_link::identity::KeyFileError;
+use tombolo_link::identity::{AllowList, KeyFileError, Permissions};
 use tombolo_link::udp::DEFAULT_OUTAGE;
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
 use tombolo_wire::{Ack, Checksums, Domain, MAX_EARLIER_BLOCKS, MAX_HEADER_BYTES};
@@ -36,7 +36,7 @@ use crate::carry::{Carriages, SEND_PAUSE};
 use crate::control::{Reply, Request};
 use crate::counters::{AtTheDoor, GoneLinks};
 use crate::errands::Errands;
-use crate::label;
+use crate::label::{self, PeerLabel};
 use crate::ledger::{self, Ledger, LendError};
 use crate::life::{Life, NodeIdentity};
 use crate::neighbours::Told;
@@ -61,6 +61,8 @@ pub struct Peer {
     /// The way to it.
     pub link: Arc<dyn Link>,
     checksums: Checksums,
+    /// What it may ask for.
+    pub(crate) permissions: Mutex<Permissions>,
     /// How many packets are taken at once of a stream.
     receive_budget: usize,
     /// Packets come one after the other.
@@ -224,6 +226,10 @@ pub struct Node {
     pub(crate) driven: AtomicU32,
     /// Where what happens to links is told, where this node has neighbours that it wants.
     pub(crate) neighbourhood: OnceLock<Told>,
+    /// What peers may ask for, by their keys.
+    pub(crate) list: OnceLock<AllowList>,
+    /// It lends to nobody new.
+    pub(crate) is_ending: AtomicBool,
     /// The engine has more to be done than was done in one go.
     unfinished: AtomicBool,
 }
@@ -336,6 +342,8 @@ impl Node {
             arrivals: AtomicU32::new(0),
             driven: AtomicU32::new(0),
             neighbourhood: OnceLock::new(),
+            list: OnceLock::new(),
+            is_ending: AtomicBool::new(false),
             unfinished: AtomicBool::new(false),
         })
     }
@@ -394,6 +402,7 @@ impl Node {
 
     /// A link is up; `prepare` says what it is, before anybody else sees it.
     pub(crate) fn add_link(&self, link: Arc<dyn Link>, prepare: impl FnOnce(&Arc<Peer>)) -> Arc<Peer> {
+        let permissions = self.permissions_of(&*link);
         let mut peers = self.peers.write();
         let free = peers.iter().position(Place::can_be_given);
         let index = free.unwrap_or_else(|| {
@@ -404,6 +413,7 @@ impl Node {
         let id = PeerId::at(index as u32, peers[index].given);
         let peer = Arc::new(Peer {
             id,
+            permissions: Mutex::new(permissions),
             checksums: if link.protects_integrity() { Checksums::Off } else { Checksums::On },
             receive_budget: arrive::receive_budget(&*link),
             link,
@@ -472,7 +482,13 @@ impl Node {
 
     /// A peer has introduced itself.
     pub(crate) fn introduced(&self, peer: &Peer, name: &str, life: Life) -> Result<(), String> {
+        let is_new = peer.identity().is_none();
         peer.introduce(name, life)?;
+        if is_new {
+            let PeerLabel { name, key, process_id, address } = peer.label();
+            let (peer_name, key, address) = (name.as_deref(), key.as_deref(), address.as_deref());
+            tracing::info!(peer = peer_name, key, process = process_id, address, "a neighbour is there");
+        }
         self.programs.numbers.introduced(peer.id, &*peer.link, life, |before| {
             self.peer(before).is_none_or(|before| before.loss().is_some())
         });
@@ -601,14 +617,15 @@ impl Node {
     }
 
     /// Compares the keys of all links with the list again, and ends those whose key is not on it any more.
-    /// Returns whose links they were.
+    /// Returns whose links they were. The others may ask for what it says now.
     pub fn close_disallowed(&self, security: &Security) -> Result<Vec<String>, KeyFileError> {
         let Security::Secure(identity) = security else { return Ok(Vec::new()) };
-        let keys = identity.allowed.keys()?;
+        let permissions = identity.allowed.permissions()?;
         let mut closed = Vec::new();
         for peer in self.peers() {
-            let Some(key) = peer.link.peer_key().filter(|key| !keys.contains(key)) else { continue };
-            if !peer.has_link() {
+            let Some(key) = peer.link.peer_key().filter(|_| peer.has_link()) else { continue };
+            if let Some(permissions) = permissions(&key) {
+                *peer.permissions.lock() = permissions;
                 continue;
             }
             peer.link.close(LossReason::KeyRemoved);

@@ -154,6 +154,11 @@ impl Node {
             }
             Ok(Message::V1(MessageV1::Ask { number, request })) => {
                 let (link, newcomer, peer) = (&peer.link, peer, peer.whole());
+                if let Some(reason) = self.refusal(newcomer, &request) {
+                    let answer = MessageV1::Answer { number, reply: Reply::Failed(reason) };
+                    let _ = link.send_control(&Message::V1(answer).encode(), &[]);
+                    return;
+                }
                 let is_for_once = request.is_for_once();
                 if is_for_once && let Some(answer) = self.answered.begin(peer, number) {
                     // It goes again if there is one, or follows.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tombolo_host::event;
 use tombolo_link::Listener;
 
+use crate::label::PeerLabel;
 use crate::node::{Node, Peer};
 
 /// How long to poll after the last packet.
@@ -26,14 +27,14 @@ const NAP: Duration = Duration::from_millis(250);
 /// Something happened to a peer.
 #[derive(Debug)]
 pub enum PeerEvent {
-    /// A link came up; from which process, where known.
-    Came(Option<u32>),
+    /// A link came up; from whom, who has not introduced itself yet.
+    Came(PeerLabel),
     /// A link was refused.
     Refused(String),
-    /// A link is gone, why, and how many bytes came back with it.
-    Gone(String, u64),
+    /// A peer is gone, why, and how many bytes came back with it.
+    Gone(PeerLabel, String, u64),
     /// One of several links to a peer is gone, and why.
-    PathGone(String),
+    PathGone(PeerLabel, String),
 }
 
 /// While somebody else drives the node, this looks after newcomers and losses so often. Each look takes
@@ -176,8 +177,8 @@ fn retire(node: &Node, peers: &mut Vec<Arc<Peer>>, told: &dyn Fn(PeerEvent)) {
             return false;
         }
         told(match peer.is_part() {
-            true => PeerEvent::PathGone(reason.to_string()),
-            false => PeerEvent::Gone(reason.to_string(), back),
+            true => PeerEvent::PathGone(peer.label(), reason.to_string()),
+            false => PeerEvent::Gone(peer.label(), reason.to_string(), back),
         });
         false
     });
@@ -194,8 +195,7 @@ fn accept(node: &Node, listener: &dyn Listener, told: &dyn Fn(PeerEvent)) -> usi
     loop {
         match listener.accept() {
             Ok(Some(link)) => {
-                told(PeerEvent::Came(link.peer_process_id()));
-                node.add_peer(link);
+                told(PeerEvent::Came(node.add_peer(link).label()));
                 count += 1;
             }
             Ok(None) => break,

@@ -87,7 +87,7 @@ impl Node {
     }
 
     /// What a peer has borrowed, if it has.
-    fn borrower(&self, peer: &Peer) -> Option<Borrower> {
+    pub(crate) fn borrower(&self, peer: &Peer) -> Option<Borrower> {
         let (mut bytes, mut segments) = (0, 0);
         for (_, memory) in self.ledger.lock().segments_of(peer.id) {
             bytes += memory.len() as u64;

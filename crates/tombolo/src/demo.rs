@@ -194,6 +194,8 @@ fn start_lender(link: Link, directory: &Directory) -> Result<(Child, String), Fa
         &listen,
         "--lend",
         &LEND_BYTES.to_string(),
+        "--drain-timeout",
+        "0",
     ]);
     let mut lender = Child::start(command, "lender", directory)?;
     let address = lender.address(&STOP)?;

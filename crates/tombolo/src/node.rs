@@ -6,22 +6,28 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
-use tombolo_host::process::Hangups;
+use tombolo_host::process::Signals;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Limits, NeighbourEvent, Neighbourhood, Node, OpenError, PeerEvent, Security};
+use tombolo_node::{
+    Address, Limits, Listener, Listeners, NeighbourEvent, Neighbourhood, Node, OpenError, PeerEvent,
+    PeerLabel, Security,
+};
+use tracing::{debug, error, info, warn};
 
+use crate::log::LogArguments;
 use crate::outage::OutageArguments;
 use crate::security::SecurityArguments;
 use crate::size::Size;
-use crate::ways::Ways;
-use crate::{Failure, output};
+use crate::ways::{self, Ways};
+use crate::{Failure, drain, duration, local, output};
 
 /// Arguments of `tombolo node`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Where to listen: shm:PATH for this machine, udp:HOST:PORT for others, with keys.
-    #[arg(long, value_name = "ADDR")]
-    listen: Address,
+    /// Where to listen: shm:PATH for this machine, udp:HOST:PORT for others, with keys. Several are separated
+    /// by commas, or given one by one.
+    #[arg(long, value_name = "ADDR", value_delimiter = ',', required = true)]
+    listen: Vec<Address>,
     /// How much memory may be lent.
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     lend: Size,
@@ -43,6 +49,10 @@ pub struct Arguments {
     /// Those that are not there are joined when they come, and joined again when they were lost.
     #[arg(long, value_name = "ADDR[+ADDR...]", value_delimiter = ',')]
     peer: Vec<Ways>,
+    /// How long the node stays for its borrowers when it is to end (SIGTERM, SIGINT), lending to nobody new.
+    /// Another signal ends it at once.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
+    drain_timeout: Duration,
     /// What others see this node as; the host's name unless given.
     #[arg(long)]
     name: Option<String>,
@@ -50,6 +60,8 @@ pub struct Arguments {
     outage: OutageArguments,
     #[command(flatten)]
     security: SecurityArguments,
+    #[command(flatten)]
+    log: LogArguments,
 }
 
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -63,10 +75,10 @@ pub fn host_name() -> String {
 const HANDSHAKE_TO_LINK: Duration = Duration::from_secs(1);
 
 /// Reads the list of keys again at each SIGHUP, and ends the links of keys that are not on it any more.
-fn reload_at_hangups(node: &Node, security: &Security, hangups: &Hangups) {
-    while hangups.wait().is_ok() {
+fn reload_at_hangups(node: &Node, security: &Security, hangups: &Signals) {
+    while hangups.next(None).is_ok() {
         let Security::Secure(identity) = security else {
-            eprintln!("tombolo: SIGHUP: no link of this node has keys, so there is no list to read again");
+            warn!("SIGHUP: no link of this node has keys, so there is no list to read again");
             continue;
         };
         let mut count = 0;
@@ -76,23 +88,27 @@ fn reload_at_hangups(node: &Node, security: &Security, hangups: &Hangups) {
                 Ok(closed) => {
                     for peer in &closed {
                         let list = &identity.allowed;
-                        eprintln!("tombolo: a link is ended, its key is no longer on {list}: {peer}");
+                        warn!("a link is ended, its key is no longer on {list}: {peer}");
                     }
                     count += closed.len();
                 }
                 Err(error) => {
-                    eprintln!("tombolo: SIGHUP: the list of keys cannot be used, all links stay: {error}");
+                    error!("SIGHUP: the list of keys cannot be used, all links stay: {error}");
                 }
             }
         }
-        eprintln!("tombolo: SIGHUP: read {} again, {count} link(s) ended", identity.allowed);
+        info!("SIGHUP: read {} again, {count} link(s) ended", identity.allowed);
     }
 }
 
-/// Runs until SIGINT or SIGTERM.
+/// Runs until SIGINT or SIGTERM, and then until its borrowers have gone.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     // Before any thread is started.
-    let hangups = Hangups::take().map_err(|error| Failure::new(format!("cannot take SIGHUP: {error}")))?;
+    let cannot_take = |error| Failure::new(format!("cannot take signals: {error}"));
+    let hangups = Signals::take_hangups().map_err(cannot_take)?;
+    let stops = Signals::take_stops().map_err(cannot_take)?;
+    // Its thread must not take signals either.
+    let _log = arguments.log.begin()?;
     let available = available_bytes().unwrap_or(u64::MAX);
     if arguments.lend.0 > available {
         return Err(Failure::new(format!(
@@ -103,10 +119,17 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     }
     let name = arguments.name.clone().unwrap_or_else(host_name);
     let ways = arguments.peer.iter().flat_map(Ways::iter);
-    let addresses: Vec<Address> = ways.chain([&arguments.listen]).cloned().collect();
+    let addresses: Vec<Address> = ways.chain(&arguments.listen).cloned().collect();
     let security = arguments.security.of(&addresses)?;
-    let listener = tombolo_node::listen(&arguments.listen, &security)
-        .map_err(|error| cannot_listen(arguments, &error))?;
+    let mut listeners = listen(&arguments.listen, &security)?;
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    match local::listen(&name) {
+        Ok(local) => listeners.push(local),
+        Err(reason) => warn!(
+            "no socket for `tombolo status` without an address, which does not find this node: {reason}"
+        ),
+    }
+    let listener = Listeners::new(listeners)?;
     let limits = Limits {
         domains: arguments.domains,
         program_memory_bytes: arguments.program_memory.0,
@@ -115,11 +138,15 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     allow_descriptors(&limits);
     let node = Arc::new(Node::with_limits(&name, arguments.lend.0 / 4096 * 4096, 0, limits)?);
     node.set_outage(arguments.outage.outage());
+    node.permit_by_list(&security);
+    std::thread::spawn({
+        let (node, timeout) = (node.clone(), arguments.drain_timeout);
+        move || drain::end_at_signals(&node, &stops, timeout, &STOP, &|text| info!("{text}"))
+    });
     let wanted = arguments.peer.iter().map(Ways::to_vec).collect();
     let neighbourhood = Neighbourhood::new(&node, wanted, &security)
         .map_err(|error| Failure::new(format!("cannot join others: {error}")))?;
     let programs = arguments.programs.as_deref().map(SeqpacketListener::bind).transpose()?;
-    tombolo_host::process::stop_on_signals(&STOP);
     std::thread::spawn({
         let (node, security) = (node.clone(), security.clone());
         move || reload_at_hangups(&node, &security, &hangups)
@@ -128,20 +155,11 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         let node = node.clone();
         std::thread::spawn(move || tombolo_node::receive_programs(&node, &listener, &STOP))
     });
-    output::line(&format!("node {name} lends {} at {}", arguments.lend, listener.address()));
+    output::line(&format!("node {name} lends {} at {}", arguments.lend, addresses.join(", ")));
     // Whoever started it waits for that line.
     output::finish()?;
     let neighbourhood = std::thread::spawn(move || neighbourhood.keep(&STOP, &tell_of_neighbour));
-    tombolo_node::serve(&node, &*listener, &STOP, &|event| match event {
-        PeerEvent::Came(Some(process)) => eprintln!("tombolo: process {process} connected"),
-        PeerEvent::Came(None) => eprintln!("tombolo: a peer connected"),
-        PeerEvent::PathGone(reason) => eprintln!("tombolo: a further link to a peer is gone: {reason}"),
-        PeerEvent::Refused(reason) => eprintln!("tombolo: a peer was refused: {reason}"),
-        PeerEvent::Gone(reason, 0) => eprintln!("tombolo: a peer is gone: {reason}"),
-        PeerEvent::Gone(reason, bytes) => {
-            eprintln!("tombolo: a borrower is gone ({reason}): {} came back", Size(bytes));
-        }
-    });
+    tombolo_node::serve(&node, &listener, &STOP, &say);
     if programs.is_some_and(|thread| thread.join().is_err()) {
         return Err(Failure::new("the thread that receives programs failed"));
     }
@@ -149,7 +167,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         return Err(Failure::new("the thread that keeps neighbours failed"));
     }
     node.leave();
-    eprintln!("tombolo: stopped");
+    info!("stopped");
     Ok(0)
 }
 
@@ -157,20 +175,65 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
 fn tell_of_neighbour(event: NeighbourEvent<'_>) {
     match event {
         NeighbourEvent::Joined { address, name, again } => {
-            eprintln!("tombolo: joined {address} (`{name}`){}", if again { " again" } else { "" });
+            info!("joined {address} (`{name}`){}", if again { " again" } else { "" });
         }
         NeighbourEvent::Lost { address, reason } => {
-            eprintln!("tombolo: lost {address}: {reason}; it is joined again when it is back");
+            warn!("lost {address}: {reason}; it is joined again when it is back");
         }
         NeighbourEvent::Failed { address, reason } => {
-            eprintln!("tombolo: cannot join {address} now, and goes on trying: {reason}");
+            warn!("cannot join {address} now, and goes on trying: {reason}");
         }
     }
 }
 
+/// Tells of what has happened to a peer. Links of those who only ask how the node is come and go untold.
+fn say(event: PeerEvent) {
+    match event {
+        PeerEvent::Came(label) => {
+            let PeerLabel { name, key, process_id: process, address } = label;
+            let (peer, key, address) = (name.as_deref(), key.as_deref(), address.as_deref());
+            debug!(peer, key, process, address, "a link is there");
+        }
+        PeerEvent::Refused(reason) => warn!("a peer was refused: {reason}"),
+        PeerEvent::PathGone(label, reason) => {
+            let PeerLabel { name, key, process_id: process, address } = label;
+            let (peer, key, address) = (name.as_deref(), key.as_deref(), address.as_deref());
+            warn!(peer, key, process, address, "a further link to a neighbour is gone: {reason}");
+        }
+        PeerEvent::Gone(label, reason, bytes) => {
+            let PeerLabel { name, key, process_id: process, address } = label;
+            let (peer, key, address) = (name.as_deref(), key.as_deref(), address.as_deref());
+            if bytes > 0 {
+                info!(
+                    peer,
+                    key,
+                    process,
+                    address,
+                    "a borrower is gone ({reason}): {} came back",
+                    Size(bytes)
+                );
+            } else if peer.is_some() {
+                info!(peer, key, process, address, "a neighbour is gone: {reason}");
+            } else {
+                debug!(peer, key, process, address, "a link is gone: {reason}");
+            }
+        }
+    }
+}
+
+/// Listens at all of these addresses.
+fn listen(addresses: &[Address], security: &Security) -> Result<Vec<Box<dyn Listener>>, Failure> {
+    if let Some(address) = ways::twice(addresses.iter()) {
+        return Err(Failure::new(format!("--listen names {address} twice")));
+    }
+    let listen =
+        |address| tombolo_node::listen(address, security).map_err(|error| cannot_listen(address, &error));
+    addresses.iter().map(listen).collect()
+}
+
 /// Says where the node cannot listen, which not every reason does.
-fn cannot_listen(arguments: &Arguments, error: &OpenError) -> Failure {
-    let (address, reason) = (arguments.listen.to_string(), error.to_string());
+fn cannot_listen(address: &Address, error: &OpenError) -> Failure {
+    let (address, reason) = (address.to_string(), error.to_string());
     if reason.contains(&address) {
         return Failure::new(reason);
     }

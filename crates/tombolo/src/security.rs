@@ -15,7 +15,8 @@ pub struct SecurityArguments {
     /// This node's secret key, made by `tombolo keygen`; ~/.config/tombolo/key unless given.
     #[arg(long, value_name = "FILE", env = "TOMBOLO_KEY")]
     key: Option<PathBuf>,
-    /// The public keys of the nodes to talk to, one a line; ~/.config/tombolo/allow unless given.
+    /// The public keys of the nodes to talk to, one a line, and what each may do where that is not all, as in
+    /// may=borrow,status; ~/.config/tombolo/allow unless given.
     #[arg(long, value_name = "FILE", env = "TOMBOLO_ALLOW")]
     allow: Option<PathBuf>,
     /// Use UDP without keys, whatever the other options say: on loopback addresses only, where every

@@ -1,23 +1,55 @@
 //! `tombolo status`: ask a node how it is.
 
+use std::str::FromStr;
+
 use clap::Args;
 use tombolo_node::{Borrower, NodeStatus};
 
-use crate::asked::NodeArguments;
+use crate::asked::AskArguments;
 use crate::size::Size;
-use crate::{Failure, output};
+use crate::ways::{Ways, WaysError};
+use crate::{Failure, local, output};
 
 /// Arguments of `tombolo status`.
 #[derive(Args)]
 pub struct Arguments {
+    /// Which node: where it listens, or the name of one that this user runs on this machine. Not needed where
+    /// only one runs. Several addresses of a node are joined by +.
+    #[arg(value_name = "NAME|ADDR[+ADDR...]")]
+    node: Option<Which>,
     #[command(flatten)]
-    node: NodeArguments,
+    ask: AskArguments,
+}
+
+/// Which node is meant.
+#[derive(Clone, Debug)]
+enum Which {
+    /// The one at these addresses.
+    At(Ways),
+    /// The one of this name on this machine.
+    Named(String),
+}
+
+impl FromStr for Which {
+    type Err = WaysError;
+
+    fn from_str(text: &str) -> Result<Self, WaysError> {
+        match text.contains(':') || text.is_empty() {
+            true => text.parse().map(Self::At),
+            false => Ok(Self::Named(text.to_owned())),
+        }
+    }
 }
 
 /// Prints the node's status.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let NodeArguments { address, ask } = &arguments.node;
-    let security = ask.security(address)?;
+    let Arguments { node, ask } = arguments;
+    let address = match node {
+        Some(Which::At(address)) => address.clone(),
+        Some(Which::Named(name)) => local::node_named(name)?.into(),
+        None => local::only_node()?.into(),
+    };
+    let security = ask.security(&address)?;
     let status = address.ask(|address| tombolo_node::status_of(address, &security))?;
     if ask.json {
         output::json(&in_json(&status))?;
@@ -29,7 +61,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     ));
     output::line(&format!("lent {} of {}", Size(status.lent_bytes), Size(status.lend_bytes)));
     for borrower in &status.borrowers {
-        output::line(&said_of(borrower));
+        output::line(&format!("  {}", said_of(borrower)));
     }
     let count =
         |name: &str| status.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
@@ -61,8 +93,8 @@ fn in_json(status: &NodeStatus) -> serde_json::Value {
     })
 }
 
-/// A line about a borrower: whatever is known of it, and what it has.
-fn said_of(borrower: &Borrower) -> String {
+/// About a borrower: whatever is known of it, and what it has.
+pub fn said_of(borrower: &Borrower) -> String {
     let Borrower { name, process_id, address, key, bytes, segments } = borrower;
     let mut known: Vec<String> = Vec::new();
     known.extend(process_id.map(|process| format!("process {process}")));
@@ -70,7 +102,7 @@ fn said_of(borrower: &Borrower) -> String {
     known.extend(key.as_ref().map(|key| format!("key {key}")));
     let name = if name.is_empty() { "(no name)" } else { name };
     let known = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
-    format!("  {name}{known}: {} in {segments} segment(s)", Size(*bytes))
+    format!("{name}{known}: {} in {segments} segment(s)", Size(*bytes))
 }
 
 /// What the names of counters begin with, and what they are counters of.
@@ -159,7 +191,7 @@ mod tests {
             bytes: 3 << 29,
             segments: 2,
         };
-        assert_eq!(said_of(&near), "  near (process 7): 1.5 GiB in 2 segment(s)");
+        assert_eq!(said_of(&near), "near (process 7): 1.5 GiB in 2 segment(s)");
         let far = Borrower {
             name: String::new(),
             process_id: None,
@@ -167,6 +199,6 @@ mod tests {
             key: Some("k".into()),
             ..near
         };
-        assert_eq!(said_of(&far), "  (no name) (udp:10.0.0.1:7000, key k): 1.5 GiB in 2 segment(s)");
+        assert_eq!(said_of(&far), "(no name) (udp:10.0.0.1:7000, key k): 1.5 GiB in 2 segment(s)");
     }
 }

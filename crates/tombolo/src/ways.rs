@@ -65,7 +65,7 @@ impl fmt::Display for Ways {
 }
 
 /// The first that has been there before.
-fn twice<'a>(addresses: impl Iterator<Item = &'a Address>) -> Option<&'a Address> {
+pub fn twice<'a>(addresses: impl Iterator<Item = &'a Address>) -> Option<&'a Address> {
     let mut seen = Vec::new();
     for address in addresses {
         if seen.contains(&address) {
@@ -74,6 +74,12 @@ fn twice<'a>(addresses: impl Iterator<Item = &'a Address>) -> Option<&'a Address
         seen.push(address);
     }
     None
+}
+
+impl From<Address> for Ways {
+    fn from(first: Address) -> Self {
+        Self { first, others: Vec::new() }
+    }
 }
 
 impl Ways {

@@ -5,15 +5,17 @@ use std::path::{Path, PathBuf};
 
 use super::file::{self, KeyFileError};
 use super::key::PublicKey;
+use super::permissions::Permissions;
 
 /// The public keys of the nodes that may link.
 ///
-/// A file has one key a line, and after it, for people, a name; `#` begins a comment. It is read
+/// A file has one key a line, and after it, for people, a name, and `may=borrow,status` where not all is
+/// permitted (see [`Permission`](super::Permission)); `#` begins a comment. It is read
 /// again for each new link, so a node goes on while its list changes. Links that exist stay, until
 /// somebody compares their keys with the list again.
 #[derive(Debug, Clone)]
 pub enum AllowList {
-    /// These.
+    /// These, with all permissions.
     Keys(Vec<PublicKey>),
     /// Those in this file.
     File(PathBuf),
@@ -26,20 +28,27 @@ impl AllowList {
         Ok(Self::File(path.to_owned()))
     }
 
-    /// All keys that it has now.
-    pub fn keys(&self) -> Result<Vec<PublicKey>, KeyFileError> {
-        match self {
-            Self::Keys(keys) => Ok(keys.clone()),
-            Self::File(path) => read(path),
-        }
-    }
-
     /// Whether it has that key.
     pub fn allows(&self, key: &PublicKey) -> Result<bool, KeyFileError> {
-        match self {
-            Self::Keys(keys) => Ok(keys.contains(key)),
-            Self::File(path) => Ok(read(path)?.contains(key)),
-        }
+        self.permissions_of(key).map(|permissions| permissions.is_some())
+    }
+
+    /// What that key may ask for, if it is there.
+    pub fn permissions_of(&self, key: &PublicKey) -> Result<Option<Permissions>, KeyFileError> {
+        Ok(self.permissions()?(key))
+    }
+
+    /// The same for any key, from one reading.
+    pub fn permissions(&self) -> Result<impl Fn(&PublicKey) -> Option<Permissions> + use<>, KeyFileError> {
+        let entries = match self {
+            Self::Keys(keys) => keys.iter().copied().map(Entry::all).collect(),
+            Self::File(path) => read(path)?,
+        };
+        Ok(move |key: &PublicKey| {
+            // A key that is there twice may do what both lines say: none of them is forgotten.
+            let lines = entries.iter().filter(|entry| entry.key == *key).map(|entry| entry.permissions);
+            lines.reduce(Permissions::and)
+        })
     }
 }
 
@@ -53,17 +62,43 @@ impl fmt::Display for AllowList {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<PublicKey>, KeyFileError> {
-    keys_in(&file::read_text(file::open(path)?, path)?, path)
+/// A line of the list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    key: PublicKey,
+    permissions: Permissions,
 }
 
-/// The keys in a text.
-pub(crate) fn keys_in(text: &str, path: &Path) -> Result<Vec<PublicKey>, KeyFileError> {
-    let keys = file::lines(text).map(|(line, said)| {
-        let key = said.split_whitespace().next().unwrap_or_default();
-        key.parse().map_err(|reason| KeyFileError::Line { path: path.to_owned(), line, reason })
+impl Entry {
+    fn all(key: PublicKey) -> Self {
+        Self { key, permissions: Permissions::ALL }
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} {}", self.key, self.permissions)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<Entry>, KeyFileError> {
+    entries_in(&file::read_text(file::open(path)?, path)?, path)
+}
+
+/// The keys in a text, and what they may do.
+pub(crate) fn entries_in(text: &str, path: &Path) -> Result<Vec<Entry>, KeyFileError> {
+    let entries = file::lines(text).map(|(line, said)| {
+        let mut words = said.split_whitespace();
+        let key = words.next().unwrap_or_default().parse();
+        let key = key.map_err(|reason| KeyFileError::Line { path: path.to_owned(), line, reason })?;
+        let permissions = Permissions::named(words);
+        let permissions = permissions.map_err(|reason| {
+            let path = path.to_owned();
+            KeyFileError::Permissions { path, line, reason }
+        })?;
+        Ok(Entry { key, permissions })
     });
-    keys.collect()
+    entries.collect()
 }
 
 #[cfg(test)]
@@ -88,6 +123,27 @@ mod tests {
         fs::remove_file(&path).unwrap();
         assert!(list.allows(&three).is_err());
         assert_eq!(list.to_string(), path.display().to_string());
+    }
+
+    #[test]
+    fn a_line_may_say_what_its_key_may_do() {
+        use super::super::permissions::Permission;
+        let scratch = Scratch::new();
+        let path = scratch.0.join("allow");
+        let [one, two, three, four] = [(); 4].map(|()| KeyPair::generate().unwrap().public());
+        let text =
+            format!("{one} old friend\n{two} new may=borrow,list\n{three} may=list\n{three} may=read,list\n");
+        fs::write(&path, text).unwrap();
+        let list = AllowList::from_file(&path).unwrap();
+        let permitted = |key| list.permissions_of(&key).unwrap().map(|found| found.to_string());
+        assert_eq!(list.permissions_of(&one).unwrap(), Some(Permissions::ALL));
+        assert_eq!(permitted(two).as_deref(), Some("may=borrow,list"));
+        assert_eq!(permitted(three).as_deref(), Some("may=list"), "what both lines permit");
+        assert_eq!(permitted(four), None);
+        assert!(!list.permissions_of(&two).unwrap().unwrap().include(Permission::Status));
+        fs::write(&path, format!("# mine\n{one} may=everything\n")).unwrap();
+        let error = AllowList::from_file(&path).unwrap_err().to_string();
+        assert!(error.contains("allow:2: `everything` is no permission"), "{error}");
     }
 
     #[test]

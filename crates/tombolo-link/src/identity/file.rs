@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
 use super::key::{KeyError, KeyPair};
+use super::permissions::PermissionsError;
 
 /// No file of keys is longer.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -59,6 +60,16 @@ pub enum KeyFileError {
         line: usize,
         /// What is wrong with it.
         reason: KeyError,
+    },
+    /// What a line permits cannot be understood.
+    #[error("{}:{line}: {reason}", path.display())]
+    Permissions {
+        /// Which file.
+        path: PathBuf,
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: PermissionsError,
     },
     /// A secret key's file without one.
     #[error("{} holds no secret key: make one with `tombolo keygen`", path.display())]

@@ -52,6 +52,13 @@ impl PublicKey {
     }
 }
 
+impl PublicKey {
+    /// Enough of it to tell one from the other, for people.
+    pub fn short(&self) -> String {
+        self.0[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 impl fmt::Display for PublicKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(PUBLIC_PREFIX)?;

@@ -29,10 +29,19 @@ struct Pending {
     deadline: Instant,
 }
 
+/// Who may link, of those whom the permissions of the path let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Admitted {
+    All,
+    /// The user whose process this is, and root.
+    OwnUserAndRoot,
+}
+
 /// Waits for shared-memory links at a path.
 #[derive(Debug)]
 pub struct ShmListener {
     listener: SeqpacketListener,
+    admitted: Admitted,
     /// Readable when the listener or a pending connection is.
     poller: OwnedFd,
     ring_bytes: usize,
@@ -43,6 +52,13 @@ impl ShmListener {
     /// Listens at a path; replaces a socket file that nobody listens at any more.
     pub fn bind(path: &Path) -> Result<Self, OpenError> {
         Self::bind_with_rings(path, DEFAULT_RING_BYTES)
+    }
+
+    /// Listens for processes of this process's own user and of root alone, whatever becomes of the permissions
+    /// of the path.
+    pub fn bind_for_own_user(path: &Path) -> Result<Self, OpenError> {
+        let listener = Self::bind_with_rings(path, DEFAULT_RING_BYTES)?;
+        Ok(Self { admitted: Admitted::OwnUserAndRoot, ..listener })
     }
 
     /// Listens, and gives its links rings of this size: a power of two from 64 KiB to 256 MiB.
@@ -58,14 +74,28 @@ impl ShmListener {
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
         epoll::add(&poller, &listener, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
             .map_err(system)?;
-        Ok(Self { listener, poller, ring_bytes, pending: Mutex::new(Vec::new()) })
+        let (admitted, pending) = (Admitted::All, Mutex::new(Vec::new()));
+        Ok(Self { listener, admitted, poller, ring_bytes, pending })
     }
 
-    fn admit(&self, pending: &mut Vec<Pending>) -> Result<(), OpenError> {
+    /// Refuses a user who may not link, as the kernel names it.
+    fn check(&self, socket: &SeqpacketSocket) -> Result<(), AcceptError> {
+        if self.admitted == Admitted::All {
+            return Ok(());
+        }
+        let user_id = socket.peer().map_err(OpenError::from)?.user_id;
+        if [rustix::process::geteuid().as_raw(), 0].contains(&user_id) {
+            return Ok(());
+        }
+        Err(AcceptError::Stranger { path: self.listener.path().to_owned(), user_id })
+    }
+
+    fn admit(&self, pending: &mut Vec<Pending>) -> Result<(), AcceptError> {
         for _ in 0..MAX_PENDING {
-            let Some(socket) = self.listener.accept()? else {
+            let Some(socket) = self.listener.accept().map_err(OpenError::from)? else {
                 break;
             };
+            self.check(&socket)?;
             if pending.len() >= MAX_PENDING {
                 // Closing it takes it out of the poller too.
                 pending.remove(0);

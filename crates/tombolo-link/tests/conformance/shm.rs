@@ -187,6 +187,63 @@ fn root_is_believed_by_other_users() {
 }
 
 #[test]
+fn a_listener_for_its_own_user_lets_no_other_in_whatever_the_path_says() {
+    use std::os::unix::fs::PermissionsExt;
+    let address = scratch_address();
+    let path = path_of(&address).to_owned();
+    let listener = ShmListener::bind_for_own_user(&path).unwrap();
+    connect_to(&listener, &address).unwrap();
+    if !may_change_user("a stranger at a listener for one user") {
+        return;
+    }
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let connecting = std::thread::spawn(move || {
+        let user = rustix::process::Uid::from_raw(STRANGER);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        connect(&address, PATIENCE).map(drop)
+    });
+    let refused = loop {
+        match listener.accept_within(PATIENCE) {
+            Err(error) => break error,
+            Ok(link) => assert!(link.is_none(), "a stranger has a link"),
+        }
+    };
+    assert!(matches!(refused, AcceptError::Stranger { user_id: STRANGER, .. }), "{refused}");
+    connecting.join().unwrap().unwrap_err();
+}
+
+#[test]
+fn several_listeners_are_one_and_none_waits_for_another() {
+    let (shm, udp) = (scratch_address(), crate::harness::loopback());
+    let listeners: Vec<_> = [&shm, &udp].map(|address| listen(address).unwrap()).into();
+    let at_udp = listeners[1].address();
+    let listener = tombolo_link::Listeners::new(listeners).unwrap();
+    assert_eq!(listener.address(), shm);
+    for address in [&shm, &at_udp, &at_udp, &shm] {
+        let link = connect_to(&listener, address).unwrap();
+        assert_eq!(link.supports_windows(), *address == shm);
+    }
+    // While somebody is at the one at all times, the other has its turn.
+    let newcomers: Vec<SeqpacketSocket> = (0..2)
+        .map(|_| {
+            let socket = SeqpacketSocket::connect(path_of(&shm)).unwrap();
+            socket.send(&[&hello(PROTOCOL_VERSION)], &[]).unwrap();
+            socket
+        })
+        .collect();
+    let connecting = std::thread::spawn(move || connect(&at_udp, PATIENCE).unwrap());
+    let (mut windows, mut links) = (Vec::new(), Vec::new());
+    while windows.len() < 3 {
+        let link = listener.accept_within(PATIENCE).unwrap().expect("somebody waits");
+        windows.push(link.supports_windows());
+        links.push(link);
+    }
+    assert_eq!(windows.iter().filter(|windows| !**windows).count(), 1, "{windows:?}");
+    assert!(!connecting.join().unwrap().supports_windows());
+    drop(newcomers);
+}
+
+#[test]
 fn nobody_listens_for_a_user() {
     let address = Address::ShmOf { user_id: 7, path: scratch_path() };
     let error = listen(&address).map(drop).unwrap_err();

@@ -96,7 +96,8 @@ fn wrong_addresses_and_sizes_are_one_clear_error_each() {
     error(&["node", "--insecure", "--listen", "udp:0.0.0.0:0", "--lend", "1M"], "loopback");
     error(&["node", "--listen", "shm:/no/such/directory/node", "--lend", "1M"], "/no/such/directory/node");
     error(&["node", "--listen", "shm:/tmp/x", "--lend", "900000G"], "--lend");
-    error(&["status", "bogus"], "expected shm:PATH or udp:HOST:PORT");
+    error(&["status", "bogus"], "an address is shm:PATH or udp:HOST:PORT");
+    error(&["status", "tcp:1.2.3.4:5"], "expected shm:PATH or udp:HOST:PORT");
 }
 
 #[test]

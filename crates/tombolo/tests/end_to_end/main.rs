@@ -18,6 +18,7 @@ mod limits;
 mod memory_calls;
 mod network;
 mod operating;
+mod own_nodes;
 mod paths;
 mod programs;
 mod rdma;

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::common::{Lender, Link, PATIENCE, Running, Scratch, TOMBOLO, compiled, needs, tombolo};
 
 fn with_stdout(arguments: &[&str], stdout: impl Into<Stdio>) -> Output {
@@ -131,4 +133,142 @@ fn all_json_is_an_object() {
         assert!(said.is_object(), "{arguments:?}: {said}");
     }
     assert!(lender.status()["counters"].is_object());
+}
+
+/// Somebody who has borrowed a page of that lender and uses it all the time.
+fn borrower(lender: &Lender) -> Running {
+    let mut command = Command::new(TOMBOLO);
+    command.args(["ping", "--insecure", lender.address(), "--interval", "10"]);
+    let ping = Running::start(command, Vec::new());
+    ping.output_with(": 1: ", PATIENCE);
+    ping
+}
+
+#[test]
+fn a_lender_that_is_told_to_end_waits_for_its_borrowers() {
+    for link in [Link::Shm, Link::Udp] {
+        let lender = Lender::start_with(link, "16M", &["--drain-timeout", "1h"]);
+        let ping = borrower(&lender);
+        lender.signal(Signal::TERM);
+        lender.errors_with("ends when its borrowers have gone, in 60 min at the latest", PATIENCE);
+        lender.errors_with("ping", PATIENCE);
+        // It still says how it is, and lends to nobody new.
+        assert_eq!(lender.lent_bytes(), 4096);
+        let newcomer = tombolo(&["ping", "--insecure", lender.address(), "-c", "1"]);
+        newcomer.assert_one_line(125, "lends to nobody new");
+        // Who was there before goes on until it has enough.
+        let answered = ping.output().lines().count();
+        ping.output_with(&format!(": {}: ", answered + 20), PATIENCE);
+        ping.signal(Signal::INT);
+        let ended = ping.wait(PATIENCE);
+        assert_eq!(ended.code(), 0, "{}{}", ended.text(), ended.stderr);
+        let outcome = lender.wait();
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        assert!(!outcome.stderr.contains("takes back"), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_lender_does_not_wait_for_ever_nor_against_the_users_will() {
+    for (drain, signals, said) in [
+        ("1h", 2, "ends when its borrowers have gone"),
+        ("500ms", 1, "in 500 ms at the latest"),
+        ("0", 1, "takes back"),
+    ] {
+        let lender = Lender::start_with(Link::Shm, "16M", &["--drain-timeout", drain]);
+        let ping = borrower(&lender);
+        for _ in 0..signals {
+            lender.signal(Signal::TERM);
+            lender.errors_with(said, PATIENCE);
+        }
+        let outcome = lender.wait();
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("takes back what is lent to ping"), "{}", outcome.stderr);
+        assert_eq!(ping.wait(PATIENCE).code(), 1, "it has lost its page");
+    }
+    let wrong = ["node", "--listen", "shm:/tmp/x", "--drain-timeout", "soon"];
+    assert!(tombolo(&wrong).stderr.contains("no length of time"));
+}
+
+#[test]
+fn what_a_node_says_is_for_people_or_for_programs_and_as_much_as_is_wanted() {
+    let said_with = |more: &[&str]| {
+        let lender = Lender::start_with(Link::Shm, "16M", more);
+        assert_eq!(tombolo(&["ls", lender.address()]).code(), 0);
+        // It has heard that the other one is gone when it answers the next.
+        lender.status();
+        lender.signal(Signal::TERM);
+        lender.wait().stderr
+    };
+    let text = said_with(&[]);
+    let line =
+        text.lines().find(|line| line.contains("a neighbour is there")).unwrap_or_else(|| panic!("{text}"));
+    assert!(line.starts_with("20") && line.contains("T") && line.contains("Z "), "no time: {line}");
+    assert!(line.contains(" INFO ") && line.contains("peer=\"ls\"") && line.contains("process="), "{line}");
+    assert!(!text.contains("a link is there"), "{text}");
+    let json = said_with(&["--log-json", "--log", "debug"]);
+    let lines: Vec<serde_json::Value> =
+        json.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert!(lines.iter().all(|line| line["timestamp"].is_string() && line["level"].is_string()), "{json}");
+    let with = |message: &str| lines.iter().find(|line| line["message"] == message).expect(message);
+    assert!(with("a link is there")["process"].is_u64(), "{json}");
+    assert_eq!(with("a neighbour is there")["peer"], "ls");
+    assert_eq!(said_with(&["--log", "off"]), "");
+    let wrong = tombolo(&["node", "--listen", "shm:/tmp/x", "--log", "loud"]);
+    assert!(wrong.stderr.contains("possible values: off, error, warn"), "{}", wrong.stderr);
+}
+
+#[test]
+fn a_terminal_that_nobody_reads_keeps_no_node_from_its_work() {
+    use std::io::{BufRead, BufReader};
+    use tombolo_host::unix::SeqpacketSocket;
+    let scratch = Scratch::new("slow");
+    let path = scratch.path().join("node");
+    let (reader, writer) = std::io::pipe().unwrap();
+    rustix::pipe::fcntl_setpipe_size(&writer, 4096).unwrap();
+    let address = format!("shm:{}", path.display());
+    let mut command = Command::new(TOMBOLO);
+    command.args(["node", "--listen", &address, "--lend", "1M"]).env("TOMBOLO_RUNTIME_DIR", scratch.path());
+    let mut node = command.stdout(Stdio::null()).stderr(writer).spawn().unwrap();
+    // It closes its end with this.
+    drop(command);
+    assert_eq!(tombolo(&["status", &address]).code(), 0);
+    // One line each: another version of the protocol.
+    let mut hello = [0_u8; 24];
+    hello[..10].copy_from_slice(b"TOMBOLO\0\x63\x01");
+    let strangers = 3000;
+    for _ in 0..strangers {
+        let since = std::time::Instant::now();
+        let socket = loop {
+            match SeqpacketSocket::connect(&path) {
+                Ok(socket) => break socket,
+                Err(error) => assert!(since.elapsed() < PATIENCE, "nobody accepts: {error}"),
+            }
+            std::thread::yield_now();
+        };
+        let _ = socket.send(&[&hello], &[]);
+        // Until it is refused, so that the oldest need not give way.
+        let mut answer = [0_u8; 24];
+        while matches!(socket.receive(&mut answer), Err(tombolo_host::unix::UnixError::WouldBlock)) {
+            assert!(since.elapsed() < PATIENCE, "no answer: the node waits for its terminal");
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(tombolo(&["status", &address]).code(), 0);
+    let (told, heard) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        BufReader::new(reader).lines().map_while(Result::ok).try_for_each(|line| told.send(line))
+    });
+    let (mut refused, mut missing) = (0, 0);
+    while refused + missing < strangers {
+        let line = heard.recv_timeout(PATIENCE).expect("all lines are there, or said to be missing");
+        refused += usize::from(line.contains("a peer was refused"));
+        let lost =
+            line.split_once("WARN ").and_then(|(_, text)| text.split_once(" line(s) are missing here"));
+        missing += lost.map_or(0, |(count, _)| count.parse::<usize>().unwrap());
+    }
+    crate::common::send(node.id(), Signal::TERM);
+    assert_eq!(node.wait().unwrap().code(), Some(0));
+    assert!(missing > 0, "the queue took all of them: the test shows nothing");
+    assert_eq!(refused + missing, strangers);
 }

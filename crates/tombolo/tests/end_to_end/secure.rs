@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
@@ -185,6 +185,99 @@ fn a_key_that_is_not_listed_is_named_on_both_sides() {
     let allow = lender.file("allow").display().to_string();
     assert!(told.contains(&format!("add `{borrower_key}` to {allow}")), "{told}");
     assert!(told.contains("this node's key is not on the list of the node at"), "{told}");
+}
+
+#[test]
+fn a_node_says_which_neighbour_it_speaks_of_by_name_and_key() {
+    let ((lender, lender_key), (borrower, borrower_key)) =
+        (Machine::with_key("lender"), Machine::with_key("borrower"));
+    lender.allow(&[&borrower_key]);
+    borrower.allow(&[&lender_key]);
+    let (node, address) = lender.lend();
+    assert_eq!(borrower.run(&["ls", &address]).code(), 0);
+    let short = &borrower_key["tombolo-public:".len()..][..8];
+    node.errors_with("a neighbour is gone", PATIENCE);
+    for what in ["a neighbour is there", "a neighbour is gone"] {
+        let said = node.errors();
+        let line = said.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{said}"));
+        let fields =
+            [String::from("peer=\"ls\""), format!("key=\"{short}\""), "address=\"udp:127.0.0.1:".into()];
+        assert!(fields.iter().all(|field| line.contains(field)), "{line}");
+    }
+}
+
+#[test]
+fn a_key_may_do_what_its_line_says_and_nothing_else() {
+    let ((lender, lender_key), (owner, owner_key), (guest, guest_key)) =
+        (Machine::with_key("lender"), Machine::with_key("owner"), Machine::with_key("guest"));
+    let all = format!("{owner_key} owner");
+    let permit = |permissions: &str| lender.allow(&[&all, &format!("{guest_key} guest {permissions}")]);
+    permit("may=nothing");
+    owner.allow(&[&lender_key]);
+    guest.allow(&[&lender_key]);
+    let (node, address) = lender.lend();
+    let (file, place, other) =
+        (owner.home.file("file"), format!("{address}:file"), format!("{address}:other"));
+    fs::write(&file, "bytes").unwrap();
+    assert_eq!(owner.run(&["cp", &file, &place]).code(), 0, "no permission named is all of them");
+    let questions: [(&str, &[&str]); 6] = [
+        ("list", &["ls", &address]),
+        ("read", &["cp", &place, "-"]),
+        ("status", &["status", &address]),
+        ("borrow", &["ping", &address, "-c", "1"]),
+        ("write", &["cp", &file, &other]),
+        ("write", &["rm", &other]),
+    ];
+    for (permission, question) in questions {
+        permit("may=nothing");
+        guest.run(question).assert_one_line(125, &format!("permission `{permission}` is missing"));
+        // New links find the list as it is.
+        permit(&format!("may={permission}"));
+        let answer = guest.run(question);
+        assert_eq!(answer.code(), 0, "{question:?}: {}", answer.stderr);
+        for (_, refused) in questions.iter().filter(|(other, _)| *other != permission) {
+            guest.run(refused).assert_one_line(125, &format!("its list has `may={permission}`"));
+        }
+    }
+    lender.allow(&[&all, &format!("{guest_key} guest may=lend")]);
+    let again = lender.run(&["node", "--listen", "udp:127.0.0.1:0", "--lend", "1M"]);
+    again.assert_one_line(125, "allow:3: `lend` is no permission");
+    drop(node);
+}
+
+#[test]
+fn a_hangup_changes_what_a_live_neighbour_may_do() {
+    use tombolo_node::identity::{AllowList, read_key_file};
+    use tombolo_node::{Security, Store};
+    let ((lender, lender_key), (guest, guest_key)) =
+        (Machine::with_key("lender"), Machine::with_key("guest"));
+    let permit = |permissions: &str| lender.allow(&[&format!("{guest_key} guest {permissions}")]);
+    permit("may=list");
+    guest.allow(&[&lender_key]);
+    let (node, address) = lender.lend();
+    let list = AllowList::from_file(&guest.file("allow")).unwrap();
+    let security = Security::secure(read_key_file(&guest.file("key")).unwrap(), list);
+    let store = Store::connect("guest", &[address.parse().unwrap()], &security).unwrap();
+    assert_eq!(store.list().unwrap().len(), 0);
+    for (permissions, permitted) in [("may=read", false), ("", true), ("may=status", false)] {
+        permit(permissions);
+        node.signal(Signal::HUP);
+        let since = Instant::now();
+        let answer = loop {
+            let answer = store.list();
+            if answer.is_ok() == permitted {
+                break answer;
+            }
+            assert!(since.elapsed() < PATIENCE, "{permissions}: {answer:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        if let Err(error) = answer {
+            let said = error.to_string();
+            assert!(said.contains("permission `list` is missing"), "{said}");
+            assert!(said.contains(permissions), "{said}");
+        }
+    }
+    assert!(!node.errors().contains("gone"), "it is the same link: {}", node.errors());
 }
 
 #[test]

@@ -10,6 +10,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 pub use process::{Outcome, Running, send};
 pub use resp::Resp;
 pub use scratch::{Scratch, compiled};
@@ -67,6 +69,21 @@ impl Lender {
     /// Its process.
     pub fn node(&mut self) -> &mut Running {
         &mut self.node
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.node.signal(signal);
+    }
+
+    /// Waits until it has said that on standard error.
+    pub fn errors_with(&self, text: &str, limit: Duration) {
+        self.node.errors_with(text, limit);
+    }
+
+    /// Waits for its end.
+    pub fn wait(self) -> Outcome {
+        self.node.wait(PATIENCE)
     }
 
     /// What `tombolo status --json` says.

@@ -63,6 +63,11 @@ impl Running {
     /// Starts it and feeds it `input`.
     pub fn start(mut command: Command, input: Vec<u8>) -> Self {
         let name = format!("{command:?}");
+        if command.get_envs().all(|(variable, _)| variable != "TOMBOLO_RUNTIME_DIR") {
+            // Away from the nodes that people run here.
+            let name = format!("tombolo-test-nodes-{}", rustix::process::geteuid().as_raw());
+            command.env("TOMBOLO_RUNTIME_DIR", std::env::temp_dir().join(name));
+        }
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let since = Instant::now();
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -106,19 +111,31 @@ impl Running {
         panic!("{} has started no program", self.name)
     }
 
-    /// Sends a signal to it alone.
-    /// Sends a signal that its thread of that name takes.
+    /// Sends a signal that its thread of that name takes, once that has given itself the name.
     pub fn signal_thread(&self, name: &str, signal: Signal) {
-        let mut threads = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
-        let thread = threads
-            .find(|thread| fs::read_to_string(thread.path().join("comm")).unwrap().trim() == name)
-            .expect("a thread of that name");
-        let number = thread.file_name().to_str().unwrap().parse().unwrap();
-        send(number, signal);
+        let has_name = |thread: &fs::DirEntry| {
+            fs::read_to_string(thread.path().join("comm")).is_ok_and(|found| found.trim() == name)
+        };
+        let since = Instant::now();
+        let thread = loop {
+            let mut threads = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
+            if let Some(thread) = threads.find(has_name) {
+                break thread;
+            }
+            assert!(since.elapsed() < Duration::from_secs(30), "{} has no thread `{name}`", self.name);
+            thread::sleep(Duration::from_millis(1));
+        };
+        send(thread.file_name().to_str().unwrap().parse().unwrap(), signal);
     }
 
+    /// Sends a signal to it alone.
     pub fn signal(&self, signal: Signal) {
         send(self.pid(), signal);
+    }
+
+    /// What it has written to standard output so far.
+    pub fn output(&self) -> String {
+        String::from_utf8_lossy(&self.stdout.so_far()).into_owned()
     }
 
     /// Waits until standard output contains `text`; returns all of it so far.

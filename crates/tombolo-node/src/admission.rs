@@ -1,0 +1,96 @@
+//! Whether this node does what a peer asks for, decided in one place, before anything of it is done: by what
+//! the list of keys permits it, and while the node is about to end.
+//!
+//! What the memory of programs is asked for is not decided here but by their grants.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tombolo_link::identity::{AllowList, Permission, Permissions};
+use tombolo_link::{Link, Security};
+
+use crate::control::{Borrower, Request};
+use crate::node::{Node, Peer};
+
+/// Whether a request is for memory of this node to be held, until it is released.
+fn takes_memory(request: &Request) -> bool {
+    match request {
+        Request::Lend { .. } | Request::Create { .. } | Request::Open { .. } => true,
+        Request::Introduce { .. }
+        | Request::Join { .. }
+        | Request::Identify
+        | Request::Release { .. }
+        | Request::Status { .. }
+        | Request::Carry(_)
+        | Request::Publish { .. }
+        | Request::Find { .. }
+        | Request::List { .. }
+        | Request::Delete { .. }
+        | Request::PathToken
+        | Request::BePath { .. } => false,
+    }
+}
+
+/// Of which permissions a request needs one; none: it needs no permission.
+fn needed(request: &Request) -> &'static [Permission] {
+    match request {
+        Request::Lend { .. } => &[Permission::Borrow],
+        Request::Open { .. } => &[Permission::Read],
+        Request::Create { .. } | Request::Publish { .. } | Request::Delete { .. } => &[Permission::Write],
+        Request::List { .. } => &[Permission::List],
+        // Of what it may read or list it may know that it is there; and who writes looks whether it has been done.
+        Request::Find { .. } => &[Permission::Read, Permission::List, Permission::Write],
+        Request::Status { .. } => &[Permission::Status],
+        Request::Introduce { .. }
+        | Request::Join { .. }
+        | Request::Identify
+        | Request::Release { .. }
+        | Request::Carry(_)
+        | Request::PathToken
+        | Request::BePath { .. } => &[],
+    }
+}
+
+impl Node {
+    /// From now on peers may ask for what the list says of their keys; said once, before there are any. Those
+    /// whose links have no keys may ask for all: it is others who decide who can link.
+    pub fn permit_by_list(&self, security: &Security) {
+        if let Security::Secure(identity) = security {
+            let _ = self.list.set(identity.allowed.clone());
+        }
+    }
+
+    /// What whoever is at the other end of this link may ask for.
+    pub(crate) fn permissions_of(&self, link: &dyn Link) -> Permissions {
+        let (Some(list), Some(key)) = (self.list.get(), link.peer_key()) else { return Permissions::ALL };
+        // A key that was there a moment ago, or a list that made sense then: the next reload will tell.
+        AllowList::permissions_of(list, &key).ok().flatten().unwrap_or(Permissions::NONE)
+    }
+
+    /// This node is about to end: from now on only who has some of its memory already gets more.
+    pub fn lend_to_nobody_new(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
+    }
+
+    /// Who has memory of this node.
+    pub fn borrowers(&self) -> Vec<Borrower> {
+        self.peers().iter().filter_map(|peer| self.borrower(peer)).collect()
+    }
+
+    /// Why a request is refused that came by this link, if it is.
+    pub(crate) fn refusal(&self, by: &Arc<Peer>, request: &Request) -> Option<String> {
+        let is_ending = self.is_ending.load(Ordering::Relaxed);
+        if is_ending && takes_memory(request) && self.borrower(by.whole()).is_none() {
+            return Some("this node is about to end and lends to nobody new".into());
+        }
+        let permissions = *by.permissions.lock();
+        let needed = needed(request);
+        if needed.is_empty() || needed.iter().any(|permission| permissions.include(*permission)) {
+            return None;
+        }
+        let missing = needed[0].word();
+        Some(format!(
+            "permission `{missing}` is missing: for the key of the node that asks, its list has `{permissions}`"
+        ))
+    }
+}

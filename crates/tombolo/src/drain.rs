@@ -1,0 +1,110 @@
+//! How a node ends: it lends to nobody new, and waits for its borrowers, but not for ever.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tombolo_host::process::Signals;
+use tombolo_node::{Borrower, Node};
+
+use crate::size::Size;
+use crate::{duration, status};
+
+/// How often it is looked who is left.
+const LOOK: Duration = Duration::from_millis(100);
+/// So many borrowers are named, the others counted.
+const MAX_NAMED: usize = 8;
+
+/// What a node that is to end does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// It looks again after this long.
+    Wait(Duration),
+    /// It ends.
+    End,
+}
+
+/// What is next, so long after the first signal, with so many borrowers left and so many signals.
+fn next(timeout: Duration, waited: Duration, borrowers: usize, signals: u32) -> Next {
+    match timeout.checked_sub(waited).filter(|left| !left.is_zero()) {
+        Some(left) if borrowers > 0 && signals < 2 => Next::Wait(left.min(LOOK)),
+        _ => Next::End,
+    }
+}
+
+/// Waits for a signal, then for the borrowers to go; a further signal, or the end of the time, ends the node
+/// at once. `say` tells the user.
+pub fn end_at_signals(
+    node: &Node,
+    signals: &Signals,
+    timeout: Duration,
+    stop: &AtomicBool,
+    say: &dyn Fn(&str),
+) {
+    // A descriptor that fails cannot be waited for: the node ends in an orderly way while it can.
+    let signalled = |pause| signals.next(pause).unwrap_or(true);
+    let mut count = u32::from(signalled(None));
+    let since = Instant::now();
+    node.lend_to_nobody_new();
+    let mut borrowers = node.borrowers();
+    if !borrowers.is_empty() && !timeout.is_zero() {
+        say(&format!(
+            "ends when its borrowers have gone, in {} at the latest, or at once with another signal; it lends to nobody new. It waits for {}",
+            duration::shown(timeout),
+            listed(&borrowers)
+        ));
+    }
+    while let Next::Wait(pause) = next(timeout, since.elapsed(), borrowers.len(), count) {
+        count += u32::from(signalled(Some(pause)));
+        borrowers = node.borrowers();
+    }
+    if !borrowers.is_empty() {
+        say(&format!("ends now and takes back what is lent to {}", listed(&borrowers)));
+    }
+    stop.store(true, Ordering::Relaxed);
+    // What still keeps it is not worth waiting for to somebody who asks again.
+    signalled(None);
+    std::process::exit(130);
+}
+
+/// Who they are and what they have.
+fn listed(borrowers: &[Borrower]) -> String {
+    let mut texts: Vec<String> = borrowers.iter().take(MAX_NAMED).map(status::said_of).collect();
+    if let Some(others) = borrowers.len().checked_sub(MAX_NAMED).filter(|others| *others > 0) {
+        let bytes = borrowers[MAX_NAMED..].iter().map(|borrower| borrower.bytes).sum();
+        texts.push(format!("{others} others: {}", Size(bytes)));
+    }
+    texts.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_waits_for_borrowers_until_they_go_or_the_time_or_the_patience_of_the_user_is_over() {
+        let seconds = Duration::from_secs;
+        assert_eq!(next(seconds(30), seconds(0), 1, 1), Next::Wait(LOOK));
+        let last = Duration::from_millis(29_950);
+        assert_eq!(next(seconds(30), last, 1, 1), Next::Wait(Duration::from_millis(50)));
+        for (timeout_s, waited_s, borrowers, signals) in
+            [(30, 0, 0, 1), (30, 30, 1, 1), (30, 31, 1, 1), (30, 5, 1, 2), (0, 0, 1, 1)]
+        {
+            assert_eq!(next(seconds(timeout_s), seconds(waited_s), borrowers, signals), Next::End);
+        }
+    }
+
+    #[test]
+    fn many_borrowers_are_counted() {
+        let borrower = Borrower {
+            name: "one".into(),
+            process_id: Some(7),
+            address: None,
+            key: None,
+            bytes: 1 << 20,
+            segments: 1,
+        };
+        assert_eq!(listed(&vec![borrower.clone(); 2]).matches("one (process 7): 1 MiB").count(), 2);
+        let many = listed(&vec![borrower; MAX_NAMED + 3]);
+        assert!(many.ends_with("; 3 others: 3 MiB"), "{many}");
+    }
+}

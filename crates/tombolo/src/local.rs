@@ -1,0 +1,195 @@
+//! The nodes of this machine, as their own user finds them: each `tombolo node` listens at a Unix socket in a
+//! directory that everybody knows, wherever else it listens.
+//!
+//! The socket is called as the node is. While a node of that name is alive, the next one's is called
+//! `NAME-2`, and so on; the socket of a dead one is replaced.
+
+use std::env;
+use std::fs::{self, DirBuilder};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use tombolo_host::unix::{SeqpacketSocket, UnixError};
+use tombolo_node::{Address, Listener, OpenError, ShmListener};
+
+use crate::Failure;
+
+/// Names another directory for the sockets.
+const VARIABLE: &str = "TOMBOLO_RUNTIME_DIR";
+/// What the sockets' names end with.
+const SUFFIX: &str = ".sock";
+/// The longest name of a socket without that. The kernel takes paths of 107 bytes.
+const MAX_NAME_BYTES: usize = 48;
+/// The most nodes of one name.
+const MAX_NAMESAKES: u32 = 1000;
+
+fn own_user_id() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Where the sockets may be; the first that can be used is.
+fn directories() -> Vec<PathBuf> {
+    if let Some(directory) = env::var_os(VARIABLE).filter(|directory| !directory.is_empty()) {
+        return vec![directory.into()];
+    }
+    let user_id = own_user_id();
+    let fallback = env::temp_dir().join(format!("tombolo-{user_id}"));
+    let of_session = || {
+        let named = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+        named.unwrap_or_else(|| PathBuf::from(format!("/run/user/{user_id}"))).join("tombolo")
+    };
+    // Root has one place, logged in or not: services are asked by whoever logs in later.
+    let first = if user_id == 0 { PathBuf::from("/run/tombolo") } else { of_session() };
+    vec![first, fallback]
+}
+
+/// Makes a directory, unless it is there, and refuses one in which others can make sockets.
+fn make_private(directory: &Path) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("cannot use {}: {error}", directory.display());
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(error)),
+        _ => {}
+    }
+    let found = fs::symlink_metadata(directory).map_err(failed)?;
+    if !found.is_dir() || found.uid() != own_user_id() || found.mode() & 0o022 != 0 {
+        let directory = directory.display();
+        return Err(format!("{directory} must be a directory of this user that nobody else can write to"));
+    }
+    Ok(())
+}
+
+/// What the socket of a node is called: as the node, where that can be the name of a file.
+fn file_name(name: &str) -> String {
+    let allowed = |letter: char| letter.is_alphanumeric() || "-_.".contains(letter);
+    let mut name: String = name.chars().map(|letter| if allowed(letter) { letter } else { '_' }).collect();
+    name.truncate(name.floor_char_boundary(MAX_NAME_BYTES));
+    match name.trim_start_matches('.') {
+        "" => "node".into(),
+        shown => shown.into(),
+    }
+}
+
+/// Listens for this user's own commands.
+pub fn listen(name: &str) -> Result<Box<dyn Listener>, String> {
+    let mut reasons = Vec::new();
+    for directory in directories() {
+        let listening = make_private(&directory).and_then(|()| listen_in(&directory, name));
+        match listening {
+            Ok(listener) => return Ok(listener),
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    Err(reasons.join("; "))
+}
+
+fn listen_in(directory: &Path, name: &str) -> Result<Box<dyn Listener>, String> {
+    let name = file_name(name);
+    for number in 1..=MAX_NAMESAKES {
+        let name = if number == 1 { name.clone() } else { format!("{name}-{number}") };
+        match ShmListener::bind_for_own_user(&directory.join(name + SUFFIX)) {
+            Ok(listener) => return Ok(Box::new(listener)),
+            Err(OpenError::InUse(_)) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Err(format!("{MAX_NAMESAKES} nodes are called `{name}` in {}", directory.display()))
+}
+
+/// A node that is alive.
+struct Found {
+    name: String,
+    path: PathBuf,
+    /// Which process it is, where the kernel says.
+    process_id: Option<u32>,
+}
+
+impl Found {
+    fn address(self) -> Address {
+        Address::Shm(self.path)
+    }
+
+    fn described(&self) -> String {
+        let process = self.process_id.map(|process| format!(" (process {process})"));
+        format!("{}{}", self.name, process.unwrap_or_default())
+    }
+}
+
+/// The node behind a socket, if one of this user or root listens there.
+fn node_at(path: PathBuf) -> Option<Found> {
+    let name = path.file_name()?.to_str()?.strip_suffix(SUFFIX)?.to_owned();
+    let process_id = match SeqpacketSocket::connect(&path) {
+        Ok(socket) => {
+            let peer = socket.peer().ok().filter(|peer| [own_user_id(), 0].contains(&peer.user_id))?;
+            peer.process_id
+        }
+        // It is there and has much to do.
+        Err(UnixError::WouldBlock) => None,
+        Err(_) => return None,
+    };
+    Some(Found { name, path, process_id })
+}
+
+/// All that are alive, by name.
+fn nodes() -> Vec<Found> {
+    let entries = directories().into_iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
+    let mut nodes: Vec<Found> = entries.flatten().filter_map(|entry| node_at(entry.path())).collect();
+    nodes.sort_by(|one, other| one.name.cmp(&other.name));
+    nodes
+}
+
+fn described(nodes: &[Found]) -> String {
+    nodes.iter().map(Found::described).collect::<Vec<_>>().join(", ")
+}
+
+fn none() -> Failure {
+    let looked: Vec<String> = directories().iter().map(|path| path.display().to_string()).collect();
+    Failure::new(format!(
+        "no node of this user runs on this machine (looked in {}): say where one listens, as in `tombolo status shm:/tmp/lender`",
+        looked.join(" and ")
+    ))
+}
+
+/// The only node of this user on this machine.
+pub fn only_node() -> Result<Address, Failure> {
+    let mut nodes = nodes();
+    match (nodes.len(), nodes.pop()) {
+        (_, None) => Err(none()),
+        (1, Some(node)) => Ok(node.address()),
+        (count, Some(node)) => {
+            let name = node.name.clone();
+            nodes.push(node);
+            Err(Failure::new(format!(
+                "{count} nodes run on this machine: say which, as in `tombolo status {name}`: {}",
+                described(&nodes)
+            )))
+        }
+    }
+}
+
+/// The node of that name.
+pub fn node_named(name: &str) -> Result<Address, Failure> {
+    let mut nodes = nodes();
+    let wanted = file_name(name);
+    if let Some(index) = nodes.iter().position(|node| node.name == wanted) {
+        return Ok(nodes.swap_remove(index).address());
+    }
+    let others = if nodes.is_empty() { String::new() } else { format!(", but {}", described(&nodes)) };
+    Err(Failure::new(format!(
+        "no node `{name}` of this user runs on this machine{others}; an address is shm:PATH or udp:HOST:PORT"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_name_of_a_node_is_a_name_of_a_file() {
+        assert_eq!(file_name("one.example-2_b"), "one.example-2_b");
+        assert_eq!(file_name("../a b/\n"), "_a_b__");
+        assert_eq!(file_name("...a"), "a");
+        assert_eq!([file_name(""), file_name("..")], ["node", "node"]);
+        assert!(file_name(&"é".repeat(100)).len() <= MAX_NAME_BYTES);
+    }
+}

@@ -1,0 +1,48 @@
+//! What `tombolo node` says while it runs, on standard error: when, how important it is, and about whom.
+
+mod lines;
+
+use clap::Args;
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::Failure;
+
+/// How much is said, and in which form.
+#[derive(Args)]
+pub struct LogArguments {
+    /// How much to say while running.
+    #[arg(
+        long = "log",
+        value_name = "LEVEL",
+        env = "TOMBOLO_LOG",
+        default_value = "info",
+        value_parser = ["off", "error", "warn", "info", "debug", "trace"]
+    )]
+    level: String,
+    /// Say it in JSON, an object a line.
+    #[arg(long = "log-json")]
+    json: bool,
+}
+
+/// What is still to be written is, when this is dropped, for as long as that takes within reason.
+pub struct Log(#[expect(dead_code, reason = "it does its work when it is dropped")] lines::Ending);
+
+impl LogArguments {
+    /// From now on what is said goes to standard error.
+    pub fn begin(&self) -> Result<Log, Failure> {
+        let level: LevelFilter = self.level.parse()?;
+        let form = if self.json { lines::Form::Json } else { lines::Form::Text };
+        let (lines, ending) = lines::to_standard_error(form)?;
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_target(false)
+            .with_writer(move || lines.clone());
+        match form {
+            lines::Form::Json => {
+                tracing::subscriber::set_global_default(subscriber.json().flatten_event(true).finish())
+            }
+            lines::Form::Text => tracing::subscriber::set_global_default(subscriber.finish()),
+        }?;
+        Ok(Log(ending))
+    }
+}

@@ -1,0 +1,145 @@
+//! Nodes of this machine, as their user asks them: without an address, by their names, at several addresses.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::common::{Lender, Outcome, PATIENCE, Running, Scratch, TOMBOLO, tombolo};
+
+/// A machine: a place for the sockets of its nodes.
+struct Machine {
+    scratch: Scratch,
+}
+
+impl Machine {
+    fn new(name: &str) -> Self {
+        Self { scratch: Scratch::new(name) }
+    }
+
+    fn start(&self, arguments: &[&str]) -> Running {
+        let mut command = Command::new(TOMBOLO);
+        command.args(arguments).env("TOMBOLO_RUNTIME_DIR", self.scratch.path().join("nodes"));
+        Running::start(command, Vec::new())
+    }
+
+    fn run(&self, arguments: &[&str]) -> Outcome {
+        self.start(arguments).wait(PATIENCE)
+    }
+
+    /// A node that only UDP leads to.
+    fn node(&self, name: &str, lend: &str) -> Running {
+        let node = self.start(&[
+            "node",
+            "--insecure",
+            "--listen",
+            "udp:127.0.0.1:0",
+            "--name",
+            name,
+            "--lend",
+            lend,
+        ]);
+        node.output_with(" at ", Duration::from_secs(30));
+        node
+    }
+
+    /// What a node says of itself.
+    fn status(&self, which: &[&str]) -> serde_json::Value {
+        let outcome = self.run(&[&["status", "--json"], which].concat());
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        serde_json::from_slice(&outcome.stdout).expect("JSON")
+    }
+
+    fn sockets(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.scratch.path().join("nodes")).unwrap().flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+#[test]
+fn the_only_node_of_a_machine_is_asked_without_an_address() {
+    let machine = Machine::new("only");
+    machine.run(&["status"]).assert_one_line(125, "no node of this user runs on this machine");
+    let node = machine.node("one", "16M");
+    assert_eq!(machine.status(&[])["lend_bytes"], 16 << 20);
+    assert_eq!(machine.status(&["one"])["process_id"], node.pid());
+    machine.run(&["status", "other"]).assert_one_line(125, "no node `other`");
+    let mode = |name: &str| {
+        let path = machine.scratch.path().join("nodes").join(name);
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    };
+    assert_eq!((mode("one.sock"), mode("")), (0o600, 0o700));
+    node.signal(Signal::TERM);
+    assert_eq!(node.wait(PATIENCE).code(), 0);
+    assert_eq!(machine.sockets(), Vec::<String>::new());
+}
+
+#[test]
+fn of_several_nodes_one_is_named_and_a_live_one_never_replaced() {
+    let machine = Machine::new("several");
+    let first = machine.node("twin", "1M");
+    let second = machine.node("twin", "2M");
+    let _third = machine.node("../a b", "3M");
+    assert_eq!(machine.sockets(), ["_a_b.sock", "twin-2.sock", "twin.sock"]);
+    let outcome = machine.run(&["status"]);
+    outcome.assert_one_line(125, "3 nodes run on this machine");
+    for node in [format!("twin (process {})", first.pid()), format!("twin-2 (process {})", second.pid())] {
+        assert!(outcome.stderr.contains(&node), "{}", outcome.stderr);
+    }
+    for (which, lend_mib) in [("twin", 1), ("twin-2", 2), ("../a b", 3)] {
+        assert_eq!(machine.status(&[which])["lend_bytes"], lend_mib << 20, "{which}");
+    }
+    // One that was killed leaves its socket; the next of its name takes it over.
+    first.signal(Signal::KILL);
+    first.wait(PATIENCE);
+    assert!(machine.sockets().contains(&"twin.sock".to_owned()));
+    machine.run(&["status", "twin"]).assert_one_line(125, "no node `twin`");
+    let _again = machine.node("twin", "4M");
+    for (which, lend_mib) in [("twin", 4), ("twin-2", 2)] {
+        assert_eq!(machine.status(&[which])["lend_bytes"], lend_mib << 20, "{which}");
+    }
+}
+
+#[test]
+fn a_node_whose_socket_cannot_be_made_says_so_and_lends() {
+    let machine = Machine::new("open");
+    let directory = machine.scratch.path().join("nodes");
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
+    let node = machine.node("one", "1M");
+    node.errors_with("nobody else can write to", PATIENCE);
+    assert_eq!(machine.sockets(), Vec::<String>::new());
+}
+
+#[test]
+fn one_node_listens_at_several_addresses() {
+    let scratch = Scratch::new("both");
+    let shm = format!("shm:{}", scratch.file("node"));
+    for listen in [
+        &["--listen", &shm, "--listen", "udp:127.0.0.1:0"][..],
+        &["--listen", "udp:127.0.0.1:0", "--listen", &shm],
+    ] {
+        let words = [&["node", "--insecure", "--lend", "16M", "--name", "both"], listen].concat();
+        let mut command = Command::new(TOMBOLO);
+        command.args(words);
+        let node = Running::start(command, Vec::new());
+        let line = node.output_with(" at ", Duration::from_secs(30));
+        let addresses = line.trim().rsplit(" at ").next().expect("addresses").split(", ");
+        let processes = addresses.map(|address| {
+            let outcome = tombolo(&["status", "--insecure", "--json", address]);
+            assert_eq!(outcome.code(), 0, "{address}: {}", outcome.stderr);
+            let status: serde_json::Value = serde_json::from_slice(&outcome.stdout).unwrap();
+            status["process_id"].clone()
+        });
+        assert_eq!(processes.collect::<Vec<_>>(), [node.pid(), node.pid()]);
+    }
+    let both = format!("{shm},{shm}");
+    tombolo(&["node", "--listen", &both]).assert_one_line(125, "twice");
+    let taken = Lender::start(crate::common::Link::Shm, "1M");
+    let both = format!("{shm},{}", taken.address());
+    tombolo(&["node", "--listen", &both]).assert_one_line(125, taken.address());
+}
