@@ -3,6 +3,8 @@
 pub mod cgroup;
 pub mod event;
 pub mod own;
+pub mod passed;
+pub mod pool;
 pub mod probe;
 pub mod process;
 pub mod ring;
