@@ -399,13 +399,13 @@ impl SharedMemory {
 
     /// Unmaps what is behind the first bytes, which are whole pages. No span may be left.
     fn unmap_end(&mut self, left_bytes: usize) {
-        let Some(bytes) = self.length_bytes.checked_sub(left_bytes).filter(|bytes| *bytes > 0) else { return };
+        let Some(bytes) = self.length_bytes.checked_sub(left_bytes).filter(|bytes| *bytes > 0) else {
+            return;
+        };
         // SAFETY: this mapping is ours, reaches from the pointer over `length_bytes`, and every span
         // borrows `self`, so none outlives this exclusive borrow. An error could only mean wrong
         // arguments, and there is nobody to tell.
-        let _ = unsafe {
-            rustix::mm::munmap(self.pointer.as_ptr().add(left_bytes).cast::<c_void>(), bytes)
-        };
+        let _ = unsafe { rustix::mm::munmap(self.pointer.as_ptr().add(left_bytes).cast::<c_void>(), bytes) };
         self.length_bytes = left_bytes;
     }
 

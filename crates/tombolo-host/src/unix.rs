@@ -326,10 +326,14 @@ impl SeqpacketSocket {
         }
     }
 
+    /// Ends the connection for both sides. What is to be read still can be.
+    pub fn hang_up(&self) {
+        let _ = rustix::net::shutdown(&*self.descriptor, Shutdown::Both);
+    }
+
     /// Takes the next message, if there is one.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Received, UnixError> {
-        let mut space =
-            [MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(MAX_KERNEL_DESCRIPTORS))];
+        let mut space = [MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(MAX_KERNEL_DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let mut resets = 0;
@@ -410,7 +414,7 @@ impl Drop for SeqpacketSocket {
     fn drop(&mut self) {
         // What nobody has taken out may have descriptors with it, which are closed with the socket.
         let has_more = self.is_accepted && {
-            let _ = rustix::net::shutdown(&*self.descriptor, Shutdown::Both);
+            self.hang_up();
             let peek = RecvFlags::DONTWAIT | RecvFlags::PEEK;
             rustix::net::recv(&*self.descriptor, &mut [0_u8; 1], peek).is_ok_and(|(_, bytes)| bytes > 0)
         };
