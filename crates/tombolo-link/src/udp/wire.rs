@@ -58,7 +58,7 @@ pub(super) enum Kind {
     Control = 5,
     /// Body: the sequence number that arrived.
     ControlAck = 6,
-    /// Asks for a sign of life.
+    /// Asks for a sign of life. Body: nothing, or in the first of a session without keys the nonce.
     Ping = 7,
     /// Gives it.
     Pong = 8,
@@ -221,6 +221,11 @@ pub(super) fn answer(kind: Kind, secure: bool, session: u64, nonce: u64) -> [u8;
     datagram[..HEADER_BYTES].copy_from_slice(&header.encode());
     datagram[HEADER_BYTES..].copy_from_slice(&nonce.to_le_bytes());
     datagram
+}
+
+/// What begins a session without keys: a ping, and the nonce that its number was made with.
+pub(super) fn first_word(session: u64, nonce: u64) -> [u8; HEADER_BYTES + 8] {
+    answer(Kind::Ping, false, session, nonce)
 }
 
 /// A message of the handshake, number `step`.
