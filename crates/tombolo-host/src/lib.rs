@@ -2,6 +2,7 @@
 
 pub mod cgroup;
 pub mod event;
+pub mod lines;
 pub mod own;
 pub mod passed;
 pub mod pool;

@@ -639,6 +639,29 @@ mod tests {
     }
 
     #[test]
+    fn two_thousand_segments_have_names_and_all_of_it_is_told() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+        const SEGMENTS: u64 = 2000;
+        // Each has a descriptor of the node.
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+        let lender = Lender::new(SEGMENTS * 4096);
+        let borrower = Borrower::new(&lender);
+        for index in 0..SEGMENTS {
+            let segment = borrower.create(0);
+            assert_eq!(borrower.publish(segment, &format!("{index:0>100}"), checksum(&[])), Reply::Done);
+        }
+        let status = crate::status_of(&lender.address, &Security::Insecure).unwrap();
+        let count = status.counters.iter().find(|(name, _)| name == "named_segments");
+        assert_eq!((count.map(|(_, count)| *count), status.lent_bytes), (Some(SEGMENTS), SEGMENTS * 4096));
+        let store = crate::Store::connect("list", std::slice::from_ref(&lender.address), &Security::Insecure)
+            .unwrap();
+        assert_eq!(store.list().unwrap().len() as u64, SEGMENTS);
+        assert!(matches!(borrower.ask(Request::Create { bytes: 0 }), Reply::TooMuch { free_bytes: 0 }));
+    }
+
+    #[test]
     fn a_copy_that_is_not_what_its_checksum_says_is_an_error_at_the_reader() {
         let lender = Lender::new(1 << 20);
         let published = Published {

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::Args;
+use tombolo_host::lines::Lines;
 use tombolo_host::process::Hangups;
 use tombolo_host::unix::SeqpacketListener;
 use tombolo_node::{Address, Limits, Node, OpenError, PeerEvent, Security};
@@ -51,6 +52,9 @@ pub struct Arguments {
 /// How long another node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long the terminal may take for the last lines.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 static STOP: AtomicBool = AtomicBool::new(false);
 
 /// This machine's name.
@@ -62,10 +66,12 @@ pub fn host_name() -> String {
 const HANDSHAKE_TO_LINK: Duration = Duration::from_secs(1);
 
 /// Reads the list of keys again at each SIGHUP, and ends the links of keys that are not on it any more.
-fn reload_at_hangups(node: &Node, security: &Security, hangups: &Hangups) {
+fn reload_at_hangups(node: &Node, security: &Security, hangups: &Hangups, terminal: &Lines) {
     while hangups.wait().is_ok() {
         let Security::Secure(identity) = security else {
-            eprintln!("tombolo: SIGHUP: no link of this node has keys, so there is no list to read again");
+            terminal.say(format!(
+                "tombolo: SIGHUP: no link of this node has keys, so there is no list to read again"
+            ));
             continue;
         };
         let mut count = 0;
@@ -75,16 +81,19 @@ fn reload_at_hangups(node: &Node, security: &Security, hangups: &Hangups) {
                 Ok(closed) => {
                     for peer in &closed {
                         let list = &identity.allowed;
-                        eprintln!("tombolo: a link is ended, its key is no longer on {list}: {peer}");
+                        terminal
+                            .say(format!("tombolo: a link is ended, its key is no longer on {list}: {peer}"));
                     }
                     count += closed.len();
                 }
                 Err(error) => {
-                    eprintln!("tombolo: SIGHUP: the list of keys cannot be used, all links stay: {error}");
+                    terminal.say(format!(
+                        "tombolo: SIGHUP: the list of keys cannot be used, all links stay: {error}"
+                    ));
                 }
             }
         }
-        eprintln!("tombolo: SIGHUP: read {} again, {count} link(s) ended", identity.allowed);
+        terminal.say(format!("tombolo: SIGHUP: read {} again, {count} link(s) ended", identity.allowed));
     }
 }
 
@@ -111,7 +120,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         program_memory_bytes: arguments.program_memory.0,
         transactions: arguments.transactions,
     };
-    allow_descriptors(&limits);
+    allow_descriptors();
     let node = Arc::new(Node::with_limits(&name, arguments.lend.0 / 4096 * 4096, 0, limits)?);
     // First all nodes, so that they are numbered in order.
     let mut several = Vec::new();
@@ -126,9 +135,11 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     }
     let programs = arguments.programs.as_deref().map(SeqpacketListener::bind).transpose()?;
     tombolo_host::process::stop_on_signals(&STOP);
+    // The engine's loop must not wait for a terminal.
+    let terminal = Lines::to(std::io::stderr());
     std::thread::spawn({
-        let (node, security) = (node.clone(), security.clone());
-        move || reload_at_hangups(&node, &security, &hangups)
+        let (node, security, terminal) = (node.clone(), security.clone(), terminal.clone());
+        move || reload_at_hangups(&node, &security, &hangups, &terminal)
     });
     let programs = programs.map(|listener| {
         let node = node.clone();
@@ -138,13 +149,15 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     // Whoever started it waits for that line.
     output::finish()?;
     tombolo_node::serve(&node, &*listener, &STOP, &|event| match event {
-        PeerEvent::Came(Some(process)) => eprintln!("tombolo: process {process} connected"),
-        PeerEvent::Came(None) => eprintln!("tombolo: a peer connected"),
-        PeerEvent::PathGone(reason) => eprintln!("tombolo: a further link to a peer is gone: {reason}"),
-        PeerEvent::Refused(reason) => eprintln!("tombolo: a peer was refused: {reason}"),
-        PeerEvent::Gone(reason, 0) => eprintln!("tombolo: a peer is gone: {reason}"),
+        PeerEvent::Came(Some(process)) => terminal.say(format!("tombolo: process {process} connected")),
+        PeerEvent::Came(None) => terminal.say(format!("tombolo: a peer connected")),
+        PeerEvent::PathGone(reason) => {
+            terminal.say(format!("tombolo: a further link to a peer is gone: {reason}"))
+        }
+        PeerEvent::Refused(reason) => terminal.say(format!("tombolo: a peer was refused: {reason}")),
+        PeerEvent::Gone(reason, 0) => terminal.say(format!("tombolo: a peer is gone: {reason}")),
         PeerEvent::Gone(reason, bytes) => {
-            eprintln!("tombolo: a borrower is gone ({reason}): {} came back", Size(bytes));
+            terminal.say(format!("tombolo: a borrower is gone ({reason}): {} came back", Size(bytes)));
         }
     });
     if programs.is_some_and(|thread| thread.join().is_err()) {
@@ -155,7 +168,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             return Err(Failure::new("a thread that keeps paths failed"));
         }
     }
-    eprintln!("tombolo: stopped");
+    terminal.say("tombolo: stopped".into());
+    terminal.flush(LAST_WORDS);
     Ok(0)
 }
 
@@ -168,15 +182,13 @@ fn cannot_listen(arguments: &Arguments, error: &OpenError) -> Failure {
     Failure::new(format!("cannot listen at {address}: {reason}"))
 }
 
-/// Each domain has a few descriptors: as many as this process may have, unless those are enough. If
-/// they are not, programs are told that one cannot be made.
-fn allow_descriptors(limits: &Limits) {
+/// Each domain has a few descriptors, each link and each segment has one: as many as this process may
+/// have. If they are not enough, those who come then are told so.
+fn allow_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let wanted = 1024 + 8 * u64::from(limits.domains);
-    if current.is_some_and(|current| current < wanted) {
-        let current = Some(maximum.map_or(wanted, |maximum| maximum.min(wanted)));
-        let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
+    if current.is_some() && current != maximum {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
 }
 
