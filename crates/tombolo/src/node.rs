@@ -69,9 +69,8 @@ const HANDSHAKE_TO_LINK: Duration = Duration::from_secs(1);
 fn reload_at_hangups(node: &Node, security: &Security, hangups: &Hangups, terminal: &Lines) {
     while hangups.wait().is_ok() {
         let Security::Secure(identity) = security else {
-            terminal.say(format!(
-                "tombolo: SIGHUP: no link of this node has keys, so there is no list to read again"
-            ));
+            let text = "tombolo: SIGHUP: no link of this node has keys, so there is no list to read again";
+            terminal.say(text.into());
             continue;
         };
         let mut count = 0;
@@ -150,7 +149,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     output::finish()?;
     tombolo_node::serve(&node, &*listener, &STOP, &|event| match event {
         PeerEvent::Came(Some(process)) => terminal.say(format!("tombolo: process {process} connected")),
-        PeerEvent::Came(None) => terminal.say(format!("tombolo: a peer connected")),
+        PeerEvent::Came(None) => terminal.say("tombolo: a peer connected".into()),
         PeerEvent::PathGone(reason) => {
             terminal.say(format!("tombolo: a further link to a peer is gone: {reason}"))
         }
