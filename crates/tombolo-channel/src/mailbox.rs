@@ -12,9 +12,10 @@
 //! On a link a message is a write of one block to an address that no memory has: it says which
 //! program of the sending node sent it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::shared::{SharedMemory, SharedMemoryError, SharedSpan};
 
 use crate::slot::Target;
@@ -103,7 +104,7 @@ impl Mailbox {
     }
 
     /// One that the node made.
-    pub fn open(descriptor: OwnedFd, messages: u32) -> Result<Self, SharedMemoryError> {
+    pub fn open(descriptor: impl Into<PassedDescriptor>, messages: u32) -> Result<Self, SharedMemoryError> {
         let memory = SharedMemory::open(descriptor, shared_bytes(messages))?;
         Ok(Self { memory, places: messages.into() })
     }

@@ -5,11 +5,12 @@
 //! process, polled round robin). A bell rung twice is one bit, so duplicates
 //! drop by themselves.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tombolo_host::event;
+use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::shared::{SharedMemory, SharedMemoryError};
 
 use crate::slot::{Descriptor, Failure, Fate, SLOTS, SlotError, Status, is_read};
@@ -50,7 +51,7 @@ impl ChannelPage {
     }
 
     /// One that the node made.
-    pub fn open(descriptor: OwnedFd) -> Result<Self, SharedMemoryError> {
+    pub fn open(descriptor: impl Into<PassedDescriptor>) -> Result<Self, SharedMemoryError> {
         Ok(Self(SharedMemory::open(descriptor, SHARED_BYTES)?))
     }
 

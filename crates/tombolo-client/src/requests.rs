@@ -11,9 +11,9 @@
 //! ```
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::OwnedFd;
 
 use tombolo_channel::{Reply, Request, Who};
+use tombolo_host::passed::PassedDescriptor;
 
 use crate::memory::Registered;
 
@@ -50,7 +50,7 @@ pub(crate) struct Requests {
     /// Ranges whose deregistration was confirmed late.
     deregistered: HashSet<u64>,
     /// A mailbox that came late, for so many messages and from these senders. A domain has one.
-    mailbox: Option<(u32, Vec<Who>, OwnedFd)>,
+    mailbox: Option<(u32, Vec<Who>, PassedDescriptor)>,
 }
 
 impl Requests {
@@ -79,7 +79,7 @@ impl Requests {
         &mut self,
         number: u32,
         reply: &Reply,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<PassedDescriptor>,
     ) -> Result<(), Unasked> {
         let given_up = self.given_up.remove(&number).ok_or(Unasked)?;
         match (given_up, reply) {
@@ -133,7 +133,7 @@ impl Requests {
     }
 
     /// The mailbox that came late, if it is for so many messages and from these senders.
-    pub(crate) fn take_mailbox(&mut self, messages: u32, senders: &[Who]) -> Option<OwnedFd> {
+    pub(crate) fn take_mailbox(&mut self, messages: u32, senders: &[Who]) -> Option<PassedDescriptor> {
         let (_, _, descriptor) = self.mailbox.take_if(|(known_messages, known_senders, _)| {
             *known_messages == messages && known_senders == senders
         })?;
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!([8192, 4096, 4096].map(|at| requests.take_deregistered(at)), [false, true, false]);
         let number = requests.begin().unwrap();
         requests.give_up(number, GivenUp::Mailbox(8, vec![Who::Anyone]));
-        let descriptor = EventFd::new().unwrap().into();
+        let descriptor = std::os::fd::OwnedFd::from(EventFd::new().unwrap()).into();
         requests.answered_late(number, &Reply::Mailbox, Some(descriptor)).unwrap();
         assert!(requests.take_mailbox(8, &[]).is_none());
         assert!(requests.take_mailbox(4, &[Who::Anyone]).is_none());

@@ -2,7 +2,10 @@
 
 pub mod cgroup;
 pub mod event;
+pub mod lines;
 pub mod own;
+pub mod passed;
+pub mod pool;
 pub mod probe;
 pub mod process;
 pub mod ring;

@@ -11,7 +11,7 @@
 use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -20,6 +20,7 @@ use rustix::fs::{OFlags, PROC_SUPER_MAGIC};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::passed::PassedDescriptor;
 use crate::process;
 use crate::shared::{SharedMemoryError, SharedSpan, SharedSpanMut};
 
@@ -197,21 +198,25 @@ pub struct ProgramMemory {
 impl ProgramMemory {
     /// Takes descriptors if they are what they should be: of that process, and of `/proc`. What a
     /// program might pass instead (a file that asks who writes to it, a pipe) is never written to.
-    pub fn of(process_id: u32, descriptors: Vec<OwnedFd>) -> Result<Self, DescriptorError> {
-        let Ok([memory, maps]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+    ///
+    /// Where a program passes something else, it may make this wait.
+    pub fn of(process_id: u32, descriptors: Vec<PassedDescriptor>) -> Result<Self, DescriptorError> {
+        let Ok([memory, maps]) = <[PassedDescriptor; 2]>::try_from(descriptors) else {
             return Err(DescriptorError::Count);
         };
-        let is = |descriptor: &OwnedFd, name: &str, mode: OFlags| {
-            let path = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
+        let is = |descriptor: &PassedDescriptor, name: &str, mode: OFlags| {
+            let path = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()));
             let flags = rustix::fs::fcntl_getfl(descriptor);
-            rustix::fs::fstatfs(descriptor).is_ok_and(|found| found.f_type == PROC_SUPER_MAGIC)
-                && path.is_ok_and(|path| path.as_os_str() == format!("/proc/{process_id}/{name}").as_str())
+            // Last what asks the file system, which a program may have made.
+            path.is_ok_and(|path| path.as_os_str() == format!("/proc/{process_id}/{name}").as_str())
                 && flags.is_ok_and(|flags| flags & OFlags::RWMODE == mode && !flags.contains(OFlags::PATH))
+                && rustix::fs::fstatfs(descriptor).is_ok_and(|found| found.f_type == PROC_SUPER_MAGIC)
         };
         if !is(&memory, "mem", OFlags::RDWR) || !is(&maps, "maps", OFlags::RDONLY) {
             return Err(DescriptorError::Other(process_id));
         }
-        Ok(Self { memory: memory.into(), maps: maps.into(), process_id })
+        let file = |descriptor: PassedDescriptor| File::from(OwnedFd::from(descriptor));
+        Ok(Self { memory: file(memory), maps: file(maps), process_id })
     }
 
     /// Fills `bytes` from there. Waits for pages that somebody has to bring; `wanted` says after
@@ -300,7 +305,8 @@ mod tests {
     use crate::event::EventFd;
 
     fn of_this_process() -> ProgramMemory {
-        ProgramMemory::of(std::process::id(), descriptors().unwrap().into()).unwrap()
+        ProgramMemory::of(std::process::id(), descriptors().unwrap().map(PassedDescriptor::from).into())
+            .unwrap()
     }
 
     #[test]
@@ -344,7 +350,7 @@ mod tests {
         let file = |path: &str| OwnedFd::from(File::open(path).unwrap());
         let [memory, maps] = descriptors().unwrap();
         let twin = |descriptor: &OwnedFd| descriptor.try_clone().unwrap();
-        assert!(ProgramMemory::of(own, vec![twin(&memory), twin(&maps)]).is_ok());
+        assert!(ProgramMemory::of(own, vec![twin(&memory).into(), twin(&maps).into()]).is_ok());
         for wrong in [
             vec![twin(&maps), twin(&memory)],
             vec![file("/proc/self/mem"), twin(&maps)],
@@ -353,10 +359,11 @@ mod tests {
             vec![twin(&memory), file("/proc/self/status")],
             vec![EventFd::new().unwrap().into(), twin(&maps)],
         ] {
+            let wrong = wrong.into_iter().map(PassedDescriptor::from).collect();
             assert_eq!(ProgramMemory::of(own, wrong).unwrap_err(), DescriptorError::Other(own));
         }
-        assert_eq!(ProgramMemory::of(own, vec![twin(&memory)]).unwrap_err(), DescriptorError::Count);
-        let other = ProgramMemory::of(own + 1, vec![memory, maps]).unwrap_err();
+        assert_eq!(ProgramMemory::of(own, vec![twin(&memory).into()]).unwrap_err(), DescriptorError::Count);
+        let other = ProgramMemory::of(own + 1, vec![memory.into(), maps.into()]).unwrap_err();
         assert_eq!(other, DescriptorError::Other(own + 1));
     }
 }

@@ -27,9 +27,13 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::passed::PassedDescriptor;
+
 /// A huge page, in bytes: what one entry of a processor's address cache can stand for, where 512 ordinary
 /// pages need 512.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// An ordinary one.
+const PAGE_BYTES: usize = 4096;
 
 /// Why shared memory could not be made, mapped or reached.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
@@ -352,7 +356,11 @@ impl SharedMemory {
     }
 
     /// Maps memory that a peer made: checks first that it has the agreed size and cannot shrink.
-    pub fn open(descriptor: OwnedFd, length_bytes: usize) -> Result<Self, SharedMemoryError> {
+    pub fn open(
+        descriptor: impl Into<PassedDescriptor>,
+        length_bytes: usize,
+    ) -> Result<Self, SharedMemoryError> {
+        let descriptor = descriptor.into();
         // Only memfds (and hugetlbfs) answer; EINVAL is another kind of file.
         let seals = rustix::fs::fcntl_get_seals(&descriptor).map_err(|_| SharedMemoryError::NotSealed)?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -365,7 +373,7 @@ impl SharedMemory {
         if found_bytes != length_bytes as u64 {
             return Err(SharedMemoryError::WrongSize { expected_bytes: length_bytes, found_bytes });
         }
-        Self::map(descriptor, length_bytes)
+        Self::map(descriptor.into(), length_bytes)
     }
 
     fn map(descriptor: OwnedFd, length_bytes: usize) -> Result<Self, SharedMemoryError> {
@@ -387,6 +395,18 @@ impl SharedMemory {
     /// Where the mapping begins; valid while `self` lives.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.pointer.as_ptr()
+    }
+
+    /// Unmaps what is behind the first bytes, which are whole pages. No span may be left.
+    fn unmap_end(&mut self, left_bytes: usize) {
+        let Some(bytes) = self.length_bytes.checked_sub(left_bytes).filter(|bytes| *bytes > 0) else {
+            return;
+        };
+        // SAFETY: this mapping is ours, reaches from the pointer over `length_bytes`, and every span
+        // borrows `self`, so none outlives this exclusive borrow. An error could only mean wrong
+        // arguments, and there is nobody to tell.
+        let _ = unsafe { rustix::mm::munmap(self.pointer.as_ptr().add(left_bytes).cast::<c_void>(), bytes) };
+        self.length_bytes = left_bytes;
     }
 
     fn range(
@@ -501,9 +521,28 @@ impl fmt::Debug for SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: this mapping is ours, and every span borrows `self`, so none outlives it. An
-        // error could only mean wrong arguments, and there is nobody to tell.
-        let _ = unsafe { rustix::mm::munmap(self.pointer.as_ptr().cast::<c_void>(), self.length_bytes) };
+        self.unmap_end(0);
+    }
+}
+
+/// Shared memory that is being unmapped piece by piece, from its end: to unmap much at once holds up every
+/// other thread of the process that maps, unmaps or protects memory meanwhile.
+///
+/// Its pages are freed with the last mapping or descriptor of them, here or elsewhere.
+#[derive(Debug)]
+pub struct Unmapping(SharedMemory);
+
+impl Unmapping {
+    /// Begins. Nobody else has the memory, so no span of it is left.
+    pub fn new(memory: SharedMemory) -> Self {
+        Self(memory)
+    }
+
+    /// Unmaps at most so many bytes more, whole pages. True: nothing is mapped any more.
+    pub fn go_on(&mut self, bytes: usize) -> bool {
+        let left_bytes = self.0.length_bytes.saturating_sub(bytes);
+        self.0.unmap_end(left_bytes / PAGE_BYTES * PAGE_BYTES);
+        self.0.length_bytes == 0
     }
 }
 
@@ -581,7 +620,7 @@ mod tests {
         rustix::fs::ftruncate(&unsealed, 4096).unwrap();
         assert_eq!(SharedMemory::open(unsealed, 4096).unwrap_err(), SharedMemoryError::NotSealed);
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(SharedMemory::open(file.into(), 4096).unwrap_err(), SharedMemoryError::NotSealed);
+        assert_eq!(SharedMemory::open(OwnedFd::from(file), 4096).unwrap_err(), SharedMemoryError::NotSealed);
         // Sealed against us, too; as large as memory that is mapped with care.
         for bytes in [4096, 2 * HUGE_PAGE_BYTES] {
             let read_only =

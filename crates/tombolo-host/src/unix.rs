@@ -3,23 +3,33 @@
 //! The kernel says who the peer is ([`SeqpacketSocket::peer`]) and tells at once when it is gone,
 //! which makes such a socket the life line of a shared-memory link. Every call is non-blocking;
 //! a message that does not fit the caller's buffer or carries too many descriptors is an error, and
-//! no descriptor leaks.
+//! no descriptor leaks. Nor does any call wait for what is behind a descriptor that a peer passed: those
+//! are closed elsewhere ([`PassedDescriptor`]), also when they are still in a socket that is dropped.
+//!
+//! A listener that has no descriptor left for who connects uses one that it keeps in reserve to hang up on
+//! them: otherwise its socket would stay readable, and whoever polls it would never sleep.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
+
+use crate::passed::{self, PassedDescriptor};
 
 /// The most descriptors one message carries.
 pub const MAX_DESCRIPTORS: usize = 8;
+/// The most that the kernel lets a message carry: all are taken, since the kernel would close the others
+/// within our call.
+const MAX_KERNEL_DESCRIPTORS: usize = 253;
 
 /// How long `bind` waits for others that are binding in the same directory.
 const BIND_LOCK_PATIENCE: Duration = Duration::from_secs(1);
@@ -55,6 +65,16 @@ pub enum UnixError {
     /// The peer has closed, or is dead.
     #[error("the peer has hung up")]
     Closed,
+    /// No descriptors are left, of this process or of the system; who has connected was hung up on, if even
+    /// that was possible.
+    #[error("nobody more can connect, there are no file descriptors left ({errno}): raise `ulimit -n`")]
+    NoDescriptors {
+        /// What the kernel answered.
+        errno: Errno,
+    },
+    /// The peer has passed descriptors that take long to close, and passes more.
+    #[error("the peer passes file descriptors faster than they can be closed")]
+    Overdue,
     /// The message was longer than the buffer, or had more descriptors than [`MAX_DESCRIPTORS`].
     #[error("the peer's message is too long or carries too many descriptors")]
     Truncated,
@@ -81,6 +101,11 @@ pub struct PeerIdentity {
     pub user_id: u32,
 }
 
+/// Any descriptor.
+fn reserve_descriptor() -> Option<OwnedFd> {
+    rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()
+}
+
 fn new_socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -97,6 +122,8 @@ pub struct SeqpacketListener {
     path: PathBuf,
     /// Device and inode of our socket file: a file that replaced it is not ours to remove.
     file: (u64, u64),
+    /// Held so that it can be given up, when there are none, for the moment of hanging up on somebody.
+    reserve: Mutex<Option<OwnedFd>>,
 }
 
 impl SeqpacketListener {
@@ -121,17 +148,32 @@ impl SeqpacketListener {
         rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(at("cannot restrict", path))?;
         let status = rustix::fs::lstat(path).map_err(at("cannot inspect", path))?;
         rustix::net::listen(&descriptor, 64).map_err(at("cannot listen at", path))?;
-        Ok(Self { descriptor, path: path.to_owned(), file: (status.st_dev, status.st_ino) })
+        let reserve = Mutex::new(reserve_descriptor());
+        Ok(Self { descriptor, path: path.to_owned(), file: (status.st_dev, status.st_ino), reserve })
     }
 
     /// The next connection, or None when nobody is waiting.
     pub fn accept(&self) -> Result<Option<SeqpacketSocket>, UnixError> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(&self.descriptor, flags) {
-            Ok(descriptor) => Ok(Some(SeqpacketSocket { descriptor })),
+            Ok(descriptor) => Ok(Some(SeqpacketSocket::accepted(descriptor))),
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
+            Err(errno @ (Errno::MFILE | Errno::NFILE)) => {
+                self.hang_up();
+                Err(UnixError::NoDescriptors { errno })
+            }
             Err(errno) => Err(UnixError::System { operation: "accept", errno }),
         }
+    }
+
+    /// Hangs up on who waits first, with the descriptor in reserve.
+    fn hang_up(&self) {
+        let mut reserve = self.reserve.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(reserve.take());
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        drop(rustix::net::accept_with(&self.descriptor, flags).map(SeqpacketSocket::accepted));
+        // If somebody else has taken it meanwhile, the next who frees one gives it back here.
+        *reserve = reserve_descriptor();
     }
 
     /// Where it listens.
@@ -200,13 +242,17 @@ pub struct Received {
     /// How many bytes of the buffer it filled.
     pub length_bytes: usize,
     /// The descriptors that came with it, closed on exec.
-    pub descriptors: Vec<OwnedFd>,
+    pub descriptors: Vec<PassedDescriptor>,
 }
 
 /// One end of a connection.
 #[derive(Debug)]
 pub struct SeqpacketSocket {
-    descriptor: OwnedFd,
+    descriptor: ManuallyDrop<OwnedFd>,
+    /// It was accepted: whoever is at the other end may be anybody that the socket's file lets in.
+    is_accepted: bool,
+    /// The process at the other end, once it was asked for; 0 where that is not known.
+    peer_process_id: OnceLock<u32>,
 }
 
 impl SeqpacketSocket {
@@ -217,7 +263,7 @@ impl SeqpacketSocket {
         let address = SocketAddrUnix::new(path).map_err(at("cannot connect to", path))?;
         let descriptor = new_socket().map_err(at("cannot connect to", path))?;
         match rustix::net::connect(&descriptor, &address) {
-            Ok(()) => Ok(Self { descriptor }),
+            Ok(()) => Ok(Self::from_descriptor(descriptor)),
             Err(Errno::AGAIN) => Err(UnixError::WouldBlock),
             Err(errno) => Err(at("cannot connect to", path)(errno)),
         }
@@ -232,12 +278,20 @@ impl SeqpacketSocket {
             None,
         )
         .map_err(|errno| UnixError::System { operation: "socketpair", errno })?;
-        Ok((Self { descriptor: one }, Self { descriptor: other }))
+        Ok((Self::from_descriptor(one), Self::from_descriptor(other)))
     }
 
     /// A connected socket received from elsewhere.
     pub fn from_descriptor(descriptor: OwnedFd) -> Self {
-        Self { descriptor }
+        Self::new(descriptor, false)
+    }
+
+    fn accepted(descriptor: OwnedFd) -> Self {
+        Self::new(descriptor, true)
+    }
+
+    fn new(descriptor: OwnedFd, is_accepted: bool) -> Self {
+        Self { descriptor: ManuallyDrop::new(descriptor), is_accepted, peer_process_id: OnceLock::new() }
     }
 
     /// Sends one whole message, gathered from parts, or nothing at all.
@@ -255,7 +309,7 @@ impl SeqpacketSocket {
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
-            match rustix::net::sendmsg(&self.descriptor, &slices, &mut ancillary, flags) {
+            match rustix::net::sendmsg(&*self.descriptor, &slices, &mut ancillary, flags) {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 // Too many descriptors in flight passes when the peer takes some.
@@ -272,15 +326,20 @@ impl SeqpacketSocket {
         }
     }
 
+    /// Ends the connection for both sides. What is to be read still can be.
+    pub fn hang_up(&self) {
+        let _ = rustix::net::shutdown(&*self.descriptor, Shutdown::Both);
+    }
+
     /// Takes the next message, if there is one.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Received, UnixError> {
-        let mut space = [MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut space = [MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(MAX_KERNEL_DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let mut resets = 0;
         let message = loop {
             let mut slices = [IoSliceMut::new(buffer)];
-            match rustix::net::recvmsg(&self.descriptor, &mut slices, &mut ancillary, flags) {
+            match rustix::net::recvmsg(&*self.descriptor, &mut slices, &mut ancillary, flags) {
                 Ok(message) => break message,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Err(UnixError::WouldBlock),
@@ -294,21 +353,32 @@ impl SeqpacketSocket {
             }
         };
         // Collected first, so that they are closed whatever follows.
-        let descriptors: Vec<OwnedFd> = ancillary
+        let descriptors: Vec<PassedDescriptor> = ancillary
             .drain()
             .filter_map(|part| match part {
                 RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
                 _ => None,
             })
             .flatten()
+            .map(|descriptor| PassedDescriptor::new(descriptor, self.peer_process_id()))
             .collect();
-        if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        let is_cut = message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+        if is_cut || descriptors.len() > MAX_DESCRIPTORS {
             return Err(UnixError::Truncated);
+        }
+        if !descriptors.is_empty() && passed::is_overdue(self.peer_process_id()) {
+            return Err(UnixError::Overdue);
         }
         if message.bytes == 0 {
             return Err(UnixError::Closed);
         }
         Ok(Received { length_bytes: message.bytes, descriptors })
+    }
+
+    /// The process at the other end; 0 where that is not known.
+    fn peer_process_id(&self) -> u32 {
+        let ask = || self.peer().ok().and_then(|peer| peer.process_id).unwrap_or(0);
+        *self.peer_process_id.get_or_init(ask)
     }
 
     /// Who is at the other end.
@@ -340,6 +410,23 @@ impl SeqpacketSocket {
     }
 }
 
+impl Drop for SeqpacketSocket {
+    fn drop(&mut self) {
+        // What nobody has taken out may have descriptors with it, which are closed with the socket.
+        let has_more = self.is_accepted && {
+            self.hang_up();
+            let peek = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+            rustix::net::recv(&*self.descriptor, &mut [0_u8; 1], peek).is_ok_and(|(_, bytes)| bytes > 0)
+        };
+        let process_id = if has_more { self.peer_process_id() } else { 0 };
+        // SAFETY: nobody uses it after this.
+        let descriptor = unsafe { ManuallyDrop::take(&mut self.descriptor) };
+        if has_more {
+            passed::close(descriptor, process_id);
+        }
+    }
+}
+
 impl AsFd for SeqpacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
@@ -352,6 +439,86 @@ mod tests {
 
     fn scratch(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("tombolo-unix-{}-{name}", std::process::id()))
+    }
+
+    /// A socket whose last close waits for its peer to read, and that peer.
+    fn lingering() -> (OwnedFd, std::net::TcpStream) {
+        use std::io::Write;
+
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (theirs, _) = listener.accept().unwrap();
+        rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(3600))).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        while ours.write(&[0; 65536]).is_ok() {}
+        ours.set_nonblocking(false).unwrap();
+        (ours.into(), theirs)
+    }
+
+    /// Does it on a thread of its own: the test fails where it would hang.
+    fn within_reason(what: &str, work: impl FnOnce() + Send + 'static) {
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            work();
+            let _ = done.send(());
+        });
+        assert!(is_done.recv_timeout(Duration::from_secs(60)).is_ok(), "{what} waits for a peer");
+    }
+
+    fn drain(mut peer: std::net::TcpStream) {
+        let mut sink = Vec::new();
+        std::io::Read::read_to_end(&mut peer, &mut sink).unwrap();
+        assert!(!sink.is_empty());
+    }
+
+    #[test]
+    fn a_descriptor_that_blocks_when_it_is_closed_holds_up_nobody() {
+        let (one, other) = SeqpacketSocket::pair().unwrap();
+        let peers: Vec<_> = (0..3)
+            .map(|_| {
+                let (socket, peer) = lingering();
+                one.send(&[b"take this"], &[socket.as_fd()]).unwrap();
+                peer
+            })
+            .collect();
+        within_reason("closing", move || {
+            for _ in 0..3 {
+                drop(other.receive(&mut [0; 16]).unwrap());
+            }
+        });
+        // And they are closed when that is possible.
+        peers.into_iter().for_each(drain);
+    }
+
+    #[test]
+    fn what_is_left_in_a_socket_blocks_nobody_who_drops_it() {
+        let path = scratch("left");
+        let listener = SeqpacketListener::bind(&path).unwrap();
+        let one = SeqpacketSocket::connect(&path).unwrap();
+        let other = listener.accept().unwrap().unwrap();
+        let (socket, peer) = lingering();
+        one.send(&[b"take this"], &[socket.as_fd()]).unwrap();
+        drop((socket, one));
+        within_reason("dropping the socket", move || drop(other));
+        drain(peer);
+    }
+
+    #[test]
+    fn too_many_descriptors_are_an_error_and_closed_elsewhere() {
+        let (one, other) = SeqpacketSocket::pair().unwrap();
+        let (socket, peer) = lingering();
+        let copies: Vec<OwnedFd> = (0..200).map(|_| socket.try_clone().unwrap()).collect();
+        let borrowed: Vec<_> = copies.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(200))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&borrowed)));
+        let slices = [IoSlice::new(b"many")];
+        rustix::net::sendmsg(&*one.descriptor, &slices, &mut ancillary, SendFlags::empty()).unwrap();
+        drop((copies, socket));
+        within_reason("refusing", move || {
+            assert!(matches!(other.receive(&mut [0; 16]), Err(UnixError::Truncated)));
+        });
+        drain(peer);
     }
 
     #[test]

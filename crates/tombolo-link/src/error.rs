@@ -184,6 +184,12 @@ pub enum OpenError {
     /// The handshake failed on our side.
     #[error("cannot agree on keys: {0}")]
     Handshake(#[from] snow::Error),
+    /// No descriptors are left for a link, of this process or of the system.
+    #[error("nobody more can connect, there are no file descriptors left ({errno}): raise `ulimit -n`")]
+    NoDescriptors {
+        /// What the kernel answered.
+        errno: Errno,
+    },
     /// Another process listens there.
     #[error("another process listens at {0}")]
     InUse(Address),

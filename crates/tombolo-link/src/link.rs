@@ -1,11 +1,12 @@
 //! The traits that every link implements, and the words they use.
 
 use std::fmt;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tombolo_host::event;
+use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::shared::{HeldSpan, SharedSpan};
 
 use crate::{
@@ -105,7 +106,7 @@ pub struct ControlMessage {
     pub bytes: Vec<u8>,
     /// The descriptors that came with it, closed on exec. They are the peer's choice: check what
     /// they are before use.
-    pub descriptors: Vec<OwnedFd>,
+    pub descriptors: Vec<PassedDescriptor>,
 }
 
 /// Whether a link can be used.

@@ -212,6 +212,7 @@ impl ShmLink {
 fn loss_of(error: &UnixError) -> LossReason {
     match error {
         UnixError::Closed => LossReason::PeerGone,
+        UnixError::Overdue => LossReason::Protocol("more file descriptors than can be closed"),
         UnixError::Truncated => LossReason::Protocol("an oversized message on the Unix socket"),
         UnixError::System { operation, errno } => LossReason::System { operation, errno: *errno },
         _ => LossReason::Protocol("the Unix socket failed"),

@@ -26,7 +26,7 @@
 //! What the handshake says is in `udp::noise`, how datagrams are sealed in `udp::seal`; such a link
 //! believes nothing that is not sealed, the network's own error messages included. An insecure
 //! session, which is for loopback addresses only, has neither: its peer's first ping follows the
-//! welcome, and `accept` returns the link.
+//! welcome and says the nonce again, the session's socket is made, and `accept` returns the link.
 //!
 //! How large datagrams may be is found out while the link lives (`udp::mtu`): probes and their answers
 //! go between the others.

@@ -212,7 +212,7 @@ fn ask(
     lender: &Address,
     request: Request,
     patience: Duration,
-) -> Result<(Reply, Vec<std::os::fd::OwnedFd>), BorrowError> {
+) -> Result<(Reply, Vec<tombolo_host::passed::PassedDescriptor>), BorrowError> {
     node.ask(peer, request, patience).map_err(|source| BorrowError::Ask { lender: lender.clone(), source })
 }
 

@@ -2,14 +2,13 @@
 //!
 //! A segment is a fresh memfd: zeroed by the kernel before anyone sees it, its
 //! pages allocated when it is lent (so that a borrower does not find out later
-//! that there are none), and freed when the last mapping of it goes. What it takes
-//! of what is lent comes back with it: when the peer that has it releases it or
-//! goes, and for a published segment when its name is gone and nobody reads it.
+//! that there are none), and freed, in the pool, when the peer that has it releases
+//! it or goes; a published segment when its name is gone and nobody reads it. What it
+//! takes of what may be lent can be lent again when it is free ([`crate::reclaim`]).
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
@@ -18,6 +17,8 @@ use tombolo_host::shared::{HUGE_PAGE_BYTES, SharedMemory};
 use tombolo_wire::NackCode;
 
 use crate::named::{Checksum, SegmentName};
+pub use crate::reclaim::Segment;
+use crate::reclaim::{Account, Room, TakeError};
 
 /// Why memory was not lent.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +37,9 @@ pub enum LendError {
     /// A peer has as many segments as one may have.
     #[error("you have {MAX_SEGMENTS} segments, and may have no more: release some")]
     NoNumber,
+    /// There will be enough when more is freed of what others gave back.
+    #[error("what others gave back is not free yet")]
+    BeingFreed,
     /// The system refused.
     #[error("the system gives no memory: {0}")]
     System(String),
@@ -45,43 +49,6 @@ pub enum LendError {
 const MAX_SEGMENTS: u16 = 256;
 /// From the next on the numbers are of programs' domains.
 const LAST_NUMBER: u16 = 0x7FFF;
-
-/// A part of what may be lent, taken. It comes back when this is dropped.
-#[derive(Debug)]
-pub struct Room {
-    bytes: u64,
-    lent_bytes: Arc<AtomicU64>,
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        self.lent_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// Memory, and the room that it takes.
-#[derive(Debug)]
-pub struct Segment {
-    memory: Arc<SharedMemory>,
-    _room: Room,
-}
-
-impl Segment {
-    /// Of memory as large as the room.
-    pub fn new(memory: Arc<SharedMemory>, room: Room) -> Self {
-        Self { memory, _room: room }
-    }
-
-    /// Its memory.
-    pub fn memory(&self) -> &Arc<SharedMemory> {
-        &self.memory
-    }
-
-    /// Whether somebody who has found it reaches it still.
-    pub fn is_in_use(&mut self) -> bool {
-        Arc::get_mut(&mut self.memory).is_none()
-    }
-}
 
 /// A segment with a name. Its bytes do not change any more.
 #[derive(Debug, Clone)]
@@ -110,8 +77,8 @@ enum Holding {
 impl Holding {
     fn memory(&self) -> &Arc<SharedMemory> {
         match self {
-            Self::Lent(segment) | Self::Draft(segment, _) => &segment.memory,
-            Self::Reading(segment) => &segment.memory,
+            Self::Lent(segment) | Self::Draft(segment, _) => segment.memory(),
+            Self::Reading(segment) => segment.memory(),
         }
     }
 }
@@ -119,8 +86,7 @@ impl Holding {
 /// Who has what.
 #[derive(Debug)]
 pub struct Ledger {
-    lend_bytes: u64,
-    lent_bytes: Arc<AtomicU64>,
+    account: Arc<Account>,
     segments: BTreeMap<(PeerId, u16), Holding>,
     /// The number that was given last.
     last_number: u16,
@@ -131,8 +97,7 @@ impl Ledger {
     /// Nothing lent yet, of `lend_bytes`.
     pub fn new(lend_bytes: u64) -> Self {
         Self {
-            lend_bytes,
-            lent_bytes: Arc::default(),
+            account: Account::new(lend_bytes),
             segments: BTreeMap::new(),
             last_number: 0,
             named: BTreeMap::new(),
@@ -141,25 +106,23 @@ impl Ledger {
 
     /// What may be lent.
     pub fn lend_bytes(&self) -> u64 {
-        self.lend_bytes
+        self.account.limit_bytes()
     }
 
     /// What is lent, to peers or for names.
     pub fn lent_bytes(&self) -> u64 {
-        self.lent_bytes.load(Ordering::Relaxed)
+        self.account.in_use_bytes()
     }
 
     /// Takes `bytes` of what may be lent, before they are allocated, which takes time.
-    pub fn reserve(&mut self, bytes: u64) -> Result<Room, LendError> {
+    pub(crate) fn reserve(&mut self, bytes: u64) -> Result<Room, LendError> {
         if bytes == 0 || !bytes.is_multiple_of(4096) {
             return Err(LendError::BadSize(bytes));
         }
-        let free_bytes = self.lend_bytes.saturating_sub(self.lent_bytes());
-        if bytes > free_bytes {
-            return Err(LendError::TooMuch { asked_bytes: bytes, free_bytes });
-        }
-        self.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Ok(Room { bytes, lent_bytes: self.lent_bytes.clone() })
+        self.account.take(bytes).map_err(|error| match error {
+            TakeError::TooMuch { free_bytes } => LendError::TooMuch { asked_bytes: bytes, free_bytes },
+            TakeError::BeingFreed => LendError::BeingFreed,
+        })
     }
 
     fn hold(&mut self, peer: PeerId, holding: Holding) -> Result<u16, LendError> {
@@ -226,10 +189,14 @@ impl Ledger {
         self.named.remove(name)
     }
 
-    /// How many segments have names, and of how many bytes.
+    /// How many segments have names, and of how many bytes; what is not lent any more, and not free yet.
     pub fn counters(&self) -> Vec<(String, u64)> {
         let bytes = self.named.values().map(|published| published.length_bytes).sum();
-        vec![("named_segments".to_owned(), self.named.len() as u64), ("named_bytes".to_owned(), bytes)]
+        vec![
+            ("named_segments".to_owned(), self.named.len() as u64),
+            ("named_bytes".to_owned(), bytes),
+            ("lend_being_freed_bytes".to_owned(), self.account.being_freed_bytes()),
+        ]
     }
 
     /// Lets a peer read what has this name; its number, and what it reads.
@@ -339,13 +306,30 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+    use crate::reclaim::Reclaimer;
 
     const A: PeerId = PeerId(1);
     const B: PeerId = PeerId(2);
 
     fn segment(ledger: &mut Ledger, bytes: u64) -> Result<Segment, LendError> {
-        let room = ledger.reserve(bytes)?;
-        Ok(Segment::new(Arc::new(allocate(bytes)?), room))
+        let room = reserve(ledger, bytes)?;
+        Ok(Segment::new(Arc::new(allocate(bytes)?), room, reclaimer()))
+    }
+
+    fn reclaimer() -> Reclaimer {
+        Reclaimer::new(crate::work::pool(), crate::work::Owner::Peer(PeerId(1)))
+    }
+
+    /// Waits for what is being freed.
+    fn reserve(ledger: &mut Ledger, bytes: u64) -> Result<Room, LendError> {
+        let since = Instant::now();
+        loop {
+            match ledger.reserve(bytes) {
+                Err(LendError::BeingFreed) => assert!(since.elapsed() < Duration::from_secs(60)),
+                reserved => return reserved,
+            }
+            std::thread::yield_now();
+        }
     }
 
     fn lend(ledger: &mut Ledger, peer: PeerId, bytes: u64) -> Result<u16, LendError> {
@@ -400,12 +384,12 @@ mod tests {
     fn a_number_comes_again_after_all_others() {
         let mut ledger = Ledger::new(1 << 20);
         let kept = lend(&mut ledger, A, 4096).unwrap();
-        let mut last = kept;
+        let (mut last, reclaimer) = (kept, reclaimer());
         for _ in 0..u32::from(LAST_NUMBER) + 10 {
-            // The memory does not matter here, and to make it takes time.
-            let memory = ledger.find(A, kept, true).unwrap();
-            let room = ledger.reserve(4096).unwrap();
-            let number = ledger.enter(A, Segment::new(memory, room)).unwrap();
+            // Its pages do not matter here, and to allocate them takes time.
+            let memory = Arc::new(SharedMemory::create("test", 4096).unwrap());
+            let room = reserve(&mut ledger, 4096).unwrap();
+            let number = ledger.enter(A, Segment::new(memory, room, reclaimer.clone())).unwrap();
             let next = if last == LAST_NUMBER { kept + 1 } else { last + 1 };
             assert_eq!(number, next);
             assert!(ledger.release(A, number));

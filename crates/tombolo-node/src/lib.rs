@@ -16,7 +16,6 @@ mod carry;
 mod control;
 mod copy;
 mod counters;
-mod errands;
 mod far;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -35,9 +34,11 @@ mod programs;
 mod publish;
 mod questions;
 mod reads;
+mod reclaim;
 mod serve;
 mod status;
 mod tend;
+mod work;
 
 pub use borrow::{BorrowError, Borrowed, Borrowing, status_of};
 pub use control::{Borrower, NamedSegment, NodeStatus};

@@ -16,7 +16,6 @@ mod pump;
 pub(crate) use pump::{Flush, Glance};
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -26,6 +25,8 @@ use tombolo_channel::{PeerStatus, SLOTS};
 use tombolo_core::rdma::{
     Config, Engine, PathId, PeerId, PostError, Retransmission, Time, Transfer, TransferError,
 };
+use tombolo_host::passed::PassedDescriptor;
+use tombolo_host::pool::Pool;
 use tombolo_host::shared::SharedMemory;
 use tombolo_link::identity::{AllowList, KeyFileError, Permissions};
 use tombolo_link::udp::DEFAULT_OUTAGE;
@@ -35,7 +36,6 @@ use tombolo_wire::{Ack, Checksums, Domain, MAX_EARLIER_BLOCKS, MAX_HEADER_BYTES}
 use crate::carry::{Carriages, SEND_PAUSE};
 use crate::control::{Reply, Request};
 use crate::counters::{AtTheDoor, GoneLinks};
-use crate::errands::Errands;
 use crate::label::{self, PeerLabel};
 use crate::ledger::{self, Ledger, LendError};
 use crate::life::{Life, NodeIdentity};
@@ -44,6 +44,8 @@ use crate::own_moves::OwnMoves;
 use crate::paths::Token;
 use crate::programs::Programs;
 use crate::questions::Answered;
+use crate::reclaim::Reclaimer;
+use crate::work::{self, Owner};
 
 /// The domain of the node's own buffers. No peer can reach it.
 pub(crate) const BUFFERS: Domain = Domain(0);
@@ -51,7 +53,7 @@ pub(crate) const BUFFERS: Domain = Domain(0);
 /// This node as its own peer: transfers between its programs.
 pub(crate) const ITSELF: PeerId = PeerId(0);
 /// A reply, and the descriptors that came with it.
-pub(crate) type Answer = (Reply, Vec<OwnedFd>);
+pub(crate) type Answer = (Reply, Vec<PassedDescriptor>);
 
 /// A node at the other end of a link.
 #[derive(Debug)]
@@ -82,8 +84,8 @@ pub struct Peer {
     /// Questions that are open, with their answers once they are there.
     pub(crate) answers: Mutex<HashMap<u32, Option<Answer>>>,
     pub(crate) next_number: AtomicU32,
-    /// What is being done for it that takes long.
-    pub(crate) errands: AtomicU32,
+    /// What is being done for it in the pool, with an answer at the end.
+    pub(crate) open_tasks: AtomicU32,
     /// Why it is gone, once it is.
     pub(crate) lost: OnceLock<LossReason>,
     /// The peer that this is only another link to, and which.
@@ -208,7 +210,8 @@ pub struct Node {
     pub(crate) engine: Mutex<Engine>,
     peers: RwLock<Vec<Place>>,
     pub(crate) ledger: Arc<Mutex<Ledger>>,
-    pub(crate) errands: Errands,
+    /// Where everything is done that takes long or blocks.
+    pub(crate) pool: Pool<Owner>,
     pub(crate) gone_links: GoneLinks,
     pub(crate) at_the_door: AtTheDoor,
     /// Where our own writes come from and the answers to our reads go.
@@ -216,7 +219,7 @@ pub struct Node {
     completions: OnceLock<CompletionSink>,
     losses: OnceLock<LossSink>,
     pub(crate) packets_dropped: AtomicU64,
-    pub(crate) programs: Programs,
+    pub(crate) programs: Arc<Programs>,
     pub(crate) own_moves: Mutex<OwnMoves>,
     pub(crate) carriages: Carriages,
     pub(crate) answered: Answered,
@@ -319,6 +322,7 @@ impl Node {
         let buffers = ledger::allocate((buffer_bytes.max(4096) as u64).next_multiple_of(4096))?;
         let mut engine = Engine::new(configuration(&limits));
         engine.add_peer_here(Time(0), ITSELF, HOME_BLOCK_BYTES);
+        let pool = work::pool();
         Ok(Self {
             name: label::name(name),
             life: Life::new()?,
@@ -328,14 +332,14 @@ impl Node {
             // The first place is this node's own.
             peers: RwLock::new(vec![Place { peer: None, given: PeerId::PEERS_OF_A_PLACE }]),
             ledger: Arc::new(Mutex::new(Ledger::new(lend_bytes))),
-            errands: Errands::default(),
+            programs: Arc::new(Programs::new(limits, pool.clone())?),
+            pool,
             gone_links: GoneLinks::default(),
             at_the_door: AtTheDoor::default(),
             buffers,
             completions: OnceLock::new(),
             losses: OnceLock::new(),
             packets_dropped: AtomicU64::new(0),
-            programs: Programs::new(limits)?,
             own_moves: Mutex::default(),
             carriages: Carriages::default(),
             answered: Answered::default(),
@@ -426,7 +430,7 @@ impl Node {
             life: OnceLock::new(),
             answers: Mutex::new(HashMap::new()),
             next_number: AtomicU32::new(1),
-            errands: AtomicU32::new(0),
+            open_tasks: AtomicU32::new(0),
             lost: OnceLock::new(),
             part_of: OnceLock::new(),
             paths: RwLock::default(),
@@ -493,6 +497,11 @@ impl Node {
             self.peer(before).is_none_or(|before| before.loss().is_some())
         });
         Ok(())
+    }
+
+    /// What frees the memory that an owner has had.
+    pub(crate) fn reclaimer(&self, owner: Owner) -> Reclaimer {
+        Reclaimer::new(self.pool.clone(), owner)
     }
 
     /// How this node introduces itself.

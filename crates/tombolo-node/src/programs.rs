@@ -8,28 +8,31 @@ pub(crate) mod awake;
 pub(crate) mod callers;
 pub(crate) mod mover;
 pub(crate) mod own;
+mod requests;
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::{
-    ChannelPage, Failure, Fate, Grant, MAX_GRANTS, MailError, Mailbox, Message, Reply, Request, SLOTS,
-    Target, Who, encode, from_the_wire,
+    ChannelPage, Failure, Fate, Grant, MAX_GRANTS, MailError, Mailbox, Message, Reply, SLOTS, Target, Who,
+    encode, from_the_wire,
 };
 use tombolo_core::rdma::{PeerId, TransferError};
 use tombolo_host::event::{EventFd, Poll};
+use tombolo_host::pool::Pool;
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 use tombolo_wire::{Domain, NackCode};
 
 use crate::ledger;
 use crate::life;
-use crate::node::{ITSELF, Limits, Node};
+use crate::node::{ITSELF, Limits};
 use crate::numbers::Numbers;
+use crate::reclaim::{Account, Room, Segment, TakeError};
+use crate::work::Owner;
 use awake::Awake;
 use mover::Outbox;
 use own::OwnRanges;
@@ -42,13 +45,11 @@ pub(crate) const SMALL_AT_HOME: u64 = 1 << 61;
 const OF_A_PEER: u64 = 1 << 60;
 /// Between two pieces of memory: an address that runs off one is in none.
 const GAP_BYTES: u64 = 1 << 21;
-/// How long memory that is freed may be in use still.
-const FREE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Memory of a domain.
-#[derive(Clone, Debug)]
+/// Memory of a domain. When it is dropped, it is freed in the pool.
+#[derive(Debug)]
 struct Region {
-    memory: Arc<SharedMemory>,
+    segment: Segment,
     grants: Vec<Grant>,
 }
 
@@ -158,6 +159,7 @@ struct Letterbox {
     senders: Vec<Who>,
     /// Messages put in so far.
     written: Mutex<u64>,
+    _room: Room,
 }
 
 /// An open domain.
@@ -195,7 +197,9 @@ pub(crate) struct Programs {
     poll: Poll,
     /// Those whose bells are looked at.
     pub(crate) awake: Awake,
-    memory_bytes: AtomicU64,
+    /// What may be allocated for them.
+    memory: Arc<Account>,
+    pool: Pool<Owner>,
     lives: AtomicU32,
     /// What programs call other nodes.
     pub(crate) numbers: Numbers,
@@ -225,7 +229,7 @@ pub(crate) struct Counts {
 }
 
 impl Programs {
-    pub(crate) fn new(limits: Limits) -> Result<Self, ledger::LendError> {
+    pub(crate) fn new(limits: Limits, pool: Pool<Owner>) -> Result<Self, ledger::LendError> {
         let wake = EventFd::new().map_err(|errno| ledger::LendError::System(errno.to_string()))?;
         let poll = Poll::new().map_err(|errno| ledger::LendError::System(errno.to_string()))?;
         let moved = Outbox::new(&wake).map_err(|error| ledger::LendError::System(error.to_string()))?;
@@ -237,7 +241,8 @@ impl Programs {
             next_address: Mutex::new(life::first_address()?),
             awake: Awake::default(),
             poll,
-            memory_bytes: AtomicU64::new(0),
+            memory: Account::new(limits.program_memory_bytes),
+            pool,
             lives: AtomicU32::new(0),
             numbers: Numbers::default(),
             wake,
@@ -256,7 +261,8 @@ impl Programs {
             &self.counts;
         let mut counters = vec![
             ("programs_domains".to_owned(), open),
-            ("programs_memory_bytes".to_owned(), self.memory_bytes.load(Ordering::Relaxed)),
+            ("programs_memory_bytes".to_owned(), self.memory.in_use_bytes()),
+            ("programs_memory_being_freed_bytes".to_owned(), self.memory.being_freed_bytes()),
             ("programs_awake".to_owned(), self.awake.domains().len() as u64),
             ("limit_domains".to_owned(), self.limits.domains.into()),
             ("limit_program_memory_bytes".to_owned(), self.limits.program_memory_bytes),
@@ -300,11 +306,12 @@ impl Programs {
         };
         let offset = address - start;
         let end = offset.checked_add(length_bytes.into()).ok_or(NackCode::DecodeError)?;
-        if end > region.memory.len() as u64 {
+        let memory = region.segment.memory();
+        if end > memory.len() as u64 {
             return Err(NackCode::DecodeError);
         }
         if how.is_granted(&region.grants, &self.numbers) {
-            Ok((region.memory.clone(), offset as usize))
+            Ok((memory.clone(), offset as usize))
         } else {
             Err(NackCode::DomainMismatch)
         }
@@ -427,7 +434,7 @@ impl Programs {
         Ok(domain)
     }
 
-    fn close(&self, domain: &ProgramDomain) {
+    fn close(&self, domain: &Arc<ProgramDomain>) {
         let mut domains = self.domains.write();
         let regions: Vec<Region> = self
             .regions
@@ -439,19 +446,20 @@ impl Programs {
         drop(domains);
         self.awake.remove(domain.number);
         domain.own.close();
-        let letters = domain.letterbox.get().map_or(0, |letterbox| letterbox.mailbox.memory_bytes() as u64);
-        let bytes = letters + regions.iter().map(|region| region.memory.len() as u64).sum::<u64>();
-        self.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        drop(regions);
+        // Whoever lets it go last closes what is in it.
+        self.pool.give_back(domain.owner(), Box::new(requests::LastHolder(domain.clone())));
     }
 
     /// Takes so many bytes of what programs may have.
-    fn reserve(&self, bytes: u64) -> Result<(), String> {
-        let taken = self.memory_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|used| *used <= self.limits.program_memory_bytes)
-        });
-        taken.map(|_| ()).map_err(|used| {
-            let left = self.limits.program_memory_bytes - used;
-            format!("{bytes} bytes asked, and this node has {left} left for programs")
+    fn reserve(&self, bytes: u64) -> Result<Room, String> {
+        self.memory.take(bytes).map_err(|error| match error {
+            TakeError::TooMuch { free_bytes } => {
+                format!("{bytes} bytes asked, and this node has {free_bytes} left for programs")
+            }
+            TakeError::BeingFreed => {
+                format!("{bytes} bytes asked, and what programs gave back is not free yet: ask again")
+            }
         })
     }
 
@@ -487,39 +495,40 @@ impl Programs {
             return Err("this domain has a mailbox already".into());
         }
         let mailbox = Mailbox::create(messages).map_err(|error| error.to_string())?;
-        self.reserve(mailbox.memory_bytes() as u64)?;
-        Ok(&domain.letterbox.get_or_init(|| Letterbox { mailbox, senders, written: Mutex::new(0) }).mailbox)
+        let room = self.reserve(mailbox.memory_bytes() as u64)?;
+        let letterbox = Letterbox { mailbox, senders, written: Mutex::new(0), _room: room };
+        Ok(&domain.letterbox.get_or_init(|| letterbox).mailbox)
     }
 
-    fn allocate(
-        &self,
-        domain: &ProgramDomain,
-        bytes: u64,
-        grants: Vec<Grant>,
-    ) -> Result<(u64, Arc<SharedMemory>), String> {
+    /// Whether a domain of that life is open, and may have memory of that size with those grants.
+    fn check_allocation(bytes: u64, grants: &[Grant]) -> Result<(), String> {
         if bytes == 0 || !bytes.is_multiple_of(4096) {
             return Err(format!("{bytes} bytes are not a whole number of pages"));
         }
         if grants.len() > MAX_GRANTS {
             return Err(format!("{} grants are more than {MAX_GRANTS}", grants.len()));
         }
-        self.reserve(bytes)?;
-        let memory = ledger::allocate(bytes).map_err(|error| {
-            self.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            error.to_string()
-        })?;
-        let memory = Arc::new(memory);
+        Ok(())
+    }
+
+    /// Enters memory that was allocated for a domain; its address.
+    fn enter(&self, domain: &ProgramDomain, segment: Segment, grants: Vec<Grant>) -> Result<u64, String> {
+        let bytes = segment.memory().len() as u64;
         let mut next = self.next_address.lock();
         let address = *next;
         let after = address.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(GAP_BYTES));
         let Some(after) = after.and_then(|end| end.checked_add(GAP_BYTES)) else {
-            self.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Err("this node has no addresses left; start it again".into());
         };
         *next = after;
         drop(next);
-        self.regions.write().insert((domain.number, address), Region { memory: memory.clone(), grants });
-        Ok((address, memory))
+        // A domain that was closed meanwhile has been cleared already.
+        let domains = self.domains.read();
+        if domains.get(&domain.number).is_none_or(|open| open.life != domain.life) {
+            return Err("the domain is closed".into());
+        }
+        self.regions.write().insert((domain.number, address), Region { segment, grants });
+        Ok(address)
     }
 }
 
@@ -538,6 +547,11 @@ impl ProgramDomain {
     /// The user number of a channel's transfer.
     pub(crate) fn user(&self, slot: usize) -> u64 {
         OF_A_PROGRAM | u64::from(self.number) << 40 | u64::from(self.life) << 8 | slot as u64
+    }
+
+    /// For whom the pool works when it works for this program.
+    fn owner(&self) -> Owner {
+        Owner::Program(self.number, self.life)
     }
 
     /// Tells the program that a transfer is over.
@@ -567,65 +581,23 @@ impl ProgramDomain {
     }
 }
 
-impl Node {
-    fn answer_program(
-        &self,
-        domain: &ProgramDomain,
-        number: u32,
-        request: Request,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<(), UnixError> {
-        let reply = |reply, descriptors: &[BorrowedFd<'_>]| domain.reply(number, reply, descriptors);
-        match request {
-            Request::Open { .. } => reply(Reply::Failed("a domain is open already".into()), &[]),
-            Request::Allocate { bytes, grants } => {
-                match self.programs.allocate(domain, bytes, self.programs.noted(grants)) {
-                    Ok((address, memory)) => reply(Reply::Allocated { address }, &[memory.as_fd()]),
-                    Err(reason) => reply(Reply::Failed(reason), &[]),
-                }
-            }
-            Request::Free { address } => {
-                let freed = self.programs.regions.write().remove(&(domain.number, address));
-                let Some(region) = freed else {
-                    let reason = format!("no memory begins at {address:#x}");
-                    return reply(Reply::Failed(reason), &[]);
-                };
-                self.programs.memory_bytes.fetch_sub(region.memory.len() as u64, Ordering::Relaxed);
-                // Nobody finds it any more; who has found it copies or sends a block and lets it go.
-                let since = Instant::now();
-                while Arc::strong_count(&region.memory) > 1 && since.elapsed() < FREE_PATIENCE {
-                    std::thread::yield_now();
-                }
-                reply(Reply::Done, &[])
-            }
-            Request::Peers => reply(Reply::Peers(self.peer_statuses()), &[]),
-            Request::Register { address, bytes, grants } => {
-                let registered =
-                    self.programs.register(domain, address, bytes, self.programs.noted(grants), descriptors);
-                reply(registered.map_or_else(Reply::Failed, |()| Reply::Done), &[])
-            }
-            Request::Deregister { address } => self.programs.deregister(domain, number, address),
-            Request::OpenMailbox { messages, senders } => {
-                let senders = senders.into_iter().map(|who| self.programs.noted_who(who)).collect();
-                match self.programs.open_mailbox(domain, messages, senders) {
-                    Ok(mailbox) => reply(Reply::Mailbox, &[mailbox.as_fd()]),
-                    Err(reason) => reply(Reply::Failed(reason), &[]),
-                }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tombolo_channel::on_the_wire;
 
     use super::*;
+    use crate::reclaim::Reclaimer;
 
     /// A program dies while its transfers go on, and another opens a domain of the same number.
     #[test]
     fn transfers_of_a_closed_domain_find_nothing_in_the_next_of_its_number() {
-        let programs = Programs::new(Limits::default()).unwrap();
+        let programs = Programs::new(Limits::default(), crate::work::pool()).unwrap();
+        let allocate = |domain: &ProgramDomain| {
+            let memory = Arc::new(ledger::allocate(4096).unwrap());
+            let reclaimer = Reclaimer::new(programs.pool.clone(), domain.owner());
+            let segment = Segment::new(memory, programs.reserve(4096).unwrap(), reclaimer);
+            programs.enter(domain, segment, Vec::new())
+        };
         let open = || {
             let (socket, _theirs) = SeqpacketSocket::pair().unwrap();
             programs.open(Some(5), socket).map_err(|(_, reason)| reason).unwrap()
@@ -633,16 +605,17 @@ mod tests {
         let domain = on_the_wire(5);
         let old = open();
         let by_old = Poster::of(old.user(3));
-        let (address, _) = programs.allocate(&old, 4096, Vec::new()).unwrap();
+        let address = allocate(&old).unwrap();
         assert!(programs.find(domain, address, 4096, by_old.reading(domain)).is_ok());
         programs.close(&old);
         let found = |address, by: Poster| programs.find(domain, address, 64, by.writing(domain)).err();
         assert_eq!(found(address, by_old), Some(NackCode::NoContext));
         let new = open();
         let by_new = Poster::of(new.user(3));
-        let (other, _) = programs.allocate(&new, 4096, Vec::new()).unwrap();
+        let other = allocate(&new).unwrap();
+        assert!(allocate(&old).is_err(), "memory that comes late for a closed domain");
         assert_eq!(found(address, by_old), Some(NackCode::DecodeError));
-        assert_eq!((found(other, by_new), programs.memory_bytes.load(Ordering::Relaxed)), (None, 4096));
+        assert_eq!((found(other, by_new), programs.memory.in_use_bytes()), (None, 4096));
         // Memory of their own is at addresses of their choice, which may be the same.
         let own = |by: Poster| programs.find_own(domain, 4096, 64, by.writing(domain)).err();
         assert_eq!((own(by_old), own(by_new)), (Some(NackCode::NoContext), Some(NackCode::DecodeError)));

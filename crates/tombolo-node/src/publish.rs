@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A draft is reached through the engine alone: its descriptor stays here, so once it is taken
-//! out of the peer's hands nobody can change it. Allocating and checking are errands, which
-//! answer when they are done; so is allocating what is lent, if it is much.
+//! out of the peer's hands nobody can change it. Allocating and checking are tasks of the pool,
+//! which answer when they are done; so is allocating what is lent.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -16,15 +16,17 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
+use tombolo_host::pool::{BlockingTask, Step};
 use tombolo_host::shared::SharedMemory;
 use tombolo_link::SendError;
 
 use crate::control::{Message, MessageV1, NamedSegment, Reply};
-use crate::errands::{Errand, Step};
-use crate::ledger::{Allocation, Ledger, LendError, Published, Room, Segment};
+use crate::ledger::{Allocation, Ledger, LendError, Published, Segment};
 use crate::named::{Checksum, Hasher, SegmentName};
 use crate::node::{Node, Peer};
 use crate::questions::Answered;
+use crate::reclaim::{Reclaimer, Room};
+use crate::work::Owner;
 
 /// How much is hashed in one step.
 const STEP_BYTES: usize = 8 << 20;
@@ -35,10 +37,12 @@ const MAX_LIST_BYTES: usize = 12 * 1024;
 /// What an entry takes besides its name: two numbers, a length and the checksum.
 const ENTRY_BYTES: usize = 64;
 
-/// Errands of one peer at once: others' must not wait for the end of many.
-const MAX_ERRANDS: u32 = 64;
+/// Tasks of one peer at once.
+const MAX_OPEN_TASKS: u32 = 64;
+/// How long a peer that asks for memory waits for what others gave back to be freed.
+const FREEING_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Who waits for the end of an errand, and under which number.
+/// Who waits for the end of a task, and under which number.
 struct Asker {
     peer: Arc<Peer>,
     /// The link that it asked by: other ones may be lost without anybody knowing it yet.
@@ -51,15 +55,15 @@ struct Asker {
 }
 
 impl Asker {
-    /// None: the peer has too many errands.
+    /// None: the peer has too many open tasks.
     fn new(by: &Arc<Peer>, number: u32) -> Option<Self> {
         let (peer, by) = (by.whole().clone(), by.clone());
         let asker = Self { peer, by, number, answered: None, unsent: None };
-        let before = asker.peer.errands.fetch_add(1, Ordering::Relaxed);
-        (before < MAX_ERRANDS).then_some(asker)
+        let before = asker.peer.open_tasks.fetch_add(1, Ordering::Relaxed);
+        (before < MAX_OPEN_TASKS).then_some(asker)
     }
 
-    /// The errand has ended so; the answer is sent now, or in later steps.
+    /// The task has ended so; the answer is sent now, or in later steps.
     fn answer(&mut self, reply: Reply) -> Step {
         self.answer_with(reply, None)
     }
@@ -88,12 +92,14 @@ impl Asker {
 
 impl Drop for Asker {
     fn drop(&mut self) {
-        self.peer.errands.fetch_sub(1, Ordering::Relaxed);
+        self.peer.open_tasks.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 fn too_many() -> Reply {
-    Reply::Failed(format!("{MAX_ERRANDS} segments are being made or published for you: wait for their end"))
+    Reply::Failed(format!(
+        "{MAX_OPEN_TASKS} segments are being made or published for you: wait for their end"
+    ))
 }
 
 fn failed(error: &impl ToString) -> Reply {
@@ -117,49 +123,80 @@ fn described(name: &SegmentName, published: &Published) -> NamedSegment {
     }
 }
 
+/// How far memory for a peer is.
+enum Stage {
+    /// What others gave back is being freed, and there will be room then.
+    AwaitsRoom(Instant),
+    Allocates(Allocation, Room),
+    /// It is there, or will not be.
+    Over,
+}
+
 /// Allocates a draft, or what is lent.
 struct Creation {
     asker: Asker,
     ledger: Arc<Mutex<Ledger>>,
-    allocation: Option<(Allocation, Room)>,
+    reclaimer: Reclaimer,
+    bytes: u64,
+    stage: Stage,
     /// The length of a draft, which need not be one of pages.
     draft_bytes: Option<u64>,
 }
 
-impl Errand for Creation {
+impl Creation {
+    /// Takes room, or waits for it.
+    fn reserve(&mut self, since: Instant) -> Result<Step, LendError> {
+        let room = self.ledger.lock().reserve(self.bytes);
+        match room {
+            Err(LendError::BeingFreed) if since.elapsed() < FREEING_PATIENCE => {
+                self.stage = Stage::AwaitsRoom(since);
+                Ok(Step::Waits)
+            }
+            room => {
+                let room = room?;
+                self.stage = Stage::Allocates(Allocation::new(self.bytes)?, room);
+                Ok(Step::More)
+            }
+        }
+    }
+
+    /// Allocates some more.
+    fn allocate(&mut self, mut allocation: Allocation, room: Room) -> Result<Step, LendError> {
+        if !allocation.go_on()? {
+            self.stage = Stage::Allocates(allocation, room);
+            return Ok(Step::More);
+        }
+        let memory = Arc::new(allocation.finish());
+        let segment = Segment::new(memory.clone(), room, self.reclaimer.clone());
+        let (segment, memory) = {
+            let (peer, mut ledger) = (&self.asker.peer, self.ledger.lock());
+            // Who is lost by now is forgotten under this lock, before or after.
+            if peer.loss().is_some() {
+                return Ok(Step::Over);
+            }
+            match self.draft_bytes {
+                Some(bytes) => (ledger.enter_draft(peer.id, segment, bytes)?, None),
+                None => (ledger.enter(peer.id, segment)?, Some(memory)),
+            }
+        };
+        Ok(self.asker.answer_with(Reply::Lent { segment }, memory))
+    }
+}
+
+impl BlockingTask for Creation {
     fn step(&mut self) -> Step {
         if let Some(step) = self.asker.send() {
             return step;
         }
-        let peer = &self.asker.peer;
-        if peer.loss().is_some() {
+        if self.asker.peer.loss().is_some() {
             return Step::Over;
         }
-        let Some((mut allocation, room)) = self.allocation.take() else { return Step::Over };
-        let entered = match allocation.go_on() {
-            Ok(false) => {
-                self.allocation = Some((allocation, room));
-                return Step::More;
-            }
-            Ok(true) => {
-                let memory = Arc::new(allocation.finish());
-                let segment = Segment::new(memory.clone(), room);
-                let mut ledger = self.ledger.lock();
-                // Who is lost by now is forgotten under this lock, before or after.
-                if peer.loss().is_some() {
-                    return Step::Over;
-                }
-                match self.draft_bytes {
-                    Some(bytes) => ledger.enter_draft(peer.id, segment, bytes).map(|number| (number, None)),
-                    None => ledger.enter(peer.id, segment).map(|number| (number, Some(memory))),
-                }
-            }
-            Err(error) => Err(error),
+        let step = match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::AwaitsRoom(since) => self.reserve(since),
+            Stage::Allocates(allocation, room) => self.allocate(allocation, room),
+            Stage::Over => Ok(Step::Over),
         };
-        match entered {
-            Ok((segment, memory)) => self.asker.answer_with(Reply::Lent { segment }, memory),
-            Err(error) => self.asker.answer(refused(error)),
-        }
+        step.unwrap_or_else(|error| self.asker.answer(refused(error)))
     }
 }
 
@@ -174,7 +211,7 @@ struct Publication {
     checksum: Checksum,
 }
 
-impl Errand for Publication {
+impl BlockingTask for Publication {
     fn step(&mut self) -> Step {
         if let Some(step) = self.asker.send() {
             return step;
@@ -203,7 +240,6 @@ impl Errand for Publication {
         let published =
             Published { segment: Arc::new(segment), length_bytes, checksum, since: Instant::now() };
         let replaced = self.ledger.lock().publish(self.name.clone(), published);
-        // Freeing memory takes time, and needs no lock.
         drop(replaced);
         self.asker.answer(Reply::Done)
     }
@@ -217,8 +253,8 @@ impl Node {
         self.begin_creation(by, number, bytes, Some(length_bytes))
     }
 
-    /// Lends what takes long to allocate. None: the answer follows.
-    pub(crate) fn lend_much(&self, by: &Arc<Peer>, number: u32, bytes: u64) -> Option<Reply> {
+    /// Lends memory. None: the answer follows.
+    pub(crate) fn lend(&self, by: &Arc<Peer>, number: u32, bytes: u64) -> Option<Reply> {
         self.begin_creation(by, number, bytes, None)
     }
 
@@ -230,15 +266,10 @@ impl Node {
         draft_bytes: Option<u64>,
     ) -> Option<Reply> {
         let Some(asker) = Asker::new(by, number) else { return Some(too_many()) };
-        let room = match self.ledger.lock().reserve(bytes) {
-            Ok(room) => room,
-            Err(error) => return Some(refused(error)),
-        };
-        let allocation = match Allocation::new(bytes) {
-            Ok(allocation) => Some((allocation, room)),
-            Err(error) => return Some(refused(error)),
-        };
-        self.begin(Box::new(Creation { asker, ledger: self.ledger.clone(), allocation, draft_bytes }))
+        let owner = Owner::Peer(asker.peer.id);
+        let (ledger, reclaimer) = (self.ledger.clone(), self.reclaimer(owner));
+        let stage = Stage::AwaitsRoom(Instant::now());
+        self.begin(owner, Box::new(Creation { asker, ledger, reclaimer, bytes, stage, draft_bytes }))
     }
 
     /// Publishes a draft. None: the answer follows.
@@ -259,20 +290,22 @@ impl Node {
             Ok(name) => name,
             Err(error) => return Some(failed(&error)),
         };
-        self.begin(Box::new(Publication {
-            asker,
-            ledger: self.ledger.clone(),
-            name,
-            draft: Some(draft),
-            hasher: Hasher::default(),
-            hashed_bytes: 0,
-            checksum,
-        }))
+        self.begin(
+            Owner::Peer(asker.peer.id),
+            Box::new(Publication {
+                asker,
+                ledger: self.ledger.clone(),
+                name,
+                draft: Some(draft),
+                hasher: Hasher::default(),
+                hashed_bytes: 0,
+                checksum,
+            }),
+        )
     }
 
-    fn begin(&self, errand: Box<dyn Errand>) -> Option<Reply> {
-        let begun = self.errands.begin(errand);
-        begun.err().map(|error| Reply::Failed(format!("the node cannot start a thread: {error}")))
+    fn begin(&self, owner: Owner, task: Box<dyn BlockingTask>) -> Option<Reply> {
+        self.pool.offer(owner, task).err().map(|error| failed(&error))
     }
 
     pub(crate) fn find_name(&self, name: &str) -> Reply {
@@ -327,7 +360,7 @@ fn with_name(name: &str, answer: impl FnOnce(&SegmentName) -> Reply) -> Reply {
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32};
 
-    use tombolo_core::rdma::{Direction, Transfer};
+    use tombolo_core::rdma::{Direction, PeerId, Transfer};
     use tombolo_link::{Address, Security};
     use tombolo_wire::Domain;
 
@@ -517,6 +550,50 @@ mod tests {
         assert_eq!(one.ask(Request::Open { name: "x".into() }), Reply::NoSuchName);
     }
 
+    /// What a lender says of itself, asked by way of its loop.
+    fn being_freed(asker: &Borrower) -> (u64, u64) {
+        let Reply::Status { status, .. } = asker.ask(Request::Status { from: 0 }) else { panic!() };
+        let freeing = status.counters.iter().find(|(name, _)| name == "lend_being_freed_bytes");
+        (status.lent_bytes, freeing.map_or(0, |(_, bytes)| *bytes))
+    }
+
+    #[test]
+    fn freeing_what_one_has_borrowed_holds_up_nobody_else() {
+        const BYTES: u64 = 64 << 20;
+        let lender = Lender::new(BYTES + (8 << 20));
+        let (one, other, third) = (Borrower::new(&lender), Borrower::new(&lender), Borrower::new(&lender));
+        assert!(matches!(one.ask(Request::Lend { bytes: BYTES }), Reply::Lent { .. }));
+        let peers = lender.node.peers();
+        let has_some = |peer: &&Arc<Peer>| lender.node.ledger.lock().segments_of(peer.id).count() > 0;
+        let owner = Owner::Peer(peers.iter().find(has_some).unwrap().id);
+        let hanging = crate::work::testing::hang(&lender.node.pool, owner);
+        drop((peers, one));
+        let since = Instant::now();
+        while being_freed(&other) != (0, BYTES) {
+            assert!(since.elapsed() < PATIENCE, "the borrower is not forgotten");
+        }
+        // Others are answered, and have what is left.
+        assert!(matches!(other.ask(Request::Lend { bytes: 8 << 20 }), Reply::Lent { .. }));
+        std::thread::scope(|scope| {
+            // A borrower that comes back waits for what it had.
+            let (node, peer) = (&third.node, &third.peer);
+            let returns =
+                scope.spawn(move || node.ask(peer, Request::Lend { bytes: BYTES }, PATIENCE).unwrap().0);
+            for _ in 0..100 {
+                assert_eq!(being_freed(&other), (8 << 20, BYTES), "it is lent again before it is free");
+            }
+            assert!(!returns.is_finished());
+            assert_eq!(
+                other.ask(Request::Lend { bytes: 2 * BYTES }),
+                Reply::TooMuch { free_bytes: BYTES },
+                "for more than there is, nobody waits"
+            );
+            drop(hanging);
+            assert!(matches!(returns.join().unwrap(), Reply::Lent { .. }));
+        });
+        assert_eq!(being_freed(&other), (BYTES + (8 << 20), 0));
+    }
+
     #[test]
     fn what_has_a_name_outlives_the_link_and_a_draft_does_not() {
         let lender = Lender::new(1 << 20);
@@ -562,12 +639,36 @@ mod tests {
     }
 
     #[test]
+    fn two_thousand_segments_have_names_and_all_of_it_is_told() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+        const SEGMENTS: u64 = 2000;
+        // Each has a descriptor of the node.
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+        let lender = Lender::new(SEGMENTS * 4096);
+        let borrower = Borrower::new(&lender);
+        for index in 0..SEGMENTS {
+            let segment = borrower.create(0);
+            assert_eq!(borrower.publish(segment, &format!("{index:0>100}"), checksum(&[])), Reply::Done);
+        }
+        let status = crate::status_of(&lender.address, &Security::Insecure).unwrap();
+        let count = status.counters.iter().find(|(name, _)| name == "named_segments");
+        assert_eq!((count.map(|(_, count)| *count), status.lent_bytes), (Some(SEGMENTS), SEGMENTS * 4096));
+        let store = crate::Store::connect("list", std::slice::from_ref(&lender.address), &Security::Insecure)
+            .unwrap();
+        assert_eq!(store.list().unwrap().len() as u64, SEGMENTS);
+        assert!(matches!(borrower.ask(Request::Create { bytes: 0 }), Reply::TooMuch { free_bytes: 0 }));
+    }
+
+    #[test]
     fn a_copy_that_is_not_what_its_checksum_says_is_an_error_at_the_reader() {
         let lender = Lender::new(1 << 20);
         let published = Published {
             segment: Arc::new(Segment::new(
                 Arc::new(crate::ledger::allocate(4096).unwrap()),
                 lender.node.ledger.lock().reserve(4096).unwrap(),
+                lender.node.reclaimer(Owner::Peer(PeerId(1))),
             )),
             length_bytes: 10,
             checksum: checksum(b"something"),

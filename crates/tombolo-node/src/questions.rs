@@ -1,24 +1,19 @@
 //! What nodes ask each other over the control channel, and the answers.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tombolo_core::rdma::PeerId;
-use tombolo_host::shared::SharedMemory;
+use tombolo_host::passed::PassedDescriptor;
 use tombolo_link::{LinkState, SendError};
 
 use crate::control::{Message, MessageV1, Reply, Request};
 use crate::label;
-use crate::ledger::{self, LendError, Segment};
 use crate::node::{Answer, AskError, Node, Peer};
 use crate::status::MAX_STATUS_BYTES;
-
-/// What is lent without holding up the engine.
-const LENT_AT_ONCE_BYTES: u64 = 2 << 20;
 
 /// Answers of one peer that are kept; it has far fewer questions open.
 const MAX_ANSWERED: usize = 256;
@@ -139,7 +134,7 @@ impl Node {
     }
 
     /// A control message has come.
-    pub(crate) fn control(&self, peer: &Arc<Peer>, bytes: &[u8], descriptors: Vec<OwnedFd>) {
+    pub(crate) fn control(&self, peer: &Arc<Peer>, bytes: &[u8], descriptors: Vec<PassedDescriptor>) {
         match Message::decode(bytes) {
             Ok(Message::V1(MessageV1::Answer { number, reply })) => {
                 let whole = peer.whole();
@@ -169,35 +164,29 @@ impl Node {
                     return;
                 }
                 let answer = match request {
-                    Request::BePath { token } => Some((self.be_path(newcomer, &token), None)),
+                    Request::BePath { token } => Some(self.be_path(newcomer, &token)),
                     Request::Carry(carriage) => {
                         // The transfer's end is the answer.
                         self.carry_for(peer, number, &carriage);
                         None
                     }
-                    Request::Lend { bytes } if bytes > LENT_AT_ONCE_BYTES => {
-                        self.lend_much(newcomer, number, bytes).map(|reply| (reply, None))
-                    }
-                    Request::Create { bytes } => {
-                        self.create(newcomer, number, bytes).map(|reply| (reply, None))
-                    }
+                    Request::Lend { bytes } => self.lend(newcomer, number, bytes),
+                    Request::Create { bytes } => self.create(newcomer, number, bytes),
                     Request::Publish { segment, name, checksum } => {
-                        self.publish(newcomer, number, segment, &name, checksum).map(|reply| (reply, None))
+                        self.publish(newcomer, number, segment, &name, checksum)
                     }
                     Request::Join { name, life, insists } => {
-                        self.ask_to_be_joined(peer, number, name, life, insists).map(|reply| (reply, None))
+                        self.ask_to_be_joined(peer, number, name, life, insists)
                     }
                     request => Some(self.answer(peer, request)),
                 };
-                let Some((reply, memory)) = answer else { return };
+                let Some(reply) = answer else { return };
                 if is_for_once {
                     self.answered.ended(peer, number, &reply);
                 }
                 let message = Message::V1(MessageV1::Answer { number, reply }).encode();
-                let memory = memory.filter(|_| link.supports_windows());
-                let descriptors: Vec<_> = memory.iter().map(|memory| memory.as_fd()).collect();
                 // A peer that asks and does not take the answers is on its own.
-                let _ = link.send_control(&message, &descriptors);
+                let _ = link.send_control(&message, &[]);
             }
             Err(_) => {
                 self.packets_dropped.fetch_add(1, Ordering::Relaxed);
@@ -205,49 +194,37 @@ impl Node {
         }
     }
 
-    fn answer(&self, peer: &Arc<Peer>, request: Request) -> (Reply, Option<Arc<SharedMemory>>) {
+    fn answer(&self, peer: &Arc<Peer>, request: Request) -> Reply {
         match request {
             Request::Introduce { name, life } => match self.introduced(peer, &name, life) {
-                Ok(()) => (Reply::Introduced { name: self.name().to_owned(), life: self.life() }, None),
-                Err(why) => (Reply::Failed(why), None),
-            },
-            Request::Lend { bytes } => match self.lend(peer, bytes) {
-                Ok((segment, memory)) => (Reply::Lent { segment }, Some(memory)),
-                Err(LendError::TooMuch { free_bytes, .. }) => (Reply::TooMuch { free_bytes }, None),
-                Err(error) => (Reply::Failed(error.to_string()), None),
+                Ok(()) => Reply::Introduced { name: self.name().to_owned(), life: self.life() },
+                Err(why) => Reply::Failed(why),
             },
             Request::Release { segment } => {
-                if self.ledger.lock().release(peer.id, segment) {
-                    (Reply::Done, None)
-                } else {
-                    (Reply::Failed(format!("segment {segment} is not lent to you")), None)
+                // What was released is freed later, and under no lock.
+                let released = self.ledger.lock().release(peer.id, segment);
+                match released {
+                    true => Reply::Done,
+                    false => Reply::Failed(format!("segment {segment} is not lent to you")),
                 }
             }
             Request::Status { from } => {
                 let (status, next) = self.status_part(from, MAX_STATUS_BYTES);
-                (Reply::Status { status: Box::new(status), next }, None)
+                Reply::Status { status: Box::new(status), next }
             }
-            Request::Identify => {
-                (Reply::Introduced { name: self.name().to_owned(), life: self.life() }, None)
-            }
-            Request::Find { name } => (self.find_name(&name), None),
-            Request::Open { name } => (self.open_name(peer, &name), None),
-            Request::List { after } => (self.list_names(after.as_deref()), None),
-            Request::Delete { name } => (self.delete_name(&name), None),
-            Request::PathToken => (self.path_token(peer), None),
-            Request::Carry(_)
+            Request::Identify => Reply::Introduced { name: self.name().to_owned(), life: self.life() },
+            Request::Find { name } => self.find_name(&name),
+            Request::Open { name } => self.open_name(peer, &name),
+            Request::List { after } => self.list_names(after.as_deref()),
+            Request::Delete { name } => self.delete_name(&name),
+            Request::PathToken => self.path_token(peer),
+            Request::Lend { .. }
+            | Request::Carry(_)
             | Request::Create { .. }
             | Request::Publish { .. }
             | Request::Join { .. }
-            | Request::BePath { .. } => (Reply::Failed("that is not answered at once".into()), None),
+            | Request::BePath { .. } => Reply::Failed("that is not answered at once".into()),
         }
-    }
-
-    fn lend(&self, peer: &Peer, bytes: u64) -> Result<(u16, Arc<SharedMemory>), LendError> {
-        let room = self.ledger.lock().reserve(bytes)?;
-        let memory = Arc::new(ledger::allocate(bytes)?);
-        let segment = self.ledger.lock().enter(peer.id, Segment::new(memory.clone(), room))?;
-        Ok((segment, memory))
     }
 }
 
@@ -257,8 +234,9 @@ mod tests {
     use tombolo_link::testing::memory_pair;
 
     use super::*;
-    use crate::ledger::Published;
+    use crate::ledger::{self, Published, Segment};
     use crate::named::Checksum;
+    use crate::work::Owner;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -289,7 +267,8 @@ mod tests {
         {
             let mut ledger = node.ledger.lock();
             let room = ledger.reserve(4096).unwrap();
-            let segment = Segment::new(Arc::new(ledger::allocate(4096).unwrap()), room);
+            let memory = Arc::new(ledger::allocate(4096).unwrap());
+            let segment = Segment::new(memory, room, node.reclaimer(Owner::Peer(PeerId(1))));
             let published = Published {
                 segment: Arc::new(segment),
                 length_bytes: 5,

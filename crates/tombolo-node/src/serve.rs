@@ -21,6 +21,8 @@ const CHORES_ROUNDS: u32 = 16;
 const YIELD_ROUNDS: u32 = 4;
 /// How often newcomers are looked for then.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(1);
+/// Links accepted in one turn.
+const MAX_ACCEPTED: usize = 16;
 /// Longest sleep, so that a stop is noticed.
 const NAP: Duration = Duration::from_millis(250);
 
@@ -189,10 +191,11 @@ fn somebody_knocks(listener: &dyn Listener) -> bool {
     event::wait_readable(&[listener.descriptor()], Some(Duration::ZERO)) != Ok(false)
 }
 
-/// Takes all links that are there; returns how many.
+/// Takes links that are there; returns how many.
 fn accept(node: &Node, listener: &dyn Listener, told: &dyn Fn(PeerEvent)) -> usize {
     let mut count = 0;
-    loop {
+    // Those that are left keep the listener readable.
+    while count < MAX_ACCEPTED {
         match listener.accept() {
             Ok(Some(link)) => {
                 told(PeerEvent::Came(node.add_peer(link).label()));

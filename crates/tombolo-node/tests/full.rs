@@ -1,12 +1,13 @@
 //! A link that takes nothing for a while stops what goes by it, and nothing else; and nothing is lost by it.
 
 use std::collections::HashMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tombolo_core::rdma::{Direction, Transfer, TransferError};
+use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::shared::SharedSpan;
 use tombolo_link::{
     Address, ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, Packet, SendError,
@@ -95,7 +96,7 @@ struct Lent {
     link: Arc<Stoppable>,
     peer: Arc<Peer>,
     segment: u16,
-    _memory: Vec<OwnedFd>,
+    _memory: Vec<PassedDescriptor>,
 }
 
 fn borrow(node: &Node, address: &Address) -> Lent {

@@ -135,7 +135,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         program_memory_bytes: arguments.program_memory.0,
         transactions: arguments.transactions,
     };
-    allow_descriptors(&limits);
+    allow_descriptors();
     let node = Arc::new(Node::with_limits(&name, arguments.lend.0 / 4096 * 4096, 0, limits)?);
     node.set_outage(arguments.outage.outage());
     node.permit_by_list(&security);
@@ -240,15 +240,13 @@ fn cannot_listen(address: &Address, error: &OpenError) -> Failure {
     Failure::new(format!("cannot listen at {address}: {reason}"))
 }
 
-/// Each domain has a few descriptors: as many as this process may have, unless those are enough. If
-/// they are not, programs are told that one cannot be made.
-fn allow_descriptors(limits: &Limits) {
+/// Each domain has a few descriptors, each link and each segment has one: as many as this process may
+/// have. If they are not enough, those who come then are told so.
+fn allow_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let wanted = 1024 + 8 * u64::from(limits.domains);
-    if current.is_some_and(|current| current < wanted) {
-        let current = Some(maximum.map_or(wanted, |maximum| maximum.min(wanted)));
-        let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
+    if current.is_some() && current != maximum {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
 }
 

@@ -10,8 +10,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 use tombolo_host::ring::footprint_bytes;
-use tombolo_host::shared::SharedMemory;
+use tombolo_host::shared::{SharedMemory, SharedMemoryError};
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 
 use super::handshake::{MESSAGE_BYTES, Malformed, Message, RING_BYTES};
@@ -22,6 +26,8 @@ use crate::{AcceptError, Address, Link, Listener, OpenError, PROTOCOL_VERSION};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Connections that have not said hello; beyond, the oldest goes.
 const MAX_PENDING: usize = 64;
+/// While there are no descriptors, newcomers wait this long.
+const BACK_OFF: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 #[derive(Debug)]
 struct Pending {
@@ -44,8 +50,35 @@ pub struct ShmListener {
     admitted: Admitted,
     /// Readable when the listener or a pending connection is.
     poller: OwnedFd,
+    /// In the poller: ends a back-off.
+    timer: OwnedFd,
     ring_bytes: usize,
-    pending: Mutex<Vec<Pending>>,
+    newcomers: Mutex<Newcomers>,
+}
+
+#[derive(Debug, Default)]
+struct Newcomers {
+    pending: Vec<Pending>,
+    /// No descriptors were left: until the timer ends nobody is let in, and the listener is not in the
+    /// poller, since it stays readable.
+    backs_off: bool,
+    /// That has been said.
+    told_of_descriptors: bool,
+}
+
+impl Newcomers {
+    /// What of an error is worth saying: that there are no descriptors, once.
+    fn say(&mut self, error: OpenError) -> Option<OpenError> {
+        let error = match error {
+            OpenError::Unix(UnixError::NoDescriptors { errno })
+            | OpenError::Memory(SharedMemoryError::System {
+                errno: errno @ (Errno::MFILE | Errno::NFILE),
+                ..
+            }) => OpenError::NoDescriptors { errno },
+            other => return Some(other),
+        };
+        (!std::mem::replace(&mut self.told_of_descriptors, true)).then_some(error)
+    }
 }
 
 impl ShmListener {
@@ -74,8 +107,11 @@ impl ShmListener {
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
         epoll::add(&poller, &listener, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
             .map_err(system)?;
-        let (admitted, pending) = (Admitted::All, Mutex::new(Vec::new()));
-        Ok(Self { listener, admitted, poller, ring_bytes, pending })
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
+            .map_err(system)?;
+        epoll::add(&poller, &timer, epoll::EventData::new_u64(2), epoll::EventFlags::IN).map_err(system)?;
+        let (admitted, newcomers) = (Admitted::All, Mutex::default());
+        Ok(Self { listener, admitted, poller, timer, ring_bytes, newcomers })
     }
 
     /// Refuses a user who may not link, as the kernel names it.
@@ -90,22 +126,41 @@ impl ShmListener {
         Err(AcceptError::Stranger { path: self.listener.path().to_owned(), user_id })
     }
 
-    fn admit(&self, pending: &mut Vec<Pending>) -> Result<(), AcceptError> {
+    fn admit(&self, newcomers: &mut Newcomers) -> Result<(), AcceptError> {
+        let system = |errno| OpenError::System { operation: "epoll", errno };
+        if newcomers.backs_off {
+            if rustix::io::read(&self.timer, &mut [0_u8; 8]).is_err() {
+                return Ok(());
+            }
+            epoll::add(&self.poller, &self.listener, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+                .map_err(system)?;
+            newcomers.backs_off = false;
+        }
         for _ in 0..MAX_PENDING {
-            let Some(socket) = self.listener.accept().map_err(OpenError::from)? else {
-                break;
-            };
+            let accepted = self.listener.accept().inspect_err(|error| {
+                if matches!(error, UnixError::NoDescriptors { .. }) && self.begin_back_off().is_ok() {
+                    newcomers.backs_off = true;
+                }
+            });
+            let Some(socket) = accepted.map_err(OpenError::from)? else { break };
             self.check(&socket)?;
+            let pending = &mut newcomers.pending;
             if pending.len() >= MAX_PENDING {
                 // Closing it takes it out of the poller too.
                 pending.remove(0);
             }
             let data = epoll::EventData::new_u64(1);
-            epoll::add(&self.poller, &socket, data, epoll::EventFlags::IN)
-                .map_err(|errno| OpenError::System { operation: "epoll", errno })?;
+            epoll::add(&self.poller, &socket, data, epoll::EventFlags::IN).map_err(system)?;
             pending.push(Pending { socket, deadline: Instant::now() + PATIENCE });
         }
         Ok(())
+    }
+
+    fn begin_back_off(&self) -> Result<(), Errno> {
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let timer = Itimerspec { it_interval: zero, it_value: BACK_OFF };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer)?;
+        epoll::delete(&self.poller, &self.listener)
     }
 
     fn welcome(&self, socket: SeqpacketSocket) -> Result<Arc<dyn Link>, OpenError> {
@@ -119,10 +174,18 @@ impl ShmListener {
 
 impl Listener for ShmListener {
     fn accept(&self) -> Result<Option<Arc<dyn Link>>, AcceptError> {
-        let mut pending = self.pending.lock();
-        self.admit(&mut pending)?;
+        let mut newcomers = self.newcomers.lock();
+        match self.admit(&mut newcomers) {
+            Err(AcceptError::Open(error)) => {
+                if let Some(error) = newcomers.say(error) {
+                    return Err(error.into());
+                }
+            }
+            other => other?,
+        }
         let now = Instant::now();
         let mut next = 0;
+        let Newcomers { pending, .. } = &mut *newcomers;
         while next < pending.len() {
             let mut buffer = [0; MESSAGE_BYTES];
             match pending[next].socket.receive(&mut buffer) {
@@ -137,10 +200,15 @@ impl Listener for ShmListener {
                         Ok(Message::Hello) => {
                             let _ = epoll::delete(&self.poller, &socket);
                             return match self.welcome(socket) {
-                                Ok(link) => Ok(Some(link)),
+                                Ok(link) => {
+                                    newcomers.told_of_descriptors = false;
+                                    Ok(Some(link))
+                                }
                                 // It went away meanwhile.
                                 Err(OpenError::Unix(UnixError::Closed)) => continue,
-                                Err(error) => Err(error.into()),
+                                Err(error) => {
+                                    newcomers.say(error).map_or(Ok(None), |error| Err(error.into()))
+                                }
                             };
                         }
                         Err(Malformed::Version(theirs)) => {

@@ -9,6 +9,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use tombolo_host::event::EventFd;
+use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::shared::SharedSpan;
 
 use crate::counters::Counters;
@@ -177,6 +178,7 @@ impl Link for MemoryLink {
         }
         let copies: Result<Vec<_>, _> =
             descriptors.iter().map(|descriptor| descriptor.try_clone_to_owned()).collect();
+        let copies = copies.map(|copies| copies.into_iter().map(PassedDescriptor::from).collect());
         let descriptors = copies.map_err(|_| SendError::Descriptors(descriptors.len()))?;
         state.controls.push_back(ControlMessage { bytes: message.to_vec(), descriptors });
         self.counters.control_sent.add(1);

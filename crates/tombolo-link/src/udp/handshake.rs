@@ -49,15 +49,13 @@ pub(super) fn connect(
         None => None,
     }
     .unzip();
-    let secure = seals.is_some();
+    if seals.is_none() {
+        asking.first_word(nonce, number)?;
+    }
     let Asking { socket, incoming, .. } = asking;
     let (end, to_accept) = (End::Connecting, false);
     let session = Session { socket, incoming, number, nonce, seals, peer_key, end, to_accept, settings };
     let link = UdpLink::new(session)?;
-    if !secure {
-        // The first word of the session, which the listener waits for.
-        link.ping();
-    }
     link.probe(Instant::now());
     Ok(link)
 }
@@ -99,6 +97,15 @@ impl Asking {
                 // Not an answer to us.
                 Ok(_) | Err(_) => Ok(None),
             }
+        })
+    }
+
+    /// Begins a session without keys: the number shows that we are where we say.
+    fn first_word(&mut self, nonce: u64, session: u64) -> Result<(), OpenError> {
+        self.ask(&wire::first_word(session, nonce), |datagram| {
+            let heard = Header::decode(datagram).ok().filter(|(header, _)| header.session == session);
+            // Were it not a pong, that is lost, and what came in its place comes again.
+            Ok(heard.filter(|(header, _)| header.kind != Kind::Welcome).map(|_| ()))
         })
     }
 

@@ -1,11 +1,13 @@
 //! Accepting UDP links.
 //!
-//! The listening socket sees only strangers. Without keys, one that says hello gets a session, with a
-//! socket of its own, which is pending until the stranger has used the session's number: only then
-//! is it known to be at the address it claims, and `accept` returns the link.
+//! The listening socket sees only strangers. Nothing is kept for a hello: the session's number is a
+//! cookie, and the session begins, with a socket of its own, when the stranger comes back with it: only
+//! then is it known to be at the address it claims. Without keys the link is there at once; with keys it
+//! is pending until both are verified.
 //!
-//! With keys, nothing is kept for a hello: the session's number is a cookie, and the session begins
-//! when the stranger comes back with it. It is pending until both keys are verified.
+//! Anyone can send as many datagrams as the network carries. So a turn takes a bounded number of them,
+//! and of beginnings, which cost more; the others wait in the socket, or are dropped by it. Of pending
+//! handshakes, which cost their senders nothing, the oldest give way.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -16,6 +18,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::epoll;
 use rustix::io::Errno;
+use tombolo_host::event::EventFd;
 use tombolo_host::udp::{RECEIVE_BUFFER_BYTES, UdpSocket};
 
 use super::batch::IncomingBatch;
@@ -26,72 +29,38 @@ use super::wire::{self, FLAG_SECURE, HELLO_BYTES, Header, Kind, Malformed};
 use super::{SOCKET_BUFFER_BYTES, Session, Settings, UdpLink, check_protected};
 use crate::counters::Strangers as Counters;
 use crate::identity::Identity;
-use crate::{
-    AcceptError, Address, Link, LinkState, Listener, ListenerCounters, OpenError, PROTOCOL_VERSION, Security,
-};
+use crate::{AcceptError, Address, Link, Listener, ListenerCounters, OpenError, PROTOCOL_VERSION, Security};
 
-/// How long a stranger may take to use its session.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// How long it may take to agree on keys, on a network that loses much.
 const KEYS_PATIENCE: Duration = Duration::from_secs(5);
 /// Strangers that do not fit are told of once in so long: anyone can send such datagrams.
 const TELL_AFTER: Duration = Duration::from_secs(1);
 /// Sessions begun lately, each of which begins once.
 const MAX_BEGUN: usize = 256;
-/// Sessions not yet used; beyond, strangers must ask again.
+/// Handshakes under way, of all hosts and of one.
 const MAX_PENDING: usize = 64;
-/// Batches taken from the listening socket in one go.
-const MAX_BATCHES: usize = 64;
+const MAX_PENDING_OF_HOST: usize = 32;
+/// Datagrams heard in one turn: to answer one takes a few microseconds, so all of them take less than a
+/// time slice.
+const MAX_DATAGRAMS: usize = 64;
+/// Of datagrams that the kernel has put together, which come from one address: an honest stranger says
+/// one thing at a time, and says it again.
+const MAX_OF_BATCH: usize = 4;
+/// Sessions begun in one turn: each takes a socket, and with keys some tenths of a millisecond.
+const MAX_BEGINNINGS: usize = 8;
+/// Batches that a session's new socket may have caught of others.
+const MAX_CAUGHT: usize = 8;
 
-/// A session on its way.
+/// A handshake until both keys are verified.
 #[derive(Debug)]
-enum Pending {
-    /// Without keys: until its number is used.
-    Plain { link: Arc<UdpLink>, peer: SocketAddr, deadline: Instant },
-    /// With keys: until both are verified.
-    Keys { responder: Box<Responder>, deadline: Instant },
-}
-
-/// What became of a pending session.
-enum Outcome {
-    Waits,
-    Ready,
-    Refused(AcceptError),
-    Over,
+struct Pending {
+    responder: Box<Responder>,
+    deadline: Instant,
 }
 
 impl Pending {
-    fn advance(&mut self, now: Instant) -> Outcome {
-        let waits = |deadline: Instant| if now < deadline { Outcome::Waits } else { Outcome::Over };
-        match self {
-            Self::Plain { link, deadline, .. } => {
-                let used = link.pump(&mut link.receiving.lock());
-                match link.state() == LinkState::Up {
-                    true if used => Outcome::Ready,
-                    true => waits(*deadline),
-                    false => Outcome::Over,
-                }
-            }
-            Self::Keys { responder, deadline } => match responder.advance() {
-                Progress::Agreed => Outcome::Ready,
-                Progress::Refused(error) => Outcome::Refused(error),
-                Progress::Waiting => waits(*deadline),
-            },
-        }
-    }
-
-    fn peer(&self) -> SocketAddr {
-        match self {
-            Self::Plain { peer, .. } => *peer,
-            Self::Keys { responder, .. } => responder.peer(),
-        }
-    }
-
-    fn socket(&self) -> &UdpSocket {
-        match self {
-            Self::Plain { link, .. } => &link.socket,
-            Self::Keys { responder, .. } => &responder.socket,
-        }
+    fn host(&self) -> u128 {
+        network(self.responder.peer().ip())
     }
 }
 
@@ -109,32 +78,53 @@ type Others = Vec<(Vec<u8>, SocketAddr)>;
 #[derive(Debug)]
 struct Strangers {
     buffer: Vec<u8>,
+    /// The oldest first.
     pending: Vec<Pending>,
-    /// Numbers of secure sessions that have begun.
+    /// Links that nobody has accepted yet.
+    ready: VecDeque<Arc<UdpLink>>,
+    /// Numbers of sessions that have begun.
     begun: VecDeque<u64>,
+    /// Sessions begun in this turn.
+    beginnings: usize,
+    /// It has been said that no descriptors are left.
+    told_of_descriptors: bool,
     refused: VecDeque<AcceptError>,
     /// When a stranger was last refused aloud.
     told: Option<Instant>,
 }
 
 impl Strangers {
-    /// Room for one more pending session, if need be of the host that has the most; false when that
-    /// is the newcomer's own. So nobody keeps others out by beginning many.
+    /// Room for one more handshake. If all places are taken, the oldest of the host that has the most
+    /// gives way, or of the newcomer's own if that has as many; if each host has one, the oldest of all:
+    /// an honest newcomer takes a round trip, and those who only keep places do not come back. False:
+    /// the newcomer's host has as many as one may have.
     fn make_room(&mut self, newcomer: IpAddr) -> bool {
+        let of = |host| self.pending.iter().filter(|pending| pending.host() == host).count();
+        let (newcomer, of_newcomer) = (network(newcomer), of(network(newcomer)));
+        if of_newcomer >= MAX_PENDING_OF_HOST {
+            return false;
+        }
         if self.pending.len() < MAX_PENDING {
             return true;
         }
-        let of = |host| self.pending.iter().filter(|pending| network(pending.peer().ip()) == host).count();
-        let hosts = self.pending.iter().map(|pending| network(pending.peer().ip()));
-        let Some(greediest) = hosts.max_by_key(|host| of(*host)) else { return false };
-        if of(network(newcomer)) + 1 >= of(greediest) {
-            return false;
-        }
-        let oldest = self.pending.iter().position(|pending| network(pending.peer().ip()) == greediest);
-        oldest.is_some_and(|oldest| {
+        let greediest = self.pending.iter().map(Pending::host).max_by_key(|host| of(*host));
+        let gives_way = match greediest {
+            Some(greediest) if of(greediest) > of_newcomer + 1 => Some(greediest),
+            _ if of_newcomer > 0 => Some(newcomer),
+            _ => None,
+        };
+        let is_it = |pending: &Pending| gives_way.is_none_or(|host| pending.host() == host);
+        if let Some(oldest) = self.pending.iter().position(is_it) {
             self.pending.remove(oldest);
-            true
-        })
+        }
+        true
+    }
+
+    /// A session of that number begins; no other will.
+    fn begin(&mut self, number: u64) {
+        self.begun.truncate(MAX_BEGUN - 1);
+        self.begun.push_front(number);
+        self.beginnings += 1;
     }
 
     /// Notes a stranger that does not fit and has proved nothing.
@@ -154,8 +144,11 @@ pub struct UdpListener {
     address: SocketAddr,
     /// Readable when the listening socket or a pending session is.
     poller: OwnedFd,
-    /// With keys: ours, the list, and what cookies are made with.
-    keys: Option<(Arc<Identity>, Cookies)>,
+    /// In the poller: readable while links wait to be accepted.
+    more: EventFd,
+    cookies: Cookies,
+    /// With keys: ours, and the list.
+    identity: Option<Arc<Identity>>,
     strangers: Mutex<Strangers>,
     settings: Settings,
     counters: Counters,
@@ -179,13 +172,8 @@ impl UdpListener {
         settings: Settings,
     ) -> Result<Self, OpenError> {
         check_protected(address, security)?;
-        let keys = match security.identity() {
-            Some(identity) => {
-                let cookies = Cookies::new(Instant::now()).map_err(system("getrandom"))?;
-                Some((identity.clone(), cookies))
-            }
-            None => None,
-        };
+        let cookies = Cookies::new(Instant::now()).map_err(system("getrandom"))?;
+        let identity = security.identity().cloned();
         let socket = UdpSocket::bind(address).map_err(|errno| match errno {
             Errno::ADDRINUSE => OpenError::InUse(Address::Udp(address)),
             errno => system("UDP bind")(errno),
@@ -194,26 +182,40 @@ impl UdpListener {
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
         epoll::add(&poller, &socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
             .map_err(system("epoll"))?;
+        let more = EventFd::new().map_err(system("eventfd"))?;
+        epoll::add(&poller, &more, epoll::EventData::new_u64(2), epoll::EventFlags::IN)
+            .map_err(system("epoll"))?;
         let strangers = Strangers {
             buffer: vec![0; RECEIVE_BUFFER_BYTES],
             pending: Vec::new(),
+            ready: VecDeque::new(),
             begun: VecDeque::new(),
+            beginnings: 0,
+            told_of_descriptors: false,
             refused: VecDeque::new(),
             told: None,
         };
         let counters = Counters::default();
-        Ok(Self { socket, address, poller, keys, strangers: Mutex::new(strangers), settings, counters })
+        let strangers = Mutex::new(strangers);
+        Ok(Self { socket, address, poller, more, cookies, identity, strangers, settings, counters })
     }
 
-    /// Reads what strangers sent to the listening socket.
+    /// Hears some of what strangers sent to the listening socket.
     fn hear(&self, strangers: &mut Strangers) -> Result<(), OpenError> {
-        for _ in 0..MAX_BATCHES {
+        strangers.beginnings = 0;
+        let mut heard = 0;
+        while heard < MAX_DATAGRAMS && strangers.beginnings < MAX_BEGINNINGS {
             let mut buffer = std::mem::take(&mut strangers.buffer);
             let received = self.socket.receive_from(&mut buffer);
             let mut result = Ok(());
+            heard += 1;
             if let Ok((batch, Some(from))) = received {
-                for datagram in buffer[..batch.length_bytes].chunks(batch.segment_bytes.max(1)) {
+                let datagrams = buffer[..batch.length_bytes].chunks(batch.segment_bytes.max(1));
+                let too_many = datagrams.len().saturating_sub(MAX_OF_BATCH);
+                self.counters.discarded.add(too_many as u64);
+                for datagram in datagrams.take(MAX_OF_BATCH) {
                     result = result.and(self.hear_datagram(strangers, datagram, from));
+                    heard += 1;
                 }
             }
             strangers.buffer = buffer;
@@ -232,11 +234,18 @@ impl UdpListener {
         datagram: &[u8],
         from: SocketAddr,
     ) -> Result<(), OpenError> {
+        let decoded = Header::decode(datagram);
+        if let Ok((header @ Header { kind: Kind::Ping, .. }, body)) = decoded {
+            return match wire::nonce_of(body) {
+                Some(nonce) => self.hear_first_word(strangers, header.session, nonce, from),
+                None => self.discard(),
+            };
+        }
         // A shorter hello could make us send more than we were sent.
         if datagram.len() < HELLO_BYTES {
             return self.discard();
         }
-        match Header::decode(datagram) {
+        match decoded {
             Ok((header, body)) => match (header.kind, wire::nonce_of(body)) {
                 (Kind::Hello, Some(nonce)) => self.hear_hello(strangers, header, nonce, from),
                 (Kind::Handshake, _) => self.hear_handshake(strangers, header, body, from),
@@ -259,7 +268,7 @@ impl UdpListener {
 
     /// It asks again if this is lost.
     fn reject(&self, nonce: u64, from: SocketAddr) {
-        let reject = wire::answer(Kind::Reject, self.keys.is_some(), 0, nonce);
+        let reject = wire::answer(Kind::Reject, self.identity.is_some(), 0, nonce);
         let _ = self.socket.send_to(&reject, from);
         self.counters.refused.add(1);
     }
@@ -271,93 +280,96 @@ impl UdpListener {
         nonce: u64,
         from: SocketAddr,
     ) -> Result<(), OpenError> {
-        let ours_secure = self.keys.is_some();
+        let ours_secure = self.identity.is_some();
         if (header.flags & FLAG_SECURE != 0) != ours_secure {
             self.reject(nonce, from);
             strangers.refuse(AcceptError::SecurityMismatch { ours_secure });
             return Ok(());
         }
         self.counters.hellos.add(1);
-        let Some((_, cookies)) = &self.keys else { return self.begin_plain(strangers, nonce, from) };
-        let session = cookies.bake(from, nonce, Instant::now());
-        let _ = self.socket.send_to(&wire::answer(Kind::Welcome, true, session, nonce), from);
+        let session = self.cookies.bake(from, nonce, Instant::now());
+        let _ = self.socket.send_to(&wire::answer(Kind::Welcome, ours_secure, session, nonce), from);
         Ok(())
     }
 
     /// A socket for one peer, and what it caught of others; None: its address cannot be answered, or
-    /// there are too many already.
+    /// there are no descriptors.
     fn session_socket(
         &self,
         strangers: &mut Strangers,
         from: SocketAddr,
     ) -> Result<Option<(UdpSocket, Others)>, OpenError> {
-        let before = strangers.pending.len();
-        let room = strangers.make_room(from.ip());
-        if !room || strangers.pending.len() < before {
-            self.counters.turned_away.add(1);
-        }
-        if !room {
-            return Ok(None);
-        }
         let socket = match self.socket.bind_beside(from) {
             Ok(socket) => socket,
             // An address that cannot be answered, such as port 0.
             Err(Errno::INVAL | Errno::ADDRNOTAVAIL | Errno::NETUNREACH | Errno::ACCESS) => {
                 return Ok(None);
             }
+            // It asks again; that there are none is said once.
+            Err(errno @ (Errno::MFILE | Errno::NFILE)) => {
+                self.counters.turned_away.add(1);
+                if !std::mem::replace(&mut strangers.told_of_descriptors, true) {
+                    strangers.refused.push_back(OpenError::NoDescriptors { errno }.into());
+                }
+                return Ok(None);
+            }
             Err(errno) => return Err(system("UDP session socket")(errno)),
         };
+        strangers.told_of_descriptors = false;
         socket.set_buffer_bytes(SOCKET_BUFFER_BYTES);
         // What it caught between binding and connecting, of others who say hello just now.
         let mut caught = vec![0; RECEIVE_BUFFER_BYTES];
         let mut others = Vec::new();
-        for _ in 0..MAX_BATCHES {
+        for _ in 0..MAX_CAUGHT {
             let Ok((batch, sender)) = socket.receive_from(&mut caught) else {
                 break;
             };
             if let Some(other) = sender.filter(|other| *other != from) {
                 let datagrams = caught[..batch.length_bytes].chunks(batch.segment_bytes.max(1));
-                others.extend(datagrams.map(|datagram| (datagram.to_vec(), other)));
+                others.extend(datagrams.take(MAX_OF_BATCH).map(|datagram| (datagram.to_vec(), other)));
             }
         }
         Ok(Some((socket, others)))
     }
 
-    /// Keeps a session until it is ready, and hears what its socket caught.
-    fn keep(&self, strangers: &mut Strangers, pending: Pending, others: Others) -> Result<(), OpenError> {
-        epoll::add(&self.poller, pending.socket(), epoll::EventData::new_u64(1), epoll::EventFlags::IN)
-            .map_err(system("epoll"))?;
-        strangers.pending.push(pending);
-        self.counters.begun.add(1);
-        // Depth is bounded by MAX_PENDING, since each level makes a session.
+    /// Hears what a session's new socket caught of others. What would begin one session too many is
+    /// dropped: it comes again. So this nests no deeper than sessions are begun in a turn.
+    fn hear_others(&self, strangers: &mut Strangers, others: Others) -> Result<(), OpenError> {
         for (datagram, other) in others {
-            self.hear_datagram(strangers, &datagram, other)?;
+            if strangers.beginnings < MAX_BEGINNINGS {
+                self.hear_datagram(strangers, &datagram, other)?;
+            }
         }
         Ok(())
     }
 
-    /// A hello without keys.
-    fn begin_plain(&self, strangers: &mut Strangers, nonce: u64, from: SocketAddr) -> Result<(), OpenError> {
-        for pending in &strangers.pending {
-            if let Pending::Plain { link, peer, .. } = pending
-                && *peer == from
-                && link.nonce == nonce
-            {
-                link.send_welcome();
-                return Ok(());
-            }
+    /// Whether that stranger has been given this number where it says it is, and has not used it.
+    fn may_begin(&self, strangers: &Strangers, number: u64, nonce: u64, from: SocketAddr) -> bool {
+        !strangers.begun.contains(&number) && self.cookies.fits(number, from, nonce, Instant::now())
+    }
+
+    /// Without keys, whoever knows its number has a link.
+    fn hear_first_word(
+        &self,
+        strangers: &mut Strangers,
+        number: u64,
+        nonce: u64,
+        from: SocketAddr,
+    ) -> Result<(), OpenError> {
+        if self.identity.is_some() || !self.may_begin(strangers, number, nonce, from) {
+            return self.discard();
         }
         let Some((socket, others)) = self.session_socket(strangers, from)? else { return Ok(()) };
-        let number = super::handshake::random_u64()?;
-        let incoming = IncomingBatch::new();
-        let settings = self.settings;
+        strangers.begin(number);
+        let (incoming, settings) = (IncomingBatch::new(), self.settings);
         let (seals, peer_key, to_accept) = (None, None, false);
         let end = End::Listening;
         let session = Session { socket, incoming, number, nonce, seals, peer_key, end, to_accept, settings };
         let link = Arc::new(UdpLink::new(session)?);
-        link.send_welcome();
-        let deadline = Instant::now() + PATIENCE;
-        self.keep(strangers, Pending::Plain { link, peer: from, deadline }, others)
+        link.send_datagram(Header::new(Kind::Pong, number), &[]);
+        strangers.ready.push_back(link);
+        self.counters.begun.add(1);
+        self.hear_others(strangers, others)
     }
 
     /// The first message of a handshake begins a session, if its number is a cookie of ours.
@@ -368,49 +380,54 @@ impl UdpListener {
         body: &[u8],
         from: SocketAddr,
     ) -> Result<(), OpenError> {
-        let (Some((identity, cookies)), Some((nonce, first))) = (&self.keys, wire::handshake_of(body, 1))
-        else {
+        let (Some(identity), Some((nonce, first))) = (&self.identity, wire::handshake_of(body, 1)) else {
             return self.discard();
         };
         let number = header.session;
-        if strangers.begun.contains(&number) || !cookies.fits(number, from, nonce, Instant::now()) {
+        if !self.may_begin(strangers, number, nonce, from) {
             return self.discard();
+        }
+        let before = strangers.pending.len();
+        let room = strangers.make_room(from.ip());
+        if !room || strangers.pending.len() < before {
+            self.counters.turned_away.add(1);
+        }
+        if !room {
+            return Ok(());
         }
         let Some((socket, others)) = self.session_socket(strangers, from)? else { return Ok(()) };
         let responder = Responder::new(socket, identity.clone(), from, (number, nonce), first)?;
         let Some(responder) = responder else { return self.discard() };
-        strangers.begun.truncate(MAX_BEGUN - 1);
-        strangers.begun.push_front(number);
+        strangers.begin(number);
+        epoll::add(&self.poller, &responder.socket, epoll::EventData::new_u64(1), epoll::EventFlags::IN)
+            .map_err(system("epoll"))?;
         let deadline = Instant::now() + KEYS_PATIENCE;
-        self.keep(strangers, Pending::Keys { responder: Box::new(responder), deadline }, others)
+        strangers.pending.push(Pending { responder: Box::new(responder), deadline });
+        self.counters.begun.add(1);
+        self.hear_others(strangers, others)
     }
 
-    /// The first pending session that is ready; drops those that died or took too long.
+    /// The next link that is ready; drops handshakes that failed or took too long.
     fn ready(&self, strangers: &mut Strangers) -> Result<Option<Arc<UdpLink>>, AcceptError> {
         let now = Instant::now();
         let mut next = 0;
         while next < strangers.pending.len() {
-            match strangers.pending[next].advance(now) {
-                Outcome::Waits => next += 1,
-                Outcome::Over => {
+            let Pending { responder, deadline } = &mut strangers.pending[next];
+            match responder.advance() {
+                Progress::Waiting if now < *deadline => next += 1,
+                Progress::Waiting => {
                     self.counters.abandoned.add(1);
                     drop(strangers.pending.remove(next));
                 }
                 // It stays for a while, in case the peer has not heard.
-                Outcome::Refused(error) => {
+                Progress::Refused(error) => {
                     self.counters.refused.add(1);
                     return Err(error);
                 }
-                Outcome::Ready => {
-                    let pending = strangers.pending.remove(next);
-                    let _ = epoll::delete(&self.poller, pending.socket());
-                    self.counters.accepted.add(1);
-                    return match pending {
-                        Pending::Plain { link, .. } => Ok(Some(link)),
-                        Pending::Keys { responder, .. } => {
-                            Ok(responder.into_link(self.settings)?.map(Arc::new))
-                        }
-                    };
+                Progress::Agreed => {
+                    let Pending { responder, .. } = strangers.pending.remove(next);
+                    let _ = epoll::delete(&self.poller, &responder.socket);
+                    return Ok(responder.into_link(self.settings)?.map(Arc::new));
                 }
             }
         }
@@ -421,11 +438,23 @@ impl UdpListener {
 impl Listener for UdpListener {
     fn accept(&self) -> Result<Option<Arc<dyn Link>>, AcceptError> {
         let mut strangers = self.strangers.lock();
-        let heard = self.hear(&mut strangers);
+        let mut heard = Ok(());
+        if strangers.ready.is_empty() {
+            let _ = self.more.drain();
+            heard = self.hear(&mut strangers);
+        }
         if let Some(refused) = strangers.refused.pop_front() {
             return Err(refused);
         }
-        if let Some(link) = self.ready(&mut strangers)? {
+        let ready = match strangers.ready.pop_front() {
+            Some(link) => Some(link),
+            None => self.ready(&mut strangers)?,
+        };
+        if !strangers.ready.is_empty() {
+            let _ = self.more.signal();
+        }
+        if let Some(link) = ready {
+            self.counters.accepted.add(1);
             return Ok(Some(link));
         }
         heard?;

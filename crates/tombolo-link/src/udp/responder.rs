@@ -16,8 +16,8 @@ use super::{Session, Settings, UdpLink};
 use crate::identity::Identity;
 use crate::{AcceptError, OpenError, PublicKey};
 
-/// Datagrams taken in one go.
-const MAX_DATAGRAMS: usize = 64;
+/// Datagrams taken in one turn: the handshake has one more to come.
+const MAX_DATAGRAMS: usize = 8;
 
 /// How far the handshake is.
 #[derive(Debug)]

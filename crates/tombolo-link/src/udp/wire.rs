@@ -62,7 +62,8 @@ pub(super) enum Kind {
     Control = 5,
     /// Body: the sequence number that arrived.
     ControlAck = 6,
-    /// Asks for a sign of life. From the connecting side, body: how long it waits for one, in ms.
+    /// Asks for a sign of life. Body: from the connecting side, how long it waits for one, in ms; in the first
+    /// of a session without keys, the nonce.
     Ping = 7,
     /// Gives it. Body: the ping's.
     Pong = 8,
@@ -117,8 +118,9 @@ pub(super) fn outage(outage: Duration) -> [u8; 4] {
 
 /// How long the sender of a ping, or the one whom a pong answers, waits for a sign of life.
 pub(super) fn outage_of(body: &[u8]) -> Option<Duration> {
-    let bytes = body.first_chunk()?;
-    Some(Duration::from_millis(u32::from_le_bytes(*bytes).into()))
+    // The first ping of a session without keys has a longer body (see `first_word`).
+    let bytes = <[u8; 4]>::try_from(body).ok()?;
+    Some(Duration::from_millis(u32::from_le_bytes(bytes).into()))
 }
 
 /// The header, understood.
@@ -236,6 +238,11 @@ pub(super) fn answer(kind: Kind, secure: bool, session: u64, nonce: u64) -> [u8;
     datagram[..HEADER_BYTES].copy_from_slice(&header.encode());
     datagram[HEADER_BYTES..].copy_from_slice(&nonce.to_le_bytes());
     datagram
+}
+
+/// What begins a session without keys: a ping, and the nonce that its number was made with.
+pub(super) fn first_word(session: u64, nonce: u64) -> [u8; HEADER_BYTES + 8] {
+    answer(Kind::Ping, false, session, nonce)
 }
 
 /// A message of the handshake, number `step`.

@@ -119,7 +119,7 @@ pub fn descriptors_pass_where_supported(pair: &Pair) {
     result.unwrap();
     let mut message = next_control(&*pair.other, &*pair.one);
     assert_eq!(message.descriptors.len(), 2);
-    let mut theirs = File::from(message.descriptors.remove(0));
+    let mut theirs = File::from(std::os::fd::OwnedFd::from(message.descriptors.remove(0)));
     theirs.write_all(b"through the link").unwrap();
     let (mut ours, mut text) = (&file, String::new());
     ours.rewind().unwrap();

@@ -15,8 +15,8 @@ use crate::relay::{Fate, Relay, Route, socket_address};
 use crate::udp::{hello, stranger};
 use tombolo_link::testing::Random;
 use tombolo_link::{
-    AcceptError, Address, AllowList, KeyPair, Link, LinkState, OpenError, PROTOCOL_VERSION, Security,
-    connect, listen,
+    AcceptError, Address, AllowList, KeyPair, Link, LinkState, Listener, OpenError, PROTOCOL_VERSION,
+    Security, connect, listen,
 };
 
 /// Connects and accepts; what each side is told.
@@ -223,37 +223,50 @@ fn strangers_get_no_more_than_they_give_and_cost_nothing() {
     exchange(&one, &other, 1);
 }
 
-#[test]
-fn one_host_that_begins_many_sessions_keeps_no_other_out() {
+/// Begins as anybody can who is at that address, and does not go on.
+fn begin(listener: &dyn Listener, from: [u8; 4], number: u64) -> std::net::UdpSocket {
+    let node = ("127.0.0.1", socket_address(&listener.address()).port());
+    let socket = std::net::UdpSocket::bind(SocketAddr::from((from, 0))).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut datagram = hello(PROTOCOL_VERSION, number).to_vec();
+    datagram[4] = 2;
+    socket.send_to(&datagram, node).unwrap();
+    while !matches!(listener.accept(), Ok(None)) {}
+    let mut welcome = [0; 64];
+    assert_eq!((socket.recv(&mut welcome).unwrap(), welcome[3]), (24, 2), "a welcome");
+    let mut first =
+        [&[b'T', b'm', PROTOCOL_VERSION, 10, 0, 0, 0, 0], &welcome[8..16], &[1], &welcome[16..24]].concat();
+    first.resize(128, 9);
+    socket.send_to(&first, node).unwrap();
+    while !matches!(listener.accept(), Ok(None)) {}
+    socket
+}
+
+/// An honest node gets in although others keep places. All of 127/8 is this machine.
+fn newcomer_gets_in(others: impl Iterator<Item = [u8; 4]>) {
     let (ours, theirs) = friends();
     let listener = listen(&"udp:0.0.0.0:0".parse().unwrap(), &ours).unwrap();
     let port = socket_address(&listener.address()).port();
-    // Begins as anybody can, and does not go on. All of 127/8 is this machine.
-    let begin = |number: u64| {
-        let socket = std::net::UdpSocket::bind("127.0.0.2:0").unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut datagram = hello(PROTOCOL_VERSION, number).to_vec();
-        datagram[4] = 2;
-        socket.send_to(&datagram, ("127.0.0.1", port)).unwrap();
-        while !matches!(listener.accept(), Ok(None)) {}
-        let mut welcome = [0; 64];
-        assert_eq!((socket.recv(&mut welcome).unwrap(), welcome[3]), (24, 2), "a welcome");
-        let mut first =
-            [&[b'T', b'm', PROTOCOL_VERSION, 10, 0, 0, 0, 0], &welcome[8..16], &[1], &welcome[16..24]]
-                .concat();
-        first.resize(128, 9);
-        socket.send_to(&first, ("127.0.0.1", port)).unwrap();
-        while !matches!(listener.accept(), Ok(None)) {}
-        socket
-    };
-    let hoard: Vec<_> = (0..80).map(begin).collect();
+    let hoard: Vec<_> = others.zip(0..).map(|(from, number)| begin(&*listener, from, number)).collect();
     let address = Address::Udp(SocketAddr::from(([127, 0, 0, 1], port)));
     std::thread::scope(|scope| {
         let connector = scope.spawn(|| connect(&address, &theirs, Duration::from_secs(2)).map(drop));
         let _link = accept(&*listener);
         connector.join().unwrap().unwrap();
     });
-    drop(hoard);
+    let begun = listener.counters().begun as usize;
+    assert!(begun > hoard.len() / 3, "{begun} handshakes begun: the test shows nothing");
+}
+
+#[test]
+fn one_host_that_begins_many_sessions_keeps_no_other_out() {
+    newcomer_gets_in((0..80).map(|_| [127, 0, 0, 2]));
+}
+
+#[test]
+fn hosts_that_keep_all_places_keep_no_newcomer_out() {
+    newcomer_gets_in((0..64).map(|host| [127, 0, 3, host]));
+    newcomer_gets_in((0..128).map(|host| [127, 0, 3, host % 64]));
 }
 
 /// Packets and control messages both ways, so many of each: nothing missing, nothing twice, nothing

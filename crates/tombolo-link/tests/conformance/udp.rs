@@ -1,6 +1,6 @@
 //! What is particular to the UDP link: strangers, silence, a network that loses.
 
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -243,7 +243,7 @@ fn a_refused_datagram_is_noticed_at_once() {
     while !matches!(listener.accept(), Ok(None)) {}
     let mut welcome = [0; 64];
     peer.recv(&mut welcome).unwrap();
-    let mut ping = welcome[..16].to_vec();
+    let mut ping = welcome[..24].to_vec();
     ping[3] = 7;
     peer.send_to(&ping, address).unwrap();
     let link = accept(&*listener);
@@ -308,7 +308,7 @@ fn a_peer_that_begins_anew_at_the_same_port_ends_the_old_session() {
     peer.send_to(&hello(PROTOCOL_VERSION, 5), address).unwrap();
     while !matches!(listener.accept(), Ok(None)) {}
     peer.recv(&mut welcome).unwrap();
-    let mut ping = welcome[..16].to_vec();
+    let mut ping = welcome[..24].to_vec();
     ping[3] = 7;
     peer.send_to(&ping, address).unwrap();
     let old = accept(&*listener);
@@ -340,12 +340,12 @@ fn probes_are_answered_with_no_more_than_they_are_and_answers_that_were_not_aske
     while !matches!(listener.accept(), Ok(None)) {}
     let mut answer = [0; 64];
     peer.recv(&mut answer).unwrap();
-    let mut head = answer[..16].to_vec();
+    let (mut head, nonce) = (answer[..16].to_vec(), answer[16..24].to_vec());
     let with = |head: &mut Vec<u8>, kind: u8, body: &[u8]| {
         head[3] = kind;
         [head.as_slice(), body].concat()
     };
-    peer.send_to(&with(&mut head, 7, &[]), address).unwrap();
+    peer.send_to(&with(&mut head, 7, &nonce), address).unwrap();
     let link = accept(&*listener);
     let before = link.max_packet_bytes();
     for id in 0..100_u32 {
@@ -397,4 +397,89 @@ fn both_ends_pause_where_only_one_direction_is_cut() {
             cut.store(is_cut, Ordering::Relaxed);
         });
     }
+}
+
+/// A socket at one of many addresses of this machine: all of 127/8 is.
+fn stranger_from(number: u32) -> UdpSocket {
+    let [_, _, high, low] = number.to_be_bytes();
+    UdpSocket::bind(SocketAddr::from(([127, 1, high, low], 0))).unwrap()
+}
+
+#[test]
+fn a_flood_of_hellos_is_taken_in_parts_and_keeps_neither_newcomers_out_nor_sessions_waiting() {
+    let listener = listen(&loopback()).unwrap();
+    let address = socket_address(&listener.address());
+    let (one, other) = connected_to(&*listener);
+    // As many as the socket keeps.
+    for number in 0..200 {
+        stranger_from(number).send_to(&hello(PROTOCOL_VERSION, 1), address).unwrap();
+    }
+    let before = listener.counters().hellos;
+    assert!(listener.accept().unwrap().is_none());
+    let heard = listener.counters().hellos - before;
+    assert!((1..100).contains(&heard), "{heard} hellos in one turn");
+    for number in 0..10_000 {
+        stranger_from(number).send_to(&hello(PROTOCOL_VERSION, 1), address).unwrap();
+        if number % 100 != 0 {
+            continue;
+        }
+        // More wait than one turn takes, and sessions go on.
+        assert!(listener.accept().unwrap().is_none());
+        for (from, to) in [(&one, &other), (&other, &one)] {
+            send(&**from, u64::from(number), 1000);
+            from.flush().unwrap();
+            let got = std::cell::Cell::new(None);
+            receive_until(&**to, PATIENCE, |bytes| got.set(Some(check(bytes))), || got.get().is_some());
+            assert_eq!(got.get(), Some(u64::from(number)));
+        }
+    }
+    while !matches!(listener.accept(), Ok(None)) {}
+    // Nobody waits for those strangers: who comes now, is welcome at once.
+    let newcomer = stranger();
+    while listener.counters().hellos < before + 200 {
+        assert!(listener.accept().unwrap().is_none());
+    }
+    let mut welcome = [0; 64];
+    loop {
+        newcomer.send_to(&hello(PROTOCOL_VERSION, 9), address).unwrap();
+        while !matches!(listener.accept(), Ok(None)) {}
+        newcomer.set_nonblocking(true).unwrap();
+        if newcomer.recv(&mut welcome).is_ok() {
+            break;
+        }
+        // The socket may have been full.
+        assert_eq!(listener.counters().turned_away, 0, "a newcomer was turned away");
+    }
+    assert_eq!((welcome[3], &welcome[16..24]), (2, 9_u64.to_le_bytes().as_slice()), "a welcome");
+    let mut first_word = welcome[..24].to_vec();
+    first_word[3] = 7;
+    newcomer.send_to(&first_word, address).unwrap();
+    let link = accept(&*listener);
+    assert_eq!(link.state(), LinkState::Up);
+    let counters = listener.counters();
+    assert_eq!((counters.begun, counters.turned_away), (2, 0), "{counters:?}");
+}
+
+#[test]
+fn a_first_word_begins_a_session_only_where_its_number_was_given_and_once() {
+    let listener = listen(&loopback()).unwrap();
+    let address = socket_address(&listener.address());
+    let (one, other) = (stranger(), stranger());
+    one.send_to(&hello(PROTOCOL_VERSION, 9), address).unwrap();
+    while !matches!(listener.accept(), Ok(None)) {}
+    let mut first_word = [0; 24];
+    one.recv(&mut first_word).unwrap();
+    first_word[3] = 7;
+    other.send_to(&first_word, address).unwrap();
+    let mut wrong = first_word;
+    wrong[16] ^= 1;
+    one.send_to(&wrong, address).unwrap();
+    one.send_to(&first_word[..16], address).unwrap();
+    assert!(listener.accept_within(Duration::from_millis(50)).unwrap().is_none());
+    assert_eq!(listener.counters().begun, 0);
+    one.send_to(&first_word, address).unwrap();
+    one.send_to(&first_word, address).unwrap();
+    let _link = accept(&*listener);
+    assert!(listener.accept_within(Duration::from_millis(50)).unwrap().is_none());
+    assert_eq!(listener.counters().begun, 1);
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tombolo_channel::{MAX_MESSAGE_BYTES, Message, Reply, Request, decode, encode};
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
@@ -23,7 +23,7 @@ const LISTENER: u64 = 0;
 /// The longest sleep, so that a stop is noticed.
 const NAP: Duration = Duration::from_millis(250);
 /// How long those wait that cannot be received now.
-const PAUSE: Duration = Duration::from_millis(10);
+const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// A connection of the programs' socket.
 enum Caller {
@@ -50,9 +50,16 @@ pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &A
     let mut buffer = vec![0; MAX_MESSAGE_BYTES];
     // Without it programs are looked for from time to time.
     let _ = poll.add(listener.as_fd(), LISTENER);
+    // While nobody can be received, the socket is not in the poll: it would be readable all the time.
+    let mut back_off_until: Option<Instant> = None;
     while !stop.load(Ordering::Relaxed) {
+        let now = Instant::now();
+        if back_off_until.is_some_and(|until| until <= now) {
+            back_off_until = None;
+            let _ = poll.add(listener.as_fd(), LISTENER);
+        }
         let mut is_crowded = callers.len() >= max_callers;
-        while !is_crowded {
+        while !is_crowded && back_off_until.is_none() {
             let Ok(Some(socket)) = listener.accept().inspect_err(|_| is_crowded = true) else { break };
             if may_use(&socket) && poll.add(socket.as_fd(), next).is_ok() {
                 callers.insert(next, Caller::New(socket));
@@ -69,9 +76,13 @@ pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &A
                 }
             }
         }
-        if poll.wait(&mut ready, NAP).is_err() || ready.iter().all(|key| *key == LISTENER) && is_crowded {
-            // Nothing can be done for those who wait to be received.
-            std::thread::sleep(PAUSE);
+        if is_crowded && back_off_until.is_none() {
+            poll.remove(listener.as_fd());
+            back_off_until = Some(now + BACK_OFF);
+        }
+        let nap = back_off_until.map_or(NAP, |until| until.saturating_duration_since(now).min(NAP));
+        if poll.wait(&mut ready, nap).is_err() {
+            std::thread::sleep(BACK_OFF);
         }
     }
     for caller in callers.values() {

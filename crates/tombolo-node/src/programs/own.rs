@@ -2,7 +2,6 @@
 //! node hands out.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -10,6 +9,7 @@ use std::time::Instant;
 use parking_lot::RwLock;
 use tombolo_channel::{Grant, MAX_GRANTS, MAX_OWN_RANGES, NODE_ADDRESSES, Reply, from_the_wire};
 use tombolo_host::own::ProgramMemory;
+use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::UnixError;
 use tombolo_wire::{Domain, NackCode};
 
@@ -70,6 +70,16 @@ impl OwnPlace {
     }
 }
 
+impl ProgramDomain {
+    /// The memory of its program, by the descriptors that it has passed.
+    fn own_memory(&self, descriptors: Vec<PassedDescriptor>) -> Result<ProgramMemory, String> {
+        let process_id = self.socket.peer().ok().and_then(|peer| peer.process_id);
+        let process_id =
+            process_id.ok_or("the node does not see this process: it is in another pid namespace")?;
+        ProgramMemory::of(process_id, descriptors).map_err(|error| error.to_string())
+    }
+}
+
 /// Whether an address of a domain would be in a program's own memory.
 pub(crate) fn is_own(domain: Domain, address: u64) -> bool {
     address < NODE_ADDRESSES && from_the_wire(domain).is_some()
@@ -108,13 +118,16 @@ impl Programs {
         address: u64,
         bytes: u64,
         grants: Vec<Grant>,
-        descriptors: Vec<OwnedFd>,
+        descriptors: Vec<PassedDescriptor>,
     ) -> Result<(), String> {
         if grants.len() > MAX_GRANTS {
             return Err(format!("{} grants are more than {MAX_GRANTS}", grants.len()));
         }
         let end = address.checked_add(bytes).filter(|end| bytes > 0 && *end <= NODE_ADDRESSES);
         let end = end.ok_or_else(|| format!("{bytes} bytes at {address:#x} are no memory of a program"))?;
+        // Under no lock that the engine's loop needs: the program may make this wait.
+        let has_mover = domain.own.0.read().mover.is_some();
+        let memory = if has_mover { None } else { Some(domain.own_memory(descriptors)?) };
         let mut table = domain.own.0.write();
         if table.closed {
             return Err("the domain is closed".into());
@@ -132,11 +145,9 @@ impl Programs {
             }
             return Err(format!("{bytes} bytes at {address:#x} overlap a range that is registered"));
         }
-        if table.mover.is_none() {
-            let process_id = domain.socket.peer().ok().and_then(|peer| peer.process_id);
-            let process_id =
-                process_id.ok_or("the node does not see this process: it is in another pid namespace")?;
-            let memory = ProgramMemory::of(process_id, descriptors).map_err(|error| error.to_string())?;
+        if let Some(memory) = memory
+            && table.mover.is_none()
+        {
             let mover = Mover::start(memory, self.moved.clone()).map_err(|error| error.to_string())?;
             table.mover = Some(Arc::new(mover));
         }

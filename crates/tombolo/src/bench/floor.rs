@@ -92,7 +92,7 @@ pub fn handlers(socket: &Path) -> Result<u8, Failure> {
     let start = u64::from_ne_bytes(message);
     let descriptor =
         received.descriptors.into_iter().next().ok_or_else(|| Failure::new("no descriptor came"))?;
-    let uffd = Userfaultfd::from_descriptor(descriptor);
+    let uffd = Userfaultfd::from_descriptor(descriptor.into());
 
     // Shared memory, prefaulted by being filled, as a lent segment is.
     let source = SharedMemory::create("bench-source", PAGES * PAGE_BYTES)?;

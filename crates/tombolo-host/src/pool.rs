@@ -1,0 +1,410 @@
+//! Work that blocks, on a few threads of its own: whoever serves others hands it over and goes on.
+//!
+//! ```text
+//!   owner A: task task task ─┐                 ┌─► thread
+//!   owner B: task            ├─ owners in turn ┼─► thread
+//!   owner C: task task ──────┘                 └─► thread
+//! ```
+//!
+//! A task is done in steps. Owners take turns, and so do the tasks of one owner; at most one thread is
+//! busy for an owner. So an owner with much to do delays others by a step at most, and one whose step
+//! never ends keeps one thread, and its own tasks waiting.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How far a task is after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// There is more to be done.
+    More,
+    /// It waits for somebody else, and looks again in its next turn.
+    Waits,
+    /// Nothing is left.
+    Over,
+}
+
+/// Something that blocks, or takes many steps.
+pub trait BlockingTask: Send {
+    /// Does some of it: tens of milliseconds, unless the kernel makes it wait.
+    fn step(&mut self) -> Step;
+}
+
+/// While all tasks of an owner wait, they look again after this long.
+const WAIT_PAUSE: Duration = Duration::from_millis(1);
+/// A thread with nothing to do ends after this long.
+const MAX_IDLE: Duration = Duration::from_secs(1);
+
+/// What a pool has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolLimits {
+    /// Threads at work at once, each for another owner.
+    pub threads: usize,
+    /// Tasks that wait, of all owners.
+    pub tasks: usize,
+    /// Tasks that wait, of one owner.
+    pub tasks_of_owner: usize,
+}
+
+/// Why a task was not taken. It has been dropped.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// There are too many already, of this owner or of all.
+    #[error("too much waits to be done already")]
+    Full,
+    /// There is no thread, and none can be started.
+    #[error("the system starts no thread: {0}")]
+    NoThread(io::Error),
+}
+
+struct Tasks {
+    waiting: VecDeque<Box<dyn BlockingTask>>,
+    /// Steps in a row after which a task waits for somebody else.
+    waits: usize,
+}
+
+struct State<Owner> {
+    /// Owners that have tasks. Those that are neither in `turns` nor in `resting` have one running.
+    owners: BTreeMap<Owner, Tasks>,
+    /// Owners with tasks of which none is running, in the order of their turns.
+    turns: VecDeque<Owner>,
+    /// Owners all of whose tasks wait for somebody else, and until when.
+    resting: VecDeque<(Instant, Owner)>,
+    /// Tasks of all owners that wait.
+    waiting: usize,
+    threads: usize,
+    /// Threads that have nothing to do.
+    idle: usize,
+}
+
+impl<Owner: Copy + Ord> State<Owner> {
+    fn put(&mut self, owner: Owner, task: Box<dyn BlockingTask>) {
+        self.waiting += 1;
+        let tasks = self.owners.entry(owner).or_insert_with(|| {
+            self.turns.push_back(owner);
+            Tasks { waiting: VecDeque::new(), waits: 0 }
+        });
+        tasks.waiting.push_back(task);
+        tasks.waits = 0;
+        if let Some(place) = self.resting.iter().position(|(_, known)| *known == owner) {
+            self.resting.remove(place);
+            self.turns.push_back(owner);
+        }
+    }
+
+    /// The task whose turn it is.
+    fn next(&mut self, now: Instant) -> Option<(Owner, Box<dyn BlockingTask>)> {
+        while let Some((until, owner)) = self.resting.front().copied()
+            && until <= now
+        {
+            self.resting.pop_front();
+            self.turns.push_back(owner);
+        }
+        let owner = self.turns.pop_front()?;
+        let tasks = self.owners.get_mut(&owner)?;
+        let task = tasks.waiting.pop_front()?;
+        self.waiting -= 1;
+        Some((owner, task))
+    }
+
+    /// A step of that owner has been made; the task, if there is more of it, and whether it waits.
+    fn stepped(&mut self, owner: Owner, task: Option<Box<dyn BlockingTask>>, waits: bool) {
+        let Some(tasks) = self.owners.get_mut(&owner) else { return };
+        tasks.waits = if waits { tasks.waits + 1 } else { 0 };
+        if let Some(task) = task {
+            tasks.waiting.push_back(task);
+            self.waiting += 1;
+        }
+        if tasks.waiting.is_empty() {
+            self.owners.remove(&owner);
+        } else if tasks.waits >= tasks.waiting.len() {
+            tasks.waits = 0;
+            self.resting.push_back((Instant::now() + WAIT_PAUSE, owner));
+        } else {
+            self.turns.push_back(owner);
+        }
+    }
+}
+
+struct Shared<Owner> {
+    name: &'static str,
+    limits: PoolLimits,
+    state: Mutex<State<Owner>>,
+    work: Condvar,
+}
+
+impl<Owner> Shared<Owner> {
+    fn lock(&self) -> MutexGuard<'_, State<Owner>> {
+        // No step is made under the lock, so there is nothing that a panic could have left half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A pool of threads. They are there while there is something to do, and end soon after.
+pub struct Pool<Owner>(Arc<Shared<Owner>>);
+
+impl<Owner> Clone for Pool<Owner> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<Owner> std::fmt::Debug for Pool<Owner> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Pool").field("name", &self.0.name).finish_non_exhaustive()
+    }
+}
+
+impl<Owner: Copy + Ord + Send + 'static> Pool<Owner> {
+    /// A pool whose threads have this name.
+    pub fn new(name: &'static str, limits: PoolLimits) -> Self {
+        let state = State {
+            owners: BTreeMap::new(),
+            turns: VecDeque::new(),
+            resting: VecDeque::new(),
+            waiting: 0,
+            threads: 0,
+            idle: 0,
+        };
+        Self(Arc::new(Shared { name, limits, state: Mutex::new(state), work: Condvar::new() }))
+    }
+
+    /// Takes a task on, if there is room.
+    pub fn offer(&self, owner: Owner, task: Box<dyn BlockingTask>) -> Result<(), PoolError> {
+        let mut state = self.0.lock();
+        let of_owner = state.owners.get(&owner).map_or(0, |tasks| tasks.waiting.len());
+        if state.waiting >= self.0.limits.tasks || of_owner >= self.0.limits.tasks_of_owner {
+            return Err(PoolError::Full);
+        }
+        if state.threads == 0 {
+            self.start_thread(&mut state).map_err(PoolError::NoThread)?;
+        }
+        state.put(owner, task);
+        self.call_thread(&mut state);
+        Ok(())
+    }
+
+    /// Takes on a task that gives something back, such as memory: never refused, since nobody could do
+    /// anything else with it. There are no more of these than was given out, which the caller bounds.
+    pub fn give_back(&self, owner: Owner, task: Box<dyn BlockingTask>) {
+        let mut state = self.0.lock();
+        state.put(owner, task);
+        self.call_thread(&mut state);
+    }
+
+    /// How many tasks of an owner wait.
+    pub fn waiting_of(&self, owner: Owner) -> usize {
+        self.0.lock().owners.get(&owner).map_or(0, |tasks| tasks.waiting.len())
+    }
+
+    /// Sees to it that whoever waits for a turn gets a thread.
+    fn call_thread(&self, state: &mut State<Owner>) {
+        if state.turns.len() > state.idle && state.threads < self.0.limits.threads {
+            // Where none can be started, the others come to it, or the next that is started.
+            let _ = self.start_thread(state);
+        }
+        self.0.work.notify_one();
+    }
+
+    fn start_thread(&self, state: &mut State<Owner>) -> io::Result<()> {
+        let pool = self.clone();
+        std::thread::Builder::new().name(self.0.name.into()).spawn(move || pool.run())?;
+        state.threads += 1;
+        Ok(())
+    }
+
+    fn run(&self) {
+        let mut state = self.0.lock();
+        let mut idle_since = None;
+        loop {
+            let now = Instant::now();
+            let Some((owner, mut task)) = state.next(now) else {
+                let ends = *idle_since.get_or_insert(now) + MAX_IDLE;
+                let wakes = state.resting.front().map_or(ends, |(until, _)| *until);
+                // Somebody stays for those who rest.
+                if ends <= now && (state.resting.is_empty() || state.idle > 0) {
+                    state.threads -= 1;
+                    return;
+                }
+                state.idle += 1;
+                let pause = wakes.saturating_duration_since(now);
+                state = self.0.work.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+                state.idle -= 1;
+                continue;
+            };
+            idle_since = None;
+            // While this thread is busy, others may have to go on.
+            if !state.turns.is_empty() {
+                self.call_thread(&mut state);
+            }
+            drop(state);
+            // A task that panics is over; those of others go on.
+            let step = catch_unwind(AssertUnwindSafe(|| task.step())).unwrap_or(Step::Over);
+            let mut task = Some(task);
+            if step == Step::Over {
+                // To let go of what it holds may block as well.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(task.take())));
+            }
+            state = self.0.lock();
+            state.stepped(owner, task, step == Step::Waits);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+    const LIMITS: PoolLimits = PoolLimits { threads: 2, tasks: 300, tasks_of_owner: 200 };
+
+    /// Says its name in each step.
+    struct Steps(char, u32, Sender<char>);
+
+    impl BlockingTask for Steps {
+        fn step(&mut self) -> Step {
+            self.1 -= 1;
+            self.2.send(self.0).unwrap();
+            if self.1 > 0 { Step::More } else { Step::Over }
+        }
+    }
+
+    /// Hangs until it is let go.
+    struct Gate(Sender<()>, Receiver<()>);
+
+    impl Gate {
+        /// The gate, and how to wait until it hangs and let it go.
+        fn new() -> (Box<Self>, Receiver<()>, Sender<()>) {
+            let ((hangs, hung), (open, opened)) = (channel(), channel());
+            (Box::new(Self(hangs, opened)), hung, open)
+        }
+    }
+
+    impl BlockingTask for Gate {
+        fn step(&mut self) -> Step {
+            self.0.send(()).unwrap();
+            let _ = self.1.recv();
+            Step::Over
+        }
+    }
+
+    struct Waiting(Arc<AtomicBool>);
+
+    impl BlockingTask for Waiting {
+        fn step(&mut self) -> Step {
+            if self.0.load(Ordering::Relaxed) { Step::Over } else { Step::Waits }
+        }
+    }
+
+    #[test]
+    fn tasks_that_wait_hold_up_no_others_of_their_owner() {
+        let pool = Pool::new("test", LIMITS);
+        let enough = Arc::new(AtomicBool::new(false));
+        for _ in 0..100 {
+            pool.offer(0, Box::new(Waiting(enough.clone()))).unwrap();
+        }
+        let (sender, said) = channel();
+        pool.offer(0, Box::new(Steps('a', 50, sender))).unwrap();
+        for _ in 0..50 {
+            assert_eq!(said.recv_timeout(TIMEOUT).unwrap(), 'a');
+        }
+        enough.store(true, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn tasks_of_one_owner_take_turns_and_later_ones_find_a_thread_again() {
+        let pool = Pool::new("test", LIMITS);
+        let (sender, said) = channel();
+        let (gate, hung, open) = Gate::new();
+        pool.offer(0, gate).unwrap();
+        hung.recv_timeout(TIMEOUT).unwrap();
+        pool.offer(0, Box::new(Steps('a', 3, sender.clone()))).unwrap();
+        pool.offer(0, Box::new(Steps('b', 1, sender.clone()))).unwrap();
+        open.send(()).unwrap();
+        let next = || said.recv_timeout(TIMEOUT).unwrap();
+        assert_eq!([next(), next(), next(), next()], ['a', 'b', 'a', 'a']);
+        // Until the threads have ended for want of work.
+        let since = Instant::now();
+        while pool.0.lock().threads > 0 {
+            assert!(since.elapsed() < TIMEOUT, "threads do not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        pool.offer(0, Box::new(Steps('c', 1, sender))).unwrap();
+        assert_eq!(next(), 'c');
+    }
+
+    #[test]
+    fn a_task_that_hangs_holds_up_no_other_owner_and_takes_one_thread() {
+        let pool = Pool::new("test", LIMITS);
+        let (sender, said) = channel();
+        let (gate, hung, open) = Gate::new();
+        pool.offer(0, gate).unwrap();
+        hung.recv_timeout(TIMEOUT).unwrap();
+        // These wait for the first of their owner, and not on the other thread.
+        pool.offer(0, Box::new(Steps('x', 1, sender.clone()))).unwrap();
+        for owner in 1..50 {
+            pool.offer(owner, Box::new(Steps('a', 2, sender.clone()))).unwrap();
+        }
+        for _ in 0..98 {
+            assert_eq!(said.recv_timeout(TIMEOUT).unwrap(), 'a');
+        }
+        assert_eq!(pool.waiting_of(0), 1);
+        open.send(()).unwrap();
+        assert_eq!(said.recv_timeout(TIMEOUT).unwrap(), 'x');
+    }
+
+    #[test]
+    fn an_owner_with_many_tasks_delays_another_by_a_step() {
+        let pool = Pool::new("test", PoolLimits { threads: 1, ..LIMITS });
+        let (sender, said) = channel();
+        let (gate, hung, open) = Gate::new();
+        pool.offer(0, gate).unwrap();
+        hung.recv_timeout(TIMEOUT).unwrap();
+        for _ in 0..100 {
+            pool.offer(1, Box::new(Steps('a', 10, sender.clone()))).unwrap();
+        }
+        pool.offer(2, Box::new(Steps('b', 2, sender.clone()))).unwrap();
+        open.send(()).unwrap();
+        let next = || said.recv_timeout(TIMEOUT).unwrap();
+        assert_eq!([next(), next(), next(), next()], ['a', 'b', 'a', 'b']);
+    }
+
+    #[test]
+    fn what_waits_is_bounded_by_owner_and_together_but_for_what_is_given_back() {
+        let pool = Pool::new("test", PoolLimits { threads: 1, tasks: 3, tasks_of_owner: 2 });
+        let (sender, said) = channel();
+        let (gate, hung, open) = Gate::new();
+        pool.offer(0, gate).unwrap();
+        hung.recv_timeout(TIMEOUT).unwrap();
+        let offer = |owner| pool.offer(owner, Box::new(Steps('a', 1, sender.clone())));
+        assert!(offer(1).is_ok() && offer(1).is_ok());
+        assert!(matches!(offer(1), Err(PoolError::Full)), "of one owner");
+        assert!(offer(2).is_ok());
+        assert!(matches!(offer(3), Err(PoolError::Full)), "of all");
+        pool.give_back(1, Box::new(Steps('b', 1, sender.clone())));
+        open.send(()).unwrap();
+        let said: Vec<char> = (0..4).map(|_| said.recv_timeout(TIMEOUT).unwrap()).collect();
+        assert_eq!(said.iter().filter(|name| **name == 'b').count(), 1);
+    }
+
+    #[test]
+    fn a_task_that_panics_is_over_and_others_go_on() {
+        struct Panics;
+        impl BlockingTask for Panics {
+            fn step(&mut self) -> Step {
+                panic!("as the test wants")
+            }
+        }
+        let pool = Pool::new("test", PoolLimits { threads: 1, ..LIMITS });
+        let (sender, said) = channel();
+        pool.offer(0, Box::new(Panics)).unwrap();
+        pool.offer(0, Box::new(Steps('a', 1, sender))).unwrap();
+        assert_eq!(said.recv_timeout(TIMEOUT).unwrap(), 'a');
+    }
+}

@@ -1,0 +1,273 @@
+//! What programs ask their node for, and the answers.
+//!
+//! What may take long (memory, descriptors that a program passes) is done in the pool, and answered from
+//! there: the thread that receives programs also brings their wakes, and waits for nothing.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tombolo_channel::{Grant, Reply, Request};
+use tombolo_host::passed::PassedDescriptor;
+use tombolo_host::pool::{BlockingTask, Step};
+use tombolo_host::shared::SharedMemory;
+use tombolo_host::unix::UnixError;
+
+use super::{ProgramDomain, Programs, Region};
+use crate::ledger::Allocation;
+use crate::node::Node;
+use crate::reclaim::{Reclaimer, Room, Segment, TakeError};
+
+/// How long a full socket is tried again for an answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
+/// How long memory that is freed may be in use still before the program hears that it is freed.
+const FREE_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a program that asks for memory waits for what others gave back to be freed.
+const FREEING_PATIENCE: Duration = Duration::from_secs(20);
+
+impl Node {
+    /// Answers what a program has asked, or sees to it that it is answered.
+    pub(super) fn answer_program(
+        &self,
+        domain: &Arc<ProgramDomain>,
+        number: u32,
+        request: Request,
+        descriptors: Vec<PassedDescriptor>,
+    ) -> Result<(), UnixError> {
+        let programs = &self.programs;
+        let work = match request {
+            Request::Open { .. } => {
+                return domain.reply(number, Reply::Failed("a domain is open already".into()), &[]);
+            }
+            Request::Peers => return domain.reply(number, Reply::Peers(self.peer_statuses()), &[]),
+            Request::OpenMailbox { messages, senders } => {
+                let senders = senders.into_iter().map(|who| programs.noted_who(who)).collect();
+                return match programs.open_mailbox(domain, messages, senders) {
+                    Ok(mailbox) => domain.reply(number, Reply::Mailbox, &[mailbox.as_fd()]),
+                    Err(reason) => domain.reply(number, Reply::Failed(reason), &[]),
+                };
+            }
+            Request::Deregister { address } => return programs.deregister(domain, number, address),
+            Request::Free { address } => {
+                // From now on nobody finds it.
+                let Some(region) = programs.regions.write().remove(&(domain.number, address)) else {
+                    let reason = format!("no memory begins at {address:#x}");
+                    return domain.reply(number, Reply::Failed(reason), &[]);
+                };
+                let work = Work::Free(region, Instant::now());
+                let task = ProgramTask { programs: programs.clone(), domain: domain.clone(), number, work };
+                self.pool.give_back(domain.owner(), Box::new(task));
+                return Ok(());
+            }
+            Request::Allocate { bytes, grants } => match Programs::check_allocation(bytes, &grants) {
+                Ok(()) => Work::AwaitRoom(bytes, programs.noted(grants), Instant::now()),
+                Err(reason) => return domain.reply(number, Reply::Failed(reason), &[]),
+            },
+            Request::Register { address, bytes, grants } => {
+                Work::Register(address, bytes, programs.noted(grants), descriptors)
+            }
+        };
+        let task = ProgramTask { programs: programs.clone(), domain: domain.clone(), number, work };
+        match self.pool.offer(domain.owner(), Box::new(task)) {
+            Ok(()) => Ok(()),
+            Err(error) => domain.reply(number, Reply::Failed(error.to_string()), &[]),
+        }
+    }
+}
+
+/// What is done for a program, and how far it is.
+enum Work {
+    /// What others gave back may have to be freed first. Since when it waits.
+    AwaitRoom(u64, Vec<Grant>, Instant),
+    Allocate(Allocation, Room, Vec<Grant>),
+    Register(u64, u64, Vec<Grant>, Vec<PassedDescriptor>),
+    /// Nobody finds this any more. Since when.
+    Free(Region, Instant),
+    /// The socket has not taken this yet. Until when it is tried.
+    Answer(Reply, Option<Arc<SharedMemory>>, Instant),
+    Over,
+}
+
+struct ProgramTask {
+    programs: Arc<Programs>,
+    domain: Arc<ProgramDomain>,
+    number: u32,
+    work: Work,
+}
+
+impl ProgramTask {
+    /// The rest is this answer, with memory if there is some.
+    fn answer(&mut self, reply: Reply, memory: Option<Arc<SharedMemory>>) -> Step {
+        self.work = Work::Answer(reply, memory, Instant::now() + ANSWER_PATIENCE);
+        Step::More
+    }
+
+    fn await_room(&mut self, bytes: u64, grants: Vec<Grant>, since: Instant) -> Result<Step, String> {
+        match self.programs.memory.take(bytes) {
+            Err(TakeError::BeingFreed) if since.elapsed() < FREEING_PATIENCE => {
+                self.work = Work::AwaitRoom(bytes, grants, since);
+                Ok(Step::Waits)
+            }
+            Err(_) => Err(self.programs.reserve(bytes).map_or_else(|reason| reason, |_| "ask again".into())),
+            Ok(room) => {
+                let allocation = Allocation::new(bytes).map_err(|error| error.to_string())?;
+                self.work = Work::Allocate(allocation, room, grants);
+                Ok(Step::More)
+            }
+        }
+    }
+
+    fn allocate(
+        &mut self,
+        mut allocation: Allocation,
+        room: Room,
+        grants: Vec<Grant>,
+    ) -> Result<Step, String> {
+        if !allocation.go_on().map_err(|error| error.to_string())? {
+            self.work = Work::Allocate(allocation, room, grants);
+            return Ok(Step::More);
+        }
+        let memory = Arc::new(allocation.finish());
+        let reclaimer = Reclaimer::new(self.programs.pool.clone(), self.domain.owner());
+        let segment = Segment::new(memory.clone(), room, reclaimer);
+        let address = self.programs.enter(&self.domain, segment, grants)?;
+        Ok(self.answer(Reply::Allocated { address }, Some(memory)))
+    }
+
+    fn send(&mut self, reply: Reply, memory: Option<Arc<SharedMemory>>, until: Instant) -> Step {
+        let descriptors: Vec<_> = memory.iter().map(|memory| memory.as_fd()).collect();
+        match self.domain.reply(self.number, reply.clone(), &descriptors) {
+            Ok(()) => Step::Over,
+            Err(UnixError::WouldBlock) if Instant::now() < until => {
+                self.work = Work::Answer(reply, memory, until);
+                Step::Waits
+            }
+            Err(_) => {
+                // A program that does not take its answers would not know what it has.
+                self.domain.socket.hang_up();
+                Step::Over
+            }
+        }
+    }
+}
+
+impl BlockingTask for ProgramTask {
+    fn step(&mut self) -> Step {
+        let step = match std::mem::replace(&mut self.work, Work::Over) {
+            Work::AwaitRoom(bytes, grants, since) => self.await_room(bytes, grants, since),
+            Work::Allocate(allocation, room, grants) => self.allocate(allocation, room, grants),
+            Work::Register(address, bytes, grants, descriptors) => {
+                let registered = self.programs.register(&self.domain, address, bytes, grants, descriptors);
+                registered.map(|()| self.answer(Reply::Done, None))
+            }
+            Work::Free(mut region, since) => {
+                // Who has found it copies or sends a block and lets it go.
+                if region.segment.is_in_use() && since.elapsed() < FREE_PATIENCE {
+                    self.work = Work::Free(region, since);
+                    return Step::Waits;
+                }
+                drop(region);
+                Ok(self.answer(Reply::Done, None))
+            }
+            Work::Answer(reply, memory, until) => Ok(self.send(reply, memory, until)),
+            Work::Over => Ok(Step::Over),
+        };
+        step.unwrap_or_else(|reason| self.answer(Reply::Failed(reason), None))
+    }
+}
+
+/// Waits until nobody else has a domain, which is closed, and lets go of it.
+pub(super) struct LastHolder(pub(super) Arc<ProgramDomain>);
+
+impl BlockingTask for LastHolder {
+    fn step(&mut self) -> Step {
+        match Arc::strong_count(&self.0) {
+            1 => Step::Over,
+            _ => Step::Waits,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tombolo_channel::{MAX_MESSAGE_BYTES, Message, decode, encode};
+    use tombolo_host::event;
+    use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket};
+
+    use super::*;
+    use crate::work::{Owner, testing};
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    struct Program(SeqpacketSocket);
+
+    impl Program {
+        fn ask(&self, number: u32, request: Request) {
+            self.0.send(&[&encode(&Message::AskV2 { number, request })], &[]).unwrap();
+        }
+
+        fn answer(&self) -> (u32, Reply) {
+            let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+            assert_eq!(event::wait_readable(&[self.0.as_fd()], Some(TIMEOUT)), Ok(true), "no answer");
+            let received = self.0.receive(&mut buffer).unwrap();
+            match decode(&buffer[..received.length_bytes]) {
+                Some(Message::AnswerV2 { number, reply }) => (number, reply),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn open(path: &std::path::Path, domain: u16) -> Self {
+            let program = Self(SeqpacketSocket::connect(path).unwrap());
+            program.ask(1, Request::Open { domain: Some(domain) });
+            assert_eq!(program.answer(), (1, Reply::Opened { domain }));
+            program
+        }
+    }
+
+    #[test]
+    fn allocating_for_one_program_holds_up_nobody_not_even_it() {
+        const BYTES: u64 = 1 << 20;
+        let node = Arc::new(Node::new("programs", 0, 0).unwrap());
+        let path = std::env::temp_dir().join(format!("tombolo-requests-{}", std::process::id()));
+        let listener = SeqpacketListener::bind(&path).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| crate::receive_programs(&node, &listener, &stop));
+            let slow = Program::open(&path, 1);
+            let owner = node.programs.domain(1).unwrap().owner();
+            assert!(matches!(owner, Owner::Program(1, _)));
+            let hanging = testing::hang(&node.pool, owner);
+            slow.ask(2, Request::Allocate { bytes: BYTES, grants: Vec::new() });
+            slow.ask(3, Request::Peers);
+            assert!(matches!(slow.answer(), (3, Reply::Peers(_))), "it waits for the allocation");
+            let other = Program::open(&path, 2);
+            other.ask(2, Request::Allocate { bytes: BYTES, grants: Vec::new() });
+            let (2, Reply::Allocated { address }) = other.answer() else { panic!("not allocated") };
+            other.ask(3, Request::Free { address });
+            assert_eq!(other.answer(), (3, Reply::Done));
+            drop(hanging);
+            assert!(matches!(slow.answer(), (2, Reply::Allocated { .. })));
+            // A program that ends while memory is allocated for it leaves none behind.
+            let hanging = testing::hang(&node.pool, owner);
+            slow.ask(4, Request::Allocate { bytes: BYTES, grants: Vec::new() });
+            slow.ask(5, Request::Peers);
+            assert!(matches!(slow.answer(), (5, _)));
+            drop(slow);
+            let since = Instant::now();
+            while node.programs.domain(1).is_some() {
+                assert!(since.elapsed() < TIMEOUT, "the domain stays open");
+                std::thread::yield_now();
+            }
+            assert_eq!(node.programs.memory.in_use_bytes(), 0);
+            drop(hanging);
+            while node.programs.memory.being_freed_bytes() > 0 || node.pool.waiting_of(owner) > 0 {
+                assert!(since.elapsed() < TIMEOUT, "memory is not freed");
+                std::thread::yield_now();
+            }
+            assert!(node.programs.regions.read().is_empty());
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}
