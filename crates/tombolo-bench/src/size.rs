@@ -21,7 +21,9 @@ mod tests {
 
     #[test]
     fn sizes_are_parsed_or_refused() {
-        for (text, bytes) in [("0", 0), ("4096", 4096), ("64k", 64 << 10), ("256M", 256 << 20), ("2G", 2 << 30)] {
+        for (text, bytes) in
+            [("0", 0), ("4096", 4096), ("64k", 64 << 10), ("256M", 256 << 20), ("2G", 2 << 30)]
+        {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
         for text in ["", "M", "1.5G", "-1", "12X", "1MB", "99999999999999G"] {

@@ -240,7 +240,8 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     }
     let mut others_busy_processors = 0f64;
     for _ in 0..arguments.rounds {
-        let runs = arguments.threads.iter().flat_map(|&threads| racers.iter().map(move |racer| (threads, racer)));
+        let runs =
+            arguments.threads.iter().flat_map(|&threads| racers.iter().map(move |racer| (threads, racer)));
         for ((threads, racer), row) in runs.zip(&mut rows) {
             // The area, its far copy, and what lies between.
             prefault(arguments.bytes * 5 / 2)?;

@@ -4,7 +4,8 @@ use super::{Outcome, Row, median};
 
 /// One racer's line.
 pub fn line(row: &Row) -> String {
-    let mut line = format!("{:10} {} thread{}:", row.racer, row.threads, if row.threads == 1 { "" } else { "s" });
+    let mut line =
+        format!("{:10} {} thread{}:", row.racer, row.threads, if row.threads == 1 { "" } else { "s" });
     if let (Some(wall_us), Some(cpu_us)) = (median(&row.wall_us), median(&row.cpu_us)) {
         line += &format!(" wall {wall_us:.2} µs, CPU {cpu_us:.2} µs a read");
         if row.wall_us.len() > 1 {
