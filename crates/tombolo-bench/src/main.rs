@@ -7,7 +7,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-mod cpu;
 mod processes;
 mod reads;
 mod size;

@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use tombolo_host::process;
 use tombolo_host::sparse::Pages;
+use tombolo_host::{cpu, process};
 
-use crate::{Failure, cpu, processes, size};
+use crate::{Failure, processes, size};
 
 pub mod bare;
 mod far;

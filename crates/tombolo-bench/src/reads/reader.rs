@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use tombolo_host::cpu::Stopwatch;
 use tombolo_host::probe::{Area, PAGE_BYTES, PAGE_WORDS};
 
 use super::bare::{self, BarePager};
-use crate::cpu::Stopwatch;
 use crate::{Failure, processes, size};
 
 /// Arguments of the measured program.

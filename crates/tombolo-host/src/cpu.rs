@@ -1,9 +1,8 @@
 //! CPU time of the whole machine, so that nobody's share of a race is left out: not the kernel's
 //! threads', not that of processes which serve the measured one.
 
+use std::io;
 use std::time::{Duration, Instant};
-
-use crate::Failure;
 
 /// Columns of /proc/stat that count: user, nice, system, irq and softirq. Idle, iowait and steal do
 /// not; guest time is part of user time.
@@ -20,13 +19,15 @@ fn busy_ticks(stat: &str) -> Option<u64> {
 }
 
 /// CPU seconds that all processors together have spent on anything since the start of the machine.
-pub fn machine_seconds() -> Result<f64, Failure> {
+pub fn machine_seconds() -> io::Result<f64> {
     let stat = std::fs::read_to_string("/proc/stat")?;
-    let ticks = busy_ticks(&stat).ok_or_else(|| Failure::new("/proc/stat has no line of all processors"))?;
+    let missing = || io::Error::new(io::ErrorKind::InvalidData, "/proc/stat has no line of all processors");
+    let ticks = busy_ticks(&stat).ok_or_else(missing)?;
     Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Wall and CPU time since a moment.
+/// Wall time, and CPU time of the whole machine, since a moment.
+#[derive(Debug)]
 pub struct Stopwatch {
     start: Instant,
     start_cpu_s: f64,
@@ -34,20 +35,20 @@ pub struct Stopwatch {
 
 impl Stopwatch {
     /// Starts now.
-    pub fn start() -> Result<Self, Failure> {
+    pub fn start() -> io::Result<Self> {
         let start_cpu_s = machine_seconds()?;
         Ok(Self { start: Instant::now(), start_cpu_s })
     }
 
     /// Seconds of wall and of CPU time until now.
-    pub fn elapsed(&self) -> Result<(f64, f64), Failure> {
+    pub fn elapsed(&self) -> io::Result<(f64, f64)> {
         let wall_s = self.start.elapsed().as_secs_f64();
         Ok((wall_s, machine_seconds()? - self.start_cpu_s))
     }
 }
 
 /// How many processors others keep busy, measured while we sleep.
-pub fn busy_processors(sleep: Duration) -> Result<f64, Failure> {
+pub fn busy_processors(sleep: Duration) -> io::Result<f64> {
     let watch = Stopwatch::start()?;
     std::thread::sleep(sleep);
     let (wall_s, cpu_s) = watch.elapsed()?;
