@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use tombolo_host::cpu::Stopwatch;
 use tombolo_host::probe::{Area, PAGE_BYTES, PAGE_WORDS};
 use tombolo_host::process;
 
@@ -52,6 +53,8 @@ enum Kind {
     Faults,
     /// Uniformly random reads of pages, evictions included.
     Reads,
+    /// As `reads`, but half of the accesses write a word.
+    Mixed,
     /// A walk along a random cycle through all cache lines.
     Chase,
 }
@@ -91,6 +94,24 @@ impl Filled {
         }
         Ok(latency.as_nanos() as u64)
     }
+
+    /// The same, or, as often, takes the time of a write of what is there already, and checks another word.
+    #[inline]
+    fn timed_access(&self, page: usize, random: &mut Random) -> Result<u64, Failure> {
+        if random.below(2) == 0 {
+            return self.timed_read(page, random);
+        }
+        let (first, second) = (random.below(self.words), random.below(self.words));
+        let (first, second) = (page * PAGE_WORDS + first, page * PAGE_WORDS + second);
+        let value = contents::word(SEED, first);
+        let since = Instant::now();
+        self.area.write(first, value);
+        let latency = since.elapsed();
+        if self.area.read(second) != contents::word(SEED, second) {
+            return Err(Failure::new(format!("page {page} does not hold what was written to it")));
+        }
+        Ok(latency.as_nanos() as u64)
+    }
 }
 
 /// Runs it and prints figures as JSON.
@@ -104,7 +125,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     }
     match arguments.kind {
         Kind::Faults => output::json(&faults(arguments)?)?,
-        Kind::Reads => output::json(&reads(arguments)?)?,
+        Kind::Reads => output::json(&accesses(arguments, Filled::timed_read)?)?,
+        Kind::Mixed => output::json(&accesses(arguments, Filled::timed_access)?)?,
         Kind::Chase => output::json(&chase(arguments)?)?,
     }
     Ok(0)
@@ -140,21 +162,25 @@ fn faults(arguments: &Arguments) -> Result<Summary, Failure> {
     samples.summary()
 }
 
-/// As many reads as the area has pages bring the residents into their steady state first.
-fn reads(arguments: &Arguments) -> Result<Summary, Failure> {
+/// As many accesses as the area has pages bring the residents into their steady state first.
+fn accesses(
+    arguments: &Arguments,
+    timed: fn(&Filled, usize, &mut Random) -> Result<u64, Failure>,
+) -> Result<Summary, Failure> {
     let filled = Filled::new(arguments.area, arguments.half)?;
     let pages = filled.area.pages();
     let mut samples = Samples::new(arguments.count)?;
     let mut random = Random::new(SEED);
     filled.fill(0..pages);
-    for number in 0..pages.min(arguments.count) + arguments.count {
-        let page = random.below(pages);
-        let latency = filled.timed_read(page, &mut random)?;
-        if number >= pages.min(arguments.count) {
-            samples.note(latency);
-        }
+    for _ in 0..pages.min(arguments.count) {
+        timed(&filled, random.below(pages), &mut random)?;
     }
-    samples.summary()
+    let watch = Stopwatch::start()?;
+    for _ in 0..arguments.count {
+        samples.note(timed(&filled, random.below(pages), &mut random)?);
+    }
+    let (_, cpu_s) = watch.elapsed()?;
+    Ok(samples.summary()?.with_cpu_seconds(cpu_s))
 }
 
 /// Every node names the next; several are in each page.
@@ -174,7 +200,7 @@ fn chase(arguments: &Arguments) -> Result<serde_json::Value, Failure> {
     for _ in 0..warm_up {
         node = area.read(node as usize * NODE_WORDS);
     }
-    let since = Instant::now();
+    let (watch, since) = (Stopwatch::start()?, Instant::now());
     let mut steps = 0;
     while steps < arguments.count && since.elapsed() < CHASE_MOST {
         for _ in 0..256 {
@@ -182,9 +208,10 @@ fn chase(arguments: &Arguments) -> Result<serde_json::Value, Failure> {
         }
         steps += 256;
     }
-    let elapsed = since.elapsed();
+    let (wall_s, cpu_s) = watch.elapsed()?;
     if node != at((warm_up + steps) as u64) {
         return Err(Failure::new("the chase has left its path"));
     }
-    Ok(json!({ "count": steps, "mean_ns": elapsed.as_nanos() as f64 / steps.max(1) as f64 }))
+    let each_ns = |seconds: f64| seconds * 1e9 / steps.max(1) as f64;
+    Ok(json!({ "count": steps, "mean_ns": each_ns(wall_s), "cpu_ns": each_ns(cpu_s) }))
 }
