@@ -10,6 +10,8 @@ use clap::{Parser, Subcommand};
 mod processes;
 mod reads;
 mod size;
+mod start;
+mod time;
 
 #[derive(Parser)]
 #[command(name = "tombolo-bench", version, about)]
@@ -22,6 +24,10 @@ struct Cli {
 enum Race {
     /// Uniformly random reads of an area that is larger than local memory.
     Reads(reads::Arguments),
+    /// How long `tombolo run` takes beyond what it borrows and what its program does.
+    Start(start::Arguments),
+    /// Run a program, and write its wall time and the machine's CPU time meanwhile to a file.
+    Time(time::Arguments),
     /// The measured program of `reads`.
     #[command(hide = true)]
     Reader(reads::reader::Arguments),
@@ -50,6 +56,8 @@ impl<E: std::error::Error> From<E> for Failure {
 fn main() -> ExitCode {
     let done = match Cli::parse().race {
         Race::Reads(arguments) => reads::main(&arguments),
+        Race::Start(arguments) => start::main(&arguments),
+        Race::Time(arguments) => time::main(&arguments),
         Race::Reader(arguments) => reads::reader::main(&arguments),
         Race::BareHandlers(arguments) => reads::bare::handlers(&arguments),
     };

@@ -27,9 +27,9 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A new one, which only this user can read.
-    pub fn new() -> Result<Self, Failure> {
-        let path = std::env::temp_dir().join(format!("tombolo-bench-reads-{}", std::process::id()));
+    /// A new one for this purpose, which only this user can read.
+    pub fn new(purpose: &str) -> Result<Self, Failure> {
+        let path = std::env::temp_dir().join(format!("tombolo-bench-{purpose}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         fs::DirBuilder::new().mode(0o700).create(&path)?;
         Ok(Self(path))
@@ -97,10 +97,9 @@ fn last_line(complaints: &str) -> &str {
     complaints.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("it said nothing")
 }
 
-/// Runs a program to its end; it prints one JSON value.
-pub fn result<T: DeserializeOwned>(command: &mut Command, limit: Duration) -> Result<T, Failure> {
+/// Runs a program to its end; returns what it printed, which is less than a pipe holds.
+pub fn finish(command: &mut Command, limit: Duration) -> Result<String, Failure> {
     let mut group = Group::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?;
-    // Programs of a race print less than a pipe holds.
     group.wait(limit)?;
     let status = group.0.wait()?;
     let (mut output, mut complaints) = (String::new(), String::new());
@@ -113,7 +112,22 @@ pub fn result<T: DeserializeOwned>(command: &mut Command, limit: Duration) -> Re
         }
         return Err(Failure::new(format!("{status}: {}", last_line(&complaints))));
     }
-    serde_json::from_str(&output).map_err(|error| Failure::new(format!("it printed no result: {error}")))
+    Ok(output)
+}
+
+/// Runs a program to its end; it prints one JSON value.
+pub fn result<T: DeserializeOwned>(command: &mut Command, limit: Duration) -> Result<T, Failure> {
+    serde_json::from_str(&finish(command, limit)?)
+        .map_err(|error| Failure::new(format!("it printed no result: {error}")))
+}
+
+/// The middle one, or the mean of the two in the middle.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    let high = *values.get(middle)?;
+    Some(if values.len() % 2 == 1 { high } else { (values[middle - 1] + high) / 2.0 })
 }
 
 /// Starts a server, which says in its first line where it listens (`… at ADDRESS`).
@@ -153,6 +167,13 @@ mod tests {
         assert!(reason("echo words", limit).contains("no result"));
         assert!(reason("sleep 600 & sleep 600", Duration::ZERO).contains("not ended"));
         assert!(result::<u32>(&mut Command::new("/no/such/program"), limit).is_err());
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[3.0, 1.0]), Some(2.0));
+        assert_eq!(median(&[]), None);
     }
 
     #[test]

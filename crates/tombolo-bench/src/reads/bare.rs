@@ -173,7 +173,7 @@ impl BarePager {
             });
             return Ok(pager);
         }
-        let scratch = Scratch::new()?;
+        let scratch = Scratch::new("bare")?;
         let listener = SeqpacketListener::bind(&scratch.file("bare"))?;
         let mut command = Command::new(processes::this_binary()?);
         command.arg("bare-handlers").arg(scratch.file("bare"));

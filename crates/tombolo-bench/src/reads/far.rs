@@ -12,7 +12,7 @@ const EXTRA_BYTES: usize = 64 << 20;
 
 /// One run with this binary.
 pub fn measure(run: &Run<'_>, binary: &Path) -> Result<reader::Found, Failure> {
-    let scratch = Scratch::new()?;
+    let scratch = Scratch::new("reads")?;
     let lent_bytes = run.arguments.bytes + EXTRA_BYTES;
     let listen = format!("shm:{}", scratch.file("lender").display());
     let mut command = Command::new(binary);

@@ -178,15 +178,6 @@ fn prefault(bytes: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The middle one, or the mean of the two in the middle.
-fn median(values: &[f64]) -> Option<f64> {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    let high = *values.get(middle)?;
-    Some(if values.len() % 2 == 1 { high } else { (values[middle - 1] + high) / 2.0 })
-}
-
 fn racers(arguments: &Arguments) -> Result<Vec<Racer>, Failure> {
     let mut racers = Vec::new();
     for &peer in &arguments.peers {

@@ -1,6 +1,7 @@
 //! The outcome as people read it.
 
-use super::{Outcome, Row, median};
+use super::{Outcome, Row};
+use crate::processes::median;
 
 /// One racer's line.
 pub fn line(row: &Row) -> String {
