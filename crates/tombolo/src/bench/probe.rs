@@ -57,6 +57,8 @@ enum Kind {
     Mixed,
     /// A walk along a random cycle through all cache lines.
     Chase,
+    /// Sums of all words, from the first to the last, `count` times; not pinned.
+    Scan,
 }
 
 /// Memory that was filled from the seed.
@@ -120,7 +122,9 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         std::fs::write(procs, "0")
             .map_err(|error| Failure::new(format!("cannot join {}: {error}", procs.display())))?;
     }
-    if let Some(&processor) = process::processors().first() {
+    if arguments.kind != Kind::Scan
+        && let Some(&processor) = process::processors().first()
+    {
         process::pin_thread(processor)?;
     }
     match arguments.kind {
@@ -128,6 +132,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         Kind::Reads => output::json(&accesses(arguments, Filled::timed_read)?)?,
         Kind::Mixed => output::json(&accesses(arguments, Filled::timed_access)?)?,
         Kind::Chase => output::json(&chase(arguments)?)?,
+        Kind::Scan => output::json(&scan(arguments)?)?,
     }
     Ok(0)
 }
@@ -181,6 +186,28 @@ fn accesses(
     }
     let (_, cpu_s) = watch.elapsed()?;
     Ok(samples.summary()?.with_cpu_seconds(cpu_s))
+}
+
+/// Sums of everything, over and over.
+fn scan(arguments: &Arguments) -> Result<serde_json::Value, Failure> {
+    let filled = Filled::new(arguments.area, arguments.half)?;
+    let pages = filled.area.pages();
+    filled.fill(0..pages);
+    let words_of = |page: usize| (page * PAGE_WORDS..).take(filled.words);
+    let expected =
+        (0..pages).flat_map(words_of).fold(0u64, |sum, index| sum.wrapping_add(contents::word(SEED, index)));
+    let watch = Stopwatch::start()?;
+    for _ in 0..arguments.count {
+        let mut sum = 0u64;
+        for index in 0..pages * PAGE_WORDS {
+            sum = sum.wrapping_add(filled.area.read(index));
+        }
+        if sum != expected {
+            return Err(Failure::new("the array does not hold what was written to it"));
+        }
+    }
+    let (wall_s, cpu_s) = watch.elapsed()?;
+    Ok(json!({ "wall_s": wall_s, "cpu_s": cpu_s }))
 }
 
 /// Every node names the next; several are in each page.
