@@ -20,7 +20,9 @@ pub fn print(findings: &Findings) {
     for what in &findings.left_out {
         output::line(&format!("left out: {what}"));
     }
-    output::line(if findings.identical {
+    output::line(if findings.identical && findings.sort.is_none() {
+        "All that was read is what was written."
+    } else if findings.identical {
         "All outputs are identical."
     } else {
         "AN OUTPUT DIFFERS from the run without Tombolo: this is a bug, please report it."
