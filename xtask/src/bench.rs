@@ -13,7 +13,7 @@ mod paging;
 mod rdma;
 
 const USAGE: &str = "\
-usage: cargo xtask bench paging [--runs N] [--only sort|redis|chase]
+usage: cargo xtask bench paging [--runs N] [--only faults|reads|start|sort|redis|chase]
        cargo xtask bench rdma [--runs N]";
 
 /// An interrupt ends a bench between two runs, so that what it set up is taken down.
@@ -23,24 +23,17 @@ fn interrupted() -> bool {
     STOP.load(Ordering::Relaxed)
 }
 
-/// Builds the release binary; where it is.
-fn build() -> Result<PathBuf, String> {
+/// Builds the release binary of a package, which has the same name; where it is.
+fn build(package: &str) -> Result<PathBuf, String> {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args([
-        "build",
-        "--release",
-        "--package",
-        "tombolo",
-        "--message-format",
-        "json-render-diagnostics",
-    ]);
+    command.args(["build", "--release", "--package", package, "--message-format", "json-render-diagnostics"]);
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("cargo: {error}"))?;
     if !output.status.success() {
-        return Err("tombolo does not build".into());
+        return Err(format!("{package} does not build"));
     }
     let text = String::from_utf8_lossy(&output.stdout);
     let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut built = messages.filter(|message| message["target"]["name"] == "tombolo");
+    let mut built = messages.filter(|message| message["target"]["name"] == package);
     built
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
         .ok_or_else(|| "cargo does not say where the binary is".into())

@@ -2,17 +2,21 @@
 //!
 //! Everything goes through libc's own `mmap` and `madvise`, so that a preloaded
 //! library sees the calls as it would those of any other program, and every
-//! access is a volatile load or store of one word that no compiler moves or drops.
+//! access is one load or store of a word.
 
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::process;
 
 /// Size of a page in bytes.
 pub const PAGE_BYTES: usize = 4096;
 /// Words of 8 bytes in a page.
 pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
 
-/// A mapping of zeroed words, used by one thread.
+/// A mapping of zeroed words.
 #[derive(Debug)]
 pub struct Area {
     address: NonNull<u64>,
@@ -21,6 +25,8 @@ pub struct Area {
 
 // SAFETY: the mapping belongs to this value alone; no reference into it is ever made.
 unsafe impl Send for Area {}
+// SAFETY: as for Send; every access to the words is atomic.
+unsafe impl Sync for Area {}
 
 impl Area {
     /// Private anonymous memory, as large allocations of programs are.
@@ -75,30 +81,29 @@ impl Area {
         self.pages
     }
 
-    fn word(&self, index: usize) -> *mut u64 {
+    fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.pages * PAGE_WORDS, "word {index} is outside of the area");
-        // SAFETY: the index was just checked against the mapping's length.
-        unsafe { self.address.as_ptr().add(index) }
+        // SAFETY: the index was just checked against the mapping's length, the address is aligned, the
+        // mapping lives as long as self, and its words are reached in no other way.
+        unsafe { AtomicU64::from_ptr(self.address.as_ptr().add(index)) }
     }
 
     /// One load of a word.
     #[inline]
     pub fn read(&self, index: usize) -> u64 {
-        // SAFETY: `word` gives an aligned address inside the mapping, any content of which is a u64.
-        unsafe { self.word(index).read_volatile() }
+        self.word(index).load(Ordering::Relaxed)
     }
 
     /// One store of a word.
     #[inline]
     pub fn write(&self, index: usize, value: u64) {
-        // SAFETY: as in `read`; the mapping is writable and nothing in Rust borrows from it.
-        unsafe { self.word(index).write_volatile(value) }
+        self.word(index).store(value, Ordering::Relaxed);
     }
 
     /// The contents of some pages are not wanted any more (`MADV_DONTNEED`).
     pub fn discard(&self, first_page: usize, pages: usize) -> io::Result<()> {
         assert!(first_page + pages <= self.pages, "a discard outside of the area");
-        // SAFETY: the range is inside our mapping, into which there are no references.
+        // SAFETY: the range is inside our mapping, whose words are atomics that may change at any time.
         let result = unsafe {
             libc::madvise(
                 self.address.as_ptr().cast::<u8>().add(first_page * PAGE_BYTES).cast(),
@@ -107,6 +112,11 @@ impl Area {
             )
         };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// What drops single pages of this area, many in one call.
+    pub fn dropper(&self) -> io::Result<Dropper<'_>> {
+        Ok(Dropper { area: self, pidfd: process::pidfd(std::process::id())? })
     }
 
     /// Which pages are in memory now: an access to them faults not, or hardly.
@@ -119,6 +129,52 @@ impl Area {
             return Err(io::Error::last_os_error());
         }
         Ok(marks.into_iter().map(|mark| mark & 1 != 0).collect())
+    }
+}
+
+/// Drops single pages of an area (`MADV_DONTNEED`), many in one call (Linux 6.13).
+#[derive(Debug)]
+pub struct Dropper<'a> {
+    area: &'a Area,
+    pidfd: OwnedFd,
+}
+
+impl Dropper<'_> {
+    /// Drops these pages.
+    pub fn discard(&self, pages: &[usize]) -> io::Result<()> {
+        /// The kernel takes no more ranges in one call.
+        const RANGES_IN_A_CALL: usize = 1024;
+        for some in pages.chunks(RANGES_IN_A_CALL) {
+            assert!(some.iter().all(|&page| page < self.area.pages), "a page outside of the area");
+            let mut done = 0;
+            while done < some.len() {
+                let ranges: Vec<libc::iovec> = some[done..]
+                    .iter()
+                    .map(|&page| libc::iovec {
+                        iov_base: self.area.address.as_ptr().wrapping_add(page * PAGE_WORDS).cast(),
+                        iov_len: PAGE_BYTES,
+                    })
+                    .collect();
+                // SAFETY: the ranges are pages of our mapping, as just checked, whose words are atomics
+                // that may change at any time; the kernel reads as many of them as are passed.
+                let advised_bytes = unsafe {
+                    libc::syscall(
+                        libc::SYS_process_madvise,
+                        self.pidfd.as_raw_fd(),
+                        ranges.as_ptr(),
+                        ranges.len(),
+                        libc::MADV_DONTNEED,
+                        0,
+                    )
+                };
+                if advised_bytes < PAGE_BYTES as i64 {
+                    let error = io::Error::last_os_error();
+                    return Err(if advised_bytes < 0 { error } else { io::ErrorKind::Interrupted.into() });
+                }
+                done += advised_bytes as usize / PAGE_BYTES;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -145,6 +201,21 @@ mod tests {
         assert_eq!(area.resident().unwrap(), [true, false, false, true]);
         let words: Vec<u64> = (0..4).map(|page| area.read(page * PAGE_WORDS + 7)).collect();
         assert_eq!(words, [1, 0, 0, 4]);
+    }
+
+    #[test]
+    fn single_pages_are_dropped_in_one_call() {
+        let area = Area::new(2000).unwrap();
+        (0..2000).for_each(|page| area.write(page * PAGE_WORDS, 1));
+        let odd: Vec<usize> = (0..1000).map(|number| number * 2 + 1).collect();
+        match area.dropper().unwrap().discard(&odd) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EPERM | libc::ENOSYS)) => {
+                eprintln!("left out: this kernel does not let a process advise itself by ranges ({error})");
+                return;
+            }
+            outcome => outcome.unwrap(),
+        }
+        assert!((0..2000).all(|page| area.read(page * PAGE_WORDS) == u64::from(page % 2 == 0)));
     }
 
     #[test]

@@ -266,6 +266,29 @@ impl Userfaultfd {
         self.ioctl(UFFDIO_POISON, &mut request).map_err(|error| classify(error, request[3] as i64))
     }
 
+    /// Reads up to `most` events in one call, for descriptors that report faults only; puts the addresses
+    /// of the pages in place of what `faults` held and returns how many there are.
+    pub fn read_faults(&self, faults: &mut Vec<u64>, most: usize) -> io::Result<usize> {
+        const EVENTS_IN_A_CALL: usize = 64;
+        faults.clear();
+        let mut messages = [Message::default(); EVENTS_IN_A_CALL];
+        let size = size_of::<Message>() * most.clamp(1, EVENTS_IN_A_CALL);
+        // SAFETY: the buffer is an array of plain structures, any content of which is valid, and is at
+        // least `size` bytes long.
+        let count = unsafe { libc::read(self.0.as_raw_fd(), messages.as_mut_ptr().cast(), size) };
+        if count < 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(0),
+                _ => Err(error),
+            };
+        }
+        let read = &messages[..count as usize / size_of::<Message>()];
+        let of_faults = read.iter().filter(|message| message.event == EVENT_PAGEFAULT);
+        faults.extend(of_faults.map(|message| message.argument[1] & !(PAGE_BYTES as u64 - 1)));
+        Ok(faults.len())
+    }
+
     /// The next event, if there is one (the descriptor never blocks).
     pub fn read_event(&self) -> io::Result<Option<Event>> {
         let mut message = Message::default();

@@ -1,8 +1,9 @@
-//! `tombolo demo`: the whole thing on one machine, with a program that everybody has.
+//! `tombolo demo`: the whole thing on one machine, with programs that everybody knows.
 //!
 //! A lender and a borrower run as separate processes, as a user would start
-//! them, in a private directory. GNU sort gets all, a half and a quarter of the
-//! memory it needs; its outputs must be the same, byte for byte, as without Tombolo.
+//! them, in a private directory. Programs get all, a half and a quarter of the memory they need: GNU sort,
+//! which is the hardest for any paging; redis under load; and a scan of a large array. What they compute must
+//! be the same as without Tombolo. Where root allows, the kernel's own swap on zram stands beside it.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read};
@@ -20,12 +21,20 @@ use crate::size::Size;
 use crate::{Failure, doctor, output};
 
 mod children;
+mod compare;
 mod directory;
 mod input;
+mod redis;
+mod scan;
+mod swap;
 mod table;
 
 use children::Child;
+use compare::{Comparison, Place, Workload};
 use directory::Directory;
+use redis::Redis;
+use scan::Scan;
+use swap::Swap;
 
 /// Arguments of `tombolo demo`.
 #[derive(Args)]
@@ -33,6 +42,9 @@ pub struct Arguments {
     /// How lender and borrower are connected.
     #[arg(long, value_enum, default_value_t = Link::Shm)]
     link: Link,
+    /// Only these programs, separated by commas; all of them unless given.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PROGRAM")]
+    program: Vec<Program>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -47,7 +59,19 @@ enum Link {
     Udp,
 }
 
-/// What is lent; more than sort needs.
+/// A program of the demo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Program {
+    /// GNU sort.
+    Sort,
+    /// redis-server, asked for random keys.
+    Redis,
+    /// Sums of a large array.
+    Scan,
+}
+
+/// What is lent; more than any program needs.
 const LEND_BYTES: u64 = 384 << 20;
 /// Local memory of the run that needs no far memory.
 const ALL_LOCAL_BYTES: u64 = 512 << 20;
@@ -82,22 +106,40 @@ struct Row {
 #[derive(Debug, Serialize)]
 struct Findings {
     link: Link,
+    /// All outputs of sort are identical; the other programs fail where they read a wrong byte.
+    identical: bool,
+    #[serde(flatten)]
+    sort: Option<SortFindings>,
+    /// All programs, beside the kernel's swap.
+    compared: Vec<Comparison>,
+    /// What was left out, and why.
+    left_out: Vec<String>,
+}
+
+/// What sort found out.
+#[derive(Debug, Serialize)]
+struct SortFindings {
     input_bytes: u64,
     /// Far-capable memory that sort touches.
     working_set_bytes: u64,
     /// Time without Tombolo.
     plain_s: f64,
     runs: Vec<Row>,
-    identical: bool,
 }
 
 /// Runs the demonstration; exit code 1 if an output differs.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     doctor::require_paging()?;
-    check_sort()?;
+    let programs = match &arguments.program[..] {
+        [] => &[Program::Sort, Program::Redis, Program::Scan][..],
+        some => some,
+    };
+    if programs.contains(&Program::Sort) {
+        check_sort()?;
+    }
     tombolo_host::process::stop_on_signals(&STOP);
     let bar = progress();
-    let result = demonstrate(arguments.link, &bar);
+    let result = demonstrate(arguments.link, programs, &bar);
     bar.finish_and_clear();
     let findings = result?;
     if arguments.json {
@@ -127,34 +169,33 @@ fn check_sort() -> Result<(), Failure> {
     }
 }
 
-fn demonstrate(link: Link, bar: &ProgressBar) -> Result<Findings, Failure> {
+fn demonstrate(link: Link, programs: &[Program], bar: &ProgressBar) -> Result<Findings, Failure> {
     let directory = Directory::new()?;
     let (lender, address) = start_lender(link, &directory)?;
-
-    step(bar, "making the input");
-    let input = directory.file("input");
-    let input_bytes = input::write(&input, &STOP, || bar.tick()).map_err(disk)?;
-
-    step(bar, "sorting without Tombolo");
-    let plain = directory.file("plain");
-    let since = Instant::now();
-    let mut sort = Command::new("sort");
-    sort_arguments(&mut sort, &directory, &input, &plain);
-    Child::start(sort, "sort", &directory)?.finish(&STOP, || bar.tick())?;
-    let plain_s = since.elapsed().as_secs_f64();
-
-    let sorting = Sorting { directory: &directory, address: &address, plain_s, bar };
-    let mut runs = vec![sorting.run("all local", ALL_LOCAL_BYTES)?];
-    let working_set_bytes = runs[0].resident_peak_bytes;
-    for (name, share) in [("one half", 2), ("one quarter", 4)] {
-        runs.push(sorting.run(name, working_set_bytes / share / 4096 * 4096)?);
+    let mut left_out = Vec::new();
+    let swap = Swap::find().map_err(|reason| left_out.push(format!("kernel swap on zram: {reason}"))).ok();
+    let demo = Demo { directory: &directory, address: &address, swap, bar };
+    let mut findings = Findings { link, identical: true, sort: None, compared: Vec::new(), left_out };
+    for program in programs {
+        match program {
+            Program::Sort => {
+                let (found, compared) = demo.sort()?;
+                findings.identical = found.runs.iter().all(|run| run.identical);
+                findings.sort = Some(found);
+                findings.compared.push(compared);
+            }
+            Program::Redis => match Redis::find(&directory) {
+                Some(redis) => findings.compared.push(demo.compare(&redis)?),
+                None => findings.left_out.push("redis under load: there is no redis-server".into()),
+            },
+            Program::Scan => findings.compared.push(demo.compare(&Scan)?),
+        }
     }
     drop(lender);
-    let identical = runs.iter().all(|run| run.identical);
-    Ok(Findings { link, input_bytes, working_set_bytes, plain_s, runs, identical })
+    Ok(findings)
 }
 
-fn step(bar: &ProgressBar, text: &'static str) {
+fn step(bar: &ProgressBar, text: impl Into<std::borrow::Cow<'static, str>>) {
     bar.inc(u64::from(!bar.message().is_empty()));
     bar.set_message(text);
     bar.tick();
@@ -208,35 +249,66 @@ fn sort_arguments(command: &mut Command, directory: &Directory, input: &Path, ou
     command.arg("--temporary-directory").arg(directory.path()).arg("--output").arg(output).arg(input);
 }
 
-/// What the runs of sort have in common.
-struct Sorting<'a> {
+/// What the runs have in common.
+struct Demo<'a> {
     directory: &'a Directory,
     address: &'a str,
-    plain_s: f64,
+    swap: Option<Swap>,
     bar: &'a ProgressBar,
 }
 
-impl Sorting<'_> {
-    fn run(&self, name: &'static str, local_bytes: u64) -> Result<Row, Failure> {
-        step(
-            self.bar,
-            match name {
-                "all local" => "sorting, all memory local",
-                "one half" => "sorting, one half local",
-                _ => "sorting, one quarter local",
-            },
-        );
-        let (report, output) = (self.directory.file("report.json"), self.directory.file("output"));
-        let mut command = tombolo()?;
-        command.args(["run", "--insecure", "--from", self.address, "--local", &local_bytes.to_string()]);
-        command.args(["--remote", &(LEND_BYTES / 4 * 3).to_string(), "--report"]).arg(&report);
-        command.arg("--").arg("sort");
+/// Sort as the kernel's swap runs it. It writes nowhere: the cached pages of a file that it wrote would be
+/// charged to its cgroup.
+struct SortToNowhere;
+
+impl Workload for SortToNowhere {
+    fn name(&self) -> &'static str {
+        "sort"
+    }
+
+    fn run(&self, demo: &Demo<'_>, place: &Place<'_>) -> Result<f64, Failure> {
+        let mut command = demo.command(place, "sort".as_ref())?;
+        sort_arguments(&mut command, demo.directory, &demo.directory.file("input"), Path::new("/dev/null"));
+        let since = Instant::now();
+        Child::start(command, "sort", demo.directory)?.finish(&STOP, || demo.bar.tick())?;
+        Ok(since.elapsed().as_secs_f64())
+    }
+}
+
+impl Demo<'_> {
+    fn sort(&self) -> Result<(SortFindings, Comparison), Failure> {
+        step(self.bar, "making the input");
+        let input = self.directory.file("input");
+        let input_bytes = input::write(&input, &STOP, || self.bar.tick()).map_err(disk)?;
+
+        step(self.bar, "sorting without Tombolo");
+        let plain = self.directory.file("plain");
+        let since = Instant::now();
+        let mut sort = Command::new("sort");
+        sort_arguments(&mut sort, self.directory, &input, &plain);
+        Child::start(sort, "sort", self.directory)?.finish(&STOP, || self.bar.tick())?;
+        let plain_s = since.elapsed().as_secs_f64();
+
+        let mut runs = vec![self.sort_row("all local", ALL_LOCAL_BYTES, plain_s)?];
+        let working_set_bytes = runs[0].resident_peak_bytes;
+        for (name, share) in compare::SHARES {
+            runs.push(self.sort_row(name, compare::share_of(working_set_bytes, share), plain_s)?);
+        }
+        let tombolo_s: Vec<f64> = runs.iter().map(|run| run.elapsed_s).collect();
+        let compared = self.beside_swap(&SortToNowhere, working_set_bytes, plain_s, &tombolo_s)?;
+        Ok((SortFindings { input_bytes, working_set_bytes, plain_s, runs }, compared))
+    }
+
+    fn sort_row(&self, name: &'static str, local_bytes: u64, plain_s: f64) -> Result<Row, Failure> {
+        step(self.bar, format!("sorting, {name}"));
+        let output = self.directory.file("output");
+        let mut command = self.command(&Place::Tombolo(local_bytes), "sort".as_ref())?;
         sort_arguments(&mut command, self.directory, &self.directory.file("input"), &output);
         Child::start(command, "sort under tombolo", self.directory)?.finish(&STOP, || self.bar.tick())?;
         let identical = same_files(&self.directory.file("plain"), &output)?;
         fs::remove_file(&output)?;
 
-        let report: Value = serde_json::from_slice(&fs::read(&report)?)?;
+        let report = self.report()?;
         let number = |value: &Value| value.as_u64().unwrap_or(0);
         let elapsed_s = report["elapsed_s"].as_f64().unwrap_or(0.0);
         Ok(Row {
@@ -244,7 +316,7 @@ impl Sorting<'_> {
             local_bytes: number(&report["local_bytes"]),
             resident_peak_bytes: number(&report["resident_peak_bytes"]),
             elapsed_s,
-            slowdown: elapsed_s / self.plain_s,
+            slowdown: elapsed_s / plain_s,
             faults: number(&report["counters"]["faults"]),
             far_faults: number(&report["counters"]["far_faults"]),
             far_fault_ns: report["far_fault_ns"].clone(),

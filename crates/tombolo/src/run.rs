@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -65,6 +66,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         })?;
     }
     let name = format!("run {}", Path::new(&program).file_name().unwrap_or(&program).to_string_lossy());
+    let since = Instant::now();
     let borrowed = Borrowed::new(&Borrowing {
         name: &name,
         lenders: &lenders,
@@ -73,6 +75,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         wish_bytes: arguments.local.0.saturating_mul(8),
         outage: arguments.outage.outage(),
     })?;
+    let borrowing = since.elapsed();
     let options = Options {
         program,
         arguments: command.collect(),
@@ -87,7 +90,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     borrowed.release();
     let finished = finished?;
     if let Some(path) = arguments.report {
-        let text = serde_json::to_string_pretty(&report(&finished))?;
+        let text = serde_json::to_string_pretty(&report(&finished, borrowing))?;
         fs::write(&path, text + "\n")
             .map_err(|error| Failure::new(format!("cannot write the report {}: {error}", path.display())))?;
     }
@@ -113,13 +116,15 @@ pub fn keep() -> Result<u8, Failure> {
 }
 
 /// What happened, for `--report`.
-pub fn report(finished: &Finished) -> Value {
+pub fn report(finished: &Finished, borrowing: Duration) -> Value {
     let [median, high, longest] = finished.far_fault_ns;
     let counters: Map<String, Value> =
         finished.counters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
     json!({
         "exit_code": finished.exit_code(),
         "elapsed_s": finished.elapsed.as_secs_f64(),
+        // Before the program starts: connecting, and the lenders' allocation.
+        "borrowing_s": borrowing.as_secs_f64(),
         "local_bytes": finished.limit_pages * 4096,
         "borrowed_bytes": finished.far_pages * 4096,
         "beyond_local_peak_bytes": finished.counter("overdraft_pages") * 4096,

@@ -211,7 +211,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
         return inside(&options, tombolo);
     }
     crate::packages::install_missing(&NEEDED, "not everything will be measured")?;
-    let tombolo = build()?;
+    let tombolo = build("tombolo")?;
     if let Err(reason) = network::may_have_own() {
         eprintln!("bench: in the machine's network, under its congestion control alone: {reason}");
         return inside(&options, &tombolo);

@@ -45,6 +45,10 @@ pub enum Row {
     ReadsShmHalf,
     /// As `ReadsZram`, half-compressible pages.
     ReadsZramHalf,
+    /// As `ReadsShm`, half of the accesses write.
+    MixedShm,
+    /// As `ReadsZram`, half of the accesses write.
+    MixedZram,
 }
 
 impl Row {
@@ -59,6 +63,8 @@ impl Row {
             Self::ReadsZram => "random reads, kernel swap on zram",
             Self::ReadsShmHalf => "  half-compressible, Tombolo shm",
             Self::ReadsZramHalf => "  half-compressible, swap on zram",
+            Self::MixedShm => "random reads and writes, Tombolo shm",
+            Self::MixedZram => "random reads and writes, swap on zram",
         }
     }
 }
@@ -110,6 +116,8 @@ struct Bench {
     links: Vec<LinkKind>,
     swap: Option<KernelSwap>,
     passes: BTreeMap<Row, Vec<Summary>>,
+    /// Why passes have no figure, the first reason of each row.
+    failures: BTreeMap<Row, (usize, String)>,
     progress: ProgressBar,
 }
 
@@ -124,9 +132,12 @@ fn probe_arguments(kind: &str, area: u64, local: u64, count: usize, half: bool) 
     arguments
 }
 
-fn reads(half: bool) -> Vec<String> {
-    probe_arguments("reads", READS_AREA, READS_LOCAL, READS, half)
-}
+/// Random accesses: how the probe calls them, whether pages are half-compressible, and their rows.
+const ACCESSES: [(&str, bool, Row, Row); 3] = [
+    ("reads", false, Row::ReadsShm, Row::ReadsZram),
+    ("reads", true, Row::ReadsShmHalf, Row::ReadsZramHalf),
+    ("mixed", false, Row::MixedShm, Row::MixedZram),
+];
 
 impl Bench {
     fn note(
@@ -139,11 +150,20 @@ impl Bench {
             return Err(Failure { text: "interrupted".into(), code: 130 });
         }
         self.progress.set_message(row.title().trim());
-        let summary = measure(self)
-            .map_err(|failure| Failure::new(format!("{}: {}", row.title().trim(), failure.text)))?;
-        self.passes.entry(row).or_default().push(summary);
+        match measure(self) {
+            Ok(summary) => self.passes.entry(row).or_default().push(summary),
+            // The figures of the other rows are as good as before.
+            Err(failure) => self.failures.entry(row).or_insert((0, failure.text)).0 += 1,
+        }
         self.progress.inc(1);
         Ok(())
+    }
+
+    /// Lines for the rows that failed.
+    fn failures(&self) -> impl Iterator<Item = String> {
+        self.failures.iter().map(|(row, (count, reason))| {
+            format!("{}: {count} of {PASSES} passes failed: {reason}", row.title().trim())
+        })
     }
 
     fn tombolo(
@@ -174,15 +194,14 @@ impl Bench {
                 bench.tombolo(LinkKind::Udp, FAULTS_LOCAL, FAULTS_LOCAL * 2, &faults)
             })?;
         }
-        for (half, ours, theirs) in
-            [(false, Row::ReadsShm, Row::ReadsZram), (true, Row::ReadsShmHalf, Row::ReadsZramHalf)]
-        {
+        for (kind, half, ours, theirs) in ACCESSES {
+            let arguments = probe_arguments(kind, READS_AREA, READS_LOCAL, READS, half);
             if shm {
-                self.note(ours, |bench| bench.tombolo(LinkKind::Shm, READS_LOCAL, READS_AREA, &reads(half)))?;
+                self.note(ours, |bench| bench.tombolo(LinkKind::Shm, READS_LOCAL, READS_AREA, &arguments))?;
             }
             if shm && self.swap.is_some() {
                 self.note(theirs, |bench| match &bench.swap {
-                    Some(swap) => swap.probe(READS_LOCAL, &reads(half)),
+                    Some(swap) => swap.probe(READS_LOCAL, &arguments),
                     None => Err(Failure::new("no swap")),
                 })?;
             }
@@ -204,14 +223,15 @@ fn targets(rows: &BTreeMap<Row, Summary>) -> Vec<Target> {
     let median = |row| rows.get(&row).map(|summary| summary.median_ns);
     let mean = |row| rows.get(&row).map(|summary| summary.mean_ns);
     let over_udp = median(Row::Floor).zip(median(Row::RoundTrip)).map(|(floor, trip)| floor + trip);
-    add("fault over shm / floor", median(Row::FaultShm), median(Row::Floor), 1.5);
+    add("fault over shm / floor", median(Row::FaultShm), median(Row::Floor), 1.1);
     add("fault over UDP / (floor + round trip)", median(Row::FaultUdp), over_udp, 1.5);
-    add("random reads over shm / zram", mean(Row::ReadsShm), mean(Row::ReadsZram), 0.8);
-    add("  half-compressible pages", mean(Row::ReadsShmHalf), mean(Row::ReadsZramHalf), 0.8);
+    add("random reads over shm / zram", mean(Row::ReadsShm), mean(Row::ReadsZram), 0.72);
+    add("  half-compressible pages", mean(Row::ReadsShmHalf), mean(Row::ReadsZramHalf), 0.72);
+    add("random reads and writes over shm / zram", mean(Row::MixedShm), mean(Row::MixedZram), 0.9);
     targets
 }
 
-/// Measures and prints.
+/// Measures and prints. Exit code 1 if a measurement failed that was not left out from the start.
 pub fn main(link: Option<LinkKind>, json: bool) -> Result<u8, Failure> {
     doctor::require_paging()?;
     process::stop_on_signals(&STOP);
@@ -236,17 +256,25 @@ pub fn main(link: Option<LinkKind>, json: bool) -> Result<u8, Failure> {
         not_measured.push("nothing ran on a second processor: there is none".into());
     }
     let in_a_pass = 1
-        + 3 * usize::from(links.contains(&LinkKind::Shm))
+        + (1 + ACCESSES.len()) * usize::from(links.contains(&LinkKind::Shm))
         + 2 * usize::from(links.contains(&LinkKind::Udp))
-        + 2 * usize::from(swap.is_some());
+        + ACCESSES.len() * usize::from(swap.is_some());
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
     let progress = ProgressBar::new((in_a_pass * PASSES) as u64).with_style(style);
-    let mut bench =
-        Bench { scratch: Scratch::new()?, processor, links, swap, passes: BTreeMap::new(), progress };
+    let mut bench = Bench {
+        scratch: Scratch::new()?,
+        processor,
+        links,
+        swap,
+        passes: BTreeMap::new(),
+        failures: BTreeMap::new(),
+        progress,
+    };
     let measured = (0..PASSES).try_for_each(|_| bench.pass());
     bench.progress.finish_and_clear();
     measured?;
+    not_measured.extend(bench.failures());
 
     let rows: BTreeMap<Row, Summary> =
         bench.passes.iter().filter_map(|(&row, passes)| Some((row, Summary::of_passes(passes)?))).collect();
@@ -267,7 +295,7 @@ pub fn main(link: Option<LinkKind>, json: bool) -> Result<u8, Failure> {
     } else {
         table::lines(&outcome).iter().for_each(|line| output::line(line));
     }
-    Ok(0)
+    Ok(u8::from(!bench.failures.is_empty()))
 }
 
 impl Outcome {
@@ -281,5 +309,31 @@ impl Outcome {
             Size(self.reads_area_bytes),
             Size(self.reads_local_bytes),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_measurement_leaves_the_others_their_figures() {
+        let mut bench = Bench {
+            scratch: Scratch::new().unwrap(),
+            processor: 0,
+            links: Vec::new(),
+            swap: None,
+            passes: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            progress: ProgressBar::hidden(),
+        };
+        let summary = Summary::of(vec![1, 2, 3]).unwrap();
+        bench.note(Row::Floor, |_| Ok(summary)).unwrap();
+        bench.note(Row::ReadsZram, |_| Err(Failure::new("killed"))).unwrap();
+        bench.note(Row::ReadsZram, |_| Ok(summary)).unwrap();
+        bench.note(Row::ReadsShm, |_| Ok(summary)).unwrap();
+        assert_eq!(bench.passes.len(), 3);
+        let lines: Vec<String> = bench.failures().collect();
+        assert_eq!(lines, ["random reads, kernel swap on zram: 1 of 3 passes failed: killed"]);
     }
 }

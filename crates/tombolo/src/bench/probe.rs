@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use tombolo_host::cpu::Stopwatch;
 use tombolo_host::probe::{Area, PAGE_BYTES, PAGE_WORDS};
 use tombolo_host::process;
 
@@ -52,8 +53,12 @@ enum Kind {
     Faults,
     /// Uniformly random reads of pages, evictions included.
     Reads,
+    /// As `reads`, but half of the accesses write a word.
+    Mixed,
     /// A walk along a random cycle through all cache lines.
     Chase,
+    /// Sums of all words, from the first to the last, `count` times; not pinned.
+    Scan,
 }
 
 /// Memory that was filled from the seed.
@@ -91,6 +96,24 @@ impl Filled {
         }
         Ok(latency.as_nanos() as u64)
     }
+
+    /// The same, or, as often, takes the time of a write of what is there already, and checks another word.
+    #[inline]
+    fn timed_access(&self, page: usize, random: &mut Random) -> Result<u64, Failure> {
+        if random.below(2) == 0 {
+            return self.timed_read(page, random);
+        }
+        let (first, second) = (random.below(self.words), random.below(self.words));
+        let (first, second) = (page * PAGE_WORDS + first, page * PAGE_WORDS + second);
+        let value = contents::word(SEED, first);
+        let since = Instant::now();
+        self.area.write(first, value);
+        let latency = since.elapsed();
+        if self.area.read(second) != contents::word(SEED, second) {
+            return Err(Failure::new(format!("page {page} does not hold what was written to it")));
+        }
+        Ok(latency.as_nanos() as u64)
+    }
 }
 
 /// Runs it and prints figures as JSON.
@@ -99,13 +122,17 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         std::fs::write(procs, "0")
             .map_err(|error| Failure::new(format!("cannot join {}: {error}", procs.display())))?;
     }
-    if let Some(&processor) = process::processors().first() {
+    if arguments.kind != Kind::Scan
+        && let Some(&processor) = process::processors().first()
+    {
         process::pin_thread(processor)?;
     }
     match arguments.kind {
         Kind::Faults => output::json(&faults(arguments)?)?,
-        Kind::Reads => output::json(&reads(arguments)?)?,
+        Kind::Reads => output::json(&accesses(arguments, Filled::timed_read)?)?,
+        Kind::Mixed => output::json(&accesses(arguments, Filled::timed_access)?)?,
         Kind::Chase => output::json(&chase(arguments)?)?,
+        Kind::Scan => output::json(&scan(arguments)?)?,
     }
     Ok(0)
 }
@@ -140,21 +167,47 @@ fn faults(arguments: &Arguments) -> Result<Summary, Failure> {
     samples.summary()
 }
 
-/// As many reads as the area has pages bring the residents into their steady state first.
-fn reads(arguments: &Arguments) -> Result<Summary, Failure> {
+/// As many accesses as the area has pages bring the residents into their steady state first.
+fn accesses(
+    arguments: &Arguments,
+    timed: fn(&Filled, usize, &mut Random) -> Result<u64, Failure>,
+) -> Result<Summary, Failure> {
     let filled = Filled::new(arguments.area, arguments.half)?;
     let pages = filled.area.pages();
     let mut samples = Samples::new(arguments.count)?;
     let mut random = Random::new(SEED);
     filled.fill(0..pages);
-    for number in 0..pages.min(arguments.count) + arguments.count {
-        let page = random.below(pages);
-        let latency = filled.timed_read(page, &mut random)?;
-        if number >= pages.min(arguments.count) {
-            samples.note(latency);
+    for _ in 0..pages.min(arguments.count) {
+        timed(&filled, random.below(pages), &mut random)?;
+    }
+    let watch = Stopwatch::start()?;
+    for _ in 0..arguments.count {
+        samples.note(timed(&filled, random.below(pages), &mut random)?);
+    }
+    let (_, cpu_s) = watch.elapsed()?;
+    Ok(samples.summary()?.with_cpu_seconds(cpu_s))
+}
+
+/// Sums of everything, over and over.
+fn scan(arguments: &Arguments) -> Result<serde_json::Value, Failure> {
+    let filled = Filled::new(arguments.area, arguments.half)?;
+    let pages = filled.area.pages();
+    filled.fill(0..pages);
+    let words_of = |page: usize| (page * PAGE_WORDS..).take(filled.words);
+    let expected =
+        (0..pages).flat_map(words_of).fold(0u64, |sum, index| sum.wrapping_add(contents::word(SEED, index)));
+    let watch = Stopwatch::start()?;
+    for _ in 0..arguments.count {
+        let mut sum = 0u64;
+        for index in 0..pages * PAGE_WORDS {
+            sum = sum.wrapping_add(filled.area.read(index));
+        }
+        if sum != expected {
+            return Err(Failure::new("the array does not hold what was written to it"));
         }
     }
-    samples.summary()
+    let (wall_s, cpu_s) = watch.elapsed()?;
+    Ok(json!({ "wall_s": wall_s, "cpu_s": cpu_s }))
 }
 
 /// Every node names the next; several are in each page.
@@ -174,7 +227,7 @@ fn chase(arguments: &Arguments) -> Result<serde_json::Value, Failure> {
     for _ in 0..warm_up {
         node = area.read(node as usize * NODE_WORDS);
     }
-    let since = Instant::now();
+    let (watch, since) = (Stopwatch::start()?, Instant::now());
     let mut steps = 0;
     while steps < arguments.count && since.elapsed() < CHASE_MOST {
         for _ in 0..256 {
@@ -182,9 +235,10 @@ fn chase(arguments: &Arguments) -> Result<serde_json::Value, Failure> {
         }
         steps += 256;
     }
-    let elapsed = since.elapsed();
+    let (wall_s, cpu_s) = watch.elapsed()?;
     if node != at((warm_up + steps) as u64) {
         return Err(Failure::new("the chase has left its path"));
     }
-    Ok(json!({ "count": steps, "mean_ns": elapsed.as_nanos() as f64 / steps.max(1) as f64 }))
+    let each_ns = |seconds: f64| seconds * 1e9 / steps.max(1) as f64;
+    Ok(json!({ "count": steps, "mean_ns": each_ns(wall_s), "cpu_ns": each_ns(cpu_s) }))
 }

@@ -16,6 +16,9 @@ pub struct Summary {
     pub p99_ns: f64,
     /// Their sum by their number.
     pub mean_ns: f64,
+    /// CPU time of the whole machine meanwhile, by their number; where it was measured.
+    #[serde(default)]
+    pub cpu_ns: Option<f64>,
 }
 
 impl Summary {
@@ -25,7 +28,13 @@ impl Summary {
         let last = latencies_ns.len().checked_sub(1)?;
         let at = |part: f64| latencies_ns[((last as f64) * part).round() as usize] as f64;
         let mean_ns = latencies_ns.iter().sum::<u64>() as f64 / latencies_ns.len() as f64;
-        Some(Self { count: latencies_ns.len() as u64, median_ns: at(0.5), p99_ns: at(0.99), mean_ns })
+        let count = latencies_ns.len() as u64;
+        Some(Self { count, median_ns: at(0.5), p99_ns: at(0.99), mean_ns, cpu_ns: None })
+    }
+
+    /// With the CPU seconds that the machine spent on these accesses.
+    pub fn with_cpu_seconds(self, cpu_s: f64) -> Self {
+        Self { cpu_ns: Some(cpu_s * 1e9 / self.count as f64), ..self }
     }
 
     /// Of several passes: the median of each figure, so that one disturbed pass does not show.
@@ -36,6 +45,7 @@ impl Summary {
             median_ns: figure(|pass| pass.median_ns)?,
             p99_ns: figure(|pass| pass.p99_ns)?,
             mean_ns: figure(|pass| pass.mean_ns)?,
+            cpu_ns: median(passes.iter().filter_map(|pass| pass.cpu_ns).collect()),
         })
     }
 }
@@ -86,13 +96,23 @@ mod tests {
     #[test]
     fn figures_of_a_hundred_and_one() {
         let summary = Summary::of((0..=100).rev().collect()).unwrap();
-        assert_eq!(summary, Summary { count: 101, median_ns: 50.0, p99_ns: 99.0, mean_ns: 50.0 });
+        assert_eq!(
+            summary,
+            Summary { count: 101, median_ns: 50.0, p99_ns: 99.0, mean_ns: 50.0, cpu_ns: None }
+        );
+        assert_eq!(summary.with_cpu_seconds(101e-6).cpu_ns, Some(1000.0));
         assert_eq!(Summary::of(Vec::new()), None);
     }
 
     #[test]
     fn one_disturbed_pass_does_not_show() {
-        let pass = |value: f64| Summary { count: 10, median_ns: value, p99_ns: value, mean_ns: value };
+        let pass = |value: f64| Summary {
+            count: 10,
+            median_ns: value,
+            p99_ns: value,
+            mean_ns: value,
+            cpu_ns: Some(value),
+        };
         let whole = Summary::of_passes(&[pass(5.0), pass(900.0), pass(6.0)]).unwrap();
         assert_eq!(whole, Summary { count: 30, ..pass(6.0) });
     }

@@ -9,14 +9,17 @@ fn microseconds(nanoseconds: f64) -> String {
 /// The table's lines.
 pub fn lines(outcome: &Outcome) -> Vec<String> {
     let mut lines = vec![outcome.heading(), String::new()];
-    lines.push(format!("{:40} {:>11} {:>11} {:>11} {:>9}", "", "median", "99 %", "mean", "samples"));
+    let cpu = "machine CPU";
+    lines
+        .push(format!("{:40} {:>11} {:>11} {:>11} {cpu:>11} {:>9}", "", "median", "99 %", "mean", "samples"));
     for (row, summary) in &outcome.rows {
         lines.push(format!(
-            "{:40} {:>11} {:>11} {:>11} {:>9}",
+            "{:40} {:>11} {:>11} {:>11} {:>11} {:>9}",
             row.title(),
             microseconds(summary.median_ns),
             microseconds(summary.p99_ns),
             microseconds(summary.mean_ns),
+            summary.cpu_ns.map_or_else(|| "-".to_owned(), microseconds),
             summary.count,
         ));
     }
@@ -28,7 +31,7 @@ pub fn lines(outcome: &Outcome) -> Vec<String> {
             "{:40} {:>11} {:>11}  {verdict}",
             target.name,
             format!("{:.2}", target.ratio),
-            format!("<= {:.1}", target.target)
+            format!("<= {}", target.target)
         ));
     }
     lines.extend(outcome.not_measured.iter().map(|what| format!("not measured: {what}")));
@@ -45,7 +48,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_said() {
-        let summary = Summary { count: 3, median_ns: 6500.0, p99_ns: 9000.0, mean_ns: 6700.0 };
+        let summary = Summary { count: 3, median_ns: 6500.0, p99_ns: 9000.0, mean_ns: 6700.0, cpu_ns: None };
         let outcome = Outcome {
             kernel: "6.18".into(),
             processors: 2,

@@ -1,7 +1,7 @@
 //! Child processes of the demo: none outlives it, whatever happens.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{self, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,9 +57,31 @@ impl Child {
     }
 
     /// Waits for its success.
-    pub fn finish(mut self, stop: &AtomicBool, mut tick: impl FnMut()) -> Result<(), Failure> {
-        // A program of the demo writes to files: its standard output says nothing.
+    pub fn finish(mut self, stop: &AtomicBool, tick: impl FnMut()) -> Result<(), Failure> {
+        // Such a program writes to files: its standard output says nothing.
         drop(self.child.stdout.take());
+        self.succeed(stop, tick)
+    }
+
+    /// Waits for its success; returns what it has printed, which is less than a pipe holds.
+    pub fn output(mut self, stop: &AtomicBool, tick: impl FnMut()) -> Result<String, Failure> {
+        let output = self.child.stdout.take();
+        self.succeed(stop, tick)?;
+        let mut text = String::new();
+        if let Some(mut output) = output {
+            output.read_to_string(&mut text)?;
+        }
+        Ok(text)
+    }
+
+    /// Why it has ended by itself, if it has.
+    pub fn ended(&mut self) -> Option<Failure> {
+        let status = self.child.try_wait().ok().flatten()?;
+        self.ended = true;
+        Some(self.failure(&format!("ended ({status})")))
+    }
+
+    fn succeed(&mut self, stop: &AtomicBool, mut tick: impl FnMut()) -> Result<(), Failure> {
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
                 break status;

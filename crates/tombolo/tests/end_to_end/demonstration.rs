@@ -8,10 +8,14 @@ use rustix::process::Signal;
 
 use crate::common::{PATIENCE, Running, TOMBOLO, needs, tombolo};
 
-fn demo(link: &str) {
-    let outcome = tombolo(&["demo", "--link", link, "--json"]);
+fn demo(link: &str, programs: &str) -> serde_json::Value {
+    let outcome = tombolo(&["demo", "--link", link, "--program", programs, "--json"]);
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
-    let json: serde_json::Value = serde_json::from_slice(&outcome.stdout).expect("one JSON object");
+    serde_json::from_slice(&outcome.stdout).expect("one JSON object")
+}
+
+fn sort(link: &str) {
+    let json = demo(link, "sort");
     assert_eq!(json["identical"], true, "{json:#}");
     assert_eq!(json["link"], link);
     let runs = json["runs"].as_array().expect("runs");
@@ -23,16 +27,39 @@ fn demo(link: &str) {
     }
 }
 
+/// Checks a program's times; zram has some, or it is said why not.
+fn compared(json: &serde_json::Value, program: &str) {
+    let all = json["compared"].as_array().expect("comparisons");
+    let found = all.iter().find(|found| found["program"] == program).expect("the program");
+    assert!(found["plain_s"].as_f64() > Some(0.0), "{json:#}");
+    assert!(found["working_set_bytes"].as_u64() > Some(100 << 20), "{json:#}");
+    let left_out = json["left_out"].to_string().contains("zram");
+    for point in found["points"].as_array().expect("points") {
+        assert!(point["tombolo_s"].as_f64() > Some(0.0), "{json:#}");
+        let measured = point["zram_s"].as_f64() > Some(0.0);
+        assert!(measured || left_out || point["zram_failure"].is_string(), "{json:#}");
+    }
+}
+
 #[test]
 fn the_demo_succeeds_shm() {
     needs!("sort");
-    demo("shm");
+    sort("shm");
+}
+
+#[test]
+fn the_demo_scans_and_serves_redis_beside_swap() {
+    needs!("redis-server");
+    let json = demo("shm", "redis,scan");
+    assert!(json["runs"].is_null(), "no sort was asked for: {json:#}");
+    compared(&json, "redis");
+    compared(&json, "scan");
 }
 
 #[test]
 fn the_demo_succeeds_udp() {
     needs!("sort");
-    demo("udp");
+    sort("udp");
 }
 
 #[test]
@@ -40,7 +67,7 @@ fn the_demo_prints_a_table() {
     needs!("sort");
     let outcome = tombolo(&["demo"]);
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
-    for word in ["all local", "one half", "one quarter", "slowdown", "identical"] {
+    for word in ["all local", "one half", "one quarter", "slowdown", "identical", "zram", "scan"] {
         assert!(outcome.text().contains(word), "no {word:?} in:\n{}", outcome.text());
     }
     assert_eq!(outcome.stderr, "", "no progress bar where there is no terminal");

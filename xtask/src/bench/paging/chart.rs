@@ -5,6 +5,7 @@ use std::path::Path;
 use plotters::prelude::*;
 
 use super::curve::{Curve, Point};
+use super::workload::Cost;
 
 const WIDTH: u32 = 720;
 const HEIGHT: u32 = 440;
@@ -18,7 +19,7 @@ pub fn draw(curve: &Curve, path: &Path) -> Result<(), String> {
 }
 
 fn try_draw(curve: &Curve, path: &Path) -> Result<(), Box<dyn std::error::Error>> {
-    let line = |cost: fn(&Point) -> &Result<f64, String>| -> Vec<(f64, f64)> {
+    let line = |cost: fn(&Point) -> &Result<Cost, String>| -> Vec<(f64, f64)> {
         let points = curve.points.iter();
         points.filter_map(|point| Some((point.percent as f64, curve.slowdown(cost(point))?))).collect()
     };
@@ -80,8 +81,9 @@ mod tests {
 
     #[test]
     fn a_chart_has_title_axes_and_both_lines() {
-        let point = |percent, cost| {
-            let (tombolo, kernel) = (Ok(cost), Ok(cost * 2.0));
+        let cost = |wall| Cost { wall, cpu: wall };
+        let point = |percent, wall| {
+            let (tombolo, kernel) = (Ok(cost(wall)), Ok(cost(wall * 2.0)));
             Point { percent, local_bytes: 1, tombolo, kernel, kernel_retries: 0, kernel_relieved_bytes: 0 }
         };
         let curve = Curve {
@@ -90,7 +92,8 @@ mod tests {
             unit: Unit::Seconds,
             working_set_bytes: 1,
             base_bytes: 1,
-            plain: 1.0,
+            plain: cost(1.0),
+            within: Ok(cost(1.0)),
             points: vec![point(100, 1.1), point(50, 3.0)],
         };
         let path = std::env::temp_dir().join(format!("tombolo-chart-{}.svg", std::process::id()));

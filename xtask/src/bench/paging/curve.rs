@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::surroundings::{Surroundings, Way, ample};
-use super::workload::{Unit, Workload};
-use super::{LOCAL_PERCENT, interrupted, median};
+use super::workload::{Cost, Unit, Workload};
+use super::{LOCAL_PERCENT, interrupted};
 
 /// A program that takes longer than this is not run again at the same limit.
 const LONG_RUN: Duration = Duration::from_secs(20);
@@ -18,8 +18,8 @@ const RETRIES_MOST: u32 = 3;
 pub struct Point {
     pub percent: u64,
     pub local_bytes: u64,
-    pub tombolo: Result<f64, String>,
-    pub kernel: Result<f64, String>,
+    pub tombolo: Result<Cost, String>,
+    pub kernel: Result<Cost, String>,
     /// Runs in which the kernel found nothing to reclaim, and that were made again.
     pub kernel_retries: u32,
     /// Most bytes beyond the limit that the kernel had in a run that counts.
@@ -37,26 +37,29 @@ pub struct Curve {
     /// What it used beside them.
     pub base_bytes: u64,
     /// Its cost with all memory local and nobody in between.
-    pub plain: f64,
+    pub plain: Cost,
+    /// Its cost under Tombolo with a limit that it does not reach.
+    pub within: Result<Cost, String>,
     pub points: Vec<Point>,
 }
 
 impl Curve {
-    /// How much dearer than plainly.
-    pub fn slowdown(&self, cost: &Result<f64, String>) -> Option<f64> {
-        cost.as_ref().ok().map(|cost| cost / self.plain)
+    /// How many times as long as a plain run.
+    pub fn slowdown(&self, cost: &Result<Cost, String>) -> Option<f64> {
+        cost.as_ref().ok().map(|cost| cost.wall / self.plain.wall)
     }
 
-    /// The point at half of the working set.
-    pub fn half(&self) -> Option<&Point> {
-        self.points.iter().find(|point| point.percent == 50)
+    /// Wall time with a part of the working set local, by that with the kernel's swap.
+    pub fn to_kernel(&self, percent: u64) -> Option<f64> {
+        let point = self.points.iter().find(|point| point.percent == percent)?;
+        Some(point.tombolo.as_ref().ok()?.wall / point.kernel.as_ref().ok()?.wall)
     }
 }
 
 /// Runs of one way, gathered over the passes.
 struct Runs {
     way: Way,
-    costs: Vec<f64>,
+    costs: Vec<Cost>,
     failure: Option<String>,
     retries: u32,
     relieved_bytes: u64,
@@ -107,8 +110,8 @@ impl Runs {
         }
     }
 
-    fn cost(self) -> Result<f64, String> {
-        match (self.failure, median(self.costs)) {
+    fn cost(self) -> Result<Cost, String> {
+        match (self.failure, Cost::median(&self.costs)) {
             (Some(failure), _) => Err(failure),
             (None, Some(cost)) => Ok(cost),
             (None, None) => Err("not run".into()),
@@ -133,6 +136,7 @@ pub fn measure(surroundings: &Surroundings, workload: &dyn Workload, runs: usize
     };
     let base_bytes = whole.saturating_sub(working_set_bytes);
     let mut plain = Runs::new(Way::Plain);
+    let mut within = Runs::new(Way::Tombolo(working_set_bytes * 2));
     let mut limited = Vec::new();
     for percent in LOCAL_PERCENT {
         let local_bytes = (working_set_bytes * percent / 100).next_multiple_of(4096);
@@ -146,6 +150,7 @@ pub fn measure(surroundings: &Surroundings, workload: &dyn Workload, runs: usize
     }
     for _ in 0..runs {
         plain.once(surroundings, workload);
+        within.once(surroundings, workload);
         for (_, _, tombolo, kernel) in &mut limited {
             tombolo.once(surroundings, workload);
             kernel.once(surroundings, workload);
@@ -154,16 +159,22 @@ pub fn measure(surroundings: &Surroundings, workload: &dyn Workload, runs: usize
             }
         }
     }
-    let plain = plain.cost()?;
+    let (plain, within) = (plain.cost()?, within.cost());
+    let show = |cost: &Result<Cost, String>| match cost {
+        Ok(cost) => format!(
+            "{} ({:.2} x), CPU {}",
+            workload.unit().show(cost.wall),
+            cost.wall / plain.wall,
+            workload.unit().show(cost.cpu)
+        ),
+        Err(error) => error.clone(),
+    };
+    eprintln!("  plain: {}; Tombolo within its limit: {}", show(&Ok(plain)), show(&within));
     let mut points = Vec::new();
     for (percent, local_bytes, tombolo, kernel) in limited {
         let (kernel_retries, kernel_relieved_bytes) = (kernel.retries, kernel.relieved_bytes);
         let (tombolo, kernel) = (tombolo.cost(), kernel.cost());
         let point = Point { percent, local_bytes, tombolo, kernel, kernel_retries, kernel_relieved_bytes };
-        let show = |cost: &Result<f64, String>| match cost {
-            Ok(cost) => format!("{} ({:.2} x)", workload.unit().show(*cost), cost / plain),
-            Err(error) => error.clone(),
-        };
         eprintln!("  {percent:3} % local: Tombolo {}, zram {}", show(&point.tombolo), show(&point.kernel));
         points.push(point);
     }
@@ -174,6 +185,7 @@ pub fn measure(surroundings: &Surroundings, workload: &dyn Workload, runs: usize
         working_set_bytes,
         base_bytes,
         plain,
+        within,
         points,
     })
 }
@@ -185,7 +197,7 @@ mod tests {
     #[test]
     fn a_failed_run_is_not_hidden_by_good_ones() {
         let mut runs = Runs::new(Way::Plain);
-        runs.costs = vec![3.0, 1.0, 2.0];
+        runs.costs = vec![Cost { wall: 3.0, cpu: 1.0 }];
         runs.failure = Some("killed".into());
         assert_eq!(runs.cost(), Err("killed".into()));
     }

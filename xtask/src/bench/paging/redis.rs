@@ -7,8 +7,10 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tombolo_host::cpu::Stopwatch;
+
 use super::surroundings::{Guard, Place, Surroundings};
-use super::workload::{Random, Unit, Workload};
+use super::workload::{Cost, Random, Unit, Workload};
 
 /// About 150 MB with what redis needs beside the values.
 const KEYS: u64 = 130_000;
@@ -162,23 +164,24 @@ impl Workload for Redis {
         Unit::Nanoseconds
     }
 
-    fn run(&self, place: &Place<'_>) -> Result<f64, String> {
+    fn run(&self, place: &Place<'_>) -> Result<Cost, String> {
         let _ = std::fs::remove_file(&self.socket);
         let mut command = place.command("redis-server");
         command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]).arg(&self.socket);
         command.arg("--dir").arg(&self.folder).stdin(Stdio::null()).stdout(Stdio::null());
         let mut server = Guard(command.spawn().map_err(|error| format!("redis-server: {error}"))?);
         let mut client = self.connect(&mut server)?;
-        let mut work = || -> io::Result<f64> {
+        let mut work = || -> io::Result<Cost> {
             client.load()?;
             let mut random = Random(99);
             client.get(WARM_UP, &mut random)?;
-            let since = Instant::now();
+            let watch = Stopwatch::start()?;
             client.get(GETS, &mut random)?;
-            let elapsed = since.elapsed();
+            let (wall_s, cpu_s) = watch.elapsed()?;
             client.request(&[b"SHUTDOWN", b"NOSAVE"]);
             client.send()?;
-            Ok(elapsed.as_nanos() as f64 / GETS as f64)
+            let each_ns = |seconds: f64| seconds * 1e9 / GETS as f64;
+            Ok(Cost { wall: each_ns(wall_s), cpu: each_ns(cpu_s) })
         };
         let cost = work().map_err(|error| format!("redis: {error}"))?;
         let since = Instant::now();

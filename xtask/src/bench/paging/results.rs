@@ -4,11 +4,13 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
+use super::Found;
 use super::curve::Curve;
-use super::surroundings::Surroundings;
+use super::targets::{self, microseconds, row, threads};
+use super::workload::Cost;
 
 /// Titles of the figures, by their names in the JSON; the order is the table's.
-const ROWS: [(&str, &str); 8] = [
+const ROWS: [(&str, &str); 10] = [
     ("floor", "floor: bare userfaultfd, 4 KiB copied"),
     ("fault_shm", "Tombolo fault, shm"),
     ("fault_udp", "Tombolo fault, UDP"),
@@ -17,69 +19,162 @@ const ROWS: [(&str, &str); 8] = [
     ("reads_zram", "random reads, kernel swap on zram"),
     ("reads_shm_half", "random reads, half-compressible, Tombolo shm"),
     ("reads_zram_half", "random reads, half-compressible, kernel swap on zram"),
+    ("mixed_shm", "random reads and writes, Tombolo shm"),
+    ("mixed_zram", "random reads and writes, kernel swap on zram"),
 ];
 
-/// Everything, for other programs.
-pub fn json(figures: &Value, curves: &[Curve]) -> Value {
-    let cost = |cost: &Result<f64, String>| match cost {
-        Ok(cost) => json!(cost),
+fn cost_json(cost: &Result<Cost, String>) -> Value {
+    match cost {
+        Ok(cost) => json!({ "wall": cost.wall, "cpu": cost.cpu }),
         Err(error) => json!({ "error": error }),
-    };
-    let curves: Vec<Value> = curves
+    }
+}
+
+fn curve_json(curve: &Curve) -> Value {
+    let points: Vec<Value> = curve
+        .points
         .iter()
-        .map(|curve| {
-            let points: Vec<Value> = curve
-                .points
-                .iter()
-                .map(|point| {
-                    json!({
-                        "local_percent": point.percent,
-                        "local_bytes": point.local_bytes,
-                        "tombolo": cost(&point.tombolo),
-                        "zram": cost(&point.kernel),
-                        "zram_runs_repeated": point.kernel_retries,
-                        "zram_beyond_limit_bytes": point.kernel_relieved_bytes,
-                    })
-                })
-                .collect();
+        .map(|point| {
             json!({
-                "name": curve.name,
-                "title": curve.title,
-                "unit": format!("{:?}", curve.unit).to_lowercase(),
-                "working_set_bytes": curve.working_set_bytes,
-                "base_bytes": curve.base_bytes,
-                "plain": curve.plain,
-                "points": points,
+                "local_percent": point.percent,
+                "local_bytes": point.local_bytes,
+                "tombolo": cost_json(&point.tombolo),
+                "zram": cost_json(&point.kernel),
+                "zram_runs_repeated": point.kernel_retries,
+                "zram_beyond_limit_bytes": point.kernel_relieved_bytes,
             })
         })
         .collect();
-    json!({ "paging": figures, "curves": curves })
+    json!({
+        "name": curve.name,
+        "title": curve.title,
+        "unit": format!("{:?}", curve.unit).to_lowercase(),
+        "working_set_bytes": curve.working_set_bytes,
+        "base_bytes": curve.base_bytes,
+        "plain": cost_json(&Ok(curve.plain)),
+        "within_limit": cost_json(&curve.within),
+        "points": points,
+    })
+}
+
+/// Everything, for other programs.
+pub fn json(found: &Found) -> Value {
+    let part = |part: &Result<Value, String>| match part {
+        Ok(value) => value.clone(),
+        Err(error) => json!({ "error": error }),
+    };
+    let curve = |curve: &Result<Curve, String>| match curve {
+        Ok(curve) => curve_json(curve),
+        Err(error) => json!({ "error": error }),
+    };
+    json!({
+        "paging": part(&found.faults),
+        "reads": part(&found.reads),
+        "start": part(&found.start),
+        "curves": found.curves.iter().map(curve).collect::<Vec<_>>(),
+        "targets": targets::all(found).iter().map(targets::Target::json).collect::<Vec<_>>(),
+    })
 }
 
 fn mebibytes(bytes: u64) -> String {
     format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
-fn paging_table(page: &mut String, figures: &Value) {
-    let microseconds = |value: &Value| format!("{:.2}", value.as_f64().unwrap_or(f64::NAN) / 1000.0);
-    let _ = writeln!(page, "| µs | median | 99 % | mean |\n| --- | ---: | ---: | ---: |");
+/// A reason on one line, as a cell or a line of its own.
+fn plain_text(reason: &str) -> String {
+    reason.trim().replace('|', "/").replace('\n', " ")
+}
+
+fn faults_section(page: &mut String, faults: &Value) {
+    let us =
+        |value: &Value| value.as_f64().map_or_else(|| "-".to_owned(), |ns| format!("{:.2}", ns / 1000.0));
+    let _ = writeln!(page, "| µs | median | 99 % | mean | machine CPU |");
+    let _ = writeln!(page, "| --- | ---: | ---: | ---: | ---: |");
     for (name, title) in ROWS {
-        let row = &figures["rows"][name];
+        let row = &faults["rows"][name];
         if row.is_object() {
-            let [median, high, mean] =
-                ["median_ns", "p99_ns", "mean_ns"].map(|field| microseconds(&row[field]));
-            let _ = writeln!(page, "| {title} | {median} | {high} | {mean} |");
+            let [median, high, mean, cpu] =
+                ["median_ns", "p99_ns", "mean_ns", "cpu_ns"].map(|field| us(&row[field]));
+            let _ = writeln!(page, "| {title} | {median} | {high} | {mean} | {cpu} |");
         }
     }
-    let _ = writeln!(page, "\n| ratio | measured | target | |\n| --- | ---: | ---: | --- |");
-    for target in figures["targets"].as_array().into_iter().flatten() {
-        let number = |field: &str| target[field].as_f64().unwrap_or(f64::NAN);
-        let name = target["name"].as_str().unwrap_or_default().trim();
-        let verdict = if target["reached"] == true { "reached" } else { "not reached" };
-        let _ = writeln!(page, "| {name} | {:.2} | ≤ {:.1} | {verdict} |", number("ratio"), number("target"));
+    for what in faults["not_measured"].as_array().into_iter().flatten() {
+        let _ = writeln!(page, "\nNot measured: {}.", plain_text(what.as_str().unwrap_or_default()));
     }
-    for what in figures["not_measured"].as_array().into_iter().flatten() {
-        let _ = writeln!(page, "\nNot measured: {}.", what.as_str().unwrap_or_default());
+    let bytes = |field: &str| mebibytes(faults[field].as_u64().unwrap_or(0));
+    let _ = writeln!(
+        page,
+        "\nMedians of {} passes. Random reads: {} with {} local, each page checked.",
+        faults["passes"],
+        bytes("reads_area_bytes"),
+        bytes("reads_local_bytes")
+    );
+    page.push_str(HOW_FIGURES);
+}
+
+/// Racers of the random reads that are not pinned, and their titles.
+const RACERS: [(&str, &str); 3] =
+    [("zram", "kernel swap on zram"), ("tombolo", "Tombolo, shm"), ("bare", "bare pager")];
+
+fn reads_section(page: &mut String, reads: &Value) {
+    let _ = write!(page, "| µs a read, wall / machine CPU |");
+    for threads in threads(reads) {
+        let _ = write!(page, " {threads} thread{} |", if threads == 1 { "" } else { "s" });
+    }
+    let _ = writeln!(page, "\n| --- |{}", " ---: |".repeat(threads(reads).len()));
+    let mut failures = Vec::new();
+    for (racer, title) in RACERS {
+        let _ = write!(page, "| {title} |");
+        for threads in threads(reads) {
+            let found = row(reads, racer, threads);
+            let figure = |field| found.and_then(|row| microseconds(row, field));
+            let _ = match (figure("wall_us"), figure("cpu_us")) {
+                (Some(wall), Some(cpu)) => write!(page, " {wall:.2} / {cpu:.2} |"),
+                _ => write!(page, " - |"),
+            };
+            let reasons = found.and_then(|row| row["failures"].as_array()).into_iter().flatten();
+            failures.extend(reasons.map(|reason| (title, threads, reason.as_str().unwrap_or_default())));
+        }
+        page.push('\n');
+    }
+    for (title, threads, reason) in failures {
+        let _ =
+            writeln!(page, "\nNot measured: a run of {title}, threads {threads}: {}.", plain_text(reason));
+    }
+    let bytes = |field: &str| mebibytes(reads[field].as_u64().unwrap_or(0));
+    let _ = writeln!(
+        page,
+        "\n{} with {} local, medians of {} runs of {} s, by turns. Before the runs, others kept up to {:.2} \
+         processors busy.",
+        bytes("bytes"),
+        bytes("local_bytes"),
+        reads["rounds"],
+        reads["seconds"],
+        reads["others_busy_processors"].as_f64().unwrap_or(f64::NAN),
+    );
+    page.push_str(HOW_READS);
+}
+
+fn start_section(page: &mut String, start: &Value) {
+    let milliseconds = |field: &str| start[field].as_f64().unwrap_or(f64::NAN) * 1000.0;
+    let _ = writeln!(
+        page,
+        "`true` takes {:.1} ms (CPU {:.1} ms) plainly, and under `tombolo run` {:.1} ms beyond borrowing. To borrow {} \
+         takes {:.1} ms; CPU with it: {:.1} ms. Medians of {} runs, CPU times their means; by turns.",
+        milliseconds("plain_s"),
+        milliseconds("plain_cpu_s"),
+        milliseconds("beyond_borrowing_s"),
+        mebibytes(start["borrowed_bytes"].as_u64().unwrap_or(0)),
+        milliseconds("borrowing_s"),
+        milliseconds("with_borrowing_cpu_s"),
+        start["rounds"],
+    );
+}
+
+fn targets_section(page: &mut String, found: &Found) {
+    let _ = writeln!(page, "| compared | measured | target | |\n| --- | ---: | ---: | --- |");
+    for target in targets::all(found) {
+        let _ = writeln!(page, "{}", target.row());
     }
 }
 
@@ -87,18 +182,26 @@ fn curve_section(page: &mut String, curve: &Curve) {
     let _ = writeln!(page, "\n#### {}\n\n![slowdown of {}]({}.svg)\n", curve.title, curve.name, curve.name);
     let _ = writeln!(
         page,
-        "Working set {}, beside it {}; a plain run costs {}.\n",
+        "Working set {}, beside it {}; a plain run costs {} (CPU {}).\n",
         mebibytes(curve.working_set_bytes),
         mebibytes(curve.base_bytes),
-        curve.unit.show(curve.plain)
+        curve.unit.show(curve.plain.wall),
+        curve.unit.show(curve.plain.cpu)
     );
-    let _ = writeln!(page, "| local | Tombolo, shm | slowdown | kernel swap on zram | slowdown |");
-    let _ = writeln!(page, "| ---: | ---: | ---: | ---: | ---: |");
+    let _ =
+        writeln!(page, "| local | Tombolo, shm | slowdown | CPU | kernel swap on zram | slowdown | CPU |");
+    let _ = writeln!(page, "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+    let cells = |cost: &Result<Cost, String>| match cost {
+        Ok(cost) => format!(
+            "{} | {:.2} | {}",
+            curve.unit.show(cost.wall),
+            cost.wall / curve.plain.wall,
+            curve.unit.show(cost.cpu)
+        ),
+        Err(error) => format!("{} | - | -", plain_text(error)),
+    };
+    let _ = writeln!(page, "| within the limit | {} | - | - | - |", cells(&curve.within));
     for point in &curve.points {
-        let cells = |cost: &Result<f64, String>| match cost {
-            Ok(cost) => format!("{} | {:.2}", curve.unit.show(*cost), cost / curve.plain),
-            Err(error) => format!("{} | -", error.replace('|', "/").replace('\n', " ")),
-        };
         let _ =
             writeln!(page, "| {} % | {} | {} |", point.percent, cells(&point.tombolo), cells(&point.kernel));
     }
@@ -117,43 +220,52 @@ fn curve_section(page: &mut String, curve: &Curve) {
             mebibytes(point.kernel_relieved_bytes)
         );
     }
-    let verdict =
-        curve.half().and_then(|point| Some((point.tombolo.as_ref().ok()?, point.kernel.as_ref().ok()?)));
-    let verdict = match verdict {
-        Some((ours, theirs)) if ours < theirs => format!("yes ({:.2} of its cost)", ours / theirs),
-        Some((ours, theirs)) => format!("no ({:.2} of its cost)", ours / theirs),
+    let verdict = match curve.to_kernel(50) {
+        Some(ratio) if ratio < 1.0 => format!("yes ({ratio:.2} of its cost)"),
+        Some(ratio) => format!("no ({ratio:.2} of its cost)"),
         None => "not measured".to_owned(),
     };
     let _ = writeln!(page, "\nFaster than zram at 50 % local: **{verdict}**.");
 }
 
-/// The page.
-pub fn page(figures: &Value, curves: &[Curve], surroundings: &Surroundings) -> String {
+/// Shows a part, or says why it is not there.
+fn part(page: &mut String, title: &str, found: &Result<Value, String>, show: fn(&mut String, &Value)) {
+    let _ = writeln!(page, "\n### {title}\n");
+    match found {
+        Ok(value) => show(page, value),
+        Err(reason) => {
+            let _ = writeln!(page, "Not measured: {}.", plain_text(reason));
+        }
+    }
+}
+
+/// The page. `no_swap`: why there is no kernel swap to compare with.
+pub fn page(found: &Found, no_swap: Option<&str>) -> String {
     let mut page = String::from(HEADING);
+    let (faults, nothing) = (found.faults.as_ref(), Value::Null);
+    let algorithm = faults.map_or(&nothing, |faults| &faults["zram_algorithm"]).as_str();
     let _ = writeln!(
         page,
         "A virtual machine with {} processors, Linux {}; zram compresses with {}.\n",
-        figures["processors"],
-        figures["kernel"].as_str().unwrap_or("?"),
-        figures["zram_algorithm"].as_str().unwrap_or("nothing: it was not there"),
+        std::thread::available_parallelism().map_or(1, usize::from),
+        rustix::system::uname().release().to_string_lossy(),
+        algorithm.unwrap_or("nothing known: it was not measured"),
     );
-    page.push_str("### Faults and random reads\n\n");
-    paging_table(&mut page, figures);
-    let bytes = |field: &str| mebibytes(figures[field].as_u64().unwrap_or(0));
-    let _ = writeln!(
-        page,
-        "\nMedians of {} passes. Random reads: {} with {} local, each page checked.",
-        figures["passes"],
-        bytes("reads_area_bytes"),
-        bytes("reads_local_bytes")
-    );
-    page.push_str(HOW_FIGURES);
+    targets_section(&mut page, found);
+    part(&mut page, "Faults and random reads", &found.faults, faults_section);
+    part(&mut page, "Random reads, not pinned", &found.reads, reads_section);
+    part(&mut page, "Starting", &found.start, start_section);
     page.push_str("\n### Slowdown curves\n");
-    if let Some(reason) = surroundings.no_swap() {
+    if let Some(reason) = no_swap {
         let _ = writeln!(page, "\nKernel swap on zram was not measured: {reason}.");
     }
-    for curve in curves {
-        curve_section(&mut page, curve);
+    for curve in &found.curves {
+        match curve {
+            Ok(curve) => curve_section(&mut page, curve),
+            Err(reason) => {
+                let _ = writeln!(page, "\nNot measured: {}.", plain_text(reason));
+            }
+        }
     }
     page.push_str(HOW_CURVES);
     page
@@ -172,6 +284,19 @@ const HOW_FIGURES: &str = "
   program waits for the sum. Kernel swap runs the same program in a memory cgroup that may use the same bytes and, in
   addition, what the program was measured to use beside the area. Evictions of the kernel are made by the program's own
   thread, those of Tombolo mostly by a thread on another processor.
+- *Reads and writes*: as before, but half of the accesses write one word, so that pages are dirty when they go.
+- *Machine CPU*: what all processors spent meanwhile, on whatever it was, by the number of accesses: user, nice, system,
+  irq and softirq time of `/proc/stat`; not idle, iowait or stolen time.
+";
+
+const HOW_READS: &str = "
+A program with some threads that read one word of uniformly random pages, and are not pinned. The CPU time is that of
+the whole machine during the loop, so it has in it the handlers, the evictor, the agent, the kernel's threads, and
+whatever else ran. The *bare pager* is the least that a pager in user space can do: handlers in a process of their own
+that read a fault and copy the page, write-protected; the oldest pages are dropped, 128 in a call. It has no table,
+serves clean pages only, and survives nothing. With a thread a processor or fewer it has a pinned handler on each
+processor, with more threads a single one that reads 16 events in a call: the fastest each time. Pages are half
+incompressible words and half zeros.
 ";
 
 const HOW_CURVES: &str = "
@@ -180,9 +305,59 @@ const HOW_CURVES: &str = "
 The *working set* is the most that a program's heap and large mappings take with plenty of local memory. Tombolo gets a
 part of it as `--local`. Kernel swap gets the same bytes as its cgroup's limit and, so that neither side is favoured,
 what the program uses beside its heap in addition (its peak in a cgroup with plenty of memory, less the working set).
-Both keep the rest in this machine's memory outside of the limit: a lender's over shm, or zram's. Costs are medians of
+Both keep the rest in this machine's memory outside of the limit: a lender's over shm, or zram's. *Within the limit*:
+`--local` is twice the working set, so nothing is evicted. CPU is that of the whole machine. Costs are medians of
 the runs; ways of running take turns; a run of more than 20 s is not repeated. Now and then the kernel finds nothing to
 reclaim in the cgroup, although swap is free, and would kill the program. Here it waits instead, and the limit is raised
 in steps of 256 KiB, each for as long as the kernel needs to get below it again; such runs are repeated, and count only
 where there is no other.
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_that_failed_is_a_line_and_the_others_stay() {
+        let cost = |wall| Cost { wall, cpu: wall * 2.0 };
+        let curve = Curve {
+            name: "chase",
+            title: "a walk",
+            unit: super::super::workload::Unit::Seconds,
+            working_set_bytes: 1 << 20,
+            base_bytes: 0,
+            plain: cost(1.0),
+            within: Ok(cost(1.5)),
+            points: Vec::new(),
+        };
+        let rows = json!([
+            { "racer": "tombolo", "threads": 2, "wall_us": [5.0, 7.0], "cpu_us": [9.0, 11.0], "failures": [] },
+            { "racer": "zram", "threads": 2, "wall_us": [], "cpu_us": [], "failures": ["needs root"] },
+        ]);
+        let found = Found {
+            faults: Err("it | crashed".into()),
+            reads: Ok(
+                json!({ "rows": rows, "rounds": 2, "seconds": 4.0, "bytes": 1 << 20, "local_bytes": 1 << 20 }),
+            ),
+            start: Ok(json!({ "beyond_borrowing_s": 0.02, "rounds": 3 })),
+            curves: vec![Err("redis: there is no redis-server".into()), Ok(curve)],
+        };
+        let page = page(&found, Some("no root"));
+        for part in [
+            "Not measured: it / crashed.",
+            "| Tombolo, shm | 6.00 / 10.00 |",
+            "Not measured: a run of kernel swap on zram, threads 2: needs root.",
+            "| bare pager | - |",
+            "20.0 ms beyond borrowing",
+            "Not measured: redis: there is no redis-server.",
+            "#### a walk",
+            "| within the limit | 1.50 s | 1.50 | 3.00 s |",
+            "Kernel swap on zram was not measured: no root.",
+        ] {
+            assert!(page.contains(part), "{part} is missing in\n{page}");
+        }
+        let json = json(&found);
+        assert_eq!(json["paging"]["error"], "it | crashed");
+        assert_eq!(json["curves"][1]["within_limit"]["wall"], 1.5);
+    }
+}

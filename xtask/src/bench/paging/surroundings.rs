@@ -27,6 +27,8 @@ impl Drop for Guard {
 /// What all runs share.
 pub struct Surroundings {
     pub tombolo: PathBuf,
+    /// `tombolo-bench`.
+    pub races: PathBuf,
     /// A private directory, removed at the end.
     scratch: PathBuf,
     no_swap: Option<String>,
@@ -55,11 +57,11 @@ pub struct Place<'a> {
 }
 
 impl Surroundings {
-    pub fn new(tombolo: &Path) -> Result<Self, String> {
+    pub fn new(tombolo: &Path, races: &Path) -> Result<Self, String> {
         let scratch = std::env::temp_dir().join(format!("tombolo-xtask-bench-{}", std::process::id()));
         fs::create_dir_all(&scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
         let no_swap = ZramSwap::new(SWAP_BYTES).err().map(|error| error.to_string());
-        Ok(Self { tombolo: tombolo.to_owned(), scratch, no_swap })
+        Ok(Self { tombolo: tombolo.to_owned(), races: races.to_owned(), scratch, no_swap })
     }
 
     /// A file in the private directory.

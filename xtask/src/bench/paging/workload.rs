@@ -5,10 +5,10 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use serde_json::Value;
 
+use super::super::median;
 use super::redis::Redis;
 use super::surroundings::{Place, Surroundings};
 
@@ -21,7 +21,24 @@ pub trait Workload {
     /// What a cost of it is.
     fn unit(&self) -> Unit;
     /// Runs it; returns its cost.
-    fn run(&self, place: &Place<'_>) -> Result<f64, String>;
+    fn run(&self, place: &Place<'_>) -> Result<Cost, String>;
+}
+
+/// What a run costs, in the workload's unit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Wall time.
+    pub wall: f64,
+    /// CPU time of the whole machine meanwhile.
+    pub cpu: f64,
+}
+
+impl Cost {
+    /// The median of each.
+    pub fn median(costs: &[Self]) -> Option<Self> {
+        let of = |pick: fn(&Self) -> f64| median(costs.iter().map(pick).collect());
+        Some(Self { wall: of(|cost| cost.wall)?, cpu: of(|cost| cost.cpu)? })
+    }
 }
 
 /// What is compared.
@@ -43,15 +60,19 @@ impl Unit {
     }
 }
 
-/// All of them that this machine can run.
-pub fn all(surroundings: &Surroundings) -> Result<Vec<Box<dyn Workload>>, String> {
-    let mut workloads: Vec<Box<dyn Workload>> = vec![Box::new(Sort::new(surroundings)?)];
-    match Redis::new(surroundings) {
-        Some(redis) => workloads.push(Box::new(redis)),
-        None => eprintln!("bench: not measured: random GETs: there is no redis-server"),
+/// The names of all workloads.
+pub const NAMES: [&str; 3] = ["sort", "redis", "chase"];
+
+/// The workload of this name, if this machine can run it.
+pub fn find(name: &str, surroundings: &Surroundings) -> Result<Box<dyn Workload>, String> {
+    match name {
+        "sort" => Ok(Box::new(Sort::new(surroundings)?)),
+        "redis" => match Redis::new(surroundings) {
+            Some(redis) => Ok(Box::new(redis)),
+            None => Err("there is no redis-server".into()),
+        },
+        _ => Ok(Box::new(Chase { tombolo: surroundings.tombolo.clone() })),
     }
-    workloads.push(Box::new(Chase { tombolo: surroundings.tombolo.clone() }));
-    Ok(workloads)
 }
 
 /// Random numbers; contents are the same in each bench.
@@ -70,6 +91,9 @@ impl Random {
 /// GNU sort of text lines, in memory, one thread.
 struct Sort {
     input: PathBuf,
+    /// `tombolo-bench`, which takes the time.
+    clock: PathBuf,
+    times: PathBuf,
 }
 
 const LINES: usize = 1_600_000;
@@ -90,7 +114,7 @@ impl Sort {
             file.into_inner()?.sync_all()
         };
         write().map_err(|error| format!("the input of sort: {error}"))?;
-        Ok(Self { input })
+        Ok(Self { input, clock: surroundings.races.clone(), times: surroundings.file("times.json") })
     }
 }
 
@@ -116,17 +140,20 @@ impl Workload for Sort {
         Unit::Seconds
     }
 
-    fn run(&self, place: &Place<'_>) -> Result<f64, String> {
-        let mut command = place.command("sort");
+    fn run(&self, place: &Place<'_>) -> Result<Cost, String> {
+        // The clock runs beside sort: Tombolo's own start and the lending come before it.
+        let mut command = place.command(&self.clock.to_string_lossy());
+        command.arg("time").arg("--output").arg(&self.times).args(["--", "sort"]);
         command
             .args(["--parallel=1", "-S", SORT_BUFFER, "-o", "/dev/null"])
             .arg(&self.input)
             .env("LC_ALL", "C");
-        let since = Instant::now();
+        let _ = std::fs::remove_file(&self.times);
         finish(command)?;
-        let elapsed = since.elapsed().as_secs_f64();
-        // Of the program alone: Tombolo's own start and the lending come before it.
-        Ok(place.report().and_then(|report| report["elapsed_s"].as_f64()).unwrap_or(elapsed))
+        let times = std::fs::read(&self.times).map_err(|error| format!("the times of sort: {error}"))?;
+        let times: Value = serde_json::from_slice(&times).map_err(|error| error.to_string())?;
+        let seconds = |field: &str| times[field].as_f64().ok_or("the clock of sort told no time");
+        Ok(Cost { wall: seconds("wall_s")?, cpu: seconds("cpu_s")? })
     }
 }
 
@@ -151,11 +178,12 @@ impl Workload for Chase {
         Unit::Nanoseconds
     }
 
-    fn run(&self, place: &Place<'_>) -> Result<f64, String> {
+    fn run(&self, place: &Place<'_>) -> Result<Cost, String> {
         let mut command = place.command(&self.tombolo.to_string_lossy());
         command.args(["bench", "probe", "chase"]);
         command.args(["--area", &CHASE_BYTES.to_string(), "--count", &CHASE_STEPS.to_string()]);
         let found: Value = serde_json::from_slice(&finish(command)?).map_err(|error| error.to_string())?;
-        found["mean_ns"].as_f64().ok_or_else(|| "the chase told no mean".into())
+        let nanoseconds = |field: &str| found[field].as_f64().ok_or("the chase told no time");
+        Ok(Cost { wall: nanoseconds("mean_ns")?, cpu: nanoseconds("cpu_ns")? })
     }
 }

@@ -1,0 +1,27 @@
+//! The reader under `tombolo run`, with a lender over shm on the same machine.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::{Run, reader};
+use crate::Failure;
+use crate::processes::{self, Scratch};
+
+/// Far memory beside the area, for what else the reader allocates.
+const EXTRA_BYTES: usize = 64 << 20;
+
+/// One run with this binary.
+pub fn measure(run: &Run<'_>, binary: &Path) -> Result<reader::Found, Failure> {
+    let scratch = Scratch::new("reads")?;
+    let lent_bytes = run.arguments.bytes + EXTRA_BYTES;
+    let listen = format!("shm:{}", scratch.file("lender").display());
+    let mut command = Command::new(binary);
+    command.args(["node", "--insecure", "--name", "bench", "--listen", &listen]);
+    command.args(["--lend", &(lent_bytes + EXTRA_BYTES).to_string()]);
+    let (_lender, address) = processes::server(&mut command)?;
+    let mut command = Command::new(binary);
+    command.args(["run", "--insecure", "--from", &address, "--local", &run.arguments.local.to_string()]);
+    command.args(["--remote", &lent_bytes.to_string(), "--"]);
+    command.arg(processes::this_binary()?).args(run.reader(run.arguments.seconds));
+    processes::result(&mut command, run.limit())
+}

@@ -1,0 +1,184 @@
+//! What is compared, and how it should come out.
+
+use serde_json::{Value, json};
+
+use super::super::median;
+use super::Found;
+use super::curve::Curve;
+
+/// A figure and the most that it should be.
+#[derive(Debug, PartialEq)]
+pub struct Target {
+    /// What is divided by what, or measured.
+    pub name: String,
+    /// What was measured.
+    pub measured: f64,
+    /// The most that it should be.
+    pub target: f64,
+    /// Behind both figures; nothing for ratios.
+    pub unit: &'static str,
+}
+
+impl Target {
+    fn ratio(name: impl Into<String>, measured: f64, target: f64) -> Self {
+        Self { name: name.into(), measured, target, unit: "" }
+    }
+
+    fn reached(&self) -> bool {
+        self.measured <= self.target
+    }
+
+    fn verdict(&self) -> &'static str {
+        if self.reached() { "reached" } else { "**not reached**" }
+    }
+
+    /// A row of the page.
+    pub fn row(&self) -> String {
+        let Self { name, measured, target, unit } = self;
+        format!("| {name} | {measured:.2}{unit} | ≤ {target}{unit} | {} |", self.verdict())
+    }
+
+    /// A line for the terminal.
+    pub fn line(&self) -> String {
+        let Self { name, measured, target, unit } = self;
+        let verdict = if self.reached() { "reached" } else { "NOT REACHED" };
+        format!("{name}: {measured:.2}{unit} (<= {target}{unit}: {verdict})")
+    }
+
+    /// For other programs.
+    pub fn json(&self) -> Value {
+        json!({
+            "name": self.name,
+            "measured": self.measured,
+            "target": self.target,
+            "unit": self.unit.trim(),
+            "reached": self.reached(),
+        })
+    }
+}
+
+/// The median of a row of `tombolo-bench reads`, in microseconds.
+pub fn microseconds(row: &Value, field: &str) -> Option<f64> {
+    median(row[field].as_array()?.iter().filter_map(Value::as_f64).collect())
+}
+
+/// The row of a racer.
+pub fn row<'a>(reads: &'a Value, racer: &str, threads: u64) -> Option<&'a Value> {
+    reads["rows"].as_array()?.iter().find(|row| row["racer"] == racer && row["threads"] == threads)
+}
+
+/// Numbers of threads, in the order of the rows.
+pub fn threads(reads: &Value) -> Vec<u64> {
+    let mut all: Vec<u64> =
+        reads["rows"].as_array().into_iter().flatten().filter_map(|row| row["threads"].as_u64()).collect();
+    all.dedup();
+    all
+}
+
+fn of_reads(reads: &Value, targets: &mut Vec<Target>) {
+    for threads in threads(reads) {
+        for (field, what) in [("wall_us", "wall"), ("cpu_us", "CPU")] {
+            let figure = |racer| microseconds(row(reads, racer, threads)?, field);
+            if let (Some(ours), Some(bare)) = (figure("tombolo"), figure("bare")) {
+                let name = format!("random reads, not pinned, {threads} threads: {what} / bare pager");
+                targets.push(Target::ratio(name, ours / bare, 1.15));
+            }
+        }
+    }
+}
+
+fn of_curve(curve: &Curve, targets: &mut Vec<Target>) {
+    if curve.name != "sort" {
+        return;
+    }
+    if let Some(slowdown) = curve.slowdown(&curve.within) {
+        targets.push(Target::ratio("sort within its limit / plain", slowdown, 1.15));
+    }
+    for percent in [50, 25] {
+        if let Some(ratio) = curve.to_kernel(percent) {
+            targets.push(Target::ratio(format!("sort, {percent} % local / zram"), ratio, 0.9));
+        }
+    }
+}
+
+/// All that can be said.
+pub fn all(found: &Found) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for target in found.faults.iter().flat_map(|faults| faults["targets"].as_array()).flatten() {
+        if let (Some(name), Some(ratio), Some(most)) =
+            (target["name"].as_str(), target["ratio"].as_f64(), target["target"].as_f64())
+        {
+            targets.push(Target::ratio(name.trim(), ratio, most));
+        }
+    }
+    if let Ok(reads) = &found.reads {
+        of_reads(reads, &mut targets);
+    }
+    let beyond_s = found.start.as_ref().ok().and_then(|start| start["beyond_borrowing_s"].as_f64());
+    if let Some(beyond_s) = beyond_s {
+        let name = "starting and ending `true`, beyond borrowing".to_owned();
+        targets.push(Target { name, measured: beyond_s * 1000.0, target: 50.0, unit: " ms" });
+    }
+    found.curves.iter().flatten().for_each(|curve| of_curve(curve, &mut targets));
+    targets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::curve::Point;
+    use super::super::workload::{Cost, Unit};
+    use super::*;
+
+    #[test]
+    fn what_was_measured_is_compared_and_nothing_else() {
+        let racer = |name: &str, threads: u64, us: &[f64]| json!({ "racer": name, "threads": threads, "wall_us": us, "cpu_us": us });
+        let rows = [
+            racer("bare", 1, &[5.0, 4.0, 9.0]),
+            racer("tombolo", 1, &[6.0]),
+            racer("bare", 8, &[]),
+            racer("tombolo", 8, &[6.0]),
+        ];
+        let cost = |wall| Cost { wall, cpu: wall };
+        let point = |percent, tombolo| Point {
+            percent,
+            local_bytes: 1,
+            tombolo,
+            kernel: Ok(cost(4.0)),
+            kernel_retries: 0,
+            kernel_relieved_bytes: 0,
+        };
+        let found = Found {
+            faults: Ok(json!({ "targets": [{ "name": "  a / b", "ratio": 1.0, "target": 1.1 }] })),
+            reads: Ok(json!({ "rows": rows })),
+            start: Ok(json!({ "beyond_borrowing_s": 0.06 })),
+            curves: vec![
+                Err("redis: none".into()),
+                Ok(Curve {
+                    name: "sort",
+                    title: "a title",
+                    unit: Unit::Seconds,
+                    working_set_bytes: 1,
+                    base_bytes: 1,
+                    plain: cost(1.0),
+                    within: Ok(cost(1.1)),
+                    points: vec![point(50, Ok(cost(3.0))), point(25, Err("killed".into()))],
+                }),
+            ],
+        };
+        let lines: Vec<String> = all(&found).iter().map(Target::line).collect();
+        assert_eq!(
+            lines,
+            [
+                "a / b: 1.00 (<= 1.1: reached)",
+                "random reads, not pinned, 1 threads: wall / bare pager: 1.20 (<= 1.15: NOT REACHED)",
+                "random reads, not pinned, 1 threads: CPU / bare pager: 1.20 (<= 1.15: NOT REACHED)",
+                "starting and ending `true`, beyond borrowing: 60.00 ms (<= 50 ms: NOT REACHED)",
+                "sort within its limit / plain: 1.10 (<= 1.15: reached)",
+                "sort, 50 % local / zram: 0.75 (<= 0.9: reached)",
+            ]
+        );
+        let nothing = || Err("not asked for".to_owned());
+        let found = Found { faults: nothing(), reads: nothing(), start: nothing(), curves: Vec::new() };
+        assert_eq!(all(&found), []);
+    }
+}
