@@ -14,9 +14,17 @@ const SWAP_FLAG_PREFER: i32 = 0x8000;
 /// How long to wait for the device's file to appear.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Swap space on a zram device of its own; dropping it undoes everything.
+/// How long a swap space waits for that of another comparison to go. Of two with one priority the kernel
+/// takes pages by turns, so that each would hold pages of the other's programs.
+const TURN_TIMEOUT: Duration = Duration::from_secs(300);
+/// How long ending is tried again: the programs that were swapped may not be quite gone.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Swap space on a zram device of its own; dropping it undoes everything. On one machine there is one at a time.
 #[derive(Debug)]
 pub struct ZramSwap {
+    /// Locked as long as this is there.
+    _turn: fs::File,
     device: PathBuf,
     system: PathBuf,
     number: u32,
@@ -27,6 +35,21 @@ pub struct ZramSwap {
 
 fn told(what: &str, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
+/// Waits until no other process has such a swap space.
+fn take_turn() -> io::Result<fs::File> {
+    let file = fs::OpenOptions::new().create(true).append(true).open("/run/lock/tombolo-zram")?;
+    let since = Instant::now();
+    loop {
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) if since.elapsed() < TURN_TIMEOUT => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(error) => return Err(told("another comparison swaps on zram", error.into())),
+        }
+    }
 }
 
 /// A fresh device, or else one that nobody uses.
@@ -62,9 +85,11 @@ impl ZramSwap {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "swap on zram needs root"));
         }
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(16 * PAGE_BYTES);
+        let turn = take_turn().map_err(|error| told("cannot lock /run/lock/tombolo-zram", error))?;
         let (number, added) = find_device()?;
         let system = PathBuf::from(format!("/sys/block/zram{number}"));
-        let mut swap = Self { device: format!("/dev/zram{number}").into(), system, number, added, on: false };
+        let device = format!("/dev/zram{number}").into();
+        let mut swap = Self { _turn: turn, device, system, number, added, on: false };
         fs::write(swap.system.join("disksize"), bytes.to_string())
             .map_err(|error| told("cannot size zram", error))?;
         swap.wait_for_device()?;
@@ -117,11 +142,15 @@ impl Drop for ZramSwap {
         if self.on
             && let Ok(path) = self.path()
         {
+            let since = Instant::now();
             // SAFETY: swapoff(2) takes a terminated path.
-            let result = unsafe { libc::swapoff(path.as_ptr()) };
-            if result < 0 {
-                eprintln!("cannot end swapping on {}: {}", self.device.display(), io::Error::last_os_error());
-                return;
+            while unsafe { libc::swapoff(path.as_ptr()) } < 0 {
+                let error = io::Error::last_os_error();
+                if since.elapsed() > END_TIMEOUT {
+                    eprintln!("cannot end swapping on {}: {error}", self.device.display());
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(100));
             }
         }
         // udev may be looking at the device at this moment.

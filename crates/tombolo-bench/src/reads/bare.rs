@@ -256,6 +256,7 @@ pub fn handlers(arguments: &HandlerArguments) -> Result<(), Failure> {
     let descriptors: [OwnedFd; 3] = received
         .descriptors
         .into_iter()
+        .map(OwnedFd::from)
         .collect::<Vec<_>>()
         .try_into()
         .map_err(|_| Failure::new("the reader has not sent its descriptors"))?;
