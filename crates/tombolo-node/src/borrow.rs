@@ -1,6 +1,6 @@
 //! The borrowing side: far memory made of segments from several lenders.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -126,6 +126,8 @@ pub struct Borrowed {
     writer: Mutex<()>,
     sink: OnceLock<FarSink>,
     stop: AtomicBool,
+    /// Becomes readable then.
+    ended: OwnedFd,
     service: Mutex<Option<JoinHandle<()>>>,
     /// Lenders' further links.
     tending: Mutex<Tending>,
@@ -339,6 +341,8 @@ impl Borrowed {
         let table = SegmentTable::new(&segments, STRIPE_BYTES).map_err(|error| {
             BorrowError::WrongSegment { lender: addresses[0].clone(), reason: error.to_string() }
         })?;
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let ended = rustix::event::eventfd(0, flags).map_err(|errno| no_thread(errno.into()))?;
         let borrowed = Arc::new(Self {
             node,
             lenders: lenders.into_iter().map(|(lender, _)| lender).collect(),
@@ -350,6 +354,7 @@ impl Borrowed {
             writer: Mutex::new(()),
             sink: OnceLock::new(),
             stop: AtomicBool::new(false),
+            ended,
             service: Mutex::new(None),
             tending: Mutex::default(),
             security: OnceLock::new(),
@@ -378,6 +383,7 @@ impl Borrowed {
     /// Gives everything back, politely.
     pub fn release(&self) {
         self.stop.store(true, Ordering::Relaxed);
+        let _ = rustix::io::write(&self.ended, &1u64.to_ne_bytes());
         if let Some(service) = self.service.lock().take()
             && service.thread().id() != std::thread::current().id()
         {
@@ -447,13 +453,9 @@ impl Borrowed {
                 self.node.drive(&lender.peer);
             }
         }
-        let descriptors: Vec<_> = windowed.iter().map(|lender| lender.peer.link.descriptor()).collect();
-        let nap = Duration::from_millis(100);
-        if descriptors.is_empty() {
-            std::thread::sleep(nap);
-        } else {
-            let _ = event::wait_readable(&descriptors, Some(nap));
-        }
+        let links = windowed.iter().map(|lender| lender.peer.link.descriptor());
+        let descriptors: Vec<_> = links.chain([self.ended.as_fd()]).collect();
+        let _ = event::wait_readable(&descriptors, Some(Duration::from_millis(100)));
         true
     }
 

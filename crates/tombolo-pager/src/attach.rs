@@ -23,6 +23,8 @@ use crate::space::{Agent, Program, Space};
 use crate::stats::Counters;
 
 const LISTENER: u64 = u64::MAX;
+/// Marks the descriptor that ends the reception.
+const STOP: u64 = u64::MAX - 1;
 /// Marks the pidfd of a space's program, beside the index.
 const PROGRAM: u64 = 1 << 32;
 /// How often it is looked whether programs still are what they were.
@@ -47,6 +49,7 @@ pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
 pub struct Reception {
     listener: OwnedFd,
     epoll: OwnedFd,
+    stop: Arc<OwnedFd>,
     pager: Arc<Pager>,
 }
 
@@ -63,7 +66,14 @@ impl Reception {
         net::listen(&listener, 256)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
-        Ok(Self { listener, epoll, pager })
+        let stop = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?);
+        epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
+        Ok(Self { listener, epoll, stop, pager })
+    }
+
+    /// An event descriptor; adding to it wakes the reception, which ends if the run is over.
+    pub fn stopper(&self) -> Arc<OwnedFd> {
+        self.stop.clone()
     }
 
     /// Receives agents until the run is over.
@@ -75,6 +85,7 @@ impl Reception {
             let count = epoll::wait(&self.epoll, &mut events[..], Some(&SWEEP)).unwrap_or(0);
             for event in &events[..count] {
                 match event.data.u64() {
+                    STOP => return,
                     LISTENER => self.receive(),
                     data if data & PROGRAM != 0 => self.program_ended(data as u32),
                     index => self.hang_up(index as u32),

@@ -196,6 +196,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     let pager = set_up("tables", made)?;
     let pager = Arc::new(pager);
     let reception = set_up("its socket", Reception::new(&directory.socket(), pager.clone()))?;
+    let stopper = reception.stopper();
     let evictor = Evictor::new(pager.clone());
     let weak = Arc::downgrade(&pager);
     pager.far.start(Box::new(move |event| {
@@ -253,6 +254,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     };
     pager.stopping.store(true, Ordering::Relaxed);
     pager.evictor.ring();
+    let _ = rustix::io::write(&*stopper, &1u64.to_ne_bytes());
     for poll in &pager.polls {
         poll.stop();
     }
