@@ -1,7 +1,7 @@
 //! Another process: reading its memory, pinning our threads, its death.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,39 @@ pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     }
     // SAFETY: the call above has just returned this descriptor to us alone.
     Ok(unsafe { OwnedFd::from_raw_fd(made as i32) })
+}
+
+/// A pidfd of the process that connected this Unix socket, or made the pair. Where the kernel has no such
+/// option (before 6.5), of the process that has its number now.
+pub fn peer_pidfd(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd> {
+    const SO_PEERPIDFD: i32 = 77;
+    let mut descriptor: libc::c_int = -1;
+    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: an integer to be written, and its size.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut descriptor).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 && descriptor >= 0 {
+        // SAFETY: the call above has just returned this descriptor to us alone.
+        return Ok(unsafe { OwnedFd::from_raw_fd(descriptor) });
+    }
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::ENOPROTOOPT) => pidfd(pid),
+        error => Err(error),
+    }
+}
+
+/// Whether the process of a pidfd has ended.
+pub fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one structure, and no wait.
+    unsafe { libc::poll(&raw mut poll, 1, 0) != 0 }
 }
 
 /// Sends a signal through a pidfd: never to a process that took over the number.
@@ -366,6 +399,20 @@ pub fn interrupt_on_signals(flag: &'static AtomicBool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pidfd_names_its_process_until_that_has_ended() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let own = peer_pidfd(one.as_fd(), std::process::id()).unwrap();
+        assert!(!has_ended(&own));
+        assert!(signal(&own, 0).is_ok());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pidfd = pidfd(child.id()).unwrap();
+        assert!(!has_ended(&pidfd));
+        signal(&pidfd, libc::SIGKILL).unwrap();
+        child.wait().unwrap();
+        assert!(has_ended(&pidfd));
+    }
 
     #[test]
     fn a_hangup_is_taken_and_does_not_end_the_process() {

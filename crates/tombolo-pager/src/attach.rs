@@ -187,18 +187,18 @@ impl Reception {
     }
 
     fn attach(&self, socket: OwnedFd) -> Result<(), (Option<OwnedFd>, io::Error)> {
-        let (hello, descriptors, pid) = match hear(&socket) {
+        let (hello, descriptors, process) = match hear(&socket) {
             Ok(heard) => heard,
             Err(error) => return Err((Some(socket), error)),
         };
-        let space = match self.space_of(&hello, descriptors, pid) {
+        let space = match self.space_of(&hello, descriptors, &process) {
             Ok(found) => found,
             Err(error) => return Err((Some(socket), error)),
         };
         let (space, gate, program) = space;
         self.pager.keeper.program(&space, &program.pidfd);
         let _ = net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, None);
-        let agent = Arc::new(Agent::new(socket, pid, hello.agent as u32, gate, program));
+        let agent = Arc::new(Agent::new(socket, process, hello.agent as u32, gate, program));
         self.welcome(&space, agent).map_err(|error| (None, error))
     }
 
@@ -207,7 +207,7 @@ impl Reception {
         &self,
         hello: &Hello,
         mut descriptors: Vec<OwnedFd>,
-        pid: u32,
+        agent: &Program,
     ) -> io::Result<(Arc<Space>, SharedMemory, Program)> {
         if hello.version != VERSION {
             return Err(io::Error::other("its preloaded library is of another build"));
@@ -221,7 +221,7 @@ impl Reception {
         }
         let gate = descriptors.pop().ok_or_else(|| io::Error::other("its hello brought no gate"))?;
         let gate = SharedMemory::open(gate, GATE_BYTES).map_err(io::Error::other)?;
-        let program = program_of(pid)?;
+        let program = program_of(agent)?;
         // The program may have executed this one just now.
         for other in self.pager.all_spaces() {
             if other
@@ -267,20 +267,21 @@ impl Reception {
 }
 
 /// The program whose memory an agent shares: its parent.
-fn program_of(agent: u32) -> io::Result<Program> {
+fn program_of(agent: &Program) -> io::Result<Program> {
     let gone = || io::Error::from(io::ErrorKind::UnexpectedEof);
-    let pid = process::parent_of(agent).ok_or_else(gone)?;
+    let pid = process::parent_of(agent.pid).ok_or_else(gone)?;
     let pidfd = process::pidfd(pid).map_err(|_| gone())?;
     // Held now, the number names nobody else; and it is the right process if it has the agent's memory.
-    match process::share_memory(agent, pid) {
+    match process::share_memory(agent.pid, pid) {
+        _ if process::has_ended(&agent.pidfd) => Err(gone()),
         Some(true) => Ok(Program { pid, pidfd }),
         Some(false) => Err(gone()),
         None => Err(io::Error::other("the kernel does not say whose memory it has (kcmp)")),
     }
 }
 
-/// Receives an agent's hello, with its descriptors and its process number.
-fn hear(socket: &OwnedFd) -> io::Result<(Hello, Vec<OwnedFd>, u32)> {
+/// Receives an agent's hello, with its descriptors and its process.
+fn hear(socket: &OwnedFd) -> io::Result<(Hello, Vec<OwnedFd>, Program)> {
     let mut bytes = [0u8; size_of::<Hello>()];
     let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut room);
@@ -312,5 +313,6 @@ fn hear(socket: &OwnedFd) -> io::Result<(Hello, Vec<OwnedFd>, u32)> {
         token: long(3),
         agent: long(4),
     };
-    Ok((hello, descriptors, pid))
+    let pidfd = process::peer_pidfd(socket.as_fd(), pid)?;
+    Ok((hello, descriptors, Program { pid, pidfd }))
 }

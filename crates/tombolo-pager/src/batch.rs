@@ -22,6 +22,7 @@ use tombolo_host::process::{self, SPANS_MAX, Span};
 use tombolo_host::sparse::page_is_zero;
 
 use crate::evict::Evictor;
+use crate::pager::CopyBack;
 use crate::protocol::{Done, STAGING_PAGES};
 use crate::space::{Agent, Order, Space, extend, is_shared};
 use crate::stats::Counters;
@@ -92,6 +93,8 @@ pub struct Batch {
     command: u32,
     /// When the command was sent.
     pub(crate) since: Instant,
+    /// The agent has answered; pages are to be mapped again in an address space that is changing.
+    returning: bool,
 }
 
 impl Evictor {
@@ -113,8 +116,15 @@ impl Evictor {
             self.placement.arrange(&self.pager.home, Some(agent.pid), moves, victims.len());
         }
         let count = victims.len() as u64;
-        let batch =
-            Batch { space: space.clone(), agent, victims, drops: None, command, since: Instant::now() };
+        let batch = Batch {
+            space: space.clone(),
+            agent,
+            victims,
+            drops: None,
+            command,
+            since: Instant::now(),
+            returning: false,
+        };
         match space.send(&batch.agent, command, &order, &mut self.message) {
             Ok(()) => {
                 for slot in
@@ -220,6 +230,16 @@ impl Evictor {
         let mut index = 0;
         let mut any = false;
         while let Some(batch) = self.batches.get(index) {
+            if batch.returning {
+                let batch = self.batches.swap_remove(index);
+                if self.settle(batch) {
+                    any = true;
+                } else {
+                    // It stands last now; the one that stands here comes in the next pass.
+                    index += 1;
+                }
+                continue;
+            }
             match batch.space.answer(&batch.agent) {
                 Ok(None) => index += 1,
                 Ok(Some(done)) if done.number == batch.command => {
@@ -241,7 +261,8 @@ impl Evictor {
     fn advance(&mut self, mut batch: Batch, done: &Done) {
         if let Some(drops) = batch.drops.take() {
             self.dropped(&mut batch, &drops, done.dropped as usize);
-            return self.settle(batch);
+            self.settle(batch);
+            return;
         }
         self.moved(&mut batch, done);
         self.keep(&mut batch);
@@ -331,7 +352,8 @@ impl Evictor {
         let mut order = Order::default();
         let any = batch.victims.iter().any(|victim| matches!(victim.way, Way::Keep | Way::Unshare));
         if !any {
-            return self.settle(batch);
+            self.settle(batch);
+            return;
         }
         let command = self.next_command();
         {
@@ -414,29 +436,28 @@ impl Evictor {
         table.own_drops.clear();
     }
 
-    /// The victims are gone, or stay: their entries say so, and threads that waited try again.
-    fn settle(&mut self, mut batch: Batch) {
+    /// The victims are gone, or stay: their entries say so, and threads that waited try again. False: some have
+    /// to be mapped again, and cannot yet.
+    fn settle(&mut self, mut batch: Batch) -> bool {
         for victim in batch.victims.iter_mut().filter(|victim| victim.way == Way::Back) {
-            self.put_back(&batch.space, victim);
+            victim.way = match self.pager.copy_back(&batch.space, victim.page, victim.copy) {
+                CopyBack::Mapped => Way::Stay,
+                CopyBack::Later => continue,
+                // Rather no contents than wrong ones.
+                CopyBack::Failed => Way::Unread,
+            };
         }
-        let stayed = |victim: &&Victim| matches!(victim.way, Way::Stay | Way::Back);
+        if batch.victims.iter().any(|victim| victim.way == Way::Back) {
+            batch.returning = true;
+            self.batches.push(batch);
+            return false;
+        }
+        let stayed = |victim: &&Victim| victim.way == Way::Stay;
         self.evicted((batch.victims.len() - batch.victims.iter().filter(stayed).count()) as u64);
         self.end(&batch.space, std::mem::take(&mut batch.victims));
         batch.space.lock().command = 0;
         self.pager.close_if_ended(&batch.space);
-    }
-
-    /// Maps a page again that was moved out and could not be saved, here and in children that wait for it.
-    fn put_back(&self, space: &Arc<Space>, victim: &mut Victim) {
-        let followers = space.lock().states.followers(victim.page);
-        let children = followers
-            .iter()
-            .filter_map(|follower| Some((self.pager.space(follower.space)?, follower.page)))
-            .collect::<Vec<_>>();
-        for (space, began) in std::iter::once((space.clone(), victim.page)).chain(children) {
-            self.pager.copy_back(&space, began, victim.copy);
-        }
-        victim.way = Way::Stay;
+        true
     }
 
     fn end(&self, space: &Arc<Space>, victims: Vec<Victim>) {
@@ -529,7 +550,8 @@ fn read_moved(agent: &Agent, staging: u64, victims: &mut [Victim]) {
     if vector.local.is_empty() {
         return;
     }
-    let mut left = vector.copy(agent.pid);
+    let copied = vector.copy(agent.pid);
+    let mut left = if agent.has_ended() { 0 } else { copied };
     for victim in victims.iter_mut().filter(|victim| matches!(victim.way, Way::Moved(_))) {
         if left == 0 {
             // Most likely the process has ended, and nobody will ask for the page.
@@ -549,6 +571,10 @@ fn read_kept(agent: &Agent, victims: &mut [Victim]) {
         if vector.copy(agent.pid) == 0 && !read_by_file(agent.pid, address, victim.copy) {
             victim.way = Way::Stay;
         }
+    }
+    if agent.has_ended() {
+        // The number may have been another process's.
+        victims.iter_mut().filter(|victim| victim.way == Way::Keep).for_each(|victim| victim.way = Way::Stay);
     }
 }
 

@@ -104,6 +104,17 @@ pub struct Pager {
     said: Mutex<Vec<&'static str>>,
 }
 
+/// What came of mapping a page again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyBack {
+    /// It is there, or nobody wants it.
+    Mapped,
+    /// The address space is changing.
+    Later,
+    /// The kernel refuses.
+    Failed,
+}
+
 /// A flag to sleep on.
 #[derive(Debug, Default)]
 pub struct Doorbell {
@@ -309,24 +320,48 @@ impl Pager {
         }
     }
 
-    /// Maps a page whose eviction could not be completed; whoever has it mapped already keeps it.
-    pub fn copy_back(&self, space: &Arc<Space>, began: Page, source: u64) {
-        loop {
-            let mut table = space.lock();
+    /// Maps a page whose eviction could not be completed, here and in the children that wait for its end; whoever
+    /// has it mapped already keeps it. May be called again.
+    pub fn copy_back(&self, space: &Arc<Space>, began: Page, source: u64) -> CopyBack {
+        let mut left = vec![(space.clone(), began)];
+        while let Some((space, began)) = left.pop() {
+            match self.copy_back_here(&space, began, source) {
+                CopyBack::Mapped => {}
+                other => return other,
+            }
+            // Only now: a child that was forked before has been told of by the kernel, which maps nothing until
+            // then, and one that is forked from now on inherits the page.
+            let followers = space.lock().states.followers(began);
+            left.extend(
+                followers.iter().filter_map(|follower| Some((self.space(follower.space)?, follower.page))),
+            );
+        }
+        CopyBack::Mapped
+    }
+
+    fn copy_back_here(&self, space: &Arc<Space>, began: Page, source: u64) -> CopyBack {
+        /// Changes of the address space that are read before others get their turn.
+        const CHANGES: u32 = 16;
+        let mut table = space.lock();
+        for _ in 0..CHANGES {
             let (page, entry) = table.states.operation(began);
             if table.closed || entry.is_discarded() {
-                return;
+                return CopyBack::Mapped;
             }
             match space.map(&mut table, page, source, 1, false) {
+                // Where there is no mapping, nobody can ask for the page.
+                Ok(_) | Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone) => {
+                    return CopyBack::Mapped;
+                }
                 Err(UffdError::Again(_)) => {
                     if !self.read_change(space, &mut table) {
-                        drop(table);
-                        std::thread::yield_now();
+                        return CopyBack::Later;
                     }
                 }
-                _ => return,
+                Err(_) => return CopyBack::Failed,
             }
         }
+        CopyBack::Later
     }
 
     /// Claims room for up to `want` pages of a space; returns how many were granted.

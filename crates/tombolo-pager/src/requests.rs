@@ -58,7 +58,7 @@ impl Pager {
         let Some(agent) = space.agent() else { return Answer::default() };
         let at = space.requests + (place * size_of::<Request>()) as u64;
         // The agent's memory is the program's.
-        if process::read_exactly(agent.pid, at, &mut bytes).is_err() {
+        if process::read_exactly(agent.pid, at, &mut bytes).is_err() || agent.has_ended() {
             return Answer::default();
         }
         let field =

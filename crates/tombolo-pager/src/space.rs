@@ -66,7 +66,7 @@ pub fn extend(spans: &mut Vec<(Page, u32)>, page: Page) {
     }
 }
 
-/// The process whose memory a space is.
+/// A process that has to do with a space.
 #[derive(Debug)]
 pub struct Program {
     /// Its number, as this process sees it.
@@ -80,9 +80,11 @@ pub struct Program {
 pub struct Agent {
     /// Its socket.
     pub socket: OwnedFd,
-    /// Its process number, as this process sees it.
+    /// Its process number, as this process sees it: names it only until it ends.
     pub pid: u32,
-    /// The same as fault events name it.
+    /// Becomes readable when it ends.
+    pidfd: OwnedFd,
+    /// Its number as fault events name it.
     pub own_pid: u32,
     /// Memory of the gate.
     gate: SharedMemory,
@@ -92,12 +94,24 @@ pub struct Agent {
 
 impl Agent {
     /// An agent that has said hello.
-    pub fn new(socket: OwnedFd, pid: u32, own_pid: u32, gate: SharedMemory, program: Program) -> Self {
-        Self { socket, pid, own_pid, gate, program }
+    pub fn new(
+        socket: OwnedFd,
+        process: Program,
+        own_pid: u32,
+        gate: SharedMemory,
+        program: Program,
+    ) -> Self {
+        let Program { pid, pidfd } = process;
+        Self { socket, pid, pidfd, own_pid, gate, program }
     }
 
     fn word(&self, offset: usize) -> Option<&AtomicU32> {
         self.gate.atomic_u32(offset).ok()
+    }
+
+    /// Whether it has ended. What was read by its number is another process's, perhaps, if it has ended since.
+    pub fn has_ended(&self) -> bool {
+        process::has_ended(&self.pidfd)
     }
 
     /// Whether the program still is what it was when the agent started: it has neither
