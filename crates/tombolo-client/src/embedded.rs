@@ -61,6 +61,7 @@ impl Embedded {
     pub fn start(how: &Embedding) -> Result<Self, EmbedError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let node = Arc::new(Node::new(&how.name, 0, 0)?);
+        node.permit_by_list(&how.security);
         let listener = tombolo_node::listen(&how.listen, &how.security).map_err(EmbedError::Listen)?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let programs = std::env::temp_dir().join(format!("tombolo-{}-{number}", std::process::id()));

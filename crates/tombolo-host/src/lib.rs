@@ -3,7 +3,6 @@
 pub mod cgroup;
 pub mod cpu;
 pub mod event;
-pub mod lines;
 pub mod own;
 pub mod passed;
 pub mod pool;

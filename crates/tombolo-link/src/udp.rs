@@ -93,8 +93,8 @@ pub const DEFAULT_OUTAGE: Duration = Duration::from_secs(10);
 /// Silence after which a link pauses; no outage is shorter.
 pub const SUSPECT_AFTER: Duration = keep_alive::SUSPECT_AFTER;
 
-/// Goodbyes with a reason, which the peer cannot find out by itself: some may be lost.
-const REASONED_BYES: u32 = 3;
+/// Goodbyes: some may be lost, and without one the peer waits for the whole outage.
+const BYES: u32 = 3;
 
 /// What can be chosen for links over UDP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -551,6 +551,8 @@ impl Link for UdpLink {
             Verdict::Ping => self.ping(),
             Verdict::Silent(duration) => {
                 if !self.has_unread() {
+                    // The other side may hear us all the same.
+                    self.send_datagram(Header::new(Kind::Bye, self.session), &[]);
                     self.lose(LossReason::Silent(duration));
                     return None;
                 }
@@ -593,8 +595,8 @@ impl Link for UdpLink {
             return;
         }
         let why: &[u8] = if reason == LossReason::KeyRemoved { &[wire::BYE_KEY_REMOVED] } else { &[] };
-        // If all are lost, silence will say nearly the same later.
-        for _ in 0..if why.is_empty() { 1 } else { REASONED_BYES } {
+        // If all are lost, silence will say nearly the same, but later by the outage.
+        for _ in 0..BYES {
             self.send_datagram(Header::new(Kind::Bye, self.session), &[why]);
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tombolo_link::identity::{AllowList, Permission, Permissions};
-use tombolo_link::{Link, Security};
+use tombolo_link::{Link, LossReason, Security};
 
 use crate::control::{Borrower, Request};
 use crate::node::{Node, Peer};
@@ -63,8 +63,16 @@ impl Node {
     /// What whoever is at the other end of this link may ask for.
     pub(crate) fn permissions_of(&self, link: &dyn Link) -> Permissions {
         let (Some(list), Some(key)) = (self.list.get(), link.peer_key()) else { return Permissions::ALL };
-        // A key that was there a moment ago, or a list that made sense then: the next reload will tell.
-        AllowList::permissions_of(list, &key).ok().flatten().unwrap_or(Permissions::NONE)
+        match AllowList::permissions_of(list, &key) {
+            Ok(Some(permissions)) => permissions,
+            // It was taken off the list during the handshake.
+            Ok(None) => {
+                link.close(LossReason::KeyRemoved);
+                Permissions::NONE
+            }
+            // The list made sense a moment ago: the next reload will tell.
+            Err(_) => Permissions::NONE,
+        }
     }
 
     /// This node is about to end: from now on only who has some of its memory already gets more.

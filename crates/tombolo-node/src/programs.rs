@@ -554,6 +554,12 @@ impl ProgramDomain {
         Owner::Program(self.number, self.life)
     }
 
+    /// For what takes descriptors of the program.
+    fn process_owner(&self) -> Owner {
+        let process = self.socket.peer().ok().and_then(|peer| peer.process_id);
+        process.map_or_else(|| self.owner(), Owner::Process)
+    }
+
     /// Tells the program that a transfer is over.
     pub(crate) fn end(&self, slot: usize, result: Result<u64, Failure>) {
         self.busy.fetch_and(!(1 << slot), Ordering::Relaxed);

@@ -81,7 +81,8 @@ impl Asker {
     /// Sends the answer, if there is one. Some: nothing else is left to be done.
     fn send(&mut self) -> Option<Step> {
         let (message, memory, deadline) = self.unsent.as_ref()?;
-        let link = if self.by.has_link() { self.by.link.clone() } else { self.peer.control_link() };
+        let is_of_use = self.by.has_link() && !self.by.link.is_suspect();
+        let link = if is_of_use { self.by.link.clone() } else { self.peer.control_link() };
         let memory = memory.as_ref().filter(|_| link.supports_windows());
         let descriptors: SmallVec<[_; 1]> = memory.iter().map(|memory| memory.as_fd()).collect();
         let sent = link.send_control(message, &descriptors);
@@ -317,10 +318,19 @@ impl Node {
     }
 
     pub(crate) fn open_name(&self, peer: &Peer, name: &str) -> Reply {
-        with_name(name, |name| match self.ledger.lock().open(peer.id, name) {
-            None => Reply::NoSuchName,
-            Some(Ok((segment, published))) => Reply::Opened { segment, found: described(name, &published) },
-            Some(Err(error)) => refused(error),
+        with_name(name, |name| {
+            let mut ledger = self.ledger.lock();
+            // Who is lost by now is forgotten under this lock, before or after.
+            if peer.loss().is_some() {
+                return Reply::Failed("the link is lost".into());
+            }
+            match ledger.open(peer.id, name) {
+                None => Reply::NoSuchName,
+                Some(Ok((segment, published))) => {
+                    Reply::Opened { segment, found: described(name, &published) }
+                }
+                Some(Err(error)) => refused(error),
+            }
         })
     }
 

@@ -68,8 +68,16 @@ impl Node {
         peer.answers.lock().insert(number, None);
         let deadline = Instant::now() + timeout;
         let repeats = request.may_be_repeated();
-        // Who takes its leave does not wait for a link to come back.
-        let waits = !matches!(request, Request::Release { .. });
+        // Who takes its leave does not wait for a link to come back, nor does who asks on a new one, which may be
+        // that of a node that has just ended.
+        let waits = !matches!(
+            request,
+            Request::Release { .. }
+                | Request::Join { .. }
+                | Request::Identify
+                | Request::PathToken
+                | Request::BePath { .. }
+        );
         let message = Message::V1(MessageV1::Ask { number, request }).encode();
         let mut answer = self.ask_as(peer, number, &message, waits, deadline, timeout);
         while repeats && matches!(answer, Err(AskError::PathLost)) {

@@ -18,6 +18,8 @@ pub(crate) enum Owner {
     Peer(PeerId),
     /// The program of that domain, in that life of it.
     Program(u16, u32),
+    /// Whoever has this process: what it passes may make the kernel wait for it, in each of its domains.
+    Process(u32),
 }
 
 /// Threads: enough that some wait in the kernel while others go on, and few enough that they leave the

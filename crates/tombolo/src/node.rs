@@ -76,7 +76,7 @@ const HANDSHAKE_TO_LINK: Duration = Duration::from_secs(1);
 
 /// Reads the list of keys again at each SIGHUP, and ends the links of keys that are not on it any more.
 fn reload_at_hangups(node: &Node, security: &Security, hangups: &Signals) {
-    while hangups.next(None).is_ok() {
+    'hangups: while hangups.next(None).is_ok() {
         let Security::Secure(identity) = security else {
             warn!("SIGHUP: no link of this node has keys, so there is no list to read again");
             continue;
@@ -94,6 +94,7 @@ fn reload_at_hangups(node: &Node, security: &Security, hangups: &Signals) {
                 }
                 Err(error) => {
                     error!("SIGHUP: the list of keys cannot be used, all links stay: {error}");
+                    continue 'hangups;
                 }
             }
         }

@@ -59,15 +59,28 @@ pub(super) struct KeepAlive {
     unanswered: u32,
     /// Its last ping said that nothing of ours arrives there, and it has answered none of ours since.
     is_unheard: bool,
+    /// When that was first seen.
+    unheard_since: Option<Instant>,
 }
 
 impl KeepAlive {
     pub(super) fn new(end: End, own_outage: Duration, now: Instant) -> Self {
-        Self { end, own_outage, said_outage: None, asked: now, heard: now, unanswered: 0, is_unheard: false }
+        Self {
+            end,
+            own_outage,
+            said_outage: None,
+            asked: now,
+            heard: now,
+            unanswered: 0,
+            is_unheard: false,
+            unheard_since: None,
+        }
     }
 
     /// How long this side wants to wait from now on. True: the other side is to hear of that.
     pub(super) fn set_outage(&mut self, outage: Duration) -> bool {
+        // Pings say it in milliseconds.
+        let outage = Duration::from_millis(outage.min(MAX_OUTAGE).as_millis() as u64);
         self.own_outage = outage.clamp(SUSPECT_AFTER, MAX_OUTAGE);
         self.must_say()
     }
@@ -129,6 +142,11 @@ impl KeepAlive {
         }
         let silence = now.saturating_duration_since(self.heard);
         if silence >= self.outage() && self.unanswered >= MIN_UNANSWERED {
+            return (Verdict::Silent(self.outage()), now + PING_AFTER);
+        }
+        // Heard, and not hearing: nothing passes either.
+        self.unheard_since = if self.is_unheard { self.unheard_since.or(Some(now)) } else { None };
+        if self.unheard_since.is_some_and(|since| now.saturating_duration_since(since) >= self.outage()) {
             return (Verdict::Silent(self.outage()), now + PING_AFTER);
         }
         let since = if self.must_say() || self.is_unheard { self.asked } else { self.asked.max(self.heard) };

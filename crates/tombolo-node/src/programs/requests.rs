@@ -67,8 +67,9 @@ impl Node {
                 Work::Register(address, bytes, programs.noted(grants), descriptors)
             }
         };
+        let owner = if matches!(work, Work::Register(..)) { domain.process_owner() } else { domain.owner() };
         let task = ProgramTask { programs: programs.clone(), domain: domain.clone(), number, work };
-        match self.pool.offer(domain.owner(), Box::new(task)) {
+        match self.pool.offer(owner, Box::new(task)) {
             Ok(()) => Ok(()),
             Err(error) => domain.reply(number, Reply::Failed(error.to_string()), &[]),
         }
