@@ -182,6 +182,21 @@ impl World {
         }
     }
 
+    /// Pages are sent for ahead of need.
+    fn prefetch(&mut self, id: u32) {
+        let (first, end) = self.range();
+        let slow = self.slow;
+        let space = self.space(id);
+        for page in first..end {
+            let is_remote = space.table.get(page).state() == State::Remote && !space.table.is_name(page);
+            if slow && is_remote && space.memory.expected.contains_key(&page) {
+                space.resident += 1;
+                space.table.fetching(page, false);
+                space.fetches.push(page);
+            }
+        }
+    }
+
     fn arrive(&mut self, id: u32) {
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
@@ -192,13 +207,14 @@ impl World {
         let (page, entry) = space.table.operation(began);
         let slot = entry.slot();
         let protect = !entry.is_writable();
+        let found = space.memory.present.contains_key(&page);
         if !entry.is_discarded() {
             assert_eq!(entry.state(), State::Fetching);
             let contents = self.far[&slot.expect("a slot")];
             space.memory.present.entry(page).or_insert(Present { contents, protected: protect });
         }
         let keep = slot.filter(|&slot| {
-            let keep = protect || entry.is_discarded();
+            let keep = (protect && !found) || entry.is_discarded();
             if !keep {
                 slots.release(slot);
             }
@@ -412,7 +428,8 @@ impl World {
                 let write = self.rng.below(2) == 0;
                 self.meet(id, page, write);
             }
-            5..=9 => self.serve_unread(id),
+            5..=8 => self.serve_unread(id),
+            9 => self.prefetch(id),
             10..=26 => {
                 let value = 1 + self.rng.next() % 1_000_000;
                 self.access(id, page, Some(value));

@@ -15,6 +15,7 @@
 //! may be frozen, and its agent with it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tombolo_core::pager::{Entry, Outcome as Ending, PAGE_BYTES, Page, PageName, State};
@@ -503,9 +504,10 @@ impl Evictor {
                 other => other,
             };
         }
-        if told && !batch.agent.serves_its_program() {
-            // The program has ended, as it mostly does before its agent.
-        } else if told {
+        let is_over =
+            batch.space.ending.load(Ordering::Acquire) || process::has_ended(&batch.agent.program.pidfd);
+        // The program mostly ends before its agent.
+        if told && !is_over {
             self.pager.end_program(&batch.agent, "its agent was ended in the middle of an eviction");
         }
         batch.space.lock().own_drops.clear();

@@ -23,6 +23,9 @@ const LINGER: Duration = Duration::from_micros(100);
 /// How long the evictor polls for an agent's answer before it sleeps between looks.
 const POLL: Duration = Duration::from_micros(400);
 
+/// How long what an address space put off by changing waits to be looked at again.
+const PUT_OFF: Duration = Duration::from_millis(1);
+
 /// An agent that has not answered for this long is late: its program is frozen, or the machine is
 /// very busy. Others go on, and it is looked after less often.
 const LATE: Duration = Duration::from_millis(20);
@@ -84,6 +87,11 @@ impl Evictor {
             if self.collect() {
                 self.serve_waiting();
             }
+            // What this thread puts off, no handler may look at.
+            let put_off = self.pager.serve_deferred();
+            if put_off {
+                std::thread::yield_now();
+            }
             if self.wait_for_agents() {
                 continue;
             }
@@ -92,7 +100,9 @@ impl Evictor {
             }
             if !self.is_short() && self.pager.waiting.lock().is_empty() {
                 let late = !self.batches.is_empty();
-                if !(self.windowed && !late && self.linger()) {
+                if put_off {
+                    self.pager.evictor.wait(PUT_OFF);
+                } else if !(self.windowed && !late && self.linger()) {
                     self.pager.evictor.wait(if late { LATE } else { Duration::from_millis(200) });
                 }
                 continue;
@@ -216,7 +226,9 @@ impl Evictor {
                     "full",
                     "local and far memory are both full: the program gets SIGBUS; lend more, or borrow more with --remote",
                 );
-                self.pager.poison(&space, fault.page);
+                if !self.pager.poison(&space, fault.page) {
+                    self.pager.serve_again(fault);
+                }
             } else {
                 self.pager.serve_again(fault);
             }

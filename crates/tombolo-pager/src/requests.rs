@@ -30,7 +30,13 @@ impl Pager {
                 if let Err(UffdError::Again(_)) = space.uffd.write_protect(page, PAGE_BYTES as usize, false) {
                     return Step::Again;
                 }
-                self.carry_out(space, table, index - REQUEST_PAGE)
+                match self.carry_out(space, table, index - REQUEST_PAGE) {
+                    Some(answer) => answer,
+                    None => {
+                        space.wake_later(table, space.control_address(index) / PAGE_BYTES, 1);
+                        return Step::Done;
+                    }
+                }
             }
             // The staging area: what is not there reads as zero.
             _ => Answer::default(),
@@ -52,14 +58,14 @@ impl Pager {
     }
 
     /// Carries out the request of a place, unless that was done: a fault that is interrupted
-    /// by a signal is reported again.
-    fn carry_out(&self, space: &Arc<Space>, table: &mut Table, place: usize) -> Answer {
+    /// by a signal is reported again. `None`: there is none now, its thread is writing it.
+    fn carry_out(&self, space: &Arc<Space>, table: &mut Table, place: usize) -> Option<Answer> {
         let mut bytes = [0u8; size_of::<Request>()];
-        let Some(agent) = space.agent() else { return Answer::default() };
+        let Some(agent) = space.agent() else { return Some(Answer::default()) };
         let at = space.requests + (place * size_of::<Request>()) as u64;
         // The agent's memory is the program's.
         if process::read_exactly(agent.pid, at, &mut bytes).is_err() || agent.has_ended() {
-            return Answer::default();
+            return Some(Answer::default());
         }
         let field =
             |index: usize| u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default());
@@ -67,12 +73,12 @@ impl Pager {
         if let Some(&(known, answer)) = table.answered.get(place)
             && known == number
         {
-            return answer;
+            return Some(answer);
         }
         let end = start.checked_add(length).filter(|_| start.is_multiple_of(PAGE_BYTES) && length > 0);
         if number == 0 {
-            // Its thread is writing it: this fault was of an earlier one.
-            return Answer::default();
+            // This fault was of an earlier one.
+            return None;
         }
         let answer = match (operation, end) {
             (REGISTER, Some(_)) => self.register(space, table, start, length),
@@ -83,7 +89,7 @@ impl Pager {
         if let Some(known) = table.answered.get_mut(place) {
             *known = (number, answer);
         }
-        answer
+        Some(answer)
     }
 
     fn register(&self, space: &Space, table: &mut Table, start: u64, length: u64) -> Answer {
@@ -105,8 +111,13 @@ impl Pager {
     fn bring_all(&self, space: &Arc<Space>, table: &mut Table, first: Page, end: Page) -> bool {
         let mut all = true;
         for (page, entry) in table.states.entries(first, end) {
+            if entry.state() == State::Lost {
+                // It stays lost when nobody is asked any more.
+                all &= self.poison_now(space, table, page) == Step::Done;
+                continue;
+            }
             let (State::Remote, Some(slot)) = (entry.state(), entry.slot()) else {
-                all &= matches!(entry.state(), State::Untouched | State::Resident | State::Lost);
+                all &= matches!(entry.state(), State::Untouched | State::Resident);
                 continue;
             };
             if table.states.is_name(page) {
@@ -114,7 +125,7 @@ impl Pager {
                 continue;
             }
             if self.far.is_lost(slot) {
-                table.states.lost(page, &mut self.slots.lock());
+                all &= self.poison_now(space, table, page) == Step::Done;
                 continue;
             }
             if self.reserve(space, 1) == 0 {

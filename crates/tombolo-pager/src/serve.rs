@@ -505,20 +505,40 @@ impl Pager {
         Step::Done
     }
 
-    /// A page that cannot be served raises SIGBUS from now on.
-    pub fn poison(&self, space: &Arc<Space>, page: Page) {
+    /// A page that cannot be served raises SIGBUS from now on. False: it is not one any more, or its address
+    /// space is changing.
+    #[must_use]
+    pub fn poison(&self, space: &Arc<Space>, page: Page) -> bool {
         let mut table = space.lock();
         for _ in 0..CHANGES_MAX {
-            if table.closed || self.poison_now(space, &mut table, page) == Step::Done {
-                return;
+            if table.closed {
+                return true;
+            }
+            if !matches!(table.states.get(page).state(), State::Untouched | State::Remote) {
+                return false;
+            }
+            if self.poison_now(space, &mut table, page) == Step::Done {
+                return true;
             }
             self.read_change(space, &mut table);
         }
+        false
     }
 
-    fn poison_now(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
+    pub(crate) fn poison_now(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
         match space.uffd.poison(Space::address(page), PAGE_BYTES as usize) {
             Err(UffdError::Again(_)) => return Step::Again,
+            // A fork left it (see `Table::fork`): what is there is the program's, and good.
+            Err(UffdError::Exists(_))
+                if matches!(table.states.get(page).state(), State::Remote | State::Lost) =>
+            {
+                self.room.take(&space.account, 1);
+                table.states.found_present(page, &mut self.slots.lock());
+                self.queue(space, table, page, None);
+                let _ = space.unprotect(table, page);
+                space.wake_later(table, page, 1);
+                return Step::Done;
+            }
             Err(_) => {
                 space.wake_later(table, page, 1);
             }
@@ -552,11 +572,14 @@ impl Pager {
                 return self.fetch_failed(&space, table, name.page());
             };
             let protect = !entry.is_writable();
-            let mut woken = false;
+            let (mut woken, mut present) = (false, false);
             if !entry.is_discarded() {
                 match space.map(table, page, source, 1, protect) {
                     Ok(_) => woken = true,
-                    Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone) => {}
+                    // A fork left it (see `Table::fork`): what is there is the program's.
+                    Err(UffdError::Exists(_)) => present = true,
+                    // It was unmapped, and the kernel will tell.
+                    Err(UffdError::NotMapped | UffdError::Gone) => {}
                     Err(UffdError::Again(_)) => {
                         if self.read_change(&space, table) {
                             continue;
@@ -576,7 +599,7 @@ impl Pager {
             let finished = {
                 let mut slots = self.slots.lock();
                 let slot = entry.slot().filter(|&slot| {
-                    let keep = protect || entry.is_discarded();
+                    let keep = (protect && !present) || entry.is_discarded();
                     if !keep {
                         slots.release(slot);
                     }

@@ -117,7 +117,10 @@ impl Agent {
     /// Whether the program still is what it was when the agent started: it has neither
     /// ended nor executed another program.
     pub fn serves_its_program(&self) -> bool {
+        // An agent that is ending has no memory any more, and so shares none: its socket tells of that.
         process::share_memory(self.pid, self.program.pid) != Some(false)
+            || process::anonymous_bytes(self.pid).is_none()
+            || self.has_ended()
     }
 }
 

@@ -355,8 +355,8 @@ fn obey(held: &Held) {
         {
             let spans = buffer + HEADER;
             move_pages(held, command.number, spans, move_out, &mut done.moved);
-            done.dropped = drop_pages(spans + move_out * SPAN, drop) as u32;
-            unshare_pages(spans + (move_out + drop) * SPAN, unshare);
+            done.dropped = drop_pages(held, command.number, spans + move_out * SPAN, drop) as u32;
+            unshare_pages(held, command.number, spans + (move_out + drop) * SPAN, unshare);
         }
         let pointer = core::ptr::from_ref(&done) as usize;
         let flags = libc::MSG_NOSIGNAL as usize;
@@ -380,11 +380,15 @@ fn span(spans: usize, index: usize) -> (usize, usize) {
 
 /// Drops the pages of `count` spans, which cannot be moved; returns how many spans
 /// were dropped. The supervisor hears of each from the kernel, and knows that it is ours.
-fn drop_pages(spans: usize, count: usize) -> usize {
+fn drop_pages(held: &Held, command: u32, spans: usize, count: usize) -> usize {
     (0..count)
         .take_while(|&index| {
             let (start, length) = span(spans, index);
-            memory::while_unchanged(|| sys::madvise(start, length, libc::MADV_DONTNEED).is_ok()) == Some(true)
+            // A change of libc's that was before this drop has cancelled the command by now.
+            memory::while_unchanged(|| {
+                through_gate(held, command, || ()).is_some()
+                    && sys::madvise(start, length, libc::MADV_DONTNEED).is_ok()
+            }) == Some(true)
         })
         .count()
 }
@@ -485,9 +489,11 @@ fn move_some(held: &Held, target: usize, source: usize, pages: usize) -> (usize,
 }
 
 /// Makes pages this process's own that a fork left shared.
-fn unshare_pages(spans: usize, count: usize) {
+fn unshare_pages(held: &Held, command: u32, spans: usize, count: usize) {
     for (start, length) in (0..count).map(|index| span(spans, index)) {
-        let _ = sys::madvise(start, length, libc::MADV_POPULATE_WRITE);
+        if through_gate(held, command, || ()).is_some() {
+            let _ = sys::madvise(start, length, libc::MADV_POPULATE_WRITE);
+        }
     }
 }
 

@@ -310,6 +310,11 @@ impl Table {
                 // Its protection means nothing: the page is moved as it is, before the write or after.
                 Decision::Unprotect
             }
+            // The program gave the page up while its eviction was about to copy it from where it is: that copy
+            // must not wait for its own end.
+            State::EvictCopy if entry.is_kept() && entry.is_discarded() && !access.protected => {
+                Decision::ZeroAgain
+            }
             State::EvictCopy | State::EvictDrop if access.agent && !access.protected => Decision::ZeroAgain,
             State::EvictCopy | State::EvictDrop => {
                 self.set(page, entry.with_waiter(true));
@@ -464,6 +469,7 @@ impl Table {
                 match self.forwards.iter_mut().find(|forward| forward.now == Some(page)) {
                     Some(forward) => {
                         forward.now = Some(target);
+                        remapped.wake.extend(entry.has_waiter().then_some(page));
                         self.set(page, Entry(0).with_queued(entry.is_queued()));
                     }
                     None => {

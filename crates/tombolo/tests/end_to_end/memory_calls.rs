@@ -86,6 +86,13 @@ fn forks_while_threads_write_lose_nothing() {
 }
 
 #[test]
+fn five_hundred_children_and_storms_of_vfork_find_their_memory() {
+    needs!("cc");
+    // Pages that a fork shares count in each of the processes.
+    forking("storms", 17, Link::Shm, 1, sized(16, 128), &[]);
+}
+
+#[test]
 fn executed_programs_are_under_the_pager_too() {
     needs!("cc");
     let outcome = forking("spawning", 2, Link::Shm, 1, ordinary(), &[]);
