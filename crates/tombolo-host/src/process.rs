@@ -153,6 +153,16 @@ pub fn anonymous_bytes(pid: u32) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
+/// The mappings of a process, in order: start and end.
+pub fn mappings(pid: u32) -> io::Result<Vec<(u64, u64)>> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let parse = |line: &str| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+    };
+    Ok(text.lines().filter_map(parse).collect())
+}
+
 /// Whether the mapping at an address of a process is writable, if there is one.
 pub fn is_writable(pid: u32, address: u64) -> Option<bool> {
     /// `struct procmap_query`.

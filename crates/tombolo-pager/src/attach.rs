@@ -12,7 +12,7 @@ use rustix::net::{
     self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
-use tombolo_core::pager::PAGE_BYTES;
+use tombolo_core::pager::{PAGE_BYTES, Page};
 use tombolo_host::process;
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::uffd::{self, UffdError, Userfaultfd};
@@ -235,6 +235,7 @@ impl Reception {
             let space = self.pager.all_spaces().into_iter().find(|space| space.token == hello.token);
             let space = space.filter(|space| !space.has_agent());
             let space = space.ok_or_else(|| io::Error::other("it names a fork that is not known"))?;
+            self.forget_what_was_not_inherited(&space, agent)?;
             return Ok((space, gate, program));
         }
         let descriptor =
@@ -245,6 +246,33 @@ impl Reception {
         let space = self.pager.add_space(|index| Space::new(index, uffd, hello.control, hello.requests))?;
         self.pager.poll_space(&space)?;
         Ok((space, gate, program))
+    }
+
+    /// A range that a child did not inherit (`MADV_DONTFORK`) is none of ours: what the child maps there need not
+    /// be far, and must not be moved.
+    fn forget_what_was_not_inherited(&self, space: &Space, agent: &Program) -> io::Result<()> {
+        let mut table = space.lock();
+        let mut mapped = process::mappings(agent.pid)?.into_iter().peekable();
+        if process::has_ended(&agent.pidfd) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        for (first, end) in table.states.ranges_within(0, Page::MAX) {
+            let mut at = first;
+            while at < end {
+                // Mappings that end before this page do not matter to the following ones either.
+                while mapped.next_if(|&(_, stop)| stop / PAGE_BYTES <= at).is_some() {}
+                let (start, stop) = mapped
+                    .peek()
+                    .map_or((end, end), |&(start, stop)| (start / PAGE_BYTES, stop / PAGE_BYTES));
+                let gap_end = start.clamp(at, end);
+                if gap_end > at {
+                    let discarded = table.states.unmap(at, gap_end, &mut self.pager.slots.lock());
+                    self.pager.unreserve(space, discarded.resident);
+                }
+                at = stop.max(gap_end).min(end);
+            }
+        }
+        Ok(())
     }
 
     /// Answers an agent, with the userfaultfd of its space.

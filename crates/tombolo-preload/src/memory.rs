@@ -150,9 +150,8 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
                     return -1;
                 }
             }
-            // A forked child finds zeroes there, or nothing: the kernel alone knows, so the range is local from
-            // now on.
-            libc::MADV_WIPEONFORK | libc::MADV_DONTFORK => {
+            // A forked child finds zeroes there: the kernel alone knows, so the range is local from now on.
+            libc::MADV_WIPEONFORK => {
                 if let Err(error) = localise(start, length) {
                     set_errno(error);
                     return -1;

@@ -124,7 +124,7 @@ fn count(node: &Running, text: &str) -> usize {
 
 fn joined_times(node: &Running, times: usize) {
     let since = Instant::now();
-    while count(node, "tombolo: joined ") < times {
+    while count(node, " joined ") < times {
         assert!(since.elapsed() < SOON, "not joined {times} times: {}", node.errors());
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -184,7 +184,7 @@ fn nodes_that_name_each_other_are_joined_in_any_order_and_after_every_restart() 
     for (node, times) in nodes.iter().flatten().zip(joined) {
         joined_times(node, times);
         // Each change is said once.
-        assert_eq!(count(node, "tombolo: lost "), times - 1, "{}", node.errors());
+        assert_eq!(count(node, " lost "), times - 1, "{}", node.errors());
     }
     one_link(&machines);
 }
@@ -223,8 +223,8 @@ fn out_for(time: Duration) {
     assert!(!outcome.stderr.contains("gone") && !outcome.stderr.contains("SIGBUS"), "{}", outcome.stderr);
     assert!(Path::new(&report).exists());
     for node in &nodes {
-        assert_eq!(count(node, "tombolo: lost "), 0, "{}", node.errors());
-        assert_eq!(count(node, "tombolo: joined "), 1, "{}", node.errors());
+        assert_eq!(count(node, " lost "), 0, "{}", node.errors());
+        assert_eq!(count(node, " joined "), 1, "{}", node.errors());
     }
 }
 

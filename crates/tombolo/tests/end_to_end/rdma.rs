@@ -107,14 +107,14 @@ fn a_node_lends_at_once_whatever_its_peers_do() {
         let late = start(&absent, &own);
         late.errors_with(&format!("joined {own} (`lender`)\n"), Duration::from_secs(30));
         let since = Instant::now();
-        while node.errors().matches(&format!("tombolo: joined {absent} ")).count() < times {
+        while node.errors().matches(&format!(" joined {absent} ")).count() < times {
             assert!(since.elapsed() < Duration::from_secs(30), "{}", node.errors());
             std::thread::sleep(Duration::from_millis(5));
         }
         late.signal(Signal::KILL);
         late.wait(Duration::from_secs(30));
         let since = Instant::now();
-        while node.errors().matches(&format!("tombolo: lost {absent}: ")).count() < times {
+        while node.errors().matches(&format!(" lost {absent}: ")).count() < times {
             assert!(since.elapsed() < Duration::from_secs(30), "{}", node.errors());
             std::thread::sleep(Duration::from_millis(5));
         }
