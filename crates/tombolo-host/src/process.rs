@@ -343,12 +343,12 @@ pub fn stop_on_signals(flag: &'static AtomicBool) {
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Takes SIGHUP, as [`Self::take`].
+    /// Takes SIGHUP. To be called before other threads are started: they inherit that.
     pub fn take_hangups() -> io::Result<Self> {
         Self::take(&[libc::SIGHUP])
     }
 
-    /// Takes SIGINT and SIGTERM, as [`Self::take`].
+    /// Takes SIGINT and SIGTERM. To be called before other threads are started: they inherit that.
     pub fn take_stops() -> io::Result<Self> {
         Self::take(&[libc::SIGINT, libc::SIGTERM])
     }
