@@ -1,4 +1,4 @@
-//! Work that blocks, on a few threads of its own: whoever serves others hands it over and goes on.
+//! Work that blocks, on a few threads of its own: the engine's loop hands it over and goes on.
 //!
 //! ```text
 //!   owner A: task task task ─┐                 ┌─► thread
@@ -200,7 +200,7 @@ impl<Owner: Copy + Ord + Send + 'static> Pool<Owner> {
         self.0.lock().owners.get(&owner).map_or(0, |tasks| tasks.waiting.len())
     }
 
-    /// Sees to it that whoever waits for a turn gets a thread.
+    /// Starts or wakes a thread for an owner that waits for its turn.
     fn call_thread(&self, state: &mut State<Owner>) {
         if state.turns.len() > state.idle && state.threads < self.0.limits.threads {
             // Where none can be started, the others come to it, or the next that is started.

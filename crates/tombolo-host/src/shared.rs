@@ -538,7 +538,7 @@ impl Unmapping {
         Self(memory)
     }
 
-    /// Unmaps at most so many bytes more, whole pages. True: nothing is mapped any more.
+    /// Unmaps whole pages, at most the given number of bytes. True: nothing is mapped any more.
     pub fn go_on(&mut self, bytes: usize) -> bool {
         let left_bytes = self.0.length_bytes.saturating_sub(bytes);
         self.0.unmap_end(left_bytes / PAGE_BYTES * PAGE_BYTES);

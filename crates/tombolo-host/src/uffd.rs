@@ -221,7 +221,7 @@ impl Userfaultfd {
         self.copy_in_mode(target, source, length, if protect { COPY_WRITE_PROTECT } else { 0 })
     }
 
-    /// The same; threads that wait for the pages are for [`Userfaultfd::wake`].
+    /// Maps pages as [`Userfaultfd::copy`] does, but wakes no thread: that is for [`Userfaultfd::wake`].
     pub fn copy_without_wake(
         &self,
         target: u64,

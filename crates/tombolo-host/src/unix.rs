@@ -7,7 +7,7 @@
 //! are closed elsewhere ([`PassedDescriptor`]), also when they are still in a socket that is dropped.
 //!
 //! A listener that has no descriptor left for who connects uses one that it keeps in reserve to hang up on
-//! them: otherwise its socket would stay readable, and whoever polls it would never sleep.
+//! them: otherwise its socket would stay readable, and a thread that polls it would never sleep.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -249,7 +249,7 @@ pub struct Received {
 #[derive(Debug)]
 pub struct SeqpacketSocket {
     descriptor: ManuallyDrop<OwnedFd>,
-    /// It was accepted: whoever is at the other end may be anybody that the socket's file lets in.
+    /// It was accepted: the process at the other end may be any that the socket's file lets in.
     is_accepted: bool,
     /// The process at the other end, once it was asked for; 0 where that is not known.
     peer_process_id: OnceLock<u32>,

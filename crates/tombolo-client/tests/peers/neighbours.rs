@@ -122,7 +122,7 @@ fn grants_to_a_neighbour_are_its_lifes() {
     }
 }
 
-/// Whoever starts first, and whoever starts again: one link.
+/// Two nodes have one link, whichever of them starts first or starts again.
 fn one_link_between(kind: fn() -> Address, security: &Security) {
     let places = [kind(), kind()];
     let begin =

@@ -243,7 +243,7 @@ pub struct Neighbours {
 }
 
 impl Neighbours {
-    /// Neighbours with so many addresses each, none of which is there. Chance comes from the seed.
+    /// `addresses` holds the number of addresses of each neighbour; none is joined yet. The seed gives the jitter.
     pub fn new(own_life: [u8; 16], addresses: &[usize], pauses: Pauses, seed: u64, now: Time) -> Self {
         let neighbours = addresses.iter().map(|addresses| Neighbour {
             state: State::Waiting { until: now, insist: false },

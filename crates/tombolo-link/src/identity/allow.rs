@@ -38,7 +38,7 @@ impl AllowList {
         Ok(self.permissions()?(key))
     }
 
-    /// The same for any key, from one reading.
+    /// A function from a key to its permissions, from one reading of the list.
     pub fn permissions(&self) -> Result<impl Fn(&PublicKey) -> Option<Permissions> + use<>, KeyFileError> {
         let entries = match self {
             Self::Keys(keys) => keys.iter().copied().map(Entry::all).collect(),
