@@ -1,0 +1,1 @@
+//! Spans of time of links between nodes.

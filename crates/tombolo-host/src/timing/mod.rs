@@ -1,0 +1,11 @@
+//! Every span of time that Tombolo's programs were built with, in one place.
+//!
+//! Each constant says what it bounds, and the measurement or the bound that it follows from. What a protocol
+//! prescribes (retransmission, congestion) is in the configuration of the machine in `tombolo-core` that obeys
+//! it; what a user may set (`--outage`, `--drain-timeout`) has its default here.
+
+pub mod client;
+pub mod command;
+pub mod link;
+pub mod node;
+pub mod pager;

@@ -1,0 +1,1 @@
+//! Spans of time of the node.
