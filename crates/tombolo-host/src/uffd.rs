@@ -63,6 +63,8 @@ const EVENT_FORK: u8 = 0x13;
 const EVENT_REMAP: u8 = 0x14;
 const EVENT_REMOVE: u8 = 0x15;
 const EVENT_UNMAP: u8 = 0x16;
+/// Events read in one call at most.
+pub const EVENTS_IN_A_CALL: usize = 64;
 const FAULT_WRITE: u64 = 1;
 const FAULT_WRITE_PROTECT: u64 = 2;
 
@@ -269,21 +271,11 @@ impl Userfaultfd {
     /// Reads up to `most` events in one call, for descriptors that report faults only; puts the addresses
     /// of the pages in place of what `faults` held and returns how many there are.
     pub fn read_faults(&self, faults: &mut Vec<u64>, most: usize) -> io::Result<usize> {
-        const EVENTS_IN_A_CALL: usize = 64;
         faults.clear();
         let mut messages = [Message::default(); EVENTS_IN_A_CALL];
-        let size = size_of::<Message>() * most.clamp(1, EVENTS_IN_A_CALL);
-        // SAFETY: the buffer is an array of plain structures, any content of which is valid, and is at
-        // least `size` bytes long.
-        let count = unsafe { libc::read(self.0.as_raw_fd(), messages.as_mut_ptr().cast(), size) };
-        if count < 0 {
-            let error = io::Error::last_os_error();
-            return match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(0),
-                _ => Err(error),
-            };
-        }
-        let read = &messages[..count as usize / size_of::<Message>()];
+        let most = most.clamp(1, EVENTS_IN_A_CALL);
+        let count = self.read_messages(&mut messages[..most])?;
+        let read = &messages[..count];
         let of_faults = read.iter().filter(|message| message.event == EVENT_PAGEFAULT);
         faults.extend(of_faults.map(|message| message.argument[1] & !(PAGE_BYTES as u64 - 1)));
         Ok(faults.len())
@@ -291,36 +283,58 @@ impl Userfaultfd {
 
     /// The next event, if there is one (the descriptor never blocks).
     pub fn read_event(&self) -> io::Result<Option<Event>> {
-        let mut message = Message::default();
-        let size = size_of::<Message>();
-        // SAFETY: the buffer is a plain structure of exactly `size` bytes, any
-        // content of which is valid.
-        let count = unsafe { libc::read(self.0.as_raw_fd(), std::ptr::from_mut(&mut message).cast(), size) };
+        let mut message = [Message::default()];
+        let count = self.read_messages(&mut message)?;
+        Ok((count == 1).then(|| Event::of(message[0])))
+    }
+
+    /// Reads up to `most` events in one call, faults first, and passes each to `handle`.
+    pub fn read_events(&self, most: usize, mut handle: impl FnMut(Event)) -> io::Result<()> {
+        if most <= 1 {
+            self.read_event()?.into_iter().for_each(handle);
+            return Ok(());
+        }
+        let mut messages = [Message::default(); EVENTS_IN_A_CALL];
+        let count = self.read_messages(&mut messages[..most.min(EVENTS_IN_A_CALL)])?;
+        messages[..count].iter().for_each(|&message| handle(Event::of(message)));
+        Ok(())
+    }
+
+    /// Returns how many were read; 0 where there is none.
+    fn read_messages(&self, messages: &mut [Message]) -> io::Result<usize> {
+        // SAFETY: the buffer is a slice of plain structures, any content of which is valid, and its size
+        // in bytes is what is passed.
+        let count =
+            unsafe { libc::read(self.0.as_raw_fd(), messages.as_mut_ptr().cast(), size_of_val(messages)) };
         if count < 0 {
             let error = io::Error::last_os_error();
             return match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(0),
                 _ => Err(error),
             };
         }
-        if count as usize != size {
-            return Ok(None);
-        }
+        Ok(count as usize / size_of::<Message>())
+    }
+}
+
+impl Event {
+    fn of(message: Message) -> Self {
         let [first, second, third] = message.argument;
-        Ok(Some(match message.event {
-            EVENT_PAGEFAULT => Event::Fault {
+        match message.event {
+            EVENT_PAGEFAULT => Self::Fault {
                 address: second & !(PAGE_BYTES as u64 - 1),
                 write: first & FAULT_WRITE != 0,
                 write_protected: first & FAULT_WRITE_PROTECT != 0,
                 thread: third as u32,
             },
-            // SAFETY: the kernel installed this descriptor for the reader of the event.
-            EVENT_FORK => Event::Fork(Self(unsafe { OwnedFd::from_raw_fd(first as u32 as i32) })),
-            EVENT_REMAP => Event::Remap { from: first, to: second, length: third },
-            EVENT_REMOVE => Event::Remove { start: first, end: second },
-            EVENT_UNMAP => Event::Unmap { start: first, end: second },
-            other => Event::Unknown(other),
-        }))
+            // SAFETY: the kernel installed this descriptor for the reader of the event, and each message is
+            // converted once.
+            EVENT_FORK => Self::Fork(Userfaultfd(unsafe { OwnedFd::from_raw_fd(first as u32 as i32) })),
+            EVENT_REMAP => Self::Remap { from: first, to: second, length: third },
+            EVENT_REMOVE => Self::Remove { start: first, end: second },
+            EVENT_UNMAP => Self::Unmap { start: first, end: second },
+            other => Self::Unknown(other),
+        }
     }
 }
 

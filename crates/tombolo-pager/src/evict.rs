@@ -17,12 +17,6 @@ use crate::placement::Placement;
 /// Batches without a waiting fault after which less room is kept free.
 const CALM: u32 = 64;
 
-/// How long after a far fault the evictor stays up.
-const LINGER: Duration = Duration::from_micros(100);
-
-/// How long the evictor polls for an agent's answer before it sleeps between looks.
-const POLL: Duration = Duration::from_micros(400);
-
 /// How long what an address space put off by changing waits to be looked at again.
 const PUT_OFF: Duration = Duration::from_millis(1);
 
@@ -102,7 +96,7 @@ impl Evictor {
                 let late = !self.batches.is_empty();
                 if put_off {
                     self.pager.evictor.wait(PUT_OFF);
-                } else if !(self.windowed && !late && self.linger()) {
+                } else {
                     self.pager.evictor.wait(if late { LATE } else { Duration::from_millis(200) });
                 }
                 continue;
@@ -155,10 +149,8 @@ impl Evictor {
     /// they are late and pages of other spaces can be evicted meanwhile.
     fn wait_for_agents(&self) -> bool {
         let mut working = self.batches.iter().filter(|batch| batch.since.elapsed() < FROZEN).peekable();
-        let Some(first) = working.peek() else { return false };
-        if first.since.elapsed() < POLL {
-            std::thread::yield_now();
-            return true;
+        if working.peek().is_none() {
+            return false;
         }
         let others = self.pager.spaces.read().len() > self.batches.len();
         if others && working.clone().all(|batch| batch.since.elapsed() > LATE) {
@@ -168,25 +160,6 @@ impl Evictor {
             working.map(|batch| PollFd::from_borrowed_fd(batch.agent.as_fd(), PollFlags::IN)).collect();
         let time = rustix::event::Timespec { tv_sec: 0, tv_nsec: LATE.as_nanos() as i64 };
         let _ = poll(&mut sockets, Some(&time));
-        true
-    }
-
-    /// Stays up while pages keep coming in, giving way to everybody: they will
-    /// have to go out soon. To wake this thread costs the faulting processor more
-    /// than a fault does, and the kernel takes a processor that sleeps for a good
-    /// place to move the program to, away from its handler. True: there is work.
-    fn linger(&self) -> bool {
-        let fetched = || self.pager.stats.counters.far_faults.load(Ordering::Relaxed);
-        let (mut seen, mut since) = (fetched(), Instant::now());
-        while !self.is_short() && self.pager.waiting.lock().is_empty() {
-            std::thread::yield_now();
-            let now = fetched();
-            if now != seen {
-                (seen, since) = (now, Instant::now());
-            } else if since.elapsed() > LINGER || self.pager.stopping.load(Ordering::Relaxed) {
-                return false;
-            }
-        }
         true
     }
 

@@ -1,6 +1,7 @@
 //! Fault handlers: one thread a processor, each with a poll set of its own, so
 //! that a fault is mostly served on the processor where it happened. Waking a
-//! thread elsewhere costs several times as much as serving the fault.
+//! thread elsewhere costs several times as much as serving the fault. Where more threads
+//! fault than there are handlers, one of them serves all, and reads many faults in a call.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use tombolo_host::process;
+use tombolo_host::uffd::EVENTS_IN_A_CALL;
 use tombolo_node::FarMemory;
 
 use crate::home::Sampler;
 use crate::pager::Pager;
-use crate::serve::Served;
 use crate::space::Space;
 
 /// Marks the descriptors of far memory in a poll set.
@@ -118,6 +119,8 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         number,
         spin_until: None,
         latest: None,
+        processor,
+        alone: false,
         misses: 0,
         faults_to_sample: 1,
         sample_every: *SAMPLE_EVERY.start(),
@@ -130,6 +133,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         if !put_off && handler.rests(set) {
             continue;
         }
+        handler.settle();
         let spinning = handler.spin();
         let sleep = if spinning || put_off { Some(Duration::ZERO) } else { pager.far.sleep_time() };
         let timeout = sleep.map(|sleep| rustix::time::Timespec {
@@ -170,6 +174,10 @@ struct Handler<'a> {
     spin_until: Option<Instant>,
     /// The space of the fault before, most likely that of the next one.
     latest: Option<Arc<Space>>,
+    /// Its processor.
+    processor: Option<usize>,
+    /// It serves all faults, wherever they are, and goes where the scheduler finds room.
+    alone: bool,
     /// Wake-ups in a row that found the fault taken.
     misses: u32,
     faults_to_sample: u32,
@@ -178,6 +186,20 @@ struct Handler<'a> {
 }
 
 impl Handler<'_> {
+    /// Stays on its processor, unless it serves a crowd.
+    fn settle(&mut self) {
+        let alone = self.pager.home.is_crowded();
+        if alone == self.alone {
+            return;
+        }
+        self.alone = alone;
+        // Not being placed costs speed only.
+        let _ = match self.processor.filter(|_| !alone) {
+            Some(processor) => process::pin_thread(processor),
+            None => process::place_thread(0, self.pager.home.processors()),
+        };
+    }
+
     /// Rests if faults are on another processor, or others are always quicker.
     fn rests(&mut self, set: &PollSet) -> bool {
         let pager = self.pager;
@@ -203,23 +225,19 @@ impl Handler<'_> {
         let known = self.latest.take().filter(|space| space.index == index);
         let Some(space) = known.or_else(|| pager.space(index)) else { return false };
         let in_flight = pager.far.in_flight();
-        let served = pager.serve_next(&space);
-        match served {
-            Served::Nothing => self.misses += 1,
-            Served::Event => self.misses = 0,
-            Served::Fault(thread) => {
-                self.misses = 0;
-                self.latest = Some(space);
-                self.faults_to_sample -= 1;
-                if self.faults_to_sample == 0 {
-                    self.faults_to_sample = self.sample(thread);
-                }
+        let served = pager.serve_next(&space, if self.alone { EVENTS_IN_A_CALL } else { 1 });
+        self.misses = if served.events == 0 { self.misses + 1 } else { 0 };
+        if served.faults > 0 {
+            self.latest = Some(space);
+            self.faults_to_sample = self.faults_to_sample.saturating_sub(served.faults);
+            if self.faults_to_sample == 0 {
+                self.faults_to_sample = self.sample(served.thread);
             }
         }
         if pager.far.in_flight() > in_flight {
             self.spin_until = Some(Instant::now() + SPIN);
         }
-        served != Served::Nothing
+        served.events > 0
     }
 
     /// Whoever has sent for a page polls for it; the others sleep. Returns whether to go on polling.
@@ -246,7 +264,7 @@ impl Handler<'_> {
     /// Looks where a faulting thread runs; returns after how many faults to look again.
     fn sample(&mut self, thread: u32) -> u32 {
         let Some(processor) = self.sampler.processor_of(thread) else { return self.sample_every };
-        if self.pager.home.observe(processor) {
+        if self.pager.home.observe(self.number, thread, processor) {
             for (other, set) in self.pager.polls.iter().enumerate() {
                 if other != self.number {
                     set.wake();

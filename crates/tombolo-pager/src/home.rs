@@ -5,10 +5,13 @@
 //! the thread has to be woken across processors, which costs several times as
 //! much. So the processor of the faulting thread is sampled, and while all recent
 //! samples name the same one, the handlers elsewhere rest.
+//!
+//! While more threads fault than there are handlers (a *crowd*), processors are busy anyway:
+//! one handler then serves all faults, many with each call, and the others rest.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -16,12 +19,23 @@ use parking_lot::Mutex;
 const ANYWHERE: usize = usize::MAX;
 /// Samples that must agree.
 const AGREE: usize = 3;
+/// Samples among which threads are counted.
+const SAMPLES: usize = 8;
+
+/// What was seen of one fault.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    handler: usize,
+    thread: u32,
+}
 
 /// The handler that all faults are for, if there is one.
 #[derive(Debug)]
 pub struct Home {
     handler: AtomicUsize,
-    recent: Mutex<([usize; AGREE], usize)>,
+    crowded: AtomicBool,
+    /// The latest samples, and the place of the next one.
+    recent: Mutex<([Sample; SAMPLES], usize)>,
     /// All processors; the first ones have a handler each.
     processors: Vec<usize>,
     handlers: usize,
@@ -33,7 +47,8 @@ impl Home {
     pub fn new(processors: &[usize], handlers: usize) -> Self {
         Self {
             handler: AtomicUsize::new(ANYWHERE),
-            recent: Mutex::new(([ANYWHERE; AGREE], 0)),
+            crowded: AtomicBool::new(false),
+            recent: Mutex::new(([Sample { handler: ANYWHERE, thread: 0 }; SAMPLES], 0)),
             processors: processors.to_vec(),
             handlers,
         }
@@ -47,7 +62,15 @@ impl Home {
 
     /// The processor where all faults happen, if it is one.
     pub fn processor(&self) -> Option<usize> {
+        if self.is_crowded() {
+            return None;
+        }
         self.processors.get(self.handler.load(Ordering::Relaxed)).copied()
+    }
+
+    /// Whether one handler serves all faults, because many threads have them.
+    pub fn is_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed)
     }
 
     /// All processors.
@@ -55,8 +78,9 @@ impl Home {
         &self.processors
     }
 
-    /// A fault happened on this processor. Returns whether the home has changed.
-    pub fn observe(&self, processor: usize) -> bool {
+    /// A fault of this thread happened on this processor, by what handler `observer` saw. Returns whether
+    /// anything has changed for the handlers.
+    pub fn observe(&self, observer: usize, thread: u32, processor: usize) -> bool {
         if self.processors.len() < 2 {
             return false;
         }
@@ -65,10 +89,27 @@ impl Home {
         let handler = handler.filter(|&handler| handler < self.handlers).unwrap_or(ANYWHERE);
         let mut recent = self.recent.lock();
         let (samples, turn) = &mut *recent;
-        samples[*turn % AGREE] = handler;
+        samples[*turn % SAMPLES] = Sample { handler, thread };
+        let latest = |age: usize| samples[(*turn + SAMPLES - age) % SAMPLES];
+        let agree = (0..AGREE).all(|age| latest(age).handler == handler);
+        let distinct = (0..SAMPLES)
+            .filter(|&place| {
+                let thread = samples[place].thread;
+                thread != 0 && samples[..place].iter().all(|other| other.thread != thread)
+            })
+            .count();
+        let crowded = distinct > self.handlers;
         *turn += 1;
-        let home = if samples.iter().all(|&sample| sample == handler) { handler } else { ANYWHERE };
-        self.handler.swap(home, Ordering::Relaxed) != home
+        let before = self.handler.load(Ordering::Relaxed);
+        let was_crowded = self.crowded.swap(crowded, Ordering::Relaxed);
+        let home = match (crowded, was_crowded, agree) {
+            (true, true, _) => before,
+            (true, false, _) => observer,
+            (false, _, true) => handler,
+            (false, _, false) => ANYWHERE,
+        };
+        self.handler.store(home, Ordering::Relaxed);
+        home != before || crowded != was_crowded
     }
 }
 
@@ -113,15 +154,15 @@ mod tests {
         let home = Home::new(&[4, 7], 2);
         assert!(!home.is_elsewhere(0) && !home.is_elsewhere(1));
         for _ in 0..AGREE {
-            home.observe(7);
+            home.observe(0, 5, 7);
         }
         assert!(home.is_elsewhere(0) && !home.is_elsewhere(1));
-        assert!(home.observe(4), "a thread elsewhere, or this one has moved");
+        assert!(home.observe(0, 5, 4), "a thread elsewhere, or this one has moved");
         assert!(!home.is_elsewhere(0) && !home.is_elsewhere(1));
-        home.observe(4);
-        home.observe(4);
+        home.observe(0, 5, 4);
+        home.observe(0, 5, 4);
         assert!(!home.is_elsewhere(0) && home.is_elsewhere(1));
-        assert!(home.observe(99), "a processor without a handler");
+        assert!(home.observe(0, 5, 99), "a processor without a handler");
         assert!(!home.is_elsewhere(1));
     }
 
@@ -130,17 +171,30 @@ mod tests {
         let processors: Vec<usize> = (0..64).collect();
         let home = Home::new(&processors, 16);
         for _ in 0..AGREE {
-            home.observe(40);
+            home.observe(0, 5, 40);
         }
         assert!((0..16).all(|handler| !home.is_elsewhere(handler)));
         assert_eq!(home.processor(), None);
     }
 
     #[test]
+    fn one_handler_serves_a_crowd() {
+        let home = Home::new(&[4, 7], 2);
+        let observe = |thread| home.observe(1, thread, if thread % 2 == 0 { 4 } else { 7 });
+        assert!(!observe(10) && !observe(11));
+        assert!(observe(12), "three threads");
+        assert!(home.is_crowded() && home.is_elsewhere(0) && !home.is_elsewhere(1));
+        assert_eq!(home.processor(), None);
+        let changed = (0..SAMPLES).filter(|sample| home.observe(0, 20 + *sample as u32 % 2, 4)).count();
+        assert!(changed > 0 && !home.is_crowded(), "two threads");
+        assert_eq!(home.processor(), Some(4));
+    }
+
+    #[test]
     fn one_processor_is_no_choice() {
         let home = Home::new(&[0], 2);
         for _ in 0..9 {
-            assert!(!home.observe(0));
+            assert!(!home.observe(0, 5, 0));
         }
         assert!(!home.is_elsewhere(1));
     }

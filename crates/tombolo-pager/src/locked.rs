@@ -14,8 +14,8 @@ use tombolo_host::uffd::UffdError;
 
 use crate::space::{Space, Table};
 
-/// Ranges noted at most: a fault maps one or two.
-const RANGES: usize = 4;
+/// Ranges noted at most: a fault maps one or two, and few faults are read in one call.
+const RANGES: usize = 8;
 
 /// Ranges of pages, threads that wait for which are to be woken.
 #[derive(Clone, Copy, Debug, Default)]
@@ -72,13 +72,20 @@ impl Drop for Locked<'_> {
         let wakes = std::mem::take(&mut self.table.wakes);
         // SAFETY: the guard is not used again: this is the end of `self`.
         unsafe { ManuallyDrop::drop(&mut self.table) };
-        for &(first, pages) in &wakes.ranges[..wakes.count] {
-            let _ = self.space.uffd.wake(Space::address(first), (pages * PAGE_BYTES) as usize);
-        }
+        self.space.wake_all(wakes);
     }
 }
 
 impl Space {
+    /// Threads that wait for these pages try again.
+    pub(crate) fn wake_all(&self, wakes: Wakes) {
+        wakes.ranges[..wakes.count].iter().for_each(|&range| self.wake(range));
+    }
+
+    fn wake(&self, (first, pages): (Page, u64)) {
+        let _ = self.uffd.wake(Space::address(first), (pages * PAGE_BYTES) as usize);
+    }
+
     /// Maps `count` pages with these contents; threads that wait for them go on when the table is unlocked.
     pub(crate) fn map(
         &self,
@@ -110,7 +117,7 @@ impl Space {
     /// Threads that wait for these pages try again when the table is unlocked.
     pub(crate) fn wake_later(&self, table: &mut Table, first: Page, pages: u64) {
         if !table.wakes.add(first, pages) {
-            let _ = self.uffd.wake(Space::address(first), (pages * PAGE_BYTES) as usize);
+            self.wake((first, pages));
         }
     }
 }
@@ -128,6 +135,6 @@ mod tests {
             assert!(wakes.add(100 * number, 1));
         }
         assert!(!wakes.add(1000, 1));
-        assert!(wakes.add(301, 1), "it touches the last one");
+        assert!(wakes.add(100 * (RANGES as u64 - 1) + 1, 1), "it touches the last one");
     }
 }

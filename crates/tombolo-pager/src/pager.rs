@@ -45,9 +45,15 @@ pub struct Fault {
     pub since: Instant,
 }
 
-/// Bounds of the room that is kept free, in pages.
+/// Bounds of the room that is kept free, in pages: a 64th of the limit, within these, up to a 32nd.
 const HEADROOM_LEAST: u64 = 64;
 const HEADROOM_MOST: u64 = 1024;
+
+/// Least room that is kept free. The more it is, the more pages leave each time that the evictor is woken,
+/// which costs as much as three faults.
+fn least_headroom(limit_pages: u64) -> u64 {
+    (limit_pages / 64).clamp(HEADROOM_LEAST, HEADROOM_MOST / 2)
+}
 
 /// Descriptors kept in reserve.
 const SPARE: usize = 16;
@@ -174,7 +180,7 @@ impl Pager {
         zeroes.prefault();
         Ok(Self {
             room: Room::new(limit_pages),
-            headroom_pages: AtomicU64::new(HEADROOM_LEAST),
+            headroom_pages: AtomicU64::new(least_headroom(limit_pages)),
             slots: Mutex::new(Slots::new(far.pages() as usize)),
             replacement: Mutex::new(Replacement::new(limit_pages as usize)),
             spaces: RwLock::new(HashMap::with_capacity(64)),
@@ -380,14 +386,15 @@ impl Pager {
 
     /// A fault had to wait for room: keep more of it free.
     pub fn widen_headroom(&self) {
-        let most = (self.room.limit_pages() / 32).clamp(HEADROOM_LEAST, HEADROOM_MOST);
+        let most =
+            (self.room.limit_pages() / 32).clamp(least_headroom(self.room.limit_pages()), HEADROOM_MOST);
         let wider = (self.headroom_pages() * 2).min(most);
         self.headroom_pages.store(wider, Ordering::Relaxed);
     }
 
     /// No fault had to wait for a while: what is kept free is not used by the program.
     pub fn narrow_headroom(&self) {
-        let narrower = (self.headroom_pages() * 7 / 8).max(HEADROOM_LEAST);
+        let narrower = (self.headroom_pages() * 7 / 8).max(least_headroom(self.room.limit_pages()));
         self.headroom_pages.store(narrower, Ordering::Relaxed);
     }
 

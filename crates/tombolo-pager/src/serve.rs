@@ -6,6 +6,9 @@
 //! whatever is mapped here is mapped by what the table says after the last change: where
 //! the kernel says *again*, the next event is read and the fault is decided anew.
 //!
+//! Of several events that were read in one call, changes are dealt with first, in their order,
+//! and faults afterwards, because the program has gone on from the changes already.
+//!
 //! Events are also read only while no command of the agent's is being carried out (the
 //! gate, see `protocol`): a command that names a range which is gone is cancelled before
 //! the program can map something else there.
@@ -18,7 +21,7 @@ use tombolo_host::uffd::{Event, UffdError, Userfaultfd};
 use tombolo_node::FarEvent;
 
 use crate::pager::{Fault, Pager};
-use crate::space::{Space, Table};
+use crate::space::{Gate, Space, Table};
 use crate::stats::Counters;
 
 /// Pages mapped for a first touch along a run even where room is short.
@@ -37,14 +40,14 @@ pub(crate) enum Step {
 }
 
 /// What [`Pager::serve_next`] found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Served {
-    /// No event.
-    Nothing,
-    /// An event that is no fault.
-    Event,
-    /// A fault of this thread.
-    Fault(u32),
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Events that were read.
+    pub events: u32,
+    /// How many of them were faults.
+    pub faults: u32,
+    /// The thread of the last fault.
+    pub thread: u32,
 }
 
 /// What waits for an address space that is changing.
@@ -74,94 +77,99 @@ fn ticket(space: &Space, page: Page) -> u64 {
 }
 
 impl Pager {
-    /// Reads and serves the next event of a space.
-    pub fn serve_next(&self, space: &Arc<Space>) -> Served {
+    /// Reads up to `most` events of a space and serves them.
+    pub fn serve_next(&self, space: &Arc<Space>, most: usize) -> Served {
+        let mut served = Served::default();
         let mut table = space.lock();
-        match self.read(space, &mut table) {
-            Some(Event::Fault { address, write, write_protected, thread }) => {
-                let fault = Fault {
+        served.events = self.read(space, &mut table, most).unwrap_or(0);
+        let mut to_send = false;
+        while let Some(fault) = table.faults.pop_front() {
+            served.faults += 1;
+            served.thread = fault.thread;
+            to_send |= self.serve(space, &mut table, fault);
+        }
+        drop(table);
+        if to_send {
+            self.far.flush();
+        }
+        served
+    }
+
+    /// Reads up to `most` events. Faults are noted in the table, to be served when the changes that were read with them
+    /// are known; what is no fault is dealt with. Returns how many events there were. `None`: they cannot be
+    /// read now.
+    fn read(&self, space: &Arc<Space>, table: &mut Table, most: usize) -> Option<u32> {
+        if table.closed {
+            return Some(0);
+        }
+        let agent = space.agent();
+        let gate = space.gate(agent.as_deref())?;
+        let (mut count, mut since) = (0, None);
+        let read = space.uffd.read_events(most, |event| {
+            count += 1;
+            if let Event::Fault { address, write, write_protected, thread } = event {
+                table.faults.push_back(Fault {
                     space: space.index,
                     page: address / PAGE_BYTES,
                     write,
                     protected: write_protected,
                     thread,
-                    since: Instant::now(),
-                };
-                let sent = self.serve(space, &mut table, fault);
-                drop(table);
-                if sent {
-                    self.far.flush();
-                }
-                Served::Fault(thread)
+                    since: *since.get_or_insert_with(Instant::now),
+                });
+            } else {
+                self.changed(space, table, event, &gate);
             }
-            Some(_) => Served::Event,
-            None => Served::Nothing,
+        });
+        drop(gate);
+        match read {
+            Ok(()) => Some(count),
+            Err(error) => {
+                self.unreadable(space, &error);
+                None
+            }
         }
     }
 
-    /// Reads the next event; what is no fault is dealt with.
-    fn read(&self, space: &Arc<Space>, table: &mut Table) -> Option<Event> {
-        if table.closed {
-            return None;
-        }
-        let agent = space.agent();
-        let gate = space.gate(agent.as_deref())?;
-        let event = match space.uffd.read_event() {
-            Ok(event) => event?,
-            Err(error) => {
-                drop(gate);
-                self.unreadable(space, &error);
-                return None;
-            }
-        };
-        // What the agent was told and has not begun is void where its pages are not where they were.
-        let cancel = |table: &Table| {
-            if table.command != 0 {
+    /// The address space has changed. What the agent was told and has not begun is void where its pages are
+    /// not where they were.
+    fn changed(&self, space: &Arc<Space>, table: &mut Table, event: Event, gate: &Gate<'_>) {
+        let cancel = |table: &Table, in_operation: bool| {
+            if in_operation && table.command != 0 {
                 gate.cancel(table.command);
             }
         };
         let slots = &self.slots;
         let discarded = match event {
-            Event::Fault { .. } | Event::Unknown(_) => return Some(event),
-            Event::Fork(uffd) => {
-                drop(gate);
-                self.adopt(space, table, uffd);
-                return Some(Event::Unknown(0));
-            }
+            Event::Fault { .. } | Event::Unknown(_) => return,
+            Event::Fork(uffd) => return self.adopt(space, table, uffd),
             Event::Remove { start, end } => {
                 if let Some(at) = table.own_drops.iter().position(|own| *own == (start, end)) {
                     table.own_drops.swap_remove(at);
-                    return Some(event);
+                    return;
                 }
                 table.states.discard(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.lock())
             }
             Event::Unmap { start, end } => {
                 let discarded = table.states.unmap(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.lock());
-                if discarded.in_operation {
-                    cancel(table);
-                }
+                cancel(table, discarded.in_operation);
                 discarded
             }
             Event::Remap { from, to, length } => {
                 let (from, to, count) = (from / PAGE_BYTES, to / PAGE_BYTES, length / PAGE_BYTES);
                 let remapped = table.states.remap(from, to, count, &mut slots.lock());
                 self.unreserve(space, remapped.resident);
-                if remapped.in_operation {
-                    cancel(table);
-                }
+                cancel(table, remapped.in_operation);
                 for page in remapped.wake {
                     space.wake_later(table, page, 1);
                 }
                 for page in remapped.unqueued {
                     self.queue(space, table, page, None);
                 }
-                return Some(event);
+                return;
             }
         };
-        drop(gate);
         Counters::add(&self.stats.counters.discarded_pages, discarded.pages);
         self.unreserve(space, discarded.resident);
-        Some(event)
     }
 
     /// An event cannot be read: no descriptor is left for a forked child, whose parent waits.
@@ -175,25 +183,14 @@ impl Pager {
         }
     }
 
-    /// Reads one event while a fault is being served: a change is dealt with, another fault is put off.
+    /// Reads an event while a fault is being served: a change is dealt with, another fault is put off.
     /// False: there was none.
     pub(crate) fn read_change(&self, space: &Arc<Space>, table: &mut Table) -> bool {
-        match self.read(space, table) {
-            Some(Event::Fault { address, write, write_protected, thread }) => {
-                let fault = Fault {
-                    space: space.index,
-                    page: address / PAGE_BYTES,
-                    write,
-                    protected: write_protected,
-                    thread,
-                    since: Instant::now(),
-                };
-                self.deferred.lock().push_back(Deferred::Fault(fault));
-                true
-            }
-            Some(_) => true,
-            None => false,
+        let read = self.read(space, table, 1).is_some_and(|events| events > 0);
+        if !table.faults.is_empty() {
+            self.deferred.lock().extend(table.faults.drain(..).map(Deferred::Fault));
         }
+        read
     }
 
     /// Serves a fault that was read earlier.

@@ -1,5 +1,6 @@
 //! One address space of the program's family: its page table, and the way to its agent.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use tombolo_host::uffd::Userfaultfd;
 use tombolo_host::{event, process};
 
 use crate::locked::{Locked, Wakes};
+use crate::pager::Fault;
 use crate::protocol::{
     Answer, CANCELLED_OFFSET, CONTROL_PAGES, Command, Done, GATE_FREE, GATE_OFFSET, GATE_SUPERVISOR,
     GATE_WAITED_FOR, REQUESTS, STAGING_PAGE, STAGING_PAGES,
@@ -41,6 +43,8 @@ pub struct Table {
     pub answered: Vec<(u64, Answer)>,
     /// Far memory was asked for pages: they are to be sent for when the lock is free, because that may bring answers.
     pub to_send: bool,
+    /// Faults that were read and are not served yet.
+    pub(crate) faults: VecDeque<Fault>,
     /// Threads to be woken when the lock is free.
     pub(crate) wakes: Wakes,
     /// The space is closed: its slots are free, nothing may change any more.
