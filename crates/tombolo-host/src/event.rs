@@ -136,7 +136,8 @@ impl Poll {
     }
 }
 
-fn timespec(duration: Duration) -> Timespec {
+/// A span of time as system calls take it; one that does not fit is the longest.
+pub fn timespec(duration: Duration) -> Timespec {
     // Longer than i64 seconds is as good as for ever.
     Timespec::try_from(duration).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }

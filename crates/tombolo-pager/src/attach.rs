@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::net::{
@@ -13,9 +13,10 @@ use rustix::net::{
     SendFlags,
 };
 use tombolo_core::pager::{PAGE_BYTES, Page};
-use tombolo_host::process;
 use tombolo_host::shared::SharedMemory;
+use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::{self, UffdError, Userfaultfd};
+use tombolo_host::{event, process};
 
 use crate::pager::Pager;
 use crate::protocol::{CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
@@ -27,15 +28,6 @@ const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 /// Marks the pidfd of a space's program, beside the index.
 const PROGRAM: u64 = 1 << 32;
-/// How often it is looked whether programs still are what they were.
-const SWEEP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
-
-/// How often it is looked how much memory programs have that is not served.
-const WATCH: Duration = Duration::from_secs(1);
-
-/// A forked child's agent says hello within milliseconds.
-const AGENT_PATIENCE: Duration = Duration::from_secs(1);
-
 /// The features without which nothing can be served.
 pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
     | uffd::FEATURE_EVENT_FORK
@@ -82,7 +74,12 @@ impl Reception {
         let mut events = [nothing; 16];
         let mut watched = Instant::now();
         while !self.pager.stopping.load(Ordering::Relaxed) {
-            let count = epoll::wait(&self.epoll, &mut events[..], Some(&SWEEP)).unwrap_or(0);
+            let count = epoll::wait(
+                &self.epoll,
+                &mut events[..],
+                Some(&event::timespec(timing::PROGRAM_CHECK_INTERVAL)),
+            )
+            .unwrap_or(0);
             for event in &events[..count] {
                 match event.data.u64() {
                     STOP => return,
@@ -92,7 +89,7 @@ impl Reception {
                 }
             }
             self.sweep();
-            if watched.elapsed() > WATCH {
+            if watched.elapsed() > timing::MEMORY_CHECK_INTERVAL {
                 watched = Instant::now();
                 self.pager.watch_foreign_memory();
             }
@@ -149,7 +146,7 @@ impl Reception {
             };
             if ended {
                 self.pager.close_space(&space);
-            } else if !space.has_agent() && space.began.elapsed() > AGENT_PATIENCE {
+            } else if !space.has_agent() && space.began.elapsed() > timing::AGENT_HELLO_TIMEOUT {
                 self.say_without_agent(&space);
             }
         }
@@ -161,7 +158,7 @@ impl Reception {
             Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
                 if !self.pager.use_spare_descriptor() {
                     // The agent waits; its program goes on when there is a descriptor again.
-                    std::thread::sleep(Duration::from_millis(10));
+                    std::thread::sleep(timing::ACCEPT_PAUSE);
                 }
                 return;
             }
@@ -171,7 +168,7 @@ impl Reception {
         let _ = net::sockopt::set_socket_timeout(
             &socket,
             net::sockopt::Timeout::Recv,
-            Some(Duration::from_millis(500)),
+            Some(timing::HELLO_TIMEOUT),
         );
         match self.attach(socket) {
             Ok(()) => {}

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tombolo_core::pager::{LIVES_MAX, Page, PageName, State};
+use tombolo_host::event;
+use tombolo_host::timing::pager as timing;
 
 use crate::batch::{BATCH, Batch, Outcome};
 use crate::pager::Pager;
@@ -16,20 +18,6 @@ use crate::placement::Placement;
 
 /// Batches without a waiting fault after which less room is kept free.
 const CALM: u32 = 64;
-
-/// How long what an address space put off by changing waits to be looked at again.
-const PUT_OFF: Duration = Duration::from_millis(1);
-
-/// An agent that has not answered for this long is late: its program is frozen, or the machine is
-/// very busy. Others go on, and it is looked after less often.
-const LATE: Duration = Duration::from_millis(20);
-
-/// An agent that has not answered for this long is not waited for: its program is frozen. Others may then
-/// exceed the limit, if nothing else can leave.
-const FROZEN: Duration = Duration::from_secs(1);
-
-/// How long nothing must have left before the limit gives way. A busy machine takes its time.
-const BARREN: Duration = Duration::from_millis(250);
 
 /// Names looked at in a row before the evictor looks up.
 const LOOK_MAX: usize = 8 * BATCH;
@@ -95,9 +83,13 @@ impl Evictor {
             if !self.is_short() && self.pager.waiting.lock().is_empty() {
                 let late = !self.batches.is_empty();
                 if put_off {
-                    self.pager.evictor.wait(PUT_OFF);
+                    self.pager.evictor.wait(timing::CHANGE_PAUSE);
                 } else {
-                    self.pager.evictor.wait(if late { LATE } else { Duration::from_millis(200) });
+                    self.pager.evictor.wait(if late {
+                        timing::AGENT_LATE
+                    } else {
+                        timing::EVICTOR_MAX_SLEEP
+                    });
                 }
                 continue;
             }
@@ -114,7 +106,7 @@ impl Evictor {
             } else if outcome == Outcome::NoVictims || outcome == Outcome::FarFull {
                 self.far_full = outcome == Outcome::FarFull;
                 // What could not be claimed may be free a moment later.
-                std::thread::sleep(Duration::from_micros(100));
+                std::thread::sleep(timing::CLAIM_PAUSE);
                 self.looked_at += LOOK_MAX as u64;
             }
         }
@@ -122,7 +114,7 @@ impl Evictor {
 
     /// Whether every page was looked at, as often as one is spared, for long enough, and none could leave.
     fn is_fruitless(&mut self) -> bool {
-        if self.batches.iter().any(|batch| batch.since.elapsed() < FROZEN) {
+        if self.batches.iter().any(|batch| batch.since.elapsed() < timing::AGENT_FROZEN) {
             // Pages are on their way out.
             return false;
         }
@@ -130,7 +122,7 @@ impl Evictor {
             return true;
         }
         let all = (u64::from(LIVES_MAX) + 1) * self.pager.room.evictable().max(16 * LOOK_MAX as u64);
-        self.looked_at > all && self.since.elapsed() > BARREN
+        self.looked_at > all && self.since.elapsed() > timing::BARREN
     }
 
     /// Pages have left.
@@ -148,17 +140,18 @@ impl Evictor {
     /// Waits for the agents that are at work, if there is nothing better to do. False: there are none, or
     /// they are late and pages of other spaces can be evicted meanwhile.
     fn wait_for_agents(&self) -> bool {
-        let mut working = self.batches.iter().filter(|batch| batch.since.elapsed() < FROZEN).peekable();
+        let mut working =
+            self.batches.iter().filter(|batch| batch.since.elapsed() < timing::AGENT_FROZEN).peekable();
         if working.peek().is_none() {
             return false;
         }
         let others = self.pager.spaces.read().len() > self.batches.len();
-        if others && working.clone().all(|batch| batch.since.elapsed() > LATE) {
+        if others && working.clone().all(|batch| batch.since.elapsed() > timing::AGENT_LATE) {
             return false;
         }
         let mut sockets: Vec<PollFd<'_>> =
             working.map(|batch| PollFd::from_borrowed_fd(batch.agent.as_fd(), PollFlags::IN)).collect();
-        let time = rustix::event::Timespec { tv_sec: 0, tv_nsec: LATE.as_nanos() as i64 };
+        let time = event::timespec(timing::AGENT_LATE);
         let _ = poll(&mut sockets, Some(&time));
         true
     }

@@ -10,8 +10,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use tombolo_host::process;
+use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::EVENTS_IN_A_CALL;
+use tombolo_host::{event, process};
 use tombolo_node::FarMemory;
 
 use crate::home::Sampler;
@@ -22,10 +23,6 @@ use crate::space::Space;
 const FAR: u64 = u64::MAX;
 /// Marks the descriptor that ends a handler.
 const STOP: u64 = u64::MAX - 1;
-/// How long a handler that has sent for a page polls before it sleeps.
-const SPIN: Duration = Duration::from_micros(150);
-/// A rest while faults are on another processor; it is ended when that changes.
-const LONG_REST: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
 /// One fault in so many is looked at for where it happened: fewer, the longer
 /// that has not changed.
 const SAMPLE_EVERY: std::ops::RangeInclusive<u32> = 8..=64;
@@ -33,11 +30,6 @@ const SAMPLE_EVERY: std::ops::RangeInclusive<u32> = 8..=64;
 const SPIN_ROUNDS: u32 = 8;
 /// Wake-ups in a row that found the fault taken, after which a handler rests.
 const MISSES_MAX: u32 = 8;
-/// For how long. Every fault wakes all handlers that do not rest, and the one
-/// on the wrong processor only disturbs; a program that moves is caught up with
-/// after this time.
-const REST: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 4_000_000 };
-
 /// What one handler sleeps on.
 #[derive(Debug)]
 pub struct PollSet {
@@ -95,9 +87,9 @@ impl PollSet {
     }
 
     /// Sleeps until woken, stopped, or the time is over.
-    fn rest(&self, time: &rustix::time::Timespec) {
+    fn rest(&self, time: Duration) {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
-        let _ = epoll::wait(&self.resting, &mut [nothing][..], Some(time));
+        let _ = epoll::wait(&self.resting, &mut [nothing][..], Some(&event::timespec(time)));
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
     }
 
@@ -136,10 +128,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         handler.settle();
         let spinning = handler.spin();
         let sleep = if spinning || put_off { Some(Duration::ZERO) } else { pager.far.sleep_time() };
-        let timeout = sleep.map(|sleep| rustix::time::Timespec {
-            tv_sec: sleep.as_secs() as i64,
-            tv_nsec: i64::from(sleep.subsec_nanos()),
-        });
+        let timeout = sleep.map(event::timespec);
         let count = match epoll::wait(&set.epoll, &mut events[..], timeout.as_ref()) {
             Ok(count) => count,
             Err(rustix::io::Errno::INTR) => continue,
@@ -210,10 +199,10 @@ impl Handler<'_> {
         self.misses = 0;
         let others_awake = pager.awake.fetch_sub(1, Ordering::AcqRel) > 1;
         if elsewhere {
-            set.rest(&LONG_REST);
+            set.rest(timing::HANDLER_LONG_REST);
         } else if others_awake {
             // Somebody must stay up.
-            set.rest(&REST);
+            set.rest(timing::HANDLER_REST);
         }
         pager.awake.fetch_add(1, Ordering::AcqRel);
         true
@@ -235,7 +224,7 @@ impl Handler<'_> {
             }
         }
         if pager.far.in_flight() > in_flight {
-            self.spin_until = Some(Instant::now() + SPIN);
+            self.spin_until = Some(Instant::now() + timing::PAGE_POLL);
         }
         served.events > 0
     }

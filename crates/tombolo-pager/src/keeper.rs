@@ -11,17 +11,17 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
 use tombolo_core::pager::PAGE_BYTES;
-use tombolo_host::process;
+use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::{Event, UffdError, Userfaultfd};
+use tombolo_host::{event, process};
 
 use crate::space::Space;
 
@@ -159,7 +159,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
 
 /// Ends what is known by name; whatever else touches far memory gets SIGBUS. Returns when nobody is left.
 fn end_programs(mut kept: Vec<Kept>) {
-    let pause = Timespec { tv_sec: 0, tv_nsec: Duration::from_millis(50).as_nanos() as i64 };
+    let pause = event::timespec(timing::KEEPER_INTERVAL);
     while !kept.is_empty() {
         for space in &kept {
             if let Some(program) = &space.program {

@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tombolo_host::process;
+use tombolo_host::timing::pager as timing;
 use tombolo_node::FarMemory;
 
 use crate::attach::Reception;
@@ -292,12 +293,12 @@ fn wait_for_descendants(pager: &Pager) {
         if alive == 0 {
             return;
         }
-        if !told && since.elapsed() > Duration::from_secs(2) {
+        if !told && since.elapsed() > timing::DESCENDANTS_NOTICE {
             told = true;
             (pager.notify)(&format!(
                 "the program has ended; waiting for {alive} process(es) that it left behind"
             ));
         }
-        thread::sleep(Duration::from_millis(5));
+        thread::sleep(timing::DESCENDANTS_INTERVAL);
     }
 }

@@ -5,13 +5,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use tombolo_core::pager::{PAGE_BYTES, Page, Prefetch, Table as States, Touches};
 use tombolo_host::shared::SharedMemory;
+use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::Userfaultfd;
 use tombolo_host::{event, process};
 
@@ -171,9 +172,6 @@ fn lock_actively<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock()
 }
 
-/// How long a thread waits for the agent to leave the gate before it serves other spaces.
-const GATE_PATIENCE: Duration = Duration::from_millis(2);
-
 /// The gate, held by the supervisor.
 pub struct Gate<'a> {
     agent: Option<&'a Agent>,
@@ -284,14 +282,14 @@ impl Space {
                 continue;
             }
             // An agent that holds it this long has lost its processor.
-            if since.get_or_insert_with(Instant::now).elapsed() > GATE_PATIENCE {
+            if since.get_or_insert_with(Instant::now).elapsed() > timing::GATE_TIMEOUT {
                 return None;
             }
             let waited = holder | GATE_WAITED_FOR;
             if holder == waited
                 || word.compare_exchange(holder, waited, Ordering::Relaxed, Ordering::Relaxed).is_ok()
             {
-                event::futex_wait(word, waited, Some(GATE_PATIENCE));
+                event::futex_wait(word, waited, Some(timing::GATE_TIMEOUT));
             }
         }
         Some(Gate { agent })

@@ -1,1 +1,48 @@
 //! Spans of time of the pager.
+
+use std::time::Duration;
+
+/// How long a handler that has sent for a page polls before it sleeps. A page over UDP takes 20-40 us on one
+/// machine; waking a thread on another processor takes 20-50 us.
+pub const PAGE_POLL: Duration = Duration::from_micros(150);
+/// How long a handler rests that found eight faults in a row taken: each fault wakes all that do not rest. A
+/// program that moves to another processor is served from afar for so long.
+pub const HANDLER_REST: Duration = Duration::from_millis(4);
+/// How long a handler rests while all faults are another handler's. It is woken when that changes.
+pub const HANDLER_LONG_REST: Duration = Duration::from_secs(1);
+/// How long a handler waits for the agent to leave the gate before it serves other spaces. The agent moves at
+/// most four pages meanwhile (8 us): one that takes longer has lost its processor.
+pub const GATE_TIMEOUT: Duration = Duration::from_millis(2);
+
+/// After this time, what an address space put off by changing is looked at again.
+pub const CHANGE_PAUSE: Duration = Duration::from_millis(1);
+/// Pause of the evictor where pages that it found could not be claimed.
+pub const CLAIM_PAUSE: Duration = Duration::from_micros(100);
+/// Longest sleep of the evictor. It is woken when room is short.
+pub const EVICTOR_MAX_SLEEP: Duration = Duration::from_millis(200);
+/// An agent that has not answered for this long is late: its program is frozen, or the machine is very busy. A
+/// batch of 128 pages takes 0.3 ms. Others go on, and it is looked after less often.
+pub const AGENT_LATE: Duration = Duration::from_millis(20);
+/// An agent that has not answered for this long is not waited for: its program is frozen. Others may then exceed
+/// the limit, if nothing else can leave.
+pub const AGENT_FROZEN: Duration = Duration::from_secs(1);
+/// For how long no page must have left before the limit gives way: ten times what a batch takes on a machine with
+/// 20 busy threads a processor.
+pub const BARREN: Duration = Duration::from_millis(250);
+
+/// How often it is looked whether programs still are what they were (one system call a program).
+pub const PROGRAM_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// How often it is looked how much memory programs have that is not served (one file a program).
+pub const MEMORY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// After this time without a hello, a forked child has no agent: it says hello within 1-5 ms of its fork.
+pub const AGENT_HELLO_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long an attaching agent may take to say hello, and how long its welcome may take to be sent.
+pub const HELLO_TIMEOUT: Duration = Duration::from_millis(500);
+/// Pause of the listener where no descriptor is left for another agent.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+/// How often the keeper looks for faults of programs that it is ending.
+pub const KEEPER_INTERVAL: Duration = Duration::from_millis(50);
+/// After this time, the user is told that descendants keep the run from ending.
+pub const DESCENDANTS_NOTICE: Duration = Duration::from_secs(2);
+/// How often it is looked whether descendants have ended.
+pub const DESCENDANTS_INTERVAL: Duration = Duration::from_millis(5);
