@@ -851,3 +851,80 @@ fn a_block_that_is_always_overtaken_is_given_up() {
         assert!(transmissions > 8, "given up too early: {transmissions}");
     }
 }
+
+/// Two blocks of one transfer to a peer that no packets go to, both handed out.
+fn two_blocks_here(engine: &mut Engine) -> [Block; 2] {
+    engine.add_peer_here(Time(0), OTHER, 16 * 1024);
+    engine.post(Time(0), OTHER, transfer(Direction::Write, 32 * 1024)).expect("room");
+    [(); 2].map(|()| next_block(engine, Time(0)).expect("a block"))
+}
+
+/// A thread that copies between two programs may be stopped for as long as it likes: its block is not handed
+/// to another meanwhile, whatever else is answered, and delays nobody.
+#[test]
+fn what_is_carried_out_here_never_goes_again_unanswered() {
+    let mut engine = Engine::new(Config::default());
+    let [first, second] = two_blocks_here(&mut engine);
+    // Long measured trips are what an overtaken block is told by.
+    let mut now = Time(0);
+    assert_eq!(engine.handle(now.after_ns(50_000), OTHER, &ack(&second)), Verdict::Taken);
+    while let Some(due) = engine.deadline() {
+        now = now.max(due);
+        engine.expire(now);
+        assert_eq!(next_block(&mut engine, now), None, "handed out twice");
+    }
+    for _ in 0..100 {
+        now = now.after_ns(SECOND);
+        engine.expire(now);
+        engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+        let other = next_block(&mut engine, now).expect("others go on");
+        assert_ne!(other.transaction, first.transaction);
+        now = now.after_ns(SECOND / 1000);
+        assert_eq!(engine.handle(now, OTHER, &ack(&other)), Verdict::Taken);
+        engine.expire(now);
+        assert_eq!(status(&mut engine, now), Some(Ok(())));
+    }
+    assert_eq!(engine.handle(now, OTHER, &ack(&first)), Verdict::Taken);
+    assert_eq!(status(&mut engine, now), Some(Ok(())));
+    assert!(engine.is_idle());
+    let counters = engine.counters();
+    let again = (counters.blocks_retransmitted, counters.timeouts, counters.fast_retransmits);
+    assert_eq!((again, counters.illegal_transitions), ((0, 0, 0), 0));
+}
+
+/// A transfer fails with one block, while another thread still copies the other: that is told when it has
+/// answered, in whatever way.
+#[test]
+fn a_transfer_that_fails_here_ends_when_no_block_of_it_is_carried_out() {
+    for late in [false, true] {
+        for answer in 0..3 {
+            let mut engine = Engine::new(Config::default());
+            let [first, second] = two_blocks_here(&mut engine);
+            let now = Time(if late { SECOND } else { 1000 });
+            engine.expire(now);
+            let _ = engine.handle(now, OTHER, &nack(&first, NackCode::DecodeError));
+            assert_eq!(status(&mut engine, now), None, "told while a copy may be made");
+            // The slot of the block that is still carried out is not another's.
+            engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+            let other = next_block(&mut engine, now).expect("others go on");
+            assert_ne!(other.transaction, second.transaction);
+            match answer {
+                0 => drop(engine.handle(now, OTHER, &ack(&second))),
+                1 => drop(engine.handle(now, OTHER, &nack(&second, NackCode::SlaveError))),
+                _ => engine.source_refused(now, &second, NackCode::SlaveError),
+            }
+            let failed = Err(TransferError::Refused(NackCode::DecodeError));
+            assert_eq!(status(&mut engine, now), Some(failed));
+            let _ = engine.handle(now, OTHER, &ack(&other));
+            assert_eq!(status(&mut engine, now), Some(Ok(())));
+            assert!(engine.is_idle());
+            assert_eq!(engine.counters().illegal_transitions, 0);
+        }
+    }
+    // Nothing is waited for of a peer that is removed.
+    let mut engine = Engine::new(Config::default());
+    let _ = two_blocks_here(&mut engine);
+    engine.remove_peer(Time(1), OTHER);
+    assert_eq!(status(&mut engine, Time(1)), Some(Err(TransferError::PeerLost)));
+    assert!(engine.is_idle());
+}

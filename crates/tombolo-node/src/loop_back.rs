@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use tombolo_core::rdma::{Block, BlockNotification, Direction, PeerId, Time, Transfer};
 use tombolo_host::shared::SharedSpan;
-use tombolo_wire::{Ack, Domain, Nack, NackCode, Notification, Packet};
+use tombolo_wire::{Ack, Atomic, Domain, Nack, NackCode, Notification, NotifyHeader, Packet};
 
 use crate::node::{ITSELF, Node};
 use crate::own_moves::touches_own;
@@ -128,9 +128,18 @@ impl Node {
     /// The words of a transfer between two programs here, apart from the block they belong to, which
     /// is remembered for that; were it not, nobody would know here who posted.
     pub(crate) fn notify_here(&self, packet: &Packet<'_>) {
-        let Packet::Notify(header) = packet else { return };
-        let (transaction, generation, attempt) = (header.transaction, header.generation, header.attempt);
-        if !self.notify_here_own(transaction.0, generation, attempt, header.notification) {
+        let (transaction, generation, attempt, is_written) = match packet {
+            Packet::Notify(NotifyHeader { transaction, generation, attempt, notification, .. }) => {
+                let is_written = self.notify_here_own(transaction.0, *generation, *attempt, *notification);
+                (*transaction, *generation, *attempt, is_written)
+            }
+            // Words here are changed where that is asked for; were one not, it must be answered all the same.
+            Packet::Atomic(Atomic { transaction, generation, attempt, .. }) => {
+                (*transaction, *generation, *attempt, false)
+            }
+            _ => return,
+        };
+        if !is_written {
             let nack = Nack { transaction, generation, attempt, code: NackCode::NoContext };
             let _ = self.engine.lock().handle(self.now(), ITSELF, &Packet::Nack(nack));
         }

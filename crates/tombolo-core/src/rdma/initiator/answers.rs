@@ -37,7 +37,7 @@ impl Initiator {
             Some(_) => self.counters.acks += 1,
             None => self.counters.stale_answers += 1,
         }
-        slot
+        slot.filter(|slot| !self.release_if_ending(*slot))
     }
 
     /// A word was changed, and this is what it was.
@@ -199,14 +199,18 @@ impl Initiator {
         let slot = self.current(id, nack.transaction, nack.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
             transaction.attempt == nack.attempt
-                && matches!(transaction.place, Place::Timeout | Place::DelayPlacing)
+                && matches!(transaction.place, Place::Timeout | Place::Late | Place::DelayPlacing)
         });
         let Some(slot) = slot else {
             self.counters.stale_answers += 1;
             return;
         };
+        if self.release_if_ending(slot) {
+            return;
+        }
         let index = self.table.entries[slot as usize].transfer;
         if !nack.code.is_transient() || self.refused_too_long(now, slot) {
+            self.unplace(slot);
             self.end(index, Err(TransferError::Refused(nack.code)));
             return;
         }
@@ -295,13 +299,18 @@ impl Initiator {
     /// (code 1) pauses the block, as at the destination; anything else ends the
     /// transfer.
     pub(crate) fn source_refused(&mut self, now: Time, block: &Block, code: NackCode) {
-        let slot =
-            self.slot_of(block).filter(|slot| self.table.entries[*slot as usize].place == Place::Timeout);
+        let slot = self
+            .slot_of(block)
+            .filter(|slot| matches!(self.table.entries[*slot as usize].place, Place::Timeout | Place::Late));
         let Some(slot) = slot else { return };
+        if self.release_if_ending(slot) {
+            return;
+        }
         let index = self.table.entries[slot as usize].transfer;
         if code == NackCode::SlaveError && !self.refused_too_long(now, slot) {
             self.set_aside(now, slot, code);
         } else {
+            self.unplace(slot);
             self.end(index, Err(TransferError::Local(code)));
         }
     }

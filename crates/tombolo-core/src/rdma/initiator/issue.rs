@@ -268,7 +268,7 @@ impl Initiator {
                 self.send_notify(now, slot)
             }
             // Its bytes are still unanswered: their timer goes on.
-            (State::Issued | State::Retransmitted, Place::Timeout) if !transaction.carried => {
+            (State::Issued | State::Retransmitted, Place::Timeout | Place::Late) if !transaction.carried => {
                 let packet = if may_notify {
                     Packet::Notify(self.notify_header(slot))
                 } else {

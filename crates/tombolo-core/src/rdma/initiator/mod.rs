@@ -9,6 +9,10 @@
 //!  of sending), its peer's resends, the bypass, or one of the three delays
 //! ```
 //!
+//! A peer that no packets go to loses nothing: the caller carries out each block that it is handed and
+//! answers it once. Such a block never goes again without an answer, and until it is answered, its transfer
+//! does not end: so no late copy finds memory that its program uses for something else.
+//!
 //! All lists are over table indices and every step is O(1), except the pass over
 //! the peers when a timer fires and over the transfers when a peer is lost.
 
@@ -29,7 +33,7 @@ use super::scheduler::{ASK, ClassPicker, RESEND, Rings, ring_of};
 use super::time::Time;
 use super::transaction::{Event, State};
 use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
-use tables::{Place, Queue, SendPeer, Transactions, Transfers};
+use tables::{Place, Queue, SendPeer, Transaction, Transactions, Transfers};
 use tombolo_wire::{ATOMIC_BYTES, READ_SPAN, RequestId};
 
 /// The send side of an engine.
@@ -127,6 +131,7 @@ impl Initiator {
         if let Some(Some(peer)) = self.peers.get_mut(peer.index()) {
             peer.block_bytes = power_of_two(block_bytes, MAX_HOME_BLOCK_BYTES);
             peer.early_notification = false;
+            peer.is_here = true;
         }
     }
 
@@ -144,6 +149,10 @@ impl Initiator {
     pub(crate) fn lose_peer(&mut self, peer: PeerId) {
         if !self.knows(peer) {
             return;
+        }
+        if let Some(Some(lost)) = self.peers.get_mut(peer.index()) {
+            // What the caller still carries out is not waited for.
+            lost.is_here = false;
         }
         for index in 0..self.transfers.entries.len() as u32 {
             let transfer = &self.transfers.entries[index as usize];
@@ -306,27 +315,55 @@ impl Initiator {
         }
     }
 
-    /// The transfer is over: its slots are freed, and its end will be told.
+    /// The transfer is over: its slots are freed, and its end will be told. The slots of blocks that the
+    /// caller carries out here are freed, and then the end is told, when it has answered them.
     fn end(&mut self, index: u32, status: Result<(), TransferError>) {
         if matches!(self.transfers.entries[index as usize].queue, Queue::Done | Queue::Ending) {
             return;
         }
         self.leave_queue(index);
-        while let Some(slot) = self.transfers.entries[index as usize].slots.front() {
-            self.release(slot);
+        let mut next = self.transfers.entries[index as usize].slots.front();
+        while let Some(slot) = next {
+            next = self.table.siblings.after(slot);
+            if !self.is_carried_out_here(slot) {
+                self.release(slot);
+            }
         }
         self.forget_request(index);
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.status = status;
         let peer = transfer.peer;
-        if transfer.placing > 0 {
-            // Bytes of a read are still being copied into the program's memory,
-            // which it may reuse once it is told.
-            transfer.queue = Queue::Ending;
-        } else {
+        transfer.queue = Queue::Ending;
+        self.tell_if_untouched(index);
+        self.refresh(peer);
+    }
+
+    /// Whether the caller is at work on a block that needs no packets.
+    fn is_carried_out_here(&self, slot: u32) -> bool {
+        let Transaction { peer, place, .. } = &self.table.entries[slot as usize];
+        let is_here = self.peers[peer.index()].as_ref().is_some_and(|peer| peer.is_here);
+        is_here && matches!(place, Place::Timeout | Place::Late)
+    }
+
+    /// Frees the slot of an answered block if its transfer has ended meanwhile; `false`: it has not.
+    fn release_if_ending(&mut self, slot: u32) -> bool {
+        let index = self.table.entries[slot as usize].transfer;
+        if self.transfers.entries[index as usize].queue != Queue::Ending {
+            return false;
+        }
+        self.release(slot);
+        self.tell_if_untouched(index);
+        self.refresh(transfer_peer(&self.transfers, index));
+        true
+    }
+
+    /// Tells the end of a transfer whose memory nobody touches any more: once told, its program may use that
+    /// for something else.
+    fn tell_if_untouched(&mut self, index: u32) {
+        let transfer = &self.transfers.entries[index as usize];
+        if transfer.queue == Queue::Ending && transfer.placing == 0 && transfer.slots.is_empty() {
             self.tell(index);
         }
-        self.refresh(peer);
     }
 
     fn tell(&mut self, index: u32) {

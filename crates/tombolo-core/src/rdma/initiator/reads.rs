@@ -160,9 +160,7 @@ impl Initiator {
             return;
         };
         transfer.placing = transfer.placing.saturating_sub(1);
-        if transfer.placing == 0 && transfer.queue == Queue::Ending {
-            self.tell(read.index);
-        }
+        self.tell_if_untouched(read.index);
     }
 
     /// A sign of life: the timer starts again.

@@ -203,6 +203,9 @@ pub(super) enum Place {
     None,
     /// Its path's timeouts, in the order of sending (QOS §4.1).
     Timeout,
+    /// Being carried out by the caller for longer than a timeout, for a peer that no packets go to: in no
+    /// list. Its answer comes without fail.
+    Late,
     /// Its peer's blocks to be sent again. A block sits here once, however often
     /// it is lost: this is the "retransmission bit" (QOS §3.3).
     Resend,
@@ -321,6 +324,9 @@ pub(super) struct SendPeer {
     pub block_bytes: u32,
     /// It is told which blocks a notification has to come after.
     pub early_notification: bool,
+    /// No packets go to it: the caller carries out and answers each block that it is handed, so none is
+    /// ever sent again unless it was refused.
+    pub is_here: bool,
     /// Occurrences of each slot towards this peer. Per peer, so that the peer
     /// sees every one of them and a wrap-around cannot fool it.
     pub generations: Box<[Generation]>,
@@ -354,6 +360,7 @@ impl SendPeer {
             heard_at: now,
             block_bytes: config.block_bytes,
             early_notification: config.early_notification,
+            is_here: false,
             generations: vec![Generation(0); config.transactions.into()].into(),
             slots: 0,
             resend: List::default(),

@@ -102,6 +102,10 @@ impl Initiator {
             if sent_at.after_ns(timeout_ns) > now {
                 break;
             }
+            if peer.is_here {
+                self.is_late(slot);
+                continue;
+            }
             path.congestion.timed_out(now, sent_at);
             if !doubled && peer.is_news(place, sent_at) {
                 peer.paths[place].trip.back_off();
@@ -114,13 +118,23 @@ impl Initiator {
         self.find_overtaken(now, id, place);
     }
 
+    /// What is carried out here for so long leaves room for others meanwhile. Nothing of it is lost.
+    fn is_late(&mut self, slot: u32) {
+        self.unplace(slot);
+        self.uncount(slot);
+        let transaction = &mut self.table.entries[slot as usize];
+        transaction.place = Place::Late;
+        let id = transaction.peer;
+        self.refresh(id);
+    }
+
     /// Blocks sent by the path before one that is answered, and a round trip and a
     /// quarter ago, are lost: waiting for the timeout would cost many round trips.
     pub(super) fn find_overtaken(&mut self, now: Time, id: PeerId, place: usize) {
         if !self.config.fast_retransmit {
             return;
         }
-        while let Some(peer) = self.peers[id.index()].as_mut() {
+        while let Some(peer) = self.peers[id.index()].as_mut().filter(|peer| !peer.is_here) {
             let path = &mut peer.paths[place];
             let Some(slot) = path.timeouts.front() else {
                 break;
@@ -281,6 +295,7 @@ impl Initiator {
             let sent_at = transaction.sent_at;
             wake = wake.min(sent_at.after_ns(peer.timeout_ns(place, &self.config)));
             if self.config.fast_retransmit
+                && !peer.is_here
                 && transaction.may_be_overtaken(path.answered_order)
                 && let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns)
             {
