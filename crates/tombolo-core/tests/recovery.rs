@@ -2,7 +2,7 @@
 
 mod bench;
 
-use bench::{BASE, DOMAIN, OTHER};
+use bench::{BASE, Bench, DOMAIN, OTHER, Wire};
 use tombolo_core::rdma::{
     Action, Block, Config, Direction, DropReason, Engine, PathId, PeerId, Placement, PostError, Time,
     Transfer, TransferError, Verdict,
@@ -927,4 +927,66 @@ fn a_transfer_that_fails_here_ends_when_no_block_of_it_is_carried_out() {
     engine.remove_peer(Time(1), OTHER);
     assert_eq!(status(&mut engine, Time(1)), Some(Err(TransferError::PeerLost)));
     assert!(engine.is_idle());
+}
+
+/// A process that is stopped finds, when it goes on, its timers due and its peer's answers unread. It does not
+/// blame the peer for its own silence, whichever it looks at first.
+#[test]
+fn a_process_that_was_stopped_does_not_blame_its_peer() {
+    for stopped_ns in [6 * SECOND, 3600 * SECOND] {
+        let mut bench = Bench::new(Config::default(), 1, 1 << 20);
+        bench.add_wire(Wire::new(10_000));
+        for direction in [Direction::Write, Direction::Read] {
+            bench.post(0, direction, 100_000, true, None).expect("memory").expect("room");
+        }
+        bench.drain();
+        bench.now = bench.now.after_ns(stopped_ns);
+        for _ in 0..2 {
+            bench.engines[0].expire(bench.now);
+            bench.now = bench.now.after_ns(1);
+        }
+        bench.settle(SECOND);
+        assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))));
+        bench.check_memory();
+        // It is blamed for its own: cut off, it is given up as ever, also by one that is run seldom.
+        for pause_ns in [0, 2 * SECOND] {
+            bench.cut_wire(0);
+            bench.cut_wire(1);
+            bench.post(0, Direction::Write, 100, false, None).expect("memory").expect("room");
+            let (start, number) = (bench.now, bench.watched.len() - 1);
+            while bench.watched[number].status.is_none() {
+                assert!(bench.step());
+                bench.now = bench.now.after_ns(pause_ns);
+            }
+            assert_eq!(bench.watched[number].status, Some(Err(TransferError::PeerUnreachable)));
+            let waited_ns = bench.now.since_ns(start);
+            assert!((5 * SECOND..15 * SECOND).contains(&waited_ns), "{waited_ns}");
+        }
+    }
+}
+
+/// The same for what was refused for now before it was stopped.
+#[test]
+fn the_time_of_a_stop_does_not_count_as_being_refused() {
+    for direction in [Direction::Write, Direction::Read] {
+        let mut engine = engine(Config::default());
+        let mut now = Time(0);
+        engine.post(now, OTHER, transfer(direction, 100)).expect("room");
+        for stopped in [false, true, false] {
+            if stopped {
+                now = now.after_ns(40 * SECOND);
+            }
+            let refusal = match engine.poll(now).expect("it goes") {
+                Action::SendBlock(block) => nack(&block, NackCode::BufferFull),
+                Action::Send { packet: Packet::ReadRequest(request), .. } => {
+                    Packet::ReadReject(ReadReject { request: request.request, code: NackCode::BufferFull })
+                }
+                other => panic!("unexpected: {other:?}"),
+            };
+            let _ = engine.handle(now, OTHER, &refusal);
+            assert_eq!(status(&mut engine, now), None, "ended after {now:?}");
+            now = engine.deadline().expect("it goes again");
+            engine.expire(now);
+        }
+    }
 }

@@ -219,7 +219,7 @@ impl Initiator {
 
     fn refused_too_long(&self, now: Time, slot: u32) -> bool {
         let issued_at = self.table.entries[slot as usize].issued_at;
-        now.since_ns(issued_at) >= self.config.refused_give_up_ns
+        self.attended.at(now).since_ns(issued_at) >= self.config.refused_give_up_ns
     }
 
     /// A block that cannot go on now: at once again (4), after a delay (7), or

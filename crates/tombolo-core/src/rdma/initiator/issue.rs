@@ -17,6 +17,7 @@ impl Initiator {
     /// The next thing to send. `None`: nothing now; ask again after the next
     /// event (post, packet, expiry).
     pub(crate) fn poll_send(&mut self, now: Time) -> Option<Action> {
+        self.attended.look(now, self.deadline());
         let resends_wait = self.rings.front(RESEND).is_some();
         if !resends_wait {
             self.resends_passed_over = 0;
@@ -171,7 +172,7 @@ impl Initiator {
         transaction.counted = true;
         transaction.path = path;
         transaction.avoid = None;
-        transaction.issued_at = now;
+        transaction.issued_at = self.attended.at(now);
         transaction.sent_before_at = None;
         transaction.unanswered = 0;
         transaction.overtaken = 0;

@@ -30,7 +30,7 @@ use super::config::{Config, MAX_HOME_BLOCK_BYTES, power_of_two};
 use super::counters::Counters;
 use super::list::List;
 use super::scheduler::{ASK, ClassPicker, RESEND, Rings, ring_of};
-use super::time::Time;
+use super::time::{AttendedClock, Time};
 use super::transaction::{Event, State};
 use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
 use tables::{Place, Queue, SendPeer, Transaction, Transactions, Transfers};
@@ -66,7 +66,13 @@ pub struct Initiator {
     held_back: bool,
     /// No timer fires before this.
     wake: Time,
+    /// By this clock peers are given up.
+    attended: AttendedClock,
 }
+
+/// Of a time in which this engine was not run, this part of [`Config::give_up_ns`] counts as silence of a peer.
+/// So a peer is given up after four visits at least, between which there was time to read what it sent.
+const GAPS_OF_A_SILENCE: u64 = 4;
 
 /// A write-back of a peer's read that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +113,7 @@ impl Initiator {
             armed: 0,
             held_back: false,
             wake: Time(u64::MAX),
+            attended: AttendedClock::new(config.give_up_ns / GAPS_OF_A_SILENCE),
         }
     }
 
@@ -117,7 +124,8 @@ impl Initiator {
             self.rings.grow(self.peers.len());
         }
         self.sessions = self.sessions.wrapping_add(1);
-        self.peers[peer.index()] = Some(Box::new(SendPeer::new(peer, &self.config, now, self.sessions)));
+        let heard_at = self.attended.at(now);
+        self.peers[peer.index()] = Some(Box::new(SendPeer::new(peer, &self.config, heard_at, self.sessions)));
         // Room for what this peer's reads may need, apart from our own posts: a
         // full table here must not keep the other side waiting (SPEC M10).
         let peers = self.peers.iter().flatten().count();
@@ -165,9 +173,10 @@ impl Initiator {
     }
 
     pub(crate) fn heard(&mut self, now: Time, peer: PeerId) -> bool {
+        self.attended.look(now, self.deadline());
         match self.peers.get_mut(peer.index()) {
             Some(Some(known)) if known.id == peer => {
-                known.heard_at = now;
+                known.heard_at = self.attended.at(now);
                 true
             }
             _ => false,

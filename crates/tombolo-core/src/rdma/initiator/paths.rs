@@ -251,7 +251,7 @@ impl Initiator {
         // Late answers may name what was sent before: the order goes on.
         *path =
             Path { order, answered_order: order, blocks_sent, bytes_sent, ..Path::new(&self.config, true) };
-        peer.heard_at = peer.heard_at.max(now);
+        peer.heard_at = peer.heard_at.max(self.attended.at(now));
         self.lower_wake(id);
         self.refresh(id);
         true
@@ -259,6 +259,7 @@ impl Initiator {
 
     /// The time without a path does not count towards giving up.
     fn begin_to_count_again(&mut self, now: Time, id: PeerId) {
+        let now = self.attended.at(now);
         let blocks = self.table.entries.iter_mut().filter(|block| block.peer == id);
         blocks.for_each(|block| block.issued_at = now);
         let reads = self.transfers.entries.iter_mut().filter(|transfer| transfer.live && transfer.peer == id);

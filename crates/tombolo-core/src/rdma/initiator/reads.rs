@@ -65,7 +65,7 @@ impl Initiator {
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.request = Some(request);
         transfer.attempt = Attempt(0);
-        transfer.first_asked_at = now;
+        transfer.first_asked_at = self.attended.at(now);
         self.refresh(PeerId(id));
         self.ask(now, index)
     }
@@ -227,7 +227,7 @@ impl Initiator {
         };
         self.request_answered(id, path);
         let transfer = &mut self.transfers.entries[index as usize];
-        let too_long = now.since_ns(transfer.first_asked_at) >= self.config.refused_give_up_ns;
+        let too_long = self.attended.at(now).since_ns(transfer.first_asked_at) >= self.config.refused_give_up_ns;
         if !code.is_transient() || too_long {
             self.end(index, Err(TransferError::Refused(code)));
         } else if transfer.queue == Queue::Asked {

@@ -67,6 +67,7 @@ pub(super) struct TransferState {
     pub asked_by: u8,
     /// Position among its peer's requests.
     pub ask_order: u64,
+    /// By the attended clock.
     pub first_asked_at: Time,
     pub unanswered: u32,
 }
@@ -239,6 +240,7 @@ pub(super) struct Transaction {
     pub carried: bool,
     /// Its bytes count as under way.
     pub counted: bool,
+    /// By the attended clock.
     pub issued_at: Time,
     pub sent_at: Time,
     pub sent_before_at: Option<Time>,
@@ -319,6 +321,7 @@ pub(super) struct SendPeer {
     /// From a read request to the first sign of its answer. Apart from the paths',
     /// because it has the target's waiting in it.
     pub read_trip: RoundTrip,
+    /// By the attended clock.
     pub heard_at: Time,
     /// Length of a block.
     pub block_bytes: u32,
@@ -351,13 +354,13 @@ pub(super) struct SendPeer {
 }
 
 impl SendPeer {
-    pub fn new(id: PeerId, config: &Config, now: Time, session: u32) -> Self {
+    pub fn new(id: PeerId, config: &Config, heard_at: Time, session: u32) -> Self {
         Self {
             id,
             session,
             paths: vec![Path::new(config, true)],
             read_trip: RoundTrip::new(),
-            heard_at: now,
+            heard_at,
             block_bytes: config.block_bytes,
             early_notification: config.early_notification,
             is_here: false,

@@ -47,6 +47,7 @@ impl Initiator {
 
     /// Let every timer that is due fire.
     pub(crate) fn expire(&mut self, now: Time) {
+        self.attended.look(now, self.deadline());
         if self.armed == 0 || now < self.wake {
             return;
         }
@@ -193,7 +194,7 @@ impl Initiator {
     /// it since `since`. Without a path nothing is asked of it.
     fn is_silent(&self, now: Time, id: PeerId, since: Time) -> bool {
         self.peers[id.index()].as_ref().is_none_or(|peer| {
-            peer.has_path() && now.since_ns(peer.heard_at.max(since)) >= self.config.give_up_ns
+            peer.has_path() && self.attended.at(now).since_ns(peer.heard_at.max(since)) >= self.config.give_up_ns
         })
     }
 
