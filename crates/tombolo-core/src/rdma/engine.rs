@@ -295,9 +295,10 @@ impl Engine {
 
     /// The link of the block's path is full, and the block was not sent, or not all of it. It comes again,
     /// as the same attempt, once [`Self::link_has_room`] says so; until then nothing more is handed out for
-    /// that path, and others go on.
-    pub fn link_full(&mut self, block: &Block) {
-        self.initiator.link_full(block);
+    /// that path, and others go on. A peer whose links take nothing for [`Config::give_up_ns`], and of which
+    /// nothing is heard meanwhile, does not answer.
+    pub fn link_full(&mut self, now: Time, block: &Block) {
+        self.initiator.link_full(now, block);
     }
 
     /// The link of a path may take something again. Poll afterwards.

@@ -348,7 +348,7 @@ impl Node {
                 Sent::Yes => return,
                 // It goes again when there is room; others go on meanwhile.
                 Sent::Full => {
-                    self.engine.lock().link_full(block);
+                    self.engine.lock().link_full(self.now(), block);
                     peer.is_full.store(true, Ordering::Release);
                     return;
                 }

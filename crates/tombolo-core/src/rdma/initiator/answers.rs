@@ -20,7 +20,7 @@ impl Initiator {
 
     /// The slot of a block that the caller has, if it still waits. Slots and generations begin
     /// anew when a peer restarts.
-    fn slot_of(&self, block: &Block) -> Option<u32> {
+    pub(super) fn slot_of(&self, block: &Block) -> Option<u32> {
         let peer = self.peers.get(block.peer.index())?.as_ref()?;
         let slot = self.current(block.peer, block.transaction, block.generation);
         slot.filter(|_| peer.session == block.session)

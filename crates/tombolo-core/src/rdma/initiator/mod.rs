@@ -14,7 +14,7 @@
 //! does not end: so no late copy finds memory that its program uses for something else.
 //!
 //! All lists are over table indices and every step is O(1), except the pass over
-//! the peers when a timer fires and over the transfers when a peer is lost.
+//! the peers when a timer fires and over its transfers when a peer is lost.
 
 mod answers;
 mod issue;
@@ -162,14 +162,19 @@ impl Initiator {
             // What the caller still carries out is not waited for.
             lost.is_here = false;
         }
-        for index in 0..self.transfers.entries.len() as u32 {
-            let transfer = &self.transfers.entries[index as usize];
-            if transfer.live && transfer.peer == peer {
-                self.end(index, Err(TransferError::PeerLost));
-            }
-        }
+        self.end_all(peer, TransferError::PeerLost);
+        self.is_not_stuck(peer);
         self.peers[peer.index()] = None;
         self.refresh(peer);
+    }
+
+    /// Every transfer with a peer ends.
+    fn end_all(&mut self, id: PeerId, error: TransferError) {
+        while let Some(Some(peer)) = self.peers.get(id.index())
+            && let Some(index) = peer.open.front()
+        {
+            self.end(index, Err(error));
+        }
     }
 
     pub(crate) fn heard(&mut self, now: Time, peer: PeerId) -> bool {
@@ -177,6 +182,9 @@ impl Initiator {
         match self.peers.get_mut(peer.index()) {
             Some(Some(known)) if known.id == peer => {
                 known.heard_at = self.attended.at(now);
+                if known.stuck.is_some() && known.has_room() {
+                    self.is_not_stuck(peer);
+                }
                 true
             }
             _ => false,
@@ -205,7 +213,7 @@ impl Initiator {
         if self.transfers.posted >= self.config.transfers {
             return Err(PostError::Full);
         }
-        let index = self.transfers.take(peer, spec, None).ok_or(PostError::Full)?;
+        let index = self.open_transfer(peer, spec, None).ok_or(PostError::Full)?;
         self.counters.transfers_posted += 1;
         if self.transfers.entries[index as usize].class(&self.config) == Class::High {
             self.small_until = now.after_ns(self.config.beside_ns);
@@ -222,11 +230,18 @@ impl Initiator {
         if !self.knows(peer) {
             return false;
         }
-        let Some(index) = self.transfers.take(peer, spec, Some(request)) else {
+        let Some(index) = self.open_transfer(peer, spec, Some(request)) else {
             return false;
         };
         self.start_write(now, index);
         true
+    }
+
+    fn open_transfer(&mut self, id: PeerId, spec: Transfer, served: Option<RequestId>) -> Option<u32> {
+        let peer = self.peers[id.index()].as_mut()?;
+        let index = self.transfers.take(id, spec, served)?;
+        peer.open.push_back(&mut self.transfers.open_chain, index);
+        Some(index)
     }
 
     fn start_write(&mut self, now: Time, index: u32) {
@@ -331,6 +346,9 @@ impl Initiator {
             return;
         }
         self.leave_queue(index);
+        if let Some(peer) = self.peers[self.transfers.entries[index as usize].peer.index()].as_mut() {
+            peer.open.remove(&mut self.transfers.open_chain, index);
+        }
         let mut next = self.transfers.entries[index as usize].slots.front();
         while let Some(slot) = next {
             next = self.table.siblings.after(slot);

@@ -227,7 +227,8 @@ impl Initiator {
         };
         self.request_answered(id, path);
         let transfer = &mut self.transfers.entries[index as usize];
-        let too_long = self.attended.at(now).since_ns(transfer.first_asked_at) >= self.config.refused_give_up_ns;
+        let too_long =
+            self.attended.at(now).since_ns(transfer.first_asked_at) >= self.config.refused_give_up_ns;
         if !code.is_transient() || too_long {
             self.end(index, Err(TransferError::Refused(code)));
         } else if transfer.queue == Queue::Asked {

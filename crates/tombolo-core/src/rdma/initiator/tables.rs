@@ -145,6 +145,8 @@ pub(super) struct Transfers {
     pub chain: Chain,
     /// Reads with a request, in the order of their ids.
     pub read_chain: Chain,
+    /// Those of each peer that have not ended.
+    pub open_chain: Chain,
     free: Vec<u32>,
     /// Posted by this node's programs and open.
     pub posted: u32,
@@ -163,6 +165,7 @@ impl Transfers {
         self.free.sort_unstable_by(|left, right| right.cmp(left));
         self.chain.grow(entries);
         self.read_chain.grow(entries);
+        self.open_chain.grow(entries);
     }
 
     pub fn take(&mut self, peer: PeerId, spec: Transfer, served: Option<RequestId>) -> Option<u32> {
@@ -310,6 +313,15 @@ impl Transactions {
     }
 }
 
+/// A peer with a link that is full. What waits for room has no timer of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stuck {
+    /// By the attended clock.
+    pub since: Time,
+    /// When to look again.
+    pub look_at: Time,
+}
+
 /// What the initiator knows of one peer.
 #[derive(Debug)]
 pub(super) struct SendPeer {
@@ -335,6 +347,10 @@ pub(super) struct SendPeer {
     pub generations: Box<[Generation]>,
     /// Slots that its blocks have.
     pub slots: usize,
+    /// Transfers that have not ended.
+    pub open: List,
+    /// A link of it took nothing the last time: that is looked at from time to time.
+    pub stuck: Option<Stuck>,
     pub resend: List,
     pub queues: [List; Class::COUNT],
     pub reads: [List; Class::COUNT],
@@ -366,6 +382,8 @@ impl SendPeer {
             is_here: false,
             generations: vec![Generation(0); config.transactions.into()].into(),
             slots: 0,
+            open: List::default(),
+            stuck: None,
             resend: List::default(),
             queues: Default::default(),
             reads: Default::default(),

@@ -58,6 +58,7 @@ impl Initiator {
                 self.expire_blocks(now, PeerId(index), path);
             }
             self.expire_reads(now, PeerId(index));
+            self.look_at_stuck(now, PeerId(index));
         }
         self.wake = self.next_wake();
     }
@@ -170,8 +171,19 @@ impl Initiator {
         transaction.overtaken += u32::from(loss == Loss::Overtaken);
         let unanswered = transaction.unanswered;
         match self.give_up(now, id, issued_at, unanswered) {
-            Some(error) => self.end(index, Err(error)),
+            Some(error) => self.end_given_up(index, error),
             None => self.queue_resend(slot),
+        }
+    }
+
+    /// If the peer does not answer, that holds for all that is open with it: what waits for its turn need not
+    /// find out anew.
+    fn end_given_up(&mut self, index: u32, error: TransferError) {
+        match error {
+            TransferError::PeerUnreachable => {
+                self.end_all(self.transfers.entries[index as usize].peer, error);
+            }
+            _ => self.end(index, Err(error)),
         }
     }
 
@@ -192,9 +204,10 @@ impl Initiator {
 
     /// Nothing came from the peer for too long, although something was asked of
     /// it since `since`. Without a path nothing is asked of it.
-    fn is_silent(&self, now: Time, id: PeerId, since: Time) -> bool {
+    pub(super) fn is_silent(&self, now: Time, id: PeerId, since: Time) -> bool {
         self.peers[id.index()].as_ref().is_none_or(|peer| {
-            peer.has_path() && self.attended.at(now).since_ns(peer.heard_at.max(since)) >= self.config.give_up_ns
+            peer.has_path()
+                && self.attended.at(now).since_ns(peer.heard_at.max(since)) >= self.config.give_up_ns
         })
     }
 
@@ -226,7 +239,7 @@ impl Initiator {
             transfer.unanswered += 1;
             let (first_asked_at, unanswered) = (transfer.first_asked_at, transfer.unanswered);
             match self.give_up(now, id, first_asked_at, unanswered) {
-                Some(error) => self.end(index, Err(error)),
+                Some(error) => self.end_given_up(index, error),
                 None => self.ask_again(index),
             }
         }
@@ -302,6 +315,9 @@ impl Initiator {
             {
                 wake = wake.min(sent_at.after_ns(patience_ns));
             }
+        }
+        if let Some(stuck) = &peer.stuck {
+            wake = wake.min(stuck.look_at);
         }
         if let Some(index) = peer.asked.front() {
             let asked_at = self.transfers.entries[index as usize].asked_at;
