@@ -2,7 +2,7 @@
 
 mod bench;
 
-use bench::{BASE, DOMAIN, OTHER};
+use bench::{BASE, Bench, DOMAIN, OTHER, Wire};
 use tombolo_core::rdma::{
     Action, Block, Config, Direction, DropReason, Engine, PathId, PeerId, Placement, PostError, Time,
     Transfer, TransferError, Verdict,
@@ -108,7 +108,7 @@ fn a_full_link_stops_its_own_peer_alone() {
     while let Some(block) = next_block(&mut engine, now) {
         if block.peer == OTHER {
             assert_eq!(refused, None, "handed out for a link that is full");
-            engine.link_full(&block);
+            engine.link_full(now, &block);
             refused = Some(block);
         } else {
             others += 1;
@@ -136,7 +136,8 @@ fn a_full_link_stops_its_own_peer_alone() {
     assert!(engine.is_idle());
 }
 
-/// What goes again and finds its link full is counted once, when it is sent.
+/// What goes again and finds its link full is counted once, when it is sent. That may be long after, while
+/// its peer is heard of.
 #[test]
 fn a_repetition_that_does_not_fit_is_the_same_repetition_later() {
     let mut engine = engine(Config::default());
@@ -146,9 +147,12 @@ fn a_repetition_that_does_not_fit_is_the_same_repetition_later() {
     engine.expire(now);
     let second = next_block(&mut engine, now).unwrap();
     assert_eq!(second.attempt, first.attempt.next());
+    let mut another = second;
+    another.generation = Generation(99);
     for _ in 0..600 {
-        engine.link_full(&second);
+        engine.link_full(now, &second);
         now = now.after_ns(SECOND / 100);
+        let _ = engine.handle(now, OTHER, &ack(&another));
         engine.expire(now);
         assert_eq!(next_block(&mut engine, now), None);
         engine.link_has_room(OTHER, PathId(0));
@@ -850,4 +854,431 @@ fn a_block_that_is_always_overtaken_is_given_up() {
         assert_eq!(engine.counters().given_up, 1);
         assert!(transmissions > 8, "given up too early: {transmissions}");
     }
+}
+
+/// Two blocks of one transfer to a peer that no packets go to, both handed out.
+fn two_blocks_here(engine: &mut Engine) -> [Block; 2] {
+    engine.add_peer_here(Time(0), OTHER, 16 * 1024);
+    engine.post(Time(0), OTHER, transfer(Direction::Write, 32 * 1024)).expect("room");
+    [(); 2].map(|()| next_block(engine, Time(0)).expect("a block"))
+}
+
+/// A thread that copies between two programs may be stopped for as long as it likes: its block is not handed
+/// to another meanwhile, whatever else is answered, and delays nobody.
+#[test]
+fn what_is_carried_out_here_never_goes_again_unanswered() {
+    let mut engine = Engine::new(Config::default());
+    let [first, second] = two_blocks_here(&mut engine);
+    // Long measured trips are what an overtaken block is told by.
+    let mut now = Time(0);
+    assert_eq!(engine.handle(now.after_ns(50_000), OTHER, &ack(&second)), Verdict::Taken);
+    while let Some(due) = engine.deadline() {
+        now = now.max(due);
+        engine.expire(now);
+        assert_eq!(next_block(&mut engine, now), None, "handed out twice");
+    }
+    for _ in 0..100 {
+        now = now.after_ns(SECOND);
+        engine.expire(now);
+        engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+        let other = next_block(&mut engine, now).expect("others go on");
+        assert_ne!(other.transaction, first.transaction);
+        now = now.after_ns(SECOND / 1000);
+        assert_eq!(engine.handle(now, OTHER, &ack(&other)), Verdict::Taken);
+        engine.expire(now);
+        assert_eq!(status(&mut engine, now), Some(Ok(())));
+    }
+    assert_eq!(engine.handle(now, OTHER, &ack(&first)), Verdict::Taken);
+    assert_eq!(status(&mut engine, now), Some(Ok(())));
+    assert!(engine.is_idle());
+    let counters = engine.counters();
+    let again = (counters.blocks_retransmitted, counters.timeouts, counters.fast_retransmits);
+    assert_eq!((again, counters.illegal_transitions), ((0, 0, 0), 0));
+}
+
+/// A transfer fails with one block, while another thread still copies the other: that is told when it has
+/// answered, in whatever way.
+#[test]
+fn a_transfer_that_fails_here_ends_when_no_block_of_it_is_carried_out() {
+    for late in [false, true] {
+        for answer in 0..3 {
+            let mut engine = Engine::new(Config::default());
+            let [first, second] = two_blocks_here(&mut engine);
+            let now = Time(if late { SECOND } else { 1000 });
+            engine.expire(now);
+            let _ = engine.handle(now, OTHER, &nack(&first, NackCode::DecodeError));
+            assert_eq!(status(&mut engine, now), None, "told while a copy may be made");
+            // The slot of the block that is still carried out is not another's.
+            engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+            let other = next_block(&mut engine, now).expect("others go on");
+            assert_ne!(other.transaction, second.transaction);
+            match answer {
+                0 => drop(engine.handle(now, OTHER, &ack(&second))),
+                1 => drop(engine.handle(now, OTHER, &nack(&second, NackCode::SlaveError))),
+                _ => engine.source_refused(now, &second, NackCode::SlaveError),
+            }
+            let failed = Err(TransferError::Refused(NackCode::DecodeError));
+            assert_eq!(status(&mut engine, now), Some(failed));
+            let _ = engine.handle(now, OTHER, &ack(&other));
+            assert_eq!(status(&mut engine, now), Some(Ok(())));
+            assert!(engine.is_idle());
+            assert_eq!(engine.counters().illegal_transitions, 0);
+        }
+    }
+    // Nothing is waited for of a peer that is removed.
+    let mut engine = Engine::new(Config::default());
+    let _ = two_blocks_here(&mut engine);
+    engine.remove_peer(Time(1), OTHER);
+    assert_eq!(status(&mut engine, Time(1)), Some(Err(TransferError::PeerLost)));
+    assert!(engine.is_idle());
+}
+
+/// A process that is stopped finds, when it goes on, its timers due and its peer's answers unread. It does not
+/// blame the peer for its own silence, whichever it looks at first.
+#[test]
+fn a_process_that_was_stopped_does_not_blame_its_peer() {
+    for stopped_ns in [6 * SECOND, 3600 * SECOND] {
+        let mut bench = Bench::new(Config::default(), 1, 1 << 20);
+        bench.add_wire(Wire::new(10_000));
+        for direction in [Direction::Write, Direction::Read] {
+            bench.post(0, direction, 100_000, true, None).expect("memory").expect("room");
+        }
+        bench.drain();
+        bench.now = bench.now.after_ns(stopped_ns);
+        for _ in 0..2 {
+            bench.engines[0].expire(bench.now);
+            bench.now = bench.now.after_ns(1);
+        }
+        bench.settle(SECOND);
+        assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))));
+        bench.check_memory();
+        // It is blamed for its own: cut off, it is given up as ever, also by one that is run seldom.
+        for pause_ns in [0, 2 * SECOND] {
+            bench.cut_wire(0);
+            bench.cut_wire(1);
+            bench.post(0, Direction::Write, 100, false, None).expect("memory").expect("room");
+            let (start, number) = (bench.now, bench.watched.len() - 1);
+            while bench.watched[number].status.is_none() {
+                assert!(bench.step());
+                bench.now = bench.now.after_ns(pause_ns);
+            }
+            assert_eq!(bench.watched[number].status, Some(Err(TransferError::PeerUnreachable)));
+            let waited_ns = bench.now.since_ns(start);
+            assert!((5 * SECOND..15 * SECOND).contains(&waited_ns), "{waited_ns}");
+        }
+    }
+}
+
+/// The same for what was refused for now before it was stopped.
+#[test]
+fn the_time_of_a_stop_does_not_count_as_being_refused() {
+    for direction in [Direction::Write, Direction::Read] {
+        let mut engine = engine(Config::default());
+        let mut now = Time(0);
+        engine.post(now, OTHER, transfer(direction, 100)).expect("room");
+        for stopped in [false, true, false] {
+            if stopped {
+                now = now.after_ns(40 * SECOND);
+            }
+            let refusal = match engine.poll(now).expect("it goes") {
+                Action::SendBlock(block) => nack(&block, NackCode::BufferFull),
+                Action::Send { packet: Packet::ReadRequest(request), .. } => {
+                    Packet::ReadReject(ReadReject { request: request.request, code: NackCode::BufferFull })
+                }
+                other => panic!("unexpected: {other:?}"),
+            };
+            let _ = engine.handle(now, OTHER, &refusal);
+            assert_eq!(status(&mut engine, now), None, "ended after {now:?}");
+            now = engine.deadline().expect("it goes again");
+            engine.expire(now);
+        }
+    }
+}
+
+/// A peer that is stopped answers nothing, and after some blocks its links take nothing, either. All that is
+/// open with it ends when it is given up, what waits included, and what is open with others goes on.
+#[test]
+fn a_stopped_peer_with_a_full_link_is_given_up() {
+    let config = Config { congestion: None, bypass: false, ..Config::default() };
+    // Whether the link is looked at in between, and how many blocks it takes.
+    for (retries, takes) in [(false, 0), (true, 0), (false, 5), (true, 5), (false, u32::MAX)] {
+        let (mut now, other) = (Time(0), PeerId(7));
+        let mut engine = engine(Config { transactions: 16, ..config });
+        engine.add_peer(now, other);
+        for number in 0..40 {
+            let direction = if number % 10 == 9 && takes > 0 { Direction::Read } else { Direction::Write };
+            engine.post(now, OTHER, transfer(direction, 20_000)).expect("room");
+        }
+        let (mut taken, mut ended) = (0, 0);
+        while ended < 40 {
+            assert!(now < Time(6 * SECOND), "{ended} ended, {taken} taken");
+            while let Some(action) = engine.poll(now) {
+                match action {
+                    Action::SendBlock(block) if block.peer == other => {
+                        let _ = engine.handle(now, other, &ack(&block));
+                    }
+                    Action::SendBlock(_) if taken < takes => taken += 1,
+                    Action::SendBlock(block) => engine.link_full(now, &block),
+                    Action::Complete(completion) if completion.peer == other => {
+                        assert_eq!(completion.status, Ok(()));
+                    }
+                    Action::Complete(completion) => {
+                        assert_eq!(completion.status, Err(TransferError::PeerUnreachable));
+                        assert!(now >= Time(5 * SECOND), "after {now:?}");
+                        ended += 1;
+                    }
+                    Action::Send { .. } => {}
+                    Action::WriteNotification(_) => panic!("none was asked for"),
+                }
+            }
+            let Some(due) = engine.deadline() else {
+                assert_eq!(ended, 40, "without a timer");
+                break;
+            };
+            now = if retries { now.after_ns(SECOND / 50) } else { due };
+            if retries {
+                engine.link_has_room(OTHER, PathId(0));
+                engine.post(now, other, transfer(Direction::Write, 100)).expect("room");
+            }
+            engine.expire(now);
+        }
+        while let Some(action) = engine.poll(now) {
+            if let Action::SendBlock(block) = action {
+                let _ = engine.handle(now, other, &ack(&block));
+            }
+        }
+        assert!(engine.is_idle());
+        assert_eq!(engine.counters().illegal_transitions, 0);
+        // It goes on.
+        engine.link_has_room(OTHER, PathId(0));
+        engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+        let block = next_block(&mut engine, now).expect("a block");
+        let _ = engine.handle(now, OTHER, &ack(&block));
+        assert_eq!(status(&mut engine, now), Some(Ok(())));
+    }
+}
+
+/// What waits in a queue while its peer's link is full and nothing of it goes again has a timer, too. A peer
+/// that is heard of is waited for.
+#[test]
+fn what_waits_behind_a_full_link_is_given_up_only_if_nothing_is_heard() {
+    for heard in [false, true] {
+        let mut engine = engine(Config { bypass: false, ..Config::default() });
+        engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
+        let block = next_block(&mut engine, Time(0)).expect("a block");
+        // It arrived after all, and then a thread that had it, too, finds the link full.
+        let _ = engine.handle(Time(0), OTHER, &ack(&block));
+        engine.link_full(Time(0), &block);
+        engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
+        assert_eq!(status(&mut engine, Time(0)), Some(Ok(())));
+        let mut now = Time(0);
+        let mut ended = None;
+        while now < Time(60 * SECOND) && ended.is_none() {
+            now = engine.deadline().unwrap_or(now.after_ns(SECOND));
+            engine.expire(now);
+            ended = status(&mut engine, now);
+            if heard {
+                let _ = engine.handle(now, OTHER, &ack(&block));
+                engine.link_full(now, &block);
+            }
+        }
+        assert_eq!(ended, (!heard).then_some(Err(TransferError::PeerUnreachable)));
+    }
+}
+
+/// Whoever still has a block of a peer's earlier life and finds a link full says nothing of its new one.
+#[test]
+fn a_block_of_an_earlier_life_does_not_fill_a_link() {
+    let now = Time(0);
+    let mut engine = engine(Config { transactions: 2, bypass: false, ..Config::default() });
+    engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+    let old = next_block(&mut engine, now).expect("a block");
+    engine.add_peer(now, OTHER);
+    assert_eq!(status(&mut engine, now), Some(Err(TransferError::PeerLost)));
+    engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+    let block = next_block(&mut engine, now).expect("a block");
+    let _ = engine.handle(now, OTHER, &ack(&block));
+    assert_eq!(status(&mut engine, now), Some(Ok(())));
+    engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+    let block = next_block(&mut engine, now).expect("a block");
+    // In the same slot and of the same generation.
+    assert_eq!((old.transaction, old.generation), (block.transaction, block.generation));
+    engine.link_full(now, &old);
+    engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+    assert!(next_block(&mut engine, now).is_some_and(|next| next.transaction != block.transaction));
+    let _ = engine.handle(now, OTHER, &ack(&block));
+    assert_eq!(status(&mut engine, now), Some(Ok(())));
+}
+
+/// What a hostile peer answers to keep a transfer open: never a refusal, never the end.
+#[derive(Clone, Copy, Debug)]
+enum Delaying {
+    /// The bytes are there, the notification is not.
+    BytesOnly,
+    /// The same of a block without a notification.
+    BytesOnlyWithout,
+    /// The page is there now.
+    Resume,
+    /// The read will be served.
+    Accept,
+    /// And a part of a block comes, of another block each time.
+    AcceptAndPart,
+}
+
+#[test]
+fn no_answer_keeps_a_transfer_open_for_ever() {
+    use Delaying::{Accept, AcceptAndPart, BytesOnly, BytesOnlyWithout, Resume as Resumes};
+    for answer in [BytesOnly, BytesOnlyWithout, Resumes, Accept, AcceptAndPart] {
+        let mut engine = engine(Config::default());
+        let direction = match answer {
+            Accept | AcceptAndPart => Direction::Read,
+            _ => Direction::Write,
+        };
+        let mut wanted = transfer(direction, 1000);
+        wanted.notification = match answer {
+            BytesOnlyWithout => None,
+            _ => Some(Notification { address: BASE, first: 1, last: 2 }),
+        };
+        let mut now = Time(0);
+        engine.post(now, OTHER, wanted).expect("room");
+        let mut generation = 0;
+        let ended = 'open: loop {
+            assert!(now < Time(40 * SECOND), "{answer:?} keeps it open");
+            while let Some(action) = engine.poll(now) {
+                let (transaction, of, attempt) = match action {
+                    Action::Complete(completion) => break 'open completion.status,
+                    Action::SendBlock(block) => (block.transaction, block.generation, block.attempt),
+                    Action::Send { packet: Packet::Notify(header), .. } => {
+                        (header.transaction, header.generation, header.attempt)
+                    }
+                    Action::Send { packet: Packet::ReadRequest(request), .. } => {
+                        let accept = tombolo_wire::ReadAccept { request: request.request };
+                        let _ = engine.handle(now, OTHER, &Packet::ReadAccept(accept));
+                        if let AcceptAndPart = answer {
+                            generation += 1;
+                            let mut part = piece(generation, request.request.0, wanted.destination_address);
+                            part.block_bytes = 1000;
+                            arrive(&mut engine, now, part);
+                        }
+                        continue;
+                    }
+                    _ => continue,
+                };
+                let packet = match answer {
+                    BytesOnly | BytesOnlyWithout => {
+                        Packet::Ack(Ack { transaction, generation: of, attempt, bytes_only: true })
+                    }
+                    _ => Packet::Resume(Resume { transaction, generation: of, domain: DOMAIN }),
+                };
+                now = now.after_ns(1000);
+                let _ = engine.handle(now, OTHER, &packet);
+                if let Resumes = answer {
+                    // It goes again at once: let some time pass.
+                    break;
+                }
+            }
+            now = match answer {
+                Resumes => now.after_ns(SECOND / 1000),
+                _ => engine.deadline().expect("a timer"),
+            };
+            engine.expire(now);
+        };
+        assert!(matches!(ended, Err(TransferError::Refused(_))), "{answer:?}: {ended:?}");
+        assert!(now >= Time(30 * SECOND), "{answer:?}: given up after {now:?}");
+        assert_eq!(engine.deadline(), None);
+    }
+}
+
+/// 256 bytes of a read's answer.
+fn piece(generation: u32, request: u32, address: u64) -> DataHeader {
+    DataHeader { block_bytes: 256, payload_bytes: 256, ..data(0, generation, Some(request), address) }
+}
+
+fn arrive(engine: &mut Engine, now: Time, header: DataHeader) {
+    match engine.handle(now, OTHER, &Packet::Data(header, Payload::Intact(&[1; 256]))) {
+        Verdict::Place(placement) => engine.placed(placement),
+        verdict => assert_eq!(verdict, Verdict::Dropped(DropReason::Unasked)),
+    }
+}
+
+/// Reads wait for one that was asked for before them, for minutes, and then for the next: nothing of them
+/// comes, but their target is at work. More bytes than were asked for end a read.
+#[test]
+fn reads_that_wait_for_others_are_waited_for() {
+    let mut engine = engine(Config::default());
+    let mut now = Time(0);
+    for _ in 0..3 {
+        engine.post(now, OTHER, transfer(Direction::Read, 16_000)).expect("room");
+    }
+    let (mut served, mut generation) = (0, 0);
+    while now < Time(200 * SECOND) {
+        while let Some(action) = engine.poll(now) {
+            match action {
+                Action::Send { packet: Packet::ReadRequest(request), .. } => {
+                    let accept = tombolo_wire::ReadAccept { request: request.request };
+                    let _ = engine.handle(now, OTHER, &Packet::ReadAccept(accept));
+                }
+                Action::Complete(completion) => panic!("{completion:?} at {now:?}"),
+                _ => {}
+            }
+        }
+        if served == 0 && now >= Time(100 * SECOND) {
+            served = 1;
+            let reject = ReadReject { request: RequestId(0), code: NackCode::DecodeError };
+            let _ = engine.handle(now, OTHER, &Packet::ReadReject(reject));
+            let refused = Err(TransferError::Refused(NackCode::DecodeError));
+            assert_eq!(status(&mut engine, now), Some(refused));
+        }
+        // A piece every four seconds.
+        if now >= Time(u64::from(generation) * 4 * SECOND) {
+            generation += 1;
+            arrive(&mut engine, now, piece(generation, served, 2 * BASE + u64::from(generation % 25) * 256));
+        }
+        now = engine.deadline().expect("a timer").min(now.after_ns(SECOND));
+        engine.expire(now);
+    }
+    assert_eq!(served, 1);
+    for _ in 0..64 {
+        generation += 1;
+        arrive(&mut engine, now, piece(generation, 1, 2 * BASE));
+    }
+    assert_eq!(status(&mut engine, now), Some(Err(TransferError::Incomplete)));
+}
+
+/// A block that is lost again and again waits for its timeout at last. One behind it that is lost, too, does
+/// not: what overtakes it shows its loss as ever.
+#[test]
+fn a_block_overtaken_too_often_does_not_hide_the_loss_of_others() {
+    let mut engine = engine(Config { bypass: false, ..Config::default() });
+    let mut now = Time(SECOND);
+    let post = |engine: &mut Engine, now| {
+        engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+        next_block(engine, now).expect("a block")
+    };
+    let mut unlucky = None;
+    for _ in 0..12 {
+        let first = post(&mut engine, now);
+        let unlucky = unlucky.get_or_insert(first).transaction;
+        if first.transaction != unlucky {
+            now = now.after_ns(50_000);
+            let _ = engine.handle(now, OTHER, &ack(&first));
+        }
+        now = now.after_ns(200_000);
+        engine.expire(now);
+        while let Some(block) = next_block(&mut engine, now) {
+            assert_eq!(block.transaction, unlucky);
+        }
+    }
+    let before = engine.counters();
+    assert_eq!((before.fast_retransmits, before.timeouts), (8, 0), "it waits for the timeout");
+    let lost = post(&mut engine, now);
+    let other = post(&mut engine, now);
+    now = now.after_ns(50_000);
+    let _ = engine.handle(now, OTHER, &ack(&other));
+    let due = engine.deadline().expect("a timer");
+    assert!(due <= now.after_ns(300_000), "its loss is seen in {} ns", due.since_ns(now));
+    now = now.after_ns(300_000);
+    engine.expire(now);
+    assert_eq!(next_block(&mut engine, now).map(|block| block.transaction), Some(lost.transaction));
+    assert_eq!(engine.counters().timeouts, 0);
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use tombolo_core::rdma::{Block, BlockNotification, Direction, PeerId, Time, Transfer};
 use tombolo_host::shared::SharedSpan;
-use tombolo_wire::{Ack, Domain, Nack, NackCode, Notification, Packet};
+use tombolo_wire::{Ack, Atomic, Domain, Nack, NackCode, Notification, NotifyHeader, Packet};
 
 use crate::node::{ITSELF, Node};
 use crate::own_moves::touches_own;
@@ -35,6 +35,8 @@ impl Node {
         how: Use,
     ) -> Result<(), NackCode> {
         let (memory, offset) = self.memory(peer, domain, words.address, 16, how)?;
+        // Both or none.
+        memory.get().span_mut(offset, 16).map_err(|_| NackCode::DecodeError)?;
         for (at, word) in [(offset, words.first), (offset + 8, words.last)] {
             if let Ok(place) = memory.get().atomic_u64(at) {
                 place.store(word, Ordering::Release);
@@ -128,11 +130,42 @@ impl Node {
     /// The words of a transfer between two programs here, apart from the block they belong to, which
     /// is remembered for that; were it not, nobody would know here who posted.
     pub(crate) fn notify_here(&self, packet: &Packet<'_>) {
-        let Packet::Notify(header) = packet else { return };
-        let (transaction, generation, attempt) = (header.transaction, header.generation, header.attempt);
-        if !self.notify_here_own(transaction.0, generation, attempt, header.notification) {
+        let (transaction, generation, attempt, is_written) = match packet {
+            Packet::Notify(NotifyHeader { transaction, generation, attempt, notification, .. }) => {
+                let is_written = self.notify_here_own(transaction.0, *generation, *attempt, *notification);
+                (*transaction, *generation, *attempt, is_written)
+            }
+            // Words here are changed where that is asked for; were one not, it must be answered all the same.
+            Packet::Atomic(Atomic { transaction, generation, attempt, .. }) => {
+                (*transaction, *generation, *attempt, false)
+            }
+            _ => return,
+        };
+        if !is_written {
             let nack = Nack { transaction, generation, attempt, code: NackCode::NoContext };
             let _ = self.engine.lock().handle(self.now(), ITSELF, &Packet::Nack(nack));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::BUFFERS;
+
+    #[test]
+    fn two_words_are_written_both_or_not_at_all() {
+        let node = Node::new("node", 0, 4096).unwrap();
+        let write = |address| {
+            let words = Notification { address, first: 1, last: 2 };
+            node.write_words(PeerId(1), BUFFERS, &words, Use::Own)
+        };
+        let word = |at| node.buffers.atomic_u64(at).unwrap().load(Ordering::Relaxed);
+        for address in [4088, 4096, u64::MAX, u64::MAX - 7, u64::MAX - 15] {
+            assert_eq!(write(address), Err(NackCode::DecodeError), "at {address}");
+        }
+        assert_eq!(word(4088), 0);
+        assert_eq!(write(4080), Ok(()));
+        assert_eq!((word(4080), word(4088)), (1, 2));
     }
 }

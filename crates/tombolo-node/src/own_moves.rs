@@ -9,9 +9,10 @@
 //!                    (where an end is memory of the node, that step is done at once)
 //! ```
 //!
-//! The engine's timers go on meanwhile. A block that it sends again while a copy of it is being
-//! made is not copied twice: the copy counts for the newest attempt, and the block waits
-//! as for an absent page, which takes it out of the congestion window of the others.
+//! The engine's timers go on meanwhile. A block to a peer that it sends again while a copy of it is
+//! being made is not copied twice: the copy counts for the newest attempt, and the block waits
+//! as for an absent page, which takes it out of the congestion window of the others. One that stays
+//! here comes again only when it was refused.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -140,10 +141,7 @@ impl Node {
     pub(crate) fn send_own(&self, peer: &Arc<Peer>, block: &Block, how: Use) -> bool {
         let found = self.own_place(block.own_domain, block.source_address, block.length_bytes, how);
         let Some(place) = found else { return false };
-        if self.is_underway(block, Some(peer)) {
-            return true;
-        }
-        let number = self.remember(block, Some(peer.clone()));
+        let Some(number) = self.begin_copy(block, Some(peer)) else { return true };
         let task = Task::Read { address: block.source_address, length_bytes: block.length_bytes };
         if let Err(code) = place.and_then(|place| place.offer(Order::Block(number), task)) {
             self.own_moves.lock().remove(number);
@@ -158,28 +156,26 @@ impl Node {
         self.engine.lock().source_refused(self.now(), block, code);
     }
 
-    fn remember(&self, block: &Block, peer: Option<Arc<Peer>>) -> u64 {
-        self.own_moves.lock().add(Underway { block: *block, stage: Stage::Reading, peer })
-    }
-
-    /// Whether a copy of that block is being made. It then counts for this attempt of it.
-    fn is_underway(&self, block: &Block, peer: Option<&Arc<Peer>>) -> bool {
+    /// The number for the copy of a block that begins now. `None`: one is being made already, and counts for
+    /// this attempt of it. Looked at and begun at once: of two threads that have the block, one copies.
+    fn begin_copy(&self, block: &Block, peer: Option<&Arc<Peer>>) -> Option<u64> {
         let mut moves = self.own_moves.lock();
-        let Some((_, underway)) = moves.of(block.peer, block.transaction.0, block.generation) else {
-            return false;
-        };
-        // A peer that is gone may have had the same number.
-        let is_same = match (&underway.peer, peer) {
-            (Some(known), Some(peer)) => Arc::ptr_eq(known.whole(), peer.whole()),
-            (known, peer) => known.is_none() && peer.is_none(),
-        };
-        if !is_same || underway.stage == Stage::Acknowledged {
-            return false;
+        if let Some((_, underway)) = moves.of(block.peer, block.transaction.0, block.generation) {
+            // A peer that is gone may have had the same number.
+            let is_same = match (&underway.peer, peer) {
+                (Some(known), Some(peer)) => Arc::ptr_eq(known.whole(), peer.whole()),
+                (known, peer) => known.is_none() && peer.is_none(),
+            };
+            if is_same && underway.stage != Stage::Acknowledged {
+                underway.block = *block;
+                // It may go by another link of the peer now.
+                underway.peer = peer.cloned();
+                drop(moves);
+                self.source_refused(block, NackCode::SlaveError);
+                return None;
+            }
         }
-        underway.block = *block;
-        drop(moves);
-        self.source_refused(block, NackCode::SlaveError);
-        true
+        Some(moves.add(Underway { block: *block, stage: Stage::Reading, peer: peer.cloned() }))
     }
 
     /// What who has posted a block may do with the two ends of it here.
@@ -190,11 +186,7 @@ impl Node {
 
     /// A block between two programs here, with own memory at an end of it.
     pub(crate) fn loop_back_own(&self, block: &Block) {
-        // One that another thread has just answered is not underway, and not open.
-        if self.is_underway(block, None) || !self.engine.lock().is_open(block) {
-            return;
-        }
-        let number = self.remember(block, None);
+        let Some(number) = self.begin_copy(block, None) else { return };
         let begun = self.begin_here(number, block);
         self.settle_here(number, begun);
     }
@@ -384,5 +376,63 @@ impl Node {
     /// Gives up copies that take too long.
     pub(crate) fn watch_movers(&self, now: Instant) {
         self.programs.watch_movers(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tombolo_core::rdma::{Action, Direction, PathId, Transfer};
+    use tombolo_link::testing::memory_pair;
+
+    /// A block goes again by another path while a copy of it is being made: the copy goes by that one. Where it
+    /// still goes by the link of the first, which is full, the other path is not taken for full.
+    #[test]
+    fn a_copy_goes_by_the_path_of_the_newest_attempt() {
+        let node = Node::new("node", 0, 0).unwrap();
+        let (near, _far) = memory_pair().unwrap();
+        let whole = node.add_link(near, |_| {});
+        let (near, _other_far) = memory_pair().unwrap();
+        let part = node.add_part(&whole, near).unwrap();
+        node.open_path(&part).unwrap();
+        while whole.link.send(&[0; 64], SharedSpan::empty()).is_ok() {}
+        let transfer = Transfer {
+            direction: Direction::Write,
+            domain: Domain(1),
+            own_domain: Domain(1),
+            source_address: 0,
+            destination_address: 0,
+            size_bytes: 16 << 20,
+            notification: None,
+            class: None,
+            user: 0,
+        };
+        let now = node.now();
+        let next_by = |path: &Arc<Peer>| {
+            let mut engine = node.engine.lock();
+            std::iter::from_fn(|| engine.poll(now)).find_map(|action| match action {
+                Action::SendBlock(block) if block.path == path.place().1 => Some(block),
+                _ => None,
+            })
+        };
+        for _ in 0..4 {
+            node.engine.lock().post(now, whole.id, transfer).unwrap();
+        }
+        let block = next_by(&part).expect("a block by the second path");
+        let mut first = block;
+        first.path = PathId(0);
+        let number = node.begin_copy(&first, Some(&whole)).expect("no copy is being made");
+        assert_eq!(node.begin_copy(&block, Some(&part)), None);
+        let by = node.own_moves.lock().blocks[&number].peer.clone();
+        assert!(by.is_some_and(|by| Arc::ptr_eq(&by, &part)));
+
+        let block = next_by(&part).expect("its window is not used up");
+        let bytes = vec![0; block.length_bytes as usize];
+        node.send_packets(&whole, &block, SharedSpan::from(&bytes), None);
+        assert!(next_by(&part).is_some(), "the second path is taken for full");
+        // The first one is.
+        let block = next_by(&whole).expect("its window is not used up");
+        node.send_packets(&whole, &block, SharedSpan::from(&bytes), None);
+        assert_eq!(next_by(&whole), None);
     }
 }

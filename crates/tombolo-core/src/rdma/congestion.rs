@@ -205,6 +205,9 @@ impl Congestion {
         let is_used = in_flight_bytes.saturating_mul(2) >= self.window_bytes;
         if is_used {
             self.used_at = now;
+        } else if now.since_ns(self.used_at) > config.memory_ns {
+            // Something small is always under way: no pause would show it.
+            self.fill_again(config.initial_bytes);
         }
         if let Some(ns) = round_trip_ns {
             let news = self.delay.measure(now, ns, &config);
@@ -344,7 +347,10 @@ impl Congestion {
         }
         let least_bytes = config.min_bytes / 2;
         self.recovery_start = now.after_ns(1);
-        self.threshold_bytes = (self.window_bytes / 10 * 7).max(least_bytes);
+        if self.timeouts == 0 {
+            // Later in the same silence the window is no longer what the path carried (RFC 5681 §3.1).
+            self.threshold_bytes = (self.window_bytes / 10 * 7).max(least_bytes);
+        }
         self.window_bytes = window_bytes.max(least_bytes);
         true
     }
@@ -464,6 +470,52 @@ mod tests {
         assert_eq!(window.window_bytes(), before / 10 * 7, "the same silence");
         window.timed_out(Time(9000), Time(4000));
         assert_eq!(window.window_bytes(), CongestionConfig::default().min_bytes / 2);
+    }
+
+    #[test]
+    fn after_a_silence_the_window_doubles_up_to_where_it_was() {
+        let mut window = Congestion::new(Some(CongestionConfig::default()));
+        let before = window.window_bytes();
+        for start in [0, 10_000, 20_000] {
+            window.timed_out(Time(start + 9000), Time(start + 4000));
+        }
+        assert_eq!(window.threshold_bytes, before / 10 * 7);
+        let mut now = Time(100_000);
+        while window.window_bytes() < before / 10 * 7 {
+            let bytes = window.window_bytes();
+            now = now.after_ns(100_000);
+            window.acknowledged(now, bytes, bytes, Some(100_000));
+            assert!(window.window_bytes() >= 2 * bytes, "not doubled from {bytes}");
+        }
+        // The next silence is another one.
+        let before = window.window_bytes();
+        window.timed_out(now.after_ns(9000), now.after_ns(4000));
+        assert_eq!(window.threshold_bytes, before / 10 * 7);
+    }
+
+    #[test]
+    fn a_light_stream_without_pauses_does_not_keep_a_large_window() {
+        let config = CongestionConfig::default();
+        let mut window = Congestion::new(Some(config));
+        let mut now = Time(0);
+        while window.window_bytes() < 4 * config.initial_bytes {
+            let bytes = window.window_bytes();
+            now = now.after_ns(100_000);
+            window.acknowledged(now, bytes, bytes, Some(100_000));
+        }
+        let before = window.window_bytes();
+        for minute in [false, true] {
+            let end = now.after_ns(if minute { 60_000_000_000 } else { config.memory_ns / 2 });
+            while now < end {
+                // One is sent before the other is answered.
+                now = now.after_ns(1_000_000);
+                window.sent(now, 64);
+                window.acknowledged(now, 64, 128, Some(100_000));
+            }
+            let left = if minute { config.initial_bytes } else { before };
+            assert_eq!(window.window_bytes(), left, "a minute: {minute}");
+        }
+        assert_eq!(window.threshold_bytes, before, "it doubles when it is needed");
     }
 
     #[test]

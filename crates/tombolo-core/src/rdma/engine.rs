@@ -106,6 +106,11 @@ impl Engine {
     /// longer than those of packets (a power of two from 256 to 1 MiB; others are rounded down). While
     /// small transfers come they are as short as others. The notification of several is never sent before
     /// all others are answered.
+    ///
+    /// Nothing is lost on the way to it, so the caller answers everything that it is handed, once and however
+    /// late, with an acknowledgement, a refusal or [`Self::source_refused`]. A block comes again only
+    /// if it was refused for now. A transfer that fails completes when the last of its blocks is answered:
+    /// until then the caller may still copy.
     pub fn add_peer_here(&mut self, now: Time, peer: PeerId, block_bytes: u32) {
         self.add_peer(now, peer);
         self.initiator.keep_here(peer, block_bytes);
@@ -213,7 +218,7 @@ impl Engine {
             }
             Packet::Receipt(receipt) => self.initiator.received(now, peer, receipt),
             Packet::Nack(nack) => self.initiator.refused(now, peer, nack),
-            Packet::Resume(resume) => self.initiator.resume(peer, resume),
+            Packet::Resume(resume) => self.initiator.resume(now, peer, resume),
             Packet::ReadRequest(request) => {
                 if let Some(start) = self.server.request(peer, path, request) {
                     self.start(now, &start);
@@ -290,9 +295,10 @@ impl Engine {
 
     /// The link of the block's path is full, and the block was not sent, or not all of it. It comes again,
     /// as the same attempt, once [`Self::link_has_room`] says so; until then nothing more is handed out for
-    /// that path, and others go on.
-    pub fn link_full(&mut self, block: &Block) {
-        self.initiator.link_full(block);
+    /// that path, and others go on. A peer whose links take nothing for [`Config::give_up_ns`], and of which
+    /// nothing is heard meanwhile, does not answer.
+    pub fn link_full(&mut self, now: Time, block: &Block) {
+        self.initiator.link_full(now, block);
     }
 
     /// The link of a path may take something again. Poll afterwards.
@@ -302,8 +308,7 @@ impl Engine {
         }
     }
 
-    /// Whether a block still waits for an answer. A caller that carries blocks out late, or on
-    /// several threads, looks before it begins: what was answered meanwhile must not be done again.
+    /// Whether a block still waits for an answer.
     #[must_use]
     pub fn is_open(&self, block: &Block) -> bool {
         self.initiator.is_open(block)

@@ -19,6 +19,11 @@ impl Chain {
         Self { links: vec![(NONE, NONE); entries] }
     }
 
+    /// The entry behind this one, in whatever list that is in.
+    pub(crate) fn after(&self, entry: u32) -> Option<u32> {
+        Some(self.links[entry as usize].1).filter(|next| *next != NONE)
+    }
+
     pub(crate) fn grow(&mut self, entries: usize) {
         if self.links.len() < entries {
             self.links.resize(entries, (NONE, NONE));
@@ -50,9 +55,7 @@ impl List {
     }
 
     pub(crate) fn iter(self, chain: &Chain) -> impl Iterator<Item = u32> {
-        std::iter::successors(self.front(), |&entry| {
-            Some(chain.links[entry as usize].1).filter(|next| *next != NONE)
-        })
+        std::iter::successors(self.front(), |&entry| chain.after(entry))
     }
 
     pub(crate) fn push_back(&mut self, chain: &mut Chain, entry: u32) {

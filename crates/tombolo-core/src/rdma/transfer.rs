@@ -147,7 +147,8 @@ pub enum PostError {
 #[non_exhaustive]
 pub enum TransferError {
     /// The peer did not answer for [`crate::rdma::Config::give_up_ns`], or not
-    /// after [`crate::rdma::Config::max_attempts`] attempts.
+    /// after [`crate::rdma::Config::max_attempts`] attempts. All that is open with
+    /// it ends so at once.
     #[error("the peer does not answer")]
     PeerUnreachable,
     /// The peer is there, but one part of the transfer was lost each time it was sent,

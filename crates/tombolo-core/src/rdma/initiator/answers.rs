@@ -20,7 +20,7 @@ impl Initiator {
 
     /// The slot of a block that the caller has, if it still waits. Slots and generations begin
     /// anew when a peer restarts.
-    fn slot_of(&self, block: &Block) -> Option<u32> {
+    pub(super) fn slot_of(&self, block: &Block) -> Option<u32> {
         let peer = self.peers.get(block.peer.index())?.as_ref()?;
         let slot = self.current(block.peer, block.transaction, block.generation);
         slot.filter(|_| peer.session == block.session)
@@ -37,7 +37,7 @@ impl Initiator {
             Some(_) => self.counters.acks += 1,
             None => self.counters.stale_answers += 1,
         }
-        slot
+        slot.filter(|slot| !self.release_if_ending(*slot))
     }
 
     /// A word was changed, and this is what it was.
@@ -59,7 +59,7 @@ impl Initiator {
         let path = self.measure(now, id, slot, ack.attempt);
         let state = self.table.entries[slot as usize].state;
         if ack.bytes_only {
-            self.bytes_acknowledged(slot, state);
+            self.bytes_acknowledged(now, slot, state);
         } else {
             self.block_acknowledged(now, slot);
         }
@@ -149,12 +149,16 @@ impl Initiator {
         self.refresh(id);
     }
 
-    fn bytes_acknowledged(&mut self, slot: u32, state: State) {
+    fn bytes_acknowledged(&mut self, now: Time, slot: u32, state: State) {
         let transaction = &self.table.entries[slot as usize];
         let transfer = &self.transfers.entries[transaction.transfer as usize];
         if !(transaction.last && transfer.owes_notification()) || state == State::Notifying {
             // Not a block with a notification, or the answer crossed with it:
-            // what is under way stays under way.
+            // what is under way stays under way, but not for as long as its peer likes.
+            if self.refused_too_long(now, slot) {
+                let index = transaction.transfer;
+                self.end(index, Err(TransferError::Refused(NackCode::SlaveError)));
+            }
             return;
         }
         let (index, may_notify) = (transaction.transfer, transfer.may_notify());
@@ -199,23 +203,28 @@ impl Initiator {
         let slot = self.current(id, nack.transaction, nack.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
             transaction.attempt == nack.attempt
-                && matches!(transaction.place, Place::Timeout | Place::DelayPlacing)
+                && matches!(transaction.place, Place::Timeout | Place::Late | Place::DelayPlacing)
         });
         let Some(slot) = slot else {
             self.counters.stale_answers += 1;
             return;
         };
+        if self.release_if_ending(slot) {
+            return;
+        }
         let index = self.table.entries[slot as usize].transfer;
         if !nack.code.is_transient() || self.refused_too_long(now, slot) {
+            self.unplace(slot);
             self.end(index, Err(TransferError::Refused(nack.code)));
             return;
         }
         self.set_aside(now, slot, nack.code);
     }
 
+    /// Whether a block was put off for too long, by whatever answers.
     fn refused_too_long(&self, now: Time, slot: u32) -> bool {
         let issued_at = self.table.entries[slot as usize].issued_at;
-        now.since_ns(issued_at) >= self.config.refused_give_up_ns
+        self.attended.at(now).since_ns(issued_at) >= self.config.refused_give_up_ns
     }
 
     /// A block that cannot go on now: at once again (4), after a delay (7), or
@@ -269,7 +278,7 @@ impl Initiator {
 
     /// The page is there (FAULT §3.2.3): obeyed for the current generation and
     /// the block's own domain only.
-    pub(crate) fn resume(&mut self, id: PeerId, resume: &Resume) {
+    pub(crate) fn resume(&mut self, now: Time, id: PeerId, resume: &Resume) {
         let slot = self.current(id, resume.transaction, resume.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
             let domain = self.transfers.entries[transaction.transfer as usize].spec.domain;
@@ -282,6 +291,11 @@ impl Initiator {
             return;
         };
         self.counters.resumes += 1;
+        if self.refused_too_long(now, slot) {
+            let index = self.table.entries[slot as usize].transfer;
+            self.end(index, Err(TransferError::Refused(NackCode::SlaveError)));
+            return;
+        }
         self.unplace(slot);
         self.uncount(slot);
         if self.table.entries[slot as usize].state == State::Placing {
@@ -295,13 +309,18 @@ impl Initiator {
     /// (code 1) pauses the block, as at the destination; anything else ends the
     /// transfer.
     pub(crate) fn source_refused(&mut self, now: Time, block: &Block, code: NackCode) {
-        let slot =
-            self.slot_of(block).filter(|slot| self.table.entries[*slot as usize].place == Place::Timeout);
+        let slot = self
+            .slot_of(block)
+            .filter(|slot| matches!(self.table.entries[*slot as usize].place, Place::Timeout | Place::Late));
         let Some(slot) = slot else { return };
+        if self.release_if_ending(slot) {
+            return;
+        }
         let index = self.table.entries[slot as usize].transfer;
         if code == NackCode::SlaveError && !self.refused_too_long(now, slot) {
             self.set_aside(now, slot, code);
         } else {
+            self.unplace(slot);
             self.end(index, Err(TransferError::Local(code)));
         }
     }

@@ -17,6 +17,7 @@ impl Initiator {
     /// The next thing to send. `None`: nothing now; ask again after the next
     /// event (post, packet, expiry).
     pub(crate) fn poll_send(&mut self, now: Time) -> Option<Action> {
+        self.attended.look(now, self.deadline());
         let resends_wait = self.rings.front(RESEND).is_some();
         if !resends_wait {
             self.resends_passed_over = 0;
@@ -56,16 +57,18 @@ impl Initiator {
         if self.table.tickets.is_empty() {
             return None;
         }
-        let (class, relief) = self.picker.pick(self.rings.has_work())?;
-        self.counters.starvation_relief += u64::from(relief);
-        let ring = ring_of(class);
-        let id = self.rings.front(ring)?;
-        let index = self.peers[id as usize].as_ref()?.queues[class as usize].front()?;
-        if !self.may_take_slot(PeerId(id)) {
-            // Others have taken some since it came into the ring.
+        let (class, id) = loop {
+            let (class, relief) = self.picker.pick(self.rings.has_work())?;
+            self.counters.starvation_relief += u64::from(relief);
+            let id = self.rings.front(ring_of(class))?;
+            if self.may_take_slot(PeerId(id)) {
+                break (class, id);
+            }
+            // Others have taken some since it came into the ring. It leaves the rings.
             self.refresh(PeerId(id));
-            return self.poll_schedule(now);
-        }
+        };
+        let ring = ring_of(class);
+        let index = self.peers[id as usize].as_ref()?.queues[class as usize].front()?;
         let slot = self.issue(now, index)?;
         let most = self.most_outstanding(now, index);
         let transfer = &mut self.transfers.entries[index as usize];
@@ -171,7 +174,7 @@ impl Initiator {
         transaction.counted = true;
         transaction.path = path;
         transaction.avoid = None;
-        transaction.issued_at = now;
+        transaction.issued_at = self.attended.at(now);
         transaction.sent_before_at = None;
         transaction.unanswered = 0;
         transaction.overtaken = 0;
@@ -265,10 +268,12 @@ impl Initiator {
         match (transaction.state, transaction.place) {
             (State::Acked, _) if may_notify => {
                 self.step(slot, Event::Notify);
+                // However long the other blocks took.
+                self.table.entries[slot as usize].issued_at = self.attended.at(now);
                 self.send_notify(now, slot)
             }
             // Its bytes are still unanswered: their timer goes on.
-            (State::Issued | State::Retransmitted, Place::Timeout) if !transaction.carried => {
+            (State::Issued | State::Retransmitted, Place::Timeout | Place::Late) if !transaction.carried => {
                 let packet = if may_notify {
                     Packet::Notify(self.notify_header(slot))
                 } else {

@@ -9,8 +9,12 @@
 //!  of sending), its peer's resends, the bypass, or one of the three delays
 //! ```
 //!
+//! A peer that no packets go to loses nothing: the caller carries out each block that it is handed and
+//! answers it once. Such a block never goes again without an answer, and until it is answered, its transfer
+//! does not end: so no late copy finds memory that its program uses for something else.
+//!
 //! All lists are over table indices and every step is O(1), except the pass over
-//! the peers when a timer fires and over the transfers when a peer is lost.
+//! the peers when a timer fires and over its transfers when a peer is lost.
 
 mod answers;
 mod issue;
@@ -26,10 +30,10 @@ use super::config::{Config, MAX_HOME_BLOCK_BYTES, power_of_two};
 use super::counters::Counters;
 use super::list::List;
 use super::scheduler::{ASK, ClassPicker, RESEND, Rings, ring_of};
-use super::time::Time;
+use super::time::{AttendedClock, Time};
 use super::transaction::{Event, State};
 use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
-use tables::{Place, Queue, SendPeer, Transactions, Transfers};
+use tables::{Place, Queue, SendPeer, Transaction, Transactions, Transfers};
 use tombolo_wire::{ATOMIC_BYTES, READ_SPAN, RequestId};
 
 /// The send side of an engine.
@@ -58,11 +62,17 @@ pub struct Initiator {
     small_until: Time,
     /// Entries in a list with a timer.
     armed: u32,
-    /// A peer waits for others to have fewer slots.
-    held_back: bool,
+    /// Peers wait for others to have fewer slots; the fewest that one of them has itself.
+    held_back: Option<usize>,
     /// No timer fires before this.
     wake: Time,
+    /// By this clock peers are given up.
+    attended: AttendedClock,
 }
+
+/// Of a time in which this engine was not run, this part of [`Config::give_up_ns`] counts as silence of a peer.
+/// So a peer is given up after four visits at least, between which there was time to read what it sent.
+const GAPS_OF_A_SILENCE: u64 = 4;
 
 /// A write-back of a peer's read that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,8 +111,9 @@ impl Initiator {
             served_ended: List::default(),
             small_until: Time(0),
             armed: 0,
-            held_back: false,
+            held_back: None,
             wake: Time(u64::MAX),
+            attended: AttendedClock::new(config.give_up_ns / GAPS_OF_A_SILENCE),
         }
     }
 
@@ -113,7 +124,8 @@ impl Initiator {
             self.rings.grow(self.peers.len());
         }
         self.sessions = self.sessions.wrapping_add(1);
-        self.peers[peer.index()] = Some(Box::new(SendPeer::new(peer, &self.config, now, self.sessions)));
+        let heard_at = self.attended.at(now);
+        self.peers[peer.index()] = Some(Box::new(SendPeer::new(peer, &self.config, heard_at, self.sessions)));
         // Room for what this peer's reads may need, apart from our own posts: a
         // full table here must not keep the other side waiting (SPEC M10).
         let peers = self.peers.iter().flatten().count();
@@ -127,6 +139,7 @@ impl Initiator {
         if let Some(Some(peer)) = self.peers.get_mut(peer.index()) {
             peer.block_bytes = power_of_two(block_bytes, MAX_HOME_BLOCK_BYTES);
             peer.early_notification = false;
+            peer.is_here = true;
         }
     }
 
@@ -145,20 +158,33 @@ impl Initiator {
         if !self.knows(peer) {
             return;
         }
-        for index in 0..self.transfers.entries.len() as u32 {
-            let transfer = &self.transfers.entries[index as usize];
-            if transfer.live && transfer.peer == peer {
-                self.end(index, Err(TransferError::PeerLost));
-            }
+        if let Some(Some(lost)) = self.peers.get_mut(peer.index()) {
+            // What the caller still carries out is not waited for.
+            lost.is_here = false;
         }
+        self.end_all(peer, TransferError::PeerLost);
+        self.is_not_stuck(peer);
         self.peers[peer.index()] = None;
         self.refresh(peer);
     }
 
+    /// Every transfer with a peer ends.
+    fn end_all(&mut self, id: PeerId, error: TransferError) {
+        while let Some(Some(peer)) = self.peers.get(id.index())
+            && let Some(index) = peer.open.front()
+        {
+            self.end(index, Err(error));
+        }
+    }
+
     pub(crate) fn heard(&mut self, now: Time, peer: PeerId) -> bool {
+        self.attended.look(now, self.deadline());
         match self.peers.get_mut(peer.index()) {
             Some(Some(known)) if known.id == peer => {
-                known.heard_at = now;
+                known.heard_at = self.attended.at(now);
+                if known.stuck.is_some() && known.has_room() {
+                    self.is_not_stuck(peer);
+                }
                 true
             }
             _ => false,
@@ -187,7 +213,7 @@ impl Initiator {
         if self.transfers.posted >= self.config.transfers {
             return Err(PostError::Full);
         }
-        let index = self.transfers.take(peer, spec, None).ok_or(PostError::Full)?;
+        let index = self.open_transfer(peer, spec, None).ok_or(PostError::Full)?;
         self.counters.transfers_posted += 1;
         if self.transfers.entries[index as usize].class(&self.config) == Class::High {
             self.small_until = now.after_ns(self.config.beside_ns);
@@ -204,11 +230,18 @@ impl Initiator {
         if !self.knows(peer) {
             return false;
         }
-        let Some(index) = self.transfers.take(peer, spec, Some(request)) else {
+        let Some(index) = self.open_transfer(peer, spec, Some(request)) else {
             return false;
         };
         self.start_write(now, index);
         true
+    }
+
+    fn open_transfer(&mut self, id: PeerId, spec: Transfer, served: Option<RequestId>) -> Option<u32> {
+        let peer = self.peers[id.index()].as_mut()?;
+        let index = self.transfers.take(id, spec, served)?;
+        peer.open.push_back(&mut self.transfers.open_chain, index);
+        Some(index)
     }
 
     fn start_write(&mut self, now: Time, index: u32) {
@@ -262,7 +295,10 @@ impl Initiator {
                 for class in Class::ALL {
                     let waits = !peer.queues[class as usize].is_empty();
                     work |= u8::from(waits && may_take) << ring_of(class);
-                    self.held_back |= waits && !may_take;
+                    if waits && !may_take {
+                        let fewest = self.held_back.unwrap_or(usize::MAX);
+                        self.held_back = Some(fewest.min(peer.slots));
+                    }
                 }
             }
             let asks = (!peer.again.is_empty() || self.may_ask(peer)) && peer.has_path();
@@ -306,27 +342,58 @@ impl Initiator {
         }
     }
 
-    /// The transfer is over: its slots are freed, and its end will be told.
+    /// The transfer is over: its slots are freed, and its end will be told. The slots of blocks that the
+    /// caller carries out here are freed, and then the end is told, when it has answered them.
     fn end(&mut self, index: u32, status: Result<(), TransferError>) {
         if matches!(self.transfers.entries[index as usize].queue, Queue::Done | Queue::Ending) {
             return;
         }
         self.leave_queue(index);
-        while let Some(slot) = self.transfers.entries[index as usize].slots.front() {
-            self.release(slot);
+        if let Some(peer) = self.peers[self.transfers.entries[index as usize].peer.index()].as_mut() {
+            peer.open.remove(&mut self.transfers.open_chain, index);
+        }
+        let mut next = self.transfers.entries[index as usize].slots.front();
+        while let Some(slot) = next {
+            next = self.table.siblings.after(slot);
+            if !self.is_carried_out_here(slot) {
+                self.release(slot);
+            }
         }
         self.forget_request(index);
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.status = status;
         let peer = transfer.peer;
-        if transfer.placing > 0 {
-            // Bytes of a read are still being copied into the program's memory,
-            // which it may reuse once it is told.
-            transfer.queue = Queue::Ending;
-        } else {
+        transfer.queue = Queue::Ending;
+        self.tell_if_untouched(index);
+        self.refresh(peer);
+    }
+
+    /// Whether the caller is at work on a block that needs no packets.
+    fn is_carried_out_here(&self, slot: u32) -> bool {
+        let Transaction { peer, place, .. } = &self.table.entries[slot as usize];
+        let is_here = self.peers[peer.index()].as_ref().is_some_and(|peer| peer.is_here);
+        is_here && matches!(place, Place::Timeout | Place::Late)
+    }
+
+    /// Frees the slot of an answered block if its transfer has ended meanwhile; `false`: it has not.
+    fn release_if_ending(&mut self, slot: u32) -> bool {
+        let index = self.table.entries[slot as usize].transfer;
+        if self.transfers.entries[index as usize].queue != Queue::Ending {
+            return false;
+        }
+        self.release(slot);
+        self.tell_if_untouched(index);
+        self.refresh(transfer_peer(&self.transfers, index));
+        true
+    }
+
+    /// Tells the end of a transfer whose memory nobody touches any more: once told, its program may use that
+    /// for something else.
+    fn tell_if_untouched(&mut self, index: u32) {
+        let transfer = &self.transfers.entries[index as usize];
+        if transfer.queue == Queue::Ending && transfer.placing == 0 && transfer.slots.is_empty() {
             self.tell(index);
         }
-        self.refresh(peer);
     }
 
     fn tell(&mut self, index: u32) {
@@ -356,7 +423,9 @@ impl Initiator {
             peer.slots -= 1;
         }
         self.table.tickets.push_back(slot as u16);
-        if std::mem::take(&mut self.held_back) {
+        // Only when one of them may take a slot now. This peer itself the caller refreshes.
+        let free = self.table.tickets.len();
+        if self.held_back.take_if(|fewest| *fewest <= free).is_some() {
             for index in 0..self.peers.len() {
                 self.refresh(PeerId(index as u32));
             }

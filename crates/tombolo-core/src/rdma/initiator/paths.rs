@@ -13,17 +13,20 @@
 //! Everything order says about loss, it says about one path.
 
 use super::Initiator;
-use super::tables::{Place, SendPeer};
+use super::tables::{Place, SendPeer, Stuck};
 use crate::rdma::action::{Block, PathStatus};
 use crate::rdma::config::Config;
 use crate::rdma::congestion::Congestion;
 use crate::rdma::list::List;
 use crate::rdma::round_trip::RoundTrip;
 use crate::rdma::time::Time;
-use crate::rdma::transfer::{MAX_PATHS, PathId, PeerId};
+use crate::rdma::transfer::{MAX_PATHS, PathId, PeerId, TransferError};
 
 /// What was lost by a path goes by another, unless that is slower by this factor.
 const AVOIDED: u64 = 4;
+
+/// So many times a stuck peer is looked at before it is given up.
+const LOOKS_OF_A_SILENCE: u64 = 4;
 
 /// What the initiator knows of one path.
 #[derive(Debug)]
@@ -107,6 +110,11 @@ impl SendPeer {
     /// Whether anything can be sent at all. Without a path whatever is open waits for one.
     pub fn has_path(&self) -> bool {
         self.paths.iter().any(|path| path.up)
+    }
+
+    /// Whether its links take what there is, as far as is known.
+    pub fn has_room(&self) -> bool {
+        self.resend.is_empty() && !self.paths.iter().any(|path| path.up && path.full)
     }
 
     fn has_trusted(&self) -> bool {
@@ -251,7 +259,7 @@ impl Initiator {
         // Late answers may name what was sent before: the order goes on.
         *path =
             Path { order, answered_order: order, blocks_sent, bytes_sent, ..Path::new(&self.config, true) };
-        peer.heard_at = peer.heard_at.max(now);
+        peer.heard_at = peer.heard_at.max(self.attended.at(now));
         self.lower_wake(id);
         self.refresh(id);
         true
@@ -259,10 +267,15 @@ impl Initiator {
 
     /// The time without a path does not count towards giving up.
     fn begin_to_count_again(&mut self, now: Time, id: PeerId) {
-        let blocks = self.table.entries.iter_mut().filter(|block| block.peer == id);
-        blocks.for_each(|block| block.issued_at = now);
-        let reads = self.transfers.entries.iter_mut().filter(|transfer| transfer.live && transfer.peer == id);
-        reads.for_each(|read| read.first_asked_at = now);
+        let now = self.attended.at(now);
+        let Some(Some(peer)) = self.peers.get(id.index()) else { return };
+        for index in peer.open.iter(&self.transfers.open_chain) {
+            let transfer = &mut self.transfers.entries[index as usize];
+            (transfer.first_asked_at, transfer.progress_at) = (now, now);
+            for slot in transfer.slots.iter(&self.table.siblings) {
+                self.table.entries[slot as usize].issued_at = now;
+            }
+        }
     }
 
     /// The link is gone: what is under way there goes again, by other paths.
@@ -292,19 +305,24 @@ impl Initiator {
             }
         }
         self.ask_by_others(id);
+        if self.peers[id.index()].as_ref().is_some_and(|peer| !peer.has_path()) {
+            self.is_not_stuck(id);
+        }
         self.refresh(id);
     }
 
     /// The link did not take a block, or not all of it: the block waits among those that go again, and
     /// nothing is handed out for that path until there is room.
-    pub(crate) fn link_full(&mut self, block: &Block) {
-        if let Some(Some(peer)) = self.peers.get_mut(block.peer.index())
-            && peer.id == block.peer
-            && let Some(path) = peer.paths.get_mut(block.path.index())
-        {
-            path.full = true;
+    pub(crate) fn link_full(&mut self, now: Time, block: &Block) {
+        let Some(Some(peer)) = self.peers.get_mut(block.peer.index()) else { return };
+        if (peer.id, peer.session) != (block.peer, block.session) {
+            return;
         }
-        let slot = self.current(block.peer, block.transaction, block.generation).filter(|slot| {
+        if let Some(path) = peer.paths.get_mut(block.path.index()).filter(|path| path.up) {
+            path.full = true;
+            self.is_stuck(now, block.peer);
+        }
+        let slot = self.slot_of(block).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
             transaction.place == Place::Timeout
                 && transaction.attempt == block.attempt
@@ -335,7 +353,55 @@ impl Initiator {
             && let Some(path) = peer.paths.get_mut(path.index())
         {
             path.full = false;
+            if peer.has_room() {
+                self.is_not_stuck(id);
+            }
             self.refresh(id);
+        }
+    }
+
+    /// A link of the peer takes nothing: from now on that is looked at.
+    fn is_stuck(&mut self, now: Time, id: PeerId) {
+        let look_at = self.next_look(now);
+        if let Some(Some(peer)) = self.peers.get_mut(id.index())
+            && peer.stuck.is_none()
+        {
+            peer.stuck = Some(Stuck { since: self.attended.at(now), look_at });
+            self.arm(look_at);
+        }
+    }
+
+    pub(super) fn is_not_stuck(&mut self, id: PeerId) {
+        if let Some(Some(peer)) = self.peers.get_mut(id.index())
+            && peer.stuck.take().is_some()
+        {
+            self.armed -= 1;
+        }
+    }
+
+    fn next_look(&self, now: Time) -> Time {
+        now.after_ns(self.config.give_up_ns / LOOKS_OF_A_SILENCE)
+    }
+
+    /// A stuck peer is looked at. What waits because its links take nothing, while nothing comes from it
+    /// either, ends as what it does not answer.
+    pub(super) fn look_at_stuck(&mut self, now: Time, id: PeerId) {
+        let look_at = self.next_look(now);
+        let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
+        let Some(stuck) = peer.stuck.filter(|stuck| stuck.look_at <= now) else { return };
+        let waits_since = match peer.resend.front() {
+            Some(slot) => Some(self.table.entries[slot as usize].issued_at),
+            None => peer.paths.iter().all(|path| path.full || !path.up).then_some(stuck.since),
+        };
+        match waits_since {
+            None => self.is_not_stuck(id),
+            Some(since) => {
+                peer.stuck = Some(Stuck { look_at, ..stuck });
+                if self.is_silent(now, id, since) {
+                    self.end_all(id, TransferError::PeerUnreachable);
+                    self.is_not_stuck(id);
+                }
+            }
         }
     }
 

@@ -61,12 +61,17 @@ pub(super) struct TransferState {
     pub received_bytes: u64,
     pub placing: u32,
     pub asked_at: Time,
+    /// A block of it was whole when it was last heard of, and whether one came since. What of that
+    /// kind a read knows when it ends, the next one inherits. By the attended clock.
+    pub progress_at: Time,
+    pub has_progressed: bool,
     /// A sign of the read's life has come.
     pub heard: bool,
     /// The path of the latest request.
     pub asked_by: u8,
     /// Position among its peer's requests.
     pub ask_order: u64,
+    /// By the attended clock.
     pub first_asked_at: Time,
     pub unanswered: u32,
 }
@@ -104,6 +109,8 @@ impl TransferState {
             received_bytes: 0,
             placing: 0,
             asked_at: Time(0),
+            progress_at: Time(0),
+            has_progressed: false,
             heard: false,
             asked_by: 0,
             ask_order: 0,
@@ -144,6 +151,8 @@ pub(super) struct Transfers {
     pub chain: Chain,
     /// Reads with a request, in the order of their ids.
     pub read_chain: Chain,
+    /// Those of each peer that have not ended.
+    pub open_chain: Chain,
     free: Vec<u32>,
     /// Posted by this node's programs and open.
     pub posted: u32,
@@ -162,6 +171,7 @@ impl Transfers {
         self.free.sort_unstable_by(|left, right| right.cmp(left));
         self.chain.grow(entries);
         self.read_chain.grow(entries);
+        self.open_chain.grow(entries);
     }
 
     pub fn take(&mut self, peer: PeerId, spec: Transfer, served: Option<RequestId>) -> Option<u32> {
@@ -203,6 +213,9 @@ pub(super) enum Place {
     None,
     /// Its path's timeouts, in the order of sending (QOS §4.1).
     Timeout,
+    /// Being carried out by the caller for longer than a timeout, for a peer that no packets go to: in no
+    /// list. Its answer comes without fail.
+    Late,
     /// Its peer's blocks to be sent again. A block sits here once, however often
     /// it is lost: this is the "retransmission bit" (QOS §3.3).
     Resend,
@@ -236,6 +249,7 @@ pub(super) struct Transaction {
     pub carried: bool,
     /// Its bytes count as under way.
     pub counted: bool,
+    /// When it, or its notification apart from it, was first to go; by the attended clock.
     pub issued_at: Time,
     pub sent_at: Time,
     pub sent_before_at: Option<Time>,
@@ -305,6 +319,15 @@ impl Transactions {
     }
 }
 
+/// A peer with a link that is full. What waits for room has no timer of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stuck {
+    /// By the attended clock.
+    pub since: Time,
+    /// When to look again.
+    pub look_at: Time,
+}
+
 /// What the initiator knows of one peer.
 #[derive(Debug)]
 pub(super) struct SendPeer {
@@ -316,16 +339,24 @@ pub(super) struct SendPeer {
     /// From a read request to the first sign of its answer. Apart from the paths',
     /// because it has the target's waiting in it.
     pub read_trip: RoundTrip,
+    /// By the attended clock.
     pub heard_at: Time,
     /// Length of a block.
     pub block_bytes: u32,
     /// It is told which blocks a notification has to come after.
     pub early_notification: bool,
+    /// No packets go to it: the caller carries out and answers each block that it is handed, so none is
+    /// ever sent again unless it was refused.
+    pub is_here: bool,
     /// Occurrences of each slot towards this peer. Per peer, so that the peer
     /// sees every one of them and a wrap-around cannot fool it.
     pub generations: Box<[Generation]>,
     /// Slots that its blocks have.
     pub slots: usize,
+    /// Transfers that have not ended.
+    pub open: List,
+    /// A link of it took nothing the last time: that is looked at from time to time.
+    pub stuck: Option<Stuck>,
     pub resend: List,
     pub queues: [List; Class::COUNT],
     pub reads: [List; Class::COUNT],
@@ -345,17 +376,20 @@ pub(super) struct SendPeer {
 }
 
 impl SendPeer {
-    pub fn new(id: PeerId, config: &Config, now: Time, session: u32) -> Self {
+    pub fn new(id: PeerId, config: &Config, heard_at: Time, session: u32) -> Self {
         Self {
             id,
             session,
             paths: vec![Path::new(config, true)],
             read_trip: RoundTrip::new(),
-            heard_at: now,
+            heard_at,
             block_bytes: config.block_bytes,
             early_notification: config.early_notification,
+            is_here: false,
             generations: vec![Generation(0); config.transactions.into()].into(),
             slots: 0,
+            open: List::default(),
+            stuck: None,
             resend: List::default(),
             queues: Default::default(),
             reads: Default::default(),

@@ -8,7 +8,8 @@
 //! timeout.
 
 use super::Initiator;
-use super::tables::{Place, Queue, SendPeer, Transaction};
+use super::tables::{Place, Queue, SendPeer, Transactions};
+use crate::rdma::list::List;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PeerId, TransferError};
 use tombolo_wire::Attempt;
@@ -20,10 +21,15 @@ const FAST_RETRANSMITS: u32 = 8;
 /// Lists of blocks that wait for a delay to be over.
 const DELAYS: usize = 3;
 
-impl Transaction {
-    /// Whether a later answer by its path would mean that it was lost.
-    fn may_be_overtaken(&self, answered_order: u64) -> bool {
-        self.order < answered_order && self.overtaken < FAST_RETRANSMITS
+impl Transactions {
+    /// The first unanswered block of a path, in the order of sending, that a later answer shows to be lost.
+    /// Those that were overtaken too often are passed over: they wait for the timeout, others do not.
+    fn first_overtaken(&self, timeouts: List, answered_order: u64) -> Option<u32> {
+        let mut earlier = timeouts
+            .iter(&self.chain)
+            .map(|slot| (slot, &self.entries[slot as usize]))
+            .take_while(|(_, transaction)| transaction.order < answered_order);
+        earlier.find(|(_, transaction)| transaction.overtaken < FAST_RETRANSMITS).map(|(slot, _)| slot)
     }
 }
 
@@ -47,6 +53,7 @@ impl Initiator {
 
     /// Let every timer that is due fire.
     pub(crate) fn expire(&mut self, now: Time) {
+        self.attended.look(now, self.deadline());
         if self.armed == 0 || now < self.wake {
             return;
         }
@@ -57,6 +64,7 @@ impl Initiator {
                 self.expire_blocks(now, PeerId(index), path);
             }
             self.expire_reads(now, PeerId(index));
+            self.look_at_stuck(now, PeerId(index));
         }
         self.wake = self.next_wake();
     }
@@ -102,6 +110,10 @@ impl Initiator {
             if sent_at.after_ns(timeout_ns) > now {
                 break;
             }
+            if peer.is_here {
+                self.is_late(slot);
+                continue;
+            }
             path.congestion.timed_out(now, sent_at);
             if !doubled && peer.is_news(place, sent_at) {
                 peer.paths[place].trip.back_off();
@@ -114,21 +126,28 @@ impl Initiator {
         self.find_overtaken(now, id, place);
     }
 
+    /// What is carried out here for so long leaves room for others meanwhile. Nothing of it is lost.
+    fn is_late(&mut self, slot: u32) {
+        self.unplace(slot);
+        self.uncount(slot);
+        let transaction = &mut self.table.entries[slot as usize];
+        transaction.place = Place::Late;
+        let id = transaction.peer;
+        self.refresh(id);
+    }
+
     /// Blocks sent by the path before one that is answered, and a round trip and a
     /// quarter ago, are lost: waiting for the timeout would cost many round trips.
     pub(super) fn find_overtaken(&mut self, now: Time, id: PeerId, place: usize) {
         if !self.config.fast_retransmit {
             return;
         }
-        while let Some(peer) = self.peers[id.index()].as_mut() {
+        while let Some(peer) = self.peers[id.index()].as_mut().filter(|peer| !peer.is_here) {
             let path = &mut peer.paths[place];
-            let Some(slot) = path.timeouts.front() else {
+            let Some(slot) = self.table.first_overtaken(path.timeouts, path.answered_order) else {
                 break;
             };
             let transaction = &self.table.entries[slot as usize];
-            if !transaction.may_be_overtaken(path.answered_order) {
-                break;
-            }
             let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns) else {
                 break;
             };
@@ -155,8 +174,19 @@ impl Initiator {
         transaction.overtaken += u32::from(loss == Loss::Overtaken);
         let unanswered = transaction.unanswered;
         match self.give_up(now, id, issued_at, unanswered) {
-            Some(error) => self.end(index, Err(error)),
+            Some(error) => self.end_given_up(index, error),
             None => self.queue_resend(slot),
+        }
+    }
+
+    /// If the peer does not answer, that holds for all that is open with it: what waits for its turn need not
+    /// find out anew.
+    fn end_given_up(&mut self, index: u32, error: TransferError) {
+        match error {
+            TransferError::PeerUnreachable => {
+                self.end_all(self.transfers.entries[index as usize].peer, error);
+            }
+            _ => self.end(index, Err(error)),
         }
     }
 
@@ -177,9 +207,10 @@ impl Initiator {
 
     /// Nothing came from the peer for too long, although something was asked of
     /// it since `since`. Without a path nothing is asked of it.
-    fn is_silent(&self, now: Time, id: PeerId, since: Time) -> bool {
+    pub(super) fn is_silent(&self, now: Time, id: PeerId, since: Time) -> bool {
         self.peers[id.index()].as_ref().is_none_or(|peer| {
-            peer.has_path() && now.since_ns(peer.heard_at.max(since)) >= self.config.give_up_ns
+            peer.has_path()
+                && self.attended.at(now).since_ns(peer.heard_at.max(since)) >= self.config.give_up_ns
         })
     }
 
@@ -211,7 +242,7 @@ impl Initiator {
             transfer.unanswered += 1;
             let (first_asked_at, unanswered) = (transfer.first_asked_at, transfer.unanswered);
             match self.give_up(now, id, first_asked_at, unanswered) {
-                Some(error) => self.end(index, Err(error)),
+                Some(error) => self.end_given_up(index, error),
                 None => self.ask_again(index),
             }
         }
@@ -278,14 +309,17 @@ impl Initiator {
             let Some(slot) = path.timeouts.front() else { continue };
             let transaction = &self.table.entries[slot as usize];
             debug_assert!(transaction.place == Place::Timeout);
-            let sent_at = transaction.sent_at;
-            wake = wake.min(sent_at.after_ns(peer.timeout_ns(place, &self.config)));
+            wake = wake.min(transaction.sent_at.after_ns(peer.timeout_ns(place, &self.config)));
             if self.config.fast_retransmit
-                && transaction.may_be_overtaken(path.answered_order)
+                && !peer.is_here
+                && let Some(slot) = self.table.first_overtaken(path.timeouts, path.answered_order)
                 && let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns)
             {
-                wake = wake.min(sent_at.after_ns(patience_ns));
+                wake = wake.min(self.table.entries[slot as usize].sent_at.after_ns(patience_ns));
             }
+        }
+        if let Some(stuck) = &peer.stuck {
+            wake = wake.min(stuck.look_at);
         }
         if let Some(index) = peer.asked.front() {
             let asked_at = self.transfers.entries[index as usize].asked_at;
