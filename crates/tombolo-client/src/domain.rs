@@ -676,7 +676,8 @@ impl AsFd for Domain {
 impl Inner {
     fn ask(&self, request: Request, what: &mut dyn FnMut() -> GivenUp) -> Result<Answer, OpenError> {
         let patience = self.patience();
-        self.ask_with(&mut self.lock_asking(patience)?, request, &[], what, patience)
+        let mut asking = self.lock_asking(patience)?;
+        self.ask_with(&mut asking, request, &[], what, patience)
     }
 
     fn ask_with(
