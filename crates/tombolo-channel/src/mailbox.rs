@@ -109,6 +109,11 @@ impl Mailbox {
         Ok(Self { memory, places: messages.into() })
     }
 
+    /// How many messages it is for.
+    pub fn messages(&self) -> u32 {
+        self.places as u32
+    }
+
     /// Bytes of its memory.
     pub fn memory_bytes(&self) -> usize {
         self.memory.len()

@@ -78,6 +78,13 @@ pub enum UnixError {
     /// The message was longer than the buffer, or had more descriptors than [`MAX_DESCRIPTORS`].
     #[error("the peer's message is too long or carries too many descriptors")]
     Truncated,
+    /// The message came, `length_bytes` of it in the buffer, but without its descriptors: none were left for
+    /// them in this process, and the kernel closed them.
+    #[error("no file descriptors are left for those that the peer passes: raise `ulimit -n`")]
+    DescriptorsCut {
+        /// How many bytes of the buffer the message filled.
+        length_bytes: usize,
+    },
     /// A system call failed.
     #[error("{operation}: {errno}")]
     System {
@@ -362,9 +369,12 @@ impl SeqpacketSocket {
             .flatten()
             .map(|descriptor| PassedDescriptor::new(descriptor, self.peer_process_id()))
             .collect();
-        let is_cut = message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-        if is_cut || descriptors.len() > MAX_DESCRIPTORS {
+        if message.flags.contains(ReturnFlags::TRUNC) || descriptors.len() > MAX_DESCRIPTORS {
             return Err(UnixError::Truncated);
+        }
+        // There was room for as many as the kernel lets a message carry.
+        if message.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(UnixError::DescriptorsCut { length_bytes: message.bytes });
         }
         if !descriptors.is_empty() && passed::is_overdue(self.peer_process_id()) {
             return Err(UnixError::Overdue);

@@ -82,7 +82,7 @@ pub(crate) enum Moved {
 }
 
 /// A deregistration that waits for the end of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Release {
     pub(crate) domain: u16,
     /// Of the domain.
@@ -91,6 +91,8 @@ pub(crate) struct Release {
     pub(crate) request: u32,
     /// Where the range begins.
     pub(crate) address: u64,
+    /// The range itself: another may begin there by the time that this is answered.
+    pub(crate) range: Arc<OwnRange>,
 }
 
 /// Where movers leave what they have done.

@@ -172,7 +172,13 @@ impl Programs {
             return domain.reply(number, Reply::Failed(reason), &[]);
         };
         range.gone.store(true, Ordering::SeqCst);
-        let release = Release { domain: domain.number, life: domain.life, request: number, address };
+        let release = Release {
+            domain: domain.number,
+            life: domain.life,
+            request: number,
+            address,
+            range: range.clone(),
+        };
         let released = table.mover.as_ref().map_or(Released::Now, |mover| mover.release(&range, release));
         if released == Released::Now {
             table.ranges.remove(&address);
@@ -187,12 +193,13 @@ impl Programs {
 
     /// The copy that a deregistration waited for has ended, or does not.
     pub(crate) fn released(&self, release: Release, ended: bool) {
-        let Release { domain, life, request, address } = release;
+        let Release { domain, life, request, address, range } = release;
         let Some(domain) = self.domain(domain).filter(|domain| domain.life == life) else { return };
         if ended {
             let mut table = domain.own.0.write();
-            // Whoever asked twice has been answered already, and may have registered it again.
-            if table.ranges.get(&address).is_some_and(|range| range.is_gone()) {
+            // A program that asked twice has been answered already, and may have registered another range
+            // there, and be deregistering that.
+            if table.ranges.get(&address).is_some_and(|known| Arc::ptr_eq(known, &range)) {
                 table.ranges.remove(&address);
             }
         }
