@@ -160,7 +160,7 @@ mod tests {
             let words = Notification { address, first: 1, last: 2 };
             node.write_words(PeerId(1), BUFFERS, &words, Use::Own)
         };
-        let word = |at| node.buffers.atomic_u64(at).unwrap().load(Ordering::Relaxed);
+        let word = |at| node.buffers().atomic_u64(at).unwrap().load(Ordering::Relaxed);
         for address in [4088, 4096, u64::MAX, u64::MAX - 7, u64::MAX - 15] {
             assert_eq!(write(address), Err(NackCode::DecodeError), "at {address}");
         }
