@@ -7,6 +7,8 @@
 
 mod own;
 
+pub use own::{tombolo_arm, tombolo_deregister, tombolo_descriptor, tombolo_drain, tombolo_register};
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -15,9 +17,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tombolo_client::{
-    DeregisterError, MAX_MAIL_BYTES, Notification, OpenError, PostError, Registered, SendError, WaitError,
-};
+use tombolo_client::{MAX_MAIL_BYTES, Notification, OpenError, PostError, SendError, WaitError};
 
 /// What became of a call. 0 is success.
 #[repr(C)]
@@ -31,10 +31,11 @@ pub enum Result {
     NoNode = 2,
     /// The connection to the node broke: all its transfers are lost, and the memory with it.
     NodeGone = 3,
-    /// It took too long. A transfer goes on.
+    /// It took too long. A transfer goes on. Memory may still become registered: see `tombolo_register`.
     TimedOut = 4,
     /// The node refused: the domain is taken, or there is not so much memory. Or own memory cannot be
-    /// registered, or a copy of it hangs.
+    /// registered, or a copy of it hangs. Or this process has no file descriptor or no address space left
+    /// for what the node passed. Or the node belongs to a user that is not trusted.
     Refused = 5,
     /// All 32 channels of that direction are in use: release transfers that have ended.
     NoChannel = 6,
@@ -127,7 +128,7 @@ pub struct Spec {
 pub struct Domain {
     domain: tombolo_client::Domain,
     /// Own memory, by where it begins.
-    registered: Mutex<HashMap<usize, Registered>>,
+    registered: Mutex<HashMap<usize, own::Own>>,
 }
 
 /// Memory that transfers reach.
@@ -171,8 +172,12 @@ fn of_open(error: &OpenError) -> Result {
     let result = match error {
         OpenError::NoNode { .. } => Result::NoNode,
         OpenError::TimedOut(_) | OpenError::Unanswered(_) => Result::TimedOut,
-        OpenError::Refused(_) | OpenError::OwnMemory(_) => Result::Refused,
-        OpenError::Lost(_) | OpenError::Nonsense | OpenError::Memory(_) => Result::NodeGone,
+        OpenError::Refused(_)
+        | OpenError::OwnMemory(_)
+        | OpenError::Memory(_)
+        | OpenError::NoDescriptors
+        | OpenError::UntrustedNode { .. } => Result::Refused,
+        OpenError::Lost(_) | OpenError::Nonsense => Result::NodeGone,
     };
     say(result, &error.to_string())
 }
@@ -194,19 +199,47 @@ pub extern "C" fn tombolo_error() -> *const c_char {
 }
 
 /// Opens a domain at the node whose programs' socket is at `path`: of this number (1 to 32767), or
-/// of any (0).
+/// of any (0). The node must run as this process's own user, or as root: otherwise `REFUSED`.
 ///
 /// # Safety
 /// `path` is a string, `domain` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tombolo_open(path: *const c_char, number: u16, domain: *mut *mut Domain) -> Result {
+    // SAFETY: as the caller promises.
+    unsafe { open(path, number, None, domain) }
+}
+
+/// As `tombolo_open`, at a node that may also run as the user of this id, who is trusted with all memory
+/// of this process.
+///
+/// # Safety
+/// `path` is a string, `domain` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_open_of_user(
+    path: *const c_char,
+    number: u16,
+    user_id: u32,
+    domain: *mut *mut Domain,
+) -> Result {
+    // SAFETY: as the caller promises.
+    unsafe { open(path, number, Some(user_id), domain) }
+}
+
+/// # Safety
+/// `path` is null or a string, `domain` is null or can be written.
+unsafe fn open(path: *const c_char, number: u16, user_id: Option<u32>, domain: *mut *mut Domain) -> Result {
     if path.is_null() || domain.is_null() {
         return bad("tombolo_open: a pointer is null");
     }
     // SAFETY: a string, as the caller promises.
     let path = unsafe { CStr::from_ptr(path) };
     let path = Path::new(std::ffi::OsStr::from_bytes(path.to_bytes()));
-    match tombolo_client::Domain::open(path, (number != 0).then_some(number)) {
+    let number = (number != 0).then_some(number);
+    let opened = match user_id {
+        Some(user_id) => tombolo_client::Domain::open_of_user(path, number, user_id),
+        None => tombolo_client::Domain::open(path, number),
+    };
+    match opened {
         Ok(opened) => {
             // SAFETY: can be written, as the caller promises.
             unsafe {
@@ -218,8 +251,8 @@ pub unsafe extern "C" fn tombolo_open(path: *const c_char, number: u16, domain: 
     }
 }
 
-/// Closes a domain. Its own memory that is registered still is deregistered first: when this returns
-/// 0, no transfer touches it any more. Transfers and mailboxes that are not released keep the rest of
+/// Closes a domain. Its own memory that is registered still, or may be, is deregistered first: when this
+/// returns 0, no transfer touches it any more. Transfers and mailboxes that are not released keep the rest of
 /// the domain open until they are. The domain is not to be used any more whatever this returns;
 /// otherwise a transfer may still touch own memory until the last of them is released, and for
 /// `REFUSED` (a copy hangs, because nobody brings a page) until the page comes. Null is nothing.
@@ -234,8 +267,8 @@ pub unsafe extern "C" fn tombolo_close(domain: *mut Domain) -> Result {
     // SAFETY: from `Box::into_raw`, and the caller's last use.
     let domain = unsafe { Box::from_raw(domain) };
     let mut closed = Result::Ok;
-    for (_, memory) in domain.registered().drain() {
-        let Err(DeregisterError { error, .. }) = domain.domain.deregister(memory) else { continue };
+    for (start, own) in domain.registered().drain() {
+        let Err((_, error)) = own.take_back(&domain.domain, start) else { continue };
         closed = of_open(&error);
         // One that does not answer is not asked a thousand times.
         if closed != Result::Refused {
@@ -279,7 +312,7 @@ unsafe fn list(grants: *const Grant, count: usize) -> Option<Vec<tombolo_client:
 }
 
 impl Domain {
-    fn registered(&self) -> MutexGuard<'_, HashMap<usize, Registered>> {
+    fn registered(&self) -> MutexGuard<'_, HashMap<usize, own::Own>> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -315,7 +348,8 @@ pub unsafe extern "C" fn tombolo_allocate(
     }
 }
 
-/// Gives memory back: from now on no transfer reaches it, and its bytes are not mapped any more.
+/// Gives memory back: from now on no transfer reaches it, and its bytes are not mapped any more. The handle
+/// is released whatever this returns; after `TIMED_OUT` the node frees the memory when it goes on.
 ///
 /// # Safety
 /// `domain` is open, `memory` came from `tombolo_allocate` of it and is not used after this.

@@ -4,14 +4,46 @@ use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 
-use tombolo_client::{DeregisterError, OwnMemory};
+use tombolo_client::{DeregisterError, OpenError, OwnMemory, Registered};
 
 use crate::{Domain, Grant, Result, bad, list, of_open, of_wait};
+
+/// Memory of the program that begins at one address.
+#[derive(Default)]
+pub(crate) struct Own {
+    registered: Option<Registered>,
+    /// A registration failed without the node's refusal: the node may still carry it out.
+    is_unsettled: bool,
+}
+
+impl Own {
+    /// Has nothing of it registered any more; or what is left to do, and why.
+    pub(crate) fn take_back(
+        self,
+        domain: &tombolo_client::Domain,
+        start: usize,
+    ) -> std::result::Result<(), (Self, OpenError)> {
+        let Self { registered, is_unsettled } = self;
+        if let Some(memory) = registered
+            && let Err(DeregisterError { memory, error }) = domain.deregister(memory)
+        {
+            return Err((Self { registered: Some(memory), is_unsettled }, error));
+        }
+        if is_unsettled && let Err(error) = domain.settle(start as u64) {
+            return Err((Self { registered: None, is_unsettled }, error));
+        }
+        Ok(())
+    }
+}
 
 /// Makes memory of this program memory of the domain, with grants as for `tombolo_allocate`: `start`
 /// itself is then its address in the domain. Its pages need not be there; transfers bring them in. What
 /// the program may not do there itself (`mprotect`), a transfer may not either; what is not mapped when
 /// a transfer comes fails it. It is registered until `tombolo_deregister` or `tombolo_close`.
+///
+/// After `TIMED_OUT` and `NODE_GONE` the memory may be registered, or become so when the node goes on: use it
+/// for nothing else, and do not free it, before `tombolo_deregister` of `start` has returned 0, or
+/// `tombolo_close` has. After any other error it is not registered.
 ///
 /// # Safety
 /// `domain` is open, `grants` has `grant_count` entries. The memory stays what it is while it is
@@ -39,17 +71,24 @@ pub unsafe extern "C" fn tombolo_register(
     let mut registered = domain.registered();
     match domain.domain.register(memory, &grants) {
         Ok(memory) => {
-            registered.insert(start as usize, memory);
+            registered.entry(start as usize).or_default().registered = Some(memory);
             Result::Ok
         }
-        Err(error) => of_open(&error),
+        Err(error) => {
+            let result = of_open(&error);
+            if matches!(result, Result::TimedOut | Result::NodeGone) {
+                registered.entry(start as usize).or_default().is_unsettled = true;
+            }
+            result
+        }
     }
 }
 
 /// Takes own memory back: when this returns 0, no transfer touches it any more. Transfers that are
 /// under way end first, or fail. On any other result it stays registered, and this can be tried again:
 /// `REFUSED` within seconds if a copy of it hangs, because nobody brings a page. Then nothing new
-/// reaches it, but that copy may still touch it until the page comes.
+/// reaches it, but that copy may still touch it until the page comes. Also for memory whose registration
+/// failed with `TIMED_OUT` or `NODE_GONE`: 0 means that it is not registered, and will not be.
 ///
 /// # Safety
 /// `domain` is open.
@@ -59,14 +98,14 @@ pub unsafe extern "C" fn tombolo_deregister(domain: *const Domain, start: *mut c
     let Some(domain) = (unsafe { domain.as_ref() }) else { return bad("tombolo_deregister: domain is null") };
     // Held over the call: nobody else finds it gone that may stay.
     let mut registered = domain.registered();
-    let Some(memory) = registered.remove(&(start as usize)) else {
+    let Some(own) = registered.remove(&(start as usize)) else {
         return bad("tombolo_deregister: no memory is registered there");
     };
-    match domain.domain.deregister(memory) {
-        Ok(_) => Result::Ok,
-        Err(DeregisterError { memory, error }) => {
+    match own.take_back(&domain.domain, start as usize) {
+        Ok(()) => Result::Ok,
+        Err((own, error)) => {
             let result = of_open(&error);
-            registered.insert(start as usize, memory);
+            registered.insert(start as usize, own);
             result
         }
     }

@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
+use rustix::io::Errno;
 use tombolo_channel::{
     ChannelPage, Descriptor, Failure, Grant, MAX_MAIL_BYTES, MAX_MESSAGE_BYTES, Message, PeerStatus,
     READ_SLOTS, Reply, Request, SLOTS, Status, Target, WRITE_SLOTS, Waiting, Who, Work, decode, encode,
 };
 use tombolo_host::event;
 use tombolo_host::own::{self, OwnMemory};
+use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
@@ -23,7 +25,7 @@ use crate::error::{DeregisterError, OpenError, PostError, SendError, WaitError};
 use crate::mailbox::Mailbox;
 use crate::memory::{Memory, Registered};
 use crate::readiness::Readiness;
-use crate::requests::{GivenUp, MAX_GIVEN_UP, Requests};
+use crate::requests::{GivenUp, MAX_GIVEN_UP, Requests, Settling};
 use crate::transfer::{Atomic, Spec, Transfer};
 
 /// How long the node may take to answer, unless [`Domain::set_request_timeout`] says otherwise.
@@ -44,6 +46,9 @@ const DRIVE: Duration = Duration::from_millis(5);
 const GATHERED: u32 = 8;
 const GATHER: Duration = Duration::from_micros(2);
 const MAX_GATHER: Duration = Duration::from_micros(20);
+/// Messages taken at once where nobody waits for an answer: many more than an honest node ever has in the
+/// socket, whose queue the kernel bounds.
+const MAX_CAUGHT_UP: usize = 4096;
 /// The longest sleep, so that the node's end is noticed.
 const NAP: Duration = Duration::from_millis(100);
 
@@ -59,6 +64,8 @@ pub(crate) struct Inner {
     page: ChannelPage,
     socket: SeqpacketSocket,
     asking: Mutex<Asking>,
+    /// Memory of the node that was to be freed while the node could not be asked.
+    to_free: Mutex<Vec<u64>>,
     request_timeout_ms: AtomicU64,
     /// What [`Domain::as_fd`] is.
     readiness: Readiness,
@@ -100,20 +107,39 @@ fn mask(slots: Range<usize>) -> u64 {
 
 /// A message of the node.
 enum Heard {
-    Answer(u32, Reply, Received),
+    Answer(u32, Answer),
     Ended,
+}
+
+/// What the node answered.
+struct Answer {
+    reply: Reply,
+    /// `None` where the kernel closed what came, since this process has no descriptor left.
+    descriptors: Option<Vec<PassedDescriptor>>,
+}
+
+impl Answer {
+    /// The descriptor that belongs to the answer.
+    fn descriptor(self) -> Result<PassedDescriptor, OpenError> {
+        let descriptors = self.descriptors.ok_or(OpenError::NoDescriptors)?;
+        descriptors.into_iter().next().ok_or(OpenError::Nonsense)
+    }
 }
 
 /// Takes the next one, if there is one.
 fn hear(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<Option<Heard>, OpenError> {
-    match socket.receive(buffer) {
-        Ok(received) => match decode(&buffer[..received.length_bytes]) {
-            Some(Message::AnswerV2 { number, reply }) => Ok(Some(Heard::Answer(number, reply, received))),
-            Some(Message::EndedV1) => Ok(Some(Heard::Ended)),
-            _ => Err(OpenError::Nonsense),
-        },
-        Err(UnixError::WouldBlock) => Ok(None),
-        Err(error) => Err(OpenError::Lost(error)),
+    let (length_bytes, descriptors) = match socket.receive(buffer) {
+        Ok(Received { length_bytes, descriptors }) => (length_bytes, Some(descriptors)),
+        Err(UnixError::DescriptorsCut { length_bytes }) => (length_bytes, None),
+        Err(UnixError::WouldBlock) => return Ok(None),
+        Err(error) => return Err(OpenError::Lost(error)),
+    };
+    match decode(&buffer[..length_bytes]) {
+        Some(Message::AnswerV2 { number, reply }) => {
+            Ok(Some(Heard::Answer(number, Answer { reply, descriptors })))
+        }
+        Some(Message::EndedV1) => Ok(Some(Heard::Ended)),
+        _ => Err(OpenError::Nonsense),
     }
 }
 
@@ -122,72 +148,108 @@ fn hear(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<Option<Heard>, Op
 struct Asking {
     buffer: Vec<u8>,
     requests: Requests,
+    /// The domain's mailbox was handed out.
+    has_mailbox: bool,
 }
 
 impl Asking {
     fn new() -> Self {
-        Self { buffer: vec![0; MAX_MESSAGE_BYTES], requests: Requests::default() }
+        Self { buffer: vec![0; MAX_MESSAGE_BYTES], requests: Requests::default(), has_mailbox: false }
     }
 
     /// Asks the node for something and waits for the answer. `ended` hears of other messages. Where
-    /// the answer does not come in time, `what` says what it may bring later.
+    /// the request was sent and no answer to it is read, `what` says what the answer may bring later.
     fn ask(
         &mut self,
         socket: &SeqpacketSocket,
         request: Request,
         descriptors: &[BorrowedFd<'_>],
         what: &mut dyn FnMut() -> GivenUp,
-        timeout: Duration,
+        patience: Patience,
         ended: &dyn Fn(),
-    ) -> Result<(Reply, Received), OpenError> {
-        let deadline = Instant::now() + timeout;
+    ) -> Result<Answer, OpenError> {
         let number = self.requests.begin().ok_or(OpenError::Unanswered(MAX_GIVEN_UP))?;
         let message = encode(&Message::AskV2 { number, request });
         while let Err(error) = socket.send(&[&message], descriptors) {
             if !matches!(error, UnixError::WouldBlock) {
                 return Err(OpenError::Lost(error));
             }
-            if Instant::now() >= deadline {
+            if patience.left().is_zero() {
                 // The node never sees it.
-                return Err(OpenError::TimedOut(timeout));
+                return Err(patience.timed_out());
             }
             std::thread::sleep(BUSY_PAUSE);
         }
+        match self.await_answer(socket, number, patience, ended) {
+            Ok(Answer { reply: Reply::Failed(reason), .. }) => Err(OpenError::Refused(reason)),
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                self.requests.give_up(number, what());
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits for the answer to the request of this number.
+    fn await_answer(
+        &mut self,
+        socket: &SeqpacketSocket,
+        number: u32,
+        patience: Patience,
+        ended: &dyn Fn(),
+    ) -> Result<Answer, OpenError> {
         loop {
-            match hear(socket, &mut self.buffer)? {
-                Some(Heard::Answer(answered, reply, received)) if answered == number => {
-                    return match reply {
-                        Reply::Failed(reason) => Err(OpenError::Refused(reason)),
-                        reply => Ok((reply, received)),
-                    };
-                }
-                Some(Heard::Answer(answered, reply, received)) => {
-                    self.take_late(socket, answered, &reply, received)?;
-                }
+            let heard = hear(socket, &mut self.buffer)?;
+            let is_quiet = heard.is_none();
+            match heard {
+                Some(Heard::Answer(answered, answer)) if answered == number => return Ok(answer),
+                Some(Heard::Answer(answered, answer)) => self.take_late(socket, answered, answer)?,
                 Some(Heard::Ended) => ended(),
-                None => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        self.requests.give_up(number, what());
-                        return Err(OpenError::TimedOut(timeout));
-                    }
-                    let _ = event::wait_readable(&[socket.as_fd()], Some(left));
-                }
+                None => {}
+            }
+            // After every message: a node that goes on sending others must not hold the program up.
+            let left = patience.left();
+            if left.is_zero() {
+                return Err(patience.timed_out());
+            }
+            if is_quiet {
+                let _ = event::wait_readable(&[socket.as_fd()], Some(left));
             }
         }
     }
 
     /// Takes an answer that nobody waits for any more, and gives back what it grants.
-    fn take_late(
+    fn take_late(&mut self, socket: &SeqpacketSocket, number: u32, answer: Answer) -> Result<(), OpenError> {
+        let descriptor = answer.descriptors.and_then(|descriptors| descriptors.into_iter().next());
+        self.requests.answered_late(number, &answer.reply, descriptor).map_err(|_| OpenError::Nonsense)?;
+        self.give_back(socket)
+    }
+
+    /// Waits until nothing is open about a registration that was given up, and makes it nothing.
+    fn settle(
         &mut self,
         socket: &SeqpacketSocket,
-        number: u32,
-        reply: &Reply,
-        received: Received,
+        address: u64,
+        patience: Patience,
+        ended: &dyn Fn(),
     ) -> Result<(), OpenError> {
-        let descriptor = received.descriptors.into_iter().next();
-        self.requests.answered_late(number, reply, descriptor).map_err(|_| OpenError::Nonsense)?;
-        self.give_back(socket)
+        // Once at first: a release that the node refused may be possible now.
+        self.requests.release_again(address);
+        loop {
+            self.catch_up(socket, ended)?;
+            match self.requests.settling(address) {
+                Settling::Done => return Ok(()),
+                Settling::Refused(reason) => return Err(OpenError::Refused(reason)),
+                Settling::Open => {}
+            }
+            let left = patience.left();
+            if left.is_zero() {
+                return Err(patience.timed_out());
+            }
+            // A full socket says nothing when it takes the next request.
+            let pause = if self.requests.to_give_back().is_some() { BUSY_PAUSE.min(left) } else { left };
+            let _ = event::wait_readable(&[socket.as_fd()], Some(pause));
+        }
     }
 
     /// Gives back what came late, as far as the socket takes it now; the rest goes later.
@@ -203,19 +265,58 @@ impl Asking {
         Ok(())
     }
 
-    /// Takes everything that the node has said, without waiting. `ended` hears of transfers that ended.
+    /// Takes what the node has said, without waiting: everything, but of a flood only a part. `ended` hears of
+    /// transfers that ended.
     fn catch_up(&mut self, socket: &SeqpacketSocket, ended: &dyn Fn()) -> Result<(), OpenError> {
         self.give_back(socket)?;
-        while let Some(heard) = hear(socket, &mut self.buffer)? {
-            match heard {
-                Heard::Answer(number, reply, received) => {
-                    self.take_late(socket, number, &reply, received)?;
-                }
-                Heard::Ended => ended(),
+        for _ in 0..MAX_CAUGHT_UP {
+            match hear(socket, &mut self.buffer)? {
+                Some(Heard::Answer(number, answer)) => self.take_late(socket, number, answer)?,
+                Some(Heard::Ended) => ended(),
+                None => break,
             }
         }
         Ok(())
     }
+}
+
+/// How long a request may take, from the call of the program on: waiting for its other threads counts.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    timeout: Duration,
+    deadline: Instant,
+}
+
+impl Patience {
+    fn new(timeout: Duration) -> Self {
+        Self { timeout, deadline: Instant::now() + timeout }
+    }
+
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    fn timed_out(&self) -> OpenError {
+        OpenError::TimedOut(self.timeout)
+    }
+}
+
+/// Refuses a listener that a stranger runs: anyone can make a socket in a directory like /tmp, before the
+/// node does, and memory that is registered there is all the program's memory.
+///
+/// The kernel says which user called `listen` on the socket that this one is connected to, whatever the
+/// path has come to name since.
+fn check_listener(
+    path: &Path,
+    socket: &SeqpacketSocket,
+    trusted_user_id: Option<u32>,
+) -> Result<(), OpenError> {
+    let user_id = socket.peer().map_err(OpenError::Lost)?.user_id;
+    let own_user_id = rustix::process::geteuid().as_raw();
+    if [own_user_id, 0].contains(&user_id) || trusted_user_id == Some(user_id) {
+        return Ok(());
+    }
+    Err(OpenError::UntrustedNode { path: path.to_owned(), user_id, own_user_id })
 }
 
 /// A clock that is read without a system call, to some milliseconds.
@@ -227,37 +328,52 @@ fn coarse_now_ms() -> u64 {
 impl Domain {
     /// Opens a domain at the node whose programs' socket is there: of this number (1 to 32767), by
     /// which other programs name it, or any.
+    ///
+    /// The node must run as this process's own user, or as root: memory that the program registers is
+    /// reached through its whole address space.
     pub fn open(path: &Path, number: Option<u16>) -> Result<Self, OpenError> {
-        Self::open_with(path, number, None)
+        Self::open_with(path, number, None, None)
+    }
+
+    /// As [`Domain::open`], at a node that may also run as the user of this id, who is trusted with all
+    /// memory of this process.
+    pub fn open_of_user(path: &Path, number: Option<u16>, user_id: u32) -> Result<Self, OpenError> {
+        Self::open_with(path, number, Some(user_id), None)
     }
 
     pub(crate) fn open_with(
         path: &Path,
         number: Option<u16>,
+        trusted_user_id: Option<u32>,
         progress: Option<Progress>,
     ) -> Result<Self, OpenError> {
-        let no_node = |source| OpenError::NoNode { path: path.to_owned(), source };
-        let deadline = Instant::now() + REQUEST_TIMEOUT;
+        let no_node = |source| match source {
+            UnixError::Path { errno: Errno::MFILE | Errno::NFILE, .. } => OpenError::NoDescriptors,
+            source => OpenError::NoNode { path: path.to_owned(), source },
+        };
+        let patience = Patience::new(REQUEST_TIMEOUT);
         let socket = loop {
             match SeqpacketSocket::connect(path) {
                 // Many come at once.
-                Err(UnixError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(BUSY_PAUSE),
+                Err(UnixError::WouldBlock) if !patience.left().is_zero() => std::thread::sleep(BUSY_PAUSE),
                 connected => break connected.map_err(no_node)?,
             }
         };
+        check_listener(path, &socket, trusted_user_id)?;
         let mut asking = Asking::new();
         let request = Request::Open { domain: number };
         // If it takes too long, the socket is closed, and the domain with it.
         let what = &mut || GivenUp::Nothing;
-        let (reply, received) = asking.ask(&socket, request, &[], what, REQUEST_TIMEOUT, &|| {})?;
-        let Reply::Opened { domain: number } = reply else { return Err(OpenError::Nonsense) };
-        let page = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
+        let answer = asking.ask(&socket, request, &[], what, patience, &|| {})?;
+        let Reply::Opened { domain: number } = answer.reply else { return Err(OpenError::Nonsense) };
+        let page = answer.descriptor()?;
         Ok(Self(Arc::new(Inner {
             number,
             page: ChannelPage::open(page)?,
             readiness: Readiness::of(&socket)?,
             socket,
             asking: Mutex::new(asking),
+            to_free: Mutex::default(),
             request_timeout_ms: AtomicU64::new(REQUEST_TIMEOUT.as_millis() as u64),
             channels: Channels::new(),
             sleepers: AtomicU32::new(0),
@@ -287,18 +403,37 @@ impl Domain {
     /// grants only this domain's own transfers reach it.
     pub fn allocate(&self, bytes: usize, grants: &[Grant]) -> Result<Memory, OpenError> {
         let request = Request::Allocate { bytes: bytes as u64, grants: grants.to_vec() };
-        let (reply, received) = self.0.ask(request, &mut || GivenUp::Allocation)?;
-        let Reply::Allocated { address } = reply else { return Err(OpenError::Nonsense) };
-        let descriptor = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
-        Ok(Memory::new(SharedMemory::open(descriptor, bytes)?, address))
+        let answer = self.0.ask(request, &mut || GivenUp::Allocation)?;
+        let Reply::Allocated { address } = answer.reply else { return Err(OpenError::Nonsense) };
+        let opened = answer.descriptor().and_then(|descriptor| Ok(SharedMemory::open(descriptor, bytes)?));
+        match opened {
+            Ok(memory) => Ok(Memory::new(memory, address)),
+            Err(error) => {
+                // The node has allocated it.
+                self.0.free_later(address);
+                Err(error)
+            }
+        }
     }
 
-    /// Gives memory back: from now on no transfer reaches it. One that is under way fails.
+    /// Gives memory back: from now on no transfer reaches it. One that is under way fails. If the node
+    /// does not answer in time, it is given back when the node does.
     pub fn free(&self, memory: Memory) -> Result<(), OpenError> {
-        let request = Request::Free { address: memory.address() };
-        match self.0.ask(request, &mut || GivenUp::Nothing)?.0 {
-            Reply::Done => Ok(()),
-            _ => Err(OpenError::Nonsense),
+        let address = memory.address();
+        let mut is_sent = false;
+        let what = &mut || {
+            is_sent = true;
+            GivenUp::Nothing
+        };
+        match self.0.ask(Request::Free { address }, what) {
+            Ok(Answer { reply: Reply::Done, .. }) => Ok(()),
+            Ok(_) => Err(OpenError::Nonsense),
+            Err(error) => {
+                if !is_sent && matches!(error, OpenError::TimedOut(_) | OpenError::Unanswered(_)) {
+                    self.0.free_later(address);
+                }
+                Err(error)
+            }
         }
     }
 
@@ -317,26 +452,41 @@ impl Domain {
         };
         let descriptors = descriptors.each_ref().map(AsFd::as_fd);
         let (address, mut memory) = (memory.address(), Some(Registered::new(memory)));
-        let mut asking = self.0.asking.lock();
-        // The node may register it later: then it is deregistered, and unmapped only after that.
-        let what = &mut || memory.take().map_or(GivenUp::Nothing, GivenUp::Registration);
-        let answered = self.0.ask_with(&mut asking, request, &descriptors, what);
-        match (answered, memory) {
-            (Ok((Reply::Done, _)), Some(memory)) => {
-                asking.requests.registered(address);
-                Ok(memory)
+        let patience = self.0.patience();
+        let answered = self.0.lock_asking(patience).and_then(|mut asking| {
+            // The node may register it later: then it is deregistered, and unmapped only after that.
+            let what = &mut || memory.take().map_or(GivenUp::Nothing, GivenUp::Registration);
+            let answer = self.0.ask_with(&mut asking, request, &descriptors, what, patience)?;
+            match (answer.reply, memory.take()) {
+                (Reply::Done, Some(memory)) => {
+                    asking.requests.registered(address);
+                    Ok(memory)
+                }
+                (_, memory) => {
+                    memory.into_iter().for_each(|memory| asking.requests.keep_unsettled(memory));
+                    Err(OpenError::Nonsense)
+                }
             }
-            // The node has not got it, and will not: unlike where the connection broke.
-            (
-                Err(error @ (OpenError::Refused(_) | OpenError::Unanswered(_) | OpenError::TimedOut(_))),
-                Some(memory),
-            ) => {
-                drop(memory.take());
-                Err(error)
-            }
-            (Err(error), _) => Err(error),
-            (Ok(_), _) => Err(OpenError::Nonsense),
+        });
+        // Where the memory is here still, the node has not got it, and will not.
+        if let Some(memory) = memory {
+            drop(memory.take());
         }
+        answered
+    }
+
+    /// Makes sure that memory whose registration failed, with [`OpenError::TimedOut`],
+    /// [`OpenError::Lost`] or [`OpenError::Nonsense`], is not registered: when this returns `Ok`, no
+    /// transfer touches it, and none will. An error means that the node may still register it, or has: try
+    /// again. Memory that begins at another address than this one is not looked at.
+    ///
+    /// Memory of [`OwnMemory::map`] needs no call: it stays mapped until it is settled, which every request
+    /// and every wait of the domain sees to. Memory of [`OwnMemory::from_raw`] must not be used for
+    /// anything else before.
+    pub fn settle(&self, address: u64) -> Result<(), OpenError> {
+        let patience = self.0.patience();
+        let mut asking = self.0.lock_asking(patience)?;
+        asking.settle(&self.0.socket, address, patience, &|| self.0.readiness.set())
     }
 
     /// Takes own memory back: when this returns, no transfer touches it. One that is under way ends
@@ -345,22 +495,26 @@ impl Domain {
     /// has come.
     pub fn deregister(&self, memory: Registered) -> Result<OwnMemory, DeregisterError> {
         let address = memory.address();
-        let mut asking = self.0.asking.lock();
+        let patience = self.0.patience();
+        let mut asking = match self.0.lock_asking(patience) {
+            Ok(asking) => asking,
+            Err(error) => return Err(DeregisterError { memory, error }),
+        };
         let request = Request::Deregister { address };
-        let answered = self.0.ask_with(&mut asking, request, &[], &mut || GivenUp::Deregistration(address));
+        let what = &mut || GivenUp::Deregistration(address);
+        let answered = self.0.ask_with(&mut asking, request, &[], what, patience);
+        let is_done = matches!(answered, Ok(Answer { reply: Reply::Done, .. }));
         // An earlier try may have been answered too late.
-        let is_done = asking.requests.take_deregistered(address);
-        match answered {
-            Ok((Reply::Done, _)) => Ok(memory.take()),
-            _ if is_done => Ok(memory.take()),
-            Ok(_) => Err(DeregisterError { memory, error: OpenError::Nonsense }),
-            Err(error) => Err(DeregisterError { memory, error }),
+        if asking.requests.take_deregistered(address) || is_done {
+            asking.requests.forget_deregistrations(address);
+            return Ok(memory.take());
         }
+        Err(DeregisterError { memory, error: answered.err().unwrap_or(OpenError::Nonsense) })
     }
 
     /// The nodes that transfers can go to; number 0 is the program's own.
     pub fn peers(&self) -> Result<Vec<PeerStatus>, OpenError> {
-        match self.0.ask(Request::Peers, &mut || GivenUp::Nothing)?.0 {
+        match self.0.ask(Request::Peers, &mut || GivenUp::Nothing)?.reply {
             Reply::Peers(peers) => Ok(peers),
             _ => Err(OpenError::Nonsense),
         }
@@ -419,23 +573,26 @@ impl Domain {
     /// [`tombolo_channel::MAX_MAILS`]), from these senders.
     pub fn open_mailbox(&self, messages: u32, senders: &[Who]) -> Result<Mailbox, OpenError> {
         let request = Request::OpenMailbox { messages, senders: senders.to_vec() };
-        let mut asking = self.0.asking.lock();
+        let patience = self.0.patience();
+        let mut asking = self.0.lock_asking(patience)?;
         asking.catch_up(&self.0.socket, &|| self.0.readiness.set())?;
+        if asking.has_mailbox {
+            return Err(OpenError::Refused("this domain has a mailbox already".into()));
+        }
         let late = asking.requests.take_mailbox(messages, senders);
         let what = &mut || GivenUp::Mailbox(messages, senders.to_vec());
         let descriptor = match late {
             Some(descriptor) => descriptor,
-            None => match self.0.ask_with(&mut asking, request, &[], what) {
-                Ok((Reply::Mailbox, received)) => {
-                    received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?
-                }
+            None => match self.0.ask_with(&mut asking, request, &[], what, patience) {
+                Ok(answer) if answer.reply == Reply::Mailbox => answer.descriptor()?,
                 Ok(_) => return Err(OpenError::Nonsense),
                 // An earlier try may have been answered too late.
                 Err(error) => asking.requests.take_mailbox(messages, senders).ok_or(error)?,
             },
         };
-        drop(asking);
+        // If this fails, the node gives the same mailbox again.
         let shared = tombolo_channel::Mailbox::open(descriptor, messages)?;
+        asking.has_mailbox = true;
         Ok(Mailbox::new(self.0.clone(), shared))
     }
 
@@ -480,7 +637,7 @@ impl Domain {
     pub fn drain(&self) -> Result<(), WaitError> {
         self.0.readiness.clear();
         // Whoever asks the node for something reads its messages, and says so.
-        let Some(mut asking) = self.0.asking.try_lock() else { return Ok(()) };
+        let Some(mut asking) = self.0.try_lock_asking() else { return Ok(()) };
         asking.catch_up(&self.0.socket, &|| {}).map_err(|_| WaitError::NodeGone)
     }
 
@@ -517,12 +674,10 @@ impl AsFd for Domain {
 }
 
 impl Inner {
-    fn ask(
-        &self,
-        request: Request,
-        what: &mut dyn FnMut() -> GivenUp,
-    ) -> Result<(Reply, Received), OpenError> {
-        self.ask_with(&mut self.asking.lock(), request, &[], what)
+    fn ask(&self, request: Request, what: &mut dyn FnMut() -> GivenUp) -> Result<Answer, OpenError> {
+        let patience = self.patience();
+        let mut asking = self.lock_asking(patience)?;
+        self.ask_with(&mut asking, request, &[], what, patience)
     }
 
     fn ask_with(
@@ -531,9 +686,40 @@ impl Inner {
         request: Request,
         descriptors: &[BorrowedFd<'_>],
         what: &mut dyn FnMut() -> GivenUp,
-    ) -> Result<(Reply, Received), OpenError> {
-        let timeout = Duration::from_millis(self.request_timeout_ms.load(Ordering::Relaxed));
-        asking.ask(&self.socket, request, descriptors, what, timeout, &|| self.readiness.set())
+        patience: Patience,
+    ) -> Result<Answer, OpenError> {
+        asking.ask(&self.socket, request, descriptors, what, patience, &|| self.readiness.set())
+    }
+
+    /// For a request that begins now.
+    fn patience(&self) -> Patience {
+        Patience::new(Duration::from_millis(self.request_timeout_ms.load(Ordering::Relaxed)))
+    }
+
+    /// Waits until no other thread asks the node for something.
+    fn lock_asking(&self, patience: Patience) -> Result<MutexGuard<'_, Asking>, OpenError> {
+        let mut asking = self.asking.try_lock_until(patience.deadline).ok_or_else(|| patience.timed_out())?;
+        self.queue_frees(&mut asking);
+        Ok(asking)
+    }
+
+    /// As [`Self::lock_asking`], where there is nothing to wait for.
+    fn try_lock_asking(&self) -> Option<MutexGuard<'_, Asking>> {
+        let mut asking = self.asking.try_lock()?;
+        self.queue_frees(&mut asking);
+        Some(asking)
+    }
+
+    fn queue_frees(&self, asking: &mut Asking) {
+        for address in self.to_free.lock().drain(..) {
+            asking.requests.free(address);
+        }
+    }
+
+    /// Has memory of the node freed when the node can be asked next.
+    fn free_later(&self, address: u64) {
+        self.to_free.lock().push(address);
+        self.settle_late_answers();
     }
 
     fn take(&self, kind: u64) -> Option<usize> {
@@ -673,7 +859,7 @@ impl Inner {
 
     /// Gives back what the node granted after nobody waited for it any more, if it has by now.
     fn settle_late_answers(&self) {
-        if let Some(mut asking) = self.asking.try_lock()
+        if let Some(mut asking) = self.try_lock_asking()
             && asking.requests.owes()
         {
             // A node that is gone is noticed by whoever waits.

@@ -104,7 +104,7 @@ impl Embedded {
 
     /// Opens a domain at it: of this number, or any.
     pub fn open(&self, number: Option<u16>) -> Result<Domain, OpenError> {
-        Domain::open_with(&self.programs, number, Some(self.progress.clone()))
+        Domain::open_with(&self.programs, number, None, Some(self.progress.clone()))
     }
 
     /// Goes on: sends, receives, completes. Call it while polling for a notification. Returns how much

@@ -20,11 +20,23 @@ pub enum OpenError {
         /// Why.
         source: UnixError,
     },
+    /// A user that is not trusted listens there, who would reach all memory of this process.
+    #[error(
+        "what listens at {path} belongs to user {user_id}, and this process is user {own_user_id}: if you trust that user with this program's memory, open the domain of that user's node; otherwise choose a path where others cannot make files", path = path.display()
+    )]
+    UntrustedNode {
+        /// Where.
+        path: PathBuf,
+        /// The user who called `listen`, as the kernel says.
+        user_id: u32,
+        /// The user of this process.
+        own_user_id: u32,
+    },
     /// The connection broke.
     #[error("the node has hung up: {0}")]
     Lost(UnixError),
     /// It took too long.
-    #[error("the node does not answer within {} s", .0.as_secs())]
+    #[error("the node does not answer within {0:?}")]
     TimedOut(Duration),
     /// It has not answered earlier requests either.
     #[error("the node has not answered {0} earlier requests: it is asked nothing more until it does")]
@@ -35,6 +47,9 @@ pub enum OpenError {
     /// It does not speak this version.
     #[error("the node's answer makes no sense: it may be of another version")]
     Nonsense,
+    /// The kernel closed what the node passed, since this process has no descriptor left.
+    #[error("no file descriptor was left for what the node passed: close some, or raise `ulimit -n`")]
+    NoDescriptors,
     /// Its memory cannot be used.
     #[error("{0}")]
     Memory(#[from] SharedMemoryError),

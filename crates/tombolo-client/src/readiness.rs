@@ -7,6 +7,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll;
+use rustix::io::Errno;
 use tombolo_host::event::EventFd;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 
@@ -29,7 +30,10 @@ impl Readiness {
             epoll::add(&epoll, event.as_fd(), data, epoll::EventFlags::IN)?;
             Ok(Self { epoll, event })
         };
-        made().map_err(|errno| OpenError::Lost(UnixError::System { operation: "epoll", errno }))
+        made().map_err(|errno| match errno {
+            Errno::MFILE | Errno::NFILE => OpenError::NoDescriptors,
+            errno => OpenError::Lost(UnixError::System { operation: "epoll", errno }),
+        })
     }
 
     pub(crate) fn set(&self) {

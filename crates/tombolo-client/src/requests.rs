@@ -37,6 +37,17 @@ pub(crate) enum GivenUp {
     Mailbox(u32, Vec<Who>),
 }
 
+/// Whether anything is open about a registration that was given up.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Settling {
+    /// Nothing: the memory is not registered.
+    Done,
+    /// The node has not answered yet.
+    Open,
+    /// It is registered, and the node refused to deregister it: why.
+    Refused(String),
+}
+
 /// The node has answered something that was not asked.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unasked;
@@ -49,6 +60,8 @@ pub(crate) struct Requests {
     to_give_back: VecDeque<(u32, Request)>,
     /// Ranges whose deregistration was confirmed late.
     deregistered: HashSet<u64>,
+    /// Memory that is registered though nobody waited for that, and that the node refused to deregister: why.
+    refused: Vec<(Registered, String)>,
     /// A mailbox that came late, for so many messages and from these senders. A domain has one.
     mailbox: Option<(u32, Vec<Who>, PassedDescriptor)>,
 }
@@ -100,10 +113,44 @@ impl Requests {
             (GivenUp::Mailbox(messages, senders), Reply::Mailbox) => {
                 self.mailbox = descriptor.map(|descriptor| (messages, senders, descriptor));
             }
-            // A refusal grants nothing. Memory of a release that was refused stays mapped.
+            (GivenUp::Release(memory), Reply::Failed(reason)) => self.refused.push((memory, reason.clone())),
+            (GivenUp::Registration(memory) | GivenUp::Release(memory), _) => {
+                self.keep_unsettled(memory);
+            }
+            // A refusal grants nothing.
             _ => {}
         }
         Ok(())
+    }
+
+    /// Memory that may be registered, since the node's answer made no sense.
+    pub(crate) fn keep_unsettled(&mut self, memory: Registered) {
+        self.refused.push((memory, "its answer to the registration makes no sense".into()));
+    }
+
+    /// Memory of the node is to be freed, and nobody waits for that.
+    pub(crate) fn free(&mut self, address: u64) {
+        self.give_back(Request::Free { address }, GivenUp::Nothing);
+    }
+
+    /// Asks again to deregister what begins there, where the node refused that before.
+    pub(crate) fn release_again(&mut self, address: u64) {
+        let again: Vec<_> = self.refused.extract_if(.., |(memory, _)| memory.address() == address).collect();
+        for (memory, _) in again {
+            self.give_back(Request::Deregister { address }, GivenUp::Release(memory));
+        }
+    }
+
+    /// How far the registrations are that were given up of memory that begins there.
+    pub(crate) fn settling(&self, address: u64) -> Settling {
+        let is_open = self.given_up.values().any(|what| {
+            matches!(what, GivenUp::Registration(memory) | GivenUp::Release(memory) if memory.address() == address)
+        });
+        if is_open {
+            return Settling::Open;
+        }
+        let refused = self.refused.iter().find(|(memory, _)| memory.address() == address);
+        refused.map_or(Settling::Done, |(_, reason)| Settling::Refused(reason.clone()))
     }
 
     fn give_back(&mut self, request: Request, what: GivenUp) {
@@ -122,9 +169,21 @@ impl Requests {
         self.to_give_back.pop_front();
     }
 
-    /// A range is registered: an earlier deregistration there is over.
+    /// A range is registered: earlier deregistrations there are over, and a late answer to one of them
+    /// says nothing about this range.
     pub(crate) fn registered(&mut self, address: u64) {
+        self.forget_deregistrations(address);
+    }
+
+    /// The range that begins there is deregistered, as the program knows: answers that still come to
+    /// earlier requests say nothing new.
+    pub(crate) fn forget_deregistrations(&mut self, address: u64) {
         self.deregistered.remove(&address);
+        for what in self.given_up.values_mut() {
+            if matches!(what, GivenUp::Deregistration(known) if *known == address) {
+                *what = GivenUp::Nothing;
+            }
+        }
     }
 
     /// Whether the range that begins there was deregistered by an answer that came late; says it once.
@@ -182,6 +241,43 @@ mod tests {
         assert_eq!(request, Request::Deregister { address });
         requests.answered_late(number, &Reply::Done, None).unwrap();
         assert!(!requests.owes());
+    }
+
+    #[test]
+    fn a_registration_is_settled_when_the_node_has_taken_it_back() {
+        let mut requests = Requests::default();
+        let memory = OwnMemory::map(4096).unwrap();
+        let address = memory.address();
+        assert_eq!(requests.settling(address), Settling::Done);
+        let number = requests.begin().unwrap();
+        requests.give_up(number, GivenUp::Registration(Registered::new(memory)));
+        assert_eq!(
+            [address, address + 4096].map(|at| requests.settling(at)),
+            [Settling::Open, Settling::Done]
+        );
+        requests.answered_late(number, &Reply::Done, None).unwrap();
+        let release = requests.to_give_back().unwrap().0;
+        requests.sent_back();
+        requests.answered_late(release, &Reply::Failed("a copy hangs".into()), None).unwrap();
+        assert_eq!(requests.settling(address), Settling::Refused("a copy hangs".into()));
+        requests.release_again(address + 4096);
+        assert!(requests.to_give_back().is_none());
+        requests.release_again(address);
+        assert_eq!(requests.settling(address), Settling::Open);
+        let (release, request) = requests.to_give_back().cloned().unwrap();
+        assert_eq!(request, Request::Deregister { address });
+        requests.answered_late(release, &Reply::Done, None).unwrap();
+        assert_eq!(requests.settling(address), Settling::Done);
+    }
+
+    #[test]
+    fn a_late_deregistration_is_not_that_of_a_later_range() {
+        let mut requests = Requests::default();
+        let late = requests.begin().unwrap();
+        requests.give_up(late, GivenUp::Deregistration(4096));
+        requests.registered(4096);
+        requests.answered_late(late, &Reply::Done, None).unwrap();
+        assert!(!requests.take_deregistered(4096));
     }
 
     #[test]

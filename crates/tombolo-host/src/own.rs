@@ -61,7 +61,8 @@ impl OwnMemory {
     /// # Safety
     ///
     /// No Rust reference is used for these bytes while others may change them, and nothing else that
-    /// would mind comes to this range while it is registered.
+    /// would mind comes to this range while it is registered, or may become so: a registration that failed
+    /// without the node's refusal is settled first.
     pub unsafe fn from_raw(start: NonNull<u8>, length_bytes: usize) -> Self {
         Self { start, length_bytes, mapped: false }
     }

@@ -147,6 +147,216 @@ fn own_memory_that_is_registered_late_is_deregistered_and_one_deregistered_late_
 }
 
 #[test]
+fn memory_that_may_be_registered_is_settled() {
+    let (domain, go, node) = at_slow_node(|node, may_go| {
+        let (first, request) = node.receive();
+        let Request::Register { address, .. } = request else { panic!("{request:?}") };
+        may_go.recv().unwrap();
+        node.answer(first, Reply::Done, &[]);
+        let (second, request) = node.receive();
+        assert_eq!(request, Request::Deregister { address });
+        node.answer(second, Reply::Failed("a copy hangs".into()), &[]);
+        let (third, request) = node.receive();
+        assert_eq!(request, Request::Deregister { address });
+        node.answer(third, Reply::Done, &[]);
+    });
+    let memory = OwnMemory::map(4096).unwrap();
+    let address = memory.address();
+    domain.set_request_timeout(SHORT);
+    assert!(is_timed_out(domain.register(memory, &[])));
+    assert!(is_timed_out(domain.settle(address)), "the node has not said yet what has become of it");
+    domain.settle(address + 4096).unwrap();
+    domain.set_request_timeout(PATIENCE);
+    go.send(()).unwrap();
+    let refused = domain.settle(address);
+    assert!(matches!(&refused, Err(OpenError::Refused(reason)) if reason == "a copy hangs"), "{refused:?}");
+    domain.settle(address).unwrap();
+    domain.settle(address).unwrap();
+    node.join().unwrap();
+}
+
+#[test]
+fn a_late_deregistration_does_not_end_that_of_a_later_range() {
+    let (domain, go, node) = at_slow_node(|node, may_go| {
+        let register = |node: &Slow| {
+            let (number, request) = node.receive();
+            assert!(matches!(request, Request::Register { .. }), "{request:?}");
+            node.answer(number, Reply::Done, &[]);
+        };
+        let deregister = |node: &Slow| {
+            let (number, request) = node.receive();
+            assert!(matches!(request, Request::Deregister { .. }), "{request:?}");
+            number
+        };
+        register(node);
+        let late = deregister(node);
+        may_go.recv().unwrap();
+        let again = deregister(node);
+        node.answer(again, Reply::Done, &[]);
+        // The same range anew, a copy of which hangs.
+        register(node);
+        node.answer(late, Reply::Done, &[]);
+        let hanging = deregister(node);
+        node.answer(hanging, Reply::Failed("a copy hangs".into()), &[]);
+    });
+    let memory = domain.register(OwnMemory::map(4096).unwrap(), &[]).unwrap();
+    domain.set_request_timeout(SHORT);
+    let failed = domain.deregister(memory).unwrap_err();
+    domain.set_request_timeout(PATIENCE);
+    go.send(()).unwrap();
+    let memory = domain.deregister(failed.memory).unwrap();
+    let memory = domain.register(memory, &[]).unwrap();
+    let failed = domain.deregister(memory).expect_err("memory is handed back that a copy may still touch");
+    assert!(matches!(failed.error, OpenError::Refused(_)), "{failed}");
+    node.join().unwrap();
+}
+
+#[test]
+fn a_node_that_only_says_other_things_holds_nobody_up() {
+    let (domain, _go, node) = at_slow_node(|node, _| {
+        node.receive();
+        let since = Instant::now();
+        // Until the program is gone.
+        loop {
+            match node.socket.send(&[&encode(&Message::EndedV1)], &[]) {
+                Ok(()) | Err(UnixError::WouldBlock) => {}
+                Err(_) => return,
+            }
+            assert!(since.elapsed() < PATIENCE, "the program never gives up");
+        }
+    });
+    domain.set_request_timeout(SHORT);
+    assert!(is_timed_out(domain.peers()));
+    drop(domain);
+    node.join().unwrap();
+}
+
+#[test]
+fn who_waits_for_another_thread_s_request_waits_no_longer_and_frees_its_memory_later() {
+    let (asked, is_asked) = channel();
+    let (domain, go, node) = at_slow_node(move |node, may_go| {
+        let (first, request) = node.receive();
+        assert!(matches!(request, Request::Allocate { .. }), "{request:?}");
+        node.allocated(first, 1 << 56, 1);
+        let (second, request) = node.receive();
+        assert_eq!(request, Request::Peers);
+        asked.send(()).unwrap();
+        may_go.recv().unwrap();
+        node.answer(second, Reply::Peers(Vec::new()), &[]);
+        let (third, request) = node.receive();
+        assert_eq!(request, Request::Free { address: 1 << 56 });
+        node.answer(third, Reply::Done, &[]);
+        let (fourth, request) = node.receive();
+        assert_eq!(request, Request::Peers);
+        node.answer(fourth, Reply::Peers(Vec::new()), &[]);
+    });
+    domain.set_request_timeout(PATIENCE);
+    let memory = domain.allocate(4096, &[]).unwrap();
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| domain.peers());
+        is_asked.recv().unwrap();
+        domain.set_request_timeout(SHORT);
+        assert!(is_timed_out(domain.free(memory)));
+        go.send(()).unwrap();
+        assert_eq!(asking.join().unwrap().unwrap(), []);
+    });
+    domain.set_request_timeout(PATIENCE);
+    assert_eq!(domain.peers().unwrap(), []);
+    node.join().unwrap();
+}
+
+#[test]
+fn a_short_timeout_is_said_as_it_is() {
+    assert_eq!(OpenError::TimedOut(SHORT).to_string(), "the node does not answer within 20ms");
+}
+
+/// The part of the next test that has no descriptors left, in a process of its own.
+const WITHOUT_DESCRIPTORS: &str = "TOMBOLO_TEST_WITHOUT_DESCRIPTORS";
+
+#[test]
+fn without_descriptors_nothing_is_lost_and_the_node_is_not_taken_for_dead() {
+    if std::env::var_os(WITHOUT_DESCRIPTORS).is_some() {
+        return ask_without_descriptors();
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture"])
+        .arg("late::without_descriptors_nothing_is_lost_and_the_node_is_not_taken_for_dead")
+        .env(WITHOUT_DESCRIPTORS, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+fn ask_without_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    let (ready, is_ready) = channel();
+    let (domain, _go, node) = at_slow_node(move |node, _| {
+        let memory = SharedMemory::create("unseen", 4096).unwrap();
+        let mailbox = tombolo_channel::Mailbox::create(4).unwrap();
+        ready.send(()).unwrap();
+        let (first, request) = node.receive();
+        assert!(matches!(request, Request::Allocate { .. }), "{request:?}");
+        node.answer(first, Reply::Allocated { address: 1 << 56 }, &[memory.as_fd()]);
+        let (second, request) = node.receive();
+        assert_eq!(request, Request::Free { address: 1 << 56 });
+        node.answer(second, Reply::Done, &[]);
+        for _ in 0..2 {
+            let (number, request) = node.receive();
+            assert!(matches!(request, Request::OpenMailbox { messages: 4, .. }), "{request:?}");
+            node.answer(number, Reply::Mailbox, &[mailbox.as_fd()]);
+        }
+    });
+    // All descriptors that the node needs are there.
+    is_ready.recv().unwrap();
+    let limit = getrlimit(Resource::Nofile);
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+    let fill: Vec<_> = {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(open + 16), ..limit }).unwrap();
+        (0..open + 16).map_while(|_| std::fs::File::open("/dev/null").ok()).collect()
+    };
+    let error = domain.allocate(4096, &[]).unwrap_err();
+    assert!(matches!(error, OpenError::NoDescriptors), "{error}");
+    assert!(error.to_string().contains("ulimit -n"), "{error}");
+    let error = domain.open_mailbox(4, &[Who::Anyone]).unwrap_err();
+    assert!(matches!(error, OpenError::NoDescriptors), "{error}");
+    drop(fill);
+    let mailbox = domain.open_mailbox(4, &[Who::Anyone]).unwrap();
+    assert_eq!(mailbox.try_receive(), Ok(None));
+    let error = domain.open_mailbox(4, &[Who::Anyone]).unwrap_err();
+    assert!(matches!(error, OpenError::Refused(_)), "{error}");
+    node.join().unwrap();
+}
+
+#[test]
+fn a_mailbox_is_given_again_and_only_as_it_is() {
+    let (host, _) = Host::start(&shm(), &[]);
+    let socket = SeqpacketSocket::connect(&host.programs).unwrap();
+    let ask = |number, request| {
+        socket.send(&[&encode(&Message::AskV2 { number, request })], &[]).unwrap();
+        assert!(event::wait_readable(&[socket.as_fd()], Some(PATIENCE)).unwrap());
+        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+        let received = socket.receive(&mut buffer).unwrap();
+        match decode(&buffer[..received.length_bytes]) {
+            Some(Message::AnswerV2 { number: answered, reply }) if answered == number => {
+                (reply, received.descriptors.len())
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let mailbox = |messages, senders| Request::OpenMailbox { messages, senders };
+    assert!(matches!(ask(1, Request::Open { domain: None }), (Reply::Opened { .. }, 1)));
+    for number in [2, 3] {
+        assert_eq!(ask(number, mailbox(4, vec![Who::Anyone])), (Reply::Mailbox, 1));
+    }
+    for (number, other) in [(4, mailbox(8, vec![Who::Anyone])), (5, mailbox(4, Vec::new()))] {
+        let (Reply::Failed(reason), 0) = ask(number, other) else { panic!("another mailbox") };
+        assert!(reason.contains("for 4 messages"), "{reason}");
+    }
+}
+
+#[test]
 fn a_mailbox_that_comes_late_is_found() {
     let (domain, go, node) = at_slow_node(|node, may_go| {
         let (first, request) = node.receive();

@@ -6,6 +6,7 @@ mod embedded;
 mod examples;
 mod harness;
 mod hostile;
+mod impostor;
 mod late;
 mod mail;
 mod many;
