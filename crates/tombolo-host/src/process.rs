@@ -1,7 +1,7 @@
 //! Another process: reading its memory, pinning our threads, its death.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
@@ -270,33 +270,88 @@ pub fn lock_memory() -> io::Result<()> {
 /// Lock a page when it is first touched, not when it is mapped: sparse tables stay sparse.
 const MCL_ONFAULT: i32 = 4;
 
-/// Who gets the signals that are sent to this process alone.
-static RECIPIENT: AtomicI32 = AtomicI32::new(0);
+/// The pidfd of the process that gets the signals that are sent to this process alone; -1: none.
+static RECIPIENT: AtomicI32 = AtomicI32::new(-1);
+/// The last signal that came when that process had ended; 0: none.
+static UNDELIVERED: AtomicI32 = AtomicI32::new(0);
+
+/// The signals that [`pass_signals_to`] passes on.
+const PASSED: [libc::c_int; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP];
 
 extern "C" fn pass_on(signal: i32, information: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    let recipient = RECIPIENT.load(Ordering::Relaxed);
-    // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler; kill(2)
-    // may be called in one. What the terminal sends (SI_KERNEL) reaches the
-    // whole foreground group by itself.
-    unsafe {
-        if recipient > 0 && (*information).si_code <= libc::SI_USER {
-            libc::kill(recipient, signal);
-        }
+    let recipient = RECIPIENT.load(Ordering::Acquire);
+    // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler. pidfd_send_signal(2) is a plain system
+    // call, which is async-signal-safe; `errno` is this thread's, and is as before when the handler returns.
+    let is_delivered = unsafe {
+        let errno = libc::__errno_location();
+        let before = *errno;
+        // What the terminal sends (SI_KERNEL) reaches the whole foreground group by itself.
+        let is_delivered = recipient >= 0
+            && ((*information).si_code > libc::SI_USER
+                || libc::syscall(
+                    libc::SYS_pidfd_send_signal,
+                    recipient,
+                    signal,
+                    std::ptr::null::<libc::siginfo_t>(),
+                    0,
+                ) == 0);
+        *errno = before;
+        is_delivered
+    };
+    if !is_delivered {
+        UNDELIVERED.store(signal, Ordering::Release);
     }
 }
 
+/// SIGINT, SIGQUIT, SIGTERM and SIGHUP go to another process, until this is dropped.
+pub struct PassedSignals {
+    /// What was done with each of [`PASSED`] before.
+    before: [libc::sigaction; PASSED.len()],
+}
+
 /// From now on SIGINT, SIGQUIT, SIGTERM and SIGHUP do not end this process: it
-/// lives as long as process `pid`, which gets them instead. Programs executed
+/// lives as long as the process of this pidfd, which gets them instead. Programs executed
 /// later start with the default actions.
-pub fn pass_signals_to(pid: u32) {
-    RECIPIENT.store(pid as i32, Ordering::Relaxed);
-    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
-        // SAFETY: an all-zero sigaction is valid; the handler is async-signal-safe.
+///
+/// The pidfd names that process and no later one of its number. It stays open for good: a signal handler may
+/// be about to use it at any time.
+pub fn pass_signals_to(program: OwnedFd) -> PassedSignals {
+    UNDELIVERED.store(0, Ordering::Release);
+    RECIPIENT.store(program.into_raw_fd(), Ordering::Release);
+    let before = PASSED.map(|signal| {
+        // SAFETY: an all-zero sigaction is valid; the handler is async-signal-safe; the old action is written
+        // to a sigaction of ours.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
+            let mut before: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = pass_on as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+            libc::sigaction(signal, &raw const action, &raw mut before);
+            before
+        }
+    });
+    PassedSignals { before }
+}
+
+impl PassedSignals {
+    /// The process has ended: signals are kept for [`Self::take`] from now on.
+    pub fn recipient_has_ended(&self) {
+        RECIPIENT.store(-1, Ordering::Release);
+    }
+
+    /// The last signal that nobody got, once. One that this process ignored before is none.
+    pub fn take(&self) -> Option<i32> {
+        let signal = UNDELIVERED.swap(0, Ordering::AcqRel);
+        let index = PASSED.iter().position(|passed| *passed == signal)?;
+        (self.before[index].sa_sigaction != libc::SIG_IGN).then_some(signal)
+    }
+}
+
+impl Drop for PassedSignals {
+    fn drop(&mut self) {
+        for (signal, before) in PASSED.iter().zip(&self.before) {
+            // SAFETY: the action is one that the kernel gave us.
+            unsafe { libc::sigaction(*signal, before, std::ptr::null_mut()) };
         }
     }
 }
@@ -323,7 +378,8 @@ extern "C" fn note_stop_again(signal: libc::c_int) {
 fn handle(signals: &[libc::c_int], handler: extern "C" fn(libc::c_int)) {
     for signal in signals {
         // SAFETY: an all-zero sigaction is valid; the handlers are async-signal-safe.
-        // Without SA_RESTART: a sleep ends, and the flag is looked at.
+        // Without SA_RESTART: a system call that waits ends, and its caller may look at the flag. A sleep of
+        // the standard library goes on.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as *const () as usize;
@@ -399,11 +455,24 @@ impl Signals {
     }
 }
 
-/// As [`stop_on_signals`], and whatever waits is interrupted again every second until the process ends: for those who wait in
+/// As [`stop_on_signals`], also for SIGHUP, and whatever waits is interrupted again every second until the process ends: for those who wait in
 /// calls that only a signal ends. Takes SIGALRM.
 pub fn interrupt_on_signals(flag: &'static AtomicBool) {
     STOP_FLAG.store(std::ptr::from_ref(flag).cast_mut(), Ordering::Release);
     handle(&[libc::SIGINT, libc::SIGTERM, libc::SIGALRM], note_stop_again);
+    // Not where the user has had it ignored, as nohup does.
+    if !is_ignored(libc::SIGHUP) {
+        handle(&[libc::SIGHUP], note_stop_again);
+    }
+}
+
+fn is_ignored(signal: libc::c_int) -> bool {
+    // SAFETY: an all-zero sigaction is valid, and the call writes one.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
+    }
 }
 
 #[cfg(test)]
@@ -422,6 +491,27 @@ mod tests {
         signal(&pidfd, libc::SIGKILL).unwrap();
         child.wait().unwrap();
         assert!(has_ended(&pidfd));
+    }
+
+    #[test]
+    fn signals_are_passed_to_one_process_and_kept_when_it_has_ended() {
+        use std::os::unix::process::ExitStatusExt;
+
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let signals = pass_signals_to(pidfd(child.id()).unwrap());
+        let raise = |signal| {
+            // SAFETY: raises a signal of this thread, which is handled.
+            assert_eq!(unsafe { libc::raise(signal) }, 0);
+        };
+        raise(libc::SIGTERM);
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
+        assert_eq!(signals.take(), None);
+        // Its number may be another process's by now.
+        raise(libc::SIGHUP);
+        assert_eq!((signals.take(), signals.take()), (Some(libc::SIGHUP), None));
+        signals.recipient_has_ended();
+        raise(libc::SIGINT);
+        assert_eq!(signals.take(), Some(libc::SIGINT));
     }
 
     #[test]

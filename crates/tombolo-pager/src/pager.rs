@@ -262,8 +262,8 @@ impl Pager {
 
     /// A program that cannot go on rightly does not go on.
     pub fn end_program(&self, agent: &Agent, why: &str) {
-        (self.notify)(&format!("ending process {}: {why}", agent.program.pid));
         let _ = process::signal(&agent.program.pidfd, libc::SIGKILL);
+        (self.notify)(&format!("ending process {}: {why}", agent.program.pid));
     }
 
     /// Evictions of a space have ended like this: their pages' states say so, threads that waited try
@@ -447,14 +447,15 @@ impl Pager {
             let pid = agent
                 .as_ref()
                 .map_or("a forked child".to_owned(), |agent| format!("process {}", agent.program.pid));
+            // Before anything is said. A child without an agent gets its SIGBUS when it touches one of those
+            // pages.
+            if let Some(agent) = agent {
+                let _ = process::signal(&agent.program.pidfd, libc::SIGBUS);
+            }
             (self.notify)(&format!(
                 "lender {who} is gone ({why}), and with it {} KiB of {pid}: sending it SIGBUS",
                 lost * PAGE_BYTES / 1024
             ));
-            // A child without an agent gets its SIGBUS when it touches one of those pages.
-            if let Some(agent) = agent {
-                let _ = process::signal(&agent.program.pidfd, libc::SIGBUS);
-            }
         }
     }
 
@@ -511,9 +512,15 @@ impl Pager {
 
     /// Tells the user something, once a run.
     pub fn say_once(&self, key: &'static str, text: &str) {
-        let mut said = self.said.lock();
-        if !said.contains(&key) {
-            said.push(key);
+        let is_new = {
+            let mut said = self.said.lock();
+            let is_new = !said.contains(&key);
+            if is_new {
+                said.push(key);
+            }
+            is_new
+        };
+        if is_new {
             (self.notify)(text);
         }
     }

@@ -3,16 +3,17 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tombolo_host::process;
+use tombolo_host::process::{self, PassedSignals};
 use tombolo_node::FarMemory;
 
 use crate::attach::Reception;
@@ -39,7 +40,7 @@ pub struct Options {
     pub library: &'static [u8],
     /// A command that calls [`crate::keep`] with its standard input.
     pub keeper: Command,
-    /// Gets messages for the user.
+    /// Gets messages for the user, from threads that the program waits for: it must neither wait nor panic.
     pub notify: Notify,
     /// Called once with a way to follow the run while it lasts.
     pub started: Option<Box<dyn FnOnce(Monitor) + Send>>,
@@ -237,9 +238,9 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
         .env("LD_PRELOAD", preload)
         .env(VARIABLE, setting)
         .spawn();
-    let result = match spawned {
-        Ok(mut child) => {
-            process::pass_signals_to(child.id());
+    let result = match spawned.and_then(Started::new) {
+        Ok(Started { mut child, pidfd }) => {
+            let signals = process::pass_signals_to(pidfd);
             // Not before: the program's limit is its own.
             process::raise_descriptor_limit();
             if let Some(started) = options.started {
@@ -247,7 +248,8 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
             }
             let status = child.wait();
             let elapsed = since.elapsed();
-            wait_for_descendants(&pager);
+            signals.recipient_has_ended();
+            wait_for_descendants(&pager, &signals);
             status.map(|status| (status, elapsed))
         }
         Err(error) => Err(error),
@@ -283,21 +285,56 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     })
 }
 
-/// Descendants that outlive the program need the supervisor as long as they live.
-fn wait_for_descendants(pager: &Pager) {
+/// The program, which was started.
+struct Started {
+    child: Child,
+    pidfd: OwnedFd,
+}
+
+impl Started {
+    fn new(mut child: Child) -> io::Result<Self> {
+        match process::pidfd(child.id()) {
+            Ok(pidfd) => Ok(Self { child, pidfd }),
+            Err(error) => {
+                // It could not be ended by a signal to this process.
+                child.kill()?;
+                child.wait()?;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Descendants that outlive the program need the supervisor as long as they live. A signal goes to all of
+/// them, and the next one ends them.
+fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) {
     let since = Instant::now();
-    let mut told = false;
+    let (mut told, mut signalled) = (false, false);
     loop {
-        let alive = pager.all_spaces().len();
-        if alive == 0 {
+        let spaces = pager.all_spaces();
+        if spaces.is_empty() {
             return;
+        }
+        if let Some(signal) = signals.take() {
+            for agent in spaces.iter().filter_map(|space| space.agent()) {
+                let _ = process::signal(&agent.program.pidfd, if signalled { libc::SIGKILL } else { signal });
+            }
+            if !signalled {
+                signalled = true;
+                (pager.notify)(&format!(
+                    "passed signal {signal} on to what the program left behind; the next one ends it"
+                ));
+            }
         }
         if !told && since.elapsed() > Duration::from_secs(2) {
             told = true;
             (pager.notify)(&format!(
-                "the program has ended; waiting for {alive} process(es) that it left behind"
+                "the program has ended; waiting for {} process(es) that it left behind, which get the \
+                 signal that this one gets",
+                spaces.len()
             ));
         }
+        drop(spaces);
         thread::sleep(Duration::from_millis(5));
     }
 }
