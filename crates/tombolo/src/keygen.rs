@@ -22,7 +22,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     };
     let keys = KeyPair::generate()?;
     write_key_file(&path, &keys)?;
-    eprintln!("tombolo: the secret key is in {}; put this line on the lists of other nodes:", path.display());
+    let path = path.display();
+    output::say(&format!("the secret key is in {path}; put this line on the lists of other nodes:"));
     output::line(&keys.public().to_string());
     Ok(0)
 }

@@ -1,6 +1,9 @@
-//! What `tombolo node` says while it runs, on standard error: when, how important it is, and about whom.
+//! What `tombolo node` says while it runs, on standard error: when, how important it is, and about whom. And
+//! what `tombolo run` tells its user meanwhile.
 
 mod lines;
+
+use std::io::Write;
 
 use clap::Args;
 use tracing_subscriber::filter::LevelFilter;
@@ -22,6 +25,17 @@ pub struct LogArguments {
     /// Say it in JSON, an object a line.
     #[arg(long = "log-json")]
     json: bool,
+}
+
+/// A way to tell the user something that never waits and never fails, for threads that others wait for; and
+/// what writes the rest in the end.
+pub fn notices() -> Result<(impl Fn(&str) + Send + Sync + 'static, Log), Failure> {
+    let (lines, ending) = lines::to_standard_error(lines::Form::Text)?;
+    let notify = move |text: &str| {
+        // It takes or leaves each line as a whole.
+        let _ = lines.clone().write_all(format!("tombolo: {text}\n").as_bytes());
+    };
+    Ok((notify, Log(ending)))
 }
 
 /// What is still to be written is, when this is dropped, for as long as that takes within reason.

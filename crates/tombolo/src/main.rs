@@ -97,7 +97,7 @@ impl Failure {
     /// Tells the user; the exit code.
     fn tell(&self) -> ExitCode {
         if !self.text.is_empty() {
-            eprintln!("tombolo: {}", self.text);
+            output::say(&self.text);
         }
         ExitCode::from(self.code)
     }

@@ -1,4 +1,4 @@
-//! What goes to standard output.
+//! What goes to standard output, and what is said on standard error.
 //!
 //! The first failure to write is kept, nothing is written after it, and it becomes the command's own
 //! failure in the end ([`finish`]). Commands that write for as long as they run look for it meanwhile.
@@ -23,6 +23,11 @@ pub fn line(text: &str) {
 pub fn json(value: &impl Serialize) -> Result<(), Failure> {
     line(&serde_json::to_string_pretty(value)?);
     Ok(())
+}
+
+/// Says something on standard error. Where that cannot be written, there is nobody to tell: the command goes on.
+pub fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "tombolo: {text}");
 }
 
 fn note(written: io::Result<()>) {

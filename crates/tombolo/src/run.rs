@@ -2,8 +2,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::outage::OutageArguments;
 use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::ways::{self, Ways};
-use crate::{Failure, LIBRARY, doctor};
+use crate::{Failure, LIBRARY, doctor, log, output};
 
 /// Arguments of `tombolo run`.
 #[derive(Args)]
@@ -76,6 +76,8 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         outage: arguments.outage.outage(),
     })?;
     let borrowing = since.elapsed();
+    // The threads that serve the program say what happens, and the program waits for them.
+    let (notify, notices) = log::notices()?;
     let options = Options {
         program,
         arguments: command.collect(),
@@ -83,18 +85,49 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         minimum_bytes: arguments.minimum.0,
         library: LIBRARY,
         keeper: keeper()?,
-        notify: Box::new(|text| eprintln!("tombolo: {text}")),
+        notify: Box::new(notify),
         started: None,
     };
     let finished = tombolo_pager::run(options, borrowed.clone());
     borrowed.release();
+    drop(notices);
     let finished = finished?;
     if let Some(path) = arguments.report {
         let text = serde_json::to_string_pretty(&report(&finished, borrowing))?;
-        fs::write(&path, text + "\n")
-            .map_err(|error| Failure::new(format!("cannot write the report {}: {error}", path.display())))?;
+        // The program has run: its status is what is asked for, with a report or without.
+        if let Err(error) = write_report(&path, &(text + "\n")) {
+            let code = finished.exit_code();
+            output::say(&format!(
+                "cannot write the report {}: {error}; the program's exit status was {code}",
+                path.display()
+            ));
+        }
     }
     Ok(finished.exit_code())
+}
+
+/// Writes a report as a whole: where the disk is full, what was there stays.
+fn write_report(path: &Path, text: &str) -> io::Result<()> {
+    let found = match fs::metadata(path) {
+        Ok(found) if found.is_file() => found,
+        // A pipe or a device; or the program has removed it.
+        _ => return fs::write(path, text),
+    };
+    let meant = fs::canonicalize(path)?;
+    let beside = meant.with_file_name(format!(".tombolo-report-{}", std::process::id()));
+    let opened = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside);
+    let Ok(mut file) = opened else {
+        // The file may be written to, and its directory not.
+        return fs::write(&meant, text);
+    };
+    let written = file
+        .write_all(text.as_bytes())
+        .and_then(|()| file.set_permissions(found.permissions()))
+        .and_then(|()| fs::rename(&beside, &meant));
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written
 }
 
 /// The command that starts a keeper: this binary.
@@ -108,7 +141,7 @@ fn keeper() -> Result<std::process::Command, Failure> {
 
 /// Keeps until the supervisor at the other end of standard input is gone.
 pub fn keep() -> Result<u8, Failure> {
-    let socket = rustix::io::dup(std::io::stdin())
+    let socket = rustix::io::dup(io::stdin())
         .map_err(|error| Failure::new(format!("cannot use standard input: {error}")))?;
     tombolo_pager::keep(&socket)
         .map_err(|error| Failure::new(format!("only `tombolo run` starts a keeper ({error})")))?;

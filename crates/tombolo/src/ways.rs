@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use tombolo_node::{Address, AddressError, MAX_PATHS};
 
-use crate::Failure;
+use crate::{Failure, output};
 
 /// Addresses of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl Ways {
         let mut answer = ask(&self.first);
         for other in &self.others {
             let Err(error) = &answer else { break };
-            eprintln!("tombolo: {error}; asking by {other}");
+            output::say(&format!("{error}; asking by {other}"));
             answer = ask(other);
         }
         answer

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{Lender, Link, Program, Scratch, compiled, needs, path_of, tombolo};
+use crate::common::{Lender, Link, Program, Running, Scratch, TOMBOLO, compiled, needs, path_of, tombolo};
 
 #[test]
 fn the_program_has_its_exit_status_and_signals() {
@@ -40,6 +40,64 @@ fn a_signal_to_run_reaches_the_program() {
     run.signal(rustix::process::Signal::TERM);
     assert_eq!(run.wait(Duration::from_secs(20)).code(), 143);
     lender.wait_until_free(Duration::from_secs(10));
+}
+
+#[test]
+fn a_signal_ends_what_the_program_has_left_behind() {
+    needs!();
+    let lender = Lender::start(Link::Shm, "256M");
+    // The second one takes no notice of the first signal.
+    for (script, takes_notice) in
+        [("sleep 3600 & exit 7", true), ("trap '' TERM; sleep 3600 & exit 7", false)]
+    {
+        let run = Program::new(&["sh", "-c", script]).start_on(&[&lender], "16M");
+        run.errors_with("left behind", Duration::from_secs(60));
+        run.signal(rustix::process::Signal::TERM);
+        if !takes_notice {
+            run.errors_with("the next one ends it", Duration::from_secs(60));
+            run.signal(rustix::process::Signal::TERM);
+        }
+        assert_eq!(run.wait(Duration::from_secs(60)).code(), 7);
+    }
+}
+
+#[test]
+fn a_report_that_cannot_be_written_leaves_the_program_its_exit_status() {
+    needs!();
+    let lender = Lender::start(Link::Shm, "256M");
+    let scratch = Scratch::new("report");
+    let directory = scratch.file("reports");
+    std::fs::create_dir(&directory).unwrap();
+    let mut command = std::process::Command::new(TOMBOLO);
+    command.args(["run", "--insecure", "--from", lender.address(), "--local", "16M", "--report"]);
+    command.arg(format!("{directory}/report.json"));
+    command.args(["--", "sh", "-c", &format!("rm -r {directory}; exit 7")]);
+    let outcome = Running::start(command, Vec::new()).wait(Duration::from_secs(60));
+    assert_eq!(outcome.code(), 7, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("cannot write the report"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_key_is_shown_though_nothing_else_can_be_said() {
+    let scratch = Scratch::new("keygen");
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "exec \"$0\" keygen --out \"$1\" 2>/dev/full", TOMBOLO, &scratch.file("key")]);
+    let outcome = Running::start(command, Vec::new()).wait(Duration::from_secs(60));
+    assert_eq!(outcome.code(), 0);
+    assert!(outcome.text().starts_with("tombolo-public:"), "{}", outcome.text());
+}
+
+#[test]
+fn a_ping_that_pauses_for_an_hour_ends_with_a_signal() {
+    let lender = Lender::start(Link::Shm, "256M");
+    let mut command = std::process::Command::new(TOMBOLO);
+    command.args(["ping", "--insecure", lender.address(), "--interval", "3600000"]);
+    let ping = Running::start(command, Vec::new());
+    ping.output_with(": 1: ", Duration::from_secs(60));
+    ping.signal(rustix::process::Signal::TERM);
+    let outcome = ping.wait(Duration::from_secs(60));
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    assert!(outcome.text().contains("1 sent, 1 answered"), "{}", outcome.text());
 }
 
 #[test]
@@ -199,7 +257,7 @@ fn without_privileges_the_error_says_what_to_do() {
     // A copy that anybody may execute, wherever this one lies.
     let scratch = Scratch::new("copy");
     let binary = scratch.file("tombolo");
-    std::fs::copy(crate::common::TOMBOLO, &binary).unwrap();
+    std::fs::copy(TOMBOLO, &binary).unwrap();
     let unprivileged = |arguments: &[&str]| {
         let setpriv = path_of("setpriv");
         let ids = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", binary.as_str()];

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::common::{Lender, Link, PATIENCE, Program, Running, Scratch, compiled, needs, path_of};
+use crate::common::{Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, path_of};
 use crate::paths::relay::Relay;
 use crate::programs::lines;
 
@@ -56,6 +56,41 @@ fn a_killed_lender_is_a_bus_error_udp() {
 fn a_silent_lender_is_a_bus_error_udp() {
     needs!("cc");
     lender_lost(Link::Udp, 1, Signal::STOP);
+}
+
+/// Nobody reads what `run` has to say, or it cannot be written: the program hears of a lost lender all the same.
+#[test]
+fn a_lost_lender_is_a_bus_error_though_nothing_can_be_said() {
+    needs!("cc");
+    let scratch = Scratch::new("mute");
+    let pipe = scratch.file("full");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &pipe,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        0,
+    )
+    .unwrap();
+    let mut full = fs::OpenOptions::new();
+    full.read(true).write(true);
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        &mut full,
+        rustix::fs::OFlags::NONBLOCK.bits().cast_signed(),
+    );
+    let mut full = full.open(&pipe).unwrap();
+    while full.write(&[b' '; 4096]).is_ok() {}
+    for (target, redirection) in [("/dev/full", "exec 2>\"$0\""), (pipe.as_str(), "exec 2<>\"$0\"")] {
+        let mut lender = Lender::start(Link::Shm, "512M");
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &format!("{redirection}; exec \"$@\""), target, TOMBOLO, "run", "--insecure"]);
+        command.args(["--from", lender.address(), "--local", "8M", "--remote", "256M", "--outage", "1.5s"]);
+        command.args(["--", &compiled("hold", &[]), "64", "check"]);
+        let run = Running::start(command, Vec::new());
+        run.output_with("holding", Duration::from_secs(120));
+        lender.node().signal(Signal::KILL);
+        assert_eq!(run.wait(Duration::from_secs(60)).code(), 135, "with {target} as standard error");
+    }
 }
 
 /// A lender that does not run for three seconds, twice as long as it takes to be noticed, costs nothing but time.
