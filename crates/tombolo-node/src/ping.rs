@@ -29,6 +29,9 @@ pub enum PingError {
     /// It does not answer, or is gone.
     #[error("{0}")]
     Ask(#[from] AskError),
+    /// It does not let this node borrow, for instance.
+    #[error("the node refused: {0}")]
+    Refused(String),
     /// It gives no page to write to.
     #[error("the node lends no page to write to: {0}; start it with `--lend`, at least 4K")]
     NoPage(String),
@@ -71,7 +74,8 @@ impl Pinger {
             Reply::TooMuch { free_bytes } => {
                 return Err(PingError::NoPage(format!("{free_bytes} bytes are free")));
             }
-            other => return Err(PingError::NoPage(format!("{other:?}"))),
+            Reply::Failed(reason) => return Err(PingError::Refused(reason)),
+            other => return Err(PingError::Refused(format!("its answer does not fit: {other:?}"))),
         };
         Ok(Self { node, peer, segment, ended, failure, pings: 0 })
     }

@@ -1,9 +1,10 @@
 //! `tombolo ping`: round trips of the engine to a node, by each of its addresses.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
+use hdrhistogram::Histogram;
 use serde::Serialize;
 use tombolo_node::{Address, MAX_PING_BYTES, PingError, Pinger, Security};
 
@@ -42,6 +43,8 @@ struct Outcome {
 
 static STOP: AtomicBool = AtomicBool::new(false);
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How often a pause looks whether a signal has come.
+const LOOK: Duration = Duration::from_millis(100);
 /// The first finds caches and processors cold, and is not counted.
 const WARM_UP: u64 = 1;
 
@@ -50,12 +53,52 @@ struct Way<'a> {
     address: &'a Address,
     pinger: Option<Pinger>,
     sent: u64,
-    times_us: Vec<f64>,
+    times: Times,
+}
+
+/// Round trips, in as much memory as for one however many there are.
+struct Times {
+    histogram_ns: Histogram<u64>,
+    /// Exactly; the histogram rounds to three digits.
+    min: Duration,
+    max: Duration,
+}
+
+impl Times {
+    /// The longest that the histogram tells apart: longer than a ping waits.
+    const MAX_NS: u64 = 60_000_000_000;
+
+    fn new() -> Self {
+        let histogram_ns = Histogram::new_with_bounds(1, Self::MAX_NS, 3)
+            .unwrap_or_else(|_| unreachable!("the bounds are constants that it takes"));
+        Self { histogram_ns, min: Duration::MAX, max: Duration::ZERO }
+    }
+
+    fn record(&mut self, time: Duration) {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.histogram_ns.saturating_record(nanoseconds);
+        (self.min, self.max) = (self.min.min(time), self.max.max(time));
+    }
+
+    fn count(&self) -> u64 {
+        self.histogram_ns.len()
+    }
+
+    /// Least, median, 99 % and most; zeros where there are none.
+    fn summary_us(&self) -> [f64; 4] {
+        if self.count() == 0 {
+            return [0.0; 4];
+        }
+        let microseconds = |time: Duration| time.as_nanos() as f64 / 1000.0;
+        let (min, max) = (microseconds(self.min), microseconds(self.max));
+        let at = |quantile| (self.histogram_ns.value_at_quantile(quantile) as f64 / 1000.0).clamp(min, max);
+        [min, at(0.5), at(0.99), max]
+    }
 }
 
 impl<'a> Way<'a> {
     fn new(address: &'a Address) -> Self {
-        Self { address, pinger: None, sent: 0, times_us: Vec::new() }
+        Self { address, pinger: None, sent: 0, times: Times::new() }
     }
 
     fn open(&mut self, size: u32, security: &Security) -> Result<(), PingError> {
@@ -74,7 +117,7 @@ impl<'a> Way<'a> {
         match pinger.ping(size, PATIENCE) {
             Ok(time) => {
                 let microseconds = time.as_nanos() as f64 / 1000.0;
-                self.times_us.push(microseconds);
+                self.times.record(time);
                 if !silent {
                     output::line(&format!(
                         "{size} bytes to {}: {}: {microseconds:.1} µs",
@@ -83,18 +126,15 @@ impl<'a> Way<'a> {
                 }
             }
             Err(error) => {
-                eprintln!("tombolo: {}: {}: {error}", self.address, self.sent);
+                output::say(&format!("{}: {}: {error}", self.address, self.sent));
                 self.pinger = None;
             }
         }
     }
 
-    fn outcome(mut self, size: u32) -> Outcome {
-        self.times_us.sort_by(f64::total_cmp);
-        let last = self.times_us.len().saturating_sub(1) as f64;
-        let at = |part: f64| self.times_us.get((last * part).round() as usize).copied().unwrap_or(0.0);
-        let [min_us, median_us, p99_us, max_us] = [0.0, 0.5, 0.99, 1.0].map(at);
-        let (address, answered) = (self.address.to_string(), self.times_us.len() as u64);
+    fn outcome(self, size: u32) -> Outcome {
+        let [min_us, median_us, p99_us, max_us] = self.times.summary_us();
+        let (address, answered) = (self.address.to_string(), self.times.count());
         let (size_bytes, sent) = (size.into(), self.sent);
         Outcome { address, size_bytes, sent, answered, min_us, median_us, p99_us, max_us }
     }
@@ -117,7 +157,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let mut ways: Vec<Way<'_>> = address.iter().map(Way::new).collect();
     for way in &mut ways {
         match way.open(size, &security) {
-            Err(error) if several => eprintln!("tombolo: {}: {error}", way.address),
+            Err(error) if several => output::say(&format!("{}: {error}", way.address)),
             opened => opened?,
         }
     }
@@ -127,7 +167,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let goes_on = |round| !stopped() && arguments.count.is_none_or(|count| round < count);
     while goes_on(round) && ways.iter().any(|way| way.pinger.is_some()) {
         if round > 0 && arguments.interval > 0 {
-            std::thread::sleep(Duration::from_millis(arguments.interval));
+            pause(Duration::from_millis(arguments.interval), &stopped);
             if stopped() {
                 break;
             }
@@ -144,6 +184,18 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(u8::from(outcomes.iter().any(|outcome| outcome.answered < outcome.sent || outcome.answered == 0)))
 }
 
+/// Sleeps for so long, or until it is to stop: a sleep of the standard library goes on after a signal.
+fn pause(interval: Duration, is_stopped: &dyn Fn() -> bool) {
+    let since = Instant::now();
+    while !is_stopped() {
+        let left = interval.saturating_sub(since.elapsed());
+        if left.is_zero() {
+            return;
+        }
+        std::thread::sleep(left.min(LOOK));
+    }
+}
+
 fn say(outcome: &Outcome, several: bool) {
     let Outcome { address, sent, answered, min_us, median_us, p99_us, max_us, .. } = outcome;
     let whose = if several { format!("{address}: ") } else { String::new() };
@@ -153,5 +205,36 @@ fn say(outcome: &Outcome, several: bool) {
         ));
     } else if several {
         output::line(&format!("{whose}{sent} sent, none answered"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_summed_up_within_a_thousandth() {
+        let mut times = Times::new();
+        assert_eq!(times.summary_us(), [0.0; 4]);
+        for microseconds in 1..=1000 {
+            times.record(Duration::from_micros(microseconds));
+        }
+        let [min, median, high, max] = times.summary_us();
+        assert_eq!((times.count(), min, max), (1000, 1.0, 1000.0));
+        assert!((499.0..=501.0).contains(&median) && (988.0..=992.0).contains(&high), "{median} {high}");
+        times.record(Duration::from_secs(3600));
+        assert_eq!(times.summary_us()[3], 3.6e9);
+    }
+
+    #[test]
+    fn a_pause_ends_when_it_is_over_or_is_to_stop() {
+        let looks = std::cell::Cell::new(0);
+        pause(Duration::from_millis(1), &|| false);
+        // An hour, but for the third look.
+        pause(Duration::from_secs(3600), &|| {
+            looks.set(looks.get() + 1);
+            looks.get() == 3
+        });
+        assert_eq!(looks.get(), 3);
     }
 }
