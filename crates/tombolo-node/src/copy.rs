@@ -146,6 +146,7 @@ pub struct Store {
     ended: Receiver<(u64, Result<(), TransferError>)>,
     stop: Arc<AtomicBool>,
     service: Option<JoinHandle<()>>,
+    is_interrupted: fn() -> bool,
     /// Further links.
     _tending: Tending,
 }
@@ -238,11 +239,29 @@ impl Store {
             move || drive(&node, &peer, &stop)
         });
         let service = Some(service.map_err(CopyError::Thread)?);
-        Ok(Self { address: address.clone(), node, peer, ended, stop, service, _tending: tending })
+        Ok(Self {
+            address: address.clone(),
+            node,
+            peer,
+            ended,
+            stop,
+            service,
+            is_interrupted: || false,
+            _tending: tending,
+        })
+    }
+
+    /// From now on a question to the node is given up, with [`CopyError::Interrupted`], when this says so:
+    /// the node may take minutes to allocate or to check what is copied.
+    pub fn interrupt_when(&mut self, is_interrupted: fn() -> bool) {
+        self.is_interrupted = is_interrupted;
     }
 
     fn ask(&self, request: Request, patience: Duration) -> Result<Reply, CopyError> {
-        let answer = self.node.ask(&self.peer, request, patience);
+        let answer = self.node.ask_while(&self.peer, request, patience, &|| !(self.is_interrupted)());
+        if matches!(answer, Err(AskError::Interrupted)) {
+            return Err(CopyError::Interrupted);
+        }
         match answer.map_err(|source| CopyError::Ask { address: self.address.clone(), source })?.0 {
             Reply::Failed(reason) => Err(CopyError::Refused { address: self.address.clone(), reason }),
             reply => Ok(reply),

@@ -166,6 +166,9 @@ pub enum AskError {
     /// The link did not take the question.
     #[error("cannot ask: {0}")]
     Send(SendError),
+    /// The one who asked does not want to know any more.
+    #[error("interrupted")]
+    Interrupted,
     /// Nobody knows whether the question has arrived, and it must not be asked twice.
     #[error("the link that it was asked by is gone, others are left")]
     PathLost,

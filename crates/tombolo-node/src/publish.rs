@@ -672,6 +672,28 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_is_interrupted_waits_for_no_answer() {
+        static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+        let lender = Lender::new(1 << 20);
+        let mut store =
+            crate::Store::connect("write", std::slice::from_ref(&lender.address), &Security::Insecure)
+                .unwrap();
+        store.interrupt_when(|| INTERRUPTED.load(Ordering::Relaxed));
+        let name = "x".parse().unwrap();
+        // The node cannot allocate anything.
+        let held = lender.node.ledger.lock();
+        let written = std::thread::scope(|scope| {
+            let writing = scope.spawn(|| store.write(&name, 100, &mut &[0_u8; 100][..], &mut |_| true));
+            std::thread::sleep(Duration::from_millis(20));
+            INTERRUPTED.store(true, Ordering::Relaxed);
+            writing.join().unwrap()
+        });
+        assert!(matches!(written, Err(crate::CopyError::Interrupted)), "{written:?}");
+        drop(held);
+    }
+
+    #[test]
     fn a_copy_that_is_not_what_its_checksum_says_is_an_error_at_the_reader() {
         let lender = Lender::new(1 << 20);
         let published = Published {

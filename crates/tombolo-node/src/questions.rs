@@ -64,6 +64,17 @@ impl Node {
     /// Asks a peer and waits for its answer, driving the link meanwhile. Where that is lost and others
     /// are left, it asks by one of them what may be asked twice.
     pub fn ask(&self, peer: &Arc<Peer>, request: Request, timeout: Duration) -> Result<Answer, AskError> {
+        self.ask_while(peer, request, timeout, &|| true)
+    }
+
+    /// As [`Node::ask`], as long as `goes_on` says so.
+    pub fn ask_while(
+        &self,
+        peer: &Arc<Peer>,
+        request: Request,
+        timeout: Duration,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Answer, AskError> {
         let number = peer.next_number.fetch_add(1, Ordering::Relaxed);
         peer.answers.lock().insert(number, None);
         let deadline = Instant::now() + timeout;
@@ -79,14 +90,16 @@ impl Node {
                 | Request::BePath { .. }
         );
         let message = Message::V1(MessageV1::Ask { number, request }).encode();
-        let mut answer = self.ask_as(peer, number, &message, waits, deadline, timeout);
+        let ask = || self.ask_as(peer, number, &message, waits, deadline, timeout, goes_on);
+        let mut answer = ask();
         while repeats && matches!(answer, Err(AskError::PathLost)) {
-            answer = self.ask_as(peer, number, &message, waits, deadline, timeout);
+            answer = ask();
         }
         peer.answers.lock().remove(&number);
         answer
     }
 
+    #[expect(clippy::too_many_arguments, reason = "a deadline, and the timeout that an error names")]
     fn ask_as(
         &self,
         peer: &Arc<Peer>,
@@ -95,9 +108,13 @@ impl Node {
         waits_for_link: bool,
         mut deadline: Instant,
         timeout: Duration,
+        goes_on: &dyn Fn() -> bool,
     ) -> Result<Answer, AskError> {
         let mut link = peer.control_link();
         while let Err(error) = link.send_control(message, &[]) {
+            if !goes_on() {
+                return Err(AskError::Interrupted);
+            }
             // Of several, one that is lost will soon be left.
             let waits = matches!(error, SendError::Full) || self.has_several(peer);
             if !waits || Instant::now() > deadline {
@@ -118,6 +135,9 @@ impl Node {
             }
             if let Some(reason) = peer.loss() {
                 return Err(AskError::Lost(reason));
+            }
+            if !goes_on() {
+                return Err(AskError::Interrupted);
             }
             if Instant::now() > deadline {
                 if !(waits_for_link && peer.is_waiting()) {

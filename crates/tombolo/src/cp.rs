@@ -195,7 +195,9 @@ fn put(arguments: &Arguments, to: &SegmentPlace) -> Result<(u64, Checksum), Fail
 }
 
 fn connect(arguments: &Arguments, ways: &Ways, security: &Security) -> Result<Store, CopyError> {
-    Store::connect_with("cp", &ways.to_vec(), security, arguments.outage.outage())
+    let mut store = Store::connect_with("cp", &ways.to_vec(), security, arguments.outage.outage())?;
+    store.interrupt_when(stopped);
+    Ok(store)
 }
 
 fn get(arguments: &Arguments, from: &SegmentPlace) -> Result<(u64, Checksum), Failure> {

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use rustix::fs::OFlags;
@@ -46,7 +47,9 @@ fn collected(source: impl Read) -> Result<Source, Failure> {
     let failed = |error: io::Error| {
         Failure::new(format!("{}: {error} (TMPDIR names another place)", folder.display()))
     };
-    let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).map_err(failed)?;
+    // Nobody else opens it before it has no name any more.
+    let opened = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+    let mut file = opened.map_err(failed)?;
     std::fs::remove_file(&path).map_err(failed)?;
     let (mut source, mut length_bytes) = (Interruptible(source), 0);
     let mut buffer = vec![0; 1 << 20];

@@ -1,7 +1,8 @@
 //! Where bytes from a node go: a file that is complete before it has its name.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, OFlags};
@@ -42,11 +43,14 @@ impl Target {
         };
         // What a symbolic link leads to is replaced, and not the link.
         let meant = if found.is_some() { fs::canonicalize(path)? } else { path.to_owned() };
-        let (file, path) = temporary(&meant)?;
+        // What replaces a file is nobody else's until it has that file's permissions: who opens it before
+        // goes on reading.
+        let (file, path) = temporary(&meant, if found.is_some() { 0o600 } else { 0o666 })?;
         let target = Self::Temporary { file, path, meant };
         let Self::Temporary { file, .. } = &target else { return Ok(target) };
         if let Some(found) = found {
-            file.set_permissions(found.permissions())?;
+            // Not that it runs as its owner or group: these are other bytes.
+            file.set_permissions(Permissions::from_mode(found.mode() & 0o777))?;
         }
         if length_bytes > 0 {
             let allocated = rustix::io::retry_on_intr(|| {
@@ -119,17 +123,41 @@ fn directory(of: &Path) -> &Path {
     of.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A new file in the directory of another.
-fn temporary(beside: &Path) -> io::Result<(File, PathBuf)> {
+/// A new file in the directory of another, of this mode but for what the umask takes away.
+fn temporary(beside: &Path, mode: u32) -> io::Result<(File, PathBuf)> {
     let folder = directory(beside);
     let mut last = io::Error::from(io::ErrorKind::AlreadyExists);
     for number in 0..NAMES {
         let path = folder.join(format!(".tombolo-cp-{}-{number}", std::process::id()));
-        match OpenOptions::new().write(true).create_new(true).open(&path) {
+        match OpenOptions::new().write(true).create_new(true).mode(mode).open(&path) {
             Ok(file) => return Ok((file, path)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => last = error,
             Err(error) => return Err(error),
         }
     }
     Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_replaces_a_file_has_its_permissions_and_no_other_rights() {
+        let folder = std::env::temp_dir().join(format!("tombolo-target-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("tool");
+        for (before, after) in [(0o4755, 0o755), (0o2755, 0o755), (0o600, 0o600), (0o640, 0o640)] {
+            fs::write(&path, "old").unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(before)).unwrap();
+            let mut target = Target::open(&path, 3).unwrap();
+            target.write_all(b"new").unwrap();
+            target.keep().unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, after, "from {before:o}");
+            assert_eq!(fs::read(&path).unwrap(), b"new");
+        }
+        let (file, _) = temporary(&path, 0o600).unwrap();
+        assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

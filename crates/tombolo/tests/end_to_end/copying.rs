@@ -226,7 +226,13 @@ fn a_signal_ends_a_copy_that_waits() {
     fs::write(&file, "x").unwrap();
     copy(&file, &place);
     let (get, put) = (["cp", &place, &pipe], ["cp", &pipe, &place]);
-    for (arguments, misses_it) in [(get, false), (put, false), (get, true)] {
+    let cases = [
+        (get, Signal::INT, false),
+        (put, Signal::INT, false),
+        (put, Signal::HUP, false),
+        (get, Signal::INT, true),
+    ];
+    for (arguments, signal, misses_it) in cases {
         let waiting = start(&arguments);
         let since = Instant::now();
         // `open` and `openat` have these numbers: it sleeps there, with its handler in place.
@@ -238,9 +244,9 @@ fn a_signal_ends_a_copy_that_waits() {
         }
         if misses_it {
             // As if it had come just before: to a thread that does not wait there.
-            waiting.signal_thread("copy", Signal::INT);
+            waiting.signal_thread("copy", signal);
         } else {
-            waiting.signal(Signal::INT);
+            waiting.signal(signal);
         }
         waiting.wait(Duration::from_secs(60)).assert_one_line(130, "interrupted");
     }
