@@ -42,7 +42,7 @@ impl Peer {
 }
 
 /// Whether a character does something to a terminal, or to the order of the text around it, or shows nothing.
-fn is_harmful(letter: char) -> bool {
+pub(crate) fn is_harmful(letter: char) -> bool {
     letter.is_control()
         || matches!(letter,
             '\u{AD}' | '\u{61C}' | '\u{180E}' | '\u{200B}'..='\u{200F}' | '\u{2028}'..='\u{202E}'

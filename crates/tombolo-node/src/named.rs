@@ -10,12 +10,15 @@ use aws_lc_rs::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
 use tombolo_host::shared::SharedSpan;
 
+use crate::label;
+
 /// The longest name of a segment, in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
 /// What a hasher copies out of shared memory at once.
 const COPY_BYTES: usize = 64 * 1024;
 
-/// The name of a segment: 1 to 255 bytes, without control characters, `/` and `:`, and neither `.`
+/// The name of a segment: 1 to 255 bytes, without `/`, `:` and characters that are not shown or change the
+/// order of those that are (control characters, for instance), and neither `.`
 /// nor `..`, so that it is the name of a file as well and stands behind an address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentName(String);
@@ -52,10 +55,12 @@ impl FromStr for SegmentName {
             "" => Err(NameError::Empty),
             _ if text.len() > MAX_NAME_BYTES => Err(NameError::TooLong(text.len())),
             "." | ".." => Err(NameError::Directory(text.to_owned())),
-            _ => match text.chars().find(|letter| letter.is_control() || matches!(letter, '/' | ':')) {
-                Some(letter) => Err(NameError::Character(text.to_owned(), letter)),
-                None => Ok(Self(text.to_owned())),
-            },
+            _ => {
+                match text.chars().find(|letter| label::is_harmful(*letter) || matches!(letter, '/' | ':')) {
+                    Some(letter) => Err(NameError::Character(text.to_owned(), letter)),
+                    None => Ok(Self(text.to_owned())),
+                }
+            }
         }
     }
 }
@@ -148,11 +153,14 @@ mod tests {
             ("a\nb", r"'\n'"),
             ("a\u{1b}[2J", r"'\u{1b}'"),
             ("a\u{85}", r"'\u{85}'"),
+            // Shown, this one ends in `.txt`.
+            ("a\u{202e}txt.exe", r"'\u{202e}'"),
+            ("a\u{200b}", r"'\u{200b}'"),
             (&too_long, "256 bytes"),
         ] {
             let error = name.parse::<SegmentName>().unwrap_err().to_string();
             assert!(error.contains(hint), "{error}");
-            assert!(!error.contains(char::is_control), "{error:?}");
+            assert!(!error.contains(label::is_harmful), "{error:?}");
         }
     }
 

@@ -51,12 +51,17 @@ fn make_private(directory: &Path) -> Result<(), String> {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed(error)),
         _ => {}
     }
-    let found = fs::symlink_metadata(directory).map_err(failed)?;
-    if !found.is_dir() || found.uid() != own_user_id() || found.mode() & 0o022 != 0 {
-        let directory = directory.display();
-        return Err(format!("{directory} must be a directory of this user that nobody else can write to"));
+    if is_of(directory, &[own_user_id()]).map_err(failed)? {
+        return Ok(());
     }
-    Ok(())
+    let directory = directory.display();
+    Err(format!("{directory} must be a directory of this user that nobody else can write to"))
+}
+
+/// Whether it is a directory of one of these users, and nobody else can write to it.
+fn is_of(directory: &Path, users: &[u32]) -> std::io::Result<bool> {
+    let found = fs::symlink_metadata(directory)?;
+    Ok(found.is_dir() && users.contains(&found.uid()) && found.mode() & 0o022 == 0)
 }
 
 /// What the socket of a node is called: as the node, where that can be the name of a file.
@@ -115,9 +120,13 @@ impl Found {
     }
 }
 
-/// The node behind a socket, if one of this user or root listens there.
+/// The node behind a socket, if one of this user or root listens there, in a directory of theirs.
 fn node_at(path: PathBuf) -> Option<Found> {
     let name = path.file_name()?.to_str()?.strip_suffix(SUFFIX)?.to_owned();
+    // The name is shown: no node of ours has another.
+    if name != file_name(&name) {
+        return None;
+    }
     let process_id = match SeqpacketSocket::connect(&path) {
         Ok(socket) => {
             let peer = socket.peer().ok().filter(|peer| [own_user_id(), 0].contains(&peer.user_id))?;
@@ -132,10 +141,18 @@ fn node_at(path: PathBuf) -> Option<Found> {
 
 /// All that are alive, by name.
 fn nodes() -> Vec<Found> {
-    let entries = directories().into_iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
-    let mut nodes: Vec<Found> = entries.flatten().filter_map(|entry| node_at(entry.path())).collect();
+    let mut nodes: Vec<Found> = directories().iter().flat_map(|directory| nodes_in(directory)).collect();
     nodes.sort_by(|one, other| one.name.cmp(&other.name));
     nodes
+}
+
+/// Those in a directory, unless others could have made sockets there, or the directory itself.
+fn nodes_in(directory: &Path) -> Vec<Found> {
+    if !is_of(directory, &[own_user_id(), 0]).is_ok_and(|is_private| is_private) {
+        return Vec::new();
+    }
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries.flatten().filter_map(|entry| node_at(entry.path())).collect()
 }
 
 fn described(nodes: &[Found]) -> String {
@@ -183,6 +200,34 @@ pub fn node_named(name: &str) -> Result<Address, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_others_can_write_to_has_no_nodes_and_names_are_as_we_make_them() {
+        use std::os::unix::fs::PermissionsExt;
+
+        use tombolo_host::unix::SeqpacketListener;
+
+        let directory = env::temp_dir().join(format!("tombolo-local-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&directory).unwrap();
+        let bind = |name: &str| SeqpacketListener::bind(&directory.join(name)).unwrap();
+        let _listening = ["good.sock", "\u{1b}[31mbad.sock", "turn\u{202e}ed.sock"].map(bind);
+        let names = |directory: &Path| -> Vec<String> {
+            nodes_in(directory).into_iter().map(|node| node.name).collect()
+        };
+        assert_eq!(names(&directory), ["good"]);
+        let link = directory.with_extension("link");
+        std::os::unix::fs::symlink(&directory, &link).unwrap();
+        assert!(names(&link).is_empty());
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o770)).unwrap();
+        assert!(names(&directory).is_empty());
+        if own_user_id() == 0 {
+            fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+            std::os::unix::fs::chown(&directory, Some(65534), None).unwrap();
+            assert!(names(&directory).is_empty());
+        }
+        fs::remove_file(&link).unwrap();
+        fs::remove_dir_all(&directory).unwrap();
+    }
 
     #[test]
     fn any_name_of_a_node_is_a_name_of_a_file() {
