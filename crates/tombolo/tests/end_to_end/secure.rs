@@ -236,7 +236,10 @@ fn a_key_may_do_what_its_line_says_and_nothing_else() {
         let answer = guest.run(question);
         assert_eq!(answer.code(), 0, "{question:?}: {}", answer.stderr);
         for (_, refused) in questions.iter().filter(|(other, _)| *other != permission) {
-            guest.run(refused).assert_one_line(125, &format!("its list has `may={permission}`"));
+            let outcome = guest.run(refused);
+            outcome.assert_one_line(125, &format!("its list has `may={permission}`"));
+            // To lend more would not help.
+            assert!(!outcome.stderr.contains("--lend"), "{}", outcome.stderr);
         }
     }
     lender.allow(&[&all, &format!("{guest_key} guest may=lend")]);
