@@ -44,12 +44,13 @@ typedef enum tombolo_result {
    */
   TOMBOLO_RESULT_NODE_GONE = 3,
   /*
-   It took too long. A transfer goes on.
+   It took too long. A transfer goes on. Memory may still become registered: see `tombolo_register`.
    */
   TOMBOLO_RESULT_TIMED_OUT = 4,
   /*
    The node refused: the domain is taken, or there is not so much memory. Or own memory cannot be
-   registered, or a copy of it hangs.
+   registered, or a copy of it hangs. Or this process has no file descriptor or no address space left
+   for what the node passed. Or the node belongs to a user that is not trusted.
    */
   TOMBOLO_RESULT_REFUSED = 5,
   /*
@@ -212,7 +213,7 @@ const char *tombolo_error(void);
 
 /*
  Opens a domain at the node whose programs' socket is at `path`: of this number (1 to 32767), or
- of any (0).
+ of any (0). The node must run as this process's own user, or as root: otherwise `REFUSED`.
 
  # Safety
  `path` is a string, `domain` can be written.
@@ -220,8 +221,20 @@ const char *tombolo_error(void);
 enum tombolo_result tombolo_open(const char *path, uint16_t number, struct tombolo_domain **domain);
 
 /*
- Closes a domain. Its own memory that is registered still is deregistered first: when this returns
- 0, no transfer touches it any more. Transfers and mailboxes that are not released keep the rest of
+ As `tombolo_open`, at a node that may also run as the user of this id, who is trusted with all memory
+ of this process.
+
+ # Safety
+ `path` is a string, `domain` can be written.
+ */
+enum tombolo_result tombolo_open_of_user(const char *path,
+                                         uint16_t number,
+                                         uint32_t user_id,
+                                         struct tombolo_domain **domain);
+
+/*
+ Closes a domain. Its own memory that is registered still, or may be, is deregistered first: when this
+ returns 0, no transfer touches it any more. Transfers and mailboxes that are not released keep the rest of
  the domain open until they are. The domain is not to be used any more whatever this returns;
  otherwise a transfer may still touch own memory until the last of them is released, and for
  `REFUSED` (a copy hangs, because nobody brings a page) until the page comes. Null is nothing.
@@ -252,7 +265,8 @@ enum tombolo_result tombolo_allocate(const struct tombolo_domain *domain,
                                      struct tombolo_memory **memory);
 
 /*
- Gives memory back: from now on no transfer reaches it, and its bytes are not mapped any more.
+ Gives memory back: from now on no transfer reaches it, and its bytes are not mapped any more. The handle
+ is released whatever this returns; after `TIMED_OUT` the node frees the memory when it goes on.
 
  # Safety
  `domain` is open, `memory` came from `tombolo_allocate` of it and is not used after this.
@@ -430,6 +444,10 @@ void tombolo_release(struct tombolo_transfer *transfer);
  the program may not do there itself (`mprotect`), a transfer may not either; what is not mapped when
  a transfer comes fails it. It is registered until `tombolo_deregister` or `tombolo_close`.
 
+ After `TIMED_OUT` and `NODE_GONE` the memory may be registered, or become so when the node goes on: use it
+ for nothing else, and do not free it, before `tombolo_deregister` of `start` has returned 0, or
+ `tombolo_close` has. After any other error it is not registered.
+
  # Safety
  `domain` is open, `grants` has `grant_count` entries. The memory stays what it is while it is
  registered: others write to whatever is there.
@@ -444,7 +462,8 @@ enum tombolo_result tombolo_register(const struct tombolo_domain *domain,
  Takes own memory back: when this returns 0, no transfer touches it any more. Transfers that are
  under way end first, or fail. On any other result it stays registered, and this can be tried again:
  `REFUSED` within seconds if a copy of it hangs, because nobody brings a page. Then nothing new
- reaches it, but that copy may still touch it until the page comes.
+ reaches it, but that copy may still touch it until the page comes. Also for memory whose registration
+ failed with `TIMED_OUT` or `NODE_GONE`: 0 means that it is not registered, and will not be.
 
  # Safety
  `domain` is open.
