@@ -141,7 +141,7 @@ fn keeper() -> Result<std::process::Command, Failure> {
 
 /// Keeps until the supervisor at the other end of standard input is gone.
 pub fn keep() -> Result<u8, Failure> {
-    let socket = rustix::io::dup(std::io::stdin())
+    let socket = rustix::io::dup(io::stdin())
         .map_err(|error| Failure::new(format!("cannot use standard input: {error}")))?;
     tombolo_pager::keep(&socket)
         .map_err(|error| Failure::new(format!("only `tombolo run` starts a keeper ({error})")))?;

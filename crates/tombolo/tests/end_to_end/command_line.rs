@@ -257,7 +257,7 @@ fn without_privileges_the_error_says_what_to_do() {
     // A copy that anybody may execute, wherever this one lies.
     let scratch = Scratch::new("copy");
     let binary = scratch.file("tombolo");
-    std::fs::copy(crate::common::TOMBOLO, &binary).unwrap();
+    std::fs::copy(TOMBOLO, &binary).unwrap();
     let unprivileged = |arguments: &[&str]| {
         let setpriv = path_of("setpriv");
         let ids = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", binary.as_str()];

@@ -72,7 +72,7 @@ fn a_lost_lender_is_a_bus_error_though_nothing_can_be_said() {
         0,
     )
     .unwrap();
-    let mut full = std::fs::OpenOptions::new();
+    let mut full = fs::OpenOptions::new();
     full.read(true).write(true);
     std::os::unix::fs::OpenOptionsExt::custom_flags(
         &mut full,
