@@ -212,10 +212,15 @@ fn many_borrowers_of_one_node_have_their_pages() {
     let (hold, count) = (compiled("hold", &[]), sized(8, 200));
     let lender = Machines::address(1);
     let words = ["run", "--from", &lender, "--local", "4M", "--remote", "8M", "--", &hold, "6", "rest"];
-    let runs: Vec<Running> = (0..count).map(|_| machines.start(0, &words)).collect();
-    for run in &runs {
-        // It has read back what it had written.
-        run.output_with("holding", PATIENCE);
+    let mut runs: Vec<Running> = Vec::new();
+    while runs.len() < count {
+        let next = runs.len();
+        // More at once would have to wait for a processor for longer than a connection may take.
+        runs.extend((0..8).map(|_| machines.start(0, &words)));
+        for run in &runs[next..] {
+            // It has read back what it had written.
+            run.output_with("holding", PATIENCE);
+        }
     }
     let status_now = status(&machines);
     let borrowers = status_now["borrowers"].as_array().expect("a list");
