@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod crowd;
 mod processes;
 mod reads;
 mod size;
@@ -28,6 +29,10 @@ enum Race {
     Start(start::Arguments),
     /// Run a program, and write its wall time and the machine's CPU time meanwhile to a file.
     Time(time::Arguments),
+    /// Small writes to a node whose UDP port is flooded with hellos, beside the same flood to a port that nobody reads.
+    Hellos(crowd::HelloArguments),
+    /// Small writes to a node while it frees what a borrower had.
+    Freeing(crowd::FreeingArguments),
     /// The measured program of `reads`.
     #[command(hide = true)]
     Reader(reads::reader::Arguments),
@@ -58,6 +63,8 @@ fn main() -> ExitCode {
         Race::Reads(arguments) => reads::main(&arguments),
         Race::Start(arguments) => start::main(&arguments),
         Race::Time(arguments) => time::main(&arguments),
+        Race::Hellos(arguments) => crowd::hellos(&arguments),
+        Race::Freeing(arguments) => crowd::freeing(&arguments),
         Race::Reader(arguments) => reads::reader::main(&arguments),
         Race::BareHandlers(arguments) => reads::bare::handlers(&arguments),
     };

@@ -17,7 +17,13 @@ const MAX_WAITING: usize = 64;
 
 static CLOSING: LazyLock<Pool<u32>> = LazyLock::new(|| {
     // What is given back is never refused: the bounds are those of `is_overdue`.
-    Pool::new("closing", PoolLimits { threads: THREADS, tasks: usize::MAX, tasks_of_owner: MAX_WAITING })
+    let limits = PoolLimits {
+        threads: THREADS,
+        threads_of_group: THREADS,
+        tasks: usize::MAX,
+        tasks_of_owner: MAX_WAITING,
+    };
+    Pool::new("closing", limits)
 });
 
 /// A descriptor that came from another process.

@@ -8,7 +8,8 @@
 //!
 //! A task is done in steps. Owners take turns, and so do the tasks of one owner; at most one thread is
 //! busy for an owner. So an owner with much to do delays others by a step at most, and one whose step
-//! never ends keeps one thread, and its own tasks waiting.
+//! never ends keeps one thread, and its own tasks waiting. Owners may be of a group, which keeps a bounded
+//! number of threads busy: owners that somebody can have any number of keep no thread from the others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -43,11 +44,24 @@ const MAX_IDLE: Duration = Duration::from_secs(1);
 pub struct PoolLimits {
     /// Threads at work at once, each for another owner.
     pub threads: usize,
+    /// Threads at work at once for the owners of one group.
+    pub threads_of_group: usize,
     /// Tasks that wait, of all owners.
     pub tasks: usize,
     /// Tasks that wait, of one owner.
     pub tasks_of_owner: usize,
 }
+
+/// For whom a pool works.
+pub trait PoolOwner: Copy + Ord + Send + 'static {
+    /// The group it belongs to, if it belongs to one.
+    fn group(&self) -> Option<u32> {
+        None
+    }
+}
+
+/// A process id.
+impl PoolOwner for u32 {}
 
 /// Why a task was not taken. It has been dropped.
 #[derive(Debug, thiserror::Error)]
@@ -66,13 +80,22 @@ struct Tasks {
     waits: usize,
 }
 
+struct Group<Owner> {
+    busy_threads: usize,
+    /// Owners whose turn has come while the group had all its threads.
+    held: VecDeque<Owner>,
+}
+
 struct State<Owner> {
-    /// Owners that have tasks. Those that are neither in `turns` nor in `resting` have one running.
+    /// Owners that have tasks. Those that are in none of `turns`, `resting` and `held` have one running.
     owners: BTreeMap<Owner, Tasks>,
     /// Owners with tasks of which none is running, in the order of their turns.
     turns: VecDeque<Owner>,
     /// Owners all of whose tasks wait for somebody else, and until when.
     resting: VecDeque<(Instant, Owner)>,
+    /// Groups with owners for which a thread is busy.
+    groups: BTreeMap<u32, Group<Owner>>,
+    threads_of_group: usize,
     /// Tasks of all owners that wait.
     waiting: usize,
     threads: usize,
@@ -80,7 +103,7 @@ struct State<Owner> {
     idle: usize,
 }
 
-impl<Owner: Copy + Ord> State<Owner> {
+impl<Owner: PoolOwner> State<Owner> {
     fn put(&mut self, owner: Owner, task: Box<dyn BlockingTask>) {
         self.waiting += 1;
         let tasks = self.owners.entry(owner).or_insert_with(|| {
@@ -103,15 +126,47 @@ impl<Owner: Copy + Ord> State<Owner> {
             self.resting.pop_front();
             self.turns.push_back(owner);
         }
-        let owner = self.turns.pop_front()?;
-        let tasks = self.owners.get_mut(&owner)?;
-        let task = tasks.waiting.pop_front()?;
-        self.waiting -= 1;
-        Some((owner, task))
+        while let Some(owner) = self.turns.pop_front() {
+            if !self.enter_group(owner) {
+                continue;
+            }
+            if let Some(task) = self.owners.get_mut(&owner).and_then(|tasks| tasks.waiting.pop_front()) {
+                self.waiting -= 1;
+                return Some((owner, task));
+            }
+            self.leave_group(owner);
+        }
+        None
+    }
+
+    /// A thread is to work for this owner. False: its group has all its threads; the owner waits for one of them.
+    fn enter_group(&mut self, owner: Owner) -> bool {
+        let Some(number) = owner.group() else { return true };
+        let group =
+            self.groups.entry(number).or_insert_with(|| Group { busy_threads: 0, held: VecDeque::new() });
+        if group.busy_threads >= self.threads_of_group {
+            group.held.push_back(owner);
+            return false;
+        }
+        group.busy_threads += 1;
+        true
+    }
+
+    /// A thread works for this owner no longer.
+    fn leave_group(&mut self, owner: Owner) {
+        let Some(number) = owner.group() else { return };
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        group.busy_threads -= 1;
+        if let Some(held) = group.held.pop_front() {
+            self.turns.push_back(held);
+        } else if group.busy_threads == 0 {
+            self.groups.remove(&number);
+        }
     }
 
     /// A step of that owner has been made; the task, if there is more of it, and whether it waits.
     fn stepped(&mut self, owner: Owner, task: Option<Box<dyn BlockingTask>>, waits: bool) {
+        self.leave_group(owner);
         let Some(tasks) = self.owners.get_mut(&owner) else { return };
         tasks.waits = if waits { tasks.waits + 1 } else { 0 };
         if let Some(task) = task {
@@ -158,13 +213,15 @@ impl<Owner> std::fmt::Debug for Pool<Owner> {
     }
 }
 
-impl<Owner: Copy + Ord + Send + 'static> Pool<Owner> {
+impl<Owner: PoolOwner> Pool<Owner> {
     /// A pool whose threads have this name.
     pub fn new(name: &'static str, limits: PoolLimits) -> Self {
         let state = State {
             owners: BTreeMap::new(),
             turns: VecDeque::new(),
             resting: VecDeque::new(),
+            groups: BTreeMap::new(),
+            threads_of_group: limits.threads_of_group,
             waiting: 0,
             threads: 0,
             idle: 0,
@@ -262,7 +319,8 @@ mod tests {
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_secs(60);
-    const LIMITS: PoolLimits = PoolLimits { threads: 2, tasks: 300, tasks_of_owner: 200 };
+    const LIMITS: PoolLimits =
+        PoolLimits { threads: 2, threads_of_group: 1, tasks: 300, tasks_of_owner: 200 };
 
     /// Says its name in each step.
     struct Steps(char, u32, Sender<char>);
@@ -359,6 +417,51 @@ mod tests {
         assert_eq!(said.recv_timeout(TIMEOUT).unwrap(), 'x');
     }
 
+    /// An owner, and its group.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    struct Member(u32, Option<u32>);
+
+    impl PoolOwner for Member {
+        fn group(&self) -> Option<u32> {
+            self.1
+        }
+    }
+
+    #[test]
+    fn owners_of_a_group_that_hang_leave_threads_to_others_and_are_served_in_turn() {
+        let limits = PoolLimits { threads: 4, threads_of_group: 2, ..LIMITS };
+        let pool = Pool::new("test", limits);
+        let gates: Vec<_> = (0..6).map(|_| Gate::new()).collect();
+        let mut hanging = Vec::new();
+        for (number, (gate, hung, open)) in gates.into_iter().enumerate() {
+            pool.offer(Member(number as u32, Some(7)), gate).unwrap();
+            hanging.push((hung, open));
+        }
+        for (hung, _) in &hanging[..2] {
+            hung.recv_timeout(TIMEOUT).unwrap();
+        }
+        // Another group, and an owner of none.
+        let (sender, said) = channel();
+        for (number, group) in [(10, Some(8)), (11, None), (12, Some(8)), (13, None)] {
+            pool.offer(Member(number, group), Box::new(Steps('a', 3, sender.clone()))).unwrap();
+        }
+        for _ in 0..12 {
+            assert_eq!(said.recv_timeout(TIMEOUT).unwrap(), 'a');
+        }
+        assert!(hanging[2..].iter().all(|(hung, _)| hung.try_recv().is_err()), "a third thread hangs");
+        for at in 0..hanging.len() {
+            hanging[at].1.send(()).unwrap();
+            if let Some((hung, _)) = hanging.get(at + 2) {
+                hung.recv_timeout(TIMEOUT).unwrap();
+            }
+        }
+        let since = Instant::now();
+        while !pool.0.lock().groups.is_empty() {
+            assert!(since.elapsed() < TIMEOUT, "a group is busy without tasks");
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn an_owner_with_many_tasks_delays_another_by_a_step() {
         let pool = Pool::new("test", PoolLimits { threads: 1, ..LIMITS });
@@ -377,7 +480,7 @@ mod tests {
 
     #[test]
     fn what_waits_is_bounded_by_owner_and_together_but_for_what_is_given_back() {
-        let pool = Pool::new("test", PoolLimits { threads: 1, tasks: 3, tasks_of_owner: 2 });
+        let pool = Pool::new("test", PoolLimits { threads: 1, tasks: 3, tasks_of_owner: 2, ..LIMITS });
         let (sender, said) = channel();
         let (gate, hung, open) = Gate::new();
         pool.offer(0, gate).unwrap();

@@ -1,5 +1,9 @@
-//! For tests and fuzzers alone: what nodes say to each other, and the reading of it.
+//! For tests and fuzzers alone: what nodes say to each other, the reading of it, and a neighbour that says what
+//! it likes.
 
+mod hostile;
+
+pub use self::hostile::hostile;
 pub use crate::control::{
     Borrower, Carriage, MalformedMessage, Message, MessageV1, NamedSegment, NodeStatus, Reply, Request,
 };

@@ -564,8 +564,10 @@ impl ProgramDomain {
 
     /// For what takes descriptors of the program.
     fn process_owner(&self) -> Owner {
-        let process = self.socket.peer().ok().and_then(|peer| peer.process_id);
-        process.map_or_else(|| self.owner(), Owner::Process)
+        match self.socket.peer() {
+            Ok(peer) => Owner::Process { id: peer.process_id.unwrap_or(0), user: peer.user_id },
+            Err(_) => Owner::Process { id: 0, user: u32::MAX },
+        }
     }
 
     /// Tells the program that a transfer is over.

@@ -10,6 +10,7 @@ mod common;
 
 mod command_line;
 mod copying;
+mod crowds;
 mod databases;
 mod demonstration;
 mod failures;

@@ -27,9 +27,9 @@ fn ip(words: &str) -> Result<(), String> {
 }
 
 /// `one` 10.79.0.1 ── cable ── 10.79.0.2 `other`, each with a key, and both keys on its list.
-struct Machines {
+pub struct Machines {
     name: String,
-    homes: [Scratch; 2],
+    pub homes: [Scratch; 2],
 }
 
 impl Machines {
@@ -64,12 +64,12 @@ impl Machines {
         ip(&format!("-n {} {words}", self.place(which)))
     }
 
-    fn address(which: usize) -> String {
+    pub fn address(which: usize) -> String {
         format!("udp:10.79.0.{}:7000", which + 1)
     }
 
     /// Starts `tombolo` at one of them.
-    fn start(&self, which: usize, arguments: &[&str]) -> Running {
+    pub fn start(&self, which: usize, arguments: &[&str]) -> Running {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.place(which), TOMBOLO]).args(arguments);
         command.env("HOME", self.homes[which].path()).env_remove("XDG_CONFIG_HOME");
@@ -81,10 +81,13 @@ impl Machines {
 
     /// A node that lends, and wants the other. It lends at once, whatever the other does.
     fn node(&self, which: usize) -> Running {
-        let (own, other) = (Self::address(which), Self::address(1 - which));
-        let name = format!("node-{which}");
-        let node = self
-            .start(which, &["node", "--listen", &own, "--lend", "512M", "--name", &name, "--peer", &other]);
+        self.node_with(which, &["--lend", "512M", "--peer", &Self::address(1 - which)])
+    }
+
+    /// A node with these arguments.
+    pub fn node_with(&self, which: usize, arguments: &[&str]) -> Running {
+        let (own, name) = (Self::address(which), format!("node-{which}"));
+        let node = self.start(which, &[&["node", "--listen", &own, "--name", &name], arguments].concat());
         node.output_with(" at ", Duration::from_secs(30));
         node
     }
@@ -103,7 +106,7 @@ impl Drop for Machines {
 }
 
 /// The machines, or `None`, loudly, where there may be none.
-fn machines() -> Option<Machines> {
+pub fn machines() -> Option<Machines> {
     match Machines::new() {
         Ok(machines) => Some(machines),
         Err(trouble) => {

@@ -1,0 +1,315 @@
+//! Small writes to a node while something large or hostile goes on beside them: what others notice of it.
+//!
+//! `tombolo-bench hellos`: a stranger floods the node's UDP port with hellos; the same flood goes to a port that
+//! nobody reads. `tombolo-bench freeing`: a borrower of gigabytes ends, and the node frees them.
+//!
+//! What is measured is `tombolo ping`, in a process of its own.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tombolo_host::process;
+
+use crate::processes::{self, Group, Scratch};
+use crate::{Failure, size};
+
+/// The longest that one run of `tombolo ping` or `tombolo status` may take.
+const RUN_LIMIT: Duration = Duration::from_secs(60);
+/// The longest that borrowing may take: a gigabyte takes some tenths of a second.
+const BORROW_LIMIT: Duration = Duration::from_secs(120);
+/// After this long the flood sends what is due by then.
+const FLOOD_PAUSE: Duration = Duration::from_micros(500);
+/// Newcomers that are let in during each flood.
+const NEWCOMERS: usize = 5;
+
+/// Arguments of `tombolo-bench hellos`.
+#[derive(Args)]
+pub struct HelloArguments {
+    #[command(flatten)]
+    common: CommonArguments,
+    /// Hellos a second.
+    #[arg(long, default_value_t = 50_000)]
+    rate: u32,
+}
+
+/// Arguments of `tombolo-bench freeing`.
+#[derive(Args)]
+pub struct FreeingArguments {
+    #[command(flatten)]
+    common: CommonArguments,
+    /// How much memory is lent and freed.
+    #[arg(long, value_parser = size::parse, default_value = "12G")]
+    size: usize,
+}
+
+#[derive(Args)]
+struct CommonArguments {
+    /// The `tombolo` to measure.
+    #[arg(long)]
+    binary: PathBuf,
+    /// How often each way is measured; the medians are compared.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Writes in each measurement.
+    #[arg(long, default_value_t = 20_000)]
+    count: u32,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl CommonArguments {
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.args(words);
+        command
+    }
+
+    fn node(&self, listen: &str, lend_bytes: usize) -> Result<(Group, String), Failure> {
+        let lend = lend_bytes.to_string();
+        let words = ["node", "--insecure", "--name", "bench", "--listen", listen, "--lend", &lend];
+        processes::server(&mut self.command(&words))
+    }
+
+    /// Writes 64 bytes so often, one after the other.
+    fn ping(&self, address: &str, count: u32) -> Result<Latency, Failure> {
+        let count = count.to_string();
+        let words = ["ping", "--insecure", address, "--count", &count, "--interval", "0", "--json"];
+        processes::result(&mut self.command(&words), RUN_LIMIT)
+    }
+
+    /// Bytes that the node is freeing.
+    fn being_freed_bytes(&self, address: &str) -> Result<u64, Failure> {
+        let words = ["status", "--insecure", "--json", address];
+        let status: Value = processes::result(&mut self.command(&words), RUN_LIMIT)?;
+        let bytes = status["counters"]["lend_being_freed_bytes"].as_u64();
+        bytes.ok_or_else(|| Failure::new("the status does not say how much is being freed"))
+    }
+}
+
+/// What `tombolo ping` says.
+#[derive(Deserialize)]
+struct Latency {
+    sent: u64,
+    answered: u64,
+    median_us: f64,
+    p99_us: f64,
+}
+
+/// The runs of one way.
+#[derive(Default)]
+struct Runs(Vec<Latency>);
+
+/// What they come to.
+#[derive(Serialize)]
+struct Summary {
+    median_us: f64,
+    p99_us: f64,
+    unanswered: u64,
+}
+
+impl Runs {
+    fn summary(&self) -> Summary {
+        let median = |value: fn(&Latency) -> f64| {
+            processes::median(&self.0.iter().map(value).collect::<Vec<_>>()).unwrap_or(f64::NAN)
+        };
+        Summary {
+            median_us: median(|run| run.median_us),
+            p99_us: median(|run| run.p99_us),
+            unanswered: self.0.iter().map(|run| run.sent - run.answered).sum(),
+        }
+    }
+}
+
+/// The first thing that a stranger says to a node: what `tombolo ping` says to a port that never answers.
+fn hello(arguments: &CommonArguments) -> Result<Vec<u8>, Failure> {
+    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    socket.set_read_timeout(Some(RUN_LIMIT))?;
+    let address = format!("udp:{}", socket.local_addr()?);
+    let mut command = arguments.command(&["ping", "--insecure", &address, "--count", "1"]);
+    let _stranger = Group::start(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
+    let mut hello = vec![0; 65536];
+    let length = socket.recv(&mut hello)?;
+    hello.truncate(length);
+    Ok(hello)
+}
+
+/// Sends hellos at a rate until told to stop; how many a second were sent.
+fn flood(
+    to: SocketAddr,
+    hello: &[u8],
+    rate: u32,
+    stop: &AtomicBool,
+    sent: &AtomicU64,
+) -> Result<f64, Failure> {
+    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    // Answers are dropped by the kernel once the socket is full of them.
+    let (since, mut count) = (Instant::now(), 0_u64);
+    while !stop.load(Ordering::Relaxed) {
+        let due = (since.elapsed().as_secs_f64() * f64::from(rate)) as u64;
+        while count < due {
+            match socket.send_to(hello, to) {
+                Ok(_) => count += 1,
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::WouldBlock) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        sent.store(count, Ordering::Relaxed);
+        std::thread::sleep(FLOOD_PAUSE);
+    }
+    Ok(count as f64 / since.elapsed().as_secs_f64())
+}
+
+/// Does something beside a flood; returns the hellos a second as well.
+fn beside_flood<T>(
+    to: SocketAddr,
+    hello: &[u8],
+    rate: u32,
+    work: impl FnOnce() -> Result<T, Failure>,
+) -> Result<(T, f64), Failure> {
+    let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let flooder = scope.spawn(|| flood(to, hello, rate, &stop, &sent));
+        let since = Instant::now();
+        while sent.load(Ordering::Relaxed) == 0 && !flooder.is_finished() && since.elapsed() < RUN_LIMIT {
+            std::thread::sleep(FLOOD_PAUSE);
+        }
+        let done = work();
+        stop.store(true, Ordering::Relaxed);
+        let rate = flooder.join().map_err(|_| Failure::new("the flood failed"))??;
+        Ok((done?, rate))
+    })
+}
+
+/// Measures others' writes beside a flood of hellos.
+pub fn hellos(arguments: &HelloArguments) -> Result<(), Failure> {
+    let common = &arguments.common;
+    process::stop_on_signals(&processes::STOP);
+    let hello = hello(common)?;
+    let (_node, address) = common.node("udp:127.0.0.1:0", 16 << 20)?;
+    let node: SocketAddr = address
+        .strip_prefix("udp:")
+        .and_then(|address| address.parse().ok())
+        .ok_or_else(|| Failure::new(format!("{address} is not where a node listens")))?;
+    // Bound, so that the kernel answers nothing, and never read.
+    let unread = UdpSocket::bind("127.0.0.1:0")?;
+    let (mut quiet, mut discarded, mut flooded) = (Runs::default(), Runs::default(), Runs::default());
+    let (mut newcomers_ms, mut rates) = (Vec::new(), Vec::new());
+    for _ in 0..common.rounds {
+        quiet.0.push(common.ping(&address, common.count)?);
+        let unread = unread.local_addr()?;
+        let ping = || common.ping(&address, common.count);
+        let (latency, rate) = beside_flood(unread, &hello, arguments.rate, ping)?;
+        discarded.0.push(latency);
+        rates.push(rate);
+        let (latency, rate) = beside_flood(node, &hello, arguments.rate, ping)?;
+        flooded.0.push(latency);
+        rates.push(rate);
+        let come = || -> Result<(), Failure> {
+            for _ in 0..NEWCOMERS {
+                let since = Instant::now();
+                common.ping(&address, 1)?;
+                newcomers_ms.push(since.elapsed().as_secs_f64() * 1000.0);
+            }
+            Ok(())
+        };
+        beside_flood(node, &hello, arguments.rate, come)?;
+    }
+    let (discarded, flooded) = (discarded.summary(), flooded.summary());
+    print(
+        common,
+        &json!({
+            "hellos_per_s": processes::median(&rates),
+            "quiet": quiet.summary(),
+            "discarded": discarded,
+            "flooded": flooded,
+            "p99_ratio": flooded.p99_us / discarded.p99_us,
+            "newcomers": newcomers_ms.len(),
+            "newcomer_median_ms": processes::median(&newcomers_ms),
+            "newcomer_max_ms": newcomers_ms.iter().copied().fold(0.0, f64::max),
+        }),
+    )
+}
+
+/// A program that borrows so much, and is ended when this is dropped.
+fn borrower(arguments: &FreeingArguments, address: &str) -> Result<Group, Failure> {
+    let (common, size) = (&arguments.common, arguments.size.to_string());
+    let words =
+        ["run", "--insecure", "--from", address, "--local", "64M", "--remote", &size, "--", "sleep", "600"];
+    let mut command = common.command(&words);
+    let group = Group::start(command.stdout(Stdio::null()))?;
+    let since = Instant::now();
+    loop {
+        let words = ["status", "--insecure", "--json", address];
+        let status: Value = processes::result(&mut common.command(&words), RUN_LIMIT)?;
+        if status["lent_bytes"].as_u64() >= Some(arguments.size as u64) {
+            return Ok(group);
+        }
+        if since.elapsed() > BORROW_LIMIT {
+            return Err(Failure::new("the memory was not borrowed"));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Measures others' writes while memory is freed.
+pub fn freeing(arguments: &FreeingArguments) -> Result<(), Failure> {
+    let common = &arguments.common;
+    process::stop_on_signals(&processes::STOP);
+    let scratch = Scratch::new("freeing")?;
+    let listen = format!("shm:{}", scratch.file("lender").display());
+    let (_node, address) = common.node(&listen, arguments.size + (64 << 20))?;
+    let (mut quiet, mut freeing) = (Runs::default(), Runs::default());
+    let (mut left_bytes, mut freed_ms) = (Vec::new(), Vec::new());
+    for _ in 0..common.rounds {
+        let borrower = borrower(arguments, &address)?;
+        quiet.0.push(common.ping(&address, common.count)?);
+        drop(borrower);
+        let since = Instant::now();
+        while common.being_freed_bytes(&address)? == 0 && since.elapsed() < RUN_LIMIT {}
+        freeing.0.push(common.ping(&address, common.count)?);
+        // If nothing is left, a part of the writes were made when all was freed.
+        left_bytes.push(common.being_freed_bytes(&address)?);
+        while common.being_freed_bytes(&address)? > 0 && since.elapsed() < RUN_LIMIT {}
+        freed_ms.push(since.elapsed().as_secs_f64() * 1000.0);
+    }
+    let (quiet, freeing) = (quiet.summary(), freeing.summary());
+    print(
+        common,
+        &json!({
+            "freed_bytes": arguments.size,
+            "freed_median_ms": processes::median(&freed_ms),
+            "left_after_the_writes_bytes": left_bytes,
+            "quiet": quiet,
+            "freeing": freeing,
+            "p99_ratio": freeing.p99_us / quiet.p99_us,
+        }),
+    )
+}
+
+fn print(arguments: &CommonArguments, found: &Value) -> Result<(), Failure> {
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(found)?);
+        return Ok(());
+    }
+    for (name, value) in found.as_object().into_iter().flatten() {
+        match value.as_object() {
+            Some(summary) => println!(
+                "{name}: median {:.1} µs, 99 % {:.1} µs, {} unanswered",
+                summary["median_us"].as_f64().unwrap_or(f64::NAN),
+                summary["p99_us"].as_f64().unwrap_or(f64::NAN),
+                summary["unanswered"],
+            ),
+            None => println!("{name}: {value}"),
+        }
+    }
+    Ok(())
+}
