@@ -236,11 +236,12 @@ impl Asking {
         // Once at first: a release that the node refused may be possible now.
         self.requests.release_again(address);
         loop {
-            self.catch_up(socket, ended)?;
+            let caught_up = self.catch_up(socket, ended);
             match self.requests.settling(address) {
                 Settling::Done => return Ok(()),
                 Settling::Refused(reason) => return Err(OpenError::Refused(reason)),
-                Settling::Open => {}
+                // The node may have answered and hung up.
+                Settling::Open => caught_up?,
             }
             let left = patience.left();
             if left.is_zero() {
