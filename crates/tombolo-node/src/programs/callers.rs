@@ -10,7 +10,7 @@ use tombolo_channel::{MAX_MESSAGE_BYTES, Message, Reply, Request, decode, encode
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 
 use super::ProgramDomain;
-use crate::node::Node;
+use crate::driver::node::Node;
 
 /// Connections of programs beyond those that have a domain.
 const MAX_NEW_CALLERS: usize = 240;

@@ -42,7 +42,7 @@ pub(crate) enum Order {
     Place(Placement),
     /// Words that a peer asked for.
     Notify(NotificationWrite),
-    /// Of a block that goes out or stays here, by its number in [`crate::own_moves::OwnMoves`].
+    /// Of a block that goes out or stays here, by its number in [`crate::driver::own_moves::OwnMoves`].
     Block(u64),
 }
 

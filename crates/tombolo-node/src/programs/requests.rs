@@ -14,9 +14,9 @@ use tombolo_host::shared::SharedMemory;
 use tombolo_host::unix::UnixError;
 
 use super::{ProgramDomain, Programs, Region};
-use crate::ledger::Allocation;
-use crate::node::Node;
-use crate::reclaim::{Reclaimer, Room, Segment, TakeError};
+use crate::driver::node::Node;
+use crate::lending::ledger::Allocation;
+use crate::memory::reclaim::{Reclaimer, Room, Segment, TakeError};
 
 /// How long a full socket is tried again for an answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
@@ -198,7 +198,7 @@ mod tests {
     use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket};
 
     use super::*;
-    use crate::work::{Owner, testing};
+    use crate::memory::blocking::{Owner, testing};
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use tombolo_host::event;
 use tombolo_link::{Address, LossReason, Security};
 
-use crate::node::{Node, Peer};
-use crate::paths::Paths;
+use crate::driver::node::{Node, Peer};
+use crate::fabric::paths::Paths;
 
 /// How long to poll after the last packet.
 const POLL: Duration = Duration::from_micros(60);

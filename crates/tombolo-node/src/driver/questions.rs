@@ -10,10 +10,10 @@ use tombolo_core::rdma::PeerId;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_link::{LinkState, SendError};
 
-use crate::control::{Message, MessageV1, Reply, Request};
-use crate::label;
-use crate::node::{Answer, AskError, Node, Peer};
-use crate::status::MAX_STATUS_BYTES;
+use crate::driver::node::{Answer, AskError, Node, Peer};
+use crate::driver::status::MAX_STATUS_BYTES;
+use crate::fabric::label;
+use crate::fabric::messages::{Message, MessageV1, Reply, Request};
 
 /// Answers of one peer that are kept; it has far fewer questions open.
 const MAX_ANSWERED: usize = 256;
@@ -242,9 +242,9 @@ mod tests {
     use tombolo_link::testing::memory_pair;
 
     use super::*;
-    use crate::ledger::{self, Published, Segment};
-    use crate::named::Checksum;
-    use crate::work::Owner;
+    use crate::lending::ledger::{self, Published, Segment};
+    use crate::lending::named::Checksum;
+    use crate::memory::blocking::Owner;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 

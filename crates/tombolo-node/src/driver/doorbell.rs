@@ -9,8 +9,9 @@ use tombolo_channel::{
 use tombolo_core::rdma::{Class, Direction, PeerId, PostError, Transfer};
 use tombolo_wire::NackCode;
 
-use crate::carry::Errand;
-use crate::node::{Flush, Glance, ITSELF, Node};
+use crate::driver::node::{ITSELF, Node};
+use crate::driver::pump::{Flush, Glance};
+use crate::driver::third_party::Errand;
 use crate::programs::{Domains, ProgramDomain, SMALL_AT_HOME};
 
 /// A transfer that stays here is carried out at once if it is no larger, and none like it is under way here.

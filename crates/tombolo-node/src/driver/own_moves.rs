@@ -22,7 +22,7 @@ use tombolo_core::rdma::{Block, BlockNotification, NotificationWrite, PeerId, Pl
 use tombolo_host::shared::SharedSpan;
 use tombolo_wire::{Ack, Attempt, Domain, Generation, Nack, NackCode, Notification, Packet};
 
-use crate::node::{ITSELF, Node, Peer};
+use crate::driver::node::{ITSELF, Node, Peer};
 use crate::programs::mover::{Moved, Order, Task};
 use crate::programs::own::{OwnPlace, is_own};
 use crate::programs::{Poster, Use};

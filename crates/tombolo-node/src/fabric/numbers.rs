@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use tombolo_core::rdma::PeerId;
 use tombolo_link::{Link, PublicKey};
 
-use crate::life::Life;
+use crate::fabric::life::Life;
 
 /// Nodes that are remembered after they have gone; beyond, the one that came first is forgotten.
 const MAX_KNOWN: usize = 4096;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tombolo_channel::NODE_ADDRESSES;
 use tombolo_link::PublicKey;
 
-use crate::ledger::LendError;
+use crate::lending::ledger::LendError;
 
 /// Addresses of programs' memory begin below this one.
 const LAST_FIRST_ADDRESS: u64 = 1 << 62;

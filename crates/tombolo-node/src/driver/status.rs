@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 
 use tombolo_link::MAX_CONTROL_BYTES;
 
-use crate::control::{Borrower, NodeStatus};
-use crate::node::{Node, Peer};
+use crate::driver::node::{Node, Peer};
+use crate::fabric::messages::{Borrower, NodeStatus};
 
 /// Room for borrowers and counters in one answer: the rest is for what stands before them.
 pub(crate) const MAX_STATUS_BYTES: usize = MAX_CONTROL_BYTES - 1024;
@@ -106,7 +106,7 @@ impl Node {
     /// The counters of the node as a whole: always the same ones, in the same order.
     fn counters(&self, peers: &[Arc<Peer>]) -> Vec<(String, u64)> {
         let mut counters = vec![("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed))];
-        counters.extend(crate::counters::engine(&self.engine.lock().counters()));
+        counters.extend(crate::driver::counters::engine(&self.engine.lock().counters()));
         counters.extend(self.gone_links.and(peers.iter().map(|peer| &*peer.link)));
         counters.extend(self.at_the_door.named());
         counters.extend(self.programs.counters());
@@ -128,7 +128,7 @@ mod tests {
     use tombolo_link::{Address, Security};
 
     use super::*;
-    use crate::control::{Message, MessageV1, Reply, Request};
+    use crate::fabric::messages::{Message, MessageV1, Reply, Request};
 
     const PATIENCE: Duration = Duration::from_secs(60);
     /// More than one control message can tell.

@@ -10,11 +10,6 @@
 //! blocks that we write, are of our buffer memory. So both directions share a
 //! link without sharing numbers.
 
-mod arrive;
-mod pump;
-
-pub(crate) use pump::{Flush, Glance};
-
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -33,19 +28,19 @@ use tombolo_link::udp::DEFAULT_OUTAGE;
 use tombolo_link::{Address, Link, LinkState, LossReason, OpenError, Security, SendError};
 use tombolo_wire::{Ack, Checksums, Domain, MAX_EARLIER_BLOCKS, MAX_HEADER_BYTES};
 
-use crate::carry::{Carriages, SEND_PAUSE};
-use crate::control::{Reply, Request};
-use crate::counters::{AtTheDoor, GoneLinks};
-use crate::label::{self, PeerLabel};
-use crate::ledger::{self, Ledger, LendError};
-use crate::life::{Life, NodeIdentity};
-use crate::neighbours::Told;
-use crate::own_moves::OwnMoves;
-use crate::paths::Token;
+use crate::driver::counters::{AtTheDoor, GoneLinks};
+use crate::driver::own_moves::OwnMoves;
+use crate::driver::questions::Answered;
+use crate::driver::third_party::{Carriages, SEND_PAUSE};
+use crate::fabric::label::{self, PeerLabel};
+use crate::fabric::life::{Life, NodeIdentity};
+use crate::fabric::messages::{Reply, Request};
+use crate::fabric::neighbourhood::Told;
+use crate::fabric::paths::Token;
+use crate::lending::ledger::{self, Ledger, LendError};
+use crate::memory::blocking::{self, Owner};
+use crate::memory::reclaim::Reclaimer;
 use crate::programs::Programs;
-use crate::questions::Answered;
-use crate::reclaim::Reclaimer;
-use crate::work::{self, Owner};
 
 /// The domain of the node's own buffers. No peer can reach it.
 pub(crate) const BUFFERS: Domain = Domain(0);
@@ -62,25 +57,25 @@ pub struct Peer {
     pub id: PeerId,
     /// The way to it.
     pub link: Arc<dyn Link>,
-    checksums: Checksums,
+    pub(crate) checksums: Checksums,
     /// What it may ask for.
     pub(crate) permissions: Mutex<Permissions>,
     /// How many packets are taken at once of a stream.
-    receive_budget: usize,
+    pub(crate) receive_budget: usize,
     /// Packets come one after the other.
-    streaming: AtomicBool,
+    pub(crate) streaming: AtomicBool,
     /// The last look found none.
-    drained: AtomicBool,
+    pub(crate) drained: AtomicBool,
     /// What it is told when something is sent to it, or nothing else is left to do.
-    waiting_acks: Mutex<Vec<Ack>>,
+    pub(crate) waiting_acks: Mutex<Vec<Ack>>,
     /// Its link did not take all: this is tried again when the peer is driven. Set after the rest is noted.
-    is_full: AtomicBool,
+    pub(crate) is_full: AtomicBool,
     /// Short packets that the link did not take, in the order in which they go.
-    unsent: Mutex<VecDeque<Vec<u8>>>,
+    pub(crate) unsent: Mutex<VecDeque<Vec<u8>>>,
     /// What it is called, for people: any node can choose any name.
     pub(crate) name: Mutex<String>,
     /// Which life of which node it is, once it has introduced itself.
-    life: OnceLock<Life>,
+    pub(crate) life: OnceLock<Life>,
     /// Questions that are open, with their answers once they are there.
     pub(crate) answers: Mutex<HashMap<u32, Option<Answer>>>,
     pub(crate) next_number: AtomicU32,
@@ -123,7 +118,7 @@ impl Peer {
     }
 
     /// The most bytes of a block that one packet to it holds now.
-    fn max_payload_bytes(&self) -> u32 {
+    pub(crate) fn max_payload_bytes(&self) -> u32 {
         self.link.max_packet_bytes().saturating_sub(MAX_HEADER_BYTES).min(16 * 1024) as u32
     }
 
@@ -202,11 +197,11 @@ impl Place {
 
 /// A node.
 pub struct Node {
-    name: String,
-    life: Life,
+    pub(crate) name: String,
+    pub(crate) life: Life,
     pub(crate) started: Instant,
     /// How long nothing may be heard of a peer before its link is lost.
-    outage: Mutex<Duration>,
+    pub(crate) outage: Mutex<Duration>,
     pub(crate) engine: Mutex<Engine>,
     peers: RwLock<Vec<Place>>,
     pub(crate) ledger: Arc<Mutex<Ledger>>,
@@ -215,9 +210,9 @@ pub struct Node {
     pub(crate) gone_links: GoneLinks,
     pub(crate) at_the_door: AtTheDoor,
     /// Where our own writes come from and the answers to our reads go.
-    buffers: SharedMemory,
-    completions: OnceLock<CompletionSink>,
-    losses: OnceLock<LossSink>,
+    pub(crate) buffers: SharedMemory,
+    pub(crate) completions: OnceLock<CompletionSink>,
+    pub(crate) losses: OnceLock<LossSink>,
     pub(crate) packets_dropped: AtomicU64,
     pub(crate) programs: Arc<Programs>,
     pub(crate) own_moves: Mutex<OwnMoves>,
@@ -234,7 +229,7 @@ pub struct Node {
     /// It lends to nobody new.
     pub(crate) is_ending: AtomicBool,
     /// The engine has more to be done than was done in one go.
-    unfinished: AtomicBool,
+    pub(crate) unfinished: AtomicBool,
 }
 
 impl Drop for Node {
@@ -322,7 +317,7 @@ impl Node {
         let buffers = ledger::allocate((buffer_bytes.max(4096) as u64).next_multiple_of(4096))?;
         let mut engine = Engine::new(configuration(&limits));
         engine.add_peer_here(Time(0), ITSELF, HOME_BLOCK_BYTES);
-        let pool = work::pool();
+        let pool = blocking::pool();
         Ok(Self {
             name: label::name(name),
             life: Life::new()?,
@@ -419,7 +414,7 @@ impl Node {
             id,
             permissions: Mutex::new(permissions),
             checksums: if link.protects_integrity() { Checksums::Off } else { Checksums::On },
-            receive_budget: arrive::receive_budget(&*link),
+            receive_budget: crate::driver::arrive::receive_budget(&*link),
             link,
             streaming: AtomicBool::new(false),
             drained: AtomicBool::new(true),

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tombolo_host::event;
 use tombolo_link::Listener;
 
-use crate::label::PeerLabel;
-use crate::node::{Node, Peer};
+use crate::driver::node::{Node, Peer};
+use crate::fabric::label::PeerLabel;
 
 /// How long to poll after the last packet.
 const POLL: Duration = Duration::from_micros(60);

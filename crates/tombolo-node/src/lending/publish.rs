@@ -20,13 +20,13 @@ use tombolo_host::pool::{BlockingTask, Step};
 use tombolo_host::shared::SharedMemory;
 use tombolo_link::SendError;
 
-use crate::control::{Message, MessageV1, NamedSegment, Reply};
-use crate::ledger::{Allocation, Ledger, LendError, Published, Segment};
-use crate::named::{Checksum, Hasher, SegmentName};
-use crate::node::{Node, Peer};
-use crate::questions::Answered;
-use crate::reclaim::{Reclaimer, Room};
-use crate::work::Owner;
+use crate::driver::node::{Node, Peer};
+use crate::driver::questions::Answered;
+use crate::fabric::messages::{Message, MessageV1, NamedSegment, Reply};
+use crate::lending::ledger::{Allocation, Ledger, LendError, Published, Segment};
+use crate::lending::named::{Checksum, Hasher, SegmentName};
+use crate::memory::blocking::Owner;
+use crate::memory::reclaim::{Reclaimer, Room};
 
 /// How much is hashed in one step.
 const STEP_BYTES: usize = 8 << 20;
@@ -375,8 +375,8 @@ mod tests {
     use tombolo_wire::Domain;
 
     use super::*;
-    use crate::control::Request;
-    use crate::node::BUFFERS;
+    use crate::driver::node::BUFFERS;
+    use crate::fabric::messages::Request;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -576,7 +576,7 @@ mod tests {
         let peers = lender.node.peers();
         let has_some = |peer: &&Arc<Peer>| lender.node.ledger.lock().segments_of(peer.id).count() > 0;
         let owner = Owner::Peer(peers.iter().find(has_some).unwrap().id);
-        let hanging = crate::work::testing::hang(&lender.node.pool, owner);
+        let hanging = crate::memory::blocking::testing::hang(&lender.node.pool, owner);
         drop((peers, one));
         let since = Instant::now();
         while being_freed(&other) != (0, BYTES) {
@@ -676,7 +676,7 @@ mod tests {
         let lender = Lender::new(1 << 20);
         let published = Published {
             segment: Arc::new(Segment::new(
-                Arc::new(crate::ledger::allocate(4096).unwrap()),
+                Arc::new(crate::lending::ledger::allocate(4096).unwrap()),
                 lender.node.ledger.lock().reserve(4096).unwrap(),
                 lender.node.reclaimer(Owner::Peer(PeerId(1))),
             )),

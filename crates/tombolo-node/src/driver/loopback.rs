@@ -7,8 +7,8 @@ use tombolo_core::rdma::{Block, BlockNotification, Direction, PeerId, Time, Tran
 use tombolo_host::shared::SharedSpan;
 use tombolo_wire::{Ack, Domain, Nack, NackCode, Notification, Packet};
 
-use crate::node::{ITSELF, Node};
-use crate::own_moves::touches_own;
+use crate::driver::node::{ITSELF, Node};
+use crate::driver::own_moves::touches_own;
 use crate::programs::{Poster, Use};
 
 /// A tiny transfer waits for a large one's copy of so much at most.

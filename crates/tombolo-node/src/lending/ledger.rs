@@ -4,7 +4,7 @@
 //! pages allocated when it is lent (so that a borrower does not find out later
 //! that there are none), and freed, in the pool, when the peer that has it releases
 //! it or goes; a published segment when its name is gone and nobody reads it. What it
-//! takes of what may be lent can be lent again when it is free ([`crate::reclaim`]).
+//! takes of what may be lent can be lent again when it is free ([`crate::memory::reclaim`]).
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -16,9 +16,9 @@ use tombolo_core::rdma::PeerId;
 use tombolo_host::shared::{HUGE_PAGE_BYTES, SharedMemory};
 use tombolo_wire::NackCode;
 
-use crate::named::{Checksum, SegmentName};
-pub use crate::reclaim::Segment;
-use crate::reclaim::{Account, Room, TakeError};
+use crate::lending::named::{Checksum, SegmentName};
+pub use crate::memory::reclaim::Segment;
+use crate::memory::reclaim::{Account, Room, TakeError};
 
 /// Why memory was not lent.
 #[derive(Debug, thiserror::Error)]
@@ -306,7 +306,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
-    use crate::reclaim::Reclaimer;
+    use crate::memory::reclaim::Reclaimer;
 
     const A: PeerId = PeerId(1);
     const B: PeerId = PeerId(2);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     fn reclaimer() -> Reclaimer {
-        Reclaimer::new(crate::work::pool(), crate::work::Owner::Peer(PeerId(1)))
+        Reclaimer::new(crate::memory::blocking::pool(), crate::memory::blocking::Owner::Peer(PeerId(1)))
     }
 
     /// Waits for what is being freed.

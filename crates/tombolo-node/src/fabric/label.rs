@@ -2,8 +2,8 @@
 //!
 //! It is made harmless where it is taken in, so that no terminal obeys it and no list is torn by it.
 
-use crate::control::{NodeStatus, Reply};
-use crate::node::Peer;
+use crate::driver::node::Peer;
+use crate::fabric::messages::{NodeStatus, Reply};
 
 /// The longest name of a node, in bytes.
 const MAX_NAME_BYTES: usize = 64;
@@ -109,7 +109,7 @@ mod tests {
             uptime_s: 1,
             lend_bytes: 0,
             lent_bytes: 0,
-            borrowers: vec![crate::control::Borrower {
+            borrowers: vec![crate::fabric::messages::Borrower {
                 name: "\u{7}".into(),
                 process_id: None,
                 address: Some("\u{1b}[1m".into()),

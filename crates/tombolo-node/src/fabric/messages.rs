@@ -6,8 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::life::{Life, NodeIdentity};
-use crate::named::Checksum;
+use crate::fabric::life::{Life, NodeIdentity};
+use crate::lending::named::Checksum;
 
 /// Any control message. New versions are new variants at the end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,9 +8,9 @@ use tombolo_core::rdma::{Direction, PostError, Transfer, TransferError};
 use tombolo_link::{Address, Security};
 use tombolo_wire::Domain;
 
-use crate::control::{Reply, Request};
-use crate::ledger::LendError;
-use crate::node::{AskError, BUFFERS, JoinError, Node, Peer};
+use crate::driver::node::{AskError, BUFFERS, JoinError, Node, Peer};
+use crate::fabric::messages::{Reply, Request};
+use crate::lending::ledger::LendError;
 
 /// The most that one ping writes.
 pub const MAX_PING_BYTES: u32 = 4096;

@@ -14,12 +14,12 @@ use tombolo_host::shared::SharedMemory;
 use tombolo_link::{Address, Link, LossReason, OpenError, Security};
 use tombolo_wire::Domain;
 
-use crate::control::{NodeStatus, Reply, Request};
-use crate::far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
-use crate::ledger::LendError;
-use crate::node::{AskError, BUFFERS, JoinError, Node, Peer};
-use crate::reads::{Reads, Waiter};
-use crate::tend::{Tending, Told};
+use crate::driver::node::{AskError, BUFFERS, JoinError, Node, Peer};
+use crate::driver::path_maintainer::{Tending, Told};
+use crate::fabric::messages::{NodeStatus, Reply, Request};
+use crate::far::front::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
+use crate::far::reads::{Reads, Waiter};
+use crate::lending::ledger::LendError;
 
 const PAGE_BYTES: u64 = 4096;
 /// Segments are whole stripes.

@@ -27,12 +27,12 @@ use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 use tombolo_wire::{Domain, NackCode};
 
-use crate::ledger;
-use crate::life;
-use crate::node::{ITSELF, Limits};
-use crate::numbers::Numbers;
-use crate::reclaim::{Account, Room, Segment, TakeError};
-use crate::work::Owner;
+use crate::driver::node::{ITSELF, Limits};
+use crate::fabric::life;
+use crate::fabric::numbers::Numbers;
+use crate::lending::ledger;
+use crate::memory::blocking::Owner;
+use crate::memory::reclaim::{Account, Room, Segment, TakeError};
 use awake::Awake;
 use mover::Outbox;
 use own::OwnRanges;
@@ -592,12 +592,12 @@ mod tests {
     use tombolo_channel::on_the_wire;
 
     use super::*;
-    use crate::reclaim::Reclaimer;
+    use crate::memory::reclaim::Reclaimer;
 
     /// A program dies while its transfers go on, and another opens a domain of the same number.
     #[test]
     fn transfers_of_a_closed_domain_find_nothing_in_the_next_of_its_number() {
-        let programs = Programs::new(Limits::default(), crate::work::pool()).unwrap();
+        let programs = Programs::new(Limits::default(), crate::memory::blocking::pool()).unwrap();
         let allocate = |domain: &ProgramDomain| {
             let memory = Arc::new(ledger::allocate(4096).unwrap());
             let reclaimer = Reclaimer::new(programs.pool.clone(), domain.owner());

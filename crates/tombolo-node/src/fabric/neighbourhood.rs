@@ -20,9 +20,9 @@ use tombolo_core::fabric::neighbour::{
 use tombolo_core::rdma::PeerId;
 use tombolo_link::{Address, Link, LossReason, Security};
 
-use crate::control::{Message, MessageV1, Reply, Request};
-use crate::life::Life;
-use crate::node::{JoinError, Node, Peer};
+use crate::driver::node::{JoinError, Node, Peer};
+use crate::fabric::life::Life;
+use crate::fabric::messages::{Message, MessageV1, Reply, Request};
 
 /// How long a node that is dialed may take to answer, for each of the two steps.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(3);

@@ -22,9 +22,9 @@ use tombolo_core::rdma::{Class, Direction, PeerId, PostError, Transfer};
 use tombolo_link::SendError;
 use tombolo_wire::{Domain, NackCode, Notification};
 
-use crate::control::{Carriage, Message, MessageV1, Reply, Request};
-use crate::life::NodeIdentity;
-use crate::node::{ITSELF, Node, Peer};
+use crate::driver::node::{ITSELF, Node, Peer};
+use crate::fabric::life::NodeIdentity;
+use crate::fabric::messages::{Carriage, Message, MessageV1, Reply, Request};
 use crate::programs::Poster;
 
 /// Transfers that peers have asked for, open at once: half of what the engine has room for.

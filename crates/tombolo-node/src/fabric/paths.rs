@@ -22,8 +22,8 @@ use aws_lc_rs::{constant_time, rand};
 use tombolo_core::rdma::{MAX_PATHS, PathId, PeerId};
 use tombolo_link::{Address, Link, LinkState, LossReason, Security};
 
-use crate::control::{Reply, Request};
-use crate::node::{JoinError, Node, Peer};
+use crate::driver::node::{JoinError, Node, Peer};
+use crate::fabric::messages::{Reply, Request};
 
 /// Between two looks at the paths.
 const LOOK: Duration = Duration::from_millis(20);

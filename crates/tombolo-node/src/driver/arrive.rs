@@ -8,13 +8,13 @@ use tombolo_host::shared::SharedSpan;
 use tombolo_link::{Link, LinkState, Packet as LinkPacket};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, Checksums, DataHeader, Domain, NackCode, Packet, Payload};
 
-use super::pump::{Flush, Glance};
-use super::{BUFFERS, Memory, Node, Peer};
+use crate::driver::node::{BUFFERS, Memory, Node, Peer};
+use crate::driver::pump::{Flush, Glance};
 use crate::programs::{Accessor, Poster, Use};
 
 /// Packets taken from a link before others get their turn: few where to answer costs no system call, since
 /// whoever sends them waits for the answers.
-pub(super) fn receive_budget(link: &dyn Link) -> usize {
+pub(crate) fn receive_budget(link: &dyn Link) -> usize {
     if link.peer_process_id().is_some() { 4 } else { 64 }
 }
 

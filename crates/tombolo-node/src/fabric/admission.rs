@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use tombolo_link::identity::{AllowList, Permission, Permissions};
 use tombolo_link::{Link, LossReason, Security};
 
-use crate::control::{Borrower, Request};
-use crate::node::{Node, Peer};
+use crate::driver::node::{Node, Peer};
+use crate::fabric::messages::{Borrower, Request};
 
 /// Whether a request is for memory of this node to be held, until it is released.
 fn takes_memory(request: &Request) -> bool {

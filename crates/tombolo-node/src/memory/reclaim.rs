@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tombolo_host::pool::{BlockingTask, Pool, Step};
 use tombolo_host::shared::{SharedMemory, Unmapping};
 
-use crate::work::Owner;
+use crate::memory::blocking::Owner;
 
 /// How much is unmapped in one step.
 const STEP_BYTES: usize = 64 << 20;
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn room_is_free_again_when_the_memory_is_and_not_before() {
         let account = Account::new(BYTES);
-        let reclaimer = Reclaimer::new(crate::work::pool(), Owner::Peer(PeerId(1)));
+        let reclaimer = Reclaimer::new(crate::memory::blocking::pool(), Owner::Peer(PeerId(1)));
         let memory = Arc::new(SharedMemory::create("test", BYTES as usize).unwrap());
         let weak = Arc::downgrade(&memory);
         let segment = Segment::new(memory.clone(), account.take(BYTES).unwrap(), reclaimer);

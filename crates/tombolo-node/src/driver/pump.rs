@@ -12,7 +12,7 @@ use tombolo_wire::{
     Ack, Acks, Attempt, Checksums, MAX_ACKS, MAX_BARE_PACKET_BYTES, MAX_HEADER_BYTES, NackCode, Packet,
 };
 
-use super::{ITSELF, Memory, Node, Peer};
+use crate::driver::node::{ITSELF, Memory, Node, Peer};
 use crate::programs::{Poster, failure_of};
 
 /// Bytes copied between programs here before others get their turn.
@@ -282,7 +282,7 @@ impl Node {
     }
 
     /// The peer's link was full: tries again. It concerns no other peer's link, nor another of its own.
-    pub(super) fn send_unsent(&self, peer: &Arc<Peer>, flush: Flush) {
+    pub(crate) fn send_unsent(&self, peer: &Arc<Peer>, flush: Flush) {
         if !peer.is_full.swap(false, Ordering::AcqRel) {
             return;
         }

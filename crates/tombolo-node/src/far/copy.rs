@@ -17,11 +17,11 @@ use tombolo_link::udp::DEFAULT_OUTAGE;
 use tombolo_link::{Address, LossReason, Security};
 use tombolo_wire::Domain;
 
-use crate::control::{NamedSegment, Reply, Request};
-use crate::ledger::LendError;
-use crate::named::{Checksum, Hasher, SegmentName};
-use crate::node::{AskError, BUFFERS, JoinError, Node, Peer};
-use crate::tend::{Tending, Told};
+use crate::driver::node::{AskError, BUFFERS, JoinError, Node, Peer};
+use crate::driver::path_maintainer::{Tending, Told};
+use crate::fabric::messages::{NamedSegment, Reply, Request};
+use crate::lending::ledger::LendError;
+use crate::lending::named::{Checksum, Hasher, SegmentName};
 
 /// How much one transfer moves.
 const PIECE_BYTES: usize = 1 << 20;

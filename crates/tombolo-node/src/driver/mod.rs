@@ -1,0 +1,17 @@
+//! The driver: one node, and the loop that moves everything in it along.
+//!
+//! It owns the node, receives what comes by links and from programs, asks the other rooms what follows, carries
+//! that out, and decides who reaches which memory. It calls all rooms but `far`.
+
+mod arrive;
+pub(crate) mod counters;
+pub(crate) mod doorbell;
+pub(crate) mod loopback;
+pub(crate) mod node;
+pub(crate) mod own_moves;
+pub(crate) mod path_maintainer;
+pub(crate) mod pump;
+pub(crate) mod questions;
+pub(crate) mod serve;
+pub(crate) mod status;
+pub(crate) mod third_party;
