@@ -1,6 +1,6 @@
 //! The node: lends memory, borrows it, drives the engine.
 //!
-//! Its files lie in rooms. A room calls only rooms below it.
+//! Its files lie in rooms. A room calls only rooms below it; `tests/rooms.rs` checks that.
 //!
 //! ```text
 //!   far         memory of other nodes: borrowed pages, copies to and from named segments, pings
@@ -25,20 +25,22 @@ mod lending;
 mod memory;
 mod programs;
 
-pub use driver::node::{AskError, JoinError, Limits, MAX_TRANSACTIONS, Node, Peer};
-pub use driver::serve::{PeerEvent, Turn, serve};
+pub use driver::node::Node;
+pub use driver::serve::{PeerEvent, Turn, receive_programs, serve};
+pub use fabric::connection::Connection as Peer;
+pub use fabric::joining::Paths;
 pub use fabric::label::PeerLabel;
 pub use fabric::life::{Life, NodeIdentity};
-pub use fabric::messages::{Borrower, NamedSegment, NodeStatus};
+pub use fabric::link_driver::{AskError, JoinError};
+pub use fabric::messages::{Borrower, Checksum, NamedSegment, NodeStatus};
 pub use fabric::neighbourhood::{NeighbourEvent, Neighbourhood};
-pub use fabric::paths::Paths;
 pub use far::borrow::{BorrowError, Borrowed, Borrowing, status_of};
 pub use far::copy::{CopyError, Opened, Progress, Store};
 pub use far::front::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
 pub use far::ping::{MAX_PING_BYTES, PingError, Pinger};
 pub use lending::ledger::LendError;
-pub use lending::named::{Checksum, Hasher, MAX_NAME_BYTES, NameError, SegmentName};
-pub use programs::callers::receive_programs;
+pub use lending::named::{Hasher, MAX_NAME_BYTES, NameError, SegmentName};
+pub use programs::{Limits, MAX_TRANSACTIONS};
 pub use tombolo_core::rdma::MAX_PATHS;
 pub use tombolo_link::identity;
 pub use tombolo_link::shm::ShmListener;

@@ -3,20 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tombolo_channel::Target;
 use tombolo_core::rdma::{Operation, PeerId, Placement, Verdict};
 use tombolo_host::shared::SharedSpan;
-use tombolo_link::{Link, LinkState, Packet as LinkPacket};
+use tombolo_link::{LinkState, Packet as LinkPacket};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, Checksums, DataHeader, Domain, NackCode, Packet, Payload};
 
-use crate::driver::node::{BUFFERS, Memory, Node, Peer};
-use crate::driver::pump::{Flush, Glance};
-use crate::programs::{Accessor, Poster, Use};
-
-/// Packets taken from a link before others get their turn: few where to answer costs no system call, since
-/// whoever sends them waits for the answers.
-pub(crate) fn receive_budget(link: &dyn Link) -> usize {
-    if link.peer_process_id().is_some() { 4 } else { 64 }
-}
+use crate::driver::address_space::{Access, Place, Range};
+use crate::driver::node::Node;
+use crate::driver::pump::{CachedClock, Flush};
+use crate::fabric::connection::Connection;
+use crate::programs::user::Poster;
 
 /// What has become of bytes that came in.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,58 +26,59 @@ enum Placed {
 impl Node {
     /// Receives from one peer and does what follows from it. Returns how many
     /// packets and messages came.
-    pub fn drive(&self, peer: &Arc<Peer>) -> usize {
-        self.drive_and(peer, Flush::All)
+    pub fn drive(&self, connection: &Arc<Connection>) -> usize {
+        self.drive_and(connection, Flush::All)
     }
 
     /// As [`Node::drive`], but answers may stay unsent until [`Node::flush`] or [`Node::arm`]: whoever
     /// waits for what has arrived goes first.
-    pub(crate) fn drive_lazily(&self, peer: &Arc<Peer>) -> usize {
-        self.drive_and(peer, Flush::AllButAnswers)
+    pub(crate) fn drive_lazily(&self, connection: &Arc<Connection>) -> usize {
+        self.drive_and(connection, Flush::AllButAnswers)
     }
 
-    fn drive_and(&self, peer: &Arc<Peer>, flush: Flush) -> usize {
-        if !peer.has_link() {
+    fn drive_and(&self, connection: &Arc<Connection>, flush: Flush) -> usize {
+        if !connection.has_link() {
             return 0;
         }
-        if peer.is_full.load(Ordering::Acquire) {
-            self.send_unsent(peer, flush);
+        if connection.is_full.load(Ordering::Acquire) {
+            self.send_unsent(connection, flush);
         }
         // A lone packet is answered before looking for the next; a stream of them is taken in bulk.
-        let budget = if peer.streaming.load(Ordering::Relaxed) { peer.receive_budget } else { 1 };
-        let mut clock = Glance::new(self);
-        let received = peer.link.receive(budget, &mut |packet| {
-            self.packet(peer, packet, &mut clock);
+        let budget =
+            if connection.is_streaming.load(Ordering::Relaxed) { connection.receive_budget } else { 1 };
+        let mut clock = CachedClock::new(self);
+        let received = connection.link.receive(budget, &mut |packet| {
+            self.packet(connection, packet, &mut clock);
         });
         let mut count = *received.as_ref().unwrap_or(&0);
         if count == 0 {
-            peer.drained.store(true, Ordering::Relaxed);
-            peer.streaming.store(false, Ordering::Relaxed);
+            connection.is_drained.store(true, Ordering::Relaxed);
+            connection.is_streaming.store(false, Ordering::Relaxed);
         } else {
             // More came at once, or came again before there was a pause.
-            let again = peer.drained.swap(false, Ordering::Relaxed);
-            peer.streaming.store(count > 1 || !again, Ordering::Relaxed);
+            let again = connection.is_drained.swap(false, Ordering::Relaxed);
+            connection.is_streaming.store(count > 1 || !again, Ordering::Relaxed);
         }
-        while peer.link.has_control()
-            && let Ok(Some(message)) = peer.link.receive_control()
+        while connection.link.has_control()
+            && let Ok(Some(message)) = connection.link.receive_control()
         {
             count += 1;
-            self.control(peer, &message.bytes, message.descriptors);
+            self.control(connection, &message.bytes, message.descriptors);
             clock.passed();
         }
         if count > 0 {
-            self.pump_and(flush, Some(peer), &mut clock);
+            self.pump_and(flush, Some(connection), &mut clock);
         }
-        if let LinkState::Lost(reason) = peer.link.state() {
-            self.lose(peer, reason);
+        if let LinkState::Lost(reason) = connection.link.state() {
+            self.lose(connection, reason);
         }
         count
     }
 
-    fn packet(&self, peer: &Arc<Peer>, arrived: LinkPacket<'_>, clock: &mut Glance<'_>) {
+    fn packet(&self, connection: &Arc<Connection>, arrived: LinkPacket<'_>, clock: &mut CachedClock<'_>) {
         let mut scratch = Vec::new();
         // Where nothing can change unnoticed, bytes are copied once, from where they have arrived.
-        let peeked = match peer.checksums {
+        let peeked = match connection.checksums {
             Checksums::Off => DataHeader::peek(arrived.head(), arrived.len()),
             Checksums::On => Ok(None),
         };
@@ -88,21 +86,23 @@ impl Node {
             Ok(Some((header, length))) => {
                 arrived.payload(length).map(|payload| (Packet::Data(header, Payload::Intact(&[])), payload))
             }
-            Ok(None) => Packet::parse(arrived.stable(&mut scratch), peer.checksums).ok().map(|packet| {
-                let payload = match packet {
-                    Packet::Data(_, Payload::Intact(payload)) => SharedSpan::from(payload),
-                    _ => SharedSpan::empty(),
-                };
-                (packet, payload)
-            }),
+            Ok(None) => {
+                Packet::parse(arrived.stable(&mut scratch), connection.checksums).ok().map(|packet| {
+                    let payload = match packet {
+                        Packet::Data(_, Payload::Intact(payload)) => SharedSpan::from(payload),
+                        _ => SharedSpan::empty(),
+                    };
+                    (packet, payload)
+                })
+            }
             Err(_) => None,
         };
         let Some((packet, payload)) = understood else {
             self.packets_dropped.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        let mut engine = self.engine.lock();
-        let (id, path) = peer.place();
+        let mut engine = self.fabric.engine.lock();
+        let (id, path) = connection.place();
         let verdict = engine.handle_from(clock.renew(), id, path, &packet);
         if let Verdict::Operate(operation) = verdict {
             drop(engine);
@@ -112,7 +112,7 @@ impl Node {
         drop(engine);
         let placed = self.place(id, &placement, payload);
         clock.passed_for(placement.length_bytes);
-        let mut engine = self.engine.lock();
+        let mut engine = self.fabric.engine.lock();
         match placed {
             Ok(Placed::Now) => engine.placed(placement),
             Ok(Placed::Later) => {}
@@ -123,9 +123,8 @@ impl Node {
     /// Changes a word that a peer asks to change.
     fn operate(&self, peer: PeerId, operation: Operation) {
         let Placement { domain, address, .. } = operation.placement;
-        let how = Use::Change(Accessor { peer, program: None });
-        let outcome = self.change_word(peer, domain, address, operation.operation, how);
-        let mut engine = self.engine.lock();
+        let outcome = self.change_word(peer, domain, address, operation.operation, Poster::Peer(peer));
+        let mut engine = self.fabric.engine.lock();
         match outcome {
             Ok(before) => engine.operated(operation, before),
             Err(code) => engine.refused(operation.placement, code),
@@ -139,9 +138,10 @@ impl Node {
         domain: Domain,
         address: u64,
         operation: AtomicOperation,
-        how: Use,
+        by: Poster,
     ) -> Result<u64, NackCode> {
-        let (memory, offset) = self.memory(peer, domain, address, ATOMIC_BYTES, how)?;
+        let range = Range { holder: peer, domain, address, length_bytes: ATOMIC_BYTES };
+        let (memory, offset) = self.resolve_here(range, Access::changing(by))?;
         let word = memory.get().atomic_u64(offset).map_err(|_| NackCode::DecodeError)?;
         Ok(match operation {
             AtomicOperation::FetchAdd(more) => word.fetch_add(more, Ordering::SeqCst),
@@ -159,41 +159,40 @@ impl Node {
     ) -> Result<Placed, NackCode> {
         let length = placement.length_bytes as usize;
         let payload = payload.part(0, length).ok_or(NackCode::PacketCorrupted)?;
-        let how = match placement.read {
-            Some(_) => Poster::of(placement.user).writing(placement.domain),
+        let by = match placement.read {
+            Some(_) => Poster::of(placement.user),
             None if let Some(sender) = tombolo_channel::mail_sender(placement.address) => {
-                return self.programs.deliver(placement.domain, peer, sender, payload).map(|()| Placed::Now);
+                return self.deliver(placement.domain, peer, sender, payload).map(|()| Placed::Now);
             }
-            None => Use::Write(Accessor { peer, program: None }),
+            None => Poster::Peer(peer),
         };
-        if let Some(queued) = self.place_own(placement, payload, how) {
-            return queued.map(|()| Placed::Later);
-        }
-        let (memory, offset) =
-            self.memory(peer, placement.domain, placement.address, placement.length_bytes, how)?;
+        let range = Range {
+            holder: peer,
+            domain: placement.domain,
+            address: placement.address,
+            length_bytes: placement.length_bytes,
+        };
+        let (memory, offset) = match self.resolve(range, Access::writing(by))? {
+            Place::Node(memory, offset) => (memory, offset),
+            Place::Own(place) => {
+                return Self::place_own(placement, payload, place).map(|()| Placed::Later);
+            }
+        };
         let target = memory.get().span_mut(offset, length).map_err(|_| NackCode::DecodeError)?;
         target.copy_from(payload);
         Ok(Placed::Now)
     }
 
-    /// The memory of a domain here: the buffers (ours alone), what is lent to the peer, or a program's.
-    pub(crate) fn memory(
+    /// Puts a message into the mailbox of a domain. `from` is the domain at that peer.
+    pub(crate) fn deliver(
         &self,
-        peer: PeerId,
         domain: Domain,
-        address: u64,
-        length_bytes: u32,
-        how: Use,
-    ) -> Result<(Memory<'_>, usize), NackCode> {
-        if tombolo_channel::from_the_wire(domain).is_some() {
-            let (memory, offset) = self.programs.find(domain, address, length_bytes, how)?;
-            return Ok((Memory::Shared(memory), offset));
-        }
-        let offset = usize::try_from(address).map_err(|_| NackCode::DecodeError)?;
-        if domain == BUFFERS && how == Use::Own {
-            return Ok((Memory::Buffers(&self.buffers), offset));
-        }
-        let lent = self.ledger.lock().find(peer, domain.0, !matches!(how, Use::Read(_)))?;
-        Ok((Memory::Shared(lent), offset))
+        peer: PeerId,
+        from: u16,
+        bytes: SharedSpan<'_>,
+    ) -> Result<(), NackCode> {
+        let domain = self.resolve_mailbox(domain, peer, from)?;
+        let sender = Target { node: self.fabric.numbers.number(peer), domain: from };
+        self.programs.deliver(&domain, sender, bytes)
     }
 }

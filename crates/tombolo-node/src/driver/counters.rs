@@ -142,9 +142,9 @@ impl GoneLinks {
 
 /// What strangers have said to this node's listener.
 #[derive(Debug, Default)]
-pub struct AtTheDoor(Mutex<ListenerCounters>);
+pub struct ListenerStats(Mutex<ListenerCounters>);
 
-impl AtTheDoor {
+impl ListenerStats {
     /// The listener has counted so far.
     pub fn note(&self, counters: ListenerCounters) {
         *self.0.lock() = counters;

@@ -1,4 +1,4 @@
-//! Bells: what programs ask for in their channels, checked, and carried out or posted.
+//! Doorbells: what programs ask for in their channels, checked, and carried out or posted.
 
 use std::sync::atomic::Ordering;
 
@@ -9,18 +9,21 @@ use tombolo_channel::{
 use tombolo_core::rdma::{Class, Direction, PeerId, PostError, Transfer};
 use tombolo_wire::NackCode;
 
-use crate::driver::node::{ITSELF, Node};
-use crate::driver::pump::{Flush, Glance};
-use crate::driver::third_party::Errand;
-use crate::programs::{Domains, ProgramDomain, SMALL_AT_HOME};
+use crate::driver::node::Node;
+use crate::driver::pump::{CachedClock, Flush};
+use crate::driver::third_party::ThirdPartyTransfer;
+use crate::fabric::table::ITSELF;
+use crate::programs::domain::ProgramDomain;
+use crate::programs::domains::Domains;
+use crate::programs::user::SMALL_AT_HOME;
 
 /// A transfer that stays here is carried out at once if it is no larger, and none like it is under way here.
 const AT_ONCE_BYTES: u32 = 64 * 1024;
 /// What is no larger goes even between the parts of another block's copy.
 const TINY_BYTES: u32 = 4 * 1024;
-/// So many copies after one of those, others are expected.
+/// Number of copies after a tiny one during which we expect another.
 const TINY_LATELY: u32 = 1024;
-/// So much of that before others get their turn.
+/// Bytes of transfers carried out at once before others get their turn.
 const AT_ONCE_ALTOGETHER: u32 = 256 * 1024;
 
 /// How a descriptor is carried out.
@@ -29,7 +32,7 @@ enum Plan {
     /// By this node's engine, with that peer.
     Post(PeerId, Transfer),
     /// By that peer, which has the source, to another node or its own.
-    Ask(PeerId, Errand),
+    Ask(PeerId, ThirdPartyTransfer),
 }
 
 /// The plan for what the program of that domain asks for in a channel.
@@ -89,7 +92,10 @@ fn plan(number: u16, user: u64, slot: usize, wanted: &Descriptor) -> Result<Plan
                 }
                 (from, to) => {
                     transfer.own_domain = source;
-                    return Ok(Plan::Ask(from, Errand { to: (to != from).then_some(to), transfer }));
+                    return Ok(Plan::Ask(
+                        from,
+                        ThirdPartyTransfer { to: (to != from).then_some(to), transfer },
+                    ));
                 }
             }
         }
@@ -102,10 +108,10 @@ fn plan(number: u16, user: u64, slot: usize, wanted: &Descriptor) -> Result<Plan
 
 impl Node {
     /// Posts what programs rang for. Returns how many bells.
-    pub(crate) fn answer_bells(&self) -> usize {
+    pub(crate) fn serve_doorbells(&self) -> usize {
         let Some(domains) = self.programs.awake.if_rung() else { return 0 };
         let (mut count, mut budget) = (0, AT_ONCE_ALTOGETHER);
-        let mut clock = Glance::new(self);
+        let mut clock = CachedClock::new(self);
         // Whoever was left for later is first now.
         let first = self.programs.turn.load(Ordering::Relaxed);
         for domain in domains.range(first..).chain(domains.range(..first)).map(|(_, domain)| domain) {
@@ -145,15 +151,15 @@ impl Node {
     }
 
     /// The next, if they are expected; does not count.
-    pub(crate) fn answer_expected_tiny_bells(&self) {
+    pub(crate) fn serve_expected_tiny_doorbells(&self) {
         if self.programs.tiny_expected.load(Ordering::Relaxed) > 0 {
-            self.answer_tiny_bells(&self.programs.awake.domains());
+            self.serve_tiny_doorbells(&self.programs.awake.domains());
         }
     }
 
     /// Carries out the tiny transfers between programs here that need no queue, while a large one goes on;
     /// whatever else was rung for stays so.
-    pub(crate) fn answer_tiny_bells(&self, domains: &Domains) {
+    pub(crate) fn serve_tiny_doorbells(&self, domains: &Domains) {
         for domain in domains.values() {
             let (mut rung, mut later) = (domain.page.take_rung(), 0);
             if rung != 0 {
@@ -232,7 +238,7 @@ impl Node {
         }
     }
 
-    fn start(&self, domain: &ProgramDomain, slot: usize, budget: &mut u32, clock: &mut Glance<'_>) {
+    fn start(&self, domain: &ProgramDomain, slot: usize, budget: &mut u32, clock: &mut CachedClock<'_>) {
         let counts = &self.programs.counts;
         if domain.busy.load(Ordering::Relaxed) >> slot & 1 != 0 {
             counts.bells_dropped.fetch_add(1, Ordering::Relaxed);
@@ -241,7 +247,7 @@ impl Node {
         let descriptor = domain.page.descriptor(slot).map_err(|_| Failure::BadDescriptor);
         let descriptor = descriptor.and_then(|mut wanted| {
             for target in [Some(&mut wanted.target), wanted.source.as_mut()].into_iter().flatten() {
-                target.node = self.programs.numbers.peer(target.node).ok_or(Failure::Unreachable)?.0;
+                target.node = self.fabric.numbers.peer(target.node).ok_or(Failure::Unreachable)?.0;
             }
             Ok(wanted)
         });
@@ -255,8 +261,8 @@ impl Node {
         domain.busy.fetch_or(1 << slot, Ordering::Relaxed);
         let _ = domain.page.tell(slot, Fate::Ongoing);
         let posted = plan.and_then(|plan| match plan {
-            Plan::Ask(peer, errand) => self.ask_to_carry(peer, &errand),
-            Plan::Post(peer, transfer) => match self.post_at(clock.now(), peer, transfer) {
+            Plan::Ask(peer, wanted) => self.ask_third_party(peer, &wanted),
+            Plan::Post(peer, transfer) => match self.fabric.post_at(clock.now(), peer, transfer) {
                 Ok(()) => {
                     let is_small = transfer.user & SMALL_AT_HOME != 0;
                     self.programs.small_at_home.fetch_add(is_small.into(), Ordering::Relaxed);
@@ -264,7 +270,7 @@ impl Node {
                 }
                 Err(PostError::Full) => Ok(false),
                 // It was lost just now.
-                Err(PostError::UnknownPeer(peer)) if self.programs.numbers.is_kept(peer) => {
+                Err(PostError::UnknownPeer(peer)) if self.fabric.numbers.is_kept(peer) => {
                     Err(Failure::Unreachable)
                 }
                 Err(PostError::UnknownPeer(_)) => Err(Failure::NoSuchNode),

@@ -3,13 +3,15 @@
 
 use std::sync::atomic::Ordering;
 
-use tombolo_core::rdma::{Block, BlockNotification, Direction, PeerId, Time, Transfer};
+use tombolo_core::rdma::{Block, BlockNotification, Direction, Time, Transfer};
 use tombolo_host::shared::SharedSpan;
-use tombolo_wire::{Ack, Domain, Nack, NackCode, Notification, Packet};
+use tombolo_wire::{Ack, Nack, NackCode, Notification, Packet};
 
-use crate::driver::node::{ITSELF, Node};
+use crate::driver::address_space::{Access, Memory, Range};
+use crate::driver::node::Node;
 use crate::driver::own_moves::touches_own;
-use crate::programs::{Poster, Use};
+use crate::fabric::table::ITSELF;
+use crate::programs::user::Poster;
 
 /// A tiny transfer waits for a large one's copy of so much at most.
 const PART_BYTES: usize = 1024;
@@ -25,27 +27,23 @@ fn follows(block: &Block, next: &Block) -> bool {
         && !touches_own(next)
 }
 
-impl Node {
-    /// Writes the two words of a notification, the first before the last.
-    pub(crate) fn write_words(
-        &self,
-        peer: PeerId,
-        domain: Domain,
-        words: &Notification,
-        how: Use,
-    ) -> Result<(), NackCode> {
-        let (memory, offset) = self.memory(peer, domain, words.address, 16, how)?;
-        for (at, word) in [(offset, words.first), (offset + 8, words.last)] {
-            if let Ok(place) = memory.get().atomic_u64(at) {
-                place.store(word, Ordering::Release);
-                continue;
-            }
-            let target = memory.get().span_mut(at, 8).map_err(|_| NackCode::DecodeError)?;
-            target.copy_from(SharedSpan::from(word.to_le_bytes().as_slice()));
-        }
-        Ok(())
-    }
+/// What a notification writes: two words.
+pub(crate) const NOTIFICATION_BYTES: u32 = 16;
 
+/// Writes the two words of a notification, the first before the last.
+pub(crate) fn write_words(memory: &Memory<'_>, offset: usize, words: &Notification) -> Result<(), NackCode> {
+    for (at, word) in [(offset, words.first), (offset + 8, words.last)] {
+        if let Ok(place) = memory.get().atomic_u64(at) {
+            place.store(word, Ordering::Release);
+            continue;
+        }
+        let target = memory.get().span_mut(at, 8).map_err(|_| NackCode::DecodeError)?;
+        target.copy_from(SharedSpan::from(word.to_le_bytes().as_slice()));
+    }
+    Ok(())
+}
+
+impl Node {
     /// Blocks between two programs here: what lies side by side is one copy, answered at once.
     pub(crate) fn loop_back(&self, now: Time, blocks: &[Block]) {
         for run in blocks.chunk_by(follows) {
@@ -75,22 +73,22 @@ impl Node {
         };
         let outcome = self.copy_here(&part, self.expects_tiny());
         for block in run {
-            self.answer_expected_tiny_bells();
+            self.serve_expected_tiny_doorbells();
             let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
             let bytes_only = block.notification == BlockNotification::Later;
             let answer = match outcome {
                 Ok(()) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
                 Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
             };
-            let _ = self.engine.lock().handle(now, ITSELF, &answer);
+            let _ = self.fabric.engine.lock().handle(now, ITSELF, &answer);
         }
     }
 
     /// Carries out a transfer that stays here; the word before it, if it is an atomic operation.
     pub(crate) fn carry_out(&self, transfer: &Transfer) -> Result<u64, NackCode> {
         if let Direction::Atomic(operation) = transfer.direction {
-            let how = Poster::of(transfer.user).changing(transfer.domain);
-            return self.change_word(ITSELF, transfer.domain, transfer.destination_address, operation, how);
+            let by = Poster::of(transfer.user);
+            return self.change_word(ITSELF, transfer.domain, transfer.destination_address, operation, by);
         }
         self.copy_here(transfer, false).map(|()| 0)
     }
@@ -99,14 +97,15 @@ impl Node {
     /// if tiny transfers are to go between them.
     fn copy_here(&self, part: &Transfer, in_parts: bool) -> Result<(), NackCode> {
         let by = Poster::of(part.user);
-        let (read, write) = (by.reading(part.own_domain), by.writing(part.domain));
+        let (read, write) = (Access::reading(by), Access::writing(by));
+        let range = |domain, address, length_bytes| Range { holder: ITSELF, domain, address, length_bytes };
         let length = part.size_bytes;
-        let (from, source) = self.memory(ITSELF, part.own_domain, part.source_address, length, read)?;
+        let (from, source) = self.resolve_here(range(part.own_domain, part.source_address, length), read)?;
         let source = from.get().span(source, length as usize).map_err(|_| NackCode::DecodeError)?;
         if let Some(sender) = tombolo_channel::mail_sender(part.destination_address) {
-            return self.programs.deliver(part.domain, ITSELF, sender, source);
+            return self.deliver(part.domain, ITSELF, sender, source);
         }
-        let (to, target) = self.memory(ITSELF, part.domain, part.destination_address, length, write)?;
+        let (to, target) = self.resolve_here(range(part.domain, part.destination_address, length), write)?;
         let target = to.get().span_mut(target, length as usize).map_err(|_| NackCode::DecodeError)?;
         let length = target.len();
         let awake = in_parts.then(|| self.programs.awake.domains());
@@ -115,14 +114,17 @@ impl Node {
             if let Some(awake) = &awake
                 && start > 0
             {
-                self.answer_tiny_bells(awake);
+                self.serve_tiny_doorbells(awake);
             }
             let size = step.min(length - start);
             if let (Some(to), Some(from)) = (target.part(start, size), source.part(start, size)) {
                 to.copy_from(from);
             }
         }
-        part.notification.map_or(Ok(()), |words| self.write_words(ITSELF, part.domain, &words, write))
+        let Some(words) = part.notification else { return Ok(()) };
+        let (memory, offset) =
+            self.resolve_here(range(part.domain, words.address, NOTIFICATION_BYTES), write)?;
+        write_words(&memory, offset, &words)
     }
 
     /// The words of a transfer between two programs here, apart from the block they belong to, which
@@ -132,7 +134,7 @@ impl Node {
         let (transaction, generation, attempt) = (header.transaction, header.generation, header.attempt);
         if !self.notify_here_own(transaction.0, generation, attempt, header.notification) {
             let nack = Nack { transaction, generation, attempt, code: NackCode::NoContext };
-            let _ = self.engine.lock().handle(self.now(), ITSELF, &Packet::Nack(nack));
+            let _ = self.fabric.engine.lock().handle(self.now(), ITSELF, &Packet::Nack(nack));
         }
     }
 }

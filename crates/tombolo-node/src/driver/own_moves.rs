@@ -20,12 +20,16 @@ use std::time::Instant;
 use tombolo_channel::Failure;
 use tombolo_core::rdma::{Block, BlockNotification, NotificationWrite, PeerId, Placement};
 use tombolo_host::shared::SharedSpan;
-use tombolo_wire::{Ack, Attempt, Domain, Generation, Nack, NackCode, Notification, Packet};
+use tombolo_wire::{Ack, Attempt, Generation, Nack, NackCode, Notification, Packet};
 
-use crate::driver::node::{ITSELF, Node, Peer};
+use crate::driver::address_space::{Access, Place, Range};
+use crate::driver::loopback::{NOTIFICATION_BYTES, write_words};
+use crate::driver::node::Node;
+use crate::fabric::connection::Connection;
+use crate::fabric::table::ITSELF;
 use crate::programs::mover::{Moved, Order, Task};
 use crate::programs::own::{OwnPlace, is_own};
-use crate::programs::{Poster, Use};
+use crate::programs::user::Poster;
 
 /// What is being copied of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +41,15 @@ enum Stage {
     Acknowledged,
 }
 
+/// An end of a block that stays here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Source,
+    Destination,
+    /// The words of its notification, at that address.
+    Words(u64),
+}
+
 /// A block of which a copy is being made.
 #[derive(Debug)]
 struct Underway {
@@ -44,7 +57,7 @@ struct Underway {
     block: Block,
     stage: Stage,
     /// Where it goes; `None` if it stays here.
-    peer: Option<Arc<Peer>>,
+    connection: Option<Arc<Connection>>,
 }
 
 /// All of them. Numbers are never used again, so a late copy is never taken for another's.
@@ -91,7 +104,7 @@ impl OwnMoves {
     fn copies_for(&self, user: u64) -> bool {
         let mut blocks = self.blocks.values();
         blocks.any(|known| {
-            known.block.user == user && known.peer.is_none() && known.stage != Stage::Acknowledged
+            known.block.user == user && known.connection.is_none() && known.stage != Stage::Acknowledged
         })
     }
 }
@@ -108,70 +121,54 @@ pub(crate) fn touches_own(block: &Block) -> bool {
 }
 
 impl Node {
-    fn own_place(
-        &self,
-        domain: Domain,
-        address: u64,
-        length_bytes: u32,
-        how: Use,
-    ) -> Option<Result<OwnPlace, NackCode>> {
-        is_own(domain, address).then(|| self.programs.find_own(domain, address, length_bytes, how))
-    }
-
-    /// Bytes from a peer, if they go to a program's own memory. `None`: they do not.
+    /// Bytes from a peer go to a program's own memory.
     pub(crate) fn place_own(
-        &self,
         placement: &Placement,
         payload: SharedSpan<'_>,
-        how: Use,
-    ) -> Option<Result<(), NackCode>> {
-        let place = self.own_place(placement.domain, placement.address, placement.length_bytes, how)?;
+        place: OwnPlace,
+    ) -> Result<(), NackCode> {
         let task = Task::Write { address: placement.address, bytes: payload.to_vec() };
-        Some(place.and_then(|place| place.offer(Order::Place(*placement), task)))
+        place.offer(Order::Place(*placement), task)
     }
 
-    /// Words that a peer asked for, if they go there.
-    pub(crate) fn notify_own(&self, write: NotificationWrite, how: Use) -> Option<Result<(), NackCode>> {
-        let place = self.own_place(write.domain, write.words.address, 16, how)?;
-        Some(place.and_then(|place| place.offer(Order::Notify(write), Task::Words(write.words))))
+    /// Words that a peer asked for go there.
+    pub(crate) fn notify_own(&self, write: NotificationWrite, place: OwnPlace) -> Result<(), NackCode> {
+        place.offer(Order::Notify(write), Task::Words(write.words))
     }
 
-    /// A block to a peer, if it comes from there. False: it does not.
-    pub(crate) fn send_own(&self, peer: &Arc<Peer>, block: &Block, how: Use) -> bool {
-        let found = self.own_place(block.own_domain, block.source_address, block.length_bytes, how);
-        let Some(place) = found else { return false };
-        if self.is_underway(block, Some(peer)) {
-            return true;
+    /// A block to a peer comes from there.
+    pub(crate) fn send_own(&self, connection: &Arc<Connection>, block: &Block, place: OwnPlace) {
+        if self.is_underway(block, Some(connection)) {
+            return;
         }
-        let number = self.remember(block, Some(peer.clone()));
+        let number = self.remember(block, Some(connection.clone()));
         let task = Task::Read { address: block.source_address, length_bytes: block.length_bytes };
-        if let Err(code) = place.and_then(|place| place.offer(Order::Block(number), task)) {
+        if let Err(code) = place.offer(Order::Block(number), task) {
             self.own_moves.lock().remove(number);
             self.source_refused(block, code);
         }
-        true
     }
 
     fn source_refused(&self, block: &Block, code: NackCode) {
         // Here, what passes is an absent page.
         let code = if code.is_transient() { NackCode::SlaveError } else { code };
-        self.engine.lock().source_refused(self.now(), block, code);
+        self.fabric.engine.lock().source_refused(self.now(), block, code);
     }
 
-    fn remember(&self, block: &Block, peer: Option<Arc<Peer>>) -> u64 {
-        self.own_moves.lock().add(Underway { block: *block, stage: Stage::Reading, peer })
+    fn remember(&self, block: &Block, connection: Option<Arc<Connection>>) -> u64 {
+        self.own_moves.lock().add(Underway { block: *block, stage: Stage::Reading, connection })
     }
 
     /// Whether a copy of that block is being made. It then counts for this attempt of it.
-    fn is_underway(&self, block: &Block, peer: Option<&Arc<Peer>>) -> bool {
+    fn is_underway(&self, block: &Block, connection: Option<&Arc<Connection>>) -> bool {
         let mut moves = self.own_moves.lock();
         let Some((_, underway)) = moves.of(block.peer, block.transaction.0, block.generation) else {
             return false;
         };
         // A peer that is gone may have had the same number.
-        let is_same = match (&underway.peer, peer) {
-            (Some(known), Some(peer)) => Arc::ptr_eq(known.whole(), peer.whole()),
-            (known, peer) => known.is_none() && peer.is_none(),
+        let is_same = match (&underway.connection, connection) {
+            (Some(known), Some(other)) => Arc::ptr_eq(known.neighbour(), other.neighbour()),
+            (known, other) => known.is_none() && other.is_none(),
         };
         if !is_same || underway.stage == Stage::Acknowledged {
             return false;
@@ -182,16 +179,23 @@ impl Node {
         true
     }
 
-    /// What who has posted a block may do with the two ends of it here.
-    fn uses_here(block: &Block) -> (Use, Use) {
+    /// Where an end of a block that stays here is.
+    fn end_of(&self, block: &Block, end: End) -> Result<Place<'_>, NackCode> {
         let by = Poster::of(block.user);
-        (by.reading(block.own_domain), by.writing(block.domain))
+        let (domain, address, length_bytes, access) = match end {
+            End::Source => (block.own_domain, block.source_address, block.length_bytes, Access::reading(by)),
+            End::Destination => {
+                (block.domain, block.destination_address, block.length_bytes, Access::writing(by))
+            }
+            End::Words(address) => (block.domain, address, NOTIFICATION_BYTES, Access::writing(by)),
+        };
+        Ok(self.resolve(Range { holder: ITSELF, domain, address, length_bytes }, access)?)
     }
 
     /// A block between two programs here, with own memory at an end of it.
     pub(crate) fn loop_back_own(&self, block: &Block) {
         // One that another thread has just answered is not underway, and not open.
-        if self.is_underway(block, None) || !self.engine.lock().is_open(block) {
+        if self.is_underway(block, None) || !self.fabric.engine.lock().is_open(block) {
             return;
         }
         let number = self.remember(block, None);
@@ -201,34 +205,35 @@ impl Node {
 
     /// Returns whether it is over already.
     fn begin_here(&self, number: u64, block: &Block) -> Result<bool, NackCode> {
-        let (read, write) = Self::uses_here(block);
-        let length = block.length_bytes;
         // Nothing is read that could not be written.
-        match self.own_place(block.domain, block.destination_address, length, write) {
-            Some(found) => found.map(drop)?,
-            None => self.memory(ITSELF, block.domain, block.destination_address, length, write).map(drop)?,
+        self.end_of(block, End::Destination).map(drop)?;
+        match self.end_of(block, End::Source)? {
+            Place::Own(place) => {
+                let task = Task::Read { address: block.source_address, length_bytes: block.length_bytes };
+                place.offer(Order::Block(number), task).map(|()| false)
+            }
+            Place::Node(memory, offset) => {
+                let source = memory.get().span(offset, block.length_bytes as usize);
+                let bytes = source.map_err(|_| NackCode::DecodeError)?.to_vec();
+                self.bring_here(number, block, bytes)
+            }
         }
-        if let Some(place) = self.own_place(block.own_domain, block.source_address, length, read) {
-            let task = Task::Read { address: block.source_address, length_bytes: length };
-            return place?.offer(Order::Block(number), task).map(|()| false);
-        }
-        let (from, offset) = self.memory(ITSELF, block.own_domain, block.source_address, length, read)?;
-        let source = from.get().span(offset, length as usize).map_err(|_| NackCode::DecodeError)?;
-        self.bring_here(number, block, source.to_vec())
     }
 
     /// The bytes of a block are read.
     fn bring_here(&self, number: u64, block: &Block, bytes: Vec<u8>) -> Result<bool, NackCode> {
-        let (_, write) = Self::uses_here(block);
-        let (address, length) = (block.destination_address, block.length_bytes);
-        if let Some(place) = self.own_place(block.domain, address, length, write) {
-            self.set_stage(number, Stage::Writing);
-            return place?.offer(Order::Block(number), Task::Write { address, bytes }).map(|()| false);
+        match self.end_of(block, End::Destination)? {
+            Place::Own(place) => {
+                self.set_stage(number, Stage::Writing);
+                let task = Task::Write { address: block.destination_address, bytes };
+                place.offer(Order::Block(number), task).map(|()| false)
+            }
+            Place::Node(memory, offset) => {
+                let target = memory.get().span_mut(offset, block.length_bytes as usize);
+                target.map_err(|_| NackCode::DecodeError)?.copy_from(SharedSpan::from(&bytes));
+                self.end_here(number, block)
+            }
         }
-        let (to, offset) = self.memory(ITSELF, block.domain, address, length, write)?;
-        let target = to.get().span_mut(offset, length as usize).map_err(|_| NackCode::DecodeError)?;
-        target.copy_from(SharedSpan::from(&bytes));
-        self.end_here(number, block)
     }
 
     /// The bytes of a block are written.
@@ -240,12 +245,13 @@ impl Node {
     }
 
     fn say_here(&self, number: u64, block: &Block, words: &Notification) -> Result<bool, NackCode> {
-        let (_, write) = Self::uses_here(block);
-        let Some(place) = self.own_place(block.domain, words.address, 16, write) else {
-            return self.write_words(ITSELF, block.domain, words, write).map(|()| true);
-        };
-        self.set_stage(number, Stage::Words);
-        place?.offer(Order::Block(number), Task::Words(*words)).map(|()| false)
+        match self.end_of(block, End::Words(words.address))? {
+            Place::Own(place) => {
+                self.set_stage(number, Stage::Words);
+                place.offer(Order::Block(number), Task::Words(*words)).map(|()| false)
+            }
+            Place::Node(memory, offset) => write_words(&memory, offset, words).map(|()| true),
+        }
     }
 
     fn set_stage(&self, number: u64, stage: Stage) {
@@ -273,7 +279,7 @@ impl Node {
             Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
         };
         // One that is set aside hears no refusal; it comes again, and is refused then.
-        let _ = self.engine.lock().handle(self.now(), ITSELF, &answer);
+        let _ = self.fabric.engine.lock().handle(self.now(), ITSELF, &answer);
         if !bytes_only {
             // Only now: until it is answered it may be handed out again.
             self.end_copies(number);
@@ -335,13 +341,13 @@ impl Node {
         let count = moved.len();
         for moved in moved {
             match moved {
-                Moved::Copied(Order::Place(placement), Ok(_)) => self.engine.lock().placed(placement),
+                Moved::Copied(Order::Place(placement), Ok(_)) => self.fabric.engine.lock().placed(placement),
                 Moved::Copied(Order::Place(placement), Err(code)) => {
-                    self.engine.lock().refused(placement, code);
+                    self.fabric.engine.lock().refused(placement, code);
                 }
-                Moved::Copied(Order::Notify(write), Ok(_)) => self.engine.lock().notified(write),
+                Moved::Copied(Order::Notify(write), Ok(_)) => self.fabric.engine.lock().notified(write),
                 Moved::Copied(Order::Notify(write), Err(code)) => {
-                    self.engine.lock().notification_refused(write, code);
+                    self.fabric.engine.lock().notification_refused(write, code);
                 }
                 Moved::Copied(Order::Block(number), result) => self.copied(number, result),
                 Moved::Released(release, ended) => self.programs.released(release, ended),
@@ -356,15 +362,15 @@ impl Node {
     fn copied(&self, number: u64, result: Result<Vec<u8>, NackCode>) {
         let mut moves = self.own_moves.lock();
         let Some(underway) = moves.blocks.get_mut(&number) else { return };
-        let (block, stage, peer) = (underway.block, underway.stage, underway.peer.clone());
-        if let Some(peer) = peer {
+        let (block, stage) = (underway.block, underway.stage);
+        if let Some(connection) = underway.connection.clone() {
             moves.remove(number);
             drop(moves);
             match result {
-                Ok(bytes) => self.send_packets(&peer, &block, SharedSpan::from(&bytes), None),
+                Ok(bytes) => self.send_packets(&connection, &block, SharedSpan::from(&bytes), None),
                 Err(code) => self.source_refused(&block, code),
             }
-            self.flush(&peer);
+            self.flush(&connection);
             return;
         }
         let has_failed = moves.failed.contains_key(&block.user);

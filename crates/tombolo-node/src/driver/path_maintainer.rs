@@ -12,46 +12,48 @@ use std::time::{Duration, Instant};
 use tombolo_host::event;
 use tombolo_link::{Address, LossReason, Security};
 
-use crate::driver::node::{Node, Peer};
-use crate::fabric::paths::Paths;
+use crate::driver::node::Node;
+use crate::fabric::connection::Connection;
+use crate::fabric::joining::Paths;
 
 /// How long to poll after the last packet.
 const POLL: Duration = Duration::from_micros(60);
 /// Longest sleep: links may have come meanwhile, and timers of what others have sent.
-const NAP: Duration = Duration::from_millis(10);
+const MAX_SLEEP: Duration = Duration::from_millis(10);
 /// How long a lost link may take to come back each time that it is tried; who ends waits for that.
-const PATIENCE: Duration = Duration::from_secs(1);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Told of each link that is lost while others to the same node are left.
-pub(crate) type Told = Arc<dyn Fn(&Address, LossReason) + Send + Sync>;
+/// PathLossSink of each link that is lost while others to the same node are left.
+pub(crate) type PathLossSink = Arc<dyn Fn(&Address, LossReason) + Send + Sync>;
 
 /// The threads; they end with it.
 #[derive(Debug, Default)]
-pub(crate) struct Tending {
+pub(crate) struct PathMaintainer {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Tending {
+impl PathMaintainer {
     /// Looks after the further links of these peers.
     pub(crate) fn start(
         node: &Arc<Node>,
         paths: Vec<Paths>,
         security: &Security,
-        told: &Told,
+        told: &PathLossSink,
     ) -> io::Result<Self> {
-        let mut tending = Self::default();
+        let mut maintainer = Self::default();
         if paths.is_empty() {
-            return Ok(tending);
+            return Ok(maintainer);
         }
-        let (driven, stop) = (node.clone(), tending.stop.clone());
-        tending.spawn("paths", move || drive(&driven, &stop))?;
+        let (driven, stop) = (node.clone(), maintainer.stop.clone());
+        maintainer.spawn("paths", move || drive(&driven, &stop))?;
         for mut paths in paths {
-            let (node, stop) = (node.clone(), tending.stop.clone());
+            let (node, stop) = (node.clone(), maintainer.stop.clone());
             let (security, told) = (security.clone(), told.clone());
-            tending.spawn("mend", move || paths.keep_and_tell(&node, &security, PATIENCE, &stop, &*told))?;
+            maintainer
+                .spawn("mend", move || paths.keep_and_tell(&*node, &security, JOIN_TIMEOUT, &stop, &*told))?;
         }
-        Ok(tending)
+        Ok(maintainer)
     }
 
     fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
@@ -60,7 +62,7 @@ impl Tending {
     }
 }
 
-impl Drop for Tending {
+impl Drop for PathMaintainer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -74,13 +76,13 @@ impl Drop for Tending {
 
 /// Drives all links that are further ones of their peers.
 fn drive(node: &Node, stop: &AtomicBool) {
-    let (mut parts, mut arrivals): (Vec<Arc<Peer>>, Option<u32>) = (Vec::new(), None);
+    let (mut parts, mut arrivals): (Vec<Arc<Connection>>, Option<u32>) = (Vec::new(), None);
     let mut last_packet = Instant::now();
     while !stop.load(Ordering::Relaxed) {
-        let arrivals_now = node.arrivals.load(Ordering::Acquire);
+        let arrivals_now = node.fabric.arrivals.load(Ordering::Acquire);
         if arrivals.replace(arrivals_now) != Some(arrivals_now) {
             parts = node.peers();
-            parts.retain(|peer| peer.is_part());
+            parts.retain(|connection| connection.is_part());
         }
         let busy: usize = parts.iter().map(|part| node.drive(part)).sum();
         parts.retain(|part| {
@@ -98,10 +100,10 @@ fn drive(node: &Node, stop: &AtomicBool) {
             std::thread::yield_now();
             continue;
         }
-        let nap = node.expire().unwrap_or(NAP).min(NAP);
+        let sleep = node.expire().unwrap_or(MAX_SLEEP).min(MAX_SLEEP);
         if !parts.iter().any(|part| node.arm(part).unwrap_or(true)) {
             let descriptors: Vec<_> = parts.iter().map(|part| part.link.descriptor()).collect();
-            let _ = event::wait_readable(&descriptors, Some(nap));
+            let _ = event::wait_readable(&descriptors, Some(sleep));
         }
         node.tick();
     }

@@ -12,8 +12,13 @@ use tombolo_wire::{
     Ack, Acks, Attempt, Checksums, MAX_ACKS, MAX_BARE_PACKET_BYTES, MAX_HEADER_BYTES, NackCode, Packet,
 };
 
-use crate::driver::node::{ITSELF, Memory, Node, Peer};
-use crate::programs::{Poster, failure_of};
+use crate::driver::address_space::{Access, Memory, Place, Range};
+use crate::driver::loopback::{NOTIFICATION_BYTES, write_words};
+use crate::driver::node::Node;
+use crate::fabric::connection::Connection;
+use crate::fabric::table::ITSELF;
+use crate::programs::domain::failure_of;
+use crate::programs::user::Poster;
 
 /// Bytes copied between programs here before others get their turn.
 const LOOP_BACK_BYTES: u64 = 128 * 1024;
@@ -55,14 +60,14 @@ enum Sent {
 }
 
 /// The time, looked at again only after something that takes some: to look costs as much as many a step.
-pub(crate) struct Glance<'a> {
+pub(crate) struct CachedClock<'a> {
     node: &'a Node,
     seen: Option<Time>,
     /// Moved since, in bytes.
     moved: u32,
 }
 
-impl<'a> Glance<'a> {
+impl<'a> CachedClock<'a> {
     pub(crate) fn new(node: &'a Node) -> Self {
         Self { node, seen: None, moved: 0 }
     }
@@ -94,19 +99,24 @@ impl<'a> Glance<'a> {
 impl Node {
     /// Carries out what the engine wants done.
     pub fn pump(&self) {
-        self.pump_and(Flush::All, None, &mut Glance::new(self));
+        self.pump_and(Flush::All, None, &mut CachedClock::new(self));
     }
 
     /// The same; what is done is likely to be for that peer.
-    pub(crate) fn pump_and(&self, flush: Flush, peer: Option<&Arc<Peer>>, clock: &mut Glance<'_>) {
-        let mut touched: SmallVec<[Arc<Peer>; 4]> = peer.cloned().into_iter().collect();
+    pub(crate) fn pump_and(
+        &self,
+        flush: Flush,
+        connection: Option<&Arc<Connection>>,
+        clock: &mut CachedClock<'_>,
+    ) {
+        let mut touched: SmallVec<[Arc<Connection>; 4]> = connection.cloned().into_iter().collect();
         let mut urgent = flush == Flush::All;
         let mut looped: SmallVec<[Block; LOOP_BACK_BLOCKS]> = SmallVec::new();
         let (mut looped_bytes, mut sent_bytes) = (0, 0_u32);
         let mut acks: SmallVec<[(PeerId, PathId, Ack); 8]> = SmallVec::new();
         let mut written: Option<(NotificationWrite, Result<(), NackCode>)> = None;
         loop {
-            let mut engine = self.engine.lock();
+            let mut engine = self.fabric.engine.lock();
             match written.take() {
                 Some((write, Ok(()))) => engine.notified(write),
                 Some((write, Err(code))) => engine.notification_refused(write, code),
@@ -123,8 +133,8 @@ impl Node {
             };
             drop(engine);
             for (peer, path, ack) in acks.drain(..) {
-                if let Some(peer) = self.among(&mut touched, (peer, path)) {
-                    self.acknowledge(peer, ack);
+                if let Some(connection) = self.among(&mut touched, (peer, path)) {
+                    self.acknowledge(connection, ack);
                 }
             }
             if is_enough {
@@ -137,7 +147,7 @@ impl Node {
                 Some(Action::SendBlock(block)) if block.peer == ITSELF => {
                     looped_bytes += u64::from(block.length_bytes);
                     looped.push(*block);
-                    self.answer_expected_tiny_bells();
+                    self.serve_expected_tiny_doorbells();
                     if looped.len() == LOOP_BACK_BLOCKS {
                         self.loop_back(clock.now(), &looped);
                         looped.clear();
@@ -176,84 +186,87 @@ impl Node {
                     continue;
                 }
             };
-            let Some(peer) = self.among(&mut touched, id) else { continue };
+            let Some(connection) = self.among(&mut touched, id) else { continue };
             match action {
                 Some(Action::SendBlock(block)) => {
                     urgent = true;
-                    self.send_block(peer, &block);
+                    self.send_block(connection, &block);
                     clock.passed_for(block.length_bytes);
                     sent_bytes = sent_bytes.saturating_add(block.length_bytes);
                     if sent_bytes > BEFORE_ACKS_BYTES {
-                        touched.iter().for_each(|peer| self.send_acks(peer));
+                        touched.iter().for_each(|connection| self.send_acks(connection));
                     }
                 }
                 Some(Action::Send { packet, .. }) => {
                     urgent = true;
-                    self.send_bare(peer, &packet);
+                    self.send_bare(connection, &packet);
                 }
                 _ => {}
             }
             clock.passed_for(0);
         }
-        for peer in touched.into_iter().filter(|_| urgent) {
-            self.flush(&peer);
+        for connection in touched.into_iter().filter(|_| urgent) {
+            self.flush(&connection);
         }
     }
 
     /// The link to a peer, and it is among those that have been used.
     fn among<'a>(
         &self,
-        touched: &'a mut SmallVec<[Arc<Peer>; 4]>,
+        touched: &'a mut SmallVec<[Arc<Connection>; 4]>,
         place: (PeerId, PathId),
-    ) -> Option<&'a Arc<Peer>> {
-        let known = touched.iter().position(|peer| peer.place() == place && peer.has_link()).or_else(|| {
-            touched.push(self.peer(place.0)?.by(place.1)?);
-            Some(touched.len() - 1)
-        });
+    ) -> Option<&'a Arc<Connection>> {
+        let known = touched
+            .iter()
+            .position(|connection| connection.place() == place && connection.has_link())
+            .or_else(|| {
+                touched.push(self.fabric.connection(place.0)?.by(place.1)?);
+                Some(touched.len() - 1)
+            });
         touched.get(known?)
     }
 
-    fn acknowledge(&self, peer: &Peer, ack: Ack) {
-        let mut waiting = peer.waiting_acks.lock();
+    fn acknowledge(&self, connection: &Connection, ack: Ack) {
+        let mut waiting = connection.waiting_acks.lock();
         waiting.push(ack);
         if waiting.len() >= MAX_WAITING_ACKS {
             drop(waiting);
-            self.send_acks(peer);
+            self.send_acks(connection);
         }
     }
 
     /// Puts everything for a peer on its way.
-    pub(crate) fn flush(&self, peer: &Peer) {
-        self.send_acks(peer);
-        let _ = peer.link.flush();
+    pub(crate) fn flush(&self, connection: &Connection) {
+        self.send_acks(connection);
+        let _ = connection.link.flush();
     }
 
     /// The same, before waiting for its link. Returns whether there is something to do first, as
     /// [`Link::arm`].
-    pub(crate) fn arm(&self, peer: &Peer) -> Result<bool, LinkError> {
-        self.send_acks(peer);
-        peer.link.arm()
+    pub(crate) fn arm(&self, connection: &Connection) -> Result<bool, LinkError> {
+        self.send_acks(connection);
+        connection.link.arm()
     }
 
-    fn send_acks(&self, peer: &Peer) {
-        let mut waiting = peer.waiting_acks.lock();
+    fn send_acks(&self, connection: &Connection) {
+        let mut waiting = connection.waiting_acks.lock();
         for part in waiting.chunks(MAX_ACKS) {
             let packet = match part {
                 [ack] => Packet::Ack(*ack),
                 several => Packet::Acks(Acks::of(several)),
             };
-            self.send_bare(peer, &packet);
+            self.send_bare(connection, &packet);
         }
         waiting.clear();
     }
 
-    fn send_bare(&self, peer: &Peer, packet: &Packet<'_>) {
+    fn send_bare(&self, connection: &Connection, packet: &Packet<'_>) {
         let mut header = [0; MAX_BARE_PACKET_BYTES];
-        let Ok(length) = packet.emit(&mut header, peer.checksums) else { return };
+        let Ok(length) = packet.emit(&mut header, connection.checksums) else { return };
         let packet = &header[..length];
-        let mut unsent = peer.unsent.lock();
+        let mut unsent = connection.unsent.lock();
         if unsent.is_empty()
-            && Self::send(peer, &mut |link| link.send(packet, SharedSpan::empty())) != Sent::Full
+            && Self::send(connection, &mut |link| link.send(packet, SharedSpan::empty())) != Sent::Full
         {
             return;
         }
@@ -264,17 +277,17 @@ impl Node {
             self.packets_dropped.fetch_add(1, Ordering::Relaxed);
         }
         drop(unsent);
-        peer.is_full.store(true, Ordering::Release);
+        connection.is_full.store(true, Ordering::Release);
     }
 
     /// A transfer is over. False: it was neither a program's nor a peer's.
     pub(crate) fn ended(&self, user: u64, result: Result<u64, Failure>) -> bool {
-        self.programs.completed(user, result) || self.carried(user, result.map(|_| ()))
+        self.programs.completed(user, result) || self.third_party_ended(user, result.map(|_| ()))
     }
 
     /// Gives a packet to a link. What it takes may be lost.
-    fn send(peer: &Peer, send: &mut dyn FnMut(&dyn Link) -> Result<(), SendError>) -> Sent {
-        match send(&*peer.link) {
+    fn send(connection: &Connection, send: &mut dyn FnMut(&dyn Link) -> Result<(), SendError>) -> Sent {
+        match send(&*connection.link) {
             Err(SendError::Full) => Sent::Full,
             Err(SendError::TooLarge { .. }) => Sent::TooLarge,
             _ => Sent::Yes,
@@ -282,79 +295,83 @@ impl Node {
     }
 
     /// The peer's link was full: tries again. It concerns no other peer's link, nor another of its own.
-    pub(crate) fn send_unsent(&self, peer: &Arc<Peer>, flush: Flush) {
-        if !peer.is_full.swap(false, Ordering::AcqRel) {
+    pub(crate) fn send_unsent(&self, connection: &Arc<Connection>, flush: Flush) {
+        if !connection.is_full.swap(false, Ordering::AcqRel) {
             return;
         }
         {
-            let mut unsent = peer.unsent.lock();
+            let mut unsent = connection.unsent.lock();
             while let Some(packet) = unsent.front() {
-                if Self::send(peer, &mut |link| link.send(packet, SharedSpan::empty())) == Sent::Full {
-                    peer.is_full.store(true, Ordering::Release);
+                if Self::send(connection, &mut |link| link.send(packet, SharedSpan::empty())) == Sent::Full {
+                    connection.is_full.store(true, Ordering::Release);
                     return;
                 }
                 unsent.pop_front();
             }
         }
-        let (id, path) = peer.place();
-        self.engine.lock().link_has_room(id, path);
-        self.pump_and(flush, Some(peer), &mut Glance::new(self));
+        let (id, path) = connection.place();
+        self.fabric.engine.lock().link_has_room(id, path);
+        self.pump_and(flush, Some(connection), &mut CachedClock::new(self));
     }
 
-    fn send_block(&self, peer: &Arc<Peer>, block: &Block) {
+    fn send_block(&self, connection: &Arc<Connection>, block: &Block) {
         let by = match block.in_reply_to {
             Some(_) => Poster::Peer(block.peer),
             None => Poster::of(block.user),
         };
-        let how = by.reading(block.own_domain);
-        if self.send_own(peer, block, how) {
-            return;
-        }
-        let found = self.memory(block.peer, block.own_domain, block.source_address, block.length_bytes, how);
-        let (memory, offset) = match found {
-            Ok(found) => found,
-            Err(code) => return self.engine.lock().source_refused(self.now(), block, code),
+        let range = Range {
+            holder: block.peer,
+            domain: block.own_domain,
+            address: block.source_address,
+            length_bytes: block.length_bytes,
+        };
+        let (memory, offset) = match self.resolve(range, Access::reading(by)) {
+            Ok(Place::Node(memory, offset)) => (memory, offset),
+            Ok(Place::Own(place)) => return self.send_own(connection, block, place),
+            Err(refusal) => {
+                return self.fabric.engine.lock().source_refused(self.now(), block, refusal.into());
+            }
         };
         let length = block.length_bytes as usize;
         let Ok(source) = memory.get().span(offset, length) else {
-            return self.engine.lock().source_refused(self.now(), block, NackCode::DecodeError);
+            return self.fabric.engine.lock().source_refused(self.now(), block, NackCode::DecodeError);
         };
         // A block that goes again may have been damaged because its bytes changed while they were sent.
         let in_place = match &memory {
             Memory::Shared(memory)
                 if length >= IN_PLACE_BYTES
-                    && peer.checksums == Checksums::On
+                    && connection.checksums == Checksums::On
                     && block.attempt == Attempt(0) =>
             {
                 HeldSpan::new(memory.clone(), offset, length).ok()
             }
             _ => None,
         };
-        self.send_packets(peer, block, source, in_place.as_ref());
+        self.send_packets(connection, block, source, in_place.as_ref());
     }
 
     /// Sends the packets of a block whose bytes these are; from where they are held, if that is given and
     /// spares a copy.
     pub(crate) fn send_packets(
         &self,
-        peer: &Peer,
+        connection: &Connection,
         block: &Block,
         source: SharedSpan<'_>,
         in_place: Option<&HeldSpan>,
     ) {
-        let mut max_payload_bytes = peer.max_payload_bytes();
+        let mut max_payload_bytes = connection.max_payload_bytes();
         loop {
-            match Self::send_cut(peer, block, source, in_place, max_payload_bytes) {
+            match Self::send_cut(connection, block, source, in_place, max_payload_bytes) {
                 Sent::Yes => return,
                 // It goes again when there is room; others go on meanwhile.
                 Sent::Full => {
-                    self.engine.lock().link_full(block);
-                    peer.is_full.store(true, Ordering::Release);
+                    self.fabric.engine.lock().link_full(block);
+                    connection.is_full.store(true, Ordering::Release);
                     return;
                 }
                 // The path has come to take less just now.
                 Sent::TooLarge => {
-                    let less = peer.max_payload_bytes();
+                    let less = connection.max_payload_bytes();
                     if less >= max_payload_bytes {
                         return;
                     }
@@ -366,7 +383,7 @@ impl Node {
 
     /// Sends a block in packets of at most so many of its bytes.
     fn send_cut(
-        peer: &Peer,
+        connection: &Connection,
         block: &Block,
         source: SharedSpan<'_>,
         in_place: Option<&HeldSpan>,
@@ -378,22 +395,22 @@ impl Node {
             let Some(part) = source.part(offset, length) else { return Sent::Yes };
             let held =
                 in_place.filter(|_| length >= IN_PLACE_BYTES).and_then(|held| held.part(offset, length));
-            let sent = match peer.checksums {
+            let sent = match connection.checksums {
                 // If the bytes change while they are sent, the peer finds them damaged, and they go again
                 // as a copy.
                 Checksums::On
                     if let Some((held, crc)) = held.and_then(|held| Some((held, part.crc32c()?))) =>
                 {
                     let Ok(length) = packet.emit_summed(crc, &mut header) else { return Sent::Yes };
-                    Self::send(peer, &mut |link| link.send_in_place(&header[..length], held.clone()))
+                    Self::send(connection, &mut |link| link.send_in_place(&header[..length], held.clone()))
                 }
                 Checksums::Off => {
                     let Ok(length) = packet.emit_unchecked(&mut header) else { return Sent::Yes };
-                    Self::send(peer, &mut |link| link.send(&header[..length], part))
+                    Self::send(connection, &mut |link| link.send(&header[..length], part))
                 }
                 // The checksum and the datagram must be of the same bytes, whatever others do to the
                 // memory meanwhile: it is made of those that are sent.
-                Checksums::On => Self::send(peer, &mut |link| {
+                Checksums::On => Self::send(connection, &mut |link| {
                     link.send_sealed(packet.header_bytes(), part, &mut |datagram| {
                         let _ = packet.seal(datagram, Checksums::On);
                     })
@@ -412,10 +429,16 @@ impl Node {
             Some(_) => Poster::of(write.user),
             None => Poster::Peer(write.peer),
         };
-        let how = by.writing(write.domain);
-        match self.notify_own(write, how) {
-            Some(queued) => queued.err().map(Err),
-            None => Some(self.write_words(write.peer, write.domain, &write.words, how)),
+        let range = Range {
+            holder: write.peer,
+            domain: write.domain,
+            address: write.words.address,
+            length_bytes: NOTIFICATION_BYTES,
+        };
+        match self.resolve(range, Access::writing(by)) {
+            Ok(Place::Own(place)) => self.notify_own(write, place).err().map(Err),
+            Ok(Place::Node(memory, offset)) => Some(write_words(&memory, offset, &write.words)),
+            Err(refusal) => Some(Err(refusal.into())),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The lending side: accepts links, drives their peers, takes memory back.
+//! The lending side: accepts links, drives their connections, takes memory back.
 //!
 //! It polls for a short while after the last packet and sleeps then, so that an
 //! answer comes at once under load and an idle node costs nothing.
@@ -8,10 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tombolo_host::event;
+use tombolo_host::unix::SeqpacketListener;
 use tombolo_link::Listener;
 
-use crate::driver::node::{Node, Peer};
+use crate::driver::node::Node;
+use crate::fabric::connection::Connection;
 use crate::fabric::label::PeerLabel;
+use crate::programs::callers;
 
 /// How long to poll after the last packet.
 const POLL: Duration = Duration::from_micros(60);
@@ -24,7 +27,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(1);
 /// Links accepted in one turn.
 const MAX_ACCEPTED: usize = 16;
 /// Longest sleep, so that a stop is noticed.
-const NAP: Duration = Duration::from_millis(250);
+const MAX_SLEEP: Duration = Duration::from_millis(250);
 
 /// Something happened to a peer.
 #[derive(Debug)]
@@ -50,7 +53,7 @@ const TURNS: u32 = 64;
 /// What a thread that drives a node by itself keeps between two turns.
 #[derive(Debug, Default)]
 pub struct Turn {
-    peers: Vec<Arc<Peer>>,
+    connections: Vec<Arc<Connection>>,
     round: u32,
     next_tick: Option<Instant>,
     /// Packets taken whose answers may not have been sent yet.
@@ -66,56 +69,61 @@ impl Node {
         // That it changes is enough.
         self.driven.store(self.driven.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if turn.round.is_multiple_of(TURNS) {
-            turn.peers = self.peers();
+            turn.connections = self.peers();
             self.expire();
-            turn.peers.iter().for_each(|peer| self.flush(peer));
+            turn.connections.iter().for_each(|connection| self.flush(connection));
             let now = Instant::now();
             if turn.next_tick.is_none_or(|next| now >= next) {
                 self.watch_movers(now);
                 self.programs.leave_out_quiet();
-                turn.next_tick = Some(self.tick().unwrap_or(now + NAP).min(now + NAP));
+                turn.next_tick = Some(self.tick().unwrap_or(now + MAX_SLEEP).min(now + MAX_SLEEP));
             }
         }
         turn.round = turn.round.wrapping_add(1);
-        let rung = if bells { self.answer_bells() } else { 0 };
+        let rung = if bells { self.serve_doorbells() } else { 0 };
         let busy = rung + self.take_moved() + usize::from(self.finish());
-        let taken: usize = turn.peers.iter().map(|peer| self.drive_lazily(peer)).sum();
+        let taken: usize = turn.connections.iter().map(|connection| self.drive_lazily(connection)).sum();
         turn.unanswered += taken;
         // Who sends a stream must not wait for its pauses.
         if turn.unanswered >= MAX_UNANSWERED || (busy + taken == 0 && turn.unanswered > 0) {
             turn.unanswered = 0;
-            for peer in &turn.peers {
-                self.flush(peer);
+            for connection in &turn.connections {
+                self.flush(connection);
             }
         }
         busy + taken
     }
 }
 
-/// Serves until `stop` says so. `told` hears of peers that come and go.
+/// Receives programs at a socket until `stop` says so. On a thread of its own: to allocate takes time.
+pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &AtomicBool) {
+    callers::receive(&node.programs, &node.fabric, listener, stop);
+}
+
+/// Serves until `stop` says so. `told` hears of connections that come and go.
 pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told: &dyn Fn(PeerEvent)) {
     // Those that this node has connected to by itself are among them.
-    let (mut peers, mut arrivals): (Vec<Arc<Peer>>, u32) = (Vec::new(), 0);
+    let (mut connections, mut arrivals): (Vec<Arc<Connection>>, u32) = (Vec::new(), 0);
     let mut last_packet = Instant::now();
     let (mut next_tick, mut next_accept) = (Instant::now(), Instant::now());
     let (mut round, mut polling, mut busy, mut driven) = (0, false, 0, 0);
     while !stop.load(Ordering::Relaxed) {
-        let arrivals_now = node.arrivals.load(Ordering::Acquire);
+        let arrivals_now = node.fabric.arrivals.load(Ordering::Acquire);
         if std::mem::replace(&mut arrivals, arrivals_now) != arrivals_now {
-            peers = node.peers();
+            connections = node.peers();
         }
         let driven_now = node.driven.load(Ordering::Relaxed);
         if std::mem::replace(&mut driven, driven_now) != driven_now {
-            if somebody_knocks(listener) {
+            if has_pending_connection(listener) {
                 accept(node, listener, told);
             }
-            retire(node, &mut peers, told);
+            retire(node, &mut connections, told);
             std::thread::sleep(STAND_BY);
             continue;
         }
-        busy += node.answer_bells() + node.take_moved() + usize::from(node.finish());
-        for peer in &peers {
-            busy += node.drive(peer);
+        busy += node.serve_doorbells() + node.take_moved() + usize::from(node.finish());
+        for connection in &connections {
+            busy += node.drive(connection);
         }
         round = (round + 1) % CHORES_ROUNDS;
         // While packets may come at any moment, everything else waits for a few rounds.
@@ -128,18 +136,18 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         }
         let now = Instant::now();
         if now >= next_accept {
-            if now >= next_tick || somebody_knocks(listener) {
+            if now >= next_tick || has_pending_connection(listener) {
                 busy += accept(node, listener, told);
             }
             next_accept = now + ACCEPT_PAUSE;
         }
-        let mut nap = node.expire().unwrap_or(NAP).min(NAP);
+        let mut sleep = node.expire().unwrap_or(MAX_SLEEP).min(MAX_SLEEP);
         if now >= next_tick {
             node.watch_movers(now);
             node.programs.leave_out_quiet();
-            next_tick = node.tick().unwrap_or(now + NAP).min(now + NAP);
+            next_tick = node.tick().unwrap_or(now + MAX_SLEEP).min(now + MAX_SLEEP);
         }
-        retire(node, &mut peers, told);
+        retire(node, &mut connections, told);
         polling = true;
         if std::mem::take(&mut busy) > 0 {
             last_packet = now;
@@ -148,7 +156,8 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         if now.duration_since(last_packet) < POLL {
             continue;
         }
-        if peers.iter().any(|peer| peer.has_link() && node.arm(peer).unwrap_or(true)) {
+        if connections.iter().any(|connection| connection.has_link() && node.arm(connection).unwrap_or(true))
+        {
             last_packet = now;
             continue;
         }
@@ -158,36 +167,41 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             last_packet = now;
             continue;
         }
-        nap = nap.min(next_tick.saturating_duration_since(now));
-        let mut descriptors = Vec::with_capacity(peers.len() + 1);
+        sleep = sleep.min(next_tick.saturating_duration_since(now));
+        let mut descriptors = Vec::with_capacity(connections.len() + 1);
         descriptors.push(listener.descriptor());
         descriptors.push(node.programs.descriptor());
-        descriptors.extend(peers.iter().filter(|peer| peer.has_link()).map(|peer| peer.link.descriptor()));
-        let _ = event::wait_readable(&descriptors, Some(nap));
+        descriptors.extend(
+            connections
+                .iter()
+                .filter(|connection| connection.has_link())
+                .map(|connection| connection.link.descriptor()),
+        );
+        let _ = event::wait_readable(&descriptors, Some(sleep));
         node.programs.wake_up();
         next_accept = now;
     }
 }
 
-/// Forgets the peers that are gone.
-fn retire(node: &Node, peers: &mut Vec<Arc<Peer>>, told: &dyn Fn(PeerEvent)) {
-    peers.retain(|peer| {
-        let Some(reason) = peer.loss() else { return true };
-        let back = node.forget(peer);
+/// Forgets the connections that are gone.
+fn retire(node: &Node, connections: &mut Vec<Arc<Connection>>, told: &dyn Fn(PeerEvent)) {
+    connections.retain(|connection| {
+        let Some(reason) = connection.loss() else { return true };
+        let back = node.forget(connection);
         // What looks after neighbours tells of them, and of dials.
-        if peer.is_neighbour.load(Ordering::Relaxed) && back == 0 {
+        if connection.neighbour().is_wanted.load(Ordering::Relaxed) && back == 0 {
             return false;
         }
-        told(match peer.is_part() {
-            true => PeerEvent::PathGone(peer.label(), reason.to_string()),
-            false => PeerEvent::Gone(peer.label(), reason.to_string(), back),
+        told(match connection.is_part() {
+            true => PeerEvent::PathGone(connection.label(), reason.to_string()),
+            false => PeerEvent::Gone(connection.label(), reason.to_string(), back),
         });
         false
     });
 }
 
 /// Whether it is worth while to accept: to find nobody there costs a hundred times as much as to look.
-fn somebody_knocks(listener: &dyn Listener) -> bool {
+fn has_pending_connection(listener: &dyn Listener) -> bool {
     event::wait_readable(&[listener.descriptor()], Some(Duration::ZERO)) != Ok(false)
 }
 
@@ -208,6 +222,6 @@ fn accept(node: &Node, listener: &dyn Listener, told: &dyn Fn(PeerEvent)) -> usi
             }
         }
     }
-    node.at_the_door.note(listener.counters());
+    node.listener_stats.note(listener.counters());
     count
 }

@@ -8,13 +8,12 @@ use std::sync::atomic::Ordering;
 
 use tombolo_link::MAX_CONTROL_BYTES;
 
-use crate::driver::node::{Node, Peer};
-use crate::fabric::messages::{Borrower, NodeStatus};
+use crate::driver::node::Node;
+use crate::fabric::connection::Connection;
+use crate::fabric::messages::NodeStatus;
 
 /// Room for borrowers and counters in one answer: the rest is for what stands before them.
 pub(crate) const MAX_STATUS_BYTES: usize = MAX_CONTROL_BYTES - 1024;
-/// The most of a name, of this node or another.
-const MAX_NAME_BYTES: usize = 64;
 /// What a counter or a borrower takes beside its texts, at most: numbers and lengths of ten bytes each.
 const COUNTER_BYTES: usize = 20;
 const BORROWER_BYTES: usize = 60;
@@ -32,8 +31,8 @@ impl Node {
     /// How this node is, from some entry on, as much as fits into so many bytes; and where the next part
     /// begins, if there is more.
     pub(crate) fn status_part(&self, from: u64, max_bytes: usize) -> (NodeStatus, Option<u64>) {
-        let mut peers = self.peers();
-        peers.sort_by_key(|peer| peer.id);
+        let mut connections = self.peers();
+        connections.sort_by_key(|connection| connection.id);
         let mut status = self.status_head();
         let mut left_bytes = max_bytes;
         let mut takes = |bytes: usize| match left_bytes.checked_sub(bytes) {
@@ -43,16 +42,16 @@ impl Node {
             }
             None => false,
         };
-        for peer in peers.iter().filter(|peer| u64::from(peer.id.0) >= from) {
-            let Some(borrower) = self.borrower(peer) else { continue };
+        for connection in connections.iter().filter(|connection| u64::from(connection.id.0) >= from) {
+            let Some(borrower) = self.lending.borrower(connection) else { continue };
             let texts = [Some(&borrower.name), borrower.address.as_ref(), borrower.key.as_ref()];
             if !takes(BORROWER_BYTES + texts.into_iter().flatten().map(String::len).sum::<usize>()) {
-                return (status, Some(peer.id.0.into()));
+                return (status, Some(connection.id.0.into()));
             }
             status.borrowers.push(borrower);
         }
         let bytes_of = |(name, _): &(String, u64)| COUNTER_BYTES + name.len();
-        for (place, counter) in (COUNTERS..).zip(self.counters(&peers)) {
+        for (place, counter) in (COUNTERS..).zip(self.counters(&connections)) {
             if place < from {
                 continue;
             }
@@ -61,10 +60,10 @@ impl Node {
             }
             status.counters.push(counter);
         }
-        for peer in peers.iter().filter(|peer| LINKS + u64::from(peer.id.0) >= from) {
-            let counters = self.link_counters(peer);
+        for connection in connections.iter().filter(|connection| LINKS + u64::from(connection.id.0) >= from) {
+            let counters = self.link_counters(connection);
             if !takes(counters.iter().map(bytes_of).sum()) {
-                return (status, Some(LINKS + u64::from(peer.id.0)));
+                return (status, Some(LINKS + u64::from(connection.id.0)));
             }
             status.counters.extend(counters);
         }
@@ -73,12 +72,12 @@ impl Node {
 
     /// What stands in every part.
     fn status_head(&self) -> NodeStatus {
-        let ledger = self.ledger.lock();
+        let ledger = self.lending.ledger.lock();
         NodeStatus {
-            name: shortened(self.name()),
+            name: self.name().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             process_id: std::process::id(),
-            uptime_s: self.started.elapsed().as_secs(),
+            uptime_s: self.fabric.uptime().as_secs(),
             lend_bytes: ledger.lend_bytes(),
             lent_bytes: ledger.lent_bytes(),
             borrowers: Vec::new(),
@@ -86,37 +85,44 @@ impl Node {
         }
     }
 
-    /// What a peer has borrowed, if it has.
-    pub(crate) fn borrower(&self, peer: &Peer) -> Option<Borrower> {
-        let (mut bytes, mut segments) = (0, 0);
-        for (_, memory) in self.ledger.lock().segments_of(peer.id) {
-            bytes += memory.len() as u64;
-            segments += 1;
+    /// How a link is, for [`Node::status`]: how large packets may be now, and where its neighbour has several,
+    /// what went by it.
+    fn link_counters(&self, connection: &Arc<Connection>) -> Vec<(String, u64)> {
+        let mut counters = Vec::new();
+        let (id, path) = connection.place();
+        let of = format!("peer_{}_path_{}", id.0, path.0);
+        let is_lone = !connection.is_part()
+            && connection.neighbour().further.read().is_empty()
+            && connection.has_link();
+        let status = if is_lone { None } else { self.fabric.engine.lock().path_status(id, path) };
+        if let Some(status) = status {
+            let link = connection.link.counters();
+            let values = [
+                ("up", u64::from(status.is_up)),
+                ("blocks_sent", status.blocks_sent),
+                ("bytes_sent", link.bytes_sent),
+                ("bytes_received", link.bytes_received),
+                ("window_bytes", status.window_bytes),
+                ("round_trip_ns", status.round_trip_ns.unwrap_or(0)),
+            ];
+            counters.extend(values.map(|(name, value)| (format!("{of}_{name}"), value)));
         }
-        (segments > 0).then(|| Borrower {
-            name: shortened(&peer.name.lock()),
-            process_id: peer.link.peer_process_id(),
-            address: peer.link.peer_address().map(|address| address.to_string()),
-            key: peer.link.peer_key().map(|key| key.to_string()),
-            bytes,
-            segments,
-        })
+        if connection.has_link() {
+            counters.push((format!("{of}_packet_bytes"), connection.link.max_packet_bytes() as u64));
+        }
+        counters
     }
 
     /// The counters of the node as a whole: always the same ones, in the same order.
-    fn counters(&self, peers: &[Arc<Peer>]) -> Vec<(String, u64)> {
+    fn counters(&self, connections: &[Arc<Connection>]) -> Vec<(String, u64)> {
         let mut counters = vec![("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed))];
-        counters.extend(crate::driver::counters::engine(&self.engine.lock().counters()));
-        counters.extend(self.gone_links.and(peers.iter().map(|peer| &*peer.link)));
-        counters.extend(self.at_the_door.named());
+        counters.extend(crate::driver::counters::engine(&self.fabric.engine.lock().counters()));
+        counters.extend(self.gone_links.and(connections.iter().map(|connection| &*connection.link)));
+        counters.extend(self.listener_stats.named());
         counters.extend(self.programs.counters());
-        counters.extend(self.ledger.lock().counters());
+        counters.extend(self.lending.ledger.lock().counters());
         counters
     }
-}
-
-fn shortened(name: &str) -> String {
-    name[..name.floor_char_boundary(MAX_NAME_BYTES)].to_owned()
 }
 
 #[cfg(test)]
@@ -128,9 +134,10 @@ mod tests {
     use tombolo_link::{Address, Security};
 
     use super::*;
+    use crate::fabric::label::MAX_NAME_BYTES;
     use crate::fabric::messages::{Message, MessageV1, Reply, Request};
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
     /// More than one control message can tell.
     const BORROWERS: usize = 200;
 
@@ -147,8 +154,8 @@ mod tests {
             let borrower = Node::new(&"b".repeat(MAX_NAME_BYTES), 0, 0).unwrap();
             let mut lent = 0;
             for count in 1..=BORROWERS as u64 {
-                let peer = borrower.join(&address, &Security::Insecure, PATIENCE).unwrap();
-                let answer = borrower.ask(&peer, Request::Lend { bytes: 4096 * count }, PATIENCE);
+                let peer = borrower.join(&address, &Security::Insecure, TIMEOUT).unwrap();
+                let answer = borrower.ask(&peer, Request::Lend { bytes: 4096 * count }, TIMEOUT);
                 assert!(matches!(answer, Ok((Reply::Lent { .. }, _))), "{answer:?}");
                 lent += 4096 * count;
             }

@@ -3,14 +3,14 @@
 //!
 //! What the memory of programs is asked for is not decided here but by their grants.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tombolo_link::identity::{AllowList, Permission, Permissions};
 use tombolo_link::{Link, LossReason, Security};
 
-use crate::driver::node::{Node, Peer};
-use crate::fabric::messages::{Borrower, Request};
+use crate::fabric::connection::Connection;
+use crate::fabric::messages::Request;
+use crate::fabric::table::Fabric;
 
 /// Whether a request is for memory of this node to be held, until it is released.
 fn takes_memory(request: &Request) -> bool {
@@ -51,17 +51,15 @@ fn needed(request: &Request) -> &'static [Permission] {
     }
 }
 
-impl Node {
-    /// From now on peers may ask for what the list says of their keys; said once, before there are any. Those
-    /// whose links have no keys may ask for all: it is others who decide who can link.
-    pub fn permit_by_list(&self, security: &Security) {
+impl Fabric {
+    pub(crate) fn permit_by_list(&self, security: &Security) {
         if let Security::Secure(identity) = security {
             let _ = self.list.set(identity.allowed.clone());
         }
     }
 
-    /// What whoever is at the other end of this link may ask for.
-    pub(crate) fn permissions_of(&self, link: &dyn Link) -> Permissions {
+    /// What the node at the other end of this link may ask for.
+    pub(super) fn permissions_of(&self, link: &dyn Link) -> Permissions {
         let (Some(list), Some(key)) = (self.list.get(), link.peer_key()) else { return Permissions::ALL };
         match AllowList::permissions_of(list, &key) {
             Ok(Some(permissions)) => permissions,
@@ -75,20 +73,20 @@ impl Node {
         }
     }
 
-    /// This node is about to end: from now on only who has some of its memory already gets more.
-    pub fn lend_to_nobody_new(&self) {
+    pub(crate) fn lend_to_nobody_new(&self) {
         self.is_ending.store(true, Ordering::Relaxed);
     }
 
-    /// Who has memory of this node.
-    pub fn borrowers(&self) -> Vec<Borrower> {
-        self.peers().iter().filter_map(|peer| self.borrower(peer)).collect()
-    }
-
-    /// Why a request is refused that came by this link, if it is.
-    pub(crate) fn refusal(&self, by: &Arc<Peer>, request: &Request) -> Option<String> {
+    /// Why a request is refused that came by this link, if it is. `has_memory` says whether the node that asks
+    /// has some of this node's.
+    pub(crate) fn refusal(
+        &self,
+        by: &Connection,
+        request: &Request,
+        has_memory: impl FnOnce() -> bool,
+    ) -> Option<String> {
         let is_ending = self.is_ending.load(Ordering::Relaxed);
-        if is_ending && takes_memory(request) && self.borrower(by.whole()).is_none() {
+        if is_ending && takes_memory(request) && !has_memory() {
             return Some("this node is about to end and lends to nobody new".into());
         }
         let permissions = *by.permissions.lock();

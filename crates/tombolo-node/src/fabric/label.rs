@@ -2,11 +2,11 @@
 //!
 //! It is made harmless where it is taken in, so that no terminal obeys it and no list is torn by it.
 
-use crate::driver::node::Peer;
+use crate::fabric::connection::Connection;
 use crate::fabric::messages::{NodeStatus, Reply};
 
 /// The longest name of a node, in bytes.
-const MAX_NAME_BYTES: usize = 64;
+pub(crate) const MAX_NAME_BYTES: usize = 64;
 /// The longest reason that a node gives.
 const MAX_REASON_BYTES: usize = 1024;
 /// What stands for a character that must not be shown.
@@ -25,13 +25,10 @@ pub struct PeerLabel {
     pub address: Option<String>,
 }
 
-impl Peer {
-    /// Who it is.
+impl Connection {
+    /// Which node is at its other end, for people.
     pub fn label(&self) -> PeerLabel {
-        let name = match self.part_of.get() {
-            Some((whole, _)) => whole.name.lock().clone(),
-            None => self.name.lock().clone(),
-        };
+        let name = self.neighbour().name();
         PeerLabel {
             name: Some(name).filter(|name| !name.is_empty()),
             key: self.link.peer_key().map(|key| key.short()),

@@ -6,37 +6,28 @@
 
 use aws_lc_rs::rand;
 use serde::{Deserialize, Serialize};
-use tombolo_channel::NODE_ADDRESSES;
 use tombolo_link::PublicKey;
 
-use crate::lending::ledger::LendError;
-
-/// Addresses of programs' memory begin below this one.
-const LAST_FIRST_ADDRESS: u64 = 1 << 62;
-/// They begin at a multiple of this.
-const ALIGNMENT_BYTES: u64 = 1 << 21;
+/// The system gave no random numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no random numbers")]
+pub(crate) struct NoRandomNumbers;
 
 /// Tells the lives of nodes apart: random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Life(pub [u8; 16]);
 
-fn random<const BYTES: usize>() -> Result<[u8; BYTES], LendError> {
+/// Bytes that nobody can guess.
+pub(crate) fn random<const BYTES: usize>() -> Result<[u8; BYTES], NoRandomNumbers> {
     let mut bytes = [0; BYTES];
-    rand::fill(&mut bytes).map_err(|_| LendError::System("no random numbers".into()))?;
+    rand::fill(&mut bytes).map_err(|_| NoRandomNumbers)?;
     Ok(bytes)
 }
 
 impl Life {
-    pub(crate) fn new() -> Result<Self, LendError> {
+    pub(crate) fn new() -> Result<Self, NoRandomNumbers> {
         random().map(Self)
     }
-}
-
-/// Where the memory of programs begins in one life of a node. What was meant for an address of an earlier
-/// life finds nothing: of 2^41 beginnings two are hardly ever within reach of each other.
-pub(crate) fn first_address() -> Result<u64, LendError> {
-    let places = (LAST_FIRST_ADDRESS - NODE_ADDRESSES) / ALIGNMENT_BYTES;
-    Ok(NODE_ADDRESSES + u64::from_le_bytes(random()?) % places * ALIGNMENT_BYTES)
 }
 
 /// Which node a neighbour is, as one node can tell another. Names are for people, and any node can choose
@@ -66,13 +57,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lives_differ_and_begin_at_different_addresses() {
+    fn lives_differ() {
         assert_ne!(Life::new().unwrap(), Life::new().unwrap());
-        let addresses = [(); 100].map(|()| first_address().unwrap());
-        let range = NODE_ADDRESSES..LAST_FIRST_ADDRESS;
-        assert!(addresses.iter().all(|at| range.contains(at) && at.is_multiple_of(ALIGNMENT_BYTES)));
-        let far_apart = addresses.iter().filter(|at| at.abs_diff(addresses[0]) > 1 << 40).count();
-        assert!(far_apart > 90, "{far_apart} of 99 are more than a TiB away from the first");
     }
 
     #[test]

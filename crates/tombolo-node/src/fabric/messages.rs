@@ -4,10 +4,11 @@
 //! `postcard`, inside a versioned enum: a node that meets a version it does not
 //! know answers with an error that says so.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::fabric::life::{Life, NodeIdentity};
-use crate::lending::named::Checksum;
 
 /// Any control message. New versions are new variants at the end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -202,6 +203,22 @@ pub enum Reply {
         /// Which life of it.
         life: Life,
     },
+}
+
+/// The SHA-256 of a segment's bytes: what `sha256sum` prints for a file with the same.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checksum(pub [u8; 32]);
+
+impl fmt::Display for Checksum {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Checksum {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Checksum({self})")
+    }
 }
 
 /// A segment with a name. It is complete, and does not change.

@@ -20,9 +20,12 @@ use tombolo_core::fabric::neighbour::{
 use tombolo_core::rdma::PeerId;
 use tombolo_link::{Address, Link, LossReason, Security};
 
-use crate::driver::node::{JoinError, Node, Peer};
+use crate::fabric::connection::Connection;
+use crate::fabric::joining;
 use crate::fabric::life::Life;
+use crate::fabric::link_driver::{JoinError, LinkDriver};
 use crate::fabric::messages::{Message, MessageV1, Reply, Request};
+use crate::fabric::table::Fabric;
 
 /// How long a node that is dialed may take to answer, for each of the two steps.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -62,39 +65,40 @@ pub enum NeighbourEvent<'a> {
     },
 }
 
-/// What is told of links.
+/// What is reported of links.
 #[derive(Debug)]
-enum News {
+enum Report {
     Event(Event),
     /// A dial has failed, and why.
     Failed(Dial, String),
-    Came(Arc<Peer>, Joining, bool),
+    /// A peer asks to be joined by this link; whether it insists.
+    Came(Arc<Connection>, Joining, bool),
     /// Another path is up, or is not.
-    Path(Dial, Option<Arc<Peer>>),
+    Path(Dial, Option<Arc<Connection>>),
 }
 
-/// Tells of links; held by the node.
+/// Reports what happens to links; held by the fabric.
 #[derive(Debug)]
-pub(crate) struct Told {
-    sender: Sender<News>,
+pub(crate) struct LinkReports {
+    sender: Sender<Report>,
     /// Peers that wait to be joined.
     joining: Mutex<usize>,
 }
 
-impl Told {
+impl LinkReports {
     /// Nobody listens any more when the node stops.
-    fn tell(&self, news: News) {
-        let _ = self.sender.send(news);
+    fn send(&self, report: Report) {
+        let _ = self.sender.send(report);
     }
 
     /// A peer is lost, with all its links.
     pub(crate) fn lost(&self, peer: PeerId) {
-        self.tell(News::Event(Event::Lost(LinkId(peer.0))));
+        self.send(Report::Event(Event::Lost(LinkId(peer.0))));
     }
 
     /// Nothing is heard of a peer, by none of its links; or again.
     pub(crate) fn suspected(&self, peer: PeerId, is_suspect: bool) {
-        self.tell(News::Event(Event::Suspected(LinkId(peer.0), is_suspect)));
+        self.send(Report::Event(Event::Suspected(LinkId(peer.0), is_suspect)));
     }
 }
 
@@ -107,20 +111,19 @@ struct Joining {
 }
 
 /// The neighbours that a node wants, and what keeps them.
-#[derive(Debug)]
 pub struct Neighbourhood {
-    node: Arc<Node>,
+    driver: Arc<dyn LinkDriver>,
     wanted: Vec<Vec<Address>>,
     security: Security,
-    news: Receiver<News>,
-    sender: Sender<News>,
+    reports: Receiver<Report>,
+    sender: Sender<Report>,
     seed: u64,
     /// Those that wait for the answer whether they are joined.
-    joining: HashMap<LinkId, (Arc<Peer>, Joining)>,
+    joining: HashMap<LinkId, (Arc<Connection>, Joining)>,
     /// The peers that neighbours are now, or were until just now.
-    reached: HashMap<NeighbourId, Arc<Peer>>,
+    reached: HashMap<NeighbourId, Arc<Connection>>,
     /// Paths of neighbours beside the first link, by their addresses.
-    paths: HashMap<(NeighbourId, usize), Arc<Peer>>,
+    paths: HashMap<(NeighbourId, usize), Arc<Connection>>,
     /// By which address a neighbour's first link was dialed.
     firsts: HashMap<NeighbourId, (usize, LinkId)>,
     /// What was told of failures last.
@@ -136,111 +139,132 @@ fn proof_of(link: &dyn Link) -> Proof {
     }
 }
 
-impl Node {
+impl Fabric {
     /// A peer asks to be joined by this link, as a neighbour that it wants. `None`: it is answered later.
     pub(crate) fn ask_to_be_joined(
         &self,
-        peer: &Arc<Peer>,
+        connection: &Arc<Connection>,
         number: u32,
         name: String,
         life: Life,
         insists: bool,
     ) -> Option<Reply> {
-        let Some(told) = self.neighbourhood.get() else {
+        let Some(reports) = self.reports.get() else {
             // Nobody keeps the neighbours of this node: links stay as they come.
-            return Some(match self.introduced(peer, &name, life) {
-                Ok(()) => Reply::Introduced { name: self.name().to_owned(), life: self.life() },
-                Err(why) => Reply::Failed(why),
-            });
+            return Some(self.introduce(connection, &name, life));
         };
-        let mut joining = told.joining.lock();
-        if peer.is_part() || *joining >= MAX_JOINING {
+        let mut joining = reports.joining.lock();
+        if connection.is_part() || *joining >= MAX_JOINING {
             return Some(Reply::Failed("this node cannot join by this link now".into()));
         }
         *joining += 1;
-        told.tell(News::Came(peer.clone(), Joining { number, name, life }, insists));
+        reports.send(Report::Came(connection.clone(), Joining { number, name, life }, insists));
         None
     }
+}
 
-    /// Connects to an address and asks to be joined.
-    fn dial(&self, address: &Address, security: &Security, insists: bool) -> Result<DialOutcome, JoinError> {
-        let link = tombolo_link::connect(address, security, DIAL_TIMEOUT)?;
-        let peer = self.add_peer(link);
-        peer.is_neighbour.store(true, Ordering::Relaxed);
-        let request = Request::Join { name: self.name().to_owned(), life: self.life(), insists };
-        let proof = proof_of(&*peer.link);
-        let answer = self.ask(&peer, request, DIAL_TIMEOUT);
-        let refused = |why: String| JoinError::Refused(address.clone(), why);
-        let outcome = match answer {
-            Ok((Reply::Introduced { name, life }, _)) => {
-                let identity = Identity { proof, life: life.0 };
-                let introduced = self.introduced(&peer, &name, life).map_err(refused);
-                introduced.map(|()| DialOutcome::Joined(LinkId(peer.id.0), identity))
-            }
-            Ok((Reply::JoinedAlready { life }, _)) => {
-                Ok(DialOutcome::Refused(Identity { proof, life: life.0 }))
-            }
-            Ok((Reply::Failed(why), _)) => Err(refused(why)),
-            Ok((other, _)) => Err(refused(format!("{other:?}"))),
-            Err(error) => Err(JoinError::Ask(address.clone(), error)),
-        };
-        if !matches!(outcome, Ok(DialOutcome::Joined(..))) {
-            self.close(&peer, LossReason::Superseded);
+/// Connects to an address and asks to be joined.
+fn dial_and_join(
+    driver: &dyn LinkDriver,
+    address: &Address,
+    security: &Security,
+    insists: bool,
+) -> Result<DialOutcome, JoinError> {
+    let fabric = driver.fabric();
+    let link = tombolo_link::connect(address, security, DIAL_TIMEOUT)?;
+    let connection = fabric.add_peer(link);
+    connection.neighbour().is_wanted.store(true, Ordering::Relaxed);
+    let request = Request::Join { name: fabric.name().to_owned(), life: fabric.life(), insists };
+    let proof = proof_of(&*connection.link);
+    let answer = driver.ask_by(&connection, request, DIAL_TIMEOUT);
+    let refused = |why: String| JoinError::Refused(address.clone(), why);
+    let outcome = match answer {
+        Ok((Reply::Introduced { name, life }, _)) => {
+            let identity = Identity { proof, life: life.0 };
+            let introduced = fabric.introduced(&connection, &name, life).map_err(refused);
+            introduced.map(|()| DialOutcome::Joined(LinkId(connection.id.0), identity))
         }
-        outcome
+        Ok((Reply::JoinedAlready { life }, _)) => Ok(DialOutcome::Refused(Identity { proof, life: life.0 })),
+        Ok((Reply::Failed(why), _)) => Err(refused(why)),
+        Ok((other, _)) => Err(refused(format!("{other:?}"))),
+        Err(error) => Err(JoinError::Ask(address.clone(), error)),
+    };
+    if !matches!(outcome, Ok(DialOutcome::Joined(..))) {
+        close(driver, &connection, LossReason::Superseded);
     }
+    outcome
+}
 
-    /// Connects to an address and asks who answers there.
-    fn identify(&self, address: &Address, security: &Security) -> Option<Identity> {
-        let link = tombolo_link::connect(address, security, DIAL_TIMEOUT).ok()?;
-        let peer = self.add_peer(link);
-        peer.is_neighbour.store(true, Ordering::Relaxed);
-        let answer = self.ask(&peer, Request::Identify, DIAL_TIMEOUT);
-        let proof = proof_of(&*peer.link);
-        self.close(&peer, LossReason::ClosedByPeer);
-        match answer {
-            Ok((Reply::Introduced { life, .. }, _)) => Some(Identity { proof, life: life.0 }),
-            _ => None,
-        }
+/// Connects to an address and asks who answers there.
+fn identify(driver: &dyn LinkDriver, address: &Address, security: &Security) -> Option<Identity> {
+    let link = tombolo_link::connect(address, security, DIAL_TIMEOUT).ok()?;
+    let connection = driver.fabric().add_peer(link);
+    connection.neighbour().is_wanted.store(true, Ordering::Relaxed);
+    let answer = driver.ask_by(&connection, Request::Identify, DIAL_TIMEOUT);
+    let proof = proof_of(&*connection.link);
+    close(driver, &connection, LossReason::ClosedByPeer);
+    match answer {
+        Ok((Reply::Introduced { life, .. }, _)) => Some(Identity { proof, life: life.0 }),
+        _ => None,
     }
+}
 
-    /// Asks who answers at a peer's address, and ends its links if that is another life: what the peer lent,
-    /// or had under way, is gone, though its silence has not lasted as long as an outage.
-    pub(crate) fn close_if_restarted(&self, peer: &Arc<Peer>, address: &Address, security: &Security) {
-        let (Some(known), Some(found)) = (peer.identity(), self.identify(address, security)) else { return };
-        // Only the same key, or the kernel, says whose next life it is.
-        if found.proof == proof_of(&*peer.link) && found.life != known.life.0 {
-            self.close(peer, LossReason::Restarted);
-        }
+/// Asks who answers at a neighbour's address, and ends its links if that is another life: what it lent,
+/// or had under way, is gone, though its silence has not lasted as long as an outage.
+pub(crate) fn close_if_restarted(
+    driver: &dyn LinkDriver,
+    connection: &Arc<Connection>,
+    address: &Address,
+    security: &Security,
+) {
+    let Some((known, found)) = connection.identity().zip(identify(driver, address, security)) else { return };
+    // Only the same key, or the kernel, says whose next life it is.
+    if found.proof == proof_of(&*connection.link) && found.life != known.life.0 {
+        close(driver, connection, LossReason::Restarted);
     }
+}
 
-    /// Ends all links of a peer.
-    fn close(&self, peer: &Arc<Peer>, reason: LossReason) {
-        let parts = peer.paths.read().clone();
-        for link in parts.iter().chain([peer]) {
-            link.link.close(reason);
-            self.lose(link, reason);
-        }
-        self.forget(peer);
+/// Ends all links of a neighbour.
+fn close(driver: &dyn LinkDriver, first: &Arc<Connection>, reason: LossReason) {
+    let further = first.neighbour().further.read().clone();
+    for connection in further.iter().chain([first]) {
+        connection.link.close(reason);
+        driver.mark_lost(connection, reason);
+    }
+    driver.forget_lost(first);
+}
+
+impl std::fmt::Debug for Neighbourhood {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Neighbourhood").field("wanted", &self.wanted).finish_non_exhaustive()
     }
 }
 
 impl Neighbourhood {
+    fn fabric(&self) -> &Fabric {
+        self.driver.fabric()
+    }
+
     /// What keeps these neighbours, each with its addresses, of a node that has no peers yet: the first numbers
     /// are theirs. Nothing happens before [`Neighbourhood::keep`].
-    pub fn new(node: &Arc<Node>, wanted: Vec<Vec<Address>>, security: &Security) -> io::Result<Self> {
+    pub fn new<D: LinkDriver + 'static>(
+        node: &Arc<D>,
+        wanted: Vec<Vec<Address>>,
+        security: &Security,
+    ) -> io::Result<Self> {
         let mut seed = [0; 8];
         rand::fill(&mut seed).map_err(|_| io::Error::other("no random numbers"))?;
-        let (sender, news) = mpsc::channel();
-        let told = Told { sender: sender.clone(), joining: Mutex::new(0) };
-        if !node.keep_numbers(wanted.len()) || node.neighbourhood.set(told).is_err() {
+        let (sender, reports) = mpsc::channel();
+        let (fabric, to_report) =
+            (node.fabric(), LinkReports { sender: sender.clone(), joining: Mutex::new(0) });
+        if !fabric.keep_numbers(wanted.len()) || fabric.reports.set(to_report).is_err() {
             return Err(io::Error::other("this node has peers already, or is to have too many"));
         }
         Ok(Self {
-            node: node.clone(),
+            driver: node.clone(),
             wanted,
             security: security.clone(),
-            news,
+            reports,
             sender,
             seed: u64::from_le_bytes(seed),
             joining: HashMap::new(),
@@ -256,7 +280,7 @@ impl Neighbourhood {
         let addresses: Vec<usize> = self.wanted.iter().map(Vec::len).collect();
         let looks = addresses.iter().any(|count| *count > 1);
         let longest = if looks { LOOK } else { MAX_SLEEP };
-        let (life, now) = (self.node.life().0, self.node.now());
+        let (life, now) = (self.fabric().life().0, self.fabric().now());
         let mut machine = Neighbours::new(life, &addresses, Pauses::default(), self.seed, now);
         let mut event = Event::Elapsed;
         while !stop.load(Ordering::Relaxed) {
@@ -264,11 +288,11 @@ impl Neighbourhood {
             if looks {
                 self.look_at_paths(&mut machine, told);
             }
-            let now = self.node.now();
+            let now = self.fabric().now();
             let until = machine.next_deadline().map(|deadline| Duration::from_nanos(deadline.since_ns(now)));
             let sleep = until.map_or(longest, |until| until.min(longest));
-            event = match self.news.recv_timeout(sleep) {
-                Ok(news) => self.event_of(news, told),
+            event = match self.reports.recv_timeout(sleep) {
+                Ok(report) => self.event_of(report, told),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Event::Elapsed,
             };
         }
@@ -283,13 +307,13 @@ impl Neighbourhood {
             Event::Came { link, .. } => Some(*link),
             _ => None,
         };
-        machine.handle(self.node.now(), event);
+        machine.handle(self.fabric().now(), event);
         self.act(machine, told);
         // It may have been lost before it was known here.
         if let Some(link) = newcomer
-            && self.node.peer(PeerId(link.0)).is_none_or(|peer| peer.loss().is_some())
+            && self.fabric().connection(PeerId(link.0)).is_none_or(|peer| peer.loss().is_some())
         {
-            machine.handle(self.node.now(), Event::Lost(link));
+            machine.handle(self.fabric().now(), Event::Lost(link));
             self.act(machine, told);
         }
     }
@@ -300,11 +324,11 @@ impl Neighbourhood {
         }
     }
 
-    /// What the news mean.
-    fn event_of(&mut self, news: News, told: &dyn Fn(NeighbourEvent<'_>)) -> Event {
-        match news {
-            News::Event(event) => event,
-            News::Failed(dial, reason) => {
+    /// What a report means.
+    fn event_of(&mut self, report: Report, told: &dyn Fn(NeighbourEvent<'_>)) -> Event {
+        match report {
+            Report::Event(event) => event,
+            Report::Failed(dial, reason) => {
                 let neighbour = dial.neighbour();
                 if let Some(address) = self.address(neighbour, 0)
                     && self.failures.get(&neighbour) != Some(&reason)
@@ -314,13 +338,13 @@ impl Neighbourhood {
                 }
                 Event::Dialed(dial, DialOutcome::Failed)
             }
-            News::Came(peer, joining, insists) => {
+            Report::Came(peer, joining, insists) => {
                 let link = LinkId(peer.id.0);
                 let identity = Identity { proof: proof_of(&*peer.link), life: joining.life.0 };
                 self.joining.insert(link, (peer, joining));
                 Event::Came { link, identity, insists }
             }
-            News::Path(dial, part) => {
+            Report::Path(dial, part) => {
                 let is_up = part.is_some();
                 if let Some(part) = part {
                     self.paths.insert((dial.neighbour(), dial.address()), part);
@@ -339,17 +363,17 @@ impl Neighbourhood {
     fn on_a_thread(
         &self,
         dial: Dial,
-        failed: fn(Dial) -> News,
-        work: impl FnOnce(&Node, &Address, &Security, Dial) -> News + Send + 'static,
+        failed: fn(Dial) -> Report,
+        work: impl FnOnce(&dyn LinkDriver, &Address, &Security, Dial) -> Report + Send + 'static,
     ) {
         let Some(address) = self.address(dial.neighbour(), dial.address()).cloned() else { return };
-        let (node, security, sender) = (self.node.clone(), self.security.clone(), self.sender.clone());
+        let (driver, security, sender) = (self.driver.clone(), self.security.clone(), self.sender.clone());
         // The dial goes along, and comes back if the thread cannot be started.
         let shared = Arc::new(Mutex::new(Some(dial)));
         let taken = shared.clone();
         let started = std::thread::Builder::new().name("dial".into()).spawn(move || {
             if let Some(dial) = taken.lock().take() {
-                let _ = sender.send(work(&node, &address, &security, dial));
+                let _ = sender.send(work(&*driver, &address, &security, dial));
             }
         });
         if started.is_err()
@@ -362,19 +386,19 @@ impl Neighbourhood {
     fn carry_out(&mut self, action: Action, told: &dyn Fn(NeighbourEvent<'_>)) {
         match action {
             Action::Dial { dial, insist } => {
-                let failed = |dial| News::Failed(dial, "cannot start a thread".into());
-                self.on_a_thread(dial, failed, move |node, address, security, dial| {
-                    match node.dial(address, security, insist) {
-                        Ok(outcome) => News::Event(Event::Dialed(dial, outcome)),
-                        Err(error) => News::Failed(dial, error.to_string()),
+                let failed = |dial| Report::Failed(dial, "cannot start a thread".into());
+                self.on_a_thread(dial, failed, move |driver, address, security, dial| {
+                    match dial_and_join(driver, address, security, insist) {
+                        Ok(outcome) => Report::Event(Event::Dialed(dial, outcome)),
+                        Err(error) => Report::Failed(dial, error.to_string()),
                     }
                 });
             }
             Action::Probe(dial) => {
-                let failed = |dial| News::Event(Event::Probed(dial, None));
-                self.on_a_thread(dial, failed, |node, address, security, dial| {
-                    let found = node.identify(address, security);
-                    News::Event(Event::Probed(dial, found))
+                let failed = |dial| Report::Event(Event::Probed(dial, None));
+                self.on_a_thread(dial, failed, |driver, address, security, dial| {
+                    let found = identify(driver, address, security);
+                    Report::Event(Event::Probed(dial, found))
                 });
             }
             Action::AddPath(dial, link) => self.add_path(dial, link),
@@ -384,8 +408,8 @@ impl Neighbourhood {
                     CloseReason::Duplicate => LossReason::Superseded,
                     CloseReason::Restarted => LossReason::Restarted,
                 };
-                if let Some(peer) = self.node.peer(PeerId(link.0)) {
-                    self.node.close(&peer, reason);
+                if let Some(first) = self.fabric().connection(PeerId(link.0)) {
+                    close(&*self.driver, &first, reason);
                 }
             }
             Action::Assign(neighbour, link) => self.assign(neighbour, link),
@@ -394,34 +418,33 @@ impl Neighbourhood {
     }
 
     fn answer(&mut self, link: LinkId, accepted: bool) {
-        let Some((peer, Joining { number, name, life })) = self.joining.remove(&link) else { return };
-        if let Some(told) = self.node.neighbourhood.get() {
-            *told.joining.lock() -= 1;
+        let Some((connection, Joining { number, name, life })) = self.joining.remove(&link) else { return };
+        let fabric = self.fabric();
+        if let Some(reports) = fabric.reports.get() {
+            *reports.joining.lock() -= 1;
         }
         let reply = if accepted {
-            match self.node.introduced(&peer, &name, life) {
-                Ok(()) => Reply::Introduced { name: self.node.name().to_owned(), life: self.node.life() },
-                Err(why) => Reply::Failed(why),
-            }
+            fabric.introduce(&connection, &name, life)
         } else {
-            peer.is_neighbour.store(true, Ordering::Relaxed);
-            Reply::JoinedAlready { life: self.node.life() }
+            connection.neighbour().is_wanted.store(true, Ordering::Relaxed);
+            Reply::JoinedAlready { life: fabric.life() }
         };
+        let message = Message::V1(MessageV1::Answer { number, reply }).encode();
         // If this is not taken, the other side asks again by another link.
-        let _ = peer.link.send_control(&Message::V1(MessageV1::Answer { number, reply }).encode(), &[]);
+        let _ = connection.link.send_control(&message, &[]);
     }
 
     fn assign(&mut self, neighbour: NeighbourId, link: Option<LinkId>) {
         let number = neighbour.0 + 1;
         self.paths.retain(|(of, _), _| *of != neighbour);
-        let peer = link.and_then(|link| self.node.peer(PeerId(link.0)));
-        let numbers = &self.node.programs.numbers;
-        match peer {
-            Some(peer) => {
-                peer.is_neighbour.store(true, Ordering::Relaxed);
-                let life = peer.identity().map(|identity| identity.life);
-                numbers.assign(number, Some((peer.id, &*peer.link, life)));
-                self.reached.insert(neighbour, peer);
+        let first = link.and_then(|link| self.fabric().connection(PeerId(link.0)));
+        let numbers = &self.fabric().numbers;
+        match first {
+            Some(first) => {
+                first.neighbour().is_wanted.store(true, Ordering::Relaxed);
+                let life = first.neighbour().life();
+                numbers.assign(number, Some((first.id, &*first.link, life)));
+                self.reached.insert(neighbour, first);
             }
             // It is lost already; that is told next.
             None => numbers.assign(number, None),
@@ -435,8 +458,9 @@ impl Neighbourhood {
         };
         match change {
             Change::Joined | Change::JoinedAgain => {
-                let peer = self.node.programs.numbers.peer(number).and_then(|peer| self.node.peer(peer));
-                let name = peer.map_or_else(String::new, |peer| peer.name.lock().clone());
+                let fabric = self.fabric();
+                let first = fabric.numbers.peer(number).and_then(|peer| fabric.connection(peer));
+                let name = first.map_or_else(String::new, |first| first.neighbour().name());
                 told(NeighbourEvent::Joined { address, name, again: change == Change::JoinedAgain });
                 self.failures.remove(&neighbour);
             }
@@ -454,22 +478,24 @@ impl Neighbourhood {
     }
 
     fn add_path(&self, dial: Dial, link: LinkId) {
-        let (peer, ways) = (self.node.peer(PeerId(link.0)), self.wanted.get(dial.neighbour().0 as usize));
-        let wants_more = peer.as_ref().zip(ways).is_some_and(|(peer, ways)| {
+        let first = self.fabric().connection(PeerId(link.0));
+        let ways = self.wanted.get(dial.neighbour().0 as usize);
+        let wants_more = first.as_ref().zip(ways).is_some_and(|(first, ways)| {
             // The other side may have dialed some.
-            peer.paths.read().len() + usize::from(peer.has_link()) < ways.len()
+            first.neighbour().further.read().len() + usize::from(first.has_link()) < ways.len()
         });
-        let failed = |dial| News::Path(dial, None);
-        let Some(peer) = peer.filter(|_| wants_more) else {
+        let failed = |dial| Report::Path(dial, None);
+        let Some(first) = first.filter(|_| wants_more) else {
             let _ = self.sender.send(failed(dial));
             return;
         };
-        self.on_a_thread(dial, failed, move |node, address, security, dial| {
-            let token = match node.ask(&peer, Request::PathToken, DIAL_TIMEOUT) {
+        self.on_a_thread(dial, failed, move |driver, address, security, dial| {
+            let token = match driver.ask_by(&first, Request::PathToken, DIAL_TIMEOUT) {
                 Ok((Reply::PathToken(token), _)) => token,
-                _ => return News::Path(dial, None),
+                _ => return Report::Path(dial, None),
             };
-            News::Path(dial, node.join_as_path(&peer, token, address, security, DIAL_TIMEOUT).ok())
+            let path = joining::join_as_path(driver, &first, token, address, security, DIAL_TIMEOUT);
+            Report::Path(dial, path.ok())
         });
     }
 
@@ -479,8 +505,9 @@ impl Neighbourhood {
             self.paths.iter().filter(|(_, part)| !part.has_link()).map(|(place, _)| *place).collect();
         lost.iter().for_each(|place| _ = self.paths.remove(place));
         // The first link of one that has others.
+        let fabric = self.driver.fabric();
         self.firsts.retain(|neighbour, (address, link)| {
-            let Some(peer) = self.node.peer(PeerId(link.0)).filter(|peer| peer.loss().is_none()) else {
+            let Some(peer) = fabric.connection(PeerId(link.0)).filter(|peer| peer.loss().is_none()) else {
                 return machine.link_of(*neighbour) == Some(*link);
             };
             if !peer.has_link() {

@@ -14,9 +14,13 @@ use tombolo_host::shared::SharedMemory;
 use tombolo_link::{Address, Link, LossReason, OpenError, Security};
 use tombolo_wire::Domain;
 
-use crate::driver::node::{AskError, BUFFERS, JoinError, Node, Peer};
-use crate::driver::path_maintainer::{Tending, Told};
+use crate::driver::address_space::BUFFERS;
+use crate::driver::node::Node;
+use crate::driver::path_maintainer::{PathLossSink, PathMaintainer};
+use crate::fabric::connection::Connection;
+use crate::fabric::link_driver::{AskError, JoinError};
 use crate::fabric::messages::{NodeStatus, Reply, Request};
+use crate::fabric::neighbourhood;
 use crate::far::front::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
 use crate::far::reads::{Reads, Waiter};
 use crate::lending::ledger::LendError;
@@ -33,9 +37,9 @@ const EXPIRE_ROUNDS: u32 = 16;
 /// How much of a window is mapped at once.
 const WARM_BYTES: usize = 1 << 20;
 /// How long to wait for a node to answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// How long allocating what is lent may take.
-const LEND_PATIENCE: Duration = Duration::from_secs(120);
+const LEND_TIMEOUT: Duration = Duration::from_secs(120);
 /// Marks a completed write among the user numbers of transfers.
 const WRITE: u64 = 1 << 63;
 
@@ -95,7 +99,7 @@ pub enum BorrowError {
 #[derive(Debug)]
 struct Lender {
     address: Address,
-    peer: Arc<Peer>,
+    peer: Arc<Connection>,
     segment: u16,
     /// Its memory, where the link has windows.
     window: Option<SharedMemory>,
@@ -130,7 +134,7 @@ pub struct Borrowed {
     ended: OwnedFd,
     service: Mutex<Option<JoinHandle<()>>>,
     /// Lenders' further links.
-    tending: Mutex<Tending>,
+    path_maintainer: Mutex<PathMaintainer>,
     /// How lenders are asked whether they were started again, where they may be.
     security: OnceLock<Security>,
     /// One of them is being asked.
@@ -169,7 +173,7 @@ pub struct Borrowing<'a> {
 /// Asks a node how it is.
 pub fn status_of(address: &Address, security: &Security) -> Result<NodeStatus, BorrowError> {
     let node = Node::new("status", 0, 0)?;
-    let peer = node.add_peer(tombolo_link::connect(address, security, PATIENCE)?);
+    let peer = node.add_peer(tombolo_link::connect(address, security, TIMEOUT)?);
     let (mut status, mut next) = ask_status(&node, &peer, address, 0)?;
     let mut from = 0;
     while let Some(place) = next {
@@ -190,11 +194,11 @@ pub fn status_of(address: &Address, security: &Security) -> Result<NodeStatus, B
 /// How a node is, from some entry on; and where the next part begins, if there is more.
 fn ask_status(
     node: &Node,
-    peer: &Arc<Peer>,
+    peer: &Arc<Connection>,
     address: &Address,
     from: u64,
 ) -> Result<(NodeStatus, Option<u64>), BorrowError> {
-    match ask(node, peer, address, Request::Status { from }, PATIENCE)?.0 {
+    match ask(node, peer, address, Request::Status { from }, TIMEOUT)?.0 {
         Reply::Status { status, next } => Ok((*status, next)),
         other => Err(refused(address, other)),
     }
@@ -210,12 +214,12 @@ fn refused(lender: &Address, reply: Reply) -> BorrowError {
 
 fn ask(
     node: &Node,
-    peer: &Arc<Peer>,
+    peer: &Arc<Connection>,
     lender: &Address,
     request: Request,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(Reply, Vec<tombolo_host::passed::PassedDescriptor>), BorrowError> {
-    node.ask(peer, request, patience).map_err(|source| BorrowError::Ask { lender: lender.clone(), source })
+    node.ask(peer, request, timeout).map_err(|source| BorrowError::Ask { lender: lender.clone(), source })
 }
 
 fn no_thread(error: std::io::Error) -> LendError {
@@ -249,7 +253,7 @@ impl Borrowed {
         let firsts: Vec<Address> = lenders.iter().filter_map(|ways| ways.first().cloned()).collect();
         let links = firsts
             .iter()
-            .map(|address| Ok(tombolo_link::connect(address, security, PATIENCE)?))
+            .map(|address| Ok(tombolo_link::connect(address, security, TIMEOUT)?))
             .collect::<Result<Vec<_>, BorrowError>>()?;
         let node = Node::new(name, 0, (READ_PAGES + STAGING_PAGES) as usize * PAGE_BYTES as usize)?;
         node.set_outage(outage);
@@ -258,21 +262,21 @@ impl Borrowed {
         let mut paths = Vec::new();
         for (peer, ways) in peers.iter().zip(lenders.iter().filter(|ways| !ways.is_empty())) {
             if ways.len() > 1 {
-                paths.push(node.join_again(peer, ways, security, PATIENCE)?);
+                paths.push(node.join_again(peer, ways, security, TIMEOUT)?);
             }
         }
         let borrowed = Self::from_peers(node, &firsts, peers, bytes, wish_bytes)?;
         let _ = borrowed.security.set(security.clone());
         let weak = Arc::downgrade(&borrowed);
-        let told: Told = Arc::new(move |address, reason| {
+        let told: PathLossSink = Arc::new(move |address, reason| {
             if let Some(borrowed) = weak.upgrade()
                 && let Some(sink) = borrowed.sink.get()
             {
                 sink(FarEvent::PathLost { address: address.to_string(), reason: reason.to_string() });
             }
         });
-        let tending = Tending::start(&borrowed.node, paths, security, &told);
-        *borrowed.tending.lock() = tending.map_err(no_thread)?;
+        let path_maintainer = PathMaintainer::start(&borrowed.node, paths, security, &told);
+        *borrowed.path_maintainer.lock() = path_maintainer.map_err(no_thread)?;
         Ok(borrowed)
     }
 
@@ -293,14 +297,15 @@ impl Borrowed {
     pub fn from_peers(
         node: Arc<Node>,
         addresses: &[Address],
-        peers: Vec<Arc<Peer>>,
+        peers: Vec<Arc<Connection>>,
         bytes: Option<u64>,
         wish_bytes: u64,
     ) -> Result<Arc<Self>, BorrowError> {
         let mut free = Vec::new();
         for (peer, address) in peers.iter().zip(addresses) {
-            match ask(&node, peer, address, node.introduction(), PATIENCE)?.0 {
+            match ask(&node, peer, address, node.fabric.introduction(), TIMEOUT)?.0 {
                 Reply::Introduced { name, life } => node
+                    .fabric
                     .introduced(peer, &name, life)
                     .map_err(|reason| BorrowError::Refused { lender: address.clone(), reason })?,
                 other => return Err(refused(address, other)),
@@ -356,7 +361,7 @@ impl Borrowed {
             stop: AtomicBool::new(false),
             ended,
             service: Mutex::new(None),
-            tending: Mutex::default(),
+            path_maintainer: Mutex::default(),
             security: OnceLock::new(),
             is_asking: Arc::default(),
         });
@@ -395,7 +400,7 @@ impl Borrowed {
                 let _ = self.node.ask(&lender.peer, request, Duration::from_millis(500));
             }
         }
-        *self.tending.lock() = Tending::default();
+        *self.path_maintainer.lock() = PathMaintainer::default();
     }
 
     /// The borrowing node.
@@ -428,7 +433,7 @@ impl Borrowed {
         let (node, security, is_asking) = (self.node.clone(), security.clone(), self.is_asking.clone());
         let started = std::thread::Builder::new().name("probe".into()).spawn(move || {
             for (peer, address) in asked {
-                node.close_if_restarted(&peer, &address, &security);
+                neighbourhood::close_if_restarted(&*node, &peer, &address, &security);
             }
             std::thread::sleep(PROBE_PAUSE);
             is_asking.store(false, Ordering::Release);
@@ -536,11 +541,11 @@ impl Lender {
 
 fn borrow_segment(
     node: &Node,
-    peer: Arc<Peer>,
+    peer: Arc<Connection>,
     address: &Address,
     bytes: u64,
 ) -> Result<(Lender, u64), BorrowError> {
-    let (reply, descriptors) = ask(node, &peer, address, Request::Lend { bytes }, LEND_PATIENCE)?;
+    let (reply, descriptors) = ask(node, &peer, address, Request::Lend { bytes }, LEND_TIMEOUT)?;
     let segment = match reply {
         Reply::Lent { segment } => segment,
         Reply::TooMuch { free_bytes } => {
@@ -646,14 +651,14 @@ impl FarMemory for Borrowed {
                 for lender in &self.lenders {
                     self.node.flush(&lender.peer);
                 }
-                let nap =
+                let sleep =
                     self.node.expire().unwrap_or(Duration::from_millis(1)).min(Duration::from_millis(1));
                 let alive: Vec<_> = self
                     .descriptors()
                     .into_iter()
                     .filter_map(|(descriptor, alive)| alive.then_some(descriptor))
                     .collect();
-                let _ = event::wait_readable(&alive, Some(nap));
+                let _ = event::wait_readable(&alive, Some(sleep));
             }
         }
         if self.writes_failed.load(Ordering::Relaxed) { Err(LenderGone) } else { Ok(()) }

@@ -17,24 +17,27 @@ use tombolo_link::udp::DEFAULT_OUTAGE;
 use tombolo_link::{Address, LossReason, Security};
 use tombolo_wire::Domain;
 
-use crate::driver::node::{AskError, BUFFERS, JoinError, Node, Peer};
-use crate::driver::path_maintainer::{Tending, Told};
-use crate::fabric::messages::{NamedSegment, Reply, Request};
+use crate::driver::address_space::BUFFERS;
+use crate::driver::node::Node;
+use crate::driver::path_maintainer::{PathLossSink, PathMaintainer};
+use crate::fabric::connection::Connection;
+use crate::fabric::link_driver::{AskError, JoinError};
+use crate::fabric::messages::{Checksum, NamedSegment, Reply, Request};
 use crate::lending::ledger::LendError;
-use crate::lending::named::{Checksum, Hasher, SegmentName};
+use crate::lending::named::{Hasher, SegmentName};
 
 /// How much one transfer moves.
 const PIECE_BYTES: usize = 1 << 20;
 /// How many transfers are open at once.
 const PIECES: usize = 8;
 /// How long a node may take for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it may take to allocate or check bytes: this, and for so many a second more.
-const LONG_PATIENCE: Duration = Duration::from_secs(120);
+const LONG_TIMEOUT: Duration = Duration::from_secs(120);
 const SLOWEST_BYTES_PER_S: u64 = 20 << 20;
 /// The longest sleep of the thread that drives the link: transfers may have been posted meanwhile,
 /// and their timers want to be looked at.
-const NAP: Duration = Duration::from_millis(5);
+const MAX_SLEEP: Duration = Duration::from_millis(5);
 /// How often a link is looked at, where something is there each time, before its timers are.
 const ROUNDS: u32 = 64;
 /// How often one who waits for a transfer looks whether it is to go on.
@@ -133,7 +136,7 @@ pub enum CopyError {
     Interrupted,
 }
 
-/// Told how many bytes are done; false: go no further.
+/// PathLossSink how many bytes are done; false: go no further.
 pub type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
 
 /// The segments with names at another node. After a copy that failed its link is of no more use:
@@ -142,12 +145,12 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
 pub struct Store {
     address: Address,
     node: Arc<Node>,
-    peer: Arc<Peer>,
+    peer: Arc<Connection>,
     ended: Receiver<(u64, Result<(), TransferError>)>,
     stop: Arc<AtomicBool>,
     service: Option<JoinHandle<()>>,
     /// Further links.
-    _tending: Tending,
+    _path_maintainer: PathMaintainer,
 }
 
 /// A segment that can be read.
@@ -168,11 +171,11 @@ impl Drop for Store {
 }
 
 /// Keeps a link going until it is lost or no longer wanted.
-fn drive(node: &Node, peer: &Arc<Peer>, stop: &AtomicBool) {
+fn drive(node: &Node, peer: &Arc<Connection>, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) && peer.loss().is_none() {
         // What has come is looked at before the timers: they would take it for lost.
         let drained = (0..ROUNDS).any(|_| node.drive(peer) == 0);
-        let until = node.expire().unwrap_or(NAP).min(NAP);
+        let until = node.expire().unwrap_or(MAX_SLEEP).min(MAX_SLEEP);
         if drained && peer.has_link() {
             let _ = peer.link.wait(until);
         } else if drained {
@@ -199,8 +202,8 @@ fn buffer(index: u64) -> usize {
     slot(index) * PIECE_BYTES
 }
 
-fn long_patience(bytes: u64) -> Duration {
-    LONG_PATIENCE + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S)
+fn long_timeout(bytes: u64) -> Duration {
+    LONG_TIMEOUT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S)
 }
 
 impl Store {
@@ -225,24 +228,33 @@ impl Store {
             // Nobody waits any more when the receiver is gone.
             let _ = told.send((user, result));
         }));
-        let peer = node.join(address, security, PATIENCE)?;
+        let peer = node.join(address, security, TIMEOUT)?;
         let mut paths = Vec::new();
         if addresses.len() > 1 {
-            paths.push(node.join_again(&peer, addresses, security, PATIENCE)?);
+            paths.push(node.join_again(&peer, addresses, security, TIMEOUT)?);
         }
-        let nobody: Told = Arc::new(|_, _| {});
-        let tending = Tending::start(&node, paths, security, &nobody).map_err(CopyError::Thread)?;
+        let nobody: PathLossSink = Arc::new(|_, _| {});
+        let path_maintainer =
+            PathMaintainer::start(&node, paths, security, &nobody).map_err(CopyError::Thread)?;
         let stop = Arc::new(AtomicBool::new(false));
         let service = std::thread::Builder::new().name("copy".into()).spawn({
             let (node, peer, stop) = (node.clone(), peer.clone(), stop.clone());
             move || drive(&node, &peer, &stop)
         });
         let service = Some(service.map_err(CopyError::Thread)?);
-        Ok(Self { address: address.clone(), node, peer, ended, stop, service, _tending: tending })
+        Ok(Self {
+            address: address.clone(),
+            node,
+            peer,
+            ended,
+            stop,
+            service,
+            _path_maintainer: path_maintainer,
+        })
     }
 
-    fn ask(&self, request: Request, patience: Duration) -> Result<Reply, CopyError> {
-        let answer = self.node.ask(&self.peer, request, patience);
+    fn ask(&self, request: Request, timeout: Duration) -> Result<Reply, CopyError> {
+        let answer = self.node.ask(&self.peer, request, timeout);
         match answer.map_err(|source| CopyError::Ask { address: self.address.clone(), source })?.0 {
             Reply::Failed(reason) => Err(CopyError::Refused { address: self.address.clone(), reason }),
             reply => Ok(reply),
@@ -250,7 +262,7 @@ impl Store {
     }
 
     fn ask_of(&self, name: &SegmentName, request: Request) -> Result<Reply, CopyError> {
-        match self.ask(request, PATIENCE)? {
+        match self.ask(request, TIMEOUT)? {
             Reply::NoSuchName => {
                 Err(CopyError::NoSuchName { address: self.address.clone(), name: name.clone() })
             }
@@ -276,7 +288,7 @@ impl Store {
         let mut all: Vec<NamedSegment> = Vec::new();
         loop {
             let after = all.last().map(|last| last.name.clone());
-            let Reply::Names { segments, more } = self.ask(Request::List { after }, PATIENCE)? else {
+            let Reply::Names { segments, more } = self.ask(Request::List { after }, TIMEOUT)? else {
                 return self.unfitting("an answer");
             };
             let more = more && !segments.is_empty();
@@ -342,8 +354,8 @@ impl Store {
         source: &mut dyn Read,
         progress: Progress<'_>,
     ) -> Result<Checksum, CopyError> {
-        let patience = long_patience(length_bytes);
-        let segment = match self.ask(Request::Create { bytes: length_bytes }, patience)? {
+        let timeout = long_timeout(length_bytes);
+        let segment = match self.ask(Request::Create { bytes: length_bytes }, timeout)? {
             Reply::Lent { segment } => segment,
             Reply::TooMuch { free_bytes } => {
                 let address = self.address.clone();
@@ -357,14 +369,14 @@ impl Store {
         let mut unknown = false;
         loop {
             let publish = Request::Publish { segment, name: name.as_str().to_owned(), checksum: sent };
-            match self.ask(publish, patience) {
+            match self.ask(publish, timeout) {
                 Ok(Reply::Done) => return Ok(sent),
                 Ok(Reply::Mismatch { checksum: arrived }) => {
                     return Err(CopyError::Mismatch { sent, arrived });
                 }
                 Ok(_) => return self.unfitting("an answer"),
                 Err(CopyError::Ask { source: AskError::PathLost, .. }) => unknown = true,
-                Err(CopyError::Refused { .. }) if unknown && since.elapsed() < patience => {}
+                Err(CopyError::Refused { .. }) if unknown && since.elapsed() < timeout => {}
                 Err(error) => return Err(error),
             }
             if self.find(name).is_ok_and(|found| found.checksum == sent) {
@@ -452,7 +464,7 @@ impl Store {
 
     /// Reads that no more. The memory is the node's again if the name is gone.
     pub fn close(&mut self, opened: Opened) -> Result<(), CopyError> {
-        self.ask(Request::Release { segment: opened.segment }, PATIENCE).map(drop)
+        self.ask(Request::Release { segment: opened.segment }, TIMEOUT).map(drop)
     }
 }
 

@@ -8,7 +8,10 @@ use tombolo_core::rdma::{Direction, PostError, Transfer, TransferError};
 use tombolo_link::{Address, Security};
 use tombolo_wire::Domain;
 
-use crate::driver::node::{AskError, BUFFERS, JoinError, Node, Peer};
+use crate::driver::address_space::BUFFERS;
+use crate::driver::node::Node;
+use crate::fabric::connection::Connection;
+use crate::fabric::link_driver::{AskError, JoinError};
 use crate::fabric::messages::{Reply, Request};
 use crate::lending::ledger::LendError;
 
@@ -47,7 +50,7 @@ pub enum PingError {
 #[derive(Debug)]
 pub struct Pinger {
     node: Arc<Node>,
-    peer: Arc<Peer>,
+    peer: Arc<Connection>,
     segment: u16,
     ended: Arc<AtomicU64>,
     failure: Arc<parking_lot::Mutex<Option<TransferError>>>,
@@ -56,7 +59,7 @@ pub struct Pinger {
 
 impl Pinger {
     /// Connects to a node and borrows a page of it.
-    pub fn new(address: &Address, security: &Security, patience: Duration) -> Result<Self, PingError> {
+    pub fn new(address: &Address, security: &Security, timeout: Duration) -> Result<Self, PingError> {
         let node = Arc::new(Node::new("ping", 0, MAX_PING_BYTES as usize)?);
         let (ended, failure) = (Arc::new(AtomicU64::new(0)), Arc::new(parking_lot::Mutex::new(None)));
         let (told, why) = (ended.clone(), failure.clone());
@@ -64,9 +67,9 @@ impl Pinger {
             *why.lock() = result.err();
             told.store(user, Ordering::Release);
         }));
-        let peer = node.join(address, security, patience)?;
+        let peer = node.join(address, security, timeout)?;
         let page = Request::Lend { bytes: MAX_PING_BYTES.into() };
-        let segment = match node.ask(&peer, page, patience)?.0 {
+        let segment = match node.ask(&peer, page, timeout)?.0 {
             Reply::Lent { segment } => segment,
             Reply::TooMuch { free_bytes } => {
                 return Err(PingError::NoPage(format!("{free_bytes} bytes are free")));
@@ -77,7 +80,7 @@ impl Pinger {
     }
 
     /// Writes so many bytes (at most [`MAX_PING_BYTES`]) and waits for the acknowledgement.
-    pub fn ping(&mut self, size_bytes: u32, patience: Duration) -> Result<Duration, PingError> {
+    pub fn ping(&mut self, size_bytes: u32, timeout: Duration) -> Result<Duration, PingError> {
         self.pings += 1;
         let since = Instant::now();
         let transfer = Transfer {
@@ -103,12 +106,12 @@ impl Pinger {
                 return Err(AskError::Lost(reason).into());
             }
             let waited = since.elapsed();
-            if waited > patience {
-                return Err(PingError::TimedOut(patience));
+            if waited > timeout {
+                return Err(PingError::TimedOut(timeout));
             }
-            let until_timer = self.node.expire().unwrap_or(patience);
+            let until_timer = self.node.expire().unwrap_or(timeout);
             if waited > POLL {
-                let _ = self.peer.link.wait(until_timer.min(patience - waited));
+                let _ = self.peer.link.wait(until_timer.min(timeout - waited));
                 self.node.tick();
             }
         }

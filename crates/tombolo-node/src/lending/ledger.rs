@@ -9,16 +9,16 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::fs::FallocateFlags;
 use tombolo_core::rdma::PeerId;
-use tombolo_host::shared::{HUGE_PAGE_BYTES, SharedMemory};
-use tombolo_wire::NackCode;
+use tombolo_host::shared::SharedMemory;
 
-use crate::lending::named::{Checksum, SegmentName};
-pub use crate::memory::reclaim::Segment;
-use crate::memory::reclaim::{Account, Room, TakeError};
+use crate::fabric::life::NoRandomNumbers;
+use crate::fabric::messages::Checksum;
+use crate::lending::named::SegmentName;
+use crate::memory::allocation::AllocationError;
+use crate::memory::reclaim::{Account, Room, Segment, TakeError};
 
 /// Why memory was not lent.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,21 @@ pub enum LendError {
     /// The system refused.
     #[error("the system gives no memory: {0}")]
     System(String),
+}
+
+impl From<AllocationError> for LendError {
+    fn from(error: AllocationError) -> Self {
+        match error {
+            AllocationError::BadSize(bytes) => Self::BadSize(bytes),
+            AllocationError::System(reason) => Self::System(reason),
+        }
+    }
+}
+
+impl From<NoRandomNumbers> for LendError {
+    fn from(error: NoRandomNumbers) -> Self {
+        Self::System(error.to_string())
+    }
 }
 
 /// Segments that one peer may have. Each has a descriptor of this process, which others need too.
@@ -206,13 +221,10 @@ impl Ledger {
         Some(number.map(|number| (number, published)))
     }
 
-    /// A peer's segment, to be read or, if `change`, written as well.
-    pub fn find(&self, peer: PeerId, number: u16, change: bool) -> Result<Arc<SharedMemory>, NackCode> {
-        match self.segments.get(&(peer, number)) {
-            None => Err(NackCode::NoContext),
-            Some(Holding::Reading(_)) if change => Err(NackCode::DomainMismatch),
-            Some(holding) => Ok(holding.memory().clone()),
-        }
+    /// A peer's segment, and whether it is there to be read only.
+    pub fn find(&self, peer: PeerId, number: u16) -> Option<(Arc<SharedMemory>, bool)> {
+        let holding = self.segments.get(&(peer, number))?;
+        Some((holding.memory().clone(), matches!(holding, Holding::Reading(_))))
     }
 
     /// Takes a segment back. False: the peer has no such one.
@@ -239,73 +251,12 @@ impl Ledger {
     }
 }
 
-/// How much is allocated in one go.
-const STEP_BYTES: u64 = 64 << 20;
-
-/// How long huge pages may take: so long each, and so long more for some of them. Where they take longer, the
-/// kernel has to move others for them, which costs more than they are worth.
-const HUGE_PATIENCE: Duration = Duration::from_millis(2);
-const MORE_PATIENCE: Duration = Duration::from_millis(20);
-
-/// Memory whose pages are being allocated, huge ones where the kernel has them: to copy there is faster by a
-/// sixth to a third, to map them takes next to no time, and to allocate them no more than ordinary ones.
-#[derive(Debug)]
-pub struct Allocation {
-    memory: SharedMemory,
-    done_bytes: u64,
-    /// How long the huge ones may still take; none: there are no more.
-    patience: Option<Duration>,
-}
-
-impl Allocation {
-    /// New memory of this size, without its pages.
-    pub fn new(bytes: u64) -> Result<Self, LendError> {
-        let length = usize::try_from(bytes).map_err(|_| LendError::BadSize(bytes))?;
-        let memory = SharedMemory::create("tombolo-segment", length)
-            .map_err(|error| LendError::System(error.to_string()))?;
-        Ok(Self { memory, done_bytes: 0, patience: Some(MORE_PATIENCE) })
-    }
-
-    /// Allocates some of the pages; true when it has all.
-    pub fn go_on(&mut self) -> Result<bool, LendError> {
-        // Pages on demand could fail when a borrower writes, as SIGBUS or worse.
-        let bytes = self.memory.len() as u64;
-        let step = STEP_BYTES.min(bytes - self.done_bytes);
-        for offset in (self.done_bytes..self.done_bytes + step).step_by(HUGE_PAGE_BYTES) {
-            let Some(patience) = self.patience else { break };
-            let began = Instant::now();
-            let is_huge = self.memory.make_huge(offset as usize);
-            let left = (patience + HUGE_PATIENCE).checked_sub(began.elapsed());
-            self.patience = left.filter(|_| is_huge);
-        }
-        if step > 0 {
-            let allocated = rustix::io::retry_on_intr(|| {
-                rustix::fs::fallocate(&self.memory, FallocateFlags::empty(), self.done_bytes, step)
-            });
-            allocated.map_err(|error| LendError::System(error.to_string()))?;
-        }
-        self.done_bytes += step;
-        Ok(self.done_bytes == bytes)
-    }
-
-    /// The memory.
-    pub fn finish(self) -> SharedMemory {
-        self.memory
-    }
-}
-
-/// New memory of this size, with all its pages.
-pub fn allocate(bytes: u64) -> Result<SharedMemory, LendError> {
-    let mut allocation = Allocation::new(bytes)?;
-    while !allocation.go_on()? {}
-    Ok(allocation.finish())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::time::Duration;
 
     use super::*;
+    use crate::memory::allocation::allocate;
     use crate::memory::reclaim::Reclaimer;
 
     const A: PeerId = PeerId(1);
@@ -351,24 +302,6 @@ mod tests {
     }
 
     #[test]
-    fn all_of_what_is_allocated_is_there() {
-        use std::os::unix::fs::MetadataExt;
-
-        const HUGE: u64 = HUGE_PAGE_BYTES as u64;
-        for bytes in [4096, HUGE - 4096, HUGE, HUGE + 4096, STEP_BYTES + 3 * HUGE + 8192] {
-            let mut allocation = Allocation::new(bytes).unwrap();
-            while !allocation.go_on().unwrap() {}
-            let memory = allocation.finish();
-            let file = std::fs::File::from(memory.as_fd().try_clone_to_owned().unwrap());
-            let metadata = file.metadata().unwrap();
-            assert_eq!((metadata.len(), metadata.blocks() * 512), (bytes, bytes), "and no more");
-            for at in [0, bytes as usize / 2, bytes as usize - 8] {
-                assert_eq!(memory.span(at, 8).unwrap().to_vec(), [0; 8]);
-            }
-        }
-    }
-
-    #[test]
     fn no_more_is_lent_than_there_is_and_what_is_released_can_be_lent_again() {
         let mut ledger = Ledger::new(3 * 4096);
         let first = lend(&mut ledger, A, 8192).unwrap();
@@ -411,7 +344,7 @@ mod tests {
         let kept = lend(&mut ledger, B, 4096).unwrap();
         assert_eq!(ledger.release_all(A), 3 * 4096);
         assert_eq!(ledger.release_all(A), 0);
-        assert!(ledger.find(B, kept, true).is_ok());
+        assert!(ledger.find(B, kept).is_some());
     }
 
     #[test]
@@ -433,9 +366,9 @@ mod tests {
         let (old, _) = ledger.open(B, &name).unwrap().unwrap();
         assert!(publish(&mut ledger, A, "x", 8192).is_some());
         assert_eq!(ledger.lent_bytes(), 12288, "B still reads the old one");
-        assert_eq!(ledger.find(B, old, false).unwrap().len(), 4096);
+        assert_eq!(ledger.find(B, old).unwrap().0.len(), 4096);
         let (new, _) = ledger.open(B, &name).unwrap().unwrap();
-        assert_eq!(ledger.find(B, new, false).unwrap().len(), 8192);
+        assert_eq!(ledger.find(B, new).unwrap().0.len(), 8192);
         assert!(ledger.unpublish(&name).is_some());
         assert!(ledger.unpublish(&name).is_none() && ledger.open(B, &name).is_none());
         assert!(ledger.release(B, old));
@@ -448,15 +381,14 @@ mod tests {
         let mut ledger = Ledger::new(1 << 20);
         publish(&mut ledger, A, "x", 4096);
         let (reading, _) = ledger.open(A, &"x".parse().unwrap()).unwrap().unwrap();
-        assert!(ledger.find(A, reading, false).is_ok());
-        assert_eq!(ledger.find(A, reading, true).unwrap_err(), NackCode::DomainMismatch);
-        assert_eq!(ledger.find(B, reading, false).unwrap_err(), NackCode::NoContext);
+        assert!(ledger.find(A, reading).unwrap().1, "to be read only");
+        assert!(ledger.find(B, reading).is_none());
         // Whoever has lent memory may have its descriptor, and could change it later.
         let lent = lend(&mut ledger, A, 4096).unwrap();
         for number in [lent, reading, 99] {
             assert!(ledger.take_draft(A, number).is_none());
         }
-        assert!(ledger.find(A, lent, true).is_ok(), "it is still there");
+        assert!(!ledger.find(A, lent).unwrap().1, "it is still there");
         assert_eq!(ledger.segments_of(A).count(), 1);
     }
 

@@ -7,8 +7,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use aws_lc_rs::digest::{Context, SHA256};
-use serde::{Deserialize, Serialize};
 use tombolo_host::shared::SharedSpan;
+
+use crate::fabric::messages::Checksum;
 
 /// The longest name of a segment, in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
@@ -63,22 +64,6 @@ impl FromStr for SegmentName {
 impl fmt::Display for SegmentName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)
-    }
-}
-
-/// The SHA-256 of a segment's bytes: what `sha256sum` prints for a file with the same.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Checksum(pub [u8; 32]);
-
-impl fmt::Display for Checksum {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for Checksum {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Checksum({self})")
     }
 }
 

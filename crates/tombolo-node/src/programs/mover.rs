@@ -31,9 +31,9 @@ const JOB_BYTES: usize = 4 << 20;
 /// How long to look for the next copy before sleeping: blocks of one transfer come one after the other.
 const POLL: Duration = Duration::from_micros(50);
 /// A copy that takes longer is given up.
-const COPY_PATIENCE: Duration = Duration::from_secs(2);
+const COPY_TIMEOUT: Duration = Duration::from_secs(2);
 /// One that waits longer for its turn is to come again, so that its sender hears something.
-const QUEUE_PATIENCE: Duration = Duration::from_secs(1);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a copy is for.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ pub(crate) enum Order {
     Place(Placement),
     /// Words that a peer asked for.
     Notify(NotificationWrite),
-    /// Of a block that goes out or stays here, by its number in [`crate::driver::own_moves::OwnMoves`].
+    /// Of a block that goes out or stays here, by its number in the driver's table of moves.
     Block(u64),
 }
 
@@ -216,7 +216,7 @@ impl Mover {
         let mut state = self.0.state.lock();
         let State { queue, current, .. } = &mut *state;
         if let Some(current) = current
-            && now.duration_since(current.since) >= COPY_PATIENCE
+            && now.duration_since(current.since) >= COPY_TIMEOUT
         {
             self.0.give_up(current);
             for (_, job) in queue.drain(..) {
@@ -224,7 +224,7 @@ impl Mover {
             }
         }
         while let Some((since, _)) = queue.front()
-            && now.duration_since(*since) >= QUEUE_PATIENCE
+            && now.duration_since(*since) >= QUEUE_TIMEOUT
             && let Some((_, job)) = queue.pop_front()
         {
             self.0.outbox.put(Moved::Copied(job.order, Err(NackCode::BufferFull)));
