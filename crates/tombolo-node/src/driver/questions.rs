@@ -1,9 +1,11 @@
 //! What nodes ask each other over the control channel: asking and waiting, and what follows from a question.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_link::{LinkState, SendError};
 
@@ -125,11 +127,13 @@ impl Node {
                     return;
                 }
                 let is_for_once = request.is_for_once();
-                if is_for_once && let Some(answer) = self.fabric.answered.begin(neighbour, number) {
+                if is_for_once
+                    && let Some(answer) =
+                        self.fabric.answered.begin(neighbour, &Arc::downgrade(connection), number)
+                {
                     // It goes again if there is one, or follows.
                     if let Some(reply) = answer {
-                        let message = Message::V1(MessageV1::Answer { number, reply }).encode();
-                        let _ = link.send_control(&message, &[]);
+                        self.answer_again(connection, number, reply);
                     }
                     return;
                 }
@@ -163,6 +167,19 @@ impl Node {
                 self.packets_dropped.fetch_add(1, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Sends an answer once more, with the memory that went with it.
+    fn answer_again(&self, connection: &Connection, number: u32, reply: Reply) {
+        let memory = match &reply {
+            Reply::Lent { segment } if connection.link.supports_windows() => {
+                self.lending.ledger.lock().lent(connection.neighbour().id, *segment)
+            }
+            _ => None,
+        };
+        let descriptors: SmallVec<[_; 1]> = memory.iter().map(|memory| memory.as_fd()).collect();
+        let message = Message::V1(MessageV1::Answer { number, reply }).encode();
+        let _ = connection.link.send_control(&message, &descriptors);
     }
 
     fn answer(&self, neighbour: &Neighbour, request: Request) -> Reply {
@@ -283,5 +300,75 @@ mod tests {
             far_second.send_control(&reply, &[]).unwrap();
             assert!(matches!(asker.join().unwrap(), Ok((Reply::Done, _))));
         });
+    }
+
+    /// The next answer that comes by a link.
+    fn next_answer(node: &Node, asked: &Arc<Connection>, link: &dyn Link) -> (u32, Reply) {
+        let since = Instant::now();
+        loop {
+            node.drive(asked);
+            if let Some(message) = link.receive_control().unwrap() {
+                match Message::decode(&message.bytes) {
+                    Ok(Message::V1(MessageV1::Answer { number, reply })) => return (number, reply),
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert!(since.elapsed() < TIMEOUT, "no answer");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn memory_that_is_asked_for_again_by_another_link_is_lent_once() {
+        // There is not enough for two.
+        let node = Node::new("lender", 4096, 0).unwrap();
+        let ((first, far_first), (second, far_second)) = (memory_pair().unwrap(), memory_pair().unwrap());
+        let (whole, token) = (node.add_peer(first), [7; 16]);
+        whole.neighbour().set_token(token);
+        let further = node.add_peer(second);
+        assert_eq!(node.fabric.be_path(&further, &token), Reply::Done);
+        for (number, request) in [(1, Request::Lend { bytes: 4096 }), (2, Request::Create { bytes: 100 })] {
+            let message = Message::V1(MessageV1::Ask { number, request }).encode();
+            // It is still being allocated when it is asked for again.
+            let hanging = crate::memory::blocking::testing::hang(&node.lending.pool, Owner::Peer(whole.id));
+            far_first.send_control(&message, &[]).unwrap();
+            node.drive(&whole);
+            far_second.send_control(&message, &[]).unwrap();
+            node.drive(&further);
+            drop(hanging);
+            let answer = next_answer(&node, &further, &*far_second);
+            let (answered, Reply::Lent { segment }) = answer else { panic!("{answer:?}") };
+            assert_eq!((answered, node.status().lent_bytes), (number, 4096));
+            // And once more when it is there.
+            far_second.send_control(&message, &[]).unwrap();
+            assert_eq!(next_answer(&node, &further, &*far_second), (number, Reply::Lent { segment }));
+            assert!(far_first.receive_control().unwrap().is_none(), "answered twice");
+            assert!(node.lending.ledger.lock().release(whole.id, segment));
+        }
+    }
+
+    #[test]
+    fn what_is_opened_again_by_another_link_is_held_once() {
+        let node = Node::new("lender", 1 << 20, 0).unwrap();
+        let (near, far) = memory_pair().unwrap();
+        let peer = node.add_peer(near);
+        let room = node.lending.ledger.lock().reserve(4096).unwrap();
+        let memory = Arc::new(allocate(4096).unwrap());
+        let segment = Segment::new(memory, room, node.lending.reclaimer(Owner::Peer(peer.id)));
+        let published = Published {
+            segment: Arc::new(segment),
+            length_bytes: 5,
+            checksum: Checksum([0; 32]),
+            since: Instant::now(),
+        };
+        let _ = node.lending.ledger.lock().publish("name".parse().unwrap(), published);
+        let open = || {
+            let request = Request::Open { name: "name".into() };
+            far.send_control(&Message::V1(MessageV1::Ask { number: 3, request }).encode(), &[]).unwrap();
+            next_answer(&node, &peer, &*far)
+        };
+        assert_eq!(open(), open());
+        let (_, Reply::Opened { segment, .. }) = open() else { panic!("not opened") };
+        assert!(node.lending.ledger.lock().find(peer.id, segment + 1).is_none(), "held twice");
     }
 }

@@ -274,14 +274,28 @@ pub struct Borrower {
 
 impl Request {
     /// Whether it may be asked again, under its number and by another link, when nobody knows if it has
-    /// arrived: at worst something more is lent until the link's end. [`Self::Carry`] is by itself.
+    /// arrived. [`Self::Carry`] is by itself.
     pub(crate) fn may_be_repeated(&self) -> bool {
         !matches!(self, Self::BePath { .. } | Self::Join { .. } | Self::Carry(_))
     }
 
     /// Whether what is asked must be done only once, however often it comes under one number.
     pub(crate) fn is_for_once(&self) -> bool {
-        matches!(self, Self::Publish { .. } | Self::Delete { .. })
+        match self {
+            // What is lent twice would be held until the end of the links, and what there is may not do for two.
+            Self::Lend { .. } | Self::Create { .. } | Self::Open { .. } => true,
+            Self::Publish { .. } | Self::Delete { .. } => true,
+            Self::Introduce { .. }
+            | Self::Join { .. }
+            | Self::Identify
+            | Self::Release { .. }
+            | Self::Status { .. }
+            | Self::Carry(_)
+            | Self::Find { .. }
+            | Self::List { .. }
+            | Self::PathToken
+            | Self::BePath { .. } => false,
+        }
     }
 }
 

@@ -23,18 +23,18 @@ const MAX_OPEN_TASKS: u32 = 64;
 /// The neighbour that waits for the end of a task, and the number of its question.
 pub(super) struct Asker {
     pub(super) neighbour: Arc<Neighbour>,
-    /// The link that it asked by: other ones may be lost without anybody knowing it yet.
+    /// The link that it asked by first.
     by: Arc<Connection>,
     number: u32,
-    /// Where the answer is kept, in case it is lost with its link.
-    answered: Option<Answered>,
+    /// Where the answer is kept, in case it is lost with its link, and the link that was asked by last.
+    answered: Answered,
     /// An answer that the link has not taken yet, what goes with it, and until when it is tried.
     unsent: Option<(Vec<u8>, Option<Arc<SharedMemory>>, Instant)>,
 }
 
 impl Asker {
     /// The refusal: the peer has too many open tasks.
-    pub(super) fn new(by: &Arc<Connection>, number: u32, answered: Option<Answered>) -> Result<Self, Reply> {
+    pub(super) fn new(by: &Arc<Connection>, number: u32, answered: Answered) -> Result<Self, Reply> {
         let (neighbour, by) = (by.neighbour().clone(), by.clone());
         let asker = Self { neighbour, by, number, answered, unsent: None };
         let before = asker.neighbour.open_tasks.fetch_add(1, Ordering::Relaxed);
@@ -53,18 +53,19 @@ impl Asker {
 
     /// The same, with memory for peers that can map it.
     pub(super) fn answer_with(&mut self, reply: Reply, memory: Option<Arc<SharedMemory>>) -> Step {
-        if let Some(answered) = &self.answered {
-            answered.ended(&self.neighbour, self.number, &reply);
-        }
+        self.answered.ended(&self.neighbour, self.number, &reply);
         let message = Message::V1(MessageV1::Answer { number: self.number, reply }).encode();
         self.unsent = Some((message, memory, Instant::now() + ANSWER_TIMEOUT));
         self.send().unwrap_or(Step::Over)
     }
 
-    /// The link that the answer goes by.
+    /// The link that the answer goes by: the one that was asked by last, as others may be lost without this node
+    /// knowing it yet.
     fn link(&self) -> Option<Arc<dyn Link>> {
-        let is_of_use = self.by.has_link() && !self.by.link.is_suspect();
-        if is_of_use { Some(self.by.link.clone()) } else { self.neighbour.control_link() }
+        let by = self.answered.asked_by(&self.neighbour, self.number);
+        let by = by.unwrap_or_else(|| self.by.clone());
+        let is_of_use = by.has_link() && !by.link.is_suspect();
+        if is_of_use { Some(by.link.clone()) } else { self.neighbour.control_link() }
     }
 
     /// Sends the answer, if there is one. Some: nothing else is left to be done.

@@ -115,7 +115,7 @@ impl Lending {
         bytes: u64,
         draft_bytes: Option<u64>,
     ) -> Option<Reply> {
-        let asker = match Asker::new(by, number, None) {
+        let asker = match Asker::new(by, number, self.answered.clone()) {
             Ok(asker) => asker,
             Err(refusal) => return Some(refusal),
         };

@@ -227,6 +227,14 @@ impl Ledger {
         Some((holding.memory().clone(), matches!(holding, Holding::Reading(_))))
     }
 
+    /// The memory that is lent to a peer under that number, to be mapped by it.
+    pub fn lent(&self, peer: PeerId, number: u16) -> Option<Arc<SharedMemory>> {
+        match self.segments.get(&(peer, number))? {
+            Holding::Lent(segment) => Some(segment.memory().clone()),
+            Holding::Draft(..) | Holding::Reading(_) => None,
+        }
+    }
+
     /// Takes a segment back. False: the peer has no such one.
     pub fn release(&mut self, peer: PeerId, number: u16) -> bool {
         self.segments.remove(&(peer, number)).is_some()

@@ -30,7 +30,7 @@ use ledger::{Ledger, LendError};
 #[derive(Debug)]
 pub(crate) struct Lending {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
-    pool: Pool<Owner>,
+    pub(crate) pool: Pool<Owner>,
     answered: Answered,
 }
 

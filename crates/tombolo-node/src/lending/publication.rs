@@ -81,7 +81,7 @@ impl Lending {
         name: &str,
         checksum: Checksum,
     ) -> Option<Reply> {
-        let asker = match Asker::new(by, number, Some(self.answered.clone())) {
+        let asker = match Asker::new(by, number, self.answered.clone()) {
             Ok(asker) => asker,
             Err(refusal) => return Some(refusal),
         };
