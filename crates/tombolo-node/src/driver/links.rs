@@ -102,11 +102,11 @@ impl Node {
         let neighbour = connection.own();
         if self.fabric.forget(connection) {
             self.gone_links.add(&*connection.link);
-            let returned_bytes = self.lending.ledger.lock().release_all(connection.id);
-            neighbour.returned_bytes.store(returned_bytes, Ordering::Release);
-            return returned_bytes;
         }
-        0
+        // Whoever forgets second, or at the same time, hears of the same bytes.
+        let mut ledger = self.lending.ledger.lock();
+        let bytes = ledger.release_all(connection.id);
+        neighbour.returned_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes
     }
 
     /// Says goodbye to all peers, after the answers that they wait for: whoever else holds this node, such as a

@@ -225,3 +225,36 @@ fn accept(node: &Node, listener: &dyn Listener, told: &dyn Fn(PeerEvent)) -> usi
     node.listener_stats.note(listener.counters());
     count
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use tombolo_link::LossReason;
+    use tombolo_link::testing::memory_pair;
+
+    use super::*;
+    use crate::memory::allocation::allocate;
+    use crate::memory::blocking::Owner;
+    use crate::memory::reclaim::Segment;
+
+    #[test]
+    fn what_came_back_is_told_though_the_neighbourhood_has_forgotten_its_link() {
+        let node = Node::new("lender", 1 << 20, 0).unwrap();
+        let (near, _far) = memory_pair().unwrap();
+        let peer = node.add_peer(near);
+        let room = node.lending.ledger.lock().reserve(4096).unwrap();
+        let memory = Arc::new(allocate(4096).unwrap());
+        let segment = Segment::new(memory, room, node.lending.reclaimer(Owner::Peer(peer.id)));
+        node.lending.ledger.lock().enter(peer.id, segment).unwrap();
+        peer.neighbour().is_wanted.store(true, Ordering::Relaxed);
+        let mut served = node.peers();
+        // As the neighbourhood closes one of two links to a neighbour.
+        node.lose(&peer, LossReason::Restarted);
+        assert_eq!(node.forget(&peer), 4096);
+        let told = RefCell::new(Vec::new());
+        retire(&node, &mut served, &|event| told.borrow_mut().push(event));
+        let told = told.into_inner();
+        assert!(matches!(told[..], [PeerEvent::Gone(_, _, 4096)]), "{told:?}");
+    }
+}
