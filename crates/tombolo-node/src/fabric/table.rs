@@ -268,3 +268,126 @@ impl Fabric {
         Ok(first.id)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+
+    use tombolo_core::rdma::Config;
+    use tombolo_host::shared::SharedSpan;
+    use tombolo_link::identity::KeyPair;
+    use tombolo_link::testing::memory_pair;
+    use tombolo_link::{
+        ControlMessage, LinkCounters, LinkError, LinkState, Packet, PublicKey, Security, SendError,
+    };
+
+    use super::*;
+
+    /// A link that notes whether it is free to take its time where it sends something, or its key is looked up.
+    struct Watching {
+        inner: Arc<dyn Link>,
+        key: PublicKey,
+        is_free: Box<dyn Fn() -> bool + Send + Sync>,
+        noted: Mutex<Vec<bool>>,
+    }
+
+    impl std::fmt::Debug for Watching {
+        fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            formatter.debug_struct("Watching").finish_non_exhaustive()
+        }
+    }
+
+    impl Link for Watching {
+        fn max_packet_bytes(&self) -> usize {
+            self.inner.max_packet_bytes()
+        }
+
+        fn send(&self, header: &[u8], payload: SharedSpan<'_>) -> Result<(), SendError> {
+            self.inner.send(header, payload)
+        }
+
+        fn flush(&self) -> Result<(), LinkError> {
+            self.inner.flush()
+        }
+
+        fn receive(&self, budget: usize, sink: &mut dyn FnMut(Packet<'_>)) -> Result<usize, LinkError> {
+            self.inner.receive(budget, sink)
+        }
+
+        fn arm(&self) -> Result<bool, LinkError> {
+            self.inner.arm()
+        }
+
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.inner.descriptor()
+        }
+
+        fn send_control(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
+            self.inner.send_control(message, descriptors)
+        }
+
+        fn receive_control(&self) -> Result<Option<ControlMessage>, LinkError> {
+            self.inner.receive_control()
+        }
+
+        fn tick(&self, now: Instant) -> Option<Instant> {
+            self.inner.tick(now)
+        }
+
+        fn state(&self) -> LinkState {
+            self.inner.state()
+        }
+
+        fn set_outage(&self, _outage: Duration) {
+            self.noted.lock().push((self.is_free)());
+        }
+
+        fn supports_windows(&self) -> bool {
+            self.inner.supports_windows()
+        }
+
+        fn protects_integrity(&self) -> bool {
+            self.inner.protects_integrity()
+        }
+
+        fn peer_key(&self) -> Option<PublicKey> {
+            self.noted.lock().push((self.is_free)());
+            Some(self.key)
+        }
+
+        fn close(&self, reason: LossReason) {
+            self.inner.close(reason);
+        }
+
+        fn counters(&self) -> LinkCounters {
+            self.inner.counters()
+        }
+    }
+
+    #[test]
+    fn nothing_is_sent_and_no_list_is_read_under_a_lock_when_a_link_comes() {
+        let engine = Engine::new(Config::default());
+        let fabric = Arc::new(Fabric::new("fabric", Life([1; 16]), engine, 64 * 1024));
+        let keys = KeyPair::generate().unwrap();
+        let key = keys.public();
+        fabric.permit_by_list(&Security::secure(keys, AllowList::Keys(vec![key])));
+        let (near, _far) = memory_pair().unwrap();
+        let first = fabric.add_peer(near);
+        let neighbour = first.neighbour().clone();
+        let watching = || {
+            let (weak, neighbour) = (Arc::downgrade(&fabric), neighbour.clone());
+            let is_free = move || {
+                let is_table_free = weak.upgrade().is_some_and(|fabric| fabric.places.try_write().is_some());
+                is_table_free && neighbour.further.try_write().is_some()
+            };
+            let inner = memory_pair().unwrap().0;
+            Arc::new(Watching { inner, key, is_free: Box::new(is_free), noted: Mutex::default() })
+        };
+        let (other, further) = (watching(), watching());
+        fabric.add_peer(other.clone());
+        assert!(fabric.add_further(&neighbour, further.clone()).is_some());
+        for link in [other, further] {
+            assert_eq!(*link.noted.lock(), [true, true], "its key is looked up, and its outage said");
+        }
+    }
+}
