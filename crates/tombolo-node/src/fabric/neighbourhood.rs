@@ -58,11 +58,51 @@ pub enum NeighbourEvent<'a> {
     /// It cannot be joined now, for a reason that was not told since it was joined the last time. It is tried
     /// again.
     Failed {
-        /// As it was named.
+        /// By this address of it.
         address: &'a Address,
         /// Why.
         reason: String,
     },
+    /// It is joined, and cannot be reached by this further address now, for a reason that was not told since it
+    /// could be the last time. It is tried again.
+    PathFailed {
+        /// By this address of it.
+        address: &'a Address,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What became of an attempt to have another path to a neighbour.
+#[derive(Debug)]
+enum PathOutcome {
+    Up(Arc<Connection>),
+    /// There are enough, or the neighbour is lost.
+    NotNeeded,
+    Failed(String),
+}
+
+/// Failures that people have been told of, by the addresses that they concern: each is told once, until it is over
+/// or another.
+#[derive(Debug, Default)]
+struct ToldFailures(HashMap<(NeighbourId, usize), String>);
+
+impl ToldFailures {
+    /// A failure at an address: whether it is to be told.
+    fn is_news(&mut self, neighbour: NeighbourId, address: usize, reason: &str) -> bool {
+        let before = self.0.insert((neighbour, address), reason.to_owned());
+        before.is_none_or(|before| before != reason)
+    }
+
+    /// A neighbour is joined.
+    fn joined(&mut self, neighbour: NeighbourId) {
+        self.0.retain(|(of, _), _| *of != neighbour);
+    }
+
+    /// A further address leads to a neighbour.
+    fn reached(&mut self, neighbour: NeighbourId, address: usize) {
+        self.0.remove(&(neighbour, address));
+    }
 }
 
 /// What is reported of links.
@@ -74,7 +114,7 @@ enum Report {
     /// A peer asks to be joined by this link; whether it insists.
     Came(Arc<Connection>, Joining, bool),
     /// Another path is up, or is not.
-    Path(Dial, Option<Arc<Connection>>),
+    Path(Dial, PathOutcome),
 }
 
 /// Reports what happens to links; held by the fabric.
@@ -127,7 +167,7 @@ pub struct Neighbourhood {
     /// By which address a neighbour's first link was dialed.
     firsts: HashMap<NeighbourId, (usize, LinkId)>,
     /// What was told of failures last.
-    failures: HashMap<NeighbourId, String>,
+    failures: ToldFailures,
 }
 
 fn proof_of(link: &dyn Link) -> Proof {
@@ -224,6 +264,22 @@ pub(crate) fn close_if_restarted(
     }
 }
 
+/// Connects to a neighbour by a further address of it.
+fn add_path(
+    driver: &dyn LinkDriver,
+    first: &Arc<Connection>,
+    address: &Address,
+    security: &Security,
+) -> Result<Arc<Connection>, JoinError> {
+    let token = match driver.ask_by(first, Request::PathToken, DIAL_TIMEOUT) {
+        Ok((Reply::PathToken(token), _)) => token,
+        Ok((Reply::Failed(why), _)) => return Err(JoinError::Refused(address.clone(), why)),
+        Ok((other, _)) => return Err(JoinError::Refused(address.clone(), format!("{other:?}"))),
+        Err(error) => return Err(JoinError::Ask(address.clone(), error)),
+    };
+    joining::join_as_path(driver, first, token, address, security, DIAL_TIMEOUT)
+}
+
 /// Ends all links of a neighbour.
 fn close(driver: &dyn LinkDriver, first: &Arc<Connection>, reason: LossReason) {
     let further = first.neighbour().further.read().clone();
@@ -271,7 +327,7 @@ impl Neighbourhood {
             reached: HashMap::new(),
             paths: HashMap::new(),
             firsts: HashMap::new(),
-            failures: HashMap::new(),
+            failures: ToldFailures::default(),
         })
     }
 
@@ -329,12 +385,11 @@ impl Neighbourhood {
         match report {
             Report::Event(event) => event,
             Report::Failed(dial, reason) => {
-                let neighbour = dial.neighbour();
-                if let Some(address) = self.address(neighbour, 0)
-                    && self.failures.get(&neighbour) != Some(&reason)
+                let (neighbour, address) = (dial.neighbour(), dial.address());
+                if self.failures.is_news(neighbour, address, &reason)
+                    && let Some(address) = self.address(neighbour, address)
                 {
-                    told(NeighbourEvent::Failed { address, reason: reason.clone() });
-                    self.failures.insert(neighbour, reason);
+                    told(NeighbourEvent::Failed { address, reason });
                 }
                 Event::Dialed(dial, DialOutcome::Failed)
             }
@@ -344,10 +399,22 @@ impl Neighbourhood {
                 self.joining.insert(link, (peer, joining));
                 Event::Came { link, identity, insists }
             }
-            Report::Path(dial, part) => {
-                let is_up = part.is_some();
-                if let Some(part) = part {
-                    self.paths.insert((dial.neighbour(), dial.address()), part);
+            Report::Path(dial, outcome) => {
+                let (neighbour, address) = (dial.neighbour(), dial.address());
+                let is_up = matches!(outcome, PathOutcome::Up(_));
+                match outcome {
+                    PathOutcome::Up(path) => {
+                        self.failures.reached(neighbour, address);
+                        self.paths.insert((neighbour, address), path);
+                    }
+                    PathOutcome::NotNeeded => {}
+                    PathOutcome::Failed(reason) => {
+                        if self.failures.is_news(neighbour, address, &reason)
+                            && let Some(address) = self.address(neighbour, address)
+                        {
+                            told(NeighbourEvent::PathFailed { address, reason });
+                        }
+                    }
                 }
                 Event::PathAdded(dial, is_up)
             }
@@ -462,7 +529,7 @@ impl Neighbourhood {
                 let first = fabric.numbers.peer(number).and_then(|peer| fabric.connection(peer));
                 let name = first.map_or_else(String::new, |first| first.neighbour().name());
                 told(NeighbourEvent::Joined { address, name, again: change == Change::JoinedAgain });
-                self.failures.remove(&neighbour);
+                self.failures.joined(neighbour);
             }
             Change::Lost => {
                 let lost = self.reached.remove(&neighbour).and_then(|peer| peer.loss());
@@ -470,9 +537,9 @@ impl Neighbourhood {
                 told(NeighbourEvent::Lost { address, reason });
             }
             Change::IsItself => {
+                // The machine reports it once.
                 let reason = "this is the node itself: name others".to_owned();
-                told(NeighbourEvent::Failed { address, reason: reason.clone() });
-                self.failures.insert(neighbour, reason);
+                told(NeighbourEvent::Failed { address, reason });
             }
         }
     }
@@ -484,18 +551,19 @@ impl Neighbourhood {
             // The other side may have dialed some.
             first.neighbour().further.read().len() + usize::from(first.has_link()) < ways.len()
         });
-        let failed = |dial| Report::Path(dial, None);
         let Some(first) = first.filter(|_| wants_more) else {
-            let _ = self.sender.send(failed(dial));
+            let _ = self.sender.send(Report::Path(dial, PathOutcome::NotNeeded));
             return;
         };
+        let failed = |dial| Report::Path(dial, PathOutcome::Failed("cannot start a thread".into()));
         self.on_a_thread(dial, failed, move |driver, address, security, dial| {
-            let token = match driver.ask_by(&first, Request::PathToken, DIAL_TIMEOUT) {
-                Ok((Reply::PathToken(token), _)) => token,
-                _ => return Report::Path(dial, None),
+            let outcome = match add_path(driver, &first, address, security) {
+                Ok(path) => PathOutcome::Up(path),
+                // What is said of a neighbour that is lost is said once.
+                Err(_) if first.loss().is_some() => PathOutcome::NotNeeded,
+                Err(error) => PathOutcome::Failed(error.to_string()),
             };
-            let path = joining::join_as_path(driver, &first, token, address, security, DIAL_TIMEOUT);
-            Report::Path(dial, path.ok())
+            Report::Path(dial, outcome)
         });
     }
 
@@ -518,5 +586,78 @@ impl Neighbourhood {
         for (neighbour, address) in lost {
             self.handle(machine, Event::PathLost(neighbour, address), told);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use tombolo_core::rdma::Time;
+
+    use super::*;
+    use crate::driver::node::Node;
+
+    /// A neighbour with two addresses, and its machine.
+    fn two_addresses() -> (Neighbourhood, Neighbours) {
+        let node = Arc::new(Node::new("near", 0, 0).unwrap());
+        let ways = ["shm:/nobody/one", "shm:/nobody/two"].map(|address| address.parse().unwrap());
+        let neighbourhood = Neighbourhood::new(&node, vec![ways.to_vec()], &Security::Insecure).unwrap();
+        (neighbourhood, Neighbours::new([1; 16], &[2], Pauses::default(), 1, Time(0)))
+    }
+
+    #[test]
+    fn each_address_of_an_absent_neighbour_is_told_of_once_for_each_reason() {
+        let (mut neighbourhood, mut machine) = two_addresses();
+        let told = RefCell::new(Vec::new());
+        let tell = |event: NeighbourEvent<'_>| match event {
+            NeighbourEvent::Failed { address, reason } => {
+                told.borrow_mut().push(format!("{address}: {reason}"))
+            }
+            other => panic!("{other:?}"),
+        };
+        let (mut now, mut dials) = (Time(0), 0);
+        while dials < 8 {
+            machine.handle(now, Event::Elapsed);
+            while let Some(Action::Dial { dial, .. }) = machine.poll() {
+                dials += 1;
+                // The last two of them fail for another reason.
+                let reason = format!("{} {}", if dials > 6 { "refused" } else { "nobody" }, dial.address());
+                let event = neighbourhood.event_of(Report::Failed(dial, reason), &tell);
+                machine.handle(now, event);
+            }
+            now = machine.next_deadline().unwrap();
+        }
+        let wanted = ["one: nobody 0", "two: nobody 1", "one: refused 0", "two: refused 1"];
+        assert_eq!(told.into_inner(), wanted.map(|rest| format!("shm:/nobody/{rest}")));
+    }
+
+    #[test]
+    fn a_further_address_that_is_wrong_is_told_of_once() {
+        let (mut neighbourhood, mut machine) = two_addresses();
+        let told = RefCell::new(Vec::new());
+        let tell = |event: NeighbourEvent<'_>| {
+            if let NeighbourEvent::PathFailed { address, reason } = event {
+                told.borrow_mut().push(format!("{address}: {reason}"));
+            }
+        };
+        machine.handle(Time(0), Event::Elapsed);
+        let Some(Action::Dial { dial, .. }) = machine.poll() else { panic!("it is not dialed") };
+        let identity = Identity { proof: Proof::Key([9; 32]), life: [9; 16] };
+        machine.handle(Time(0), Event::Dialed(dial, DialOutcome::Joined(LinkId(7), identity)));
+        let (mut now, mut attempts) = (Time(0), 0);
+        while attempts < 5 {
+            while let Some(action) = machine.poll() {
+                let Action::AddPath(dial, _) = action else { continue };
+                attempts += 1;
+                assert_eq!(dial.address(), 1);
+                let outcome = PathOutcome::Failed("it is another node".into());
+                let event = neighbourhood.event_of(Report::Path(dial, outcome), &tell);
+                machine.handle(now, event);
+            }
+            now = machine.next_deadline().unwrap_or(now);
+            machine.handle(now, Event::Elapsed);
+        }
+        assert_eq!(told.into_inner(), ["shm:/nobody/two: it is another node"]);
     }
 }
