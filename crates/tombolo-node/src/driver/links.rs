@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use tombolo_host::timing::node as timing;
 use tombolo_link::identity::KeyFileError;
 use tombolo_link::{LinkState, LossReason, Security};
 
@@ -14,9 +15,6 @@ use crate::fabric::messages::Request;
 use crate::fabric::neighbour::Answer;
 use crate::fabric::paths::Left;
 use crate::fabric::table::Fabric;
-
-/// After this long, what a link did not take is offered again.
-const SEND_PAUSE: Duration = Duration::from_millis(5);
 
 impl LinkDriver for Node {
     fn fabric(&self) -> &Fabric {
@@ -74,7 +72,7 @@ impl Node {
             }
         }
         if self.fabric.send_waiting_third_party() {
-            let again = now + SEND_PAUSE;
+            let again = now + timing::SEND_PAUSE;
             next = Some(next.map_or(again, |next| next.min(again)));
         }
         next

@@ -7,21 +7,15 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tombolo_host::event;
+use tombolo_host::timing::node as timing;
 use tombolo_link::{Address, LossReason, Security};
 
 use crate::driver::node::Node;
 use crate::fabric::connection::Connection;
 use crate::fabric::joining::Paths;
-
-/// How long to poll after the last packet.
-const POLL: Duration = Duration::from_micros(60);
-/// Longest sleep: links may have come meanwhile, and timers of what others have sent.
-const MAX_SLEEP: Duration = Duration::from_millis(10);
-/// How long a lost link may take to come back each time that it is tried; who ends waits for that.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// PathLossSink of each link that is lost while others to the same node are left.
 pub(crate) type PathLossSink = Arc<dyn Fn(&Address, LossReason) + Send + Sync>;
@@ -50,8 +44,9 @@ impl PathMaintainer {
         for mut paths in paths {
             let (node, stop) = (node.clone(), maintainer.stop.clone());
             let (security, told) = (security.clone(), told.clone());
-            maintainer
-                .spawn("mend", move || paths.keep_and_tell(&*node, &security, JOIN_TIMEOUT, &stop, &*told))?;
+            maintainer.spawn("mend", move || {
+                paths.keep_and_tell(&*node, &security, timing::PATH_TIMEOUT, &stop, &*told)
+            })?;
         }
         Ok(maintainer)
     }
@@ -96,11 +91,11 @@ fn drive(node: &Node, stop: &AtomicBool) {
             last_packet = Instant::now();
             continue;
         }
-        if last_packet.elapsed() < POLL {
+        if last_packet.elapsed() < timing::POLL {
             std::thread::yield_now();
             continue;
         }
-        let sleep = node.expire().unwrap_or(MAX_SLEEP).min(MAX_SLEEP);
+        let sleep = node.expire().unwrap_or(timing::PATHS_MAX_SLEEP).min(timing::PATHS_MAX_SLEEP);
         if !parts.iter().any(|part| node.arm(part).unwrap_or(true)) {
             let descriptors: Vec<_> = parts.iter().map(|part| part.link.descriptor()).collect();
             let _ = event::wait_readable(&descriptors, Some(sleep));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tombolo_host::passed::PassedDescriptor;
+use tombolo_host::timing::node as timing;
 use tombolo_link::{LinkState, SendError};
 
 use crate::driver::node::Node;
@@ -66,7 +67,7 @@ impl Node {
             if !waits || Instant::now() > deadline {
                 return Err(AskError::Send(error));
             }
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(timing::ASK_SEND_PAUSE);
             self.tick();
             link = connection.control_link();
         }
@@ -94,7 +95,7 @@ impl Node {
                 return Err(AskError::PathLost);
             }
             // Another thread may take the answer off the link: not for long.
-            let _ = connection.control_link().wait(Duration::from_millis(5));
+            let _ = connection.control_link().wait(timing::ASK_MAX_SLEEP);
             self.tick();
         }
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tombolo_host::event;
+use tombolo_host::timing::node as timing;
 use tombolo_host::unix::SeqpacketListener;
 use tombolo_link::Listener;
 
@@ -16,18 +17,12 @@ use crate::fabric::connection::Connection;
 use crate::fabric::label::PeerLabel;
 use crate::programs::callers;
 
-/// How long to poll after the last packet.
-const POLL: Duration = Duration::from_micros(60);
 /// While polling, one round in so many looks at the clock and the timers.
 const CHORES_ROUNDS: u32 = 16;
 /// One round in so many without work gives way to others.
 const YIELD_ROUNDS: u32 = 4;
-/// How often newcomers are looked for then.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(1);
 /// Links accepted in one turn.
 const MAX_ACCEPTED: usize = 16;
-/// Longest sleep, so that a stop is noticed.
-const MAX_SLEEP: Duration = Duration::from_millis(250);
 
 /// Something happened to a peer.
 #[derive(Debug)]
@@ -42,9 +37,6 @@ pub enum PeerEvent {
     PathGone(PeerLabel, String),
 }
 
-/// While somebody else drives the node, this looks after newcomers and losses so often. Each look takes
-/// the processor from whoever polls there, which shows in the 99th percentiles if it is frequent.
-const STAND_BY: Duration = Duration::from_millis(10);
 /// So many packets may be taken before they are answered.
 const MAX_UNANSWERED: usize = 4;
 /// One turn in so many of somebody else looks at the timers.
@@ -76,7 +68,8 @@ impl Node {
             if turn.next_tick.is_none_or(|next| now >= next) {
                 self.watch_movers(now);
                 self.programs.leave_out_quiet();
-                turn.next_tick = Some(self.tick().unwrap_or(now + MAX_SLEEP).min(now + MAX_SLEEP));
+                turn.next_tick =
+                    Some(self.tick().unwrap_or(now + timing::MAX_SLEEP).min(now + timing::MAX_SLEEP));
             }
         }
         turn.round = turn.round.wrapping_add(1);
@@ -118,7 +111,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
                 accept(node, listener, told);
             }
             retire(node, &mut connections, told);
-            std::thread::sleep(STAND_BY);
+            std::thread::sleep(timing::STAND_BY_PAUSE);
             continue;
         }
         busy += node.serve_doorbells() + node.take_moved() + usize::from(node.finish());
@@ -139,13 +132,13 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             if now >= next_tick || has_pending_connection(listener) {
                 busy += accept(node, listener, told);
             }
-            next_accept = now + ACCEPT_PAUSE;
+            next_accept = now + timing::ACCEPT_PAUSE;
         }
-        let mut sleep = node.expire().unwrap_or(MAX_SLEEP).min(MAX_SLEEP);
+        let mut sleep = node.expire().unwrap_or(timing::MAX_SLEEP).min(timing::MAX_SLEEP);
         if now >= next_tick {
             node.watch_movers(now);
             node.programs.leave_out_quiet();
-            next_tick = node.tick().unwrap_or(now + MAX_SLEEP).min(now + MAX_SLEEP);
+            next_tick = node.tick().unwrap_or(now + timing::MAX_SLEEP).min(now + timing::MAX_SLEEP);
         }
         retire(node, &mut connections, told);
         polling = true;
@@ -153,7 +146,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             last_packet = now;
             continue;
         }
-        if now.duration_since(last_packet) < POLL {
+        if now.duration_since(last_packet) < timing::POLL {
             continue;
         }
         if connections.iter().any(|connection| connection.has_link() && node.arm(connection).unwrap_or(true))

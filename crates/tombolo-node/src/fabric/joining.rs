@@ -4,17 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tombolo_host::timing::node as timing;
 use tombolo_link::{Address, Link, LinkState, LossReason, Security};
 
 use crate::fabric::connection::Connection;
 use crate::fabric::link_driver::{JoinError, LinkDriver};
 use crate::fabric::messages::{Reply, Request};
 use crate::fabric::paths::Token;
-
-/// Between two looks at the paths.
-const LOOK: Duration = Duration::from_millis(20);
-/// Before a lost path is tried again: at first, and at most.
-const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
 /// Addresses of one node, joined by all of them.
 #[derive(Debug)]
@@ -109,7 +105,7 @@ pub(super) fn join_as_path(
 
 impl Route {
     fn new(address: &Address, connection: Option<Arc<Connection>>) -> Self {
-        let (pause, try_at) = (PAUSES[0], Instant::now());
+        let (pause, try_at) = (timing::FIRST_PATH_PAUSE, Instant::now());
         Self { address: address.clone(), connection, told: false, pause, try_at }
     }
 
@@ -166,7 +162,7 @@ impl Paths {
                 }
             }
             self.mend(driver, security, timeout);
-            std::thread::sleep(LOOK);
+            std::thread::sleep(timing::PATHS_PAUSE);
         }
     }
 
@@ -180,9 +176,9 @@ impl Paths {
                 Ok(further) => {
                     route.connection = Some(further);
                     route.told = false;
-                    route.pause = PAUSES[0];
+                    route.pause = timing::FIRST_PATH_PAUSE;
                 }
-                Err(_) => route.pause = (route.pause * 2).min(PAUSES[1]),
+                Err(_) => route.pause = (route.pause * 2).min(timing::LONGEST_PATH_PAUSE),
             }
             route.try_at = Instant::now() + route.pause;
         }

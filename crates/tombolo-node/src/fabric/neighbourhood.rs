@@ -18,6 +18,7 @@ use tombolo_core::fabric::neighbour::{
     Proof,
 };
 use tombolo_core::rdma::PeerId;
+use tombolo_host::timing::node as timing;
 use tombolo_link::{Address, Link, LossReason, Security};
 
 use crate::fabric::connection::Connection;
@@ -27,12 +28,6 @@ use crate::fabric::link_driver::{JoinError, LinkDriver};
 use crate::fabric::messages::{Message, MessageV1, Reply, Request};
 use crate::fabric::table::Fabric;
 
-/// How long a node that is dialed may take to answer, for each of the two steps.
-const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
-/// The longest sleep, so that a stop is noticed.
-const MAX_SLEEP: Duration = Duration::from_millis(250);
-/// Between two looks at the paths of neighbours that have several addresses.
-const LOOK: Duration = Duration::from_millis(50);
 /// Questions to be joined that wait at once; beyond, they are refused and asked again.
 const MAX_JOINING: usize = 256;
 
@@ -211,12 +206,12 @@ fn dial_and_join(
     insists: bool,
 ) -> Result<DialOutcome, JoinError> {
     let fabric = driver.fabric();
-    let link = tombolo_link::connect(address, security, DIAL_TIMEOUT)?;
+    let link = tombolo_link::connect(address, security, timing::DIAL_TIMEOUT)?;
     let connection = fabric.add_peer(link);
     connection.neighbour().is_wanted.store(true, Ordering::Relaxed);
     let request = Request::Join { name: fabric.name().to_owned(), life: fabric.life(), insists };
     let proof = proof_of(&*connection.link);
-    let answer = driver.ask_by(&connection, request, DIAL_TIMEOUT);
+    let answer = driver.ask_by(&connection, request, timing::DIAL_TIMEOUT);
     let refused = |why: String| JoinError::Refused(address.clone(), why);
     let outcome = match answer {
         Ok((Reply::Introduced { name, life }, _)) => {
@@ -237,10 +232,10 @@ fn dial_and_join(
 
 /// Connects to an address and asks who answers there.
 fn identify(driver: &dyn LinkDriver, address: &Address, security: &Security) -> Option<Identity> {
-    let link = tombolo_link::connect(address, security, DIAL_TIMEOUT).ok()?;
+    let link = tombolo_link::connect(address, security, timing::DIAL_TIMEOUT).ok()?;
     let connection = driver.fabric().add_peer(link);
     connection.neighbour().is_wanted.store(true, Ordering::Relaxed);
-    let answer = driver.ask_by(&connection, Request::Identify, DIAL_TIMEOUT);
+    let answer = driver.ask_by(&connection, Request::Identify, timing::DIAL_TIMEOUT);
     let proof = proof_of(&*connection.link);
     close(driver, &connection, LossReason::ClosedByPeer);
     match answer {
@@ -271,13 +266,13 @@ fn add_path(
     address: &Address,
     security: &Security,
 ) -> Result<Arc<Connection>, JoinError> {
-    let token = match driver.ask_by(first, Request::PathToken, DIAL_TIMEOUT) {
+    let token = match driver.ask_by(first, Request::PathToken, timing::DIAL_TIMEOUT) {
         Ok((Reply::PathToken(token), _)) => token,
         Ok((Reply::Failed(why), _)) => return Err(JoinError::Refused(address.clone(), why)),
         Ok((other, _)) => return Err(JoinError::Refused(address.clone(), format!("{other:?}"))),
         Err(error) => return Err(JoinError::Ask(address.clone(), error)),
     };
-    joining::join_as_path(driver, first, token, address, security, DIAL_TIMEOUT)
+    joining::join_as_path(driver, first, token, address, security, timing::DIAL_TIMEOUT)
 }
 
 /// Ends all links of a neighbour.
@@ -335,7 +330,7 @@ impl Neighbourhood {
     pub fn keep(mut self, stop: &AtomicBool, told: &dyn Fn(NeighbourEvent<'_>)) {
         let addresses: Vec<usize> = self.wanted.iter().map(Vec::len).collect();
         let looks = addresses.iter().any(|count| *count > 1);
-        let longest = if looks { LOOK } else { MAX_SLEEP };
+        let longest = if looks { timing::NEIGHBOUR_PATHS_PAUSE } else { timing::MAX_SLEEP };
         let (life, now) = (self.fabric().life().0, self.fabric().now());
         let mut machine = Neighbours::new(life, &addresses, Pauses::default(), self.seed, now);
         let mut event = Event::Elapsed;

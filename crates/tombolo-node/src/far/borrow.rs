@@ -11,6 +11,7 @@ use tombolo_core::rdma::{Direction, PeerId, Transfer, TransferError};
 use tombolo_core::segment::{DEFAULT_STRIPE_BYTES, PathId, Segment, SegmentId, SegmentTable};
 use tombolo_host::event;
 use tombolo_host::shared::SharedMemory;
+use tombolo_host::timing::node as timing;
 use tombolo_link::{Address, Link, LossReason, OpenError, Security};
 use tombolo_wire::Domain;
 
@@ -36,10 +37,6 @@ const STAGING_PAGES: u32 = 256;
 const EXPIRE_ROUNDS: u32 = 16;
 /// How much of a window is mapped at once.
 const WARM_BYTES: usize = 1 << 20;
-/// How long to wait for a node to answer.
-const TIMEOUT: Duration = Duration::from_secs(3);
-/// How long allocating what is lent may take.
-const LEND_TIMEOUT: Duration = Duration::from_secs(120);
 /// Marks a completed write among the user numbers of transfers.
 const WRITE: u64 = 1 << 63;
 
@@ -141,9 +138,6 @@ pub struct Borrowed {
     is_asking: Arc<AtomicBool>,
 }
 
-/// Between two questions to lenders that are silent whether they were started again.
-const PROBE_PAUSE: Duration = Duration::from_secs(1);
-
 impl std::fmt::Debug for Borrowed {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Borrowed").field("lenders", &self.lenders).finish_non_exhaustive()
@@ -173,7 +167,7 @@ pub struct Borrowing<'a> {
 /// Asks a node how it is.
 pub fn status_of(address: &Address, security: &Security) -> Result<NodeStatus, BorrowError> {
     let node = Node::new("status", 0, 0)?;
-    let peer = node.add_peer(tombolo_link::connect(address, security, TIMEOUT)?);
+    let peer = node.add_peer(tombolo_link::connect(address, security, timing::BORROW_TIMEOUT)?);
     let (mut status, mut next) = ask_status(&node, &peer, address, 0)?;
     let mut from = 0;
     while let Some(place) = next {
@@ -198,7 +192,7 @@ fn ask_status(
     address: &Address,
     from: u64,
 ) -> Result<(NodeStatus, Option<u64>), BorrowError> {
-    match ask(node, peer, address, Request::Status { from }, TIMEOUT)?.0 {
+    match ask(node, peer, address, Request::Status { from }, timing::BORROW_TIMEOUT)?.0 {
         Reply::Status { status, next } => Ok((*status, next)),
         other => Err(refused(address, other)),
     }
@@ -253,7 +247,7 @@ impl Borrowed {
         let firsts: Vec<Address> = lenders.iter().filter_map(|ways| ways.first().cloned()).collect();
         let links = firsts
             .iter()
-            .map(|address| Ok(tombolo_link::connect(address, security, TIMEOUT)?))
+            .map(|address| Ok(tombolo_link::connect(address, security, timing::BORROW_TIMEOUT)?))
             .collect::<Result<Vec<_>, BorrowError>>()?;
         let node = Node::new(name, 0, (READ_PAGES + STAGING_PAGES) as usize * PAGE_BYTES as usize)?;
         node.set_outage(outage);
@@ -262,7 +256,7 @@ impl Borrowed {
         let mut paths = Vec::new();
         for (peer, ways) in peers.iter().zip(lenders.iter().filter(|ways| !ways.is_empty())) {
             if ways.len() > 1 {
-                paths.push(node.join_again(peer, ways, security, TIMEOUT)?);
+                paths.push(node.join_again(peer, ways, security, timing::BORROW_TIMEOUT)?);
             }
         }
         let borrowed = Self::from_peers(node, &firsts, peers, bytes, wish_bytes)?;
@@ -303,7 +297,7 @@ impl Borrowed {
     ) -> Result<Arc<Self>, BorrowError> {
         let mut free = Vec::new();
         for (peer, address) in peers.iter().zip(addresses) {
-            match ask(&node, peer, address, node.fabric.introduction(), TIMEOUT)?.0 {
+            match ask(&node, peer, address, node.fabric.introduction(), timing::BORROW_TIMEOUT)?.0 {
                 Reply::Introduced { name, life } => node
                     .fabric
                     .introduced(peer, &name, life)
@@ -397,7 +391,7 @@ impl Borrowed {
         for lender in &self.lenders {
             if !lender.lost.load(Ordering::Relaxed) {
                 let request = Request::Release { segment: lender.segment };
-                let _ = self.node.ask(&lender.peer, request, Duration::from_millis(500));
+                let _ = self.node.ask(&lender.peer, request, timing::RELEASE_TIMEOUT);
             }
         }
         *self.path_maintainer.lock() = PathMaintainer::default();
@@ -435,7 +429,7 @@ impl Borrowed {
             for (peer, address) in asked {
                 neighbourhood::close_if_restarted(&*node, &peer, &address, &security);
             }
-            std::thread::sleep(PROBE_PAUSE);
+            std::thread::sleep(timing::PROBE_PAUSE);
             is_asking.store(false, Ordering::Release);
         });
         if started.is_err() {
@@ -460,7 +454,7 @@ impl Borrowed {
         }
         let links = windowed.iter().map(|lender| lender.peer.link.descriptor());
         let descriptors: Vec<_> = links.chain([self.ended.as_fd()]).collect();
-        let _ = event::wait_readable(&descriptors, Some(Duration::from_millis(100)));
+        let _ = event::wait_readable(&descriptors, Some(timing::WINDOWS_MAX_SLEEP));
         true
     }
 
@@ -545,7 +539,7 @@ fn borrow_segment(
     address: &Address,
     bytes: u64,
 ) -> Result<(Lender, u64), BorrowError> {
-    let (reply, descriptors) = ask(node, &peer, address, Request::Lend { bytes }, LEND_TIMEOUT)?;
+    let (reply, descriptors) = ask(node, &peer, address, Request::Lend { bytes }, timing::LEND_TIMEOUT)?;
     let segment = match reply {
         Reply::Lent { segment } => segment,
         Reply::TooMuch { free_bytes } => {
@@ -639,20 +633,20 @@ impl FarMemory for Borrowed {
             index += count;
         }
         self.node.pump();
-        let mut polled_until = Instant::now() + Duration::from_micros(200);
+        let mut polled_until = Instant::now() + timing::WRITE_POLL;
         while self.writes_open.load(Ordering::Acquire) > 0 {
             let before = self.writes_open.load(Ordering::Relaxed);
             self.progress();
             let now = Instant::now();
             if self.writes_open.load(Ordering::Relaxed) < before {
-                polled_until = now + Duration::from_micros(200);
+                polled_until = now + timing::WRITE_POLL;
             } else if now > polled_until {
                 // Before sleeping: what drives lazily leaves answers behind.
                 for lender in &self.lenders {
                     self.node.flush(&lender.peer);
                 }
                 let sleep =
-                    self.node.expire().unwrap_or(Duration::from_millis(1)).min(Duration::from_millis(1));
+                    self.node.expire().unwrap_or(timing::WRITE_MAX_SLEEP).min(timing::WRITE_MAX_SLEEP);
                 let alive: Vec<_> = self
                     .descriptors()
                     .into_iter()
@@ -712,7 +706,7 @@ impl FarMemory for Borrowed {
         if self.in_flight() == 0 {
             return None;
         }
-        Some(self.node.expire().unwrap_or(Duration::from_millis(10)).max(Duration::from_micros(50)))
+        Some(self.node.expire().unwrap_or(timing::READ_MAX_SLEEP).max(timing::READ_MIN_SLEEP))
     }
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use tombolo_core::rdma::{Direction, PostError, Transfer, TransferError};
 use tombolo_host::shared::{SharedMemoryError, SharedSpan};
+use tombolo_host::timing::node as timing;
 use tombolo_link::udp::DEFAULT_OUTAGE;
 use tombolo_link::{Address, LossReason, Security};
 use tombolo_wire::Domain;
@@ -30,18 +31,10 @@ use crate::lending::named::{Hasher, SegmentName};
 const PIECE_BYTES: usize = 1 << 20;
 /// How many transfers are open at once.
 const PIECES: usize = 8;
-/// How long a node may take for an answer.
-const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long it may take to allocate or check bytes: this, and for so many a second more.
-const LONG_TIMEOUT: Duration = Duration::from_secs(120);
+/// A node allocates and checks at least so much.
 const SLOWEST_BYTES_PER_S: u64 = 20 << 20;
-/// The longest sleep of the thread that drives the link: transfers may have been posted meanwhile,
-/// and their timers want to be looked at.
-const MAX_SLEEP: Duration = Duration::from_millis(5);
 /// How often a link is looked at, where something is there each time, before its timers are.
 const ROUNDS: u32 = 64;
-/// How often one who waits for a transfer looks whether it is to go on.
-const LOOK: Duration = Duration::from_millis(100);
 
 /// Why something was not copied.
 #[derive(Debug, thiserror::Error)]
@@ -175,7 +168,7 @@ fn drive(node: &Node, peer: &Arc<Connection>, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) && peer.loss().is_none() {
         // What has come is looked at before the timers: they would take it for lost.
         let drained = (0..ROUNDS).any(|_| node.drive(peer) == 0);
-        let until = node.expire().unwrap_or(MAX_SLEEP).min(MAX_SLEEP);
+        let until = node.expire().unwrap_or(timing::STORE_MAX_SLEEP).min(timing::STORE_MAX_SLEEP);
         if drained && peer.has_link() {
             let _ = peer.link.wait(until);
         } else if drained {
@@ -203,7 +196,7 @@ fn buffer(index: u64) -> usize {
 }
 
 fn long_timeout(bytes: u64) -> Duration {
-    LONG_TIMEOUT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S)
+    timing::STORE_LONG_TIMEOUT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S)
 }
 
 impl Store {
@@ -228,10 +221,10 @@ impl Store {
             // Nobody waits any more when the receiver is gone.
             let _ = told.send((user, result));
         }));
-        let peer = node.join(address, security, TIMEOUT)?;
+        let peer = node.join(address, security, timing::STORE_TIMEOUT)?;
         let mut paths = Vec::new();
         if addresses.len() > 1 {
-            paths.push(node.join_again(&peer, addresses, security, TIMEOUT)?);
+            paths.push(node.join_again(&peer, addresses, security, timing::STORE_TIMEOUT)?);
         }
         let nobody: PathLossSink = Arc::new(|_, _| {});
         let path_maintainer =
@@ -262,7 +255,7 @@ impl Store {
     }
 
     fn ask_of(&self, name: &SegmentName, request: Request) -> Result<Reply, CopyError> {
-        match self.ask(request, TIMEOUT)? {
+        match self.ask(request, timing::STORE_TIMEOUT)? {
             Reply::NoSuchName => {
                 Err(CopyError::NoSuchName { address: self.address.clone(), name: name.clone() })
             }
@@ -288,7 +281,8 @@ impl Store {
         let mut all: Vec<NamedSegment> = Vec::new();
         loop {
             let after = all.last().map(|last| last.name.clone());
-            let Reply::Names { segments, more } = self.ask(Request::List { after }, TIMEOUT)? else {
+            let Reply::Names { segments, more } = self.ask(Request::List { after }, timing::STORE_TIMEOUT)?
+            else {
                 return self.unfitting("an answer");
             };
             let more = more && !segments.is_empty();
@@ -322,7 +316,7 @@ impl Store {
                 Some(reason) => CopyError::Lost { address: self.address.clone(), reason },
                 None => otherwise,
             };
-            match self.ended.recv_timeout(LOOK) {
+            match self.ended.recv_timeout(timing::STORE_PAUSE) {
                 Ok((index, Ok(()))) => return Ok(index),
                 Ok((_, Err(source))) => {
                     return Err(lost(CopyError::Transfer { address: self.address.clone(), source }));
@@ -385,7 +379,7 @@ impl Store {
             if !progress(length_bytes) {
                 return Err(CopyError::Interrupted);
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(timing::STORE_PAUSE);
         }
     }
 
@@ -464,7 +458,7 @@ impl Store {
 
     /// Reads that no more. The memory is the node's again if the name is gone.
     pub fn close(&mut self, opened: Opened) -> Result<(), CopyError> {
-        self.ask(Request::Release { segment: opened.segment }, TIMEOUT).map(drop)
+        self.ask(Request::Release { segment: opened.segment }, timing::STORE_TIMEOUT).map(drop)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tombolo_core::rdma::{Direction, PostError, Transfer, TransferError};
+use tombolo_host::timing::node as timing;
 use tombolo_link::{Address, Security};
 use tombolo_wire::Domain;
 
@@ -17,8 +18,6 @@ use crate::lending::ledger::LendError;
 
 /// The most that one ping writes.
 pub const MAX_PING_BYTES: u32 = 4096;
-/// How long to poll before sleeping on the link.
-const POLL: Duration = Duration::from_micros(100);
 
 /// A node was not pinged.
 #[derive(Debug, thiserror::Error)]
@@ -110,7 +109,7 @@ impl Pinger {
                 return Err(PingError::TimedOut(timeout));
             }
             let until_timer = self.node.expire().unwrap_or(timeout);
-            if waited > POLL {
+            if waited > timing::PING_POLL {
                 let _ = self.peer.link.wait(until_timer.min(timeout - waited));
                 self.node.tick();
             }

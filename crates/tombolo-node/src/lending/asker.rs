@@ -3,11 +3,12 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use smallvec::SmallVec;
 use tombolo_host::pool::Step;
 use tombolo_host::shared::SharedMemory;
+use tombolo_host::timing::node as timing;
 use tombolo_link::{Link, SendError};
 
 use crate::fabric::answered::Answered;
@@ -15,8 +16,6 @@ use crate::fabric::connection::Connection;
 use crate::fabric::messages::{Message, MessageV1, Reply};
 use crate::fabric::neighbour::Neighbour;
 
-/// How long a full link is tried again for an answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Tasks of one peer at once.
 const MAX_OPEN_TASKS: u32 = 64;
 
@@ -55,7 +54,7 @@ impl Asker {
     pub(super) fn answer_with(&mut self, reply: Reply, memory: Option<Arc<SharedMemory>>) -> Step {
         self.answered.ended(&self.neighbour, self.number, &reply);
         let message = Message::V1(MessageV1::Answer { number: self.number, reply }).encode();
-        self.unsent = Some((message, memory, Instant::now() + ANSWER_TIMEOUT));
+        self.unsent = Some((message, memory, Instant::now() + timing::ANSWER_TIMEOUT));
         self.send().unwrap_or(Step::Over)
     }
 

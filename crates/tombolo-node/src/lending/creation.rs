@@ -1,10 +1,11 @@
 //! Memory for peers: drafts of named segments, and what is lent. It is allocated in the pool.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use tombolo_host::pool::{BlockingTask, Step};
+use tombolo_host::timing::node as timing;
 
 use crate::fabric::connection::Connection;
 use crate::fabric::messages::Reply;
@@ -14,9 +15,6 @@ use crate::lending::{Lending, refused};
 use crate::memory::allocation::Allocation;
 use crate::memory::blocking::Owner;
 use crate::memory::reclaim::{Reclaimer, Room, Segment};
-
-/// How long a peer that asks for memory waits for what others gave back to be freed.
-const FREEING_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How far memory for a peer is.
 enum Stage {
@@ -43,7 +41,7 @@ impl Creation {
     fn reserve(&mut self, since: Instant) -> Result<Step, LendError> {
         let room = self.ledger.lock().reserve(self.bytes);
         match room {
-            Err(LendError::BeingFreed) if since.elapsed() < FREEING_TIMEOUT => {
+            Err(LendError::BeingFreed) if since.elapsed() < timing::LEND_FREEING_TIMEOUT => {
                 self.stage = Stage::AwaitsRoom(since);
                 Ok(Step::Waits)
             }

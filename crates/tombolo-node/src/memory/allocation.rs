@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
 use tombolo_host::shared::{HUGE_PAGE_BYTES, SharedMemory};
+use tombolo_host::timing::node as timing;
 
 /// Why memory was not allocated.
 #[derive(Debug, thiserror::Error)]
@@ -18,11 +19,6 @@ pub enum AllocationError {
 
 /// How much is allocated in one go.
 const STEP_BYTES: u64 = 64 << 20;
-
-/// How long huge pages may take: so long each, and so long more for some of them. Where they take longer, the
-/// kernel has to move others for them, which costs more than they are worth.
-const HUGE_TIMEOUT: Duration = Duration::from_millis(2);
-const HUGE_RESERVE: Duration = Duration::from_millis(20);
 
 /// Memory whose pages are being allocated, huge ones where the kernel has them: to copy there is faster by a
 /// sixth to a third, to map them takes next to no time, and to allocate them no more than ordinary ones.
@@ -40,7 +36,7 @@ impl Allocation {
         let length = usize::try_from(bytes).map_err(|_| AllocationError::BadSize(bytes))?;
         let memory = SharedMemory::create("tombolo-segment", length)
             .map_err(|error| AllocationError::System(error.to_string()))?;
-        Ok(Self { memory, done_bytes: 0, huge_time_left: Some(HUGE_RESERVE) })
+        Ok(Self { memory, done_bytes: 0, huge_time_left: Some(timing::HUGE_PAGES_RESERVE) })
     }
 
     /// Allocates some of the pages; true when it has all.
@@ -52,7 +48,7 @@ impl Allocation {
             let Some(huge_time_left) = self.huge_time_left else { break };
             let began = Instant::now();
             let is_huge = self.memory.make_huge(offset as usize);
-            let left = (huge_time_left + HUGE_TIMEOUT).checked_sub(began.elapsed());
+            let left = (huge_time_left + timing::HUGE_PAGE_TIMEOUT).checked_sub(began.elapsed());
             self.huge_time_left = left.filter(|_| is_huge);
         }
         if step > 0 {

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tombolo_channel::{MAX_MESSAGE_BYTES, Message, Reply, Request, decode, encode};
+use tombolo_host::timing::node as timing;
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 
 use super::domain::ProgramDomain;
@@ -21,10 +22,6 @@ const MESSAGES_AT_ONCE: usize = 16;
 const MAX_READY: usize = 256;
 /// Among the keys of the poll.
 const LISTENER: u64 = 0;
-/// The longest sleep, so that a stop is noticed.
-const MAX_SLEEP: Duration = Duration::from_millis(250);
-/// How long those wait that cannot be received now.
-const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// A connection of the programs' socket.
 enum Caller {
@@ -84,12 +81,12 @@ pub(crate) fn receive(
         }
         if is_crowded && back_off_until.is_none() {
             poll.remove(listener.as_fd());
-            back_off_until = Some(now + BACK_OFF);
+            back_off_until = Some(now + timing::CROWDED_PAUSE);
         }
-        let sleep =
-            back_off_until.map_or(MAX_SLEEP, |until| until.saturating_duration_since(now).min(MAX_SLEEP));
+        let sleep = back_off_until
+            .map_or(timing::MAX_SLEEP, |until| until.saturating_duration_since(now).min(timing::MAX_SLEEP));
         if poll.wait(&mut ready, sleep).is_err() {
-            std::thread::sleep(BACK_OFF);
+            std::thread::sleep(timing::CROWDED_PAUSE);
         }
     }
     for caller in callers.values() {

@@ -6,12 +6,13 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tombolo_channel::{Grant, PeerStatus, Reply, Request, Who};
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::pool::{BlockingTask, Step};
 use tombolo_host::shared::SharedMemory;
+use tombolo_host::timing::node as timing;
 use tombolo_host::unix::UnixError;
 
 use super::domain::ProgramDomain;
@@ -20,13 +21,6 @@ use crate::fabric::connection::Connection;
 use crate::fabric::table::{Fabric, ITSELF};
 use crate::memory::allocation::Allocation;
 use crate::memory::reclaim::{Reclaimer, Room, Segment, TakeError};
-
-/// How long a full socket is tried again for an answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long memory that is freed may be in use still before the program hears that it is freed.
-const IN_USE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a program that asks for memory waits for what others gave back to be freed.
-const FREEING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The nodes that programs can name.
 fn peer_statuses(fabric: &Fabric) -> Vec<PeerStatus> {
@@ -132,13 +126,13 @@ struct ProgramTask {
 impl ProgramTask {
     /// The rest is this answer, with memory if there is some.
     fn answer(&mut self, reply: Reply, memory: Option<Arc<SharedMemory>>) -> Step {
-        self.work = Work::Answer(reply, memory, Instant::now() + ANSWER_TIMEOUT);
+        self.work = Work::Answer(reply, memory, Instant::now() + timing::ANSWER_TIMEOUT);
         Step::More
     }
 
     fn await_room(&mut self, bytes: u64, grants: Vec<Grant>, since: Instant) -> Result<Step, String> {
         match self.programs.memory.take(bytes) {
-            Err(TakeError::BeingFreed) if since.elapsed() < FREEING_TIMEOUT => {
+            Err(TakeError::BeingFreed) if since.elapsed() < timing::ALLOCATE_FREEING_TIMEOUT => {
                 self.work = Work::AwaitRoom(bytes, grants, since);
                 Ok(Step::Waits)
             }
@@ -196,7 +190,7 @@ impl BlockingTask for ProgramTask {
             }
             Work::Free(mut region, since) => {
                 // Who has found it copies or sends a block and lets it go.
-                if region.segment.is_in_use() && since.elapsed() < IN_USE_TIMEOUT {
+                if region.segment.is_in_use() && since.elapsed() < timing::IN_USE_TIMEOUT {
                     self.work = Work::Free(region, since);
                     return Step::Waits;
                 }
@@ -229,6 +223,8 @@ mod tests {
     use tombolo_channel::{MAX_MESSAGE_BYTES, Message, decode, encode};
     use tombolo_host::event;
     use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket};
+
+    use std::time::Duration;
 
     use super::*;
     use crate::driver::node::Node;
