@@ -160,7 +160,7 @@ impl Node {
     }
 
     /// Whether a copy of that block is being made. It then counts for this attempt of it.
-    fn is_underway(&self, block: &Block, connection: Option<&Arc<Connection>>) -> bool {
+    pub(crate) fn is_underway(&self, block: &Block, connection: Option<&Arc<Connection>>) -> bool {
         let mut moves = self.own_moves.lock();
         let Some((_, underway)) = moves.of(block.peer, block.transaction.0, block.generation) else {
             return false;

@@ -328,6 +328,8 @@ impl Node {
         let (memory, offset) = match self.resolve(range, Access::reading(by)) {
             Ok(Place::Node(memory, offset)) => (memory, offset),
             Ok(Place::Own(place)) => return self.send_own(connection, block, place),
+            // What is being copied ends first, though its range may be gone.
+            Err(_) if self.is_underway(block, Some(connection)) => return,
             Err(refusal) => {
                 return self.fabric.engine.lock().source_refused(self.now(), block, refusal.into());
             }

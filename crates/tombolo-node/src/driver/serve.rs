@@ -182,7 +182,7 @@ fn retire(node: &Node, connections: &mut Vec<Arc<Connection>>, told: &dyn Fn(Pee
         let Some(reason) = connection.loss() else { return true };
         let back = node.forget(connection);
         // What looks after neighbours tells of them, and of dials.
-        if connection.neighbour().is_wanted.load(Ordering::Relaxed) && back == 0 {
+        if connection.own().is_wanted.load(Ordering::Relaxed) && back == 0 {
             return false;
         }
         told(match connection.is_part() {
