@@ -7,15 +7,38 @@
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::pool::{BlockingTask, Pool, PoolLimits, Step};
+use crate::pool::{BlockingTask, Pool, PoolLimits, PoolOwner, Step};
 
 /// Threads that close. One process that passes descriptors which take long to close keeps one of them.
 const THREADS: usize = 16;
-/// Descriptors of one process that wait to be closed; who passes more is not listened to.
+/// Descriptors of one sender that wait to be closed; one that passes more is not listened to.
 const MAX_WAITING: usize = 64;
 
-static CLOSING: LazyLock<Pool<u32>> = LazyLock::new(|| {
+/// The sender of descriptors, of which one does not wait for the end of another's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Sender {
+    /// A process that the kernel names.
+    Process(u32),
+    /// The other end of a connection whose process the kernel does not name: it is in another pid namespace.
+    Connection(u64),
+    /// This process, of what it trusts.
+    Itself,
+}
+
+impl Sender {
+    /// The sender at the other end of a connection; the process if the kernel names it.
+    pub(crate) fn of(process_id: Option<u32>) -> Self {
+        static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+        process_id
+            .map_or_else(|| Self::Connection(CONNECTIONS.fetch_add(1, Ordering::Relaxed)), Self::Process)
+    }
+}
+
+impl PoolOwner for Sender {}
+
+static CLOSING: LazyLock<Pool<Sender>> = LazyLock::new(|| {
     // What is given back is never refused: the bounds are those of `is_overdue`.
     let limits = PoolLimits {
         threads: THREADS,
@@ -30,14 +53,13 @@ static CLOSING: LazyLock<Pool<u32>> = LazyLock::new(|| {
 #[derive(Debug)]
 pub struct PassedDescriptor {
     descriptor: ManuallyDrop<OwnedFd>,
-    /// The process that passed it; 0 where that is not known.
-    process_id: u32,
+    sender: Sender,
 }
 
 impl PassedDescriptor {
-    /// A descriptor that this process passed.
-    pub fn new(descriptor: OwnedFd, process_id: u32) -> Self {
-        Self { descriptor: ManuallyDrop::new(descriptor), process_id }
+    /// A descriptor that this sender passed.
+    pub(crate) fn new(descriptor: OwnedFd, sender: Sender) -> Self {
+        Self { descriptor: ManuallyDrop::new(descriptor), sender }
     }
 
     fn take(&mut self) -> OwnedFd {
@@ -62,19 +84,19 @@ impl From<PassedDescriptor> for OwnedFd {
 /// One that nobody else chose.
 impl From<OwnedFd> for PassedDescriptor {
     fn from(descriptor: OwnedFd) -> Self {
-        Self::new(descriptor, 0)
+        Self::new(descriptor, Sender::Itself)
     }
 }
 
 impl Drop for PassedDescriptor {
     fn drop(&mut self) {
         let descriptor = self.take();
-        close(descriptor, self.process_id);
+        close(descriptor, self.sender);
     }
 }
 
 /// Closes a descriptor that may block, elsewhere and later.
-pub(crate) fn close(descriptor: OwnedFd, process_id: u32) {
+pub(crate) fn close(descriptor: OwnedFd, sender: Sender) {
     struct Closing(Option<OwnedFd>);
     impl BlockingTask for Closing {
         fn step(&mut self) -> Step {
@@ -82,10 +104,22 @@ pub(crate) fn close(descriptor: OwnedFd, process_id: u32) {
             Step::Over
         }
     }
-    CLOSING.give_back(process_id, Box::new(Closing(Some(descriptor))));
+    CLOSING.give_back(sender, Box::new(Closing(Some(descriptor))));
 }
 
-/// Whether a process has passed more than could be closed.
-pub(crate) fn is_overdue(process_id: u32) -> bool {
-    CLOSING.waiting_of(process_id) >= MAX_WAITING
+/// Whether a sender has passed more than could be closed.
+pub(crate) fn is_overdue(sender: Sender) -> bool {
+    CLOSING.waiting_of(sender) >= MAX_WAITING
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn senders_that_the_kernel_does_not_name_are_told_apart_by_their_connections() {
+        assert_eq!(Sender::of(Some(7)), Sender::of(Some(7)), "two connections of one process");
+        assert_ne!(Sender::of(None), Sender::of(None));
+        assert_ne!(Sender::of(None), Sender::Itself);
+    }
 }

@@ -258,8 +258,8 @@ pub struct SeqpacketSocket {
     descriptor: ManuallyDrop<OwnedFd>,
     /// It was accepted: the process at the other end may be any that the socket's file lets in.
     is_accepted: bool,
-    /// The process at the other end, once it was asked for; 0 where that is not known.
-    peer_process_id: OnceLock<u32>,
+    /// The sender of the descriptors that are received here, once it was asked for.
+    sender: OnceLock<passed::Sender>,
 }
 
 impl SeqpacketSocket {
@@ -298,7 +298,7 @@ impl SeqpacketSocket {
     }
 
     fn new(descriptor: OwnedFd, is_accepted: bool) -> Self {
-        Self { descriptor: ManuallyDrop::new(descriptor), is_accepted, peer_process_id: OnceLock::new() }
+        Self { descriptor: ManuallyDrop::new(descriptor), is_accepted, sender: OnceLock::new() }
     }
 
     /// Sends one whole message, gathered from parts, or nothing at all.
@@ -367,7 +367,7 @@ impl SeqpacketSocket {
                 _ => None,
             })
             .flatten()
-            .map(|descriptor| PassedDescriptor::new(descriptor, self.peer_process_id()))
+            .map(|descriptor| PassedDescriptor::new(descriptor, self.sender()))
             .collect();
         if message.flags.contains(ReturnFlags::TRUNC) || descriptors.len() > MAX_DESCRIPTORS {
             return Err(UnixError::Truncated);
@@ -376,7 +376,7 @@ impl SeqpacketSocket {
         if message.flags.contains(ReturnFlags::CTRUNC) {
             return Err(UnixError::DescriptorsCut { length_bytes: message.bytes });
         }
-        if !descriptors.is_empty() && passed::is_overdue(self.peer_process_id()) {
+        if !descriptors.is_empty() && passed::is_overdue(self.sender()) {
             return Err(UnixError::Overdue);
         }
         if message.bytes == 0 {
@@ -385,10 +385,10 @@ impl SeqpacketSocket {
         Ok(Received { length_bytes: message.bytes, descriptors })
     }
 
-    /// The process at the other end; 0 where that is not known.
-    fn peer_process_id(&self) -> u32 {
-        let ask = || self.peer().ok().and_then(|peer| peer.process_id).unwrap_or(0);
-        *self.peer_process_id.get_or_init(ask)
+    /// The sender of the descriptors that are received here.
+    fn sender(&self) -> passed::Sender {
+        let ask = || passed::Sender::of(self.peer().ok().and_then(|peer| peer.process_id));
+        *self.sender.get_or_init(ask)
     }
 
     /// Who is at the other end.
@@ -428,11 +428,11 @@ impl Drop for SeqpacketSocket {
             let peek = RecvFlags::DONTWAIT | RecvFlags::PEEK;
             rustix::net::recv(&*self.descriptor, &mut [0_u8; 1], peek).is_ok_and(|(_, bytes)| bytes > 0)
         };
-        let process_id = if has_more { self.peer_process_id() } else { 0 };
+        let sender = has_more.then(|| self.sender());
         // SAFETY: nobody uses it after this.
         let descriptor = unsafe { ManuallyDrop::take(&mut self.descriptor) };
-        if has_more {
-            passed::close(descriptor, process_id);
+        if let Some(sender) = sender {
+            passed::close(descriptor, sender);
         }
     }
 }

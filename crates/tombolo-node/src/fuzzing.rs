@@ -4,11 +4,11 @@
 mod hostile;
 
 pub use self::hostile::hostile;
-pub use crate::control::{
+pub use crate::fabric::life::{Life, NodeIdentity};
+pub use crate::fabric::messages::{
     Borrower, Carriage, MalformedMessage, Message, MessageV1, NamedSegment, NodeStatus, Reply, Request,
 };
-pub use crate::life::{Life, NodeIdentity};
-use crate::named::SegmentName;
+use crate::lending::named::SegmentName;
 
 /// Any bytes as a control message: no panic, and what is one survives being written again.
 pub fn control(bytes: &[u8]) {

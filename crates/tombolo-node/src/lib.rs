@@ -1,59 +1,46 @@
 //! The node: lends memory, borrows it, drives the engine.
 //!
+//! Its files lie in rooms. A room calls only rooms below it; `tests/rooms.rs` checks that.
+//!
 //! ```text
-//!            Node (one engine, its peers, the ledger of what is lent)
-//!   serve ----+----- accept, drive, take back                  lending
-//!   Borrowed -+----- segments of several lenders as one range  borrowing: FarMemory
-//!   Store ----+----- segments with names, at another node      copying to and fro
-//!   programs -+----- domains, channels and memory of programs  transfers between them
+//!   far         memory of other nodes: borrowed pages, copies to and from named segments, pings
+//!    │
+//!   driver      one node: its loop, what comes and goes by links, who reaches which memory, status
+//!    ├────────────┐
+//!   lending     programs
+//!    │            │   what peers have of this node; domains and requests of programs
+//!    ├────────────┘
+//!   fabric      links to other nodes, who those are, what nodes say to each other
+//!    │
+//!   memory      allocating and freeing, in a pool of threads
 //! ```
 #![forbid(unsafe_code)]
 
-mod admission;
-mod bells;
-mod borrow;
-mod carry;
-mod control;
-mod copy;
-mod counters;
+mod driver;
+mod fabric;
 mod far;
 #[doc(hidden)]
 pub mod fuzzing;
-mod label;
-mod ledger;
-mod life;
-mod loop_back;
-mod named;
-mod neighbours;
-mod node;
-mod numbers;
-mod own_moves;
-mod paths;
-mod ping;
+mod lending;
+mod memory;
 mod programs;
-mod publish;
-mod questions;
-mod reads;
-mod reclaim;
-mod serve;
-mod status;
-mod tend;
-mod work;
 
-pub use borrow::{BorrowError, Borrowed, Borrowing, status_of};
-pub use control::{Borrower, NamedSegment, NodeStatus};
-pub use copy::{CopyError, Opened, Progress, Store};
-pub use far::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
-pub use label::PeerLabel;
-pub use ledger::LendError;
-pub use life::{Life, NodeIdentity};
-pub use named::{Checksum, Hasher, MAX_NAME_BYTES, NameError, SegmentName};
-pub use neighbours::{NeighbourEvent, Neighbourhood};
-pub use node::{AskError, JoinError, Limits, MAX_TRANSACTIONS, Node, Peer};
-pub use paths::Paths;
-pub use ping::{MAX_PING_BYTES, PingError, Pinger};
-pub use programs::callers::receive_programs;
-pub use serve::{PeerEvent, Turn, serve};
+pub use driver::node::Node;
+pub use driver::serve::{PeerEvent, Turn, receive_programs, serve};
+pub use fabric::connection::Connection as Peer;
+pub use fabric::joining::Paths;
+pub use fabric::label::PeerLabel;
+pub use fabric::life::{Life, NodeIdentity};
+pub use fabric::link_driver::{AskError, JoinError};
+pub use fabric::messages::{Borrower, Checksum, NamedSegment, NodeStatus};
+pub use fabric::neighbourhood::{NeighbourEvent, Neighbourhood};
+pub use far::borrow::{BorrowError, Borrowed, Borrowing, status_of};
+pub use far::copy::{CopyError, Opened, Progress, Store};
+pub use far::front::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
+pub use far::ping::{MAX_PING_BYTES, PingError, Pinger};
+pub use lending::ledger::LendError;
+pub use lending::named::{Hasher, MAX_NAME_BYTES, NameError, SegmentName};
+pub use programs::{Limits, MAX_TRANSACTIONS};
 pub use tombolo_core::rdma::MAX_PATHS;
 pub use tombolo_link::identity;
 pub use tombolo_link::shm::ShmListener;

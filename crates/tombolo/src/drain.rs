@@ -1,5 +1,6 @@
 //! How a node ends: it lends to nobody new, and waits for its borrowers, but not for ever.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,19 @@ fn next(timeout: Duration, waited: Duration, borrowers: usize, signals: u32) -> 
     }
 }
 
+/// Waits for a signal: whether one has come in this time.
+///
+/// A descriptor that fails cannot be waited for. It counts as the first signal, since the node ends in an orderly way
+/// while it can; but not as another one, by which a user gives up its borrowers.
+fn signalled(signals: &dyn Fn(Option<Duration>) -> io::Result<bool>, pause: Option<Duration>) -> bool {
+    signals(pause).unwrap_or_else(|_| {
+        if let Some(pause) = pause {
+            std::thread::sleep(pause);
+        }
+        pause.is_none()
+    })
+}
+
 /// Waits for a signal, then for the borrowers to go; a further signal, or the end of the time, ends the node
 /// at once. `say` tells the user.
 pub fn end_at_signals(
@@ -40,9 +54,8 @@ pub fn end_at_signals(
     stop: &AtomicBool,
     say: &dyn Fn(&str),
 ) {
-    // A descriptor that fails cannot be waited for: the node ends in an orderly way while it can.
-    let signalled = |pause| signals.next(pause).unwrap_or(true);
-    let mut count = u32::from(signalled(None));
+    let signals = |pause| signals.next(pause);
+    let mut count = u32::from(signalled(&signals, None));
     let since = Instant::now();
     node.lend_to_nobody_new();
     let mut borrowers = node.borrowers();
@@ -54,7 +67,7 @@ pub fn end_at_signals(
         ));
     }
     while let Next::Wait(pause) = next(timeout, since.elapsed(), borrowers.len(), count) {
-        count += u32::from(signalled(Some(pause)));
+        count += u32::from(signalled(&signals, Some(pause)));
         borrowers = node.borrowers();
     }
     if !borrowers.is_empty() {
@@ -62,7 +75,10 @@ pub fn end_at_signals(
     }
     stop.store(true, Ordering::Relaxed);
     // What still keeps it is not worth waiting for to somebody who asks again.
-    signalled(None);
+    while signals(None).is_err() {
+        // Nothing more will be heard: the node ends by itself.
+        std::thread::park();
+    }
     std::process::exit(130);
 }
 
@@ -91,6 +107,15 @@ mod tests {
         {
             assert_eq!(next(seconds(timeout_s), seconds(waited_s), borrowers, signals), Next::End);
         }
+    }
+
+    #[test]
+    fn signals_that_cannot_be_waited_for_are_the_first_and_no_other() {
+        let fails = |_: Option<Duration>| Err(io::Error::other("a closed descriptor"));
+        assert!(signalled(&fails, None));
+        assert!(!signalled(&fails, Some(Duration::ZERO)), "its borrowers have their time");
+        let comes = |_: Option<Duration>| Ok(true);
+        assert!(signalled(&comes, None) && signalled(&comes, Some(Duration::ZERO)));
     }
 
     #[test]

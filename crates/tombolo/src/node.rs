@@ -184,6 +184,9 @@ fn tell_of_neighbour(event: NeighbourEvent<'_>) {
         NeighbourEvent::Failed { address, reason } => {
             warn!("cannot join {address} now, and goes on trying: {reason}");
         }
+        NeighbourEvent::PathFailed { address, reason } => {
+            warn!("cannot use {address} beside the other links now, and goes on trying: {reason}");
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tombolo_channel::{Grant, MAX_MESSAGE_BYTES, Who, on_the_wire};
+use tombolo_channel::{Grant, MAX_MESSAGE_BYTES, Who};
 use tombolo_core::rdma::{Direction, Transfer};
 use tombolo_host::event::{self, EventFd};
 use tombolo_host::shared::{SharedMemory, SharedSpan};
@@ -26,12 +26,16 @@ use tombolo_link::{Link, LossReason};
 use tombolo_wire::{Checksums, Domain, Packet};
 
 use super::{Message, MessageV1, Reply, Request};
-use crate::ledger::{self, Ledger, Published, Segment};
-use crate::named::{Checksum, SegmentName};
-use crate::node::{BUFFERS, Node, Peer};
-use crate::programs::Use;
-use crate::receive_programs;
-use crate::work::Owner;
+use crate::driver::address_space::BUFFERS;
+use crate::driver::node::Node;
+use crate::driver::serve::receive_programs;
+use crate::fabric::connection::Connection;
+use crate::fabric::messages::Checksum;
+use crate::lending::ledger::{Ledger, Published};
+use crate::lending::named::SegmentName;
+use crate::memory::allocation::allocate as allocate_memory;
+use crate::memory::blocking::Owner;
+use crate::memory::reclaim::Segment;
 
 /// After so long without an end the node hangs.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -80,7 +84,7 @@ fn is_full_of(memory: &SharedMemory, pattern: [u8; 8]) -> bool {
 }
 
 fn guarded(pattern: [u8; 8]) -> Arc<SharedMemory> {
-    let memory = ledger::allocate(GUARD_BYTES).expect("memory");
+    let memory = allocate_memory(GUARD_BYTES).expect("memory");
     fill(&memory, pattern);
     Arc::new(memory)
 }
@@ -129,7 +133,7 @@ impl Program {
             let tombolo_channel::Reply::Allocated { address } = Self::ask(&socket, request) else {
                 panic!("no memory")
             };
-            let found = node.programs.find(on_the_wire(DOMAIN), address, 1, Use::Own);
+            let found = node.programs.find(DOMAIN, address, 1, |_| true);
             let memory = found.expect("its memory").0;
             fill(&memory, pattern);
             (address, memory)
@@ -148,10 +152,10 @@ struct Victim {
     node: Arc<Node>,
     program: Program,
     /// The honest neighbour as the node has it.
-    neighbour: Arc<Peer>,
+    neighbour: Arc<Connection>,
     honest: Node,
     /// The node as the honest neighbour has it.
-    at_honest: Arc<Peer>,
+    at_honest: Arc<Connection>,
     /// Memory of the honest neighbour that the node borrowed.
     borrowed: Arc<SharedMemory>,
     ended: Arc<AtomicU64>,
@@ -172,13 +176,13 @@ impl Victim {
         fill(node.buffers(), SECRET);
         let (near, far) = memory_pair().expect("a link");
         let (neighbour, at_honest) = (node.add_peer(near), honest.add_peer(far));
-        node.introduced(&neighbour, "honest", honest.life()).expect("a neighbour");
-        honest.introduced(&at_honest, "victim", node.life()).expect("a neighbour");
+        node.fabric.introduced(&neighbour, "honest", honest.life()).expect("a neighbour");
+        honest.fabric.introduced(&at_honest, "victim", node.life()).expect("a neighbour");
         let borrowed = guarded(SECRET);
         {
-            let mut ledger = honest.ledger.lock();
+            let mut ledger = honest.lending.ledger.lock();
             let room = ledger.reserve(GUARD_BYTES).expect("room");
-            let segment = Segment::new(borrowed.clone(), room, honest.reclaimer(Owner::Peer(at_honest.id)));
+            let segment = Segment::new(borrowed.clone(), room, honest.lending.reclaimer(Owner::Peer(at_honest.id)));
             assert_eq!(ledger.enter(at_honest.id, segment).expect("a number"), SEGMENT);
         }
         let ended = Arc::new(AtomicU64::new(0));
@@ -187,17 +191,17 @@ impl Victim {
             assert_eq!(result, Ok(()), "the honest neighbour reads what it has borrowed");
             told.store(user, Ordering::Release);
         }));
-        let program = Program::new(&node, node.programs.numbers.number(neighbour.id));
+        let program = Program::new(&node, node.fabric.numbers.number(neighbour.id));
         Self { node, program, neighbour, honest, at_honest, borrowed, ended, reads: 0 }
     }
 
     fn lend(&self) -> Lent {
         let made = Lent { lent: guarded(SECRET), draft: guarded(SECRET), named: guarded(NAMED) };
-        let mut ledger = self.node.ledger.lock();
+        let mut ledger = self.node.lending.ledger.lock();
         *ledger = Ledger::new(LEND_BYTES);
         let mut segment = |memory: &Arc<SharedMemory>| {
             let room = ledger.reserve(GUARD_BYTES).expect("room");
-            Segment::new(memory.clone(), room, self.node.reclaimer(Owner::Peer(self.neighbour.id)))
+            Segment::new(memory.clone(), room, self.node.lending.reclaimer(Owner::Peer(self.neighbour.id)))
         };
         let [lent, draft, named] = [&made.lent, &made.draft, &made.named].map(&mut segment);
         assert_eq!(ledger.enter(self.neighbour.id, lent).expect("a number"), SEGMENT);
@@ -267,7 +271,7 @@ impl Victim {
 
 /// One of the hostile neighbour's links.
 struct HostileLink {
-    peer: Arc<Peer>,
+    peer: Arc<Connection>,
     far: Arc<dyn Link>,
 }
 
@@ -326,7 +330,7 @@ impl<'a> Attack<'a> {
             if !self.is_deaf || since.elapsed() > DEAF {
                 self.hear();
             }
-            self.links.iter().all(|link| link.peer.open_tasks.load(Ordering::Acquire) == 0)
+            self.links.iter().all(|link| link.peer.own().open_tasks.load(Ordering::Acquire) == 0)
         });
     }
 
@@ -414,13 +418,13 @@ impl<'a> Attack<'a> {
         assert_eq!(node.peers().len(), 1, "it is forgotten");
         victim.check(&lent);
         let name: SegmentName = NAME.parse().expect("a name");
-        assert!(has_written || node.ledger.lock().named(&name).is_some(), "a name was removed");
+        assert!(has_written || node.lending.ledger.lock().named(&name).is_some(), "a name was removed");
         drop(lent.named);
         wait_for("freeing what it had", || {
-            let counters = node.ledger.lock().counters();
+            let counters = node.lending.ledger.lock().counters();
             counters.into_iter().all(|(name, count)| name != "lend_being_freed_bytes" || count == 0)
         });
-        let ledger = node.ledger.lock();
+        let ledger = node.lending.ledger.lock();
         let named_bytes: u64 =
             ledger.named_after(None).map(|(_, published)| published.segment.memory().len() as u64).sum();
         assert!(has_written || named_bytes == GUARD_BYTES, "it has published something");

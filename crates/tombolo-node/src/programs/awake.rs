@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::RwLock;
 
-use super::{Domains, ProgramDomain, Programs};
+use super::domain::ProgramDomain;
+use super::domains::{Domains, Programs};
 
 /// So many are looked at even if they are quiet.
 const LOOKED_AT: usize = 64;

@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tombolo_channel::{MAX_MESSAGE_BYTES, Message, Reply, Request, decode, encode};
+use tombolo_host::timing::node as timing;
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 
-use super::ProgramDomain;
-use crate::node::Node;
+use super::domain::ProgramDomain;
+use super::domains::Programs;
+use crate::fabric::table::Fabric;
 
 /// Connections of programs beyond those that have a domain.
 const MAX_NEW_CALLERS: usize = 240;
@@ -20,10 +22,6 @@ const MESSAGES_AT_ONCE: usize = 16;
 const MAX_READY: usize = 256;
 /// Among the keys of the poll.
 const LISTENER: u64 = 0;
-/// The longest sleep, so that a stop is noticed.
-const NAP: Duration = Duration::from_millis(250);
-/// How long those wait that cannot be received now.
-const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// A connection of the programs' socket.
 enum Caller {
@@ -41,10 +39,15 @@ impl Caller {
     }
 }
 
-/// Receives programs at a socket until `stop` says so. On a thread of its own: to allocate takes time.
-pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &AtomicBool) {
-    let poll = &node.programs.poll;
-    let max_callers = usize::from(node.programs.limits.domains) + MAX_NEW_CALLERS;
+/// Receives programs at a socket until `stop` says so.
+pub(crate) fn receive(
+    programs: &Arc<Programs>,
+    fabric: &Fabric,
+    listener: &SeqpacketListener,
+    stop: &AtomicBool,
+) {
+    let poll = &programs.poll;
+    let max_callers = usize::from(programs.limits.domains) + MAX_NEW_CALLERS;
     let mut callers: HashMap<u64, Caller> = HashMap::new();
     let (mut next, mut ready) = (LISTENER + 1, Vec::with_capacity(MAX_READY));
     let mut buffer = vec![0; MAX_MESSAGE_BYTES];
@@ -69,26 +72,27 @@ pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &A
         }
         for key in &ready {
             let Some(caller) = callers.get_mut(key) else { continue };
-            if !serve_caller(node, caller, &mut buffer) {
+            if !serve_caller(programs, fabric, caller, &mut buffer) {
                 poll.remove(caller.socket().as_fd());
                 if let Some(Caller::Open(domain)) = callers.remove(key) {
-                    node.programs.close(&domain);
+                    programs.close(&domain);
                 }
             }
         }
         if is_crowded && back_off_until.is_none() {
             poll.remove(listener.as_fd());
-            back_off_until = Some(now + BACK_OFF);
+            back_off_until = Some(now + timing::CROWDED_PAUSE);
         }
-        let nap = back_off_until.map_or(NAP, |until| until.saturating_duration_since(now).min(NAP));
-        if poll.wait(&mut ready, nap).is_err() {
-            std::thread::sleep(BACK_OFF);
+        let sleep = back_off_until
+            .map_or(timing::MAX_SLEEP, |until| until.saturating_duration_since(now).min(timing::MAX_SLEEP));
+        if poll.wait(&mut ready, sleep).is_err() {
+            std::thread::sleep(timing::CROWDED_PAUSE);
         }
     }
     for caller in callers.values() {
         poll.remove(caller.socket().as_fd());
         if let Caller::Open(domain) = caller {
-            node.programs.close(domain);
+            programs.close(domain);
         }
     }
 }
@@ -100,7 +104,7 @@ fn may_use(socket: &SeqpacketSocket) -> bool {
 }
 
 /// Answers what a program has asked by now. False: it is gone, or talks nonsense.
-fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
+fn serve_caller(programs: &Arc<Programs>, fabric: &Fabric, caller: &mut Caller, buffer: &mut [u8]) -> bool {
     for _ in 0..MESSAGES_AT_ONCE {
         let (length, descriptors) = match caller.socket().receive(buffer) {
             Ok(received) => (received.length_bytes, received.descriptors),
@@ -120,7 +124,7 @@ fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
             }
             Some(Message::WakeV1) => {
                 match caller {
-                    Caller::Open(domain) => node.programs.rouse(domain),
+                    Caller::Open(domain) => programs.rouse(domain),
                     Caller::New(_) => return false,
                 }
                 continue;
@@ -128,12 +132,12 @@ fn serve_caller(node: &Node, caller: &mut Caller, buffer: &mut [u8]) -> bool {
             _ => return false,
         };
         let answered = match caller {
-            Caller::Open(domain) => node.answer_program(domain, number, request, descriptors),
+            Caller::Open(domain) => programs.answer(fabric, domain, number, request, descriptors),
             Caller::New(socket) => {
                 let Request::Open { domain } = request else { return false };
                 // Its place is taken by the end of a pair that nobody holds.
                 let Ok((placeholder, _)) = SeqpacketSocket::pair() else { return false };
-                match node.programs.open(domain, std::mem::replace(socket, placeholder)) {
+                match programs.open(domain, std::mem::replace(socket, placeholder)) {
                     Ok(domain) => {
                         let answer = Reply::Opened { domain: domain.number };
                         let answered = domain.reply(number, answer, &[domain.page.as_fd()]);

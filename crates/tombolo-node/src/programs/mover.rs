@@ -13,12 +13,13 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tombolo_core::rdma::{NotificationWrite, Placement};
 use tombolo_host::event::EventFd;
 use tombolo_host::own::{AccessError, ProgramMemory};
+use tombolo_host::timing::node as timing;
 use tombolo_wire::{NackCode, Notification};
 
 use super::own::OwnRange;
@@ -28,12 +29,6 @@ const JOBS: usize = 256;
 /// Beyond so many, only if they hold no more than `JOB_BYTES`.
 const FREE_JOBS: usize = 64;
 const JOB_BYTES: usize = 4 << 20;
-/// How long to look for the next copy before sleeping: blocks of one transfer come one after the other.
-const POLL: Duration = Duration::from_micros(50);
-/// A copy that takes longer is given up.
-const COPY_PATIENCE: Duration = Duration::from_secs(2);
-/// One that waits longer for its turn is to come again, so that its sender hears something.
-const QUEUE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a copy is for.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +37,7 @@ pub(crate) enum Order {
     Place(Placement),
     /// Words that a peer asked for.
     Notify(NotificationWrite),
-    /// Of a block that goes out or stays here, by its number in [`crate::own_moves::OwnMoves`].
+    /// Of a block that goes out or stays here, by its number in the driver's table of moves.
     Block(u64),
 }
 
@@ -218,7 +213,7 @@ impl Mover {
         let mut state = self.0.state.lock();
         let State { queue, current, .. } = &mut *state;
         if let Some(current) = current
-            && now.duration_since(current.since) >= COPY_PATIENCE
+            && now.duration_since(current.since) >= timing::COPY_TIMEOUT
         {
             self.0.give_up(current);
             for (_, job) in queue.drain(..) {
@@ -226,7 +221,7 @@ impl Mover {
             }
         }
         while let Some((since, _)) = queue.front()
-            && now.duration_since(*since) >= QUEUE_PATIENCE
+            && now.duration_since(*since) >= timing::COPY_QUEUE_TIMEOUT
             && let Some((_, job)) = queue.pop_front()
         {
             self.0.outbox.put(Moved::Copied(job.order, Err(NackCode::BufferFull)));
@@ -297,7 +292,7 @@ impl Shared {
                 return None;
             }
             let Some((_, job)) = state.queue.pop_front() else {
-                if idle.get_or_insert_with(Instant::now).elapsed() < POLL {
+                if idle.get_or_insert_with(Instant::now).elapsed() < timing::MOVER_POLL {
                     // Whoever brings the next may need this processor.
                     MutexGuard::unlocked(&mut state, std::thread::yield_now);
                 } else {

@@ -13,8 +13,10 @@ use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::UnixError;
 use tombolo_wire::{Domain, NackCode};
 
+use super::Missing;
+use super::domain::ProgramDomain;
+use super::domains::Programs;
 use super::mover::{Job, Mover, Order, Release, Released, Task};
-use super::{ProgramDomain, Programs, Use};
 
 /// A range that a program has registered.
 #[derive(Debug)]
@@ -86,29 +88,29 @@ pub(crate) fn is_own(domain: Domain, address: u64) -> bool {
 }
 
 impl Programs {
-    /// A range of a program's own memory, if it may be used so. Only for addresses that
-    /// [`is_own`] takes for such.
+    /// A range of a program's own memory, in that life of its domain if one is given; and if `is_granted` says so
+    /// of its grants. Only for addresses that [`is_own`] takes for such.
     pub(crate) fn find_own(
         &self,
-        domain: Domain,
+        number: u16,
+        life: Option<u32>,
         address: u64,
         length_bytes: u32,
-        how: Use,
-    ) -> Result<OwnPlace, NackCode> {
-        let domain =
-            from_the_wire(domain).and_then(|number| self.domain(number)).ok_or(NackCode::NoContext)?;
-        if matches!(how, Use::OwnOf(life) if life != domain.life) {
-            return Err(NackCode::NoContext);
+        is_granted: impl FnOnce(&[Grant]) -> bool,
+    ) -> Result<OwnPlace, Missing> {
+        let domain = self.domain(number).ok_or(Missing::Domain)?;
+        if life.is_some_and(|life| life != domain.life) {
+            return Err(Missing::Domain);
         }
         let table = domain.own.0.read();
-        let (_, range) = table.ranges.range(..=address).next_back().ok_or(NackCode::DecodeError)?;
-        let end = address.checked_add(length_bytes.into()).ok_or(NackCode::DecodeError)?;
+        let (_, range) = table.ranges.range(..=address).next_back().ok_or(Missing::Range)?;
+        let end = address.checked_add(length_bytes.into()).ok_or(Missing::Range)?;
         let is_within = end <= range.end && !range.is_gone();
-        let mover = table.mover.as_ref().filter(|_| is_within).ok_or(NackCode::DecodeError)?;
-        if how.is_granted(&range.grants, &self.numbers) {
+        let mover = table.mover.as_ref().filter(|_| is_within).ok_or(Missing::Range)?;
+        if is_granted(&range.grants) {
             Ok(OwnPlace { range: range.clone(), mover: mover.clone() })
         } else {
-            Err(NackCode::DomainMismatch)
+            Err(Missing::Grant)
         }
     }
 

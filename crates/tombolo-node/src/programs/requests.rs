@@ -5,43 +5,70 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use tombolo_channel::{Grant, Reply, Request};
+use tombolo_channel::{Grant, PeerStatus, Reply, Request, Who};
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::pool::{BlockingTask, Step};
 use tombolo_host::shared::SharedMemory;
+use tombolo_host::timing::node as timing;
 use tombolo_host::unix::UnixError;
 
-use super::{ProgramDomain, Programs, Region};
-use crate::ledger::Allocation;
-use crate::node::Node;
-use crate::reclaim::{Reclaimer, Room, Segment, TakeError};
+use super::domain::ProgramDomain;
+use super::domains::{Programs, Region};
+use crate::fabric::connection::Connection;
+use crate::fabric::table::{Fabric, ITSELF};
+use crate::memory::allocation::Allocation;
+use crate::memory::reclaim::{Reclaimer, Room, Segment, TakeError};
 
-/// How long a full socket is tried again for an answer.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
-/// How long memory that is freed may be in use still before the program hears that it is freed.
-const FREE_PATIENCE: Duration = Duration::from_secs(1);
-/// How long a program that asks for memory waits for what others gave back to be freed.
-const FREEING_PATIENCE: Duration = Duration::from_secs(20);
+/// The nodes that programs can name.
+fn peer_statuses(fabric: &Fabric) -> Vec<PeerStatus> {
+    let itself = PeerStatus { node: ITSELF.0, name: fabric.name().to_owned() };
+    // One that is only being dialed is no neighbour yet.
+    let is_dial = |connection: &Connection| {
+        let neighbour = connection.neighbour();
+        neighbour.is_wanted.load(Ordering::Relaxed) && neighbour.life().is_none()
+    };
+    let first = |connection: &Arc<Connection>| !connection.is_part() && !is_dial(connection);
+    let others = fabric.connections().into_iter().filter(first).map(|connection| PeerStatus {
+        node: fabric.numbers.number(connection.id),
+        name: connection.neighbour().name(),
+    });
+    std::iter::once(itself).chain(others).collect()
+}
 
-impl Node {
+/// What is granted to a neighbour is granted to the life of it that has its number, or has it first.
+fn noted_who(fabric: &Fabric, who: Who) -> Who {
+    match who {
+        Who::Node(number) => Who::Node(fabric.numbers.life_called(number)),
+        Who::Anyone | Who::Program(_) => who,
+    }
+}
+
+fn noted(fabric: &Fabric, mut grants: Vec<Grant>) -> Vec<Grant> {
+    grants.iter_mut().for_each(|grant| grant.who = noted_who(fabric, grant.who));
+    grants
+}
+
+impl Programs {
     /// Answers what a program has asked, or sees to it that it is answered.
-    pub(super) fn answer_program(
-        &self,
+    pub(super) fn answer(
+        self: &Arc<Self>,
+        fabric: &Fabric,
         domain: &Arc<ProgramDomain>,
         number: u32,
         request: Request,
         descriptors: Vec<PassedDescriptor>,
     ) -> Result<(), UnixError> {
-        let programs = &self.programs;
+        let programs = self;
         let work = match request {
             Request::Open { .. } => {
                 return domain.reply(number, Reply::Failed("a domain is open already".into()), &[]);
             }
-            Request::Peers => return domain.reply(number, Reply::Peers(self.peer_statuses()), &[]),
+            Request::Peers => return domain.reply(number, Reply::Peers(peer_statuses(fabric)), &[]),
             Request::OpenMailbox { messages, senders } => {
-                let senders = senders.into_iter().map(|who| programs.noted_who(who)).collect();
+                let senders = senders.into_iter().map(|who| noted_who(fabric, who)).collect();
                 return match programs.open_mailbox(domain, messages, senders) {
                     Ok(mailbox) => domain.reply(number, Reply::Mailbox, &[mailbox.as_fd()]),
                     Err(reason) => domain.reply(number, Reply::Failed(reason), &[]),
@@ -60,11 +87,11 @@ impl Node {
                 return Ok(());
             }
             Request::Allocate { bytes, grants } => match Programs::check_allocation(bytes, &grants) {
-                Ok(()) => Work::AwaitRoom(bytes, programs.noted(grants), Instant::now()),
+                Ok(()) => Work::AwaitRoom(bytes, noted(fabric, grants), Instant::now()),
                 Err(reason) => return domain.reply(number, Reply::Failed(reason), &[]),
             },
             Request::Register { address, bytes, grants } => {
-                Work::Register(address, bytes, programs.noted(grants), descriptors)
+                Work::Register(address, bytes, noted(fabric, grants), descriptors)
             }
         };
         let owner = if matches!(work, Work::Register(..)) { domain.process_owner() } else { domain.owner() };
@@ -99,13 +126,13 @@ struct ProgramTask {
 impl ProgramTask {
     /// The rest is this answer, with memory if there is some.
     fn answer(&mut self, reply: Reply, memory: Option<Arc<SharedMemory>>) -> Step {
-        self.work = Work::Answer(reply, memory, Instant::now() + ANSWER_PATIENCE);
+        self.work = Work::Answer(reply, memory, Instant::now() + timing::ANSWER_TIMEOUT);
         Step::More
     }
 
     fn await_room(&mut self, bytes: u64, grants: Vec<Grant>, since: Instant) -> Result<Step, String> {
         match self.programs.memory.take(bytes) {
-            Err(TakeError::BeingFreed) if since.elapsed() < FREEING_PATIENCE => {
+            Err(TakeError::BeingFreed) if since.elapsed() < timing::ALLOCATE_FREEING_TIMEOUT => {
                 self.work = Work::AwaitRoom(bytes, grants, since);
                 Ok(Step::Waits)
             }
@@ -163,7 +190,7 @@ impl BlockingTask for ProgramTask {
             }
             Work::Free(mut region, since) => {
                 // Who has found it copies or sends a block and lets it go.
-                if region.segment.is_in_use() && since.elapsed() < FREE_PATIENCE {
+                if region.segment.is_in_use() && since.elapsed() < timing::IN_USE_TIMEOUT {
                     self.work = Work::Free(region, since);
                     return Step::Waits;
                 }
@@ -191,14 +218,17 @@ impl BlockingTask for LastHolder {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     use tombolo_channel::{MAX_MESSAGE_BYTES, Message, decode, encode};
     use tombolo_host::event;
     use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket};
 
+    use std::time::Duration;
+
     use super::*;
-    use crate::work::{Owner, testing};
+    use crate::driver::node::Node;
+    use crate::memory::blocking::{Owner, testing};
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -239,7 +269,7 @@ mod tests {
             let slow = Program::open(&path, 1);
             let owner = node.programs.domain(1).unwrap().owner();
             assert!(matches!(owner, Owner::Program(1, _)));
-            let hanging = testing::hang(&node.pool, owner);
+            let hanging = testing::hang(&node.programs.pool, owner);
             slow.ask(2, Request::Allocate { bytes: BYTES, grants: Vec::new() });
             slow.ask(3, Request::Peers);
             assert!(matches!(slow.answer(), (3, Reply::Peers(_))), "it waits for the allocation");
@@ -251,7 +281,7 @@ mod tests {
             drop(hanging);
             assert!(matches!(slow.answer(), (2, Reply::Allocated { .. })));
             // A program that ends while memory is allocated for it leaves none behind.
-            let hanging = testing::hang(&node.pool, owner);
+            let hanging = testing::hang(&node.programs.pool, owner);
             slow.ask(4, Request::Allocate { bytes: BYTES, grants: Vec::new() });
             slow.ask(5, Request::Peers);
             assert!(matches!(slow.answer(), (5, _)));
@@ -263,7 +293,7 @@ mod tests {
             }
             assert_eq!(node.programs.memory.in_use_bytes(), 0);
             drop(hanging);
-            while node.programs.memory.being_freed_bytes() > 0 || node.pool.waiting_of(owner) > 0 {
+            while node.programs.memory.being_freed_bytes() > 0 || node.programs.pool.waiting_of(owner) > 0 {
                 assert!(since.elapsed() < TIMEOUT, "memory is not freed");
                 std::thread::yield_now();
             }

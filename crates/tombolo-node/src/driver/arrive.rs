@@ -1,0 +1,198 @@
+//! What comes in by a link, and where it goes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tombolo_channel::Target;
+use tombolo_core::rdma::{Operation, PeerId, Placement, Verdict};
+use tombolo_host::shared::SharedSpan;
+use tombolo_link::{LinkState, Packet as LinkPacket};
+use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, Checksums, DataHeader, Domain, NackCode, Packet, Payload};
+
+use crate::driver::address_space::{Access, Place, Range};
+use crate::driver::node::Node;
+use crate::driver::pump::{CachedClock, Flush};
+use crate::fabric::connection::Connection;
+use crate::programs::user::Poster;
+
+/// What has become of bytes that came in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Placed {
+    Now,
+    /// They go to a program's own memory.
+    Later,
+}
+
+impl Node {
+    /// Receives from one peer and does what follows from it. Returns how many
+    /// packets and messages came.
+    pub fn drive(&self, connection: &Arc<Connection>) -> usize {
+        self.drive_and(connection, Flush::All)
+    }
+
+    /// As [`Node::drive`], but answers may stay unsent until [`Node::flush`] or [`Node::arm`]: whoever
+    /// waits for what has arrived goes first.
+    pub(crate) fn drive_lazily(&self, connection: &Arc<Connection>) -> usize {
+        self.drive_and(connection, Flush::AllButAnswers)
+    }
+
+    fn drive_and(&self, connection: &Arc<Connection>, flush: Flush) -> usize {
+        if !connection.has_link() {
+            return 0;
+        }
+        if connection.is_full.load(Ordering::Acquire) {
+            self.send_unsent(connection, flush);
+        }
+        // A lone packet is answered before looking for the next; a stream of them is taken in bulk.
+        let budget =
+            if connection.is_streaming.load(Ordering::Relaxed) { connection.receive_budget } else { 1 };
+        let mut clock = CachedClock::new(self);
+        let received = connection.link.receive(budget, &mut |packet| {
+            self.packet(connection, packet, &mut clock);
+        });
+        let mut count = *received.as_ref().unwrap_or(&0);
+        if count == 0 {
+            connection.is_drained.store(true, Ordering::Relaxed);
+            connection.is_streaming.store(false, Ordering::Relaxed);
+        } else {
+            // More came at once, or came again before there was a pause.
+            let again = connection.is_drained.swap(false, Ordering::Relaxed);
+            connection.is_streaming.store(count > 1 || !again, Ordering::Relaxed);
+        }
+        while connection.link.has_control()
+            && let Ok(Some(message)) = connection.link.receive_control()
+        {
+            count += 1;
+            self.control(connection, &message.bytes, message.descriptors);
+            clock.passed();
+        }
+        if count > 0 {
+            self.pump_and(flush, Some(connection), &mut clock);
+        }
+        if let LinkState::Lost(reason) = connection.link.state() {
+            self.lose(connection, reason);
+        }
+        count
+    }
+
+    fn packet(&self, connection: &Arc<Connection>, arrived: LinkPacket<'_>, clock: &mut CachedClock<'_>) {
+        let mut scratch = Vec::new();
+        // Where nothing can change unnoticed, bytes are copied once, from where they have arrived.
+        let peeked = match connection.checksums {
+            Checksums::Off => DataHeader::peek(arrived.head(), arrived.len()),
+            Checksums::On => Ok(None),
+        };
+        let understood = match peeked {
+            Ok(Some((header, length))) => {
+                arrived.payload(length).map(|payload| (Packet::Data(header, Payload::Intact(&[])), payload))
+            }
+            Ok(None) => {
+                Packet::parse(arrived.stable(&mut scratch), connection.checksums).ok().map(|packet| {
+                    let payload = match packet {
+                        Packet::Data(_, Payload::Intact(payload)) => SharedSpan::from(payload),
+                        _ => SharedSpan::empty(),
+                    };
+                    (packet, payload)
+                })
+            }
+            Err(_) => None,
+        };
+        let Some((packet, payload)) = understood else {
+            self.packets_dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let mut engine = self.fabric.engine.lock();
+        let (id, path) = connection.place();
+        let verdict = engine.handle_from(clock.renew(), id, path, &packet);
+        if let Verdict::Operate(operation) = verdict {
+            drop(engine);
+            return self.operate(id, operation);
+        }
+        let Verdict::Place(placement) = verdict else { return };
+        drop(engine);
+        let placed = self.place(id, &placement, payload);
+        clock.passed_for(placement.length_bytes);
+        let mut engine = self.fabric.engine.lock();
+        match placed {
+            Ok(Placed::Now) => engine.placed(placement),
+            Ok(Placed::Later) => {}
+            Err(code) => engine.refused(placement, code),
+        }
+    }
+
+    /// Changes a word that a peer asks to change.
+    fn operate(&self, peer: PeerId, operation: Operation) {
+        let Placement { domain, address, .. } = operation.placement;
+        let outcome = self.change_word(peer, domain, address, operation.operation, Poster::Peer(peer));
+        let mut engine = self.fabric.engine.lock();
+        match outcome {
+            Ok(before) => engine.operated(operation, before),
+            Err(code) => engine.refused(operation.placement, code),
+        }
+    }
+
+    /// Changes a word; what it was before.
+    pub(crate) fn change_word(
+        &self,
+        peer: PeerId,
+        domain: Domain,
+        address: u64,
+        operation: AtomicOperation,
+        by: Poster,
+    ) -> Result<u64, NackCode> {
+        let range = Range { holder: peer, domain, address, length_bytes: ATOMIC_BYTES };
+        let (memory, offset) = self.resolve_here(range, Access::changing(by))?;
+        let word = memory.get().atomic_u64(offset).map_err(|_| NackCode::DecodeError)?;
+        Ok(match operation {
+            AtomicOperation::FetchAdd(more) => word.fetch_add(more, Ordering::SeqCst),
+            AtomicOperation::CompareSwap { compare, swap } => word
+                .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
+                .unwrap_or_else(|found| found),
+        })
+    }
+
+    fn place(
+        &self,
+        peer: PeerId,
+        placement: &Placement,
+        payload: SharedSpan<'_>,
+    ) -> Result<Placed, NackCode> {
+        let length = placement.length_bytes as usize;
+        let payload = payload.part(0, length).ok_or(NackCode::PacketCorrupted)?;
+        let by = match placement.read {
+            Some(_) => Poster::of(placement.user),
+            None if let Some(sender) = tombolo_channel::mail_sender(placement.address) => {
+                return self.deliver(placement.domain, peer, sender, payload).map(|()| Placed::Now);
+            }
+            None => Poster::Peer(peer),
+        };
+        let range = Range {
+            holder: peer,
+            domain: placement.domain,
+            address: placement.address,
+            length_bytes: placement.length_bytes,
+        };
+        let (memory, offset) = match self.resolve(range, Access::writing(by))? {
+            Place::Node(memory, offset) => (memory, offset),
+            Place::Own(place) => {
+                return Self::place_own(placement, payload, place).map(|()| Placed::Later);
+            }
+        };
+        let target = memory.get().span_mut(offset, length).map_err(|_| NackCode::DecodeError)?;
+        target.copy_from(payload);
+        Ok(Placed::Now)
+    }
+
+    /// Puts a message into the mailbox of a domain. `from` is the domain at that peer.
+    pub(crate) fn deliver(
+        &self,
+        domain: Domain,
+        peer: PeerId,
+        from: u16,
+        bytes: SharedSpan<'_>,
+    ) -> Result<(), NackCode> {
+        let domain = self.resolve_mailbox(domain, peer, from)?;
+        let sender = Target { node: self.fabric.numbers.number(peer), domain: from };
+        self.programs.deliver(&domain, sender, bytes)
+    }
+}

@@ -1,0 +1,176 @@
+//! Names for the counters of engine and links, as status displays show them.
+
+use parking_lot::Mutex;
+use tombolo_core::rdma::Counters;
+use tombolo_link::{Link, LinkCounters, ListenerCounters};
+use tombolo_wire::NackCode;
+
+/// Every counter of an engine by name.
+pub fn engine(counters: &Counters) -> Vec<(String, u64)> {
+    // Taken apart, so that none is forgotten here.
+    let Counters {
+        transfers_posted,
+        transfers_done,
+        transfers_failed,
+        bypasses,
+        blocks_sent,
+        block_bytes_sent,
+        blocks_by_class: [blocks_high, blocks_medium, blocks_low],
+        starvation_relief,
+        blocks_retransmitted,
+        blocks_moved,
+        timeouts,
+        fast_retransmits,
+        given_up,
+        atomics_sent,
+        atomics,
+        notifies_sent,
+        receipts,
+        receipts_sent,
+        probes_sent,
+        acks,
+        stale_answers,
+        nacks_received,
+        nacks_sent,
+        resumes,
+        illegal_transitions,
+        packets_placed,
+        duplicates,
+        stale_packets,
+        busy_packets,
+        damaged_packets,
+        bad_packets,
+        blocks_received,
+        notifications,
+        reads_sent,
+        reads_retransmitted,
+        reads_served,
+        reads_queued,
+        reads_turned_away,
+        read_duplicates,
+    } = *counters;
+    macro_rules! named {
+        ($($name:ident),* $(,)?) => { vec![$((stringify!($name).to_owned(), $name)),*] };
+    }
+    let mut named = named![
+        transfers_posted,
+        transfers_done,
+        transfers_failed,
+        bypasses,
+        blocks_sent,
+        block_bytes_sent,
+        blocks_high,
+        blocks_medium,
+        blocks_low,
+        starvation_relief,
+        blocks_retransmitted,
+        blocks_moved,
+        timeouts,
+        fast_retransmits,
+        given_up,
+        atomics_sent,
+        atomics,
+        notifies_sent,
+        receipts,
+        receipts_sent,
+        probes_sent,
+        acks,
+        stale_answers,
+        resumes,
+        illegal_transitions,
+        packets_placed,
+        duplicates,
+        stale_packets,
+        busy_packets,
+        damaged_packets,
+        bad_packets,
+        blocks_received,
+        notifications,
+        reads_sent,
+        reads_retransmitted,
+        reads_served,
+        reads_queued,
+        reads_turned_away,
+        read_duplicates,
+    ];
+    for (way, counts) in [("sent", nacks_sent), ("received", nacks_received)] {
+        for code in NackCode::ALL {
+            let count = counts.get(code as usize).copied().unwrap_or(0);
+            named.push((format!("nacks_{way}_{}", name_of(code)), count));
+        }
+    }
+    named
+}
+
+/// What QOS Table 3.2 calls it.
+fn name_of(code: NackCode) -> &'static str {
+    match code {
+        NackCode::SlaveError => "slave_error",
+        NackCode::DecodeError => "decode_error",
+        NackCode::NoContext => "no_context",
+        NackCode::PacketCorrupted => "packet_corrupted",
+        NackCode::DomainMismatch => "domain_mismatch",
+        NackCode::BufferFull => "buffer_full",
+    }
+}
+
+/// What the links did that are gone.
+#[derive(Debug, Default)]
+pub struct GoneLinks(Mutex<(u64, LinkCounters)>);
+
+impl GoneLinks {
+    /// One more is.
+    pub fn add(&self, link: &dyn Link) {
+        let mut all = self.0.lock();
+        all.0 += 1;
+        all.1 += link.counters();
+    }
+
+    /// Every counter of these links and of those that are up, by name.
+    pub fn and<'a>(&self, up: impl Iterator<Item = &'a dyn Link>) -> Vec<(String, u64)> {
+        let (gone, mut all) = *self.0.lock();
+        let mut count = 0;
+        for link in up {
+            count += 1;
+            all += link.counters();
+        }
+        let mut named = vec![("links_up".to_owned(), count), ("links_gone".to_owned(), gone)];
+        named.extend(all.named().map(|(name, value)| (format!("links_{name}"), value)));
+        named
+    }
+}
+
+/// What strangers have said to this node's listener.
+#[derive(Debug, Default)]
+pub struct ListenerStats(Mutex<ListenerCounters>);
+
+impl ListenerStats {
+    /// The listener has counted so far.
+    pub fn note(&self, counters: ListenerCounters) {
+        *self.0.lock() = counters;
+    }
+
+    /// Every counter by name.
+    pub fn named(&self) -> impl Iterator<Item = (String, u64)> + use<> {
+        let counters = *self.0.lock();
+        counters.named().map(|(name, value)| (format!("strangers_{name}"), value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_of_a_refusal_is_counted_both_ways() {
+        let mut counters = Counters::default();
+        counters.nacks_sent[5] = 7;
+        counters.nacks_received[1] = 8;
+        let named = engine(&counters);
+        let nacks: Vec<_> = named.iter().filter(|(name, _)| name.starts_with("nacks_")).collect();
+        assert_eq!(nacks.len(), 12);
+        let count = |name: &str| named.iter().find(|(known, _)| known == name).map(|(_, count)| *count);
+        assert_eq!(count("nacks_sent_domain_mismatch"), Some(7));
+        assert_eq!(count("nacks_received_slave_error"), Some(8));
+    }
+}

@@ -1,0 +1,138 @@
+//! Links of a node over time: their timers, their loss, and the end of all of them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tombolo_host::timing::node as timing;
+use tombolo_link::identity::KeyFileError;
+use tombolo_link::{LinkState, LossReason, Security};
+
+use crate::driver::node::Node;
+use crate::fabric::connection::Connection;
+use crate::fabric::link_driver::{AskError, LinkDriver};
+use crate::fabric::messages::Request;
+use crate::fabric::neighbour::Answer;
+use crate::fabric::paths::Left;
+use crate::fabric::table::Fabric;
+
+impl LinkDriver for Node {
+    fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+
+    fn ask_by(
+        &self,
+        connection: &Arc<Connection>,
+        request: Request,
+        timeout: Duration,
+    ) -> Result<Answer, AskError> {
+        self.ask(connection, request, timeout)
+    }
+
+    fn mark_lost(&self, connection: &Arc<Connection>, reason: LossReason) {
+        self.lose(connection, reason);
+    }
+
+    fn forget_lost(&self, connection: &Connection) {
+        self.forget(connection);
+    }
+}
+
+impl Node {
+    /// Runs the timers that are due. Returns how long until the next, if any.
+    pub fn expire(&self) -> Option<Duration> {
+        let now = self.now();
+        let mut engine = self.fabric.engine.lock();
+        let deadline = engine.deadline()?;
+        if deadline.0 > now.0 {
+            return Some(Duration::from_nanos(deadline.0 - now.0));
+        }
+        engine.expire(now);
+        drop(engine);
+        self.pump();
+        let deadline = self.fabric.engine.lock().deadline()?;
+        Some(Duration::from_nanos(deadline.0.saturating_sub(self.now().0)))
+    }
+
+    /// Runs the timers of the links; returns when to come back.
+    pub fn tick(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let mut next: Option<Instant> = None;
+        for connection in self.peers() {
+            if let Some(time) = connection.link.tick(now) {
+                next = Some(next.map_or(time, |next| next.min(time)));
+            }
+            if let LinkState::Lost(reason) = connection.link.state() {
+                self.lose(&connection, reason);
+            } else if connection.link.is_suspect() != connection.is_paused.load(Ordering::Relaxed)
+                && self.fabric.pause_or_resume(&connection)
+            {
+                self.pump();
+            }
+        }
+        if self.fabric.send_waiting_third_party() {
+            let again = now + timing::SEND_PAUSE;
+            next = Some(next.map_or(again, |next| next.min(again)));
+        }
+        next
+    }
+
+    /// A link is gone, and if it was the last, the peer: its transfers fail, what it borrowed comes back.
+    pub(crate) fn lose(&self, connection: &Arc<Connection>, reason: LossReason) {
+        match self.fabric.leave(connection, reason) {
+            Left::Nothing => return,
+            Left::Path => {}
+            Left::Neighbour(neighbour) => {
+                if let Some(sink) = self.losses.get() {
+                    sink(neighbour.id, reason);
+                }
+                self.fabric.peer_lost(&neighbour);
+                self.third_party_lost(neighbour.id);
+            }
+        }
+        self.pump();
+    }
+
+    /// Forgets a lost link: its place may be given to another. Returns the bytes that its peer had borrowed, also
+    /// when it was forgotten before.
+    pub fn forget(&self, connection: &Connection) -> u64 {
+        let neighbour = connection.own();
+        if self.fabric.forget(connection) {
+            self.gone_links.add(&*connection.link);
+        }
+        // Whoever forgets second, or at the same time, hears of the same bytes.
+        let mut ledger = self.lending.ledger.lock();
+        let bytes = ledger.release_all(connection.id);
+        neighbour.returned_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes
+    }
+
+    /// Says goodbye to all peers, after the answers that they wait for: whoever else holds this node, such as a
+    /// thread that dials, they need not find out by its silence.
+    pub fn leave(&self) {
+        for connection in self.peers() {
+            self.flush(&connection);
+            connection.link.close(LossReason::ClosedByPeer);
+        }
+    }
+
+    /// Compares the keys of all links with the list again, and ends those whose key is not on it any more.
+    /// Returns whose links they were. The others may ask for what it says now.
+    pub fn close_disallowed(&self, security: &Security) -> Result<Vec<String>, KeyFileError> {
+        let Security::Secure(identity) = security else { return Ok(Vec::new()) };
+        let permissions = identity.allowed.permissions()?;
+        let mut closed = Vec::new();
+        for connection in self.peers() {
+            let Some(key) = connection.link.peer_key().filter(|_| connection.has_link()) else { continue };
+            if let Some(permissions) = permissions(&key) {
+                *connection.permissions.lock() = permissions;
+                continue;
+            }
+            connection.link.close(LossReason::KeyRemoved);
+            self.lose(&connection, LossReason::KeyRemoved);
+            let name = connection.neighbour().name();
+            closed.push(if name.is_empty() { key.to_string() } else { format!("`{name}`, {key}") });
+        }
+        Ok(closed)
+    }
+}

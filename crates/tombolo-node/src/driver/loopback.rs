@@ -1,0 +1,178 @@
+//! Transfers between two programs of this node: the engine is its own peer, and
+//! instead of packets there is one copy a block, answered at once.
+
+use std::sync::atomic::Ordering;
+
+use tombolo_core::rdma::{Block, BlockNotification, Direction, Time, Transfer};
+use tombolo_host::shared::SharedSpan;
+use tombolo_wire::{Ack, Atomic, Nack, NackCode, Notification, NotifyHeader, Packet};
+
+use crate::driver::address_space::{Access, Memory, Range};
+use crate::driver::node::Node;
+use crate::driver::own_moves::touches_own;
+use crate::fabric::table::ITSELF;
+use crate::programs::user::Poster;
+
+/// A tiny transfer waits for a large one's copy of so much at most.
+const PART_BYTES: usize = 1024;
+
+/// Whether one block goes on where another ends, as blocks of one transfer do.
+fn follows(block: &Block, next: &Block) -> bool {
+    let length = u64::from(block.length_bytes);
+    (block.user, block.own_domain, block.domain) == (next.user, next.own_domain, next.domain)
+        && block.source_address.checked_add(length) == Some(next.source_address)
+        && block.destination_address.checked_add(length) == Some(next.destination_address)
+        && block.notification == BlockNotification::None
+        && !touches_own(block)
+        && !touches_own(next)
+}
+
+/// What a notification writes: two words.
+pub(crate) const NOTIFICATION_BYTES: u32 = 16;
+
+/// Writes the two words of a notification, the first before the last.
+pub(crate) fn write_words(memory: &Memory<'_>, offset: usize, words: &Notification) -> Result<(), NackCode> {
+    // Both or none.
+    memory.get().span_mut(offset, 16).map_err(|_| NackCode::DecodeError)?;
+    for (at, word) in [(offset, words.first), (offset + 8, words.last)] {
+        if let Ok(place) = memory.get().atomic_u64(at) {
+            place.store(word, Ordering::Release);
+            continue;
+        }
+        let target = memory.get().span_mut(at, 8).map_err(|_| NackCode::DecodeError)?;
+        target.copy_from(SharedSpan::from(word.to_le_bytes().as_slice()));
+    }
+    Ok(())
+}
+
+impl Node {
+    /// Blocks between two programs here: what lies side by side is one copy, answered at once.
+    pub(crate) fn loop_back(&self, now: Time, blocks: &[Block]) {
+        for run in blocks.chunk_by(follows) {
+            match run {
+                [alone] if touches_own(alone) => self.loop_back_own(alone),
+                _ => self.loop_back_run(now, run),
+            }
+        }
+    }
+
+    fn loop_back_run(&self, now: Time, run: &[Block]) {
+        let Some((first, last)) = run.first().zip(run.last()) else { return };
+        let notification = match last.notification {
+            BlockNotification::Now(words) => Some(words),
+            BlockNotification::None | BlockNotification::Later => None,
+        };
+        let part = Transfer {
+            direction: Direction::Write,
+            domain: first.domain,
+            own_domain: first.own_domain,
+            source_address: first.source_address,
+            destination_address: first.destination_address,
+            size_bytes: run.iter().map(|block| block.length_bytes).sum(),
+            notification,
+            class: None,
+            user: first.user,
+        };
+        let outcome = self.copy_here(&part, self.expects_tiny());
+        for block in run {
+            self.serve_expected_tiny_doorbells();
+            let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
+            let bytes_only = block.notification == BlockNotification::Later;
+            let answer = match outcome {
+                Ok(()) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
+                Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+            };
+            let _ = self.fabric.engine.lock().handle(now, ITSELF, &answer);
+        }
+    }
+
+    /// Carries out a transfer that stays here; the word before it, if it is an atomic operation.
+    pub(crate) fn carry_out(&self, transfer: &Transfer) -> Result<u64, NackCode> {
+        if let Direction::Atomic(operation) = transfer.direction {
+            let by = Poster::of(transfer.user);
+            return self.change_word(ITSELF, transfer.domain, transfer.destination_address, operation, by);
+        }
+        self.copy_here(transfer, false).map(|()| 0)
+    }
+
+    /// Moves bytes between two programs here, as far as both allow, and then writes the words. In parts,
+    /// if tiny transfers are to go between them.
+    fn copy_here(&self, part: &Transfer, in_parts: bool) -> Result<(), NackCode> {
+        let by = Poster::of(part.user);
+        let (read, write) = (Access::reading(by), Access::writing(by));
+        let range = |domain, address, length_bytes| Range { holder: ITSELF, domain, address, length_bytes };
+        let length = part.size_bytes;
+        let (from, source) = self.resolve_here(range(part.own_domain, part.source_address, length), read)?;
+        let source = from.get().span(source, length as usize).map_err(|_| NackCode::DecodeError)?;
+        if let Some(sender) = tombolo_channel::mail_sender(part.destination_address) {
+            return self.deliver(part.domain, ITSELF, sender, source);
+        }
+        let (to, target) = self.resolve_here(range(part.domain, part.destination_address, length), write)?;
+        let target = to.get().span_mut(target, length as usize).map_err(|_| NackCode::DecodeError)?;
+        let length = target.len();
+        let awake = in_parts.then(|| self.programs.awake.domains());
+        let step = if in_parts { PART_BYTES } else { length.max(1) };
+        for start in (0..length).step_by(step) {
+            if let Some(awake) = &awake
+                && start > 0
+            {
+                self.serve_tiny_doorbells(awake);
+            }
+            let size = step.min(length - start);
+            if let (Some(to), Some(from)) = (target.part(start, size), source.part(start, size)) {
+                to.copy_from(from);
+            }
+        }
+        let Some(words) = part.notification else { return Ok(()) };
+        let (memory, offset) =
+            self.resolve_here(range(part.domain, words.address, NOTIFICATION_BYTES), write)?;
+        write_words(&memory, offset, &words)
+    }
+
+    /// The words of a transfer between two programs here, apart from the block they belong to, which
+    /// is remembered for that; were it not, nobody would know here who posted.
+    pub(crate) fn notify_here(&self, packet: &Packet<'_>) {
+        let (transaction, generation, attempt, is_written) = match packet {
+            Packet::Notify(NotifyHeader { transaction, generation, attempt, notification, .. }) => {
+                let is_written = self.notify_here_own(transaction.0, *generation, *attempt, *notification);
+                (*transaction, *generation, *attempt, is_written)
+            }
+            // Words here are changed where that is asked for; were one not, it must be answered all the same.
+            Packet::Atomic(Atomic { transaction, generation, attempt, .. }) => {
+                (*transaction, *generation, *attempt, false)
+            }
+            _ => return,
+        };
+        if !is_written {
+            let nack = Nack { transaction, generation, attempt, code: NackCode::NoContext };
+            let _ = self.fabric.engine.lock().handle(self.now(), ITSELF, &Packet::Nack(nack));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::address_space::{BUFFERS, Place};
+
+    #[test]
+    fn two_words_are_written_both_or_not_at_all() {
+        let node = Node::new("node", 0, 4096).unwrap();
+        let write = |address| {
+            let words = Notification { address, first: 1, last: 2 };
+            let range = Range { holder: ITSELF, domain: BUFFERS, address, length_bytes: NOTIFICATION_BYTES };
+            match node.resolve(range, Access::writing(Poster::Node)) {
+                Ok(Place::Node(memory, offset)) => write_words(&memory, offset, &words),
+                Ok(Place::Own(_)) => panic!("no program's memory"),
+                Err(refusal) => Err(refusal.into()),
+            }
+        };
+        let word = |at| node.buffers().atomic_u64(at).unwrap().load(Ordering::Relaxed);
+        for address in [4088, 4096, u64::MAX, u64::MAX - 7, u64::MAX - 15] {
+            assert_eq!(write(address), Err(NackCode::DecodeError), "at {address}");
+        }
+        assert_eq!(word(4088), 0);
+        assert_eq!(write(4080), Ok(()));
+        assert_eq!((word(4080), word(4088)), (1, 2));
+    }
+}

@@ -1,0 +1,260 @@
+//! The node: links to others, what is lent to them, the programs, and the engine between.
+//!
+//! The same object lends and borrows, over the same links. Nothing in here has
+//! a thread of its own: whoever waits for something drives the engine
+//! ([`Node::drive`]), under one lock, and copies bytes outside of it where it can.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tombolo_channel::SLOTS;
+use tombolo_core::rdma::{Config, Engine, PeerId, PostError, Retransmission, Time, Transfer, TransferError};
+use tombolo_host::shared::SharedMemory;
+use tombolo_link::{Address, Link, LossReason, Security};
+use tombolo_wire::MAX_EARLIER_BLOCKS;
+
+use crate::driver::counters::{GoneLinks, ListenerStats};
+use crate::driver::own_moves::OwnMoves;
+use crate::fabric::connection::Connection;
+use crate::fabric::joining::{self, Paths};
+use crate::fabric::life::Life;
+use crate::fabric::link_driver::JoinError;
+use crate::fabric::messages::Borrower;
+use crate::fabric::table::Fabric;
+use crate::lending::Lending;
+use crate::lending::ledger::LendError;
+use crate::memory::allocation::allocate;
+use crate::memory::blocking;
+use crate::programs::domains::{Programs, SetUpError};
+use crate::programs::{Limits, MAX_TRANSACTIONS};
+
+/// Told of completed transfers: user number and result.
+pub type CompletionSink = Box<dyn Fn(u64, Result<(), TransferError>) + Send + Sync>;
+
+/// Told of a peer that is gone, before its transfers fail.
+pub type LossSink = Box<dyn Fn(PeerId, LossReason) + Send + Sync>;
+
+/// A node.
+pub struct Node {
+    pub(crate) fabric: Fabric,
+    pub(crate) lending: Lending,
+    pub(crate) programs: Arc<Programs>,
+    pub(crate) gone_links: GoneLinks,
+    pub(crate) listener_stats: ListenerStats,
+    /// Where our own writes come from and the answers to our reads go.
+    buffers: SharedMemory,
+    pub(crate) completions: OnceLock<CompletionSink>,
+    pub(crate) losses: OnceLock<LossSink>,
+    pub(crate) packets_dropped: AtomicU64,
+    pub(crate) own_moves: Mutex<OwnMoves>,
+    /// Grows while a program drives this node by itself.
+    pub(crate) driven: AtomicU32,
+    /// The engine has more to be done than was done in one go.
+    pub(crate) unfinished: AtomicBool,
+}
+
+impl Drop for Node {
+    /// Whoever waits for an answer has it before the links say goodbye.
+    fn drop(&mut self) {
+        for connection in self.peers() {
+            self.flush(&connection);
+        }
+    }
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Node").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+/// The most transfers posted and not over, however many channels there are.
+const MAX_TRANSFERS: u32 = 1 << 16;
+
+/// What is copied at once between programs here.
+const HOME_BLOCK_BYTES: u32 = 64 * 1024;
+
+/// The engine as a node on ordinary machines uses it.
+fn configuration(limits: &Limits) -> Config {
+    Config {
+        transactions: limits.transactions.min(MAX_TRANSACTIONS),
+        // Others may have other limits.
+        peer_transactions: MAX_TRANSACTIONS,
+        transfers: (u32::from(limits.domains) * SLOTS as u32).clamp(1024, MAX_TRANSFERS),
+        // The documents' two blocks of a transfer under way fill a wire of some hundred nanoseconds;
+        // between processes a lone transfer needs more to keep both ends at work.
+        outstanding_blocks: MAX_EARLIER_BLOCKS as u32 + 1,
+        outstanding_beside: 1,
+        block_bytes_beside: 4096,
+        // A gigabyte a second.
+        beside_block_ns: 4000,
+        // Blocks that follow each other are copied together between programs here; elsewhere, too, both
+        // ends are faster with them.
+        turn_blocks: 64,
+        beside_ns: 1_000_000,
+        // Answers may be sent only when their sender gets the processor again,
+        // which takes as long as the time slice of whoever has it.
+        retransmission: Retransmission::Measured {
+            initial_ns: 20_000_000,
+            min_ns: 6_000_000,
+            max_ns: 1_000_000_000,
+        },
+        ..Config::default()
+    }
+}
+
+impl From<SetUpError> for LendError {
+    fn from(error: SetUpError) -> Self {
+        Self::System(error.to_string())
+    }
+}
+
+impl Node {
+    /// A node that lends up to `lend_bytes` and has `buffer_bytes` of buffers for borrowing.
+    pub fn new(name: &str, lend_bytes: u64, buffer_bytes: usize) -> Result<Self, LendError> {
+        Self::with_limits(name, lend_bytes, buffer_bytes, Limits::default())
+    }
+
+    /// The same, with other limits.
+    pub fn with_limits(
+        name: &str,
+        lend_bytes: u64,
+        buffer_bytes: usize,
+        limits: Limits,
+    ) -> Result<Self, LendError> {
+        let buffers = allocate((buffer_bytes.max(4096) as u64).next_multiple_of(4096))?;
+        let life = Life::new()?;
+        let fabric = Fabric::new(name, life, Engine::new(configuration(&limits)), HOME_BLOCK_BYTES);
+        let pool = blocking::pool();
+        Ok(Self {
+            lending: Lending::new(lend_bytes, pool.clone(), fabric.answered.clone()),
+            programs: Arc::new(Programs::new(limits, pool)?),
+            fabric,
+            gone_links: GoneLinks::default(),
+            listener_stats: ListenerStats::default(),
+            buffers,
+            completions: OnceLock::new(),
+            losses: OnceLock::new(),
+            packets_dropped: AtomicU64::new(0),
+            own_moves: Mutex::default(),
+            driven: AtomicU32::new(0),
+            unfinished: AtomicBool::new(false),
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.fabric.name()
+    }
+
+    /// Which life of it this is.
+    pub fn life(&self) -> Life {
+        self.fabric.life()
+    }
+
+    /// How long nothing may be heard of a peer before a link that begins from now on is lost, where silence
+    /// is all that shows its end: at least [`SUSPECT_AFTER`](tombolo_link::udp::SUSPECT_AFTER).
+    pub fn set_outage(&self, outage: Duration) {
+        self.fabric.set_outage(outage);
+    }
+
+    /// From now on peers may ask for what the list says of their keys; said once, before there are any. Those
+    /// whose links have no keys may ask for all: it is others who decide who can link.
+    pub fn permit_by_list(&self, security: &Security) {
+        self.fabric.permit_by_list(security);
+    }
+
+    /// This node is about to end: from now on only a peer that has some of its memory already gets more.
+    pub fn lend_to_nobody_new(&self) {
+        self.fabric.lend_to_nobody_new();
+    }
+
+    /// The peers that have memory of this node.
+    pub fn borrowers(&self) -> Vec<Borrower> {
+        self.peers().iter().filter_map(|connection| self.lending.borrower(connection)).collect()
+    }
+
+    /// Now, on the engine's clock.
+    pub fn now(&self) -> Time {
+        self.fabric.now()
+    }
+
+    /// Where completed transfers are told; said once, before anything is posted.
+    pub fn on_completion(&self, sink: CompletionSink) {
+        let _ = self.completions.set(sink);
+    }
+
+    /// Where lost peers are told; said once.
+    pub fn on_loss(&self, sink: LossSink) {
+        let _ = self.losses.set(sink);
+    }
+
+    /// The buffer memory.
+    pub fn buffers(&self) -> &SharedMemory {
+        &self.buffers
+    }
+
+    /// A link to a peer is up.
+    pub fn add_peer(&self, link: Arc<dyn Link>) -> Arc<Connection> {
+        self.fabric.add_peer(link)
+    }
+
+    /// All links.
+    pub fn peers(&self) -> Vec<Arc<Connection>> {
+        self.fabric.connections()
+    }
+
+    /// Starts a transfer; [`Node::pump`] sends it.
+    pub fn post(&self, peer: PeerId, transfer: Transfer) -> Result<(), PostError> {
+        self.fabric.post(peer, transfer)
+    }
+
+    /// Connects to another node and says which node this is.
+    pub fn join(
+        &self,
+        address: &Address,
+        security: &Security,
+        timeout: Duration,
+    ) -> Result<Arc<Connection>, JoinError> {
+        self.join_over(tombolo_link::connect(address, security, timeout)?, address, timeout)
+    }
+
+    /// The same over a link that is up; the address is for messages.
+    pub fn join_over(
+        &self,
+        link: Arc<dyn Link>,
+        address: &Address,
+        timeout: Duration,
+    ) -> Result<Arc<Connection>, JoinError> {
+        joining::join_over(self, link, address, timeout)
+    }
+
+    /// Joins a node by several addresses of it: the first as [`Node::join`] does, the others as
+    /// further paths.
+    pub fn join_by(
+        &self,
+        addresses: &[Address],
+        security: &Security,
+        timeout: Duration,
+    ) -> Result<Option<Paths>, JoinError> {
+        let Some(first) = addresses.first() else { return Ok(None) };
+        let connection = self.join(first, security, timeout)?;
+        if addresses.len() == 1 {
+            return Ok(None);
+        }
+        self.join_again(&connection, addresses, security, timeout).map(Some)
+    }
+
+    /// Joins a node that was joined by the first of these addresses by the others, too.
+    pub fn join_again(
+        &self,
+        first: &Arc<Connection>,
+        addresses: &[Address],
+        security: &Security,
+        timeout: Duration,
+    ) -> Result<Paths, JoinError> {
+        joining::join_again(self, first, addresses, security, timeout)
+    }
+}

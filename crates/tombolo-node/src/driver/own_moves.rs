@@ -1,0 +1,464 @@
+//! Transfers from and to programs' own memory. Its bytes are copied by the domain's mover
+//! ([`crate::programs::mover`]), and the engine's loop goes on when the copy is made: so all that
+//! follows from a copy happens on one thread, in order, and no late copy can be taken for another.
+//!
+//! ```text
+//!  packet ── bytes ─────────────────► mover: write ──► placed
+//!  block out ──────► mover: read ──► bytes ──► packets
+//!  block at home ──► mover: read ──► bytes ──► mover: write ──► mover: words ──► answer
+//!                    (where an end is memory of the node, that step is done at once)
+//! ```
+//!
+//! The engine's timers go on meanwhile. A block to a peer that it sends again while a copy of it is
+//! being made is not copied twice: the copy counts for the newest attempt, and the block waits
+//! as for an absent page, which takes it out of the congestion window of the others. One that stays
+//! here comes again only when it was refused.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tombolo_channel::Failure;
+use tombolo_core::rdma::{Block, BlockNotification, NotificationWrite, PeerId, Placement};
+use tombolo_host::shared::SharedSpan;
+use tombolo_wire::{Ack, Attempt, Generation, Nack, NackCode, Notification, Packet};
+
+use crate::driver::address_space::{Access, Place, Range};
+use crate::driver::loopback::{NOTIFICATION_BYTES, write_words};
+use crate::driver::node::Node;
+use crate::fabric::connection::Connection;
+use crate::fabric::table::ITSELF;
+use crate::programs::mover::{Moved, Order, Task};
+use crate::programs::own::{OwnPlace, is_own};
+use crate::programs::user::Poster;
+
+/// What is being copied of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Reading,
+    Writing,
+    Words,
+    /// Its words are still to come.
+    Acknowledged,
+}
+
+/// An end of a block that stays here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Source,
+    Destination,
+    /// The words of its notification, at that address.
+    Words(u64),
+}
+
+/// A block of which a copy is being made.
+#[derive(Debug)]
+struct Underway {
+    /// As the engine said it last.
+    block: Block,
+    stage: Stage,
+    /// Where it goes; `None` if it stays here.
+    connection: Option<Arc<Connection>>,
+}
+
+/// All of them. Numbers are never used again, so a late copy is never taken for another's.
+#[derive(Debug, Default)]
+pub(crate) struct OwnMoves {
+    blocks: HashMap<u64, Underway>,
+    /// The number of the newest in a slot of the engine towards a peer.
+    slots: HashMap<(PeerId, u16), u64>,
+    next: u64,
+    /// Transfers that have failed here, to be told when the last copy for them is over.
+    failed: HashMap<u64, Failure>,
+}
+
+impl OwnMoves {
+    /// The block of a slot, if that is the one meant.
+    fn of(&mut self, peer: PeerId, slot: u16, generation: Generation) -> Option<(u64, &mut Underway)> {
+        let number = *self.slots.get(&(peer, slot))?;
+        let underway = self.blocks.get_mut(&number)?;
+        (underway.block.generation == generation).then_some((number, underway))
+    }
+
+    /// Whether a copy of that block is being made. It then counts for this attempt of it, and goes by the
+    /// link that the engine has chosen now.
+    fn take_over(&mut self, block: &Block, connection: Option<&Arc<Connection>>) -> bool {
+        let Some((_, underway)) = self.of(block.peer, block.transaction.0, block.generation) else {
+            return false;
+        };
+        // A peer that is gone may have had the same number.
+        let is_same = match (&underway.connection, connection) {
+            (Some(known), Some(other)) => Arc::ptr_eq(known.neighbour(), other.neighbour()),
+            (known, other) => known.is_none() && other.is_none(),
+        };
+        if !is_same || underway.stage == Stage::Acknowledged {
+            return false;
+        }
+        underway.block = *block;
+        underway.connection = connection.cloned();
+        true
+    }
+
+    fn add(&mut self, underway: Underway) -> u64 {
+        let slot = (underway.block.peer, underway.block.transaction.0);
+        self.next += 1;
+        self.blocks.insert(self.next, underway);
+        if let Some(before) = self.slots.insert(slot, self.next)
+            && self.blocks.get(&before).is_some_and(|block| block.stage == Stage::Acknowledged)
+        {
+            self.blocks.remove(&before);
+        }
+        self.next
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Underway> {
+        let underway = self.blocks.remove(&number)?;
+        let slot = (underway.block.peer, underway.block.transaction.0);
+        if self.slots.get(&slot) == Some(&number) {
+            self.slots.remove(&slot);
+        }
+        Some(underway)
+    }
+
+    /// Whether a copy is being made of a block that stays here, for that transfer.
+    fn copies_for(&self, user: u64) -> bool {
+        let mut blocks = self.blocks.values();
+        blocks.any(|known| {
+            known.block.user == user && known.connection.is_none() && known.stage != Stage::Acknowledged
+        })
+    }
+}
+
+/// Whether an end of a block that stays here is in a program's own memory.
+pub(crate) fn touches_own(block: &Block) -> bool {
+    let words = match block.notification {
+        BlockNotification::Now(words) => is_own(block.domain, words.address),
+        BlockNotification::None => false,
+        // Somebody has to remember whose it is until the words come.
+        BlockNotification::Later => true,
+    };
+    words || is_own(block.own_domain, block.source_address) || is_own(block.domain, block.destination_address)
+}
+
+impl Node {
+    /// Bytes from a peer go to a program's own memory.
+    pub(crate) fn place_own(
+        placement: &Placement,
+        payload: SharedSpan<'_>,
+        place: OwnPlace,
+    ) -> Result<(), NackCode> {
+        let task = Task::Write { address: placement.address, bytes: payload.to_vec() };
+        place.offer(Order::Place(*placement), task)
+    }
+
+    /// Words that a peer asked for go there.
+    pub(crate) fn notify_own(&self, write: NotificationWrite, place: OwnPlace) -> Result<(), NackCode> {
+        place.offer(Order::Notify(write), Task::Words(write.words))
+    }
+
+    /// A block to a peer comes from there.
+    pub(crate) fn send_own(&self, connection: &Arc<Connection>, block: &Block, place: OwnPlace) {
+        let Some(number) = self.begin_copy(block, Some(connection)) else { return };
+        let task = Task::Read { address: block.source_address, length_bytes: block.length_bytes };
+        if let Err(code) = place.offer(Order::Block(number), task) {
+            self.own_moves.lock().remove(number);
+            self.source_refused(block, code);
+        }
+    }
+
+    fn source_refused(&self, block: &Block, code: NackCode) {
+        // Here, what passes is an absent page.
+        let code = if code.is_transient() { NackCode::SlaveError } else { code };
+        self.fabric.engine.lock().source_refused(self.now(), block, code);
+    }
+
+    /// The number for the copy of a block that begins now. `None`: one is being made already, and counts for
+    /// this attempt of it. Looked at and begun at once: of two threads that have the block, one copies.
+    fn begin_copy(&self, block: &Block, connection: Option<&Arc<Connection>>) -> Option<u64> {
+        let mut moves = self.own_moves.lock();
+        if moves.take_over(block, connection) {
+            drop(moves);
+            self.source_refused(block, NackCode::SlaveError);
+            return None;
+        }
+        let connection = connection.cloned();
+        Some(moves.add(Underway { block: *block, stage: Stage::Reading, connection }))
+    }
+
+    /// Whether a copy of that block is being made. It then counts for this attempt of it.
+    pub(crate) fn is_underway(&self, block: &Block, connection: &Arc<Connection>) -> bool {
+        let is_underway = self.own_moves.lock().take_over(block, Some(connection));
+        if is_underway {
+            self.source_refused(block, NackCode::SlaveError);
+        }
+        is_underway
+    }
+
+    /// Where an end of a block that stays here is.
+    fn end_of(&self, block: &Block, end: End) -> Result<Place<'_>, NackCode> {
+        let by = Poster::of(block.user);
+        let (domain, address, length_bytes, access) = match end {
+            End::Source => (block.own_domain, block.source_address, block.length_bytes, Access::reading(by)),
+            End::Destination => {
+                (block.domain, block.destination_address, block.length_bytes, Access::writing(by))
+            }
+            End::Words(address) => (block.domain, address, NOTIFICATION_BYTES, Access::writing(by)),
+        };
+        Ok(self.resolve(Range { holder: ITSELF, domain, address, length_bytes }, access)?)
+    }
+
+    /// A block between two programs here, with own memory at an end of it.
+    pub(crate) fn loop_back_own(&self, block: &Block) {
+        let Some(number) = self.begin_copy(block, None) else { return };
+        let begun = self.begin_here(number, block);
+        self.settle_here(number, begun);
+    }
+
+    /// Returns whether it is over already.
+    fn begin_here(&self, number: u64, block: &Block) -> Result<bool, NackCode> {
+        // Nothing is read that could not be written.
+        self.end_of(block, End::Destination).map(drop)?;
+        match self.end_of(block, End::Source)? {
+            Place::Own(place) => {
+                let task = Task::Read { address: block.source_address, length_bytes: block.length_bytes };
+                place.offer(Order::Block(number), task).map(|()| false)
+            }
+            Place::Node(memory, offset) => {
+                let source = memory.get().span(offset, block.length_bytes as usize);
+                let bytes = source.map_err(|_| NackCode::DecodeError)?.to_vec();
+                self.bring_here(number, block, bytes)
+            }
+        }
+    }
+
+    /// The bytes of a block are read.
+    fn bring_here(&self, number: u64, block: &Block, bytes: Vec<u8>) -> Result<bool, NackCode> {
+        match self.end_of(block, End::Destination)? {
+            Place::Own(place) => {
+                self.set_stage(number, Stage::Writing);
+                let task = Task::Write { address: block.destination_address, bytes };
+                place.offer(Order::Block(number), task).map(|()| false)
+            }
+            Place::Node(memory, offset) => {
+                let target = memory.get().span_mut(offset, block.length_bytes as usize);
+                target.map_err(|_| NackCode::DecodeError)?.copy_from(SharedSpan::from(&bytes));
+                self.end_here(number, block)
+            }
+        }
+    }
+
+    /// The bytes of a block are written.
+    fn end_here(&self, number: u64, block: &Block) -> Result<bool, NackCode> {
+        match block.notification {
+            BlockNotification::Now(words) => self.say_here(number, block, &words),
+            BlockNotification::None | BlockNotification::Later => Ok(true),
+        }
+    }
+
+    fn say_here(&self, number: u64, block: &Block, words: &Notification) -> Result<bool, NackCode> {
+        match self.end_of(block, End::Words(words.address))? {
+            Place::Own(place) => {
+                self.set_stage(number, Stage::Words);
+                place.offer(Order::Block(number), Task::Words(*words)).map(|()| false)
+            }
+            Place::Node(memory, offset) => write_words(&memory, offset, words).map(|()| true),
+        }
+    }
+
+    fn set_stage(&self, number: u64, stage: Stage) {
+        if let Some(underway) = self.own_moves.lock().blocks.get_mut(&number) {
+            underway.stage = stage;
+        }
+    }
+
+    /// Answers a block that is over.
+    fn settle_here(&self, number: u64, over: Result<bool, NackCode>) {
+        if over == Ok(false) {
+            return;
+        }
+        let mut moves = self.own_moves.lock();
+        let Some(underway) = moves.blocks.get_mut(&number) else { return };
+        let block = underway.block;
+        let bytes_only = block.notification == BlockNotification::Later && over.is_ok();
+        if bytes_only {
+            underway.stage = Stage::Acknowledged;
+        }
+        drop(moves);
+        let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
+        let answer = match over {
+            Ok(_) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
+            Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+        };
+        // One that is set aside hears no refusal; it comes again, and is refused then.
+        let _ = self.fabric.engine.lock().handle(self.now(), ITSELF, &answer);
+        if !bytes_only {
+            // Only now: until it is answered it may be handed out again.
+            self.end_copies(number);
+        }
+    }
+
+    /// The words of a block that stays here, apart from it. False: nobody remembers that block.
+    pub(crate) fn notify_here_own(
+        &self,
+        slot: u16,
+        generation: Generation,
+        attempt: Attempt,
+        words: Notification,
+    ) -> bool {
+        let mut moves = self.own_moves.lock();
+        let Some((number, underway)) = moves.of(ITSELF, slot, generation) else { return false };
+        let is_alone = underway.stage == Stage::Acknowledged;
+        underway.block.attempt = attempt;
+        // Otherwise they are written when the bytes are.
+        underway.block.notification = BlockNotification::Now(words);
+        let block = underway.block;
+        if is_alone {
+            underway.stage = Stage::Words;
+        }
+        drop(moves);
+        if is_alone {
+            let said = self.say_here(number, &block, &words);
+            self.settle_here(number, said);
+        }
+        true
+    }
+
+    /// A transfer has failed. True: copies are still being made for it, so that its memory is not
+    /// its program's yet; that is told when they are over.
+    pub(crate) fn fails_later(&self, user: u64, failure: Failure) -> bool {
+        let mut moves = self.own_moves.lock();
+        let later = moves.copies_for(user);
+        if later {
+            moves.failed.insert(user, failure);
+        }
+        later
+    }
+
+    /// No more copies of a block are made. If its transfer has failed and this was the last, that is told.
+    fn end_copies(&self, number: u64) {
+        let mut moves = self.own_moves.lock();
+        let Some(Underway { block, .. }) = moves.remove(number) else { return };
+        if moves.copies_for(block.user) {
+            return;
+        }
+        let Some(failure) = moves.failed.remove(&block.user) else { return };
+        drop(moves);
+        self.ended(block.user, Err(failure));
+    }
+
+    /// Goes on with what movers have done. Returns how much that was.
+    pub(crate) fn take_moved(&self) -> usize {
+        let moved = self.programs.moved.take();
+        let count = moved.len();
+        for moved in moved {
+            match moved {
+                Moved::Copied(Order::Place(placement), Ok(_)) => self.fabric.engine.lock().placed(placement),
+                Moved::Copied(Order::Place(placement), Err(code)) => {
+                    self.fabric.engine.lock().refused(placement, code);
+                }
+                Moved::Copied(Order::Notify(write), Ok(_)) => self.fabric.engine.lock().notified(write),
+                Moved::Copied(Order::Notify(write), Err(code)) => {
+                    self.fabric.engine.lock().notification_refused(write, code);
+                }
+                Moved::Copied(Order::Block(number), result) => self.copied(number, result),
+                Moved::Released(release, ended) => self.programs.released(release, ended),
+            }
+        }
+        if count > 0 {
+            self.pump();
+        }
+        count
+    }
+
+    fn copied(&self, number: u64, result: Result<Vec<u8>, NackCode>) {
+        let mut moves = self.own_moves.lock();
+        let Some(underway) = moves.blocks.get_mut(&number) else { return };
+        let (block, stage) = (underway.block, underway.stage);
+        if let Some(connection) = underway.connection.clone() {
+            moves.remove(number);
+            drop(moves);
+            match result {
+                Ok(bytes) => self.send_packets(&connection, &block, SharedSpan::from(&bytes), None),
+                Err(code) => self.source_refused(&block, code),
+            }
+            self.flush(&connection);
+            return;
+        }
+        let has_failed = moves.failed.contains_key(&block.user);
+        drop(moves);
+        if has_failed {
+            return self.end_copies(number);
+        }
+        let over = match (result, stage) {
+            (Err(code), _) => Err(code),
+            (Ok(bytes), Stage::Reading) => self.bring_here(number, &block, bytes),
+            (Ok(_), Stage::Writing) => self.end_here(number, &block),
+            (Ok(_), Stage::Words | Stage::Acknowledged) => Ok(true),
+        };
+        self.settle_here(number, over);
+    }
+
+    /// Gives up copies that take too long.
+    pub(crate) fn watch_movers(&self, now: Instant) {
+        self.programs.watch_movers(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tombolo_core::rdma::{Action, Direction, PathId, Transfer};
+    use tombolo_link::testing::memory_pair;
+    use tombolo_wire::Domain;
+
+    /// A block goes again by another path while a copy of it is being made: the copy goes by that one. Where it
+    /// still goes by the link of the first, which is full, the other path is not taken for full.
+    #[test]
+    fn a_copy_goes_by_the_path_of_the_newest_attempt() {
+        let node = Node::new("node", 0, 0).unwrap();
+        let (near, _far) = memory_pair().unwrap();
+        let whole = node.fabric.add_peer(near);
+        let (near, _other_far) = memory_pair().unwrap();
+        let part = node.fabric.add_further(whole.neighbour(), near).unwrap();
+        node.fabric.open_path(&part).unwrap();
+        while whole.link.send(&[0; 64], SharedSpan::empty()).is_ok() {}
+        let transfer = Transfer {
+            direction: Direction::Write,
+            domain: Domain(1),
+            own_domain: Domain(1),
+            source_address: 0,
+            destination_address: 0,
+            size_bytes: 16 << 20,
+            notification: None,
+            class: None,
+            user: 0,
+        };
+        let now = node.fabric.now();
+        let next_by = |path: &Arc<Connection>| {
+            let mut engine = node.fabric.engine.lock();
+            std::iter::from_fn(|| engine.poll(now)).find_map(|action| match action {
+                Action::SendBlock(block) if block.path == path.place().1 => Some(block),
+                _ => None,
+            })
+        };
+        for _ in 0..4 {
+            node.fabric.engine.lock().post(now, whole.id, transfer).unwrap();
+        }
+        let block = next_by(&part).expect("a block by the second path");
+        let mut first = block;
+        first.path = PathId(0);
+        let number = node.begin_copy(&first, Some(&whole)).expect("no copy is being made");
+        assert_eq!(node.begin_copy(&block, Some(&part)), None);
+        let by = node.own_moves.lock().blocks[&number].connection.clone();
+        assert!(by.is_some_and(|by| Arc::ptr_eq(&by, &part)));
+
+        let block = next_by(&part).expect("its window is not used up");
+        let bytes = vec![0; block.length_bytes as usize];
+        node.send_packets(&whole, &block, SharedSpan::from(&bytes), None);
+        assert!(next_by(&part).is_some(), "the second path is taken for full");
+        // The first one is.
+        let block = next_by(&whole).expect("its window is not used up");
+        node.send_packets(&whole, &block, SharedSpan::from(&bytes), None);
+        assert_eq!(next_by(&whole), None);
+    }
+}

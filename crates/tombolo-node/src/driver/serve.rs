@@ -1,0 +1,253 @@
+//! The lending side: accepts links, drives their connections, takes memory back.
+//!
+//! It polls for a short while after the last packet and sleeps then, so that an
+//! answer comes at once under load and an idle node costs nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tombolo_host::event;
+use tombolo_host::timing::node as timing;
+use tombolo_host::unix::SeqpacketListener;
+use tombolo_link::Listener;
+
+use crate::driver::node::Node;
+use crate::fabric::connection::Connection;
+use crate::fabric::label::PeerLabel;
+use crate::programs::callers;
+
+/// While polling, one round in so many looks at the clock and the timers.
+const CHORES_ROUNDS: u32 = 16;
+/// One round in so many without work gives way to others.
+const YIELD_ROUNDS: u32 = 4;
+/// Links accepted in one turn.
+const MAX_ACCEPTED: usize = 16;
+
+/// Something happened to a peer.
+#[derive(Debug)]
+pub enum PeerEvent {
+    /// A link came up; from whom, who has not introduced itself yet.
+    Came(PeerLabel),
+    /// A link was refused.
+    Refused(String),
+    /// A peer is gone, why, and how many bytes came back with it.
+    Gone(PeerLabel, String, u64),
+    /// One of several links to a peer is gone, and why.
+    PathGone(PeerLabel, String),
+}
+
+/// So many packets may be taken before they are answered.
+const MAX_UNANSWERED: usize = 4;
+/// One turn in so many of somebody else looks at the timers.
+const TURNS: u32 = 64;
+
+/// What a thread that drives a node by itself keeps between two turns.
+#[derive(Debug, Default)]
+pub struct Turn {
+    connections: Vec<Arc<Connection>>,
+    round: u32,
+    next_tick: Option<Instant>,
+    /// Packets taken whose answers may not have been sent yet.
+    unanswered: usize,
+}
+
+impl Node {
+    /// One round: bells, packets, and now and then timers. For a program that has a node of its own and
+    /// polls; [`serve`] stands back meanwhile. Returns how much there was to do. What is answered goes
+    /// with what is sent next, or in the next turn that finds nothing to do, or looks at the timers. Without `bells`, what is new
+    /// stays for a later turn.
+    pub fn turn(&self, turn: &mut Turn, bells: bool) -> usize {
+        // That it changes is enough.
+        self.driven.store(self.driven.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        if turn.round.is_multiple_of(TURNS) {
+            turn.connections = self.peers();
+            self.expire();
+            turn.connections.iter().for_each(|connection| self.flush(connection));
+            let now = Instant::now();
+            if turn.next_tick.is_none_or(|next| now >= next) {
+                self.watch_movers(now);
+                self.programs.leave_out_quiet();
+                turn.next_tick =
+                    Some(self.tick().unwrap_or(now + timing::MAX_SLEEP).min(now + timing::MAX_SLEEP));
+            }
+        }
+        turn.round = turn.round.wrapping_add(1);
+        let rung = if bells { self.serve_doorbells() } else { 0 };
+        let busy = rung + self.take_moved() + usize::from(self.finish());
+        let taken: usize = turn.connections.iter().map(|connection| self.drive_lazily(connection)).sum();
+        turn.unanswered += taken;
+        // Who sends a stream must not wait for its pauses.
+        if turn.unanswered >= MAX_UNANSWERED || (busy + taken == 0 && turn.unanswered > 0) {
+            turn.unanswered = 0;
+            for connection in &turn.connections {
+                self.flush(connection);
+            }
+        }
+        busy + taken
+    }
+}
+
+/// Receives programs at a socket until `stop` says so. On a thread of its own: to allocate takes time.
+pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &AtomicBool) {
+    callers::receive(&node.programs, &node.fabric, listener, stop);
+}
+
+/// Serves until `stop` says so. `told` hears of connections that come and go.
+pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told: &dyn Fn(PeerEvent)) {
+    // Those that this node has connected to by itself are among them.
+    let (mut connections, mut arrivals): (Vec<Arc<Connection>>, u32) = (Vec::new(), 0);
+    let mut last_packet = Instant::now();
+    let (mut next_tick, mut next_accept) = (Instant::now(), Instant::now());
+    let (mut round, mut polling, mut busy, mut driven) = (0, false, 0, 0);
+    while !stop.load(Ordering::Relaxed) {
+        let arrivals_now = node.fabric.arrivals.load(Ordering::Acquire);
+        if std::mem::replace(&mut arrivals, arrivals_now) != arrivals_now {
+            connections = node.peers();
+        }
+        let driven_now = node.driven.load(Ordering::Relaxed);
+        if std::mem::replace(&mut driven, driven_now) != driven_now {
+            if has_pending_connection(listener) {
+                accept(node, listener, told);
+            }
+            retire(node, &mut connections, told);
+            std::thread::sleep(timing::STAND_BY_PAUSE);
+            continue;
+        }
+        busy += node.serve_doorbells() + node.take_moved() + usize::from(node.finish());
+        for connection in &connections {
+            busy += node.drive(connection);
+        }
+        round = (round + 1) % CHORES_ROUNDS;
+        // While packets may come at any moment, everything else waits for a few rounds.
+        if round != 0 && polling {
+            if busy == 0 && round.is_multiple_of(YIELD_ROUNDS) {
+                // Whoever is waited for may need this processor.
+                std::thread::yield_now();
+            }
+            continue;
+        }
+        let now = Instant::now();
+        if now >= next_accept {
+            if now >= next_tick || has_pending_connection(listener) {
+                busy += accept(node, listener, told);
+            }
+            next_accept = now + timing::ACCEPT_PAUSE;
+        }
+        let mut sleep = node.expire().unwrap_or(timing::MAX_SLEEP).min(timing::MAX_SLEEP);
+        if now >= next_tick {
+            node.watch_movers(now);
+            node.programs.leave_out_quiet();
+            next_tick = node.tick().unwrap_or(now + timing::MAX_SLEEP).min(now + timing::MAX_SLEEP);
+        }
+        retire(node, &mut connections, told);
+        polling = true;
+        if std::mem::take(&mut busy) > 0 {
+            last_packet = now;
+            continue;
+        }
+        if now.duration_since(last_packet) < timing::POLL {
+            continue;
+        }
+        if connections.iter().any(|connection| connection.has_link() && node.arm(connection).unwrap_or(true))
+        {
+            last_packet = now;
+            continue;
+        }
+        polling = false;
+        if node.programs.fall_asleep() {
+            node.programs.wake_up();
+            last_packet = now;
+            continue;
+        }
+        sleep = sleep.min(next_tick.saturating_duration_since(now));
+        let mut descriptors = Vec::with_capacity(connections.len() + 1);
+        descriptors.push(listener.descriptor());
+        descriptors.push(node.programs.descriptor());
+        descriptors.extend(
+            connections
+                .iter()
+                .filter(|connection| connection.has_link())
+                .map(|connection| connection.link.descriptor()),
+        );
+        let _ = event::wait_readable(&descriptors, Some(sleep));
+        node.programs.wake_up();
+        next_accept = now;
+    }
+}
+
+/// Forgets the connections that are gone.
+fn retire(node: &Node, connections: &mut Vec<Arc<Connection>>, told: &dyn Fn(PeerEvent)) {
+    connections.retain(|connection| {
+        let Some(reason) = connection.loss() else { return true };
+        let back = node.forget(connection);
+        // What looks after neighbours tells of them, and of dials.
+        if connection.own().is_wanted.load(Ordering::Relaxed) && back == 0 {
+            return false;
+        }
+        told(match connection.is_part() {
+            true => PeerEvent::PathGone(connection.label(), reason.to_string()),
+            false => PeerEvent::Gone(connection.label(), reason.to_string(), back),
+        });
+        false
+    });
+}
+
+/// Whether it is worth while to accept: to find nobody there costs a hundred times as much as to look.
+fn has_pending_connection(listener: &dyn Listener) -> bool {
+    event::wait_readable(&[listener.descriptor()], Some(Duration::ZERO)) != Ok(false)
+}
+
+/// Takes links that are there; returns how many.
+fn accept(node: &Node, listener: &dyn Listener, told: &dyn Fn(PeerEvent)) -> usize {
+    let mut count = 0;
+    // Those that are left keep the listener readable.
+    while count < MAX_ACCEPTED {
+        match listener.accept() {
+            Ok(Some(link)) => {
+                told(PeerEvent::Came(node.add_peer(link).label()));
+                count += 1;
+            }
+            Ok(None) => break,
+            Err(error) => {
+                told(PeerEvent::Refused(error.to_string()));
+                break;
+            }
+        }
+    }
+    node.listener_stats.note(listener.counters());
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use tombolo_link::LossReason;
+    use tombolo_link::testing::memory_pair;
+
+    use super::*;
+    use crate::memory::allocation::allocate;
+    use crate::memory::blocking::Owner;
+    use crate::memory::reclaim::Segment;
+
+    #[test]
+    fn what_came_back_is_told_though_the_neighbourhood_has_forgotten_its_link() {
+        let node = Node::new("lender", 1 << 20, 0).unwrap();
+        let (near, _far) = memory_pair().unwrap();
+        let peer = node.add_peer(near);
+        let room = node.lending.ledger.lock().reserve(4096).unwrap();
+        let memory = Arc::new(allocate(4096).unwrap());
+        let segment = Segment::new(memory, room, node.lending.reclaimer(Owner::Peer(peer.id)));
+        node.lending.ledger.lock().enter(peer.id, segment).unwrap();
+        peer.neighbour().is_wanted.store(true, Ordering::Relaxed);
+        let mut served = node.peers();
+        // As the neighbourhood closes one of two links to a neighbour.
+        node.lose(&peer, LossReason::Restarted);
+        assert_eq!(node.forget(&peer), 4096);
+        let told = RefCell::new(Vec::new());
+        retire(&node, &mut served, &|event| told.borrow_mut().push(event));
+        let told = told.into_inner();
+        assert!(matches!(told[..], [PeerEvent::Gone(_, _, 4096)]), "{told:?}");
+    }
+}

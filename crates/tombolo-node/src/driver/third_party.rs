@@ -1,0 +1,270 @@
+//! Transfers between two other nodes: the one that has the source is asked, moves the bytes
+//! straight to where they go, and says how that ended.
+//!
+//! It reads what it was granted that the asking node may read, and the destination grants the
+//! source's node, as with any other write of that. The asking node says which node the bytes go to by its
+//! key and its life, never by its name, which any node can choose. Where several neighbours could be that
+//! one, nothing is moved. What goes to and fro between the nodes is in [`crate::fabric::third_party`].
+
+use tombolo_channel::Failure;
+use tombolo_core::rdma::{Class, Direction, PeerId, PostError, Transfer};
+use tombolo_wire::{Domain, NackCode, Notification};
+
+use crate::driver::address_space::may_be_third_party;
+use crate::driver::node::Node;
+use crate::fabric::messages::{Carriage, Reply};
+use crate::fabric::neighbour::Neighbour;
+use crate::fabric::table::ITSELF;
+use crate::fabric::third_party::Question;
+use crate::programs::user::Poster;
+
+/// A transfer that another node is to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ThirdPartyTransfer {
+    /// To which peer of ours; None: it stays at the other node.
+    pub(crate) to: Option<PeerId>,
+    /// Its own domain is the source's, at that node.
+    pub(crate) transfer: Transfer,
+}
+
+impl Node {
+    /// Asks a peer to make a transfer. False: it cannot be asked now.
+    pub(crate) fn ask_third_party(&self, id: PeerId, wanted: &ThirdPartyTransfer) -> Result<bool, Failure> {
+        let connection = self.fabric.connection(id).ok_or(Failure::NoSuchNode)?;
+        let to = match wanted.to {
+            Some(to) => {
+                let to = self.fabric.connection(to).and_then(|to| to.identity());
+                Some(to.ok_or(Failure::NoSuchNode)?)
+            }
+            None => None,
+        };
+        let transfer = &wanted.transfer;
+        let carriage = Carriage {
+            to,
+            source_domain: transfer.own_domain.0,
+            source_address: transfer.source_address,
+            destination_domain: transfer.domain.0,
+            destination_address: transfer.destination_address,
+            size_bytes: transfer.size_bytes,
+            notification: transfer.notification.map(|words| [words.address, words.first, words.last]),
+            class: transfer.class.map(|class| class as u8),
+        };
+        self.fabric.third_party.ask(connection.neighbour(), transfer.user, carriage)
+    }
+
+    /// An answer has come: whether it was one to [`Node::ask_third_party`].
+    pub(crate) fn third_party_answered(&self, peer: PeerId, number: u32, reply: &Reply) -> bool {
+        let Some(user) = self.fabric.third_party.take_asked(peer, number) else { return false };
+        let result = match reply {
+            Reply::Carried(None) => Ok(0),
+            Reply::Carried(Some(code)) => Err(Failure::from_code(*code)),
+            _ => Err(Failure::Unreachable),
+        };
+        self.programs.completed(user, result);
+        true
+    }
+
+    /// A peer is gone, and what it was asked to do with it.
+    pub(crate) fn third_party_lost(&self, peer: PeerId) {
+        for user in self.fabric.third_party.peer_lost(peer) {
+            self.programs.completed(user, Err(Failure::Gone));
+        }
+    }
+
+    /// A peer asks for a transfer from here. It hears of the end.
+    pub(crate) fn make_for(&self, neighbour: &Neighbour, number: u32, carriage: &Carriage) {
+        let transfers = &self.fabric.third_party;
+        let user = Poster::user_of_peer(neighbour.id, transfers.next_index());
+        let Some(question) = transfers.question(neighbour, number, user) else { return };
+        let begun = match question {
+            Question::New => self.make(user, carriage),
+            Question::OneTooMany => Err(Failure::Refused(NackCode::BufferFull)),
+            Question::Known => Ok(()),
+        };
+        if let Err(failure) = begun {
+            transfers.not_begun(neighbour.id, number, user, failure);
+        }
+        if begun.is_err() || question == Question::Known {
+            transfers.send_to(neighbour);
+        }
+    }
+
+    fn make(&self, user: u64, carriage: &Carriage) -> Result<(), Failure> {
+        let to = match &carriage.to {
+            None => ITSELF,
+            Some(identity) => self.fabric.peer_with(identity)?,
+        };
+        let transfer = Transfer {
+            direction: Direction::Write,
+            domain: Domain(carriage.destination_domain),
+            own_domain: Domain(carriage.source_domain),
+            source_address: carriage.source_address,
+            destination_address: carriage.destination_address,
+            size_bytes: carriage.size_bytes,
+            notification: carriage.notification.map(|[address, first, last]| Notification {
+                address,
+                first,
+                last,
+            }),
+            class: carriage.class.map(Class::from_number),
+            user,
+        };
+        if !may_be_third_party(&transfer) {
+            return Err(Failure::BadDescriptor);
+        }
+        self.post(to, transfer).map_err(|error| match error {
+            PostError::Full => Failure::Refused(NackCode::BufferFull),
+            PostError::UnknownPeer(_) => Failure::NoSuchNode,
+            _ => Failure::BadDescriptor,
+        })
+    }
+
+    /// A transfer has ended: whether it was one that a peer asked for. Then that is told.
+    pub(crate) fn third_party_ended(&self, user: u64, result: Result<(), Failure>) -> bool {
+        if !matches!(Poster::of(user), Poster::Peer(_)) {
+            return false;
+        }
+        let asker = self.fabric.third_party.ended(user, result);
+        if let Some(connection) = asker.and_then(|id| self.fabric.connection(id)) {
+            self.fabric.third_party.send_to(connection.neighbour());
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tombolo_link::testing::memory_pair;
+
+    use super::*;
+    use crate::fabric::messages::{Message, MessageV1, Request};
+    use crate::fabric::third_party::MAX_MADE_EACH;
+
+    /// A transfer of a domain that does not exist, at the node that is asked.
+    fn nowhere() -> Carriage {
+        Carriage {
+            to: None,
+            source_domain: 0x8001,
+            source_address: 1 << 56,
+            destination_domain: 0x8002,
+            destination_address: 1 << 56,
+            size_bytes: 64,
+            notification: None,
+            class: None,
+        }
+    }
+
+    fn ask(number: u32) -> Vec<u8> {
+        let request = Request::Carry(Box::new(nowhere()));
+        Message::V1(MessageV1::Ask { number, request }).encode()
+    }
+
+    fn answer(number: u32) -> Vec<u8> {
+        Message::V1(MessageV1::Answer { number, reply: Reply::Carried(None) }).encode()
+    }
+
+    /// The numbers of the answers that have come, all of which say how a transfer ended.
+    fn answered(link: &dyn tombolo_link::Link) -> Vec<u32> {
+        let mut numbers = Vec::new();
+        while let Ok(Some(message)) = link.receive_control() {
+            match Message::decode(&message.bytes) {
+                Ok(Message::V1(MessageV1::Answer { number, reply: Reply::Carried(_) })) => {
+                    numbers.push(number)
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        numbers
+    }
+
+    #[test]
+    fn answers_that_a_link_has_no_room_for_come_when_it_has() {
+        let node = Node::new("carrier", 0, 0).unwrap();
+        let (near, far) = memory_pair().unwrap();
+        let peer = node.add_peer(near);
+        // More than the link's queue of control messages holds, and as many as a peer may have open.
+        let wanted: Vec<u32> = (1..=MAX_MADE_EACH as u32).collect();
+        for number in &wanted {
+            far.send_control(&ask(*number), &[]).unwrap();
+            node.drive(&peer);
+        }
+        let mut found = answered(&*far);
+        assert!(found.len() < wanted.len(), "they fit: the test shows nothing");
+        while node.fabric.send_waiting_third_party() {
+            found.extend(answered(&*far));
+        }
+        found.extend(answered(&*far));
+        found.sort_unstable();
+        assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn a_question_that_comes_again_is_answered_again_and_made_once() {
+        let node = Node::new("carrier", 0, 0).unwrap();
+        let (near, far) = memory_pair().unwrap();
+        let peer = node.add_peer(near);
+        for _ in 0..3 {
+            far.send_control(&ask(7), &[]).unwrap();
+            node.drive(&peer);
+            assert_eq!(answered(&*far), [7]);
+        }
+        assert_eq!(node.fabric.engine.lock().counters().transfers_posted, 1);
+    }
+
+    /// Two nodes with two links; the one that asks is played by hand, or the one that is asked.
+    #[test]
+    fn open_questions_are_asked_again_by_the_link_that_is_left() {
+        let node = Node::new("asker", 0, 0).unwrap();
+        let (first, far_first) = memory_pair().unwrap();
+        let (second, far_second) = memory_pair().unwrap();
+        let whole = node.add_peer(first);
+        let token = [7; 16];
+        whole.neighbour().set_token(token);
+        let part = node.add_peer(second);
+        assert_eq!(node.fabric.be_path(&part, &token), Reply::Done);
+        let wanted = ThirdPartyTransfer {
+            to: None,
+            transfer: Transfer {
+                direction: Direction::Write,
+                domain: Domain(0x8002),
+                own_domain: Domain(0x8001),
+                source_address: 1 << 56,
+                destination_address: 1 << 56,
+                size_bytes: 64,
+                notification: None,
+                class: None,
+                user: 5,
+            },
+        };
+        for _ in 0..3 {
+            assert_eq!(node.ask_third_party(whole.id, &wanted), Ok(true));
+        }
+        let questions = |link: &dyn tombolo_link::Link| {
+            let mut numbers = Vec::new();
+            while let Ok(Some(message)) = link.receive_control() {
+                if let Ok(Message::V1(MessageV1::Ask { number, request: Request::Carry(_) })) =
+                    Message::decode(&message.bytes)
+                {
+                    numbers.push(number);
+                }
+            }
+            numbers
+        };
+        let asked = questions(&*far_first);
+        assert_eq!(asked.len(), 3);
+        // One is answered; the link is lost with the answers to the others.
+        far_first.send_control(&answer(asked[0]), &[]).unwrap();
+        node.drive(&whole);
+        drop(far_first);
+        node.drive(&whole);
+        assert!(whole.loss().is_none() && !whole.has_link());
+        assert_eq!(questions(&*far_second), asked[1..]);
+        for number in &asked[1..] {
+            assert!(node.third_party_answered(whole.id, *number, &Reply::Carried(None)));
+            assert!(!node.third_party_answered(whole.id, *number, &Reply::Carried(None)), "answered twice");
+        }
+        // A further one goes by the link that is left.
+        assert_eq!(node.ask_third_party(whole.id, &wanted), Ok(true));
+        assert_eq!(questions(&*far_second).len(), 1);
+    }
+}

@@ -1,0 +1,102 @@
+//! Whether this node does what a peer asks for, decided in one place, before anything of it is done: by what
+//! the list of keys permits it, and while the node is about to end.
+//!
+//! What the memory of programs is asked for is not decided here but by their grants.
+
+use std::sync::atomic::Ordering;
+
+use tombolo_link::identity::{AllowList, Permission, Permissions};
+use tombolo_link::{Link, LossReason, Security};
+
+use crate::fabric::connection::Connection;
+use crate::fabric::messages::Request;
+use crate::fabric::table::Fabric;
+
+/// Whether a request is for memory of this node to be held, until it is released.
+fn takes_memory(request: &Request) -> bool {
+    match request {
+        Request::Lend { .. } | Request::Create { .. } | Request::Open { .. } => true,
+        Request::Introduce { .. }
+        | Request::Join { .. }
+        | Request::Identify
+        | Request::Release { .. }
+        | Request::Status { .. }
+        | Request::Carry(_)
+        | Request::Publish { .. }
+        | Request::Find { .. }
+        | Request::List { .. }
+        | Request::Delete { .. }
+        | Request::PathToken
+        | Request::BePath { .. } => false,
+    }
+}
+
+/// Of which permissions a request needs one; none: it needs no permission.
+fn needed(request: &Request) -> &'static [Permission] {
+    match request {
+        Request::Lend { .. } => &[Permission::Borrow],
+        Request::Open { .. } => &[Permission::Read],
+        Request::Create { .. } | Request::Publish { .. } | Request::Delete { .. } => &[Permission::Write],
+        Request::List { .. } => &[Permission::List],
+        // Of what it may read or list it may know that it is there; and who writes looks whether it has been done.
+        Request::Find { .. } => &[Permission::Read, Permission::List, Permission::Write],
+        Request::Status { .. } => &[Permission::Status],
+        Request::Introduce { .. }
+        | Request::Join { .. }
+        | Request::Identify
+        | Request::Release { .. }
+        | Request::Carry(_)
+        | Request::PathToken
+        | Request::BePath { .. } => &[],
+    }
+}
+
+impl Fabric {
+    pub(crate) fn permit_by_list(&self, security: &Security) {
+        if let Security::Secure(identity) = security {
+            let _ = self.list.set(identity.allowed.clone());
+        }
+    }
+
+    /// What the node at the other end of this link may ask for.
+    pub(super) fn permissions_of(&self, link: &dyn Link) -> Permissions {
+        let (Some(list), Some(key)) = (self.list.get(), link.peer_key()) else { return Permissions::ALL };
+        match AllowList::permissions_of(list, &key) {
+            Ok(Some(permissions)) => permissions,
+            // It was taken off the list during the handshake.
+            Ok(None) => {
+                link.close(LossReason::KeyRemoved);
+                Permissions::NONE
+            }
+            // The list made sense a moment ago: the next reload will tell.
+            Err(_) => Permissions::NONE,
+        }
+    }
+
+    pub(crate) fn lend_to_nobody_new(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
+    }
+
+    /// Why a request is refused that came by this link, if it is. `has_memory` says whether the node that asks
+    /// has some of this node's.
+    pub(crate) fn refusal(
+        &self,
+        by: &Connection,
+        request: &Request,
+        has_memory: impl FnOnce() -> bool,
+    ) -> Option<String> {
+        let is_ending = self.is_ending.load(Ordering::Relaxed);
+        if is_ending && takes_memory(request) && !has_memory() {
+            return Some("this node is about to end and lends to nobody new".into());
+        }
+        let permissions = *by.permissions.lock();
+        let needed = needed(request);
+        if needed.is_empty() || needed.iter().any(|permission| permissions.include(*permission)) {
+            return None;
+        }
+        let missing = needed[0].word();
+        Some(format!(
+            "permission `{missing}` is missing: for the key of the node that asks, its list has `{permissions}`"
+        ))
+    }
+}

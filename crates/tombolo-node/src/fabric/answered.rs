@@ -1,0 +1,106 @@
+//! Questions that must be carried out only once, and what was answered.
+//!
+//! A question that comes again by another link, since the first was lost, is not carried out again; its answer goes
+//! by the link that it came by last.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tombolo_core::rdma::PeerId;
+
+use crate::fabric::connection::Connection;
+use crate::fabric::messages::Reply;
+use crate::fabric::neighbour::Neighbour;
+
+/// Answers of one peer that are kept; it has far fewer questions open.
+const MAX_ANSWERED: usize = 256;
+
+/// What was asked for once, by the number of the question, and the answer when there is one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answered(Arc<Mutex<HashMap<PeerId, Questions>>>);
+
+/// Those of one peer, the latest last.
+type Questions = VecDeque<Question>;
+
+#[derive(Debug)]
+struct Question {
+    number: u32,
+    /// The link that it came by last.
+    by: Weak<Connection>,
+    answer: Option<Reply>,
+}
+
+impl Answered {
+    /// A question has come by that link. `Some`: not for the first time; and the answer, if there is one.
+    pub(crate) fn begin(
+        &self,
+        neighbour: &Neighbour,
+        by: &Weak<Connection>,
+        number: u32,
+    ) -> Option<Option<Reply>> {
+        let mut peers = self.0.lock();
+        if neighbour.loss().is_some() {
+            // Forgotten already; there is nobody to answer.
+            return Some(None);
+        }
+        let questions = peers.entry(neighbour.id).or_default();
+        if let Some(known) = questions.iter_mut().find(|known| known.number == number) {
+            known.by = by.clone();
+            return Some(known.answer.clone());
+        }
+        if questions.len() >= MAX_ANSWERED {
+            // One that is being carried out is known still, if it can be.
+            let oldest = questions.iter().position(|known| known.answer.is_some()).unwrap_or(0);
+            questions.remove(oldest);
+        }
+        questions.push_back(Question { number, by: by.clone(), answer: None });
+        None
+    }
+
+    /// The answer to a question is known.
+    pub(crate) fn ended(&self, neighbour: &Neighbour, number: u32, reply: &Reply) {
+        if let Some(questions) = self.0.lock().get_mut(&neighbour.id)
+            && let Some(known) = questions.iter_mut().find(|known| known.number == number)
+        {
+            known.answer = Some(reply.clone());
+        }
+    }
+
+    /// The link that a question came by last.
+    pub(crate) fn asked_by(&self, neighbour: &Neighbour, number: u32) -> Option<Arc<Connection>> {
+        let peers = self.0.lock();
+        peers.get(&neighbour.id)?.iter().find(|known| known.number == number)?.by.upgrade()
+    }
+
+    /// A peer is lost.
+    pub(crate) fn forget(&self, peer: PeerId) {
+        self.0.lock().remove(&peer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_kept_in_a_bounded_number() {
+        let (peer, answered) = (Neighbour::new(PeerId(1), Weak::new()), Answered::default());
+        for number in 0..2 * MAX_ANSWERED as u32 {
+            assert_eq!(answered.begin(&peer, &Weak::new(), number), None);
+            assert_eq!(answered.begin(&peer, &Weak::new(), number), Some(None));
+            answered.ended(&peer, number, &Reply::Done);
+            assert_eq!(answered.begin(&peer, &Weak::new(), number), Some(Some(Reply::Done)));
+        }
+        assert_eq!(answered.0.lock()[&peer.id].len(), MAX_ANSWERED);
+        // One that is being carried out is not forgotten for those that are answered.
+        assert_eq!(answered.begin(&peer, &Weak::new(), 9999), None);
+        for number in 0..MAX_ANSWERED as u32 {
+            assert_eq!(answered.begin(&peer, &Weak::new(), number), None);
+            answered.ended(&peer, number, &Reply::Done);
+        }
+        assert_eq!(answered.begin(&peer, &Weak::new(), 9999), Some(None));
+        answered.forget(peer.id);
+        assert!(answered.0.lock().is_empty());
+    }
+}

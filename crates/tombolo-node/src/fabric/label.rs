@@ -1,0 +1,124 @@
+//! How peers are called, and text that other nodes choose and people read: names, versions, reasons.
+//!
+//! It is made harmless where it is taken in, so that no terminal obeys it and no list is torn by it.
+
+use crate::fabric::connection::Connection;
+use crate::fabric::messages::{NodeStatus, Reply};
+
+/// The longest name of a node, in bytes.
+pub(crate) const MAX_NAME_BYTES: usize = 64;
+/// The longest reason that a node gives.
+const MAX_REASON_BYTES: usize = 1024;
+/// What stands for a character that must not be shown.
+const SUBSTITUTE: char = '\u{FFFD}';
+
+/// Who a peer is, for people.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PeerLabel {
+    /// What it calls itself, once it has introduced itself.
+    pub name: Option<String>,
+    /// The beginning of the key that it has proved, on a link that asks for keys.
+    pub key: Option<String>,
+    /// Its process, where the link knows.
+    pub process_id: Option<u32>,
+    /// Its address, where it comes from another machine, or might.
+    pub address: Option<String>,
+}
+
+impl Connection {
+    /// Which node is at its other end, for people.
+    pub fn label(&self) -> PeerLabel {
+        let name = self.neighbour().name();
+        PeerLabel {
+            name: Some(name).filter(|name| !name.is_empty()),
+            key: self.link.peer_key().map(|key| key.short()),
+            process_id: self.link.peer_process_id(),
+            address: self.link.peer_address().map(|address| address.to_string()),
+        }
+    }
+}
+
+/// Whether a character does something to a terminal, or to the order of the text around it, or shows nothing.
+pub(crate) fn is_harmful(letter: char) -> bool {
+    letter.is_control()
+        || matches!(letter,
+            '\u{AD}' | '\u{61C}' | '\u{180E}' | '\u{200B}'..='\u{200F}' | '\u{2028}'..='\u{202E}'
+            | '\u{2060}'..='\u{206F}' | '\u{FEFF}' | '\u{FFF9}'..='\u{FFFB}' | '\u{E0000}'..='\u{E007F}')
+}
+
+fn harmless(text: &str, max_bytes: usize) -> String {
+    let mut clean: String =
+        text.chars().map(|letter| if is_harmful(letter) { SUBSTITUTE } else { letter }).collect();
+    clean.truncate(clean.floor_char_boundary(max_bytes));
+    clean
+}
+
+/// The name of a node, as it is kept and shown.
+pub(crate) fn name(text: &str) -> String {
+    harmless(text, MAX_NAME_BYTES)
+}
+
+/// What a peer answers, with harmless text.
+pub(crate) fn reply(reply: Reply) -> Reply {
+    match reply {
+        Reply::Failed(reason) => Reply::Failed(harmless(&reason, MAX_REASON_BYTES)),
+        Reply::Introduced { name: label, life } => Reply::Introduced { name: name(&label), life },
+        Reply::Status { status, next } => Reply::Status { status: Box::new(node_status(*status)), next },
+        other => other,
+    }
+}
+
+fn node_status(mut status: NodeStatus) -> NodeStatus {
+    status.name = name(&status.name);
+    status.version = name(&status.version);
+    for borrower in &mut status.borrowers {
+        borrower.name = name(&borrower.name);
+        borrower.address = borrower.address.as_deref().map(|text| harmless(text, MAX_REASON_BYTES));
+        borrower.key = borrower.key.as_deref().map(|text| harmless(text, MAX_REASON_BYTES));
+    }
+    for (counter, _) in &mut status.counters {
+        *counter = name(counter);
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_replaced() {
+        assert_eq!(name("plain näme 节点"), "plain näme 节点");
+        assert_eq!(name("\u{1b}[2J\u{1b}]0;x\u{7}"), "\u{FFFD}[2J\u{FFFD}]0;x\u{FFFD}");
+        assert_eq!(name("a\nb\r\tc\u{9b}31m\u{7f}"), "a\u{FFFD}b\u{FFFD}\u{FFFD}c\u{FFFD}31m\u{FFFD}");
+        assert_eq!(name("\u{202e}abc\u{200b}\u{2066}"), "\u{FFFD}abc\u{FFFD}\u{FFFD}");
+        let long = name(&"é".repeat(100));
+        assert_eq!((long.len(), long.chars().count()), (64, 32));
+    }
+
+    #[test]
+    fn so_it_is_in_answers() {
+        assert_eq!(reply(Reply::Failed("no\u{1b}[1m".into())), Reply::Failed("no\u{FFFD}[1m".into()));
+        let status = NodeStatus {
+            name: "\u{1b}c".into(),
+            version: "\u{8}".into(),
+            process_id: 1,
+            uptime_s: 1,
+            lend_bytes: 0,
+            lent_bytes: 0,
+            borrowers: vec![crate::fabric::messages::Borrower {
+                name: "\u{7}".into(),
+                process_id: None,
+                address: Some("\u{1b}[1m".into()),
+                key: Some("\u{7}".into()),
+                bytes: 1,
+                segments: 1,
+            }],
+            counters: vec![("\u{1b}".into(), 1)],
+        };
+        let asked = Reply::Status { status: Box::new(status), next: None };
+        let Reply::Status { status: clean, .. } = reply(asked) else { unreachable!() };
+        let texts = [&clean.name, &clean.version, &clean.borrowers[0].name, &clean.counters[0].0];
+        assert!(texts.iter().all(|text| !text.contains(char::is_control)), "{texts:?}");
+    }
+}

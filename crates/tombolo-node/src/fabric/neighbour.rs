@@ -1,0 +1,180 @@
+//! A node at the other end of one link or several: who it is, and what was asked of it and by it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use aws_lc_rs::rand;
+use parking_lot::{Mutex, RwLock};
+use tombolo_core::rdma::PeerId;
+use tombolo_host::passed::PassedDescriptor;
+use tombolo_link::{Link, LossReason};
+
+use crate::fabric::connection::Connection;
+use crate::fabric::label;
+use crate::fabric::life::Life;
+use crate::fabric::messages::Reply;
+use crate::fabric::paths::Token;
+
+/// A reply, and the descriptors that came with it.
+pub(crate) type Answer = (Reply, Vec<PassedDescriptor>);
+
+/// A node at the other end of links.
+#[derive(Debug)]
+pub(crate) struct Neighbour {
+    /// Its number in the engine.
+    pub(crate) id: PeerId,
+    /// What it is called, for people: any node can choose any name.
+    name: Mutex<String>,
+    /// Which life of a node it is, once it has introduced itself.
+    life: OnceLock<Life>,
+    /// Open questions to it, with their answers once they are there.
+    answers: Mutex<HashMap<u32, Option<Answer>>>,
+    next_number: AtomicU32,
+    /// Tasks of the pool that are carried out for it, with an answer at the end.
+    pub(crate) open_tasks: AtomicU32,
+    /// Why all of its links are gone.
+    lost: OnceLock<LossReason>,
+    /// What was lent to it and came back when it was forgotten, in bytes.
+    pub(crate) returned_bytes: AtomicU64,
+    /// What further links must show to lead to it.
+    token: OnceLock<Token>,
+    /// The neighbourhood dials it, and reports on it to people.
+    pub(crate) is_wanted: AtomicBool,
+    first: Weak<Connection>,
+    /// Its links besides the first one.
+    pub(crate) further: RwLock<Vec<Arc<Connection>>>,
+}
+
+impl Neighbour {
+    pub(super) fn new(id: PeerId, first: Weak<Connection>) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            name: Mutex::default(),
+            life: OnceLock::new(),
+            answers: Mutex::default(),
+            next_number: AtomicU32::new(1),
+            open_tasks: AtomicU32::new(0),
+            lost: OnceLock::new(),
+            returned_bytes: AtomicU64::new(0),
+            token: OnceLock::new(),
+            is_wanted: AtomicBool::new(false),
+            first,
+            further: RwLock::default(),
+        })
+    }
+
+    /// It says what it is called and which life of a node it is: once, or the same again.
+    pub(super) fn introduce(&self, name: &str, life: Life) -> Result<(), String> {
+        let name = label::name(name);
+        let mut known = self.name.lock();
+        let known_life = *self.life.get_or_init(|| {
+            known.clone_from(&name);
+            life
+        });
+        if (known_life, &*known) == (life, &name) {
+            return Ok(());
+        }
+        Err(format!("you have introduced yourself as `{known}`: a node stays who it is while it is linked"))
+    }
+
+    /// What it is called; empty before it has introduced itself.
+    pub(crate) fn name(&self) -> String {
+        self.name.lock().clone()
+    }
+
+    /// Which life of a node it is, once it has said so.
+    pub(crate) fn life(&self) -> Option<Life> {
+        self.life.get().copied()
+    }
+
+    /// Why all of its links are gone, if they are.
+    pub(crate) fn loss(&self) -> Option<LossReason> {
+        self.lost.get().copied()
+    }
+
+    /// All of its links are gone. False: that is known.
+    pub(super) fn set_lost(&self, reason: LossReason) -> bool {
+        self.lost.set(reason).is_ok()
+    }
+
+    /// Its first link, whatever became of it.
+    pub(crate) fn first(&self) -> Option<Arc<Connection>> {
+        self.first.upgrade()
+    }
+
+    /// Whether its first link can be used.
+    pub(super) fn first_if_up(&self) -> Option<Arc<Connection>> {
+        self.first().filter(|first| first.has_link())
+    }
+
+    /// Whether it has other links than its first one, or had before that was lost.
+    pub(crate) fn has_several(&self) -> bool {
+        self.loss().is_none() && !self.further.read().is_empty()
+    }
+
+    /// The link that messages are sent by: the first that is there and not suspect, or the first that is there.
+    /// `None` if all are lost.
+    pub(crate) fn control_link(&self) -> Option<Arc<dyn Link>> {
+        let first = self.first_if_up().map(|first| first.link.clone());
+        if let Some(link) = first.as_ref().filter(|link| !link.is_suspect()) {
+            return Some(link.clone());
+        }
+        let further = self.further.read();
+        let good = further.iter().find(|further| !further.link.is_suspect()).map(|good| good.link.clone());
+        good.or(first).or_else(|| further.first().map(|further| further.link.clone()))
+    }
+
+    /// Whether all of its links are suspect.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.first_if_up().is_none_or(|first| first.link.is_suspect())
+            && self.further.read().iter().all(|further| further.link.is_suspect())
+    }
+
+    /// What further links to it must show, if that was asked for.
+    pub(super) fn known_token(&self) -> Option<&Token> {
+        self.token.get()
+    }
+
+    /// What further links to it must show.
+    pub(super) fn token(&self) -> Option<Token> {
+        if let Some(token) = self.token.get() {
+            return Some(*token);
+        }
+        let mut token = Token::default();
+        rand::fill(&mut token).ok()?;
+        Some(*self.token.get_or_init(|| token))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_token(&self, token: Token) {
+        let _ = self.token.set(token);
+    }
+
+    /// The number of the next question to it.
+    pub(crate) fn next_number(&self) -> u32 {
+        self.next_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A question is open until [`Neighbour::close_question`].
+    pub(crate) fn open_question(&self, number: u32) {
+        self.answers.lock().insert(number, None);
+    }
+
+    pub(crate) fn close_question(&self, number: u32) {
+        self.answers.lock().remove(&number);
+    }
+
+    /// The answer to an open question, once it is there.
+    pub(crate) fn take_answer(&self, number: u32) -> Option<Answer> {
+        self.answers.lock().get_mut(&number)?.take()
+    }
+
+    /// An answer has come. False: nobody has asked, and it is dropped, or a peer could fill our memory.
+    pub(crate) fn answered(&self, number: u32, reply: impl FnOnce() -> Answer) -> bool {
+        let mut answers = self.answers.lock();
+        let Some(open) = answers.get_mut(&number) else { return false };
+        *open = Some(reply());
+        true
+    }
+}

@@ -1,0 +1,658 @@
+//! The nodes that this one is to be joined to: what carries out the decisions of
+//! [`tombolo_core::fabric::neighbour`].
+//!
+//! Dials take long, so each is made on a thread of its own; what happens to links is told by whoever drives them,
+//! and waits here in a queue. Nothing in here holds up the engine's loop, whatever the other nodes do.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use aws_lc_rs::rand;
+use parking_lot::Mutex;
+use tombolo_core::fabric::neighbour::{
+    Action, Change, CloseReason, Dial, DialOutcome, Event, Identity, LinkId, NeighbourId, Neighbours, Pauses,
+    Proof,
+};
+use tombolo_core::rdma::PeerId;
+use tombolo_host::timing::node as timing;
+use tombolo_link::{Address, Link, LossReason, Security};
+
+use crate::fabric::connection::Connection;
+use crate::fabric::joining;
+use crate::fabric::life::Life;
+use crate::fabric::link_driver::{JoinError, LinkDriver};
+use crate::fabric::messages::{Message, MessageV1, Reply, Request};
+use crate::fabric::table::Fabric;
+
+/// Questions to be joined that wait at once; beyond, they are refused and asked again.
+const MAX_JOINING: usize = 256;
+
+/// What has happened to a neighbour, for people.
+#[derive(Debug)]
+pub enum NeighbourEvent<'a> {
+    /// It is joined: the first time, or again.
+    Joined {
+        /// As it was named.
+        address: &'a Address,
+        /// What it calls itself.
+        name: String,
+        /// Not for the first time.
+        again: bool,
+    },
+    /// Its last link is lost.
+    Lost {
+        /// As it was named.
+        address: &'a Address,
+        /// Why.
+        reason: String,
+    },
+    /// It cannot be joined now, for a reason that was not told since it was joined the last time. It is tried
+    /// again.
+    Failed {
+        /// By this address of it.
+        address: &'a Address,
+        /// Why.
+        reason: String,
+    },
+    /// It is joined, and cannot be reached by this further address now, for a reason that was not told since it
+    /// could be the last time. It is tried again.
+    PathFailed {
+        /// By this address of it.
+        address: &'a Address,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What became of an attempt to have another path to a neighbour.
+#[derive(Debug)]
+enum PathOutcome {
+    Up(Arc<Connection>),
+    /// There are enough, or the neighbour is lost.
+    NotNeeded,
+    Failed(String),
+}
+
+/// Failures that people have been told of, by the addresses that they concern: each is told once, until it is over
+/// or another.
+#[derive(Debug, Default)]
+struct ToldFailures(HashMap<(NeighbourId, usize), String>);
+
+impl ToldFailures {
+    /// A failure at an address: whether it is to be told.
+    fn is_news(&mut self, neighbour: NeighbourId, address: usize, reason: &str) -> bool {
+        let before = self.0.insert((neighbour, address), reason.to_owned());
+        before.is_none_or(|before| before != reason)
+    }
+
+    /// A neighbour is joined.
+    fn joined(&mut self, neighbour: NeighbourId) {
+        self.0.retain(|(of, _), _| *of != neighbour);
+    }
+
+    /// A further address leads to a neighbour.
+    fn reached(&mut self, neighbour: NeighbourId, address: usize) {
+        self.0.remove(&(neighbour, address));
+    }
+}
+
+/// What is reported of links.
+#[derive(Debug)]
+enum Report {
+    Event(Event),
+    /// A dial has failed, and why.
+    Failed(Dial, String),
+    /// A peer asks to be joined by this link; whether it insists.
+    Came(Arc<Connection>, Joining, bool),
+    /// Another path is up, or is not.
+    Path(Dial, PathOutcome),
+}
+
+/// Reports what happens to links; held by the fabric.
+#[derive(Debug)]
+pub(crate) struct LinkReports {
+    sender: Sender<Report>,
+    /// Peers that wait to be joined.
+    joining: Mutex<usize>,
+}
+
+impl LinkReports {
+    /// Nobody listens any more when the node stops.
+    fn send(&self, report: Report) {
+        let _ = self.sender.send(report);
+    }
+
+    /// A peer is lost, with all its links.
+    pub(crate) fn lost(&self, peer: PeerId) {
+        self.send(Report::Event(Event::Lost(LinkId(peer.0))));
+    }
+
+    /// Nothing is heard of a peer, by none of its links; or again.
+    pub(crate) fn suspected(&self, peer: PeerId, is_suspect: bool) {
+        self.send(Report::Event(Event::Suspected(LinkId(peer.0), is_suspect)));
+    }
+}
+
+/// Asks to be joined.
+#[derive(Debug)]
+struct Joining {
+    number: u32,
+    name: String,
+    life: Life,
+}
+
+/// The neighbours that a node wants, and what keeps them.
+pub struct Neighbourhood {
+    driver: Arc<dyn LinkDriver>,
+    wanted: Vec<Vec<Address>>,
+    security: Security,
+    reports: Receiver<Report>,
+    sender: Sender<Report>,
+    seed: u64,
+    /// Those that wait for the answer whether they are joined.
+    joining: HashMap<LinkId, (Arc<Connection>, Joining)>,
+    /// The peers that neighbours are now, or were until just now.
+    reached: HashMap<NeighbourId, Arc<Connection>>,
+    /// Paths of neighbours beside the first link, by their addresses.
+    paths: HashMap<(NeighbourId, usize), Arc<Connection>>,
+    /// By which address a neighbour's first link was dialed.
+    firsts: HashMap<NeighbourId, (usize, LinkId)>,
+    /// What was told of failures last.
+    failures: ToldFailures,
+}
+
+fn proof_of(link: &dyn Link) -> Proof {
+    match (link.peer_key(), link.peer_process_id()) {
+        (Some(key), _) => Proof::Key(key.to_bytes()),
+        // The kernel says 0 of a process in another pid namespace.
+        (None, Some(process)) if process != 0 => Proof::Process(process),
+        (None, _) => Proof::Nothing,
+    }
+}
+
+impl Fabric {
+    /// A peer asks to be joined by this link, as a neighbour that it wants. `None`: it is answered later.
+    pub(crate) fn ask_to_be_joined(
+        &self,
+        connection: &Arc<Connection>,
+        number: u32,
+        name: String,
+        life: Life,
+        insists: bool,
+    ) -> Option<Reply> {
+        let Some(reports) = self.reports.get() else {
+            // Nobody keeps the neighbours of this node: links stay as they come.
+            return Some(self.introduce(connection, &name, life));
+        };
+        let mut joining = reports.joining.lock();
+        if connection.is_part() || *joining >= MAX_JOINING {
+            return Some(Reply::Failed("this node cannot join by this link now".into()));
+        }
+        *joining += 1;
+        reports.send(Report::Came(connection.clone(), Joining { number, name, life }, insists));
+        None
+    }
+}
+
+/// Connects to an address and asks to be joined.
+fn dial_and_join(
+    driver: &dyn LinkDriver,
+    address: &Address,
+    security: &Security,
+    insists: bool,
+) -> Result<DialOutcome, JoinError> {
+    let fabric = driver.fabric();
+    let link = tombolo_link::connect(address, security, timing::DIAL_TIMEOUT)?;
+    let connection = fabric.add_peer(link);
+    connection.neighbour().is_wanted.store(true, Ordering::Relaxed);
+    let request = Request::Join { name: fabric.name().to_owned(), life: fabric.life(), insists };
+    let proof = proof_of(&*connection.link);
+    let answer = driver.ask_by(&connection, request, timing::DIAL_TIMEOUT);
+    let refused = |why: String| JoinError::Refused(address.clone(), why);
+    let outcome = match answer {
+        Ok((Reply::Introduced { name, life }, _)) => {
+            let identity = Identity { proof, life: life.0 };
+            let introduced = fabric.introduced(&connection, &name, life).map_err(refused);
+            introduced.map(|()| DialOutcome::Joined(LinkId(connection.id.0), identity))
+        }
+        Ok((Reply::JoinedAlready { life }, _)) => Ok(DialOutcome::Refused(Identity { proof, life: life.0 })),
+        Ok((Reply::Failed(why), _)) => Err(refused(why)),
+        Ok((other, _)) => Err(refused(format!("{other:?}"))),
+        Err(error) => Err(JoinError::Ask(address.clone(), error)),
+    };
+    if !matches!(outcome, Ok(DialOutcome::Joined(..))) {
+        close(driver, &connection, LossReason::Superseded);
+    }
+    outcome
+}
+
+/// Connects to an address and asks who answers there.
+fn identify(driver: &dyn LinkDriver, address: &Address, security: &Security) -> Option<Identity> {
+    let link = tombolo_link::connect(address, security, timing::DIAL_TIMEOUT).ok()?;
+    let connection = driver.fabric().add_peer(link);
+    connection.neighbour().is_wanted.store(true, Ordering::Relaxed);
+    let answer = driver.ask_by(&connection, Request::Identify, timing::DIAL_TIMEOUT);
+    let proof = proof_of(&*connection.link);
+    close(driver, &connection, LossReason::ClosedByPeer);
+    match answer {
+        Ok((Reply::Introduced { life, .. }, _)) => Some(Identity { proof, life: life.0 }),
+        _ => None,
+    }
+}
+
+/// Asks who answers at a neighbour's address, and ends its links if that is another life: what it lent,
+/// or had under way, is gone, though its silence has not lasted as long as an outage.
+pub(crate) fn close_if_restarted(
+    driver: &dyn LinkDriver,
+    connection: &Arc<Connection>,
+    address: &Address,
+    security: &Security,
+) {
+    let Some((known, found)) = connection.identity().zip(identify(driver, address, security)) else { return };
+    // Only the same key, or the kernel, says whose next life it is.
+    if found.proof == proof_of(&*connection.link) && found.life != known.life.0 {
+        close(driver, connection, LossReason::Restarted);
+    }
+}
+
+/// Connects to a neighbour by a further address of it.
+fn add_path(
+    driver: &dyn LinkDriver,
+    first: &Arc<Connection>,
+    address: &Address,
+    security: &Security,
+) -> Result<Arc<Connection>, JoinError> {
+    let token = match driver.ask_by(first, Request::PathToken, timing::DIAL_TIMEOUT) {
+        Ok((Reply::PathToken(token), _)) => token,
+        Ok((Reply::Failed(why), _)) => return Err(JoinError::Refused(address.clone(), why)),
+        Ok((other, _)) => return Err(JoinError::Refused(address.clone(), format!("{other:?}"))),
+        Err(error) => return Err(JoinError::Ask(address.clone(), error)),
+    };
+    joining::join_as_path(driver, first, token, address, security, timing::DIAL_TIMEOUT)
+}
+
+/// Ends all links of a neighbour.
+fn close(driver: &dyn LinkDriver, first: &Arc<Connection>, reason: LossReason) {
+    let further = first.neighbour().further.read().clone();
+    for connection in further.iter().chain([first]) {
+        connection.link.close(reason);
+        driver.mark_lost(connection, reason);
+    }
+    driver.forget_lost(first);
+}
+
+impl std::fmt::Debug for Neighbourhood {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Neighbourhood").field("wanted", &self.wanted).finish_non_exhaustive()
+    }
+}
+
+impl Neighbourhood {
+    fn fabric(&self) -> &Fabric {
+        self.driver.fabric()
+    }
+
+    /// What keeps these neighbours, each with its addresses, of a node that has no peers yet: the first numbers
+    /// are theirs. Nothing happens before [`Neighbourhood::keep`].
+    pub fn new<D: LinkDriver + 'static>(
+        node: &Arc<D>,
+        wanted: Vec<Vec<Address>>,
+        security: &Security,
+    ) -> io::Result<Self> {
+        let mut seed = [0; 8];
+        rand::fill(&mut seed).map_err(|_| io::Error::other("no random numbers"))?;
+        let (sender, reports) = mpsc::channel();
+        let (fabric, to_report) =
+            (node.fabric(), LinkReports { sender: sender.clone(), joining: Mutex::new(0) });
+        if !fabric.keep_numbers(wanted.len()) || fabric.reports.set(to_report).is_err() {
+            return Err(io::Error::other("this node has peers already, or is to have too many"));
+        }
+        Ok(Self {
+            driver: node.clone(),
+            wanted,
+            security: security.clone(),
+            reports,
+            sender,
+            seed: u64::from_le_bytes(seed),
+            joining: HashMap::new(),
+            reached: HashMap::new(),
+            paths: HashMap::new(),
+            firsts: HashMap::new(),
+            failures: ToldFailures::default(),
+        })
+    }
+
+    /// Joins them, and joins again those that are lost, until `stop` says so; others serve the node meanwhile.
+    pub fn keep(mut self, stop: &AtomicBool, told: &dyn Fn(NeighbourEvent<'_>)) {
+        let addresses: Vec<usize> = self.wanted.iter().map(Vec::len).collect();
+        let looks = addresses.iter().any(|count| *count > 1);
+        let longest = if looks { timing::NEIGHBOUR_PATHS_PAUSE } else { timing::MAX_SLEEP };
+        let (life, now) = (self.fabric().life().0, self.fabric().now());
+        let mut machine = Neighbours::new(life, &addresses, Pauses::default(), self.seed, now);
+        let mut event = Event::Elapsed;
+        while !stop.load(Ordering::Relaxed) {
+            self.handle(&mut machine, event, told);
+            if looks {
+                self.look_at_paths(&mut machine, told);
+            }
+            let now = self.fabric().now();
+            let until = machine.next_deadline().map(|deadline| Duration::from_nanos(deadline.since_ns(now)));
+            let sleep = until.map_or(longest, |until| until.min(longest));
+            event = match self.reports.recv_timeout(sleep) {
+                Ok(report) => self.event_of(report, told),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Event::Elapsed,
+            };
+        }
+    }
+
+    fn handle(&mut self, machine: &mut Neighbours, event: Event, told: &dyn Fn(NeighbourEvent<'_>)) {
+        let newcomer = match &event {
+            Event::Dialed(dial, DialOutcome::Joined(link, _)) => {
+                self.firsts.insert(dial.neighbour(), (dial.address(), *link));
+                Some(*link)
+            }
+            Event::Came { link, .. } => Some(*link),
+            _ => None,
+        };
+        machine.handle(self.fabric().now(), event);
+        self.act(machine, told);
+        // It may have been lost before it was known here.
+        if let Some(link) = newcomer
+            && self.fabric().connection(PeerId(link.0)).is_none_or(|peer| peer.loss().is_some())
+        {
+            machine.handle(self.fabric().now(), Event::Lost(link));
+            self.act(machine, told);
+        }
+    }
+
+    fn act(&mut self, machine: &mut Neighbours, told: &dyn Fn(NeighbourEvent<'_>)) {
+        while let Some(action) = machine.poll() {
+            self.carry_out(action, told);
+        }
+    }
+
+    /// What a report means.
+    fn event_of(&mut self, report: Report, told: &dyn Fn(NeighbourEvent<'_>)) -> Event {
+        match report {
+            Report::Event(event) => event,
+            Report::Failed(dial, reason) => {
+                let (neighbour, address) = (dial.neighbour(), dial.address());
+                if self.failures.is_news(neighbour, address, &reason)
+                    && let Some(address) = self.address(neighbour, address)
+                {
+                    told(NeighbourEvent::Failed { address, reason });
+                }
+                Event::Dialed(dial, DialOutcome::Failed)
+            }
+            Report::Came(peer, joining, insists) => {
+                let link = LinkId(peer.id.0);
+                let identity = Identity { proof: proof_of(&*peer.link), life: joining.life.0 };
+                self.joining.insert(link, (peer, joining));
+                Event::Came { link, identity, insists }
+            }
+            Report::Path(dial, outcome) => {
+                let (neighbour, address) = (dial.neighbour(), dial.address());
+                let is_up = matches!(outcome, PathOutcome::Up(_));
+                match outcome {
+                    PathOutcome::Up(path) => {
+                        self.failures.reached(neighbour, address);
+                        self.paths.insert((neighbour, address), path);
+                    }
+                    PathOutcome::NotNeeded => {}
+                    PathOutcome::Failed(reason) => {
+                        if self.failures.is_news(neighbour, address, &reason)
+                            && let Some(address) = self.address(neighbour, address)
+                        {
+                            told(NeighbourEvent::PathFailed { address, reason });
+                        }
+                    }
+                }
+                Event::PathAdded(dial, is_up)
+            }
+        }
+    }
+
+    fn address(&self, neighbour: NeighbourId, address: usize) -> Option<&Address> {
+        self.wanted.get(neighbour.0 as usize)?.get(address)
+    }
+
+    /// Does something that takes long on a thread of its own, and tells what came of it. Where there is no
+    /// thread, the dial has failed.
+    fn on_a_thread(
+        &self,
+        dial: Dial,
+        failed: fn(Dial) -> Report,
+        work: impl FnOnce(&dyn LinkDriver, &Address, &Security, Dial) -> Report + Send + 'static,
+    ) {
+        let Some(address) = self.address(dial.neighbour(), dial.address()).cloned() else { return };
+        let (driver, security, sender) = (self.driver.clone(), self.security.clone(), self.sender.clone());
+        // The dial goes along, and comes back if the thread cannot be started.
+        let shared = Arc::new(Mutex::new(Some(dial)));
+        let taken = shared.clone();
+        let started = std::thread::Builder::new().name("dial".into()).spawn(move || {
+            if let Some(dial) = taken.lock().take() {
+                let _ = sender.send(work(&*driver, &address, &security, dial));
+            }
+        });
+        if started.is_err()
+            && let Some(dial) = shared.lock().take()
+        {
+            let _ = self.sender.send(failed(dial));
+        }
+    }
+
+    fn carry_out(&mut self, action: Action, told: &dyn Fn(NeighbourEvent<'_>)) {
+        match action {
+            Action::Dial { dial, insist } => {
+                let failed = |dial| Report::Failed(dial, "cannot start a thread".into());
+                self.on_a_thread(dial, failed, move |driver, address, security, dial| {
+                    match dial_and_join(driver, address, security, insist) {
+                        Ok(outcome) => Report::Event(Event::Dialed(dial, outcome)),
+                        Err(error) => Report::Failed(dial, error.to_string()),
+                    }
+                });
+            }
+            Action::Probe(dial) => {
+                let failed = |dial| Report::Event(Event::Probed(dial, None));
+                self.on_a_thread(dial, failed, |driver, address, security, dial| {
+                    let found = identify(driver, address, security);
+                    Report::Event(Event::Probed(dial, found))
+                });
+            }
+            Action::AddPath(dial, link) => self.add_path(dial, link),
+            Action::Answer(link, accepted) => self.answer(link, accepted),
+            Action::Close(link, reason) => {
+                let reason = match reason {
+                    CloseReason::Duplicate => LossReason::Superseded,
+                    CloseReason::Restarted => LossReason::Restarted,
+                };
+                if let Some(first) = self.fabric().connection(PeerId(link.0)) {
+                    close(&*self.driver, &first, reason);
+                }
+            }
+            Action::Assign(neighbour, link) => self.assign(neighbour, link),
+            Action::Report(neighbour, change) => self.report(neighbour, change, told),
+        }
+    }
+
+    fn answer(&mut self, link: LinkId, accepted: bool) {
+        let Some((connection, Joining { number, name, life })) = self.joining.remove(&link) else { return };
+        let fabric = self.fabric();
+        if let Some(reports) = fabric.reports.get() {
+            *reports.joining.lock() -= 1;
+        }
+        let reply = if accepted {
+            fabric.introduce(&connection, &name, life)
+        } else {
+            connection.neighbour().is_wanted.store(true, Ordering::Relaxed);
+            Reply::JoinedAlready { life: fabric.life() }
+        };
+        let message = Message::V1(MessageV1::Answer { number, reply }).encode();
+        // If this is not taken, the other side asks again by another link.
+        let _ = connection.link.send_control(&message, &[]);
+    }
+
+    fn assign(&mut self, neighbour: NeighbourId, link: Option<LinkId>) {
+        let number = neighbour.0 + 1;
+        self.paths.retain(|(of, _), _| *of != neighbour);
+        let first = link.and_then(|link| self.fabric().connection(PeerId(link.0)));
+        let numbers = &self.fabric().numbers;
+        match first {
+            Some(first) => {
+                first.neighbour().is_wanted.store(true, Ordering::Relaxed);
+                let life = first.neighbour().life();
+                numbers.assign(number, Some((first.id, &*first.link, life)));
+                self.reached.insert(neighbour, first);
+            }
+            // It is lost already; that is told next.
+            None => numbers.assign(number, None),
+        }
+    }
+
+    fn report(&mut self, neighbour: NeighbourId, change: Change, told: &dyn Fn(NeighbourEvent<'_>)) {
+        let number = neighbour.0 + 1;
+        let Some(address) = self.wanted.get(neighbour.0 as usize).and_then(|ways| ways.first()) else {
+            return;
+        };
+        match change {
+            Change::Joined | Change::JoinedAgain => {
+                let fabric = self.fabric();
+                let first = fabric.numbers.peer(number).and_then(|peer| fabric.connection(peer));
+                let name = first.map_or_else(String::new, |first| first.neighbour().name());
+                told(NeighbourEvent::Joined { address, name, again: change == Change::JoinedAgain });
+                self.failures.joined(neighbour);
+            }
+            Change::Lost => {
+                let lost = self.reached.remove(&neighbour).and_then(|peer| peer.loss());
+                let reason = lost.map_or_else(|| "its link is gone".into(), |reason| reason.to_string());
+                told(NeighbourEvent::Lost { address, reason });
+            }
+            Change::IsItself => {
+                // The machine reports it once.
+                let reason = "this is the node itself: name others".to_owned();
+                told(NeighbourEvent::Failed { address, reason });
+            }
+        }
+    }
+
+    fn add_path(&self, dial: Dial, link: LinkId) {
+        let first = self.fabric().connection(PeerId(link.0));
+        let ways = self.wanted.get(dial.neighbour().0 as usize);
+        let wants_more = first.as_ref().zip(ways).is_some_and(|(first, ways)| {
+            // The other side may have dialed some.
+            first.neighbour().further.read().len() + usize::from(first.has_link()) < ways.len()
+        });
+        let Some(first) = first.filter(|_| wants_more) else {
+            let _ = self.sender.send(Report::Path(dial, PathOutcome::NotNeeded));
+            return;
+        };
+        let failed = |dial| Report::Path(dial, PathOutcome::Failed("cannot start a thread".into()));
+        self.on_a_thread(dial, failed, move |driver, address, security, dial| {
+            let outcome = match add_path(driver, &first, address, security) {
+                Ok(path) => PathOutcome::Up(path),
+                // What is said of a neighbour that is lost is said once.
+                Err(_) if first.loss().is_some() => PathOutcome::NotNeeded,
+                Err(error) => PathOutcome::Failed(error.to_string()),
+            };
+            Report::Path(dial, outcome)
+        });
+    }
+
+    /// Finds the paths that are lost.
+    fn look_at_paths(&mut self, machine: &mut Neighbours, told: &dyn Fn(NeighbourEvent<'_>)) {
+        let mut lost: Vec<(NeighbourId, usize)> =
+            self.paths.iter().filter(|(_, part)| !part.has_link()).map(|(place, _)| *place).collect();
+        lost.iter().for_each(|place| _ = self.paths.remove(place));
+        // The first link of one that has others.
+        let fabric = self.driver.fabric();
+        self.firsts.retain(|neighbour, (address, link)| {
+            let Some(peer) = fabric.connection(PeerId(link.0)).filter(|peer| peer.loss().is_none()) else {
+                return machine.link_of(*neighbour) == Some(*link);
+            };
+            if !peer.has_link() {
+                lost.push((*neighbour, *address));
+            }
+            peer.has_link()
+        });
+        for (neighbour, address) in lost {
+            self.handle(machine, Event::PathLost(neighbour, address), told);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use tombolo_core::rdma::Time;
+
+    use super::*;
+    use crate::driver::node::Node;
+
+    /// A neighbour with two addresses, and its machine.
+    fn two_addresses() -> (Neighbourhood, Neighbours) {
+        let node = Arc::new(Node::new("near", 0, 0).unwrap());
+        let ways = ["shm:/nobody/one", "shm:/nobody/two"].map(|address| address.parse().unwrap());
+        let neighbourhood = Neighbourhood::new(&node, vec![ways.to_vec()], &Security::Insecure).unwrap();
+        (neighbourhood, Neighbours::new([1; 16], &[2], Pauses::default(), 1, Time(0)))
+    }
+
+    #[test]
+    fn each_address_of_an_absent_neighbour_is_told_of_once_for_each_reason() {
+        let (mut neighbourhood, mut machine) = two_addresses();
+        let told = RefCell::new(Vec::new());
+        let tell = |event: NeighbourEvent<'_>| match event {
+            NeighbourEvent::Failed { address, reason } => {
+                told.borrow_mut().push(format!("{address}: {reason}"))
+            }
+            other => panic!("{other:?}"),
+        };
+        let (mut now, mut dials) = (Time(0), 0);
+        while dials < 8 {
+            machine.handle(now, Event::Elapsed);
+            while let Some(Action::Dial { dial, .. }) = machine.poll() {
+                dials += 1;
+                // The last two of them fail for another reason.
+                let reason = format!("{} {}", if dials > 6 { "refused" } else { "nobody" }, dial.address());
+                let event = neighbourhood.event_of(Report::Failed(dial, reason), &tell);
+                machine.handle(now, event);
+            }
+            now = machine.next_deadline().unwrap();
+        }
+        let wanted = ["one: nobody 0", "two: nobody 1", "one: refused 0", "two: refused 1"];
+        assert_eq!(told.into_inner(), wanted.map(|rest| format!("shm:/nobody/{rest}")));
+    }
+
+    #[test]
+    fn a_further_address_that_is_wrong_is_told_of_once() {
+        let (mut neighbourhood, mut machine) = two_addresses();
+        let told = RefCell::new(Vec::new());
+        let tell = |event: NeighbourEvent<'_>| {
+            if let NeighbourEvent::PathFailed { address, reason } = event {
+                told.borrow_mut().push(format!("{address}: {reason}"));
+            }
+        };
+        machine.handle(Time(0), Event::Elapsed);
+        let Some(Action::Dial { dial, .. }) = machine.poll() else { panic!("it is not dialed") };
+        let identity = Identity { proof: Proof::Key([9; 32]), life: [9; 16] };
+        machine.handle(Time(0), Event::Dialed(dial, DialOutcome::Joined(LinkId(7), identity)));
+        let (mut now, mut attempts) = (Time(0), 0);
+        while attempts < 5 {
+            while let Some(action) = machine.poll() {
+                let Action::AddPath(dial, _) = action else { continue };
+                attempts += 1;
+                assert_eq!(dial.address(), 1);
+                let outcome = PathOutcome::Failed("it is another node".into());
+                let event = neighbourhood.event_of(Report::Path(dial, outcome), &tell);
+                machine.handle(now, event);
+            }
+            now = machine.next_deadline().unwrap_or(now);
+            machine.handle(now, Event::Elapsed);
+        }
+        assert_eq!(told.into_inner(), ["shm:/nobody/two: it is another node"]);
+    }
+}

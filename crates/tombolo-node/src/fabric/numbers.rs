@@ -1,0 +1,195 @@
+//! The numbers that programs call other nodes by, and name in grants.
+//!
+//! A link's peer has a number that no other ever had. When a node whose links were all lost comes back in the
+//! same life, its new peer is called by the number of the earlier one: what was granted to it is granted
+//! still. That it is the same node its key proves, or, over shared memory, the user and process that the kernel
+//! names. Who can prove neither has a new number each time.
+//!
+//! The nodes that this one is to be joined to have the first numbers, from 1 on, in the order in which they were
+//! named, whether they are there or not, and whichever life of them is there. What was granted to such a number
+//! is granted to the life that has it, or has it next where none had it yet: a later one is granted nothing.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use parking_lot::RwLock;
+use tombolo_core::rdma::PeerId;
+use tombolo_link::{Link, PublicKey};
+
+use crate::fabric::life::Life;
+
+/// Nodes that are remembered after they have gone; beyond, the one that came first is forgotten.
+const MAX_KNOWN: usize = 4096;
+
+/// What proves which node it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Proof {
+    Key(PublicKey),
+    Process(u32),
+}
+
+type Proven = (Proof, Life);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The number of each node, and the peer that has it now or had it last.
+    nodes: HashMap<Proven, (u32, PeerId)>,
+    /// In the order in which they came.
+    order: VecDeque<Proven>,
+    /// Peers of nodes that have come back.
+    by_number: HashMap<u32, PeerId>,
+    by_peer: HashMap<PeerId, u32>,
+}
+
+/// A number that is kept for a neighbour.
+#[derive(Debug)]
+struct Kept {
+    /// The peer that is the neighbour now; [`NOBODY`]: none.
+    peer: AtomicU32,
+    /// What grants to the number are granted to: the number of the life that has it, or had it last.
+    life: AtomicU32,
+    /// Some life has had it.
+    is_used: AtomicBool,
+}
+
+/// No neighbour: the number of the node itself.
+const NOBODY: u32 = 0;
+
+/// Who is called by which number.
+#[derive(Debug, Default)]
+pub(crate) struct Numbers {
+    /// The first ones, from 1 on.
+    kept: OnceLock<Box<[Kept]>>,
+    known: RwLock<Known>,
+    /// Some peer has the number of an earlier one; asked for each transfer.
+    have_returned: AtomicBool,
+}
+
+impl Numbers {
+    /// A peer has said which life of a node it is. `is_gone` says whether another peer is gone.
+    pub(crate) fn introduced(
+        &self,
+        peer: PeerId,
+        link: &dyn Link,
+        life: Life,
+        is_gone: impl FnOnce(PeerId) -> bool,
+    ) {
+        let process = link.peer_process_id().map(Proof::Process);
+        let Some(proof) = link.peer_key().map(Proof::Key).or(process) else { return };
+        let (node, mut known) = ((proof, life), self.known.write());
+        let Some(&(number, before)) = known.nodes.get(&node) else {
+            if known.order.len() >= MAX_KNOWN
+                && let Some(first) = known.order.pop_front()
+            {
+                known.nodes.remove(&first);
+            }
+            known.order.push_back(node);
+            known.nodes.insert(node, (peer.0, peer));
+            return;
+        };
+        // A node may have several links that it has not made one of: the first is called by the number.
+        if before != peer && is_gone(before) {
+            known.nodes.insert(node, (number, peer));
+            known.by_peer.remove(&before);
+            known.by_number.insert(number, peer);
+            known.by_peer.insert(peer, number);
+            self.have_returned.store(true, Ordering::Release);
+        }
+    }
+
+    /// A peer is gone for good.
+    pub(crate) fn forget(&self, peer: PeerId) {
+        if self.have_returned.load(Ordering::Acquire) {
+            let mut known = self.known.write();
+            if let Some(number) = known.by_peer.remove(&peer) {
+                known.by_number.remove(&number);
+            }
+        }
+    }
+
+    /// The numbers from 1 to this one are kept for neighbours. False: they are already.
+    pub(crate) fn keep(&self, count: u32) -> bool {
+        let kept = (1..=count).map(|number| Kept {
+            peer: AtomicU32::new(NOBODY),
+            life: AtomicU32::new(number),
+            is_used: AtomicBool::new(false),
+        });
+        self.kept.set(kept.collect()).is_ok()
+    }
+
+    fn kept(&self, number: u32) -> Option<&Kept> {
+        self.kept.get()?.get(number.checked_sub(1)? as usize)
+    }
+
+    /// Whether that number, or that peer's, is kept for a neighbour.
+    pub(crate) fn is_kept(&self, peer: PeerId) -> bool {
+        self.kept_number(peer).is_some()
+    }
+
+    fn kept_number(&self, peer: PeerId) -> Option<u32> {
+        let place = self.kept.get()?.iter().position(|kept| kept.peer.load(Ordering::Acquire) == peer.0)?;
+        (peer.0 != NOBODY).then_some(place as u32 + 1)
+    }
+
+    /// From now on the neighbour of that number is this peer, by this link, in this life; or nobody.
+    pub(crate) fn assign(&self, number: u32, peer: Option<(PeerId, &dyn Link, Option<Life>)>) {
+        let Some(kept) = self.kept(number) else { return };
+        let Some((peer, link, life)) = peer else {
+            return kept.peer.store(NOBODY, Ordering::Release);
+        };
+        let process = link.peer_process_id().map(Proof::Process);
+        let proof = link.peer_key().map(Proof::Key).or(process);
+        let mut known = self.known.write();
+        let node = proof.zip(life);
+        let is_first = !kept.is_used.swap(true, Ordering::AcqRel);
+        let own = node.and_then(|node| known.nodes.get(&node)).map(|(own, _)| *own);
+        // The first life is what was granted to the number before it came.
+        let own = if is_first { number } else { own.unwrap_or(peer.0) };
+        if let Some(known) = node.and_then(|node| known.nodes.get_mut(&node)) {
+            *known = (own, peer);
+        }
+        if own != peer.0 {
+            known.by_number.insert(own, peer);
+            known.by_peer.insert(peer, own);
+            self.have_returned.store(true, Ordering::Release);
+        }
+        drop(known);
+        kept.life.store(own, Ordering::Release);
+        kept.peer.store(peer.0, Ordering::Release);
+    }
+
+    /// What to note where a program grants something to a number: the number of a life.
+    pub(crate) fn life_called(&self, number: u32) -> u32 {
+        self.kept(number).map_or(number, |kept| kept.life.load(Ordering::Acquire))
+    }
+
+    /// The peer that is called by a number; `None`: it is kept for a neighbour that is not there.
+    pub(crate) fn peer(&self, number: u32) -> Option<PeerId> {
+        if let Some(kept) = self.kept(number) {
+            let peer = kept.peer.load(Ordering::Acquire);
+            return (peer != NOBODY).then_some(PeerId(peer));
+        }
+        let returned = if self.have_returned.load(Ordering::Acquire) {
+            self.known.read().by_number.get(&number).copied()
+        } else {
+            None
+        };
+        Some(returned.unwrap_or(PeerId(number)))
+    }
+
+    /// The number that a peer is called by.
+    pub(crate) fn number(&self, peer: PeerId) -> u32 {
+        self.kept_number(peer).unwrap_or_else(|| self.life_number(peer))
+    }
+
+    /// The number of the life of a node that a peer is: what grants name.
+    pub(crate) fn life_number(&self, peer: PeerId) -> u32 {
+        let returned = if self.have_returned.load(Ordering::Acquire) {
+            self.known.read().by_peer.get(&peer).copied()
+        } else {
+            None
+        };
+        returned.unwrap_or(peer.0)
+    }
+}

@@ -1,0 +1,229 @@
+//! Several links to one node.
+//!
+//! The first one makes the [`Neighbour`] known: its number in the engine, its questions, its borrowed memory.
+//! The others are further paths of the engine to it:
+//!
+//! ```text
+//!  the node that joins                          the one that was joined
+//!   first link   Introduce, PathToken ────────►  a random token, kept with the neighbour
+//!   other links  BePath { token } ────────────►  from now on a path to that neighbour
+//! ```
+//!
+//! Whoever shows the token has been told it over the first link, so nobody else can
+//! add a link to a neighbour. A lost path is left by the engine; the node that joined
+//! tries to have it back ([`super::joining::Paths`]). Only with its last link a neighbour is lost.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use aws_lc_rs::constant_time;
+use tombolo_core::rdma::{MAX_PATHS, PathId};
+use tombolo_link::{Link, LossReason};
+
+use crate::fabric::connection::Connection;
+use crate::fabric::messages::Reply;
+use crate::fabric::neighbour::Neighbour;
+use crate::fabric::table::Fabric;
+
+/// What a link must show to become a path of a neighbour.
+pub(crate) type Token = [u8; 16];
+
+/// What went with a link that is lost.
+#[derive(Debug)]
+pub(crate) enum Left {
+    /// That was known.
+    Nothing,
+    /// One of several paths: others of the neighbour are left.
+    Path,
+    /// The neighbour.
+    Neighbour(Arc<Neighbour>),
+}
+
+impl Fabric {
+    /// A link that is a further one of a neighbour from the start.
+    pub(crate) fn add_further(
+        &self,
+        neighbour: &Arc<Neighbour>,
+        link: Arc<dyn Link>,
+    ) -> Option<Arc<Connection>> {
+        let newcomer = self.newcomer(link);
+        let mut further = neighbour.further.write();
+        let path = free_path(&further)?;
+        let connection = self.add_link(newcomer, |connection| {
+            connection.set_further(neighbour, path);
+        });
+        further.push(connection.clone());
+        Some(connection)
+    }
+
+    /// The engine may use it.
+    pub(crate) fn open_path(&self, connection: &Arc<Connection>) -> Result<(), String> {
+        let (id, path) = connection.place();
+        // With the lock held, so that a loss comes before or after.
+        let further = connection.neighbour().further.write();
+        let is_known = further.iter().any(|known| Arc::ptr_eq(known, connection));
+        if is_known && self.engine.lock().add_path(self.now(), id, path) {
+            return Ok(());
+        }
+        Err("the peer is gone".into())
+    }
+
+    /// A neighbour asks for the token of its further links.
+    pub(crate) fn path_token(&self, neighbour: &Neighbour) -> Reply {
+        match neighbour.token() {
+            Some(token) => Reply::PathToken(token),
+            None => Reply::Failed("no random numbers".into()),
+        }
+    }
+
+    /// A link says that it is another path of a neighbour.
+    pub(crate) fn be_path(&self, newcomer: &Arc<Connection>, token: &Token) -> Reply {
+        let is_same = |connection: &Arc<Connection>| {
+            let known = connection.own().known_token();
+            known.is_some_and(|known| constant_time::verify_slices_are_equal(known, token).is_ok())
+        };
+        let Some(first) = self.connections().into_iter().find(is_same) else {
+            return Reply::Failed("this node has not given that token to a peer: is it another one?".into());
+        };
+        let own = newcomer.own();
+        if newcomer.is_part() || own.known_token().is_some() || !own.further.read().is_empty() {
+            return Reply::Failed("this link is a peer's already".into());
+        }
+        let neighbour = first.neighbour();
+        let mut further = neighbour.further.write();
+        let Some(path) = free_path(&further).filter(|_| neighbour.loss().is_none()) else {
+            return Reply::Failed(format!("a peer has at most {MAX_PATHS} links"));
+        };
+        // It was a peer of its own until now, and has nothing.
+        self.engine.lock().peer_lost(self.now(), newcomer.id);
+        if !newcomer.set_further(neighbour, path) {
+            return Reply::Failed("this link is a peer's already".into());
+        }
+        further.push(newcomer.clone());
+        self.engine.lock().add_path(self.now(), neighbour.id, path);
+        Reply::Done
+    }
+
+    /// A link is suspect, or no longer: meanwhile the engine does without it. What is under way there goes by
+    /// others, or waits, and no timer of it runs; the session lives on, so nothing is done twice. False:
+    /// nothing has changed.
+    pub(crate) fn pause_or_resume(&self, connection: &Arc<Connection>) -> bool {
+        let ((id, path), neighbour) = (connection.place(), connection.neighbour());
+        {
+            // With the lock held, so that a loss comes before or after.
+            let further = neighbour.further.write();
+            let is_open = match connection.is_part() {
+                true => further.iter().any(|known| Arc::ptr_eq(known, connection)),
+                false => connection.has_link(),
+            };
+            let is_suspect = connection.link.is_suspect();
+            if !is_open || connection.is_paused.swap(is_suspect, Ordering::AcqRel) == is_suspect {
+                return false;
+            }
+            let mut engine = self.engine.lock();
+            if is_suspect {
+                engine.path_lost(id, path);
+            } else {
+                engine.add_path(self.now(), id, path);
+            }
+        }
+        if let Some(reports) = self.reports.get() {
+            reports.suspected(id, neighbour.is_suspect());
+        }
+        if connection.link.is_suspect() && neighbour.has_several() {
+            self.third_party.ask_again(neighbour);
+        }
+        true
+    }
+
+    /// A link is lost.
+    pub(crate) fn leave(&self, connection: &Arc<Connection>, reason: LossReason) -> Left {
+        if !connection.has_link() {
+            return Left::Nothing;
+        }
+        let neighbour = connection.neighbour().clone();
+        let (id, path) = connection.place();
+        let is_last = {
+            let mut further = neighbour.further.write();
+            let (is_known, is_last) = if connection.is_part() {
+                let before = further.len();
+                further.retain(|known| !Arc::ptr_eq(known, connection));
+                let _ = connection.lost.set(reason);
+                let is_first_lost = neighbour.first().is_none_or(|first| first.link_loss().is_some());
+                (further.len() < before, further.is_empty() && is_first_lost)
+            } else if further.is_empty() {
+                (true, true)
+            } else {
+                (connection.lost.set(reason).is_ok(), false)
+            };
+            if !is_known {
+                return Left::Nothing;
+            }
+            if !is_last {
+                // With the lock held: without it, its number may be that of a path that has just come.
+                self.engine.lock().path_lost(id, path);
+            }
+            is_last
+        };
+        if !is_last {
+            self.third_party.ask_again(&neighbour);
+            return Left::Path;
+        }
+        if neighbour.set_lost(reason) { Left::Neighbour(neighbour) } else { Left::Nothing }
+    }
+}
+
+/// A number that no other link of the neighbour has; 0 is its first one's.
+fn free_path(further: &[Arc<Connection>]) -> Option<PathId> {
+    let mut free = (1..MAX_PATHS as u8).map(PathId);
+    free.find(|path| further.iter().all(|known| known.place().1 != *path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::node::Node;
+    use tombolo_link::testing::memory_pair;
+
+    fn link() -> Arc<dyn Link> {
+        memory_pair().unwrap().0
+    }
+
+    /// A path that comes while another is left never has the number that the engine is about to leave.
+    #[test]
+    fn a_lost_path_does_not_take_its_successor_along() {
+        let node = Node::new("node", 0, 0).unwrap();
+        let fabric = &node.fabric;
+        let first_link = fabric.add_peer(link());
+        let neighbour = first_link.neighbour();
+        let join = || {
+            let further = fabric.add_further(neighbour, link()).unwrap();
+            fabric.open_path(&further).unwrap();
+            further
+        };
+        let is_up = |connection: &Arc<Connection>| {
+            let (id, path) = connection.place();
+            fabric.engine.lock().path_status(id, path).unwrap().is_up
+        };
+        let first = join();
+        std::thread::scope(|scope| {
+            // The engine is busy while the link is found lost.
+            let engine = fabric.engine.lock();
+            scope.spawn(|| fabric.leave(&first, LossReason::ClosedByPeer));
+            while first.lost.get().is_none() {
+                std::thread::yield_now();
+            }
+            for _ in 0..1000 {
+                assert!(neighbour.further.try_read().is_none(), "its number can be given again already");
+                std::thread::yield_now();
+            }
+            drop(engine);
+        });
+        assert!(!is_up(&first));
+        let second = join();
+        assert_eq!(first.place(), second.place());
+        // Another thread finds the first one lost, too, and late.
+        assert!(matches!(fabric.leave(&first, LossReason::ClosedByPeer), Left::Nothing));
+        assert!(is_up(&second));
+    }
+}

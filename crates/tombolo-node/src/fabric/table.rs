@@ -1,0 +1,393 @@
+//! The links of a node, by numbers that are never used twice, and the engine that knows them as its peers.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use tombolo_channel::Failure;
+use tombolo_core::rdma::{Engine, PeerId, PostError, Time, Transfer};
+use tombolo_link::identity::{AllowList, Permissions};
+use tombolo_link::udp::DEFAULT_OUTAGE;
+use tombolo_link::{Link, LossReason};
+
+use crate::fabric::answered::Answered;
+use crate::fabric::connection::Connection;
+use crate::fabric::label::{self, PeerLabel};
+use crate::fabric::life::{Life, NodeIdentity};
+use crate::fabric::messages::{Reply, Request};
+use crate::fabric::neighbour::Neighbour;
+use crate::fabric::neighbourhood::LinkReports;
+use crate::fabric::numbers::Numbers;
+use crate::fabric::third_party::ThirdPartyTransfers;
+
+/// This node as its own peer: transfers between its programs.
+pub(crate) const ITSELF: PeerId = PeerId(0);
+
+/// A place for a link.
+#[derive(Debug, Default)]
+struct Place {
+    connection: Option<Arc<Connection>>,
+    /// How many links have had it. The number of each is another, so that nothing that was granted to one, or is
+    /// still under way to it, is taken for the next one's.
+    given: u32,
+}
+
+impl Place {
+    /// The node's own, or one that is kept for a neighbour: its number is given already.
+    fn kept() -> Self {
+        Self { connection: None, given: PeerId::PEERS_OF_A_PLACE }
+    }
+
+    fn can_be_given(&self) -> bool {
+        self.connection.is_none() && self.given < PeerId::PEERS_OF_A_PLACE
+    }
+}
+
+/// The links of a node, and what it knows of the nodes at their other ends.
+pub struct Fabric {
+    name: String,
+    life: Life,
+    started: Instant,
+    /// How long nothing may be heard by a link before it is lost.
+    outage: Mutex<Duration>,
+    pub(crate) engine: Mutex<Engine>,
+    places: RwLock<Vec<Place>>,
+    /// Grows with each link that comes.
+    pub(crate) arrivals: AtomicU32,
+    /// What programs call other nodes.
+    pub(crate) numbers: Numbers,
+    pub(crate) answered: Answered,
+    pub(crate) third_party: ThirdPartyTransfers,
+    /// Where what happens to links is reported, if this node has a neighbourhood.
+    pub(super) reports: OnceLock<LinkReports>,
+    /// What peers may ask for, by their keys.
+    pub(super) list: OnceLock<AllowList>,
+    /// The node lends to nobody new.
+    pub(super) is_ending: AtomicBool,
+}
+
+impl std::fmt::Debug for Fabric {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Fabric").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A link that is not in the table yet. What takes time, or sends something, is done when this is made, under no
+/// lock of the table.
+pub(super) struct Newcomer {
+    link: Arc<dyn Link>,
+    permissions: Permissions,
+}
+
+impl Fabric {
+    pub(crate) fn new(name: &str, life: Life, mut engine: Engine, home_block_bytes: u32) -> Self {
+        engine.add_peer_here(Time(0), ITSELF, home_block_bytes);
+        Self {
+            name: label::name(name),
+            life,
+            started: Instant::now(),
+            outage: Mutex::new(DEFAULT_OUTAGE),
+            engine: Mutex::new(engine),
+            // The first place is this node's own.
+            places: RwLock::new(vec![Place::kept()]),
+            arrivals: AtomicU32::new(0),
+            numbers: Numbers::default(),
+            answered: Answered::default(),
+            third_party: ThirdPartyTransfers::default(),
+            reports: OnceLock::new(),
+            list: OnceLock::new(),
+            is_ending: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn life(&self) -> Life {
+        self.life
+    }
+
+    /// For how long this node has been there.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Now, on the engine's clock.
+    pub(crate) fn now(&self) -> Time {
+        Time(self.started.elapsed().as_nanos() as u64)
+    }
+
+    pub(crate) fn set_outage(&self, outage: Duration) {
+        *self.outage.lock() = outage;
+    }
+
+    /// Keeps the first numbers for neighbours. False: there are links already, or too many neighbours.
+    pub(super) fn keep_numbers(&self, count: usize) -> bool {
+        let mut places = self.places.write();
+        let has_room = (count as u64) < u64::from(PeerId::PLACES) / 2;
+        if places.len() > 1 || !has_room || !self.numbers.keep(count as u32) {
+            return false;
+        }
+        places.extend((0..count).map(|_| Place::kept()));
+        true
+    }
+
+    /// A link to a new peer is up.
+    pub(crate) fn add_peer(&self, link: Arc<dyn Link>) -> Arc<Connection> {
+        let newcomer = self.newcomer(link);
+        self.add_link(newcomer, |connection| self.engine.lock().add_peer(self.now(), connection.id))
+    }
+
+    pub(super) fn newcomer(&self, link: Arc<dyn Link>) -> Newcomer {
+        let permissions = self.permissions_of(&*link);
+        let outage = *self.outage.lock();
+        link.set_outage(outage);
+        Newcomer { link, permissions }
+    }
+
+    /// A link is up; `prepare` says what it is, before anybody else sees it.
+    pub(super) fn add_link(
+        &self,
+        newcomer: Newcomer,
+        prepare: impl FnOnce(&Arc<Connection>),
+    ) -> Arc<Connection> {
+        let Newcomer { link, permissions } = newcomer;
+        let mut places = self.places.write();
+        let free = places.iter().position(Place::can_be_given);
+        let index = free.unwrap_or_else(|| {
+            places.push(Place::default());
+            places.len() - 1
+        });
+        let id = PeerId::at(index as u32, places[index].given);
+        let connection = Connection::new(id, link, permissions);
+        if index as u64 >= u64::from(PeerId::PLACES) {
+            places.pop();
+            drop(places);
+            // The engine does not know it, and whoever has it sees that it is lost.
+            connection.own().set_lost(LossReason::TooManyLinks);
+            connection.link.close(LossReason::TooManyLinks);
+            return connection;
+        }
+        prepare(&connection);
+        places[index].connection = Some(connection.clone());
+        places[index].given += 1;
+        self.arrivals.fetch_add(1, Ordering::Release);
+        connection
+    }
+
+    /// All links.
+    pub(crate) fn connections(&self) -> Vec<Arc<Connection>> {
+        self.places.read().iter().filter_map(|place| place.connection.clone()).collect()
+    }
+
+    /// The link of that number.
+    pub(crate) fn connection(&self, id: PeerId) -> Option<Arc<Connection>> {
+        let places = self.places.read();
+        places.get(id.index())?.connection.as_ref().filter(|connection| connection.id == id).cloned()
+    }
+
+    /// Forgets a lost link: its place may be given to another. False: that was done before.
+    pub(crate) fn forget(&self, connection: &Connection) -> bool {
+        let mut places = self.places.write();
+        let place = places.get_mut(connection.id.index());
+        // Whoever forgets second must not hit the next link of that place.
+        let is_its =
+            |place: &&mut Place| place.connection.as_ref().is_some_and(|known| known.id == connection.id);
+        let Some(place) = place.filter(is_its) else { return false };
+        place.connection = None;
+        // Who asks for numbers looks at places.
+        drop(places);
+        self.numbers.forget(connection.id);
+        true
+    }
+
+    /// All links of a neighbour are lost: its transfers fail, and what it asked for is forgotten.
+    pub(crate) fn peer_lost(&self, neighbour: &Neighbour) {
+        self.engine.lock().peer_lost(self.now(), neighbour.id);
+        if let Some(reports) = self.reports.get() {
+            reports.lost(neighbour.id);
+        }
+        self.answered.forget(neighbour.id);
+    }
+
+    /// A peer has introduced itself.
+    pub(crate) fn introduced(&self, connection: &Connection, name: &str, life: Life) -> Result<(), String> {
+        let is_new = connection.identity().is_none();
+        connection.neighbour().introduce(name, life)?;
+        if is_new {
+            let PeerLabel { name, key, process_id, address } = connection.label();
+            let (peer_name, key, address) = (name.as_deref(), key.as_deref(), address.as_deref());
+            tracing::info!(peer = peer_name, key, process = process_id, address, "a neighbour is there");
+        }
+        self.numbers.introduced(connection.id, &*connection.link, life, |before| {
+            self.connection(before).is_none_or(|before| before.loss().is_some())
+        });
+        Ok(())
+    }
+
+    /// How this node introduces itself.
+    pub(crate) fn introduction(&self) -> Request {
+        Request::Introduce { name: self.name.clone(), life: self.life }
+    }
+
+    /// The answer to an introduction.
+    pub(crate) fn welcome(&self) -> Reply {
+        Reply::Introduced { name: self.name.clone(), life: self.life }
+    }
+
+    /// A peer introduces itself; the answer.
+    pub(crate) fn introduce(&self, connection: &Connection, name: &str, life: Life) -> Reply {
+        self.introduced(connection, name, life).map_or_else(Reply::Failed, |()| self.welcome())
+    }
+
+    pub(crate) fn post(&self, peer: PeerId, transfer: Transfer) -> Result<(), PostError> {
+        self.post_at(self.now(), peer, transfer)
+    }
+
+    pub(crate) fn post_at(&self, now: Time, peer: PeerId, transfer: Transfer) -> Result<(), PostError> {
+        self.engine.lock().post(now, peer, transfer).map(|_| ())
+    }
+
+    /// The one neighbour that is this node. It may have several links that it has not made one of; that
+    /// they are of one node, its key says, or the kernel, which knows the process at the other end. Any
+    /// other that says that it is the node too makes it unknown which is meant.
+    pub(crate) fn peer_with(&self, identity: &NodeIdentity) -> Result<PeerId, Failure> {
+        let mut candidates = self.connections().into_iter().filter(|connection| {
+            !connection.is_part()
+                && connection.loss().is_none()
+                && connection.identity().is_some_and(|known| known.may_be(identity))
+        });
+        let proof = |known: &Connection| (known.link.peer_key(), known.link.peer_process_id());
+        let first = candidates.next().ok_or(Failure::NoSuchNode)?;
+        let known = proof(&first);
+        if candidates.any(|other| known == (None, None) || proof(&other) != known) {
+            return Err(Failure::AmbiguousNode);
+        }
+        Ok(first.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+
+    use tombolo_core::rdma::Config;
+    use tombolo_host::shared::SharedSpan;
+    use tombolo_link::identity::KeyPair;
+    use tombolo_link::testing::memory_pair;
+    use tombolo_link::{
+        ControlMessage, LinkCounters, LinkError, LinkState, Packet, PublicKey, Security, SendError,
+    };
+
+    use super::*;
+
+    /// A link that notes whether it is free to take its time where it sends something, or its key is looked up.
+    struct Watching {
+        inner: Arc<dyn Link>,
+        key: PublicKey,
+        is_free: Box<dyn Fn() -> bool + Send + Sync>,
+        noted: Mutex<Vec<bool>>,
+    }
+
+    impl std::fmt::Debug for Watching {
+        fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            formatter.debug_struct("Watching").finish_non_exhaustive()
+        }
+    }
+
+    impl Link for Watching {
+        fn max_packet_bytes(&self) -> usize {
+            self.inner.max_packet_bytes()
+        }
+
+        fn send(&self, header: &[u8], payload: SharedSpan<'_>) -> Result<(), SendError> {
+            self.inner.send(header, payload)
+        }
+
+        fn flush(&self) -> Result<(), LinkError> {
+            self.inner.flush()
+        }
+
+        fn receive(&self, budget: usize, sink: &mut dyn FnMut(Packet<'_>)) -> Result<usize, LinkError> {
+            self.inner.receive(budget, sink)
+        }
+
+        fn arm(&self) -> Result<bool, LinkError> {
+            self.inner.arm()
+        }
+
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.inner.descriptor()
+        }
+
+        fn send_control(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
+            self.inner.send_control(message, descriptors)
+        }
+
+        fn receive_control(&self) -> Result<Option<ControlMessage>, LinkError> {
+            self.inner.receive_control()
+        }
+
+        fn tick(&self, now: Instant) -> Option<Instant> {
+            self.inner.tick(now)
+        }
+
+        fn state(&self) -> LinkState {
+            self.inner.state()
+        }
+
+        fn set_outage(&self, _outage: Duration) {
+            self.noted.lock().push((self.is_free)());
+        }
+
+        fn supports_windows(&self) -> bool {
+            self.inner.supports_windows()
+        }
+
+        fn protects_integrity(&self) -> bool {
+            self.inner.protects_integrity()
+        }
+
+        fn peer_key(&self) -> Option<PublicKey> {
+            self.noted.lock().push((self.is_free)());
+            Some(self.key)
+        }
+
+        fn close(&self, reason: LossReason) {
+            self.inner.close(reason);
+        }
+
+        fn counters(&self) -> LinkCounters {
+            self.inner.counters()
+        }
+    }
+
+    #[test]
+    fn nothing_is_sent_and_no_list_is_read_under_a_lock_when_a_link_comes() {
+        let engine = Engine::new(Config::default());
+        let fabric = Arc::new(Fabric::new("fabric", Life([1; 16]), engine, 64 * 1024));
+        let keys = KeyPair::generate().unwrap();
+        let key = keys.public();
+        fabric.permit_by_list(&Security::secure(keys, AllowList::Keys(vec![key])));
+        let (near, _far) = memory_pair().unwrap();
+        let first = fabric.add_peer(near);
+        let neighbour = first.neighbour().clone();
+        let watching = || {
+            let (weak, neighbour) = (Arc::downgrade(&fabric), neighbour.clone());
+            let is_free = move || {
+                let is_table_free = weak.upgrade().is_some_and(|fabric| fabric.places.try_write().is_some());
+                is_table_free && neighbour.further.try_write().is_some()
+            };
+            let inner = memory_pair().unwrap().0;
+            Arc::new(Watching { inner, key, is_free: Box::new(is_free), noted: Mutex::default() })
+        };
+        let (other, further) = (watching(), watching());
+        fabric.add_peer(other.clone());
+        assert!(fabric.add_further(&neighbour, further.clone()).is_some());
+        for link in [other, further] {
+            assert_eq!(*link.noted.lock(), [true, true], "its key is looked up, and its outage said");
+        }
+    }
+}

@@ -1,0 +1,726 @@
+//! The borrowing side: far memory made of segments from several lenders.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tombolo_core::rdma::{Direction, PeerId, Transfer, TransferError};
+use tombolo_core::segment::{DEFAULT_STRIPE_BYTES, PathId, Segment, SegmentId, SegmentTable};
+use tombolo_host::event;
+use tombolo_host::shared::SharedMemory;
+use tombolo_host::timing::node as timing;
+use tombolo_link::{Address, Link, LossReason, OpenError, Security};
+use tombolo_wire::Domain;
+
+use crate::driver::address_space::BUFFERS;
+use crate::driver::node::Node;
+use crate::driver::path_maintainer::{PathLossSink, PathMaintainer};
+use crate::fabric::connection::Connection;
+use crate::fabric::link_driver::{AskError, JoinError};
+use crate::fabric::messages::{NodeStatus, Reply, Request};
+use crate::fabric::neighbourhood;
+use crate::far::front::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
+use crate::far::reads::{Reads, Waiter};
+use crate::lending::ledger::LendError;
+
+const PAGE_BYTES: u64 = 4096;
+/// Segments are whole stripes.
+const STRIPE_BYTES: u64 = DEFAULT_STRIPE_BYTES;
+/// Pages that can be read at once without a window.
+const READ_PAGES: u32 = 512;
+/// Pages that can be written at once without a window.
+const STAGING_PAGES: u32 = 256;
+/// One round of progress in so many looks at the timers.
+const EXPIRE_ROUNDS: u32 = 16;
+/// How much of a window is mapped at once.
+const WARM_BYTES: usize = 1 << 20;
+/// Marks a completed write among the user numbers of transfers.
+const WRITE: u64 = 1 << 63;
+
+/// Why memory could not be borrowed.
+#[derive(Debug, thiserror::Error)]
+pub enum BorrowError {
+    /// No node there.
+    #[error("{0}")]
+    Open(#[from] OpenError),
+    /// It cannot be reached by another of its addresses.
+    #[error("{0}")]
+    Join(#[from] JoinError),
+    /// It does not answer.
+    #[error("lender {lender}: {source}")]
+    Ask {
+        /// Who.
+        lender: Address,
+        /// Why.
+        source: AskError,
+    },
+    /// It has not so much.
+    #[error(
+        "lender {lender} has {free_bytes} bytes left to lend, and {asked_bytes} are asked of it: ask for less with --remote, or add lenders"
+    )]
+    TooMuch {
+        /// Who.
+        lender: Address,
+        /// What was asked.
+        asked_bytes: u64,
+        /// What it has.
+        free_bytes: u64,
+    },
+    /// It has nothing.
+    #[error("the lenders have no memory left to lend: start one with `tombolo node --lend SIZE`")]
+    Nothing,
+    /// It refused.
+    #[error("lender {lender}: {reason}")]
+    Refused {
+        /// Who.
+        lender: Address,
+        /// What it said.
+        reason: String,
+    },
+    /// What it gave is not what was agreed.
+    #[error("lender {lender} sent a wrong segment: {reason}")]
+    WrongSegment {
+        /// Who.
+        lender: Address,
+        /// What is wrong.
+        reason: String,
+    },
+    /// This node could not be set up.
+    #[error("cannot set up the borrowing node: {0}")]
+    SetUp(#[from] LendError),
+}
+
+#[derive(Debug)]
+struct Lender {
+    address: Address,
+    peer: Arc<Connection>,
+    segment: u16,
+    /// Its memory, where the link has windows.
+    window: Option<SharedMemory>,
+    /// Pieces of the window that are mapped, of [`WARM_BYTES`] each.
+    warm: Vec<AtomicBool>,
+    lost: AtomicBool,
+}
+
+/// Where a far page is.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    lender: u32,
+    offset_bytes: u64,
+    /// Bytes from there to the end of the piece.
+    length_bytes: u64,
+}
+
+/// Memory borrowed from one or more nodes, as one range of pages.
+pub struct Borrowed {
+    node: Arc<Node>,
+    lenders: Vec<Lender>,
+    table: SegmentTable,
+    reads: Reads,
+    /// Rounds of progress, for what need not be done in each.
+    rounds: AtomicU32,
+    writes_open: AtomicU64,
+    writes_failed: AtomicBool,
+    writer: Mutex<()>,
+    sink: OnceLock<FarSink>,
+    stop: AtomicBool,
+    /// Becomes readable then.
+    ended: OwnedFd,
+    service: Mutex<Option<JoinHandle<()>>>,
+    /// Lenders' further links.
+    path_maintainer: Mutex<PathMaintainer>,
+    /// How lenders are asked whether they were started again, where they may be.
+    security: OnceLock<Security>,
+    /// One of them is being asked.
+    is_asking: Arc<AtomicBool>,
+}
+
+impl std::fmt::Debug for Borrowed {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Borrowed").field("lenders", &self.lenders).finish_non_exhaustive()
+    }
+}
+
+/// The most borrowers and counters that a node can tell of: some megabytes.
+const MAX_STATUS_ENTRIES: usize = 100_000;
+
+/// What to borrow, and where.
+#[derive(Debug, Clone, Copy)]
+pub struct Borrowing<'a> {
+    /// Introduces this node.
+    pub name: &'a str,
+    /// The nodes to borrow from: of each one address or several, all of which are used at once.
+    pub lenders: &'a [Vec<Address>],
+    /// How links to those at UDP addresses are protected.
+    pub security: &'a Security,
+    /// How much altogether; `None`: up to `wish_bytes`, as much as they have.
+    pub bytes: Option<u64>,
+    /// Counts where `bytes` does not.
+    pub wish_bytes: u64,
+    /// How long a lender over UDP may be silent before it is lost; meanwhile what is asked of it waits.
+    pub outage: Duration,
+}
+
+/// Asks a node how it is.
+pub fn status_of(address: &Address, security: &Security) -> Result<NodeStatus, BorrowError> {
+    let node = Node::new("status", 0, 0)?;
+    let peer = node.add_peer(tombolo_link::connect(address, security, timing::BORROW_TIMEOUT)?);
+    let (mut status, mut next) = ask_status(&node, &peer, address, 0)?;
+    let mut from = 0;
+    while let Some(place) = next {
+        // A node that is right comes to an end.
+        if place <= from || status.borrowers.len() + status.counters.len() > MAX_STATUS_ENTRIES {
+            let reason = "its status has no end".into();
+            return Err(BorrowError::Refused { lender: address.clone(), reason });
+        }
+        from = place;
+        let (part, more) = ask_status(&node, &peer, address, place)?;
+        status.borrowers.extend(part.borrowers);
+        status.counters.extend(part.counters);
+        next = more;
+    }
+    Ok(status)
+}
+
+/// How a node is, from some entry on; and where the next part begins, if there is more.
+fn ask_status(
+    node: &Node,
+    peer: &Arc<Connection>,
+    address: &Address,
+    from: u64,
+) -> Result<(NodeStatus, Option<u64>), BorrowError> {
+    match ask(node, peer, address, Request::Status { from }, timing::BORROW_TIMEOUT)?.0 {
+        Reply::Status { status, next } => Ok((*status, next)),
+        other => Err(refused(address, other)),
+    }
+}
+
+fn refused(lender: &Address, reply: Reply) -> BorrowError {
+    let reason = match reply {
+        Reply::Failed(reason) => reason,
+        other => format!("an answer that does not fit: {other:?}"),
+    };
+    BorrowError::Refused { lender: lender.clone(), reason }
+}
+
+fn ask(
+    node: &Node,
+    peer: &Arc<Connection>,
+    lender: &Address,
+    request: Request,
+    timeout: Duration,
+) -> Result<(Reply, Vec<tombolo_host::passed::PassedDescriptor>), BorrowError> {
+    node.ask(peer, request, timeout).map_err(|source| BorrowError::Ask { lender: lender.clone(), source })
+}
+
+fn no_thread(error: std::io::Error) -> LendError {
+    LendError::System(format!("cannot start a thread: {error}"))
+}
+
+/// How `total` is divided among lenders that have `free` each: evenly, as far as they have it.
+fn shares(free: &[u64], total: u64) -> Option<Vec<u64>> {
+    let mut given = vec![0u64; free.len()];
+    let mut left = total.div_ceil(STRIPE_BYTES);
+    while left > 0 {
+        let open: Vec<usize> =
+            (0..free.len()).filter(|&index| free[index] / STRIPE_BYTES > given[index]).collect();
+        let each = (left / open.len().max(1) as u64).max(1);
+        if open.is_empty() {
+            return None;
+        }
+        for index in open {
+            let more = each.min(free[index] / STRIPE_BYTES - given[index]).min(left);
+            given[index] += more;
+            left -= more;
+        }
+    }
+    Some(given.into_iter().map(|stripes| stripes * STRIPE_BYTES).collect())
+}
+
+impl Borrowed {
+    /// Borrows memory from other nodes.
+    pub fn new(borrowing: &Borrowing<'_>) -> Result<Arc<Self>, BorrowError> {
+        let Borrowing { name, lenders, security, bytes, wish_bytes, outage } = *borrowing;
+        let firsts: Vec<Address> = lenders.iter().filter_map(|ways| ways.first().cloned()).collect();
+        let links = firsts
+            .iter()
+            .map(|address| Ok(tombolo_link::connect(address, security, timing::BORROW_TIMEOUT)?))
+            .collect::<Result<Vec<_>, BorrowError>>()?;
+        let node = Node::new(name, 0, (READ_PAGES + STAGING_PAGES) as usize * PAGE_BYTES as usize)?;
+        node.set_outage(outage);
+        let node = Arc::new(node);
+        let peers: Vec<_> = links.into_iter().map(|link| node.add_peer(link)).collect();
+        let mut paths = Vec::new();
+        for (peer, ways) in peers.iter().zip(lenders.iter().filter(|ways| !ways.is_empty())) {
+            if ways.len() > 1 {
+                paths.push(node.join_again(peer, ways, security, timing::BORROW_TIMEOUT)?);
+            }
+        }
+        let borrowed = Self::from_peers(node, &firsts, peers, bytes, wish_bytes)?;
+        let _ = borrowed.security.set(security.clone());
+        let weak = Arc::downgrade(&borrowed);
+        let told: PathLossSink = Arc::new(move |address, reason| {
+            if let Some(borrowed) = weak.upgrade()
+                && let Some(sink) = borrowed.sink.get()
+            {
+                sink(FarEvent::PathLost { address: address.to_string(), reason: reason.to_string() });
+            }
+        });
+        let path_maintainer = PathMaintainer::start(&borrowed.node, paths, security, &told);
+        *borrowed.path_maintainer.lock() = path_maintainer.map_err(no_thread)?;
+        Ok(borrowed)
+    }
+
+    /// The same over links that are up, for a node that may lend as well.
+    pub fn over(
+        node: Arc<Node>,
+        addresses: &[Address],
+        links: Vec<Arc<dyn Link>>,
+        bytes: Option<u64>,
+        wish_bytes: u64,
+    ) -> Result<Arc<Self>, BorrowError> {
+        let peers = links.into_iter().map(|link| node.add_peer(link)).collect();
+        Self::from_peers(node, addresses, peers, bytes, wish_bytes)
+    }
+
+    /// The same from peers that the node has joined already, one for each address. Somebody serves
+    /// the node, if a peer has several paths.
+    pub fn from_peers(
+        node: Arc<Node>,
+        addresses: &[Address],
+        peers: Vec<Arc<Connection>>,
+        bytes: Option<u64>,
+        wish_bytes: u64,
+    ) -> Result<Arc<Self>, BorrowError> {
+        let mut free = Vec::new();
+        for (peer, address) in peers.iter().zip(addresses) {
+            match ask(&node, peer, address, node.fabric.introduction(), timing::BORROW_TIMEOUT)?.0 {
+                Reply::Introduced { name, life } => node
+                    .fabric
+                    .introduced(peer, &name, life)
+                    .map_err(|reason| BorrowError::Refused { lender: address.clone(), reason })?,
+                other => return Err(refused(address, other)),
+            }
+            let (status, _) = ask_status(&node, peer, address, 0)?;
+            free.push(status.lend_bytes.saturating_sub(status.lent_bytes) / STRIPE_BYTES * STRIPE_BYTES);
+        }
+        let total_free: u64 = free.iter().sum();
+        let wanted = bytes.unwrap_or_else(|| wish_bytes.min(total_free));
+        if wanted == 0 || total_free == 0 {
+            return Err(BorrowError::Nothing);
+        }
+        let Some(shares) = shares(&free, wanted) else {
+            // Name the lender that is shortest of its even share.
+            let each = wanted / addresses.len() as u64;
+            let index = (0..free.len()).min_by_key(|&index| free[index]).unwrap_or(0);
+            return Err(BorrowError::TooMuch {
+                lender: addresses[index].clone(),
+                asked_bytes: each,
+                free_bytes: free[index],
+            });
+        };
+        let mut lenders = Vec::new();
+        for ((peer, address), share) in peers.into_iter().zip(addresses).zip(shares) {
+            if share > 0 {
+                lenders.push(borrow_segment(&node, peer, address, share)?);
+            }
+        }
+        let segments: Vec<Segment> = lenders
+            .iter()
+            .enumerate()
+            .map(|(index, (lender, bytes))| Segment {
+                path: PathId(index as u32),
+                segment: SegmentId(u64::from(lender.segment)),
+                length_bytes: *bytes,
+            })
+            .collect();
+        let table = SegmentTable::new(&segments, STRIPE_BYTES).map_err(|error| {
+            BorrowError::WrongSegment { lender: addresses[0].clone(), reason: error.to_string() }
+        })?;
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let ended = rustix::event::eventfd(0, flags).map_err(|errno| no_thread(errno.into()))?;
+        let borrowed = Arc::new(Self {
+            node,
+            lenders: lenders.into_iter().map(|(lender, _)| lender).collect(),
+            table,
+            reads: Reads::new(READ_PAGES),
+            rounds: AtomicU32::new(0),
+            writes_open: AtomicU64::new(0),
+            writes_failed: AtomicBool::new(false),
+            writer: Mutex::new(()),
+            sink: OnceLock::new(),
+            stop: AtomicBool::new(false),
+            ended,
+            service: Mutex::new(None),
+            path_maintainer: Mutex::default(),
+            security: OnceLock::new(),
+            is_asking: Arc::default(),
+        });
+        let weak = Arc::downgrade(&borrowed);
+        borrowed.node.on_completion(Box::new(move |user, result| {
+            if let Some(borrowed) = weak.upgrade() {
+                borrowed.completed(user, result);
+            }
+        }));
+        let weak = Arc::downgrade(&borrowed);
+        borrowed.node.on_loss(Box::new(move |peer, reason| {
+            if let Some(borrowed) = weak.upgrade() {
+                borrowed.lender_lost(peer, reason);
+            }
+        }));
+        let weak = Arc::downgrade(&borrowed);
+        let service = std::thread::Builder::new()
+            .name("far".into())
+            .spawn(move || while weak.upgrade().is_some_and(|borrowed| borrowed.look_after()) {});
+        *borrowed.service.lock() = Some(service.map_err(no_thread)?);
+        Ok(borrowed)
+    }
+
+    /// Gives everything back, politely.
+    pub fn release(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = rustix::io::write(&self.ended, &1u64.to_ne_bytes());
+        if let Some(service) = self.service.lock().take()
+            && service.thread().id() != std::thread::current().id()
+        {
+            let _ = service.join();
+        }
+        for lender in &self.lenders {
+            if !lender.lost.load(Ordering::Relaxed) {
+                let request = Request::Release { segment: lender.segment };
+                let _ = self.node.ask(&lender.peer, request, timing::RELEASE_TIMEOUT);
+            }
+        }
+        *self.path_maintainer.lock() = PathMaintainer::default();
+    }
+
+    /// The borrowing node.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// A lender is gone.
+    fn lender_lost(&self, peer: PeerId, reason: LossReason) {
+        for lender in self.lenders.iter().filter(|lender| lender.peer.id == peer) {
+            if !lender.lost.swap(true, Ordering::SeqCst)
+                && let Some(sink) = self.sink.get()
+            {
+                sink(FarEvent::LenderLost { lender: lender.address.to_string(), reason: reason.to_string() });
+            }
+        }
+    }
+
+    /// A lender that was started again answers at its address while its old link is silent: what it lent is
+    /// gone, and nothing is waited for.
+    fn ask_silent_lenders(&self) {
+        let Some(security) = self.security.get() else { return };
+        let is_silent = |lender: &&Lender| !lender.is_lost() && lender.peer.is_waiting();
+        let silent: Vec<_> = self.lenders.iter().filter(is_silent).collect();
+        if silent.is_empty() || self.is_asking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let asked: Vec<_> =
+            silent.into_iter().map(|lender| (lender.peer.clone(), lender.address.clone())).collect();
+        let (node, security, is_asking) = (self.node.clone(), security.clone(), self.is_asking.clone());
+        let started = std::thread::Builder::new().name("probe".into()).spawn(move || {
+            for (peer, address) in asked {
+                neighbourhood::close_if_restarted(&*node, &peer, &address, &security);
+            }
+            std::thread::sleep(timing::PROBE_PAUSE);
+            is_asking.store(false, Ordering::Release);
+        });
+        if started.is_err() {
+            self.is_asking.store(false, Ordering::Release);
+        }
+    }
+
+    /// One round of keeping the links alive and noticing those that are not.
+    fn look_after(&self) -> bool {
+        if self.stop.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.node.tick();
+        self.ask_silent_lenders();
+        // Nobody polls the links with windows for packets: there are none.
+        let windowed: Vec<&Lender> =
+            self.lenders.iter().filter(|lender| lender.window.is_some() && !lender.is_lost()).collect();
+        for lender in &windowed {
+            if self.node.arm(&lender.peer).unwrap_or(true) {
+                self.node.drive(&lender.peer);
+            }
+        }
+        let links = windowed.iter().map(|lender| lender.peer.link.descriptor());
+        let descriptors: Vec<_> = links.chain([self.ended.as_fd()]).collect();
+        let _ = event::wait_readable(&descriptors, Some(timing::WINDOWS_MAX_SLEEP));
+        true
+    }
+
+    fn place(&self, page: u32) -> Option<Place> {
+        let address = u64::from(page) * PAGE_BYTES;
+        let piece = self.table.resolve(address, PAGE_BYTES).ok()?.next()?;
+        // The table's stripes say how far the piece reaches.
+        let rest = STRIPE_BYTES - piece.offset_bytes % STRIPE_BYTES;
+        let end = self.table.length_bytes() - address;
+        Some(Place { lender: piece.path.0, offset_bytes: piece.offset_bytes, length_bytes: rest.min(end) })
+    }
+
+    fn lender(&self, page: u32) -> Option<(&Lender, Place)> {
+        let place = self.place(page)?;
+        Some((self.lenders.get(place.lender as usize)?, place))
+    }
+
+    /// Posts the read of a far page into a buffer page. False: it cannot be.
+    fn post_read(&self, page: u32, buffer: u32) -> bool {
+        let user = u64::from(buffer);
+        let Some((lender, place)) = self.lender(page) else { return false };
+        let transfer = Transfer {
+            direction: Direction::Read,
+            domain: Domain(lender.segment),
+            own_domain: BUFFERS,
+            source_address: place.offset_bytes,
+            destination_address: user * PAGE_BYTES,
+            size_bytes: PAGE_BYTES as u32,
+            notification: None,
+            class: None,
+            user,
+        };
+        self.node.post(lender.peer.id, transfer).is_ok()
+    }
+
+    fn completed(&self, user: u64, result: Result<(), TransferError>) {
+        if user & WRITE != 0 {
+            if result.is_err() {
+                self.writes_failed.store(true, Ordering::Relaxed);
+            }
+            self.writes_open.fetch_sub(1, Ordering::Release);
+            return;
+        }
+        self.read_ended(user as u32, result.is_ok());
+    }
+
+    /// Reports the end of a read, and starts the next that waits for its buffer page.
+    fn read_ended(&self, buffer: u32, mut good: bool) {
+        loop {
+            let Some(Waiter { ticket, since }) = self.reads.waiter(buffer) else { return };
+            let address =
+                good.then(|| self.node.buffers().as_mut_ptr() as u64 + u64::from(buffer) * PAGE_BYTES);
+            if let Some(sink) = self.sink.get() {
+                sink(FarEvent::Arrived { ticket, address, since });
+            }
+            let Some(page) = self.reads.end(buffer) else { return };
+            good = self.post_read(page, buffer);
+            if good {
+                return;
+            }
+        }
+    }
+
+    /// Reports reads that could not even be posted. Not done at once: whoever
+    /// asked for them holds locks that the report needs.
+    fn report_unposted(&self) {
+        while let Some(buffer) = self.reads.take_unposted() {
+            self.read_ended(buffer, false);
+        }
+    }
+}
+
+impl Lender {
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+fn borrow_segment(
+    node: &Node,
+    peer: Arc<Connection>,
+    address: &Address,
+    bytes: u64,
+) -> Result<(Lender, u64), BorrowError> {
+    let (reply, descriptors) = ask(node, &peer, address, Request::Lend { bytes }, timing::LEND_TIMEOUT)?;
+    let segment = match reply {
+        Reply::Lent { segment } => segment,
+        Reply::TooMuch { free_bytes } => {
+            return Err(BorrowError::TooMuch { lender: address.clone(), asked_bytes: bytes, free_bytes });
+        }
+        other => return Err(refused(address, other)),
+    };
+    let wrong = |reason: String| BorrowError::WrongSegment { lender: address.clone(), reason };
+    let window = if peer.link.supports_windows() {
+        let descriptor =
+            descriptors.into_iter().next().ok_or_else(|| wrong("no descriptor came with it".into()))?;
+        let length = usize::try_from(bytes).map_err(|error| wrong(error.to_string()))?;
+        Some(SharedMemory::open(descriptor, length).map_err(|error| wrong(error.to_string()))?)
+    } else {
+        None
+    };
+    let pieces = window.as_ref().map_or(0, |window| window.len().div_ceil(WARM_BYTES));
+    let warm = (0..pieces).map(|_| AtomicBool::new(false)).collect();
+    let lost = AtomicBool::new(false);
+    Ok((Lender { address: address.clone(), peer, segment, window, warm, lost }, bytes))
+}
+
+impl FarMemory for Borrowed {
+    fn start(&self, sink: FarSink) {
+        let _ = self.sink.set(sink);
+    }
+
+    fn pages(&self) -> u32 {
+        u32::try_from(self.table.length_bytes() / PAGE_BYTES).unwrap_or(u32::MAX)
+    }
+
+    fn window(&self, page: u32) -> Option<Window> {
+        let (lender, place) = self.lender(page)?;
+        let window = lender.window.as_ref()?;
+        let address = window.as_mut_ptr() as u64 + place.offset_bytes;
+        Some(Window { address, pages: (place.length_bytes / PAGE_BYTES) as u32 })
+    }
+
+    fn warm(&self, page: u32) {
+        let Some((lender, place)) = self.lender(page) else { return };
+        let piece = place.offset_bytes as usize / WARM_BYTES;
+        if let (Some(window), Some(warm)) = (&lender.window, lender.warm.get(piece))
+            && !warm.load(Ordering::Relaxed)
+            && !warm.swap(true, Ordering::Relaxed)
+        {
+            window.populate(piece * WARM_BYTES, WARM_BYTES);
+        }
+    }
+
+    fn is_lost(&self, page: u32) -> bool {
+        self.lender(page).is_none_or(|(lender, _)| lender.is_lost() || lender.peer.loss().is_some())
+    }
+
+    fn staging(&self) -> Staging {
+        let address = self.node.buffers().as_mut_ptr() as u64 + u64::from(READ_PAGES) * PAGE_BYTES;
+        Staging { address, pages: STAGING_PAGES }
+    }
+
+    fn write(&self, pages: &[(u32, u32)]) -> Result<(), LenderGone> {
+        let _one_at_a_time = self.writer.lock();
+        self.writes_failed.store(false, Ordering::Relaxed);
+        let mut index = 0;
+        while let Some(&(page, staged)) = pages.get(index) {
+            let (lender, place) = self.lender(page).ok_or(LenderGone)?;
+            // Neighbours in far memory and in the staging memory are one transfer.
+            let most = (place.length_bytes / PAGE_BYTES) as usize;
+            let mut count = 1;
+            while count < most
+                && pages.get(index + count) == Some(&(page + count as u32, staged + count as u32))
+            {
+                count += 1;
+            }
+            let transfer = Transfer {
+                direction: Direction::Write,
+                domain: Domain(lender.segment),
+                own_domain: BUFFERS,
+                source_address: u64::from(READ_PAGES + staged) * PAGE_BYTES,
+                destination_address: place.offset_bytes,
+                size_bytes: (count as u64 * PAGE_BYTES) as u32,
+                notification: None,
+                // Faults go before evictions.
+                class: Some(tombolo_core::rdma::Class::Medium),
+                user: WRITE | index as u64,
+            };
+            self.writes_open.fetch_add(1, Ordering::Relaxed);
+            if self.node.post(lender.peer.id, transfer).is_err() {
+                self.writes_open.fetch_sub(1, Ordering::Relaxed);
+                self.writes_failed.store(true, Ordering::Relaxed);
+                break;
+            }
+            index += count;
+        }
+        self.node.pump();
+        let mut polled_until = Instant::now() + timing::WRITE_POLL;
+        while self.writes_open.load(Ordering::Acquire) > 0 {
+            let before = self.writes_open.load(Ordering::Relaxed);
+            self.progress();
+            let now = Instant::now();
+            if self.writes_open.load(Ordering::Relaxed) < before {
+                polled_until = now + timing::WRITE_POLL;
+            } else if now > polled_until {
+                // Before sleeping: what drives lazily leaves answers behind.
+                for lender in &self.lenders {
+                    self.node.flush(&lender.peer);
+                }
+                let sleep =
+                    self.node.expire().unwrap_or(timing::WRITE_MAX_SLEEP).min(timing::WRITE_MAX_SLEEP);
+                let alive: Vec<_> = self
+                    .descriptors()
+                    .into_iter()
+                    .filter_map(|(descriptor, alive)| alive.then_some(descriptor))
+                    .collect();
+                let _ = event::wait_readable(&alive, Some(sleep));
+            }
+        }
+        if self.writes_failed.load(Ordering::Relaxed) { Err(LenderGone) } else { Ok(()) }
+    }
+
+    fn read(&self, page: u32, ticket: u64, since: Option<Instant>) {
+        if let Some(buffer) = self.reads.begin(page, Waiter { ticket, since })
+            && !self.post_read(page, buffer)
+        {
+            self.reads.not_posted(buffer);
+        }
+    }
+
+    fn flush(&self) {
+        self.node.pump();
+        self.report_unposted();
+    }
+
+    fn progress(&self) {
+        for lender in self.lenders.iter().filter(|lender| lender.window.is_none()) {
+            if lender.peer.has_link() {
+                self.node.drive_lazily(&lender.peer);
+            }
+        }
+        // Timers count milliseconds, and whoever waits comes here every microsecond.
+        if self.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(EXPIRE_ROUNDS) {
+            self.node.expire();
+        }
+        self.report_unposted();
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.reads.in_flight()
+    }
+
+    fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {
+        let remote = self.lenders.iter().filter(|lender| lender.window.is_none());
+        remote
+            .map(|lender| (lender.peer.link.descriptor(), !lender.is_lost() && lender.peer.has_link()))
+            .collect()
+    }
+
+    fn sleep_time(&self) -> Option<Duration> {
+        let remote = self.lenders.iter().filter(|lender| lender.window.is_none() && !lender.is_lost());
+        // Where only further links are left, others wait at them.
+        for lender in remote.filter(|lender| lender.peer.has_link()) {
+            if self.node.arm(&lender.peer).unwrap_or(false) {
+                return Some(Duration::ZERO);
+            }
+        }
+        if self.in_flight() == 0 {
+            return None;
+        }
+        Some(self.node.expire().unwrap_or(timing::READ_MAX_SLEEP).max(timing::READ_MIN_SLEEP))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_asked_of_all_lenders_alike_as_far_as_they_have_it() {
+        const S: u64 = STRIPE_BYTES;
+        assert_eq!(shares(&[10 * S, 10 * S], 8 * S), Some(vec![4 * S, 4 * S]));
+        assert_eq!(shares(&[2 * S, 10 * S], 8 * S), Some(vec![2 * S, 6 * S]));
+        assert_eq!(shares(&[2 * S, 10 * S], 13 * S), None);
+        assert_eq!(shares(&[10 * S, 10 * S], S + 1), Some(vec![S, S]));
+        assert_eq!(shares(&[0, S], S), Some(vec![0, S]));
+    }
+}

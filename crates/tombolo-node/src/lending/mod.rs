@@ -1,0 +1,85 @@
+//! Lending: memory of this node that other nodes have, and segments that have names.
+//!
+//! It owns the ledger of what is lent, to which peer and under which names. Allocating and checking are tasks of
+//! the pool, which answer when they are done. It calls the rooms `fabric` and `memory`.
+
+mod asker;
+pub(crate) mod creation;
+pub(crate) mod ledger;
+pub(crate) mod named;
+mod names;
+pub(crate) mod publication;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tombolo_core::rdma::PeerId;
+use tombolo_host::pool::{BlockingTask, Pool};
+
+use crate::fabric::answered::Answered;
+use crate::fabric::connection::Connection;
+use crate::fabric::label;
+use crate::fabric::messages::{Borrower, Reply};
+use crate::memory::blocking::Owner;
+use crate::memory::reclaim::Reclaimer;
+use ledger::{Ledger, LendError};
+
+/// What this node lends, and what it does for peers that ask for some of it.
+#[derive(Debug)]
+pub(crate) struct Lending {
+    pub(crate) ledger: Arc<Mutex<Ledger>>,
+    pub(crate) pool: Pool<Owner>,
+    answered: Answered,
+}
+
+impl Lending {
+    /// Nothing lent yet, of `lend_bytes`. Answers are kept where they may be asked for again.
+    pub(crate) fn new(lend_bytes: u64, pool: Pool<Owner>, answered: Answered) -> Self {
+        Self { ledger: Arc::new(Mutex::new(Ledger::new(lend_bytes))), pool, answered }
+    }
+
+    /// What frees the memory that an owner has had.
+    pub(crate) fn reclaimer(&self, owner: Owner) -> Reclaimer {
+        Reclaimer::new(self.pool.clone(), owner)
+    }
+
+    /// Whether a peer has memory of this node for itself.
+    pub(crate) fn has_some(&self, peer: PeerId) -> bool {
+        self.ledger.lock().segments_of(peer).next().is_some()
+    }
+
+    /// What a peer has borrowed, if it has.
+    pub(crate) fn borrower(&self, connection: &Connection) -> Option<Borrower> {
+        let (mut bytes, mut segments) = (0, 0);
+        for (_, memory) in self.ledger.lock().segments_of(connection.id) {
+            bytes += memory.len() as u64;
+            segments += 1;
+        }
+        (segments > 0).then(|| Borrower {
+            name: label::name(&connection.neighbour().name()),
+            process_id: connection.link.peer_process_id(),
+            address: connection.link.peer_address().map(|address| address.to_string()),
+            key: connection.link.peer_key().map(|key| key.to_string()),
+            bytes,
+            segments,
+        })
+    }
+
+    /// Gives a task to the pool. The refusal, if it takes no more.
+    fn begin(&self, owner: Owner, task: Box<dyn BlockingTask>) -> Option<Reply> {
+        self.pool.offer(owner, task).err().map(|error| failed(&error))
+    }
+}
+
+fn failed(error: &impl ToString) -> Reply {
+    Reply::Failed(error.to_string())
+}
+
+fn refused(error: LendError) -> Reply {
+    match error {
+        LendError::TooMuch { free_bytes, .. } => Reply::TooMuch { free_bytes },
+        error => failed(&error),
+    }
+}

@@ -1,0 +1,104 @@
+//! One domain: its channels, its mailbox, and the socket of its program.
+
+use std::os::fd::BorrowedFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tombolo_channel::{ChannelPage, Failure, Fate, Mailbox, Message, Reply, Who, encode};
+use tombolo_core::rdma::TransferError;
+use tombolo_host::unix::{SeqpacketSocket, UnixError};
+
+use super::own::OwnRanges;
+use super::user::Poster;
+use crate::memory::blocking::Owner;
+use crate::memory::reclaim::Room;
+
+/// A domain's mailbox.
+#[derive(Debug)]
+pub(super) struct Letterbox {
+    pub(super) mailbox: Mailbox,
+    /// The domains and nodes that may write to it.
+    pub(super) senders: Vec<Who>,
+    /// Messages put in so far.
+    pub(super) written: Mutex<u64>,
+    pub(super) _room: Room,
+}
+
+/// An open domain.
+#[derive(Debug)]
+pub(crate) struct ProgramDomain {
+    pub(crate) number: u16,
+    /// Tells it from others that had this number before.
+    pub(super) life: u32,
+    pub(crate) page: ChannelPage,
+    pub(super) socket: SeqpacketSocket,
+    pub(super) own: OwnRanges,
+    pub(super) letterbox: OnceLock<Letterbox>,
+    /// Channels with a transfer under way.
+    pub(crate) busy: AtomicU64,
+    /// It has rung since the last look at that.
+    pub(crate) rang: AtomicBool,
+}
+
+impl ProgramDomain {
+    /// The user number of a channel's transfer.
+    pub(crate) fn user(&self, slot: usize) -> u64 {
+        Poster::user_of_program(self.number, self.life, slot)
+    }
+
+    /// For whom the pool works when it works for this program.
+    pub(super) fn owner(&self) -> Owner {
+        Owner::Program(self.number, self.life)
+    }
+
+    /// For what takes descriptors of the program.
+    pub(super) fn process_owner(&self) -> Owner {
+        match self.socket.peer() {
+            Ok(peer) => Owner::Process { id: peer.process_id.unwrap_or(0), user: peer.user_id },
+            Err(_) => Owner::Process { id: 0, user: u32::MAX },
+        }
+    }
+
+    /// Tells the program that a transfer is over.
+    pub(crate) fn end(&self, slot: usize, result: Result<u64, Failure>) {
+        self.busy.fetch_and(!(1 << slot), Ordering::Relaxed);
+        if self.page.tell_end(slot, result) {
+            self.send_ended();
+        }
+    }
+
+    /// Tells the program that a transfer was not begun.
+    pub(crate) fn pause(&self, slot: usize) {
+        self.busy.fetch_and(!(1 << slot), Ordering::Relaxed);
+        if self.page.tell(slot, Fate::Paused) {
+            self.send_ended();
+        }
+    }
+
+    pub(super) fn send_ended(&self) {
+        // A full socket tells the program the same.
+        let _ = self.socket.send(&[&encode(&Message::EndedV1)], &[]);
+    }
+
+    /// Answers the request of that number.
+    pub(super) fn reply(
+        &self,
+        number: u32,
+        reply: Reply,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), UnixError> {
+        self.socket.send(&[&encode(&Message::AnswerV2 { number, reply })], descriptors)
+    }
+}
+
+pub(crate) fn failure_of(error: TransferError) -> Failure {
+    match error {
+        TransferError::PeerUnreachable | TransferError::Undeliverable | TransferError::Incomplete => {
+            Failure::Unreachable
+        }
+        TransferError::Refused(code) => Failure::Refused(code),
+        TransferError::Local(code) => Failure::Local(code),
+        _ => Failure::Gone,
+    }
+}

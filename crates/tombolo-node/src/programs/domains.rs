@@ -1,0 +1,387 @@
+//! All domains of this node's programs, and the memory that they have allocated.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, RwLock};
+use tombolo_channel::{ChannelPage, Failure, Grant, MAX_GRANTS, MailError, Mailbox, SLOTS, Target, Who};
+use tombolo_host::event::{EventFd, Poll};
+use tombolo_host::pool::Pool;
+use tombolo_host::shared::{SharedMemory, SharedSpan};
+use tombolo_host::unix::SeqpacketSocket;
+use tombolo_wire::NackCode;
+
+use super::addresses::Addresses;
+use super::awake::Awake;
+use super::domain::{Letterbox, ProgramDomain};
+use super::mover::Outbox;
+use super::own::OwnRanges;
+use super::requests::LastHolder;
+use super::user::{Poster, SMALL_AT_HOME};
+use super::{Limits, Missing};
+use crate::fabric::life::NoRandomNumbers;
+use crate::memory::blocking::Owner;
+use crate::memory::reclaim::{Account, Room, Segment, TakeError};
+
+/// Memory of a domain. When it is dropped, it is freed in the pool.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) segment: Segment,
+    grants: Vec<Grant>,
+}
+
+pub(crate) type Domains = BTreeMap<u16, Arc<ProgramDomain>>;
+
+/// What programs need of the system was refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SetUpError {
+    /// Descriptors.
+    #[error("{0}")]
+    System(#[from] std::io::Error),
+    /// Random addresses.
+    #[error("{0}")]
+    Random(#[from] NoRandomNumbers),
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    pub(super) limits: Limits,
+    /// Copied when it changes, so that nobody holds the lock while doing something; locked before
+    /// the regions.
+    domains: RwLock<Arc<Domains>>,
+    /// What they have allocated, by domain and address: found with one lock.
+    pub(super) regions: RwLock<BTreeMap<(u16, u64), Region>>,
+    /// Where the next will be.
+    addresses: Mutex<Addresses>,
+    /// What the thread that receives programs sleeps on.
+    pub(super) poll: Poll,
+    /// Those whose bells are looked at.
+    pub(crate) awake: Awake,
+    /// What may be allocated for them.
+    pub(crate) memory: Arc<Account>,
+    pub(super) pool: Pool<Owner>,
+    lives: AtomicU32,
+    /// The engine's loop sleeps on this, too.
+    wake: EventFd,
+    asleep: AtomicBool,
+    /// What was moved to and from programs' own memory.
+    pub(crate) moved: Arc<Outbox>,
+    /// Small transfers under way between programs here.
+    pub(crate) small_at_home: AtomicU32,
+    /// For so many copies more, tiny ones are expected.
+    pub(crate) tiny_expected: AtomicU32,
+    /// Whose bells are answered first.
+    pub(crate) turn: AtomicU16,
+    pub(crate) counts: Counts,
+}
+
+/// What programs did.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) transfers: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) bells_dropped: AtomicU64,
+    pub(crate) descriptors_refused: AtomicU64,
+    mails: AtomicU64,
+    mails_refused: AtomicU64,
+}
+
+impl Programs {
+    pub(crate) fn new(limits: Limits, pool: Pool<Owner>) -> Result<Self, SetUpError> {
+        let wake = EventFd::new().map_err(std::io::Error::from)?;
+        let poll = Poll::new().map_err(std::io::Error::from)?;
+        let moved = Outbox::new(&wake)?;
+        Ok(Self {
+            moved: Arc::new(moved),
+            limits,
+            domains: RwLock::default(),
+            regions: RwLock::default(),
+            addresses: Mutex::new(Addresses::new()?),
+            awake: Awake::default(),
+            poll,
+            memory: Account::new(limits.program_memory_bytes),
+            pool,
+            lives: AtomicU32::new(0),
+            wake,
+            asleep: AtomicBool::new(false),
+            small_at_home: AtomicU32::new(0),
+            tiny_expected: AtomicU32::new(0),
+            turn: AtomicU16::new(0),
+            counts: Counts::default(),
+        })
+    }
+
+    /// By name, for the node's status.
+    pub(crate) fn counters(&self) -> Vec<(String, u64)> {
+        let open = self.domains.read().len() as u64;
+        let Counts { transfers, failed, bells_dropped, descriptors_refused, mails, mails_refused } =
+            &self.counts;
+        let mut counters = vec![
+            ("programs_domains".to_owned(), open),
+            ("programs_memory_bytes".to_owned(), self.memory.in_use_bytes()),
+            ("programs_memory_being_freed_bytes".to_owned(), self.memory.being_freed_bytes()),
+            ("programs_awake".to_owned(), self.awake.domains().len() as u64),
+            ("limit_domains".to_owned(), self.limits.domains.into()),
+            ("limit_program_memory_bytes".to_owned(), self.limits.program_memory_bytes),
+            ("limit_transactions".to_owned(), self.limits.transactions.into()),
+        ];
+        for (name, counter) in [
+            ("programs_transfers", transfers),
+            ("programs_transfers_failed", failed),
+            ("programs_bells_dropped", bells_dropped),
+            ("programs_descriptors_refused", descriptors_refused),
+            ("programs_mails", mails),
+            ("programs_mails_refused", mails_refused),
+        ] {
+            counters.push((name.to_owned(), counter.load(Ordering::Relaxed)));
+        }
+        counters
+    }
+
+    pub(crate) fn open_domains(&self) -> Arc<Domains> {
+        self.domains.read().clone()
+    }
+
+    pub(super) fn domain(&self, number: u16) -> Option<Arc<ProgramDomain>> {
+        self.domains.read().get(&number).cloned()
+    }
+
+    /// Where an address of a domain is, among what was allocated for it; and if `is_granted` says so of its grants.
+    pub(crate) fn find(
+        &self,
+        number: u16,
+        address: u64,
+        length_bytes: u32,
+        is_granted: impl FnOnce(&[Grant]) -> bool,
+    ) -> Result<(Arc<SharedMemory>, usize), Missing> {
+        let regions = self.regions.read();
+        let Some(((_, start), region)) = regions.range((number, 0)..=(number, address)).next_back() else {
+            drop(regions);
+            let is_open = self.domains.read().contains_key(&number);
+            return Err(if is_open { Missing::Range } else { Missing::Domain });
+        };
+        let offset = address - start;
+        let end = offset.checked_add(length_bytes.into()).ok_or(Missing::Range)?;
+        let memory = region.segment.memory();
+        if end > memory.len() as u64 {
+            return Err(Missing::Range);
+        }
+        if is_granted(&region.grants) { Ok((memory.clone(), offset as usize)) } else { Err(Missing::Grant) }
+    }
+
+    /// The domain of that number, if it has a mailbox and `is_sender` says that those are meant who write to it.
+    pub(crate) fn find_mailbox(
+        &self,
+        number: u16,
+        is_sender: impl FnOnce(&[Who]) -> bool,
+    ) -> Result<Arc<ProgramDomain>, Missing> {
+        let domain = self.domain(number).ok_or(Missing::Domain)?;
+        let letterbox = domain.letterbox.get().ok_or(Missing::Range)?;
+        if !is_sender(&letterbox.senders) {
+            self.counts.mails_refused.fetch_add(1, Ordering::Relaxed);
+            return Err(Missing::Grant);
+        }
+        Ok(domain)
+    }
+
+    /// A program rang while its bell was not looked at.
+    pub(crate) fn rouse(&self, domain: &Arc<ProgramDomain>) {
+        self.awake.add(domain);
+        // If the loop sleeps: it looks at that bell, too, from now on.
+        let _ = self.wake.signal();
+    }
+
+    /// The descriptor that the engine's loop sleeps on beside its links.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// The engine's loop is about to sleep. True: somebody rang, so it must not.
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.asleep.store(true, Ordering::SeqCst);
+        if self.moved.fall_asleep() {
+            return true;
+        }
+        self.awake.domains().values().filter(|domain| domain.page.fall_asleep()).count() > 0
+    }
+
+    /// It is awake.
+    pub(crate) fn wake_up(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+        self.moved.wake_up();
+        let _ = self.wake.drain();
+        for domain in self.awake.domains().values() {
+            domain.page.wake_up();
+        }
+    }
+
+    /// Puts a message into the mailbox of a domain that has one.
+    pub(crate) fn deliver(
+        &self,
+        domain: &ProgramDomain,
+        sender: Target,
+        bytes: SharedSpan<'_>,
+    ) -> Result<(), NackCode> {
+        let letterbox = domain.letterbox.get().ok_or(NackCode::DecodeError)?;
+        letterbox.mailbox.put(&mut letterbox.written.lock(), sender, bytes).map_err(|error| match error {
+            MailError::Full => NackCode::BufferFull,
+            MailError::TooLong => NackCode::DecodeError,
+        })?;
+        self.counts.mails.fetch_add(1, Ordering::Relaxed);
+        if domain.page.announce() {
+            domain.send_ended();
+        }
+        Ok(())
+    }
+
+    /// A transfer has ended, with the word before it if it was an atomic operation. False: it is no
+    /// program's.
+    pub(crate) fn completed(&self, user: u64, result: Result<u64, Failure>) -> bool {
+        let Poster::Program(number, life) = Poster::of(user) else { return false };
+        if user & SMALL_AT_HOME != 0 {
+            self.small_at_home.fetch_sub(1, Ordering::Relaxed);
+        }
+        let slot = user as usize % SLOTS;
+        let Some(domain) = self.domain(number).filter(|domain| domain.life == life) else { return true };
+        if result.is_err() {
+            self.counts.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        domain.end(slot, result);
+        true
+    }
+
+    pub(crate) fn open(
+        &self,
+        number: Option<u16>,
+        socket: SeqpacketSocket,
+    ) -> Result<Arc<ProgramDomain>, (SeqpacketSocket, String)> {
+        let mut domains = self.domains.write();
+        let chosen = match number {
+            Some(number) if !tombolo_channel::DOMAINS.contains(&number) => {
+                return Err((
+                    socket,
+                    format!("domain {number} is none: they go from 1 to {}", tombolo_channel::DOMAINS.end()),
+                ));
+            }
+            Some(number) if domains.contains_key(&number) => {
+                return Err((socket, format!("domain {number} belongs to another program")));
+            }
+            Some(number) => Some(number),
+            None => tombolo_channel::DOMAINS.rev().find(|number| !domains.contains_key(number)),
+        };
+        let Some(number) = chosen.filter(|_| domains.len() < usize::from(self.limits.domains)) else {
+            return Err((socket, format!("all {} domains of this node are open", self.limits.domains)));
+        };
+        let page = match ChannelPage::create() {
+            Ok(page) => page,
+            Err(error) => return Err((socket, error.to_string())),
+        };
+        let domain = Arc::new(ProgramDomain {
+            number,
+            life: self.lives.fetch_add(1, Ordering::Relaxed),
+            page,
+            socket,
+            own: OwnRanges::default(),
+            letterbox: OnceLock::new(),
+            busy: AtomicU64::new(0),
+            rang: AtomicBool::new(true),
+        });
+        Arc::make_mut(&mut domains).insert(number, domain.clone());
+        drop(domains);
+        self.rouse(&domain);
+        Ok(domain)
+    }
+
+    pub(crate) fn close(&self, domain: &Arc<ProgramDomain>) {
+        let mut domains = self.domains.write();
+        let regions: Vec<Region> = self
+            .regions
+            .write()
+            .extract_if((domain.number, 0)..=(domain.number, u64::MAX), |_, _| true)
+            .map(|(_, region)| region)
+            .collect();
+        Arc::make_mut(&mut domains).remove(&domain.number);
+        drop(domains);
+        self.awake.remove(domain.number);
+        domain.own.close();
+        drop(regions);
+        // Whoever lets it go last closes what is in it.
+        self.pool.give_back(domain.owner(), Box::new(LastHolder(domain.clone())));
+    }
+
+    /// Takes so many bytes of what programs may have.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<Room, String> {
+        self.memory.take(bytes).map_err(|error| match error {
+            TakeError::TooMuch { free_bytes } => {
+                format!("{bytes} bytes asked, and this node has {free_bytes} left for programs")
+            }
+            TakeError::BeingFreed => {
+                format!("{bytes} bytes asked, and what programs gave back is not free yet: ask again")
+            }
+        })
+    }
+
+    pub(crate) fn open_mailbox<'a>(
+        &self,
+        domain: &'a ProgramDomain,
+        messages: u32,
+        senders: Vec<Who>,
+    ) -> Result<&'a Mailbox, String> {
+        if !Mailbox::is_size(messages) {
+            return Err(format!(
+                "a mailbox is for 1 to {} messages, a power of two, not {messages}",
+                tombolo_channel::MAX_MAILS
+            ));
+        }
+        if senders.len() > MAX_GRANTS {
+            return Err(format!("{} senders are more than {MAX_GRANTS}", senders.len()));
+        }
+        if let Some(letterbox) = domain.letterbox.get() {
+            // A program asks again where it had no descriptor left for the answer, or did not wait for it.
+            if letterbox.mailbox.messages() == messages && letterbox.senders == senders {
+                return Ok(&letterbox.mailbox);
+            }
+            return Err(format!(
+                "this domain has a mailbox already, for {} messages; it cannot be opened with another number \
+                 of messages or for other senders",
+                letterbox.mailbox.messages()
+            ));
+        }
+        let mailbox = Mailbox::create(messages).map_err(|error| error.to_string())?;
+        let room = self.reserve(mailbox.memory_bytes() as u64)?;
+        let letterbox = Letterbox { mailbox, senders, written: Mutex::new(0), _room: room };
+        Ok(&domain.letterbox.get_or_init(|| letterbox).mailbox)
+    }
+
+    /// Whether memory of that size may be had with those grants.
+    pub(super) fn check_allocation(bytes: u64, grants: &[Grant]) -> Result<(), String> {
+        if bytes == 0 || !bytes.is_multiple_of(4096) {
+            return Err(format!("{bytes} bytes are not a whole number of pages"));
+        }
+        if grants.len() > MAX_GRANTS {
+            return Err(format!("{} grants are more than {MAX_GRANTS}", grants.len()));
+        }
+        Ok(())
+    }
+
+    /// Enters memory that was allocated for a domain; its address.
+    pub(crate) fn enter(
+        &self,
+        domain: &ProgramDomain,
+        segment: Segment,
+        grants: Vec<Grant>,
+    ) -> Result<u64, String> {
+        let address = self.addresses.lock().take(segment.memory().len() as u64);
+        let address = address.ok_or("this node has no addresses left; start it again")?;
+        // A domain that was closed meanwhile has been cleared already.
+        let domains = self.domains.read();
+        if domains.get(&domain.number).is_none_or(|open| open.life != domain.life) {
+            return Err("the domain is closed".into());
+        }
+        self.regions.write().insert((domain.number, address), Region { segment, grants });
+        Ok(address)
+    }
+}

@@ -1,0 +1,49 @@
+//! The programs of this node: their domains, channels and memory, and what they ask for.
+//!
+//! A program trusts its node; the node trusts no program. What it reads from a
+//! channel page is copied once and checked, a wild doorbell is a descriptor that
+//! fails, and a program that dies takes its domain with it.
+//!
+//! It owns the domains with all that belongs to them. It calls the rooms `fabric` and `memory`. Whether somebody
+//! may reach a domain's memory is decided above, by the grants that are kept here.
+
+mod addresses;
+pub(crate) mod awake;
+pub(crate) mod callers;
+pub(crate) mod domain;
+pub(crate) mod domains;
+pub(crate) mod mover;
+pub(crate) mod own;
+mod requests;
+pub(crate) mod user;
+
+/// The most blocks that an engine may have under way.
+pub const MAX_TRANSACTIONS: u16 = 1 << 15;
+
+/// What a node has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Programs' domains open at once (QOS §3.2.1: 16), with 64 channels each.
+    pub domains: u16,
+    /// Memory allocated for all of them, in bytes.
+    pub program_memory_bytes: u64,
+    /// Blocks under way (QOS §3.2.4: 1024), at most [`MAX_TRANSACTIONS`].
+    pub transactions: u16,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { domains: 16, program_memory_bytes: 1 << 30, transactions: 1024 }
+    }
+}
+
+/// Why memory of a domain was not found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// There is no such domain, or it is another life of it.
+    Domain,
+    /// The domain has nothing there.
+    Range,
+    /// It is granted to others.
+    Grant,
+}
