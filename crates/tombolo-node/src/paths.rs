@@ -275,25 +275,27 @@ impl Node {
     pub(crate) fn leave_path(&self, peer: &Arc<Peer>, reason: LossReason) -> Option<Arc<Peer>> {
         let whole = peer.whole();
         let (id, path) = peer.place();
-        let last = {
+        {
             let mut parts = whole.paths.write();
-            if peer.is_part() {
+            let (is_known, is_last) = if peer.is_part() {
                 let before = parts.len();
                 parts.retain(|part| !Arc::ptr_eq(part, peer));
                 let _ = peer.lost.set(reason);
-                parts.len() < before && parts.is_empty() && whole.link_lost.get().is_some()
+                (parts.len() < before, parts.is_empty() && whole.link_lost.get().is_some())
             } else if parts.is_empty() {
-                true
-            } else if whole.link_lost.set(reason).is_ok() {
-                false
+                (true, true)
             } else {
+                (whole.link_lost.set(reason).is_ok(), false)
+            };
+            if !is_known {
                 return None;
             }
-        };
-        if last {
-            return Some(whole.clone());
+            if is_last {
+                return Some(whole.clone());
+            }
+            // With the lock held: without it, its number may be that of a path that has just come.
+            self.engine.lock().path_lost(id, path);
         }
-        self.engine.lock().path_lost(id, path);
         self.carry_by_another_path(whole);
         self.pump();
         None
@@ -402,5 +404,51 @@ impl Paths {
             }
             route.try_at = Instant::now() + route.pause;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tombolo_link::testing::memory_pair;
+
+    fn link() -> Arc<dyn Link> {
+        memory_pair().unwrap().0
+    }
+
+    /// A path that comes while another is left never has the number that the engine is about to leave.
+    #[test]
+    fn a_lost_path_does_not_take_its_successor_along() {
+        let node = Node::new("node", 0, 0).unwrap();
+        let whole = node.add_peer(link());
+        let join = || {
+            let part = node.add_part(&whole, link()).unwrap();
+            node.open_path(&part).unwrap();
+            part
+        };
+        let is_up = |part: &Arc<Peer>| {
+            let (id, path) = part.place();
+            node.engine.lock().path_status(id, path).unwrap().is_up
+        };
+        let first = join();
+        std::thread::scope(|scope| {
+            // The engine is busy while the link is found lost.
+            let engine = node.engine.lock();
+            scope.spawn(|| node.leave_path(&first, LossReason::ClosedByPeer));
+            while first.lost.get().is_none() {
+                std::thread::yield_now();
+            }
+            for _ in 0..1000 {
+                assert!(whole.paths.try_read().is_none(), "its number can be given again already");
+                std::thread::yield_now();
+            }
+            drop(engine);
+        });
+        assert!(!is_up(&first));
+        let second = join();
+        assert_eq!(first.place(), second.place());
+        // Another thread finds the first one lost, too, and late.
+        assert!(node.leave_path(&first, LossReason::ClosedByPeer).is_none());
+        assert!(is_up(&second));
     }
 }
