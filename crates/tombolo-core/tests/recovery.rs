@@ -1085,3 +1085,27 @@ fn what_waits_behind_a_full_link_is_given_up_only_if_nothing_is_heard() {
         assert_eq!(ended, (!heard).then_some(Err(TransferError::PeerUnreachable)));
     }
 }
+
+/// Whoever still has a block of a peer's earlier life and finds a link full says nothing of its new one.
+#[test]
+fn a_block_of_an_earlier_life_does_not_fill_a_link() {
+    let now = Time(0);
+    let mut engine = engine(Config { transactions: 2, bypass: false, ..Config::default() });
+    engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+    let old = next_block(&mut engine, now).expect("a block");
+    engine.add_peer(now, OTHER);
+    assert_eq!(status(&mut engine, now), Some(Err(TransferError::PeerLost)));
+    engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+    let block = next_block(&mut engine, now).expect("a block");
+    let _ = engine.handle(now, OTHER, &ack(&block));
+    assert_eq!(status(&mut engine, now), Some(Ok(())));
+    engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+    let block = next_block(&mut engine, now).expect("a block");
+    // In the same slot and of the same generation.
+    assert_eq!((old.transaction, old.generation), (block.transaction, block.generation));
+    engine.link_full(now, &old);
+    engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+    assert!(next_block(&mut engine, now).is_some_and(|next| next.transaction != block.transaction));
+    let _ = engine.handle(now, OTHER, &ack(&block));
+    assert_eq!(status(&mut engine, now), Some(Ok(())));
+}

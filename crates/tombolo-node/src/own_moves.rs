@@ -168,6 +168,8 @@ impl Node {
             };
             if is_same && underway.stage != Stage::Acknowledged {
                 underway.block = *block;
+                // It may go by another link of the peer now.
+                underway.peer = peer.cloned();
                 drop(moves);
                 self.source_refused(block, NackCode::SlaveError);
                 return None;
@@ -374,5 +376,63 @@ impl Node {
     /// Gives up copies that take too long.
     pub(crate) fn watch_movers(&self, now: Instant) {
         self.programs.watch_movers(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tombolo_core::rdma::{Action, Direction, PathId, Transfer};
+    use tombolo_link::testing::memory_pair;
+
+    /// A block goes again by another path while a copy of it is being made: the copy goes by that one. Where it
+    /// still goes by the link of the first, which is full, the other path is not taken for full.
+    #[test]
+    fn a_copy_goes_by_the_path_of_the_newest_attempt() {
+        let node = Node::new("node", 0, 0).unwrap();
+        let (near, _far) = memory_pair().unwrap();
+        let whole = node.add_peer(near);
+        let (near, _other_far) = memory_pair().unwrap();
+        let part = node.add_part(&whole, near).unwrap();
+        node.open_path(&part).unwrap();
+        while whole.link.send(&[0; 64], SharedSpan::empty()).is_ok() {}
+        let transfer = Transfer {
+            direction: Direction::Write,
+            domain: Domain(1),
+            own_domain: Domain(1),
+            source_address: 0,
+            destination_address: 0,
+            size_bytes: 16 << 20,
+            notification: None,
+            class: None,
+            user: 0,
+        };
+        let now = node.now();
+        let next_by = |path: &Arc<Peer>| {
+            let mut engine = node.engine.lock();
+            std::iter::from_fn(|| engine.poll(now)).find_map(|action| match action {
+                Action::SendBlock(block) if block.path == path.place().1 => Some(block),
+                _ => None,
+            })
+        };
+        for _ in 0..4 {
+            node.engine.lock().post(now, whole.id, transfer).unwrap();
+        }
+        let block = next_by(&part).expect("a block by the second path");
+        let mut first = block;
+        first.path = PathId(0);
+        let number = node.begin_copy(&first, Some(&whole)).expect("no copy is being made");
+        assert_eq!(node.begin_copy(&block, Some(&part)), None);
+        let by = node.own_moves.lock().blocks[&number].peer.clone();
+        assert!(by.is_some_and(|by| Arc::ptr_eq(&by, &part)));
+
+        let block = next_by(&part).expect("its window is not used up");
+        let bytes = vec![0; block.length_bytes as usize];
+        node.send_packets(&whole, &block, SharedSpan::from(&bytes), None);
+        assert!(next_by(&part).is_some(), "the second path is taken for full");
+        // The first one is.
+        let block = next_by(&whole).expect("its window is not used up");
+        node.send_packets(&whole, &block, SharedSpan::from(&bytes), None);
+        assert_eq!(next_by(&whole), None);
     }
 }

@@ -184,7 +184,7 @@ impl Node {
     }
 
     /// A link that is a part of a peer from the start.
-    fn add_part(&self, whole: &Arc<Peer>, link: Arc<dyn Link>) -> Option<Arc<Peer>> {
+    pub(crate) fn add_part(&self, whole: &Arc<Peer>, link: Arc<dyn Link>) -> Option<Arc<Peer>> {
         let mut parts = whole.paths.write();
         let path = free_path(&parts)?;
         let part = self.add_link(link, |part| {
@@ -195,7 +195,7 @@ impl Node {
     }
 
     /// The engine may use it.
-    fn open_path(&self, part: &Arc<Peer>) -> Result<(), String> {
+    pub(crate) fn open_path(&self, part: &Arc<Peer>) -> Result<(), String> {
         let (id, path) = part.place();
         // With the lock held, so that a loss comes before or after.
         let parts = part.whole().paths.write();

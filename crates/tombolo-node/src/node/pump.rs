@@ -346,9 +346,12 @@ impl Node {
         loop {
             match Self::send_cut(peer, block, source, in_place, max_payload_bytes) {
                 Sent::Yes => return,
-                // It goes again when there is room; others go on meanwhile.
+                // It goes again when there is room; others go on meanwhile. If this is not the link that the
+                // engine has chosen, room here says nothing of that one: the block goes again in time.
                 Sent::Full => {
-                    self.engine.lock().link_full(self.now(), block);
+                    if peer.place() == (block.peer, block.path) {
+                        self.engine.lock().link_full(self.now(), block);
+                    }
                     peer.is_full.store(true, Ordering::Release);
                     return;
                 }
