@@ -1109,3 +1109,138 @@ fn a_block_of_an_earlier_life_does_not_fill_a_link() {
     let _ = engine.handle(now, OTHER, &ack(&block));
     assert_eq!(status(&mut engine, now), Some(Ok(())));
 }
+
+/// What a hostile peer answers to keep a transfer open: never a refusal, never the end.
+#[derive(Clone, Copy, Debug)]
+enum Delaying {
+    /// The bytes are there, the notification is not.
+    BytesOnly,
+    /// The same of a block without a notification.
+    BytesOnlyWithout,
+    /// The page is there now.
+    Resume,
+    /// The read will be served.
+    Accept,
+    /// And a part of a block comes, of another block each time.
+    AcceptAndPart,
+}
+
+#[test]
+fn no_answer_keeps_a_transfer_open_for_ever() {
+    use Delaying::{Accept, AcceptAndPart, BytesOnly, BytesOnlyWithout, Resume as Resumes};
+    for answer in [BytesOnly, BytesOnlyWithout, Resumes, Accept, AcceptAndPart] {
+        let mut engine = engine(Config::default());
+        let direction = match answer {
+            Accept | AcceptAndPart => Direction::Read,
+            _ => Direction::Write,
+        };
+        let mut wanted = transfer(direction, 1000);
+        wanted.notification = match answer {
+            BytesOnlyWithout => None,
+            _ => Some(Notification { address: BASE, first: 1, last: 2 }),
+        };
+        let mut now = Time(0);
+        engine.post(now, OTHER, wanted).expect("room");
+        let mut generation = 0;
+        let ended = 'open: loop {
+            assert!(now < Time(40 * SECOND), "{answer:?} keeps it open");
+            while let Some(action) = engine.poll(now) {
+                let (transaction, of, attempt) = match action {
+                    Action::Complete(completion) => break 'open completion.status,
+                    Action::SendBlock(block) => (block.transaction, block.generation, block.attempt),
+                    Action::Send { packet: Packet::Notify(header), .. } => {
+                        (header.transaction, header.generation, header.attempt)
+                    }
+                    Action::Send { packet: Packet::ReadRequest(request), .. } => {
+                        let accept = tombolo_wire::ReadAccept { request: request.request };
+                        let _ = engine.handle(now, OTHER, &Packet::ReadAccept(accept));
+                        if let AcceptAndPart = answer {
+                            generation += 1;
+                            let mut part = piece(generation, request.request.0, wanted.destination_address);
+                            part.block_bytes = 1000;
+                            arrive(&mut engine, now, part);
+                        }
+                        continue;
+                    }
+                    _ => continue,
+                };
+                let packet = match answer {
+                    BytesOnly | BytesOnlyWithout => {
+                        Packet::Ack(Ack { transaction, generation: of, attempt, bytes_only: true })
+                    }
+                    _ => Packet::Resume(Resume { transaction, generation: of, domain: DOMAIN }),
+                };
+                now = now.after_ns(1000);
+                let _ = engine.handle(now, OTHER, &packet);
+                if let Resumes = answer {
+                    // It goes again at once: let some time pass.
+                    break;
+                }
+            }
+            now = match answer {
+                Resumes => now.after_ns(SECOND / 1000),
+                _ => engine.deadline().expect("a timer"),
+            };
+            engine.expire(now);
+        };
+        assert!(matches!(ended, Err(TransferError::Refused(_))), "{answer:?}: {ended:?}");
+        assert!(now >= Time(30 * SECOND), "{answer:?}: given up after {now:?}");
+        assert_eq!(engine.deadline(), None);
+    }
+}
+
+/// 256 bytes of a read's answer.
+fn piece(generation: u32, request: u32, address: u64) -> DataHeader {
+    DataHeader { block_bytes: 256, payload_bytes: 256, ..data(0, generation, Some(request), address) }
+}
+
+fn arrive(engine: &mut Engine, now: Time, header: DataHeader) {
+    match engine.handle(now, OTHER, &Packet::Data(header, Payload::Intact(&[1; 256]))) {
+        Verdict::Place(placement) => engine.placed(placement),
+        verdict => assert_eq!(verdict, Verdict::Dropped(DropReason::Unasked)),
+    }
+}
+
+/// Reads wait for one that was asked for before them, for minutes, and then for the next: nothing of them
+/// comes, but their target is at work. More bytes than were asked for end a read.
+#[test]
+fn reads_that_wait_for_others_are_waited_for() {
+    let mut engine = engine(Config::default());
+    let mut now = Time(0);
+    for _ in 0..3 {
+        engine.post(now, OTHER, transfer(Direction::Read, 16_000)).expect("room");
+    }
+    let (mut served, mut generation) = (0, 0);
+    while now < Time(200 * SECOND) {
+        while let Some(action) = engine.poll(now) {
+            match action {
+                Action::Send { packet: Packet::ReadRequest(request), .. } => {
+                    let accept = tombolo_wire::ReadAccept { request: request.request };
+                    let _ = engine.handle(now, OTHER, &Packet::ReadAccept(accept));
+                }
+                Action::Complete(completion) => panic!("{completion:?} at {now:?}"),
+                _ => {}
+            }
+        }
+        if served == 0 && now >= Time(100 * SECOND) {
+            served = 1;
+            let reject = ReadReject { request: RequestId(0), code: NackCode::DecodeError };
+            let _ = engine.handle(now, OTHER, &Packet::ReadReject(reject));
+            let refused = Err(TransferError::Refused(NackCode::DecodeError));
+            assert_eq!(status(&mut engine, now), Some(refused));
+        }
+        // A piece every four seconds.
+        if now >= Time(u64::from(generation) * 4 * SECOND) {
+            generation += 1;
+            arrive(&mut engine, now, piece(generation, served, 2 * BASE + u64::from(generation % 25) * 256));
+        }
+        now = engine.deadline().expect("a timer").min(now.after_ns(SECOND));
+        engine.expire(now);
+    }
+    assert_eq!(served, 1);
+    for _ in 0..64 {
+        generation += 1;
+        arrive(&mut engine, now, piece(generation, 1, 2 * BASE));
+    }
+    assert_eq!(status(&mut engine, now), Some(Err(TransferError::Incomplete)));
+}

@@ -218,7 +218,7 @@ impl Engine {
             }
             Packet::Receipt(receipt) => self.initiator.received(now, peer, receipt),
             Packet::Nack(nack) => self.initiator.refused(now, peer, nack),
-            Packet::Resume(resume) => self.initiator.resume(peer, resume),
+            Packet::Resume(resume) => self.initiator.resume(now, peer, resume),
             Packet::ReadRequest(request) => {
                 if let Some(start) = self.server.request(peer, path, request) {
                     self.start(now, &start);

@@ -59,7 +59,7 @@ impl Initiator {
         let path = self.measure(now, id, slot, ack.attempt);
         let state = self.table.entries[slot as usize].state;
         if ack.bytes_only {
-            self.bytes_acknowledged(slot, state);
+            self.bytes_acknowledged(now, slot, state);
         } else {
             self.block_acknowledged(now, slot);
         }
@@ -149,12 +149,16 @@ impl Initiator {
         self.refresh(id);
     }
 
-    fn bytes_acknowledged(&mut self, slot: u32, state: State) {
+    fn bytes_acknowledged(&mut self, now: Time, slot: u32, state: State) {
         let transaction = &self.table.entries[slot as usize];
         let transfer = &self.transfers.entries[transaction.transfer as usize];
         if !(transaction.last && transfer.owes_notification()) || state == State::Notifying {
             // Not a block with a notification, or the answer crossed with it:
-            // what is under way stays under way.
+            // what is under way stays under way, but not for as long as its peer likes.
+            if self.refused_too_long(now, slot) {
+                let index = transaction.transfer;
+                self.end(index, Err(TransferError::Refused(NackCode::SlaveError)));
+            }
             return;
         }
         let (index, may_notify) = (transaction.transfer, transfer.may_notify());
@@ -217,6 +221,7 @@ impl Initiator {
         self.set_aside(now, slot, nack.code);
     }
 
+    /// Whether a block was put off for too long, by whatever answers.
     fn refused_too_long(&self, now: Time, slot: u32) -> bool {
         let issued_at = self.table.entries[slot as usize].issued_at;
         self.attended.at(now).since_ns(issued_at) >= self.config.refused_give_up_ns
@@ -273,7 +278,7 @@ impl Initiator {
 
     /// The page is there (FAULT §3.2.3): obeyed for the current generation and
     /// the block's own domain only.
-    pub(crate) fn resume(&mut self, id: PeerId, resume: &Resume) {
+    pub(crate) fn resume(&mut self, now: Time, id: PeerId, resume: &Resume) {
         let slot = self.current(id, resume.transaction, resume.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
             let domain = self.transfers.entries[transaction.transfer as usize].spec.domain;
@@ -286,6 +291,11 @@ impl Initiator {
             return;
         };
         self.counters.resumes += 1;
+        if self.refused_too_long(now, slot) {
+            let index = self.table.entries[slot as usize].transfer;
+            self.end(index, Err(TransferError::Refused(NackCode::SlaveError)));
+            return;
+        }
         self.unplace(slot);
         self.uncount(slot);
         if self.table.entries[slot as usize].state == State::Placing {

@@ -266,6 +266,8 @@ impl Initiator {
         match (transaction.state, transaction.place) {
             (State::Acked, _) if may_notify => {
                 self.step(slot, Event::Notify);
+                // However long the other blocks took.
+                self.table.entries[slot as usize].issued_at = self.attended.at(now);
                 self.send_notify(now, slot)
             }
             // Its bytes are still unanswered: their timer goes on.

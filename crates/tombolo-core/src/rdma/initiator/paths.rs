@@ -271,7 +271,7 @@ impl Initiator {
         let blocks = self.table.entries.iter_mut().filter(|block| block.peer == id);
         blocks.for_each(|block| block.issued_at = now);
         let reads = self.transfers.entries.iter_mut().filter(|transfer| transfer.live && transfer.peer == id);
-        reads.for_each(|read| read.first_asked_at = now);
+        reads.for_each(|read| (read.first_asked_at, read.progress_at) = (now, now));
     }
 
     /// The link is gone: what is under way there goes again, by other paths.

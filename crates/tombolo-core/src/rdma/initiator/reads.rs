@@ -66,6 +66,7 @@ impl Initiator {
         transfer.request = Some(request);
         transfer.attempt = Attempt(0);
         transfer.first_asked_at = self.attended.at(now);
+        transfer.progress_at = transfer.first_asked_at;
         self.refresh(PeerId(id));
         self.ask(now, index)
     }
@@ -163,8 +164,14 @@ impl Initiator {
         self.tell_if_untouched(read.index);
     }
 
-    /// A sign of life: the timer starts again.
+    /// A sign of life: the timer starts again, unless there were only signs for too long.
     fn read_heard(&mut self, now: Time, index: u32) {
+        let transfer = &mut self.transfers.entries[index as usize];
+        if std::mem::take(&mut transfer.has_progressed) {
+            transfer.progress_at = self.attended.at(now);
+        } else if self.read_stalls(now, index) {
+            return self.end(index, Err(TransferError::Refused(NackCode::BufferFull)));
+        }
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.unanswered = 0;
         if transfer.queue != Queue::Asked {
@@ -198,6 +205,23 @@ impl Initiator {
         }
     }
 
+    /// Whether neither this read nor one that was asked for before it, and may go first, has got a whole block
+    /// for too long.
+    fn read_stalls(&self, now: Time, index: u32) -> bool {
+        let now = self.attended.at(now);
+        let is_stale = |index: u32| {
+            let read = &self.transfers.entries[index as usize];
+            !read.has_progressed && now.since_ns(read.progress_at) >= self.config.refused_give_up_ns
+        };
+        if !is_stale(index) {
+            return false;
+        }
+        let peer = self.transfers.entries[index as usize].peer;
+        let Some(peer) = self.peers[peer.index()].as_ref() else { return false };
+        let reads = peer.open_reads.iter(&self.transfers.read_chain);
+        reads.take_while(|earlier| *earlier != index).all(is_stale)
+    }
+
     /// A block of a read's answer is whole, and if it is the last, its
     /// notification is written.
     pub(crate) fn read_block(&mut self, id: PeerId, request: RequestId, bytes: u32, last: bool) {
@@ -206,7 +230,11 @@ impl Initiator {
         };
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.received_bytes += u64::from(bytes);
-        if last {
+        transfer.has_progressed |= bytes > 0;
+        if transfer.received_bytes > transfer.spec.size_bytes.into() {
+            // The same bytes again and again.
+            self.end(index, Err(TransferError::Incomplete));
+        } else if last {
             let whole = transfer.received_bytes == u64::from(transfer.spec.size_bytes);
             self.end(index, if whole { Ok(()) } else { Err(TransferError::Incomplete) });
         }
@@ -273,7 +301,14 @@ impl Initiator {
             return;
         };
         peer.requests[request_place(request)] = NONE;
+        let (progress_at, has_progressed) = (transfer.progress_at, transfer.has_progressed);
+        let class = transfer.class(&self.config);
+        if let Some(next) = self.transfers.read_chain.after(index) {
+            let next = &mut self.transfers.entries[next as usize];
+            next.progress_at = next.progress_at.max(progress_at);
+            next.has_progressed |= has_progressed;
+        }
         peer.open_reads.remove(&mut self.transfers.read_chain, index);
-        peer.open_shares.give_back(transfer.class(&self.config));
+        peer.open_shares.give_back(class);
     }
 }

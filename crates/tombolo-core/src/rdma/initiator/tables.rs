@@ -61,6 +61,10 @@ pub(super) struct TransferState {
     pub received_bytes: u64,
     pub placing: u32,
     pub asked_at: Time,
+    /// A block of it was whole when it was last heard of, and whether one came since. What of that
+    /// kind a read knows when it ends, the next one inherits. By the attended clock.
+    pub progress_at: Time,
+    pub has_progressed: bool,
     /// A sign of the read's life has come.
     pub heard: bool,
     /// The path of the latest request.
@@ -105,6 +109,8 @@ impl TransferState {
             received_bytes: 0,
             placing: 0,
             asked_at: Time(0),
+            progress_at: Time(0),
+            has_progressed: false,
             heard: false,
             asked_by: 0,
             ask_order: 0,
@@ -243,7 +249,7 @@ pub(super) struct Transaction {
     pub carried: bool,
     /// Its bytes count as under way.
     pub counted: bool,
-    /// By the attended clock.
+    /// When it, or its notification apart from it, was first to go; by the attended clock.
     pub issued_at: Time,
     pub sent_at: Time,
     pub sent_before_at: Option<Time>,
