@@ -35,6 +35,8 @@ impl Node {
         how: Use,
     ) -> Result<(), NackCode> {
         let (memory, offset) = self.memory(peer, domain, words.address, 16, how)?;
+        // Both or none.
+        memory.get().span_mut(offset, 16).map_err(|_| NackCode::DecodeError)?;
         for (at, word) in [(offset, words.first), (offset + 8, words.last)] {
             if let Ok(place) = memory.get().atomic_u64(at) {
                 place.store(word, Ordering::Release);
@@ -143,5 +145,27 @@ impl Node {
             let nack = Nack { transaction, generation, attempt, code: NackCode::NoContext };
             let _ = self.engine.lock().handle(self.now(), ITSELF, &Packet::Nack(nack));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::BUFFERS;
+
+    #[test]
+    fn two_words_are_written_both_or_not_at_all() {
+        let node = Node::new("node", 0, 4096).unwrap();
+        let write = |address| {
+            let words = Notification { address, first: 1, last: 2 };
+            node.write_words(PeerId(1), BUFFERS, &words, Use::Own)
+        };
+        let word = |at| node.buffers().atomic_u64(at).unwrap().load(Ordering::Relaxed);
+        for address in [4088, 4096, u64::MAX, u64::MAX - 7, u64::MAX - 15] {
+            assert_eq!(write(address), Err(NackCode::DecodeError), "at {address}");
+        }
+        assert_eq!(word(4088), 0);
+        assert_eq!(write(4080), Ok(()));
+        assert_eq!((word(4080), word(4088)), (1, 2));
     }
 }
