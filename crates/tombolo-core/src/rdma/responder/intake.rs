@@ -1,6 +1,6 @@
 //! Packets come in: which block they belong to, and whether they still matter.
 
-use super::entry::{Entry, Phase, Reply, granules};
+use super::entry::{Phase, Reply, granules};
 use super::{BlockEnd, Responder};
 use crate::rdma::action::{DropReason, Operation, Placement, Verdict};
 use crate::rdma::initiator::ReadGrant;
@@ -180,11 +180,8 @@ impl Responder {
             self.counters.bad_packets += 1;
             return Err(DropReason::UnknownPeer);
         };
-        if (peer.entries.len()..self.slots).contains(&name.slot.index()) {
-            let entries = (name.slot.index() + 1).next_power_of_two().min(self.slots);
-            peer.entries.resize(entries, Entry::empty());
-        }
-        let Some(entry) = peer.entries.get_mut(name.slot.index()) else {
+        let index = Some(name.slot.index()).filter(|index| *index < self.slots);
+        let Some(entry) = index.and_then(|index| peer.entries.take(index)) else {
             self.counters.bad_packets += 1;
             return Err(DropReason::Bad);
         };

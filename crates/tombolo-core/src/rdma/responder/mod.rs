@@ -25,6 +25,7 @@
 //! is no queue of answers that could fill, and many answers about one block
 //! become one.
 
+mod entries;
 mod entry;
 mod intake;
 
@@ -33,14 +34,12 @@ use super::config::Config;
 use super::counters::Counters;
 use super::list::{Chain, List};
 use super::transfer::PeerId;
+use entries::Entries;
 use entry::{Entry, Phase, Reply};
 use tombolo_wire::{
     Ack, AtomicAck, Attempt, EarlierBlocks, Generation, Nack, NackCode, Packet, Receipt, RequestId, Resume,
     TransactionId,
 };
-
-/// Entries that a peer has at once; more when it uses more slots.
-const FIRST_ENTRIES: usize = 1024;
 
 #[derive(Debug)]
 struct ReceivePeer {
@@ -49,8 +48,7 @@ struct ReceivePeer {
     /// Grows when the peer is added again: what the caller still holds from
     /// before then means nothing.
     epoch: u32,
-    /// As many as the slots that it has used need.
-    entries: Vec<Entry>,
+    entries: Entries,
 }
 
 impl ReceivePeer {
@@ -109,7 +107,7 @@ impl Responder {
 
     pub(crate) fn add_peer(&mut self, id: PeerId) {
         while self.peers.len() <= id.index() {
-            self.peers.push(ReceivePeer { id, connected: false, epoch: 0, entries: Vec::new() });
+            self.peers.push(ReceivePeer { id, connected: false, epoch: 0, entries: Entries::default() });
         }
         self.reply_chain.grow(self.peers.len() * self.slots);
         self.write_chain.grow(self.peers.len() * self.slots);
@@ -117,7 +115,7 @@ impl Responder {
         peer.id = id;
         peer.connected = true;
         peer.epoch = peer.epoch.wrapping_add(1);
-        peer.entries = vec![Entry::empty(); self.slots.min(FIRST_ENTRIES)];
+        peer.entries = Entries::new(self.slots);
     }
 
     pub(crate) fn lose_peer(&mut self, id: PeerId) {
@@ -125,7 +123,7 @@ impl Responder {
             return;
         };
         let base = (id.index() * self.slots) as u32;
-        for (slot, entry) in peer.entries.iter_mut().enumerate() {
+        for (slot, entry) in peer.entries.iter_mut() {
             if entry.reply.take().is_some() {
                 self.replies.remove(&mut self.reply_chain, base + slot as u32);
             }
@@ -135,7 +133,7 @@ impl Responder {
         }
         peer.connected = false;
         peer.epoch = peer.epoch.wrapping_add(1);
-        peer.entries = Vec::new();
+        peer.entries = Entries::default();
     }
 
     fn reply(&mut self, id: PeerId, slot: u16, generation: Generation, attempt: Attempt, reply: Reply) {

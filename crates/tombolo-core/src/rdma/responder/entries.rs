@@ -1,0 +1,85 @@
+//! The entries of a peer's slots, in pages that are there once a slot of them was used: a packet that names a
+//! high slot, first of all, costs one page and not all below it.
+
+use super::entry::Entry;
+use std::ops::{Index, IndexMut};
+
+/// Entries that come at once.
+const PAGE_ENTRIES: usize = 256;
+
+/// A table of entries by slot.
+#[derive(Debug, Default)]
+pub(super) struct Entries {
+    pages: Vec<Option<Box<[Entry]>>>,
+}
+
+impl Entries {
+    /// Room for so many, none of them there.
+    pub(super) fn new(slots: usize) -> Self {
+        Self { pages: (0..slots.div_ceil(PAGE_ENTRIES)).map(|_| None).collect() }
+    }
+
+    /// The entry of a slot that is being used; `None` beyond the end.
+    pub(super) fn take(&mut self, slot: usize) -> Option<&mut Entry> {
+        let page = self.pages.get_mut(slot / PAGE_ENTRIES)?;
+        let page = page.get_or_insert_with(|| vec![Entry::empty(); PAGE_ENTRIES].into());
+        page.get_mut(slot % PAGE_ENTRIES)
+    }
+
+    pub(super) fn get(&self, slot: usize) -> Option<&Entry> {
+        self.pages.get(slot / PAGE_ENTRIES)?.as_ref()?.get(slot % PAGE_ENTRIES)
+    }
+
+    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Entry> {
+        self.pages.get_mut(slot / PAGE_ENTRIES)?.as_mut()?.get_mut(slot % PAGE_ENTRIES)
+    }
+
+    /// Those that are there.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.pages.iter().flatten().flatten()
+    }
+
+    /// Those that are there, with their slots.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Entry)> {
+        self.pages.iter_mut().enumerate().flat_map(|(number, page)| {
+            let entries = page.iter_mut().flatten().enumerate();
+            entries.map(move |(at, entry)| (number * PAGE_ENTRIES + at, entry))
+        })
+    }
+}
+
+impl Index<usize> for Entries {
+    type Output = Entry;
+
+    fn index(&self, slot: usize) -> &Entry {
+        self.get(slot).expect("the entry of a slot that is used")
+    }
+}
+
+impl IndexMut<usize> for Entries {
+    fn index_mut(&mut self, slot: usize) -> &mut Entry {
+        self.get_mut(slot).expect("the entry of a slot that is used")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_costs_its_page() {
+        let mut entries = Entries::new(32_768);
+        assert!(entries.take(32_768).is_none() && entries.get(32_767).is_none());
+        for slot in [32_767, 0, 300] {
+            entries.take(slot).expect("room").length_bytes = slot as u32;
+        }
+        assert_eq!(entries.iter().count(), 3 * PAGE_ENTRIES);
+        assert_eq!((entries[300].length_bytes, entries[32_767].length_bytes), (300, 32_767));
+        assert!(
+            entries
+                .iter_mut()
+                .all(|(slot, entry)| entry.length_bytes == 0 || entry.length_bytes == slot as u32)
+        );
+        assert!(entries.get(600).is_none() && entries.get_mut(600).is_none());
+    }
+}
