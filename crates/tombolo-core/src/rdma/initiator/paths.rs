@@ -268,10 +268,14 @@ impl Initiator {
     /// The time without a path does not count towards giving up.
     fn begin_to_count_again(&mut self, now: Time, id: PeerId) {
         let now = self.attended.at(now);
-        let blocks = self.table.entries.iter_mut().filter(|block| block.peer == id);
-        blocks.for_each(|block| block.issued_at = now);
-        let reads = self.transfers.entries.iter_mut().filter(|transfer| transfer.live && transfer.peer == id);
-        reads.for_each(|read| (read.first_asked_at, read.progress_at) = (now, now));
+        let Some(Some(peer)) = self.peers.get(id.index()) else { return };
+        for index in peer.open.iter(&self.transfers.open_chain) {
+            let transfer = &mut self.transfers.entries[index as usize];
+            (transfer.first_asked_at, transfer.progress_at) = (now, now);
+            for slot in transfer.slots.iter(&self.table.siblings) {
+                self.table.entries[slot as usize].issued_at = now;
+            }
+        }
     }
 
     /// The link is gone: what is under way there goes again, by other paths.
