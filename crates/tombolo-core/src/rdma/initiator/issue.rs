@@ -57,16 +57,18 @@ impl Initiator {
         if self.table.tickets.is_empty() {
             return None;
         }
-        let (class, relief) = self.picker.pick(self.rings.has_work())?;
-        self.counters.starvation_relief += u64::from(relief);
-        let ring = ring_of(class);
-        let id = self.rings.front(ring)?;
-        let index = self.peers[id as usize].as_ref()?.queues[class as usize].front()?;
-        if !self.may_take_slot(PeerId(id)) {
-            // Others have taken some since it came into the ring.
+        let (class, id) = loop {
+            let (class, relief) = self.picker.pick(self.rings.has_work())?;
+            self.counters.starvation_relief += u64::from(relief);
+            let id = self.rings.front(ring_of(class))?;
+            if self.may_take_slot(PeerId(id)) {
+                break (class, id);
+            }
+            // Others have taken some since it came into the ring. It leaves the rings.
             self.refresh(PeerId(id));
-            return self.poll_schedule(now);
-        }
+        };
+        let ring = ring_of(class);
+        let index = self.peers[id as usize].as_ref()?.queues[class as usize].front()?;
         let slot = self.issue(now, index)?;
         let most = self.most_outstanding(now, index);
         let transfer = &mut self.transfers.entries[index as usize];

@@ -62,8 +62,8 @@ pub struct Initiator {
     small_until: Time,
     /// Entries in a list with a timer.
     armed: u32,
-    /// A peer waits for others to have fewer slots.
-    held_back: bool,
+    /// Peers wait for others to have fewer slots; the fewest that one of them has itself.
+    held_back: Option<usize>,
     /// No timer fires before this.
     wake: Time,
     /// By this clock peers are given up.
@@ -111,7 +111,7 @@ impl Initiator {
             served_ended: List::default(),
             small_until: Time(0),
             armed: 0,
-            held_back: false,
+            held_back: None,
             wake: Time(u64::MAX),
             attended: AttendedClock::new(config.give_up_ns / GAPS_OF_A_SILENCE),
         }
@@ -295,7 +295,10 @@ impl Initiator {
                 for class in Class::ALL {
                     let waits = !peer.queues[class as usize].is_empty();
                     work |= u8::from(waits && may_take) << ring_of(class);
-                    self.held_back |= waits && !may_take;
+                    if waits && !may_take {
+                        let fewest = self.held_back.unwrap_or(usize::MAX);
+                        self.held_back = Some(fewest.min(peer.slots));
+                    }
                 }
             }
             let asks = (!peer.again.is_empty() || self.may_ask(peer)) && peer.has_path();
@@ -420,7 +423,9 @@ impl Initiator {
             peer.slots -= 1;
         }
         self.table.tickets.push_back(slot as u16);
-        if std::mem::take(&mut self.held_back) {
+        // Only when one of them may take a slot now. This peer itself the caller refreshes.
+        let free = self.table.tickets.len();
+        if self.held_back.take_if(|fewest| *fewest <= free).is_some() {
             for index in 0..self.peers.len() {
                 self.refresh(PeerId(index as u32));
             }
