@@ -1244,3 +1244,41 @@ fn reads_that_wait_for_others_are_waited_for() {
     }
     assert_eq!(status(&mut engine, now), Some(Err(TransferError::Incomplete)));
 }
+
+/// A block that is lost again and again waits for its timeout at last. One behind it that is lost, too, does
+/// not: what overtakes it shows its loss as ever.
+#[test]
+fn a_block_overtaken_too_often_does_not_hide_the_loss_of_others() {
+    let mut engine = engine(Config { bypass: false, ..Config::default() });
+    let mut now = Time(SECOND);
+    let post = |engine: &mut Engine, now| {
+        engine.post(now, OTHER, transfer(Direction::Write, 100)).expect("room");
+        next_block(engine, now).expect("a block")
+    };
+    let mut unlucky = None;
+    for _ in 0..12 {
+        let first = post(&mut engine, now);
+        let unlucky = unlucky.get_or_insert(first).transaction;
+        if first.transaction != unlucky {
+            now = now.after_ns(50_000);
+            let _ = engine.handle(now, OTHER, &ack(&first));
+        }
+        now = now.after_ns(200_000);
+        engine.expire(now);
+        while let Some(block) = next_block(&mut engine, now) {
+            assert_eq!(block.transaction, unlucky);
+        }
+    }
+    let before = engine.counters();
+    assert_eq!((before.fast_retransmits, before.timeouts), (8, 0), "it waits for the timeout");
+    let lost = post(&mut engine, now);
+    let other = post(&mut engine, now);
+    now = now.after_ns(50_000);
+    let _ = engine.handle(now, OTHER, &ack(&other));
+    let due = engine.deadline().expect("a timer");
+    assert!(due <= now.after_ns(300_000), "its loss is seen in {} ns", due.since_ns(now));
+    now = now.after_ns(300_000);
+    engine.expire(now);
+    assert_eq!(next_block(&mut engine, now).map(|block| block.transaction), Some(lost.transaction));
+    assert_eq!(engine.counters().timeouts, 0);
+}

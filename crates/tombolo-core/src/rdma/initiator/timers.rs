@@ -8,7 +8,8 @@
 //! timeout.
 
 use super::Initiator;
-use super::tables::{Place, Queue, SendPeer, Transaction};
+use super::tables::{Place, Queue, SendPeer, Transactions};
+use crate::rdma::list::List;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PeerId, TransferError};
 use tombolo_wire::Attempt;
@@ -20,10 +21,15 @@ const FAST_RETRANSMITS: u32 = 8;
 /// Lists of blocks that wait for a delay to be over.
 const DELAYS: usize = 3;
 
-impl Transaction {
-    /// Whether a later answer by its path would mean that it was lost.
-    fn may_be_overtaken(&self, answered_order: u64) -> bool {
-        self.order < answered_order && self.overtaken < FAST_RETRANSMITS
+impl Transactions {
+    /// The first unanswered block of a path, in the order of sending, that a later answer shows to be lost.
+    /// Those that were overtaken too often are passed over: they wait for the timeout, others do not.
+    fn first_overtaken(&self, timeouts: List, answered_order: u64) -> Option<u32> {
+        let mut earlier = timeouts
+            .iter(&self.chain)
+            .map(|slot| (slot, &self.entries[slot as usize]))
+            .take_while(|(_, transaction)| transaction.order < answered_order);
+        earlier.find(|(_, transaction)| transaction.overtaken < FAST_RETRANSMITS).map(|(slot, _)| slot)
     }
 }
 
@@ -138,13 +144,10 @@ impl Initiator {
         }
         while let Some(peer) = self.peers[id.index()].as_mut().filter(|peer| !peer.is_here) {
             let path = &mut peer.paths[place];
-            let Some(slot) = path.timeouts.front() else {
+            let Some(slot) = self.table.first_overtaken(path.timeouts, path.answered_order) else {
                 break;
             };
             let transaction = &self.table.entries[slot as usize];
-            if !transaction.may_be_overtaken(path.answered_order) {
-                break;
-            }
             let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns) else {
                 break;
             };
@@ -306,14 +309,13 @@ impl Initiator {
             let Some(slot) = path.timeouts.front() else { continue };
             let transaction = &self.table.entries[slot as usize];
             debug_assert!(transaction.place == Place::Timeout);
-            let sent_at = transaction.sent_at;
-            wake = wake.min(sent_at.after_ns(peer.timeout_ns(place, &self.config)));
+            wake = wake.min(transaction.sent_at.after_ns(peer.timeout_ns(place, &self.config)));
             if self.config.fast_retransmit
                 && !peer.is_here
-                && transaction.may_be_overtaken(path.answered_order)
+                && let Some(slot) = self.table.first_overtaken(path.timeouts, path.answered_order)
                 && let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns)
             {
-                wake = wake.min(sent_at.after_ns(patience_ns));
+                wake = wake.min(self.table.entries[slot as usize].sent_at.after_ns(patience_ns));
             }
         }
         if let Some(stuck) = &peer.stuck {
