@@ -31,6 +31,10 @@ struct Options {
     outages: u64,
     /// Chance of a pause of up to half a minute after a post, with all that is open over, and then a burst.
     idle: u64,
+    /// Chance that the machine is stopped after a post, for up to twenty seconds.
+    stops: u64,
+    /// Chance that a link is full for a block.
+    full_links: u64,
     /// A long read and many short ones beside it, at the start.
     short_reads: u64,
 }
@@ -97,6 +101,8 @@ fn options(rng: &mut Rng) -> Options {
         cuts: if rng.chance(700_000) { 100_000 } else { 0 },
         outages: if rng.chance(150_000) { 30_000 } else { 0 },
         idle: if rng.chance(150_000) { 100_000 } else { 0 },
+        stops: if rng.chance(150_000) { 20_000 } else { 0 },
+        full_links: if rng.chance(250_000) { rng.below(200_000) } else { 0 },
         short_reads: if rng.chance(100_000) { rng.range(10, 300) } else { 0 },
     }
 }
@@ -154,6 +160,15 @@ fn outage(bench: &mut Bench, pause_ns: u64) {
     }
 }
 
+/// The machine is stopped; what goes on first are the timers. Nobody is to blame for it.
+fn stop(bench: &mut Bench, pause_ns: u64) {
+    bench.now = bench.now.after_ns(pause_ns);
+    bench.engines.iter_mut().for_each(|engine| engine.expire(bench.now));
+    for _ in 0..100 {
+        bench.step();
+    }
+}
+
 /// All that is open ends, nothing happens for a while, and then much is posted at once: of that no more is sent
 /// at once than a window, and after a long pause no more than at the start.
 fn idle_and_burst(bench: &mut Bench, rng: &mut Rng) {
@@ -186,6 +201,7 @@ fn run(seed: u64, options: &Options) {
     let mut bench = Bench::new(options.config, seed, 3 << 20);
     bench.faults = options.faults;
     bench.payload_bytes = options.payload_bytes;
+    bench.full_links = options.full_links;
     for (delay_ns, loss) in &options.wires {
         bench.add_wire(Wire { loss: *loss, ..Wire::new(*delay_ns) });
     }
@@ -235,6 +251,9 @@ fn run(seed: u64, options: &Options) {
         if rng.chance(options.outages) {
             outage(&mut bench, rng.below(8_000_000_000));
         }
+        if rng.chance(options.stops) {
+            stop(&mut bench, rng.below(20_000_000_000));
+        }
         if rng.chance(options.idle) {
             idle_and_burst(&mut bench, &mut rng);
         }
@@ -247,6 +266,7 @@ fn run(seed: u64, options: &Options) {
         bench.step();
     }
     bench.faults = Faults::default();
+    bench.full_links = 0;
     // One wire heals; the others stay as they are.
     bench.heal_wire(rng.below(bench.wires.len() as u64) as usize);
     bench.settle(60_000_000_000);

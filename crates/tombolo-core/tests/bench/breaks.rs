@@ -52,7 +52,8 @@ impl Bench {
             | Event::Written { at, .. }
             | Event::Operated { at, .. }
             | Event::PageReady { at, .. }
-            | Event::SourceReady { at, .. } => *at != node,
+            | Event::SourceReady { at, .. }
+            | Event::Room { at, .. } => *at != node,
         });
         let events = &self.events;
         self.queue.retain(|Reverse((_, sequence))| events.contains_key(sequence));

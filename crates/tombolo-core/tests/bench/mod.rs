@@ -30,6 +30,7 @@ enum Event {
     Operated { at: usize, operation: Operation },
     PageReady { at: usize, placement: Placement },
     SourceReady { at: usize, block: Block },
+    Room { at: usize, path: PathId },
 }
 
 /// A transfer the bench keeps an eye on.
@@ -74,6 +75,8 @@ pub struct Bench {
     /// First byte of each memory not given to a transfer yet.
     pub unused: [usize; 2],
     pub faults: Faults,
+    /// Chance that a link is full for a block, for up to three milliseconds.
+    pub full_links: u64,
     pub rng: Rng,
     pub payload_bytes: u32,
     pub watched: Vec<Watched>,
@@ -121,6 +124,7 @@ impl Bench {
             memory,
             unused: [0; 2],
             faults: Faults::default(),
+            full_links: 0,
             rng,
             payload_bytes: 1024,
             watched: Vec::new(),
@@ -341,6 +345,12 @@ impl Bench {
             self.at(self.now.after_ns(delay_ns), Event::SourceReady { at: node, block: *block });
             return;
         }
+        if self.full_links > 0 && self.rng.chance(self.full_links) {
+            self.engines[node].link_full(self.now, block);
+            let delay_ns = self.rng.below(3_000_000);
+            self.at(self.now.after_ns(delay_ns), Event::Room { at: node, path: block.path });
+            return;
+        }
         assert_eq!(block.own_domain, domain_of(node));
         let start = (block.source_address - BASE) as usize;
         for header in block.packets(self.payload_bytes) {
@@ -463,6 +473,7 @@ impl Bench {
                 Event::Operated { at, operation } => self.operate(at, operation),
                 Event::PageReady { at, placement } => self.engines[at].page_ready(&placement),
                 Event::SourceReady { at, block } => self.engines[at].source_ready(&block),
+                Event::Room { at, path } => self.engines[at].link_has_room(OTHER, path),
             }
         }
         self.drain();
