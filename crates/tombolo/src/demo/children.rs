@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::directory::Directory;
+use tombolo_app::scratch::Scratch;
+
 use crate::Failure;
 
 /// How often a child and the signals are looked after.
@@ -33,7 +34,7 @@ pub fn interrupted() -> Failure {
 
 impl Child {
     /// Starts it; what it says on standard error is kept for later.
-    pub fn start(mut command: Command, name: &'static str, directory: &Directory) -> Result<Self, Failure> {
+    pub fn start(command: &mut Command, name: &'static str, directory: &Scratch) -> Result<Self, Failure> {
         let errors = directory.file(&format!("{name}.log"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&errors)?);
         let child =

@@ -59,7 +59,7 @@ impl Target {
 
 /// The median of a row of `tombolo-bench reads`, in microseconds.
 pub fn microseconds(row: &Value, field: &str) -> Option<f64> {
-    median(row[field].as_array()?.iter().filter_map(Value::as_f64).collect())
+    median(&row[field].as_array()?.iter().filter_map(Value::as_f64).collect::<Vec<_>>())
 }
 
 /// The row of a racer.

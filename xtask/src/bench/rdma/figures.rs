@@ -74,7 +74,7 @@ impl Figures {
         if self.is_missing(who, size_bytes) {
             return None;
         }
-        median(self.runs.get(&(who.to_owned(), what, size_bytes))?.clone())
+        median(self.runs.get(&(who.to_owned(), what, size_bytes))?)
     }
 
     /// A typical latency: the median, or the mean where nothing else is told.

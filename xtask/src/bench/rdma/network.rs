@@ -14,7 +14,8 @@ use crate::bench::child;
 /// The congestion controls under which TCP is raced; the better of both counts.
 pub const CONTROLS: [&str; 2] = ["cubic", "bbr"];
 
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest that a command which sets the network up may take.
+const COMMAND_LIMIT: Duration = Duration::from_secs(10);
 /// Below those that the kernel gives to clients by itself.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
@@ -22,13 +23,15 @@ const PORTS: std::ops::Range<u16> = 20_000..30_000;
 pub fn may_have_own() -> Result<(), String> {
     let mut command = Command::new("unshare");
     command.args(["--net", "--", "ip", "link", "set", "lo", "up"]);
-    child::run(command, PATIENCE).map(drop).map_err(|trouble| format!("unshare --net: {trouble}"))
+    child::run(&mut command, COMMAND_LIMIT).map(drop).map_err(|trouble| format!("unshare --net: {trouble}"))
 }
 
 fn ip(words: &[&str]) -> Result<(), String> {
     let mut command = Command::new("ip");
     command.args(words);
-    child::run(command, PATIENCE).map(drop).map_err(|trouble| format!("ip {}: {trouble}", words.join(" ")))
+    child::run(&mut command, COMMAND_LIMIT)
+        .map(drop)
+        .map_err(|trouble| format!("ip {}: {trouble}", words.join(" ")))
 }
 
 /// How often a port was asked for.

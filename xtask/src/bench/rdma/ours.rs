@@ -1,4 +1,4 @@
-//! What `tombolo bench rdma --json` found. Whatever it leaves out is not measured.
+//! What `tombolo-bench rdma --json` found. Whatever it leaves out is not measured.
 
 use serde_json::Value;
 
@@ -104,7 +104,7 @@ pub fn read(found: &Value, figures: &mut Figures) -> Result<(), String> {
             summary(figures, &interference(link, how, true), NO_SIZE, &row["busy"]);
         }
     }
-    if rows == 0 { Err("`tombolo bench rdma` told of no transfers".into()) } else { Ok(()) }
+    if rows == 0 { Err("`tombolo-bench rdma` reported no transfers".into()) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use serde::Serialize;
+use tombolo_app::size::Size;
 use tombolo_host::process;
 use tombolo_host::shared::SharedMemory;
 
 use super::bare::{self, Load, Trip};
-use super::{AREA, BYTES, LONG, PATIENCE, Places, WARM_UP};
+use super::{ANSWER_TIMEOUT, AREA, BYTES, LONG, Places, WARM_UP};
 use crate::Failure;
-use crate::size::Size;
 
 /// What the machine does at best.
 #[derive(Debug, Serialize)]
@@ -76,7 +76,7 @@ fn cache_line(first: usize, last: usize) -> Result<f64, Failure> {
                 }
                 ball.store(2 * round + 1, Ordering::Release);
                 while ball.load(Ordering::Acquire) != 2 * round + 2 {
-                    if since.elapsed() > PATIENCE {
+                    if since.elapsed() > ANSWER_TIMEOUT {
                         return Err(Failure::new("the other processor does not answer"));
                     }
                 }

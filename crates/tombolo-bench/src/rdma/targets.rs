@@ -3,11 +3,12 @@
 use std::fmt;
 
 use serde::Serialize;
+use tombolo_app::size::Size;
 
 use super::floor::{Floor, Rate};
 use super::interference::Interference;
-use super::{Engine, Operation, Route, Row, name};
-use crate::size::Size;
+use super::{Engine, Operation, Route, Row};
+use crate::name;
 
 /// A ratio and its bound.
 #[derive(Debug, Serialize)]
