@@ -1,6 +1,6 @@
 //! A program's domain at its node.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -15,6 +15,10 @@ use tombolo_channel::{
 use tombolo_host::event;
 use tombolo_host::own::{self, OwnMemory};
 use tombolo_host::shared::SharedMemory;
+use tombolo_host::timing::client::{
+    BUSY_PAUSE, DEFAULT_REQUEST_TIMEOUT, DRIVE_BEFORE_SLEEP, GATHER_PAUSE, MAX_GATHER, MAX_SLEEP,
+    NODE_CHECK_INTERVAL, POLL_BEFORE_SLEEP, SPIN,
+};
 use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
 
@@ -26,26 +30,9 @@ use crate::readiness::Readiness;
 use crate::requests::{GivenUp, MAX_GIVEN_UP, Requests};
 use crate::transfer::{Atomic, Spec, Transfer};
 
-/// How long the node may take to answer, unless [`Domain::set_request_timeout`] says otherwise.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long to leave a node alone that has too many waiting, or a full socket.
-const BUSY_PAUSE: Duration = Duration::from_millis(1);
-/// Programs that poll look this often whether the node is gone.
-const NODE_LOOK: Duration = Duration::from_millis(100);
-/// How long to poll for the end of a transfer without giving way to anybody.
-const SPIN: Duration = Duration::from_micros(2);
-/// How long to poll before sleeping, at least and at most: twice as long as waits took lately. To sleep and
-/// to be woken costs both sides some ten microseconds.
-const POLL: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(1);
-/// How long to drive a node in this process before leaving that to its own thread.
-const DRIVE: Duration = Duration::from_millis(5);
-/// With so many transfers under way at a node in this process, up to as many new ones are sent together:
-/// they wait for each other while completions come in, with pauses no longer than this, and altogether.
-const GATHERED: u32 = 8;
-const GATHER: Duration = Duration::from_micros(2);
-const MAX_GATHER: Duration = Duration::from_micros(20);
-/// The longest sleep, so that the node's end is noticed.
-const NAP: Duration = Duration::from_millis(100);
+/// With so many transfers under way at a node in this process, up to as many new ones are sent together.
+/// They wait for each other while completions come in ([`GATHER_PAUSE`], [`MAX_GATHER`]).
+const MAX_GATHERED: u32 = 8;
 
 /// A protection domain of this program at its node, and the channels that go with it. All threads
 /// may use it at once; a clone is the same domain. When the last clone and the last transfer are
@@ -110,7 +97,7 @@ fn hear(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<Option<Heard>, Op
         Ok(received) => match decode(&buffer[..received.length_bytes]) {
             Some(Message::AnswerV2 { number, reply }) => Ok(Some(Heard::Answer(number, reply, received))),
             Some(Message::EndedV1) => Ok(Some(Heard::Ended)),
-            _ => Err(OpenError::Nonsense),
+            _ => Err(OpenError::UnexpectedMessage),
         },
         Err(UnixError::WouldBlock) => Ok(None),
         Err(error) => Err(OpenError::Lost(error)),
@@ -186,7 +173,7 @@ impl Asking {
         received: Received,
     ) -> Result<(), OpenError> {
         let descriptor = received.descriptors.into_iter().next();
-        self.requests.answered_late(number, reply, descriptor).map_err(|_| OpenError::Nonsense)?;
+        self.requests.answered_late(number, reply, descriptor).map_err(|_| OpenError::UnexpectedMessage)?;
         self.give_back(socket)
     }
 
@@ -237,7 +224,7 @@ impl Domain {
         progress: Option<Progress>,
     ) -> Result<Self, OpenError> {
         let no_node = |source| OpenError::NoNode { path: path.to_owned(), source };
-        let deadline = Instant::now() + REQUEST_TIMEOUT;
+        let deadline = Instant::now() + DEFAULT_REQUEST_TIMEOUT;
         let socket = loop {
             match SeqpacketSocket::connect(path) {
                 // Many come at once.
@@ -249,16 +236,16 @@ impl Domain {
         let request = Request::Open { domain: number };
         // If it takes too long, the socket is closed, and the domain with it.
         let what = &mut || GivenUp::Nothing;
-        let (reply, received) = asking.ask(&socket, request, &[], what, REQUEST_TIMEOUT, &|| {})?;
-        let Reply::Opened { domain: number } = reply else { return Err(OpenError::Nonsense) };
-        let page = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
+        let (reply, received) = asking.ask(&socket, request, &[], what, DEFAULT_REQUEST_TIMEOUT, &|| {})?;
+        let Reply::Opened { domain: number } = reply else { return Err(OpenError::UnexpectedMessage) };
+        let page = received.descriptors.into_iter().next().ok_or(OpenError::UnexpectedMessage)?;
         Ok(Self(Arc::new(Inner {
             number,
             page: ChannelPage::open(page)?,
             readiness: Readiness::of(&socket)?,
             socket,
             asking: Mutex::new(asking),
-            request_timeout_ms: AtomicU64::new(REQUEST_TIMEOUT.as_millis() as u64),
+            request_timeout_ms: AtomicU64::new(DEFAULT_REQUEST_TIMEOUT.as_millis() as u64),
             channels: Channels::new(),
             sleepers: AtomicU32::new(0),
             poll_ns: AtomicU64::new(0),
@@ -288,8 +275,8 @@ impl Domain {
     pub fn allocate(&self, bytes: usize, grants: &[Grant]) -> Result<Memory, OpenError> {
         let request = Request::Allocate { bytes: bytes as u64, grants: grants.to_vec() };
         let (reply, received) = self.0.ask(request, &mut || GivenUp::Allocation)?;
-        let Reply::Allocated { address } = reply else { return Err(OpenError::Nonsense) };
-        let descriptor = received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?;
+        let Reply::Allocated { address } = reply else { return Err(OpenError::UnexpectedMessage) };
+        let descriptor = received.descriptors.into_iter().next().ok_or(OpenError::UnexpectedMessage)?;
         Ok(Memory::new(SharedMemory::open(descriptor, bytes)?, address))
     }
 
@@ -298,7 +285,7 @@ impl Domain {
         let request = Request::Free { address: memory.address() };
         match self.0.ask(request, &mut || GivenUp::Nothing)?.0 {
             Reply::Done => Ok(()),
-            _ => Err(OpenError::Nonsense),
+            _ => Err(OpenError::UnexpectedMessage),
         }
     }
 
@@ -335,7 +322,7 @@ impl Domain {
                 Err(error)
             }
             (Err(error), _) => Err(error),
-            (Ok(_), _) => Err(OpenError::Nonsense),
+            (Ok(_), _) => Err(OpenError::UnexpectedMessage),
         }
     }
 
@@ -353,7 +340,7 @@ impl Domain {
         match answered {
             Ok((Reply::Done, _)) => Ok(memory.take()),
             _ if is_done => Ok(memory.take()),
-            Ok(_) => Err(DeregisterError { memory, error: OpenError::Nonsense }),
+            Ok(_) => Err(DeregisterError { memory, error: OpenError::UnexpectedMessage }),
             Err(error) => Err(DeregisterError { memory, error }),
         }
     }
@@ -362,7 +349,7 @@ impl Domain {
     pub fn peers(&self) -> Result<Vec<PeerStatus>, OpenError> {
         match self.0.ask(Request::Peers, &mut || GivenUp::Nothing)?.0 {
             Reply::Peers(peers) => Ok(peers),
-            _ => Err(OpenError::Nonsense),
+            _ => Err(OpenError::UnexpectedMessage),
         }
     }
 
@@ -427,9 +414,9 @@ impl Domain {
             Some(descriptor) => descriptor,
             None => match self.0.ask_with(&mut asking, request, &[], what) {
                 Ok((Reply::Mailbox, received)) => {
-                    received.descriptors.into_iter().next().ok_or(OpenError::Nonsense)?
+                    received.descriptors.into_iter().next().ok_or(OpenError::UnexpectedMessage)?
                 }
-                Ok(_) => return Err(OpenError::Nonsense),
+                Ok(_) => return Err(OpenError::UnexpectedMessage),
                 // An earlier try may have been answered too late.
                 Err(error) => asking.requests.take_mailbox(messages, senders).ok_or(error)?,
             },
@@ -479,7 +466,7 @@ impl Domain {
     /// descriptor is readable for ever.
     pub fn drain(&self) -> Result<(), WaitError> {
         self.0.readiness.clear();
-        // Whoever asks the node for something reads its messages, and says so.
+        // A thread that waits for an answer holds this lock, and reads the node's messages itself.
         let Some(mut asking) = self.0.asking.try_lock() else { return Ok(()) };
         asking.catch_up(&self.0.socket, &|| {}).map_err(|_| WaitError::NodeGone)
     }
@@ -556,13 +543,13 @@ impl Inner {
     }
 
     /// Whether the node is gone, as far as that is known: a system call finds it out, once in
-    /// [`NODE_LOOK`] however often this is called.
+    /// [`NODE_CHECK_INTERVAL`] however often this is called.
     pub(crate) fn notices_node_gone(&self) -> bool {
         if self.node_gone.load(Ordering::Relaxed) {
             return true;
         }
         let (now, next) = (coarse_now_ms(), self.next_look_ms.load(Ordering::Relaxed));
-        let after = now + NODE_LOOK.as_millis() as u64;
+        let after = now + NODE_CHECK_INTERVAL.as_millis() as u64;
         // One of all threads looks.
         let looks = now >= next
             && self.next_look_ms.compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed).is_ok();
@@ -598,7 +585,7 @@ impl Inner {
             return Ok(());
         }
         let since = Instant::now();
-        let poll = Duration::from_nanos(self.poll_ns.load(Ordering::Relaxed)).max(*POLL.start());
+        let poll = Duration::from_nanos(self.poll_ns.load(Ordering::Relaxed)).max(*POLL_BEFORE_SLEEP.start());
         let (mut sleeping, mut quiet_from) = (false, Duration::ZERO);
         let outcome = loop {
             let ended = if sleeping { self.page.ended() } else { 0 };
@@ -606,16 +593,16 @@ impl Inner {
             let waited = since.elapsed();
             if so || waited >= timeout {
                 self.waited(waited);
-                // Whoever polls with short timeouts, or none, hears of the node's end here.
+                // A program that polls with short timeouts, or none, notices the node's end here.
                 break if !so && self.notices_node_gone() && !is_so() {
                     Err(WaitError::NodeGone)
                 } else {
                     Ok(())
                 };
             }
-            if let Some(progress) = self.progress.as_ref().filter(|_| waited < DRIVE) {
-                // Whoever keeps many small transfers under way has them sent together.
-                let gathers = waited < quiet_from + GATHER && waited < MAX_GATHER && self.gathers();
+            if let Some(progress) = self.progress.as_ref().filter(|_| waited < DRIVE_BEFORE_SLEEP) {
+                // While many small transfers are under way, new ones are sent together.
+                let gathers = waited < quiet_from + GATHER_PAUSE && waited < MAX_GATHER && self.gathers();
                 if progress.0(if gathers { Bells::Leave } else { Bells::Answer }) > 0 {
                     quiet_from = waited;
                 }
@@ -630,7 +617,7 @@ impl Inner {
                 self.sleepers.fetch_add(1, Ordering::SeqCst);
                 self.page.wait_by(Waiting::Futex);
             } else {
-                self.page.sleep(ended, NAP.min(timeout - waited));
+                self.page.sleep(ended, MAX_SLEEP.min(timeout - waited));
                 self.settle_late_answers();
                 if self.page.ended() == ended && self.is_node_gone() {
                     break Err(WaitError::NodeGone);
@@ -649,13 +636,13 @@ impl Inner {
     /// Whether new transfers may wait for others like them: a few are new, and many are under way.
     fn gathers(&self) -> bool {
         let rung = self.page.rung().count_ones();
-        (1..GATHERED).contains(&rung) && self.channels.used() >= rung + GATHERED
+        (1..MAX_GATHERED).contains(&rung) && self.channels.used() >= rung + MAX_GATHERED
     }
 
     /// Waits that polling may well shorten make it poll for longer; others let it sleep sooner.
     fn waited(&self, waited: Duration) {
         let before = self.poll_ns.load(Ordering::Relaxed);
-        let wanted = if waited * 2 <= *POLL.end() { waited.as_nanos() as u64 * 2 } else { 0 };
+        let wanted = if waited * 2 <= *POLL_BEFORE_SLEEP.end() { waited.as_nanos() as u64 * 2 } else { 0 };
         self.poll_ns.store(wanted.max(before - before / 8), Ordering::Relaxed);
     }
 
@@ -676,7 +663,7 @@ impl Inner {
         if let Some(mut asking) = self.asking.try_lock()
             && asking.requests.owes()
         {
-            // A node that is gone is noticed by whoever waits.
+            // The thread that waits notices that the node is gone.
             let _ = asking.catch_up(&self.socket, &|| self.readiness.set());
         }
     }

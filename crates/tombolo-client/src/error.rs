@@ -34,7 +34,7 @@ pub enum OpenError {
     Refused(String),
     /// It does not speak this version.
     #[error("the node's answer makes no sense: it may be of another version")]
-    Nonsense,
+    UnexpectedMessage,
     /// Its memory cannot be used.
     #[error("{0}")]
     Memory(#[from] SharedMemoryError),

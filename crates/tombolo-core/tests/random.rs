@@ -197,7 +197,7 @@ fn run(seed: u64, options: &Options) {
         // Both ends at once, both ways (SPEC M10).
         let poster = random.below(2) as usize;
         let direction = if random.per_million(500_000) { Direction::Write } else { Direction::Read };
-        let class = random.per_million(200_000).then(|| Class::ALL[random.below(3) as usize]);
+        let class = random.per_million(200_000).then(|| random.among(&Class::ALL));
         let size = size(&mut random, options.largest_bytes);
         let words = random.per_million(500_000);
         let outcome = if random.per_million(150_000) {

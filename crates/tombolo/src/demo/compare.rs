@@ -20,12 +20,12 @@ pub const SHARES: [(&str, u64); 2] = [("one half", 2), ("one quarter", 4)];
 /// again.
 const SWAP_ATTEMPTS: usize = 3;
 
-/// A cgroup that may use so many bytes, and swap on zram behind it.
+/// A cgroup that may use `limit_bytes`, and swap on zram behind it.
 pub fn swap(limit_bytes: u64) -> io::Result<LimitedMemory> {
     LimitedMemory::new("tombolo-demo", limit_bytes, ALL_LOCAL_BYTES)
 }
 
-/// So many whole pages.
+/// A share of the working set in whole pages: it is divided by `share`.
 pub fn share_of(working_set_bytes: u64, share: u64) -> u64 {
     working_set_bytes / share / 4096 * 4096
 }
@@ -34,7 +34,7 @@ pub fn share_of(working_set_bytes: u64, share: u64) -> u64 {
 pub enum Place<'a> {
     /// Nothing special.
     Plain,
-    /// Under Tombolo with so many bytes local.
+    /// Under Tombolo with this many bytes local.
     Tombolo(u64),
     /// In a memory cgroup.
     Group(&'a LimitedMemory),
@@ -53,7 +53,7 @@ pub trait Workload {
 pub struct Point {
     pub local_bytes: u64,
     pub tombolo_s: f64,
-    /// None where there is no zram, or it failed.
+    /// `None` where there is no zram, or the run with it failed.
     pub zram_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zram_failure: Option<String>,

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tombolo_app::redis::{self, Client};
 use tombolo_app::scratch::Scratch;
@@ -15,13 +15,12 @@ use super::children::{self, Child};
 use super::compare::{Place, Workload};
 use super::{Demo, STOP};
 use crate::Failure;
+use tombolo_host::timing::command::DEMO_SERVER_END;
 
 /// About 130 MB with what redis needs beside the values.
 const KEYS: u64 = 110_000;
 const WARM_UP: u64 = 20_000;
 const GETS: u64 = 80_000;
-/// How long a server that has closed its connections may take to end.
-const END_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The workload.
 pub struct Redis {
@@ -69,7 +68,7 @@ impl Workload for Redis {
                 return children::interrupted();
             }
             // If it has ended, that says more than what the client saw of it.
-            thread::sleep(END_TIMEOUT);
+            thread::sleep(DEMO_SERVER_END);
             ended().unwrap_or_else(|| Failure::new(format!("redis: {error}")))
         })?;
         server.into_inner().finish(&STOP, || demo.bar.tick())?;
