@@ -190,7 +190,7 @@ impl Running {
         Ok(output)
     }
 
-    /// Ends the group and reaps its leader. Until it is reaped, its number is nobody else's.
+    /// Ends the group and reaps its leader. Until the leader is reaped, no other process has its number.
     fn end(&mut self) -> io::Result<ExitStatus> {
         if !self.reaped
             && let Some(group) = Pid::from_raw(self.child.id().cast_signed())

@@ -120,7 +120,7 @@ impl Client {
         Ok(())
     }
 
-    /// Gets so many values of random keys below `keys`, and checks them; an error of `check` ends it.
+    /// Gets `count` values of random keys below `keys`, and checks them; an error of `check` ends it.
     pub fn get(
         &mut self,
         keys: u64,

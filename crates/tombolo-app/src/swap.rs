@@ -16,7 +16,7 @@ pub struct LimitedMemory {
 }
 
 impl LimitedMemory {
-    /// Sets both up: a cgroup of this name that may use so many bytes, and swap for so many before
+    /// Sets both up: a cgroup of this name that may use `limit_bytes`, and swap for `swap_bytes` before
     /// compression.
     pub fn new(name: &str, limit_bytes: u64, swap_bytes: u64) -> io::Result<Self> {
         let zram = ZramSwap::new(swap_bytes)?;

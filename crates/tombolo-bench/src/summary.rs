@@ -6,7 +6,7 @@ use tombolo_host::probe::{Area, PAGE_WORDS};
 
 use crate::Failure;
 
-/// What is told of a set of latencies, in nanoseconds.
+/// The figures of a set of latencies, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// How many accesses.
@@ -23,7 +23,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of latencies in any order; None of none.
+    /// The summary of latencies in any order; `None` if there are none.
     pub fn of(mut latencies_ns: Vec<u64>) -> Option<Self> {
         latencies_ns.sort_unstable();
         let last = latencies_ns.len().checked_sub(1)?;
@@ -59,7 +59,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Room for so many.
+    /// Makes room for `most` samples.
     pub fn new(most: usize) -> Result<Self, Failure> {
         let area = Area::for_results(most.div_ceil(PAGE_WORDS))?;
         (0..area.pages()).for_each(|page| area.write(page * PAGE_WORDS, 0));

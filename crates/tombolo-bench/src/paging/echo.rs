@@ -16,9 +16,9 @@ use tombolo_host::{event, process};
 use crate::summary::{Samples, Summary};
 use crate::{Failure, this_binary};
 
-/// As long as a fault handler polls for an answer.
+/// How long the asking side polls: as long as a fault handler polls for an answer.
 const ASKER_POLLS: Duration = Duration::from_micros(150);
-/// As long as a lender polls after the last packet.
+/// How long the answering side polls: as long as a lender polls after the last packet.
 const RESPONDER_POLLS: Duration = Duration::from_micros(60);
 /// About the size of a read request on the wire.
 const REQUEST_BYTES: usize = 48;

@@ -24,7 +24,7 @@ pub struct KernelSwap {
 }
 
 impl KernelSwap {
-    /// Sets swap up for probes of so many bytes.
+    /// Sets swap up for probes with areas of `area_bytes`.
     pub fn new(area_bytes: u64, arguments: &[String]) -> Result<Self, Failure> {
         let algorithm = ZramSwap::new(area_bytes * 2)?.algorithm();
         let mut swap = Self { area_bytes, algorithm, base_bytes: 0 };
@@ -44,7 +44,7 @@ impl KernelSwap {
         self.base_bytes
     }
 
-    /// A probe that may keep so many bytes of its area.
+    /// Runs a probe that may keep `local_bytes` of its area in memory.
     pub fn probe(&self, local_bytes: u64, arguments: &[String]) -> Result<Summary, Failure> {
         let before = pages_swapped_in()?;
         let mut attempt = 1;

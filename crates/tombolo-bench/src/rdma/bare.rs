@@ -31,7 +31,7 @@ const BUFFER_SHARE: usize = 4;
 const BUFFER_BYTES: usize = 8 << 20;
 /// Datagrams of bytes that are tried; the best counts.
 const SEGMENTS: [usize; 3] = [4 * 1024, 16 * 1024, 32 * 1024];
-/// The other end stops when it has heard nothing for so long.
+/// The other end stops when nothing has come for this long.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Says hello; no datagram of a measurement is as long.
 const HELLO: [u8; 3] = [0; 3];
@@ -46,7 +46,7 @@ pub enum Load {
     Packets,
 }
 
-/// So many bytes there, and as many back: half of the time.
+/// The latency of a round trip with `size_bytes` each way: half of its time.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Trip {
     pub size_bytes: u64,
@@ -94,7 +94,7 @@ impl End {
         Ok(Self { socket, load, segment, memory, outgoing, incoming })
     }
 
-    /// Sends so many bytes of a place.
+    /// Sends `size` bytes of memory from `at` on.
     fn send(&mut self, at: usize, size: usize) -> Result<(), Failure> {
         let mut sent = 0;
         while sent < size {
@@ -151,7 +151,7 @@ impl End {
         Ok(())
     }
 
-    /// Takes what has come, to its place: how many bytes.
+    /// Receives what has come, copies it to its place, and returns how many bytes it was.
     fn receive(&mut self) -> Result<usize, Failure> {
         let batch = match self.socket.receive(&mut self.incoming) {
             Ok(batch) => batch,
@@ -188,7 +188,7 @@ impl End {
         }
     }
 
-    /// Takes so many bytes.
+    /// Receives `size` bytes.
     fn take(&mut self, size: usize) -> Result<(), Failure> {
         let (mut had, asked) = (0, Instant::now());
         while had < size {
@@ -247,7 +247,7 @@ pub fn rates(processors: [usize; 2], load: Load, sizes: &[Size]) -> Result<Vec<R
     Ok(found)
 }
 
-/// None: the buffers are too small for it.
+/// `None` if the buffers are too small for this size.
 fn rate(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Result<Option<f64>, Failure> {
     let (mut end, _sink) = start(processors, load, size, segment, false)?;
     // As many under way as Tombolo has, but no more than fit into the buffers.
@@ -288,7 +288,7 @@ pub fn trips(processors: [usize; 2], load: Load, sizes: &[Size]) -> Result<Vec<T
     Ok(found)
 }
 
-/// None: the buffers are too small for it.
+/// `None` if the buffers are too small for this size.
 fn trip(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Result<Option<Summary>, Failure> {
     let (mut end, _sink) = start(processors, load, size, segment, true)?;
     if size > end.window_bytes()? {
@@ -314,7 +314,7 @@ fn trip(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Resu
     samples.summary().map(Some)
 }
 
-/// The other end: answers each so many bytes with a few, or as many.
+/// The other end: answers every `size` bytes with a few bytes, or with as many.
 pub fn sink(arguments: &Arguments) -> Result<(), Failure> {
     let &Arguments { size, segment, load, back } = arguments;
     let door = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0).into())?;

@@ -17,13 +17,13 @@ use crate::Failure;
 pub struct Floor {
     /// A cache line to another processor and back, both polling.
     pub cache_line_round_trip_ns: f64,
-    /// One copy of so many bytes, within an area as large as that of the transfers, of ordinary pages.
+    /// Copies of each size, within an area of ordinary pages as large as that of the transfers.
     pub copies: Vec<Rate>,
     /// The same of huge pages, where the kernel has them.
     pub copies_huge: Vec<Rate>,
-    /// Bare UDP on loopback with segmentation offload both ways, so many bytes acknowledged at a time.
+    /// Bare UDP on loopback with segmentation offload both ways; the bytes of each size are acknowledged together.
     pub udp: Vec<Rate>,
-    /// So many bytes by bare UDP, and the same back.
+    /// Round trips of each size over bare UDP.
     pub udp_ping_pong: Vec<Trip>,
     /// As `udp`, but of blocks in packets: copied there, checksummed, checked, and copied to their place.
     pub udp_packets: Vec<Rate>,

@@ -11,13 +11,13 @@ use crate::Failure;
 use crate::summary::{Samples, Summary};
 
 const SMALL_BYTES: u32 = 64;
-/// The large transfers that follow each other, until so many bytes in all.
+/// Size of a large transfer. They follow each other until [`ALTOGETHER`] bytes have moved.
 const LARGE_BYTES: usize = AREA / 2;
 const ALTOGETHER: usize = 1 << 30;
-/// So often they pause, for so many small ones alone.
+/// The large transfers pause this often, and this many small ones run alone.
 const TURNS: usize = 8;
 const IDLE: usize = 1000;
-/// Small ones beside them that are noted at most.
+/// The most small transfers beside them that are noted.
 const MOST_BUSY: usize = 1 << 20;
 
 /// Latencies of small writes.

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! In each round every peer runs once with each number of threads, in turn, so that a change of the
-//! machine's speed meets all of them alike. What fails is told, with the reason, and the rest goes on.
+//! machine's speed meets all of them alike. A run that fails is reported with the reason, and the others go on.
 
 use std::path::PathBuf;
 use std::time::Duration;

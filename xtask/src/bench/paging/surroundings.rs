@@ -27,9 +27,9 @@ pub struct Surroundings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Plain,
-    /// Under Tombolo with so many bytes local.
+    /// Under Tombolo with this many bytes local.
     Tombolo(u64),
-    /// Under the kernel's swap with so many bytes in the cgroup.
+    /// Under the kernel's swap with this many bytes in the cgroup.
     Kernel(u64),
 }
 
@@ -41,7 +41,7 @@ pub struct Place<'a> {
     group: Option<LimitedMemory>,
 }
 
-/// A cgroup that may use so many bytes, and swap on zram behind it.
+/// A cgroup that may use `limit_bytes`, and swap on zram behind it.
 fn swap(limit_bytes: u64) -> Result<LimitedMemory, String> {
     LimitedMemory::new("tombolo-xtask-bench", limit_bytes, SWAP_BYTES).map_err(|error| error.to_string())
 }

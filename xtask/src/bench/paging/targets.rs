@@ -101,7 +101,7 @@ fn of_curve(curve: &Curve, targets: &mut Vec<Target>) {
     }
 }
 
-/// All that can be said.
+/// All targets whose figures were measured.
 pub fn all(found: &Found) -> Vec<Target> {
     let mut targets = Vec::new();
     for target in found.faults.iter().flat_map(|faults| faults["targets"].as_array()).flatten() {

@@ -67,7 +67,7 @@ impl Network {
         &self.default
     }
 
-    /// Those that programs can be raced under that do not choose one themselves.
+    /// The congestion controls under which programs can be raced that do not choose one themselves.
     pub fn controls(&self) -> &[String] {
         &self.controls
     }
@@ -101,7 +101,7 @@ impl Network {
     pub fn port(&self) -> Result<u16, String> {
         let count = PORTS.end - PORTS.start;
         for _ in PORTS {
-            // Two benches, of which each is told that a port is free, begin elsewhere.
+            // Two benches that find the same port free begin at different ports.
             let begin = std::process::id() % u32::from(count);
             let turn = u32::from(TURN.fetch_add(1, Ordering::Relaxed));
             let port = PORTS.start + ((begin + turn) % u32::from(count)) as u16;

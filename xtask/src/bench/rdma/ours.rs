@@ -9,7 +9,7 @@ pub const LINKS: [&str; 5] = ["loopback", "shm", "udp", "udp_sealed", "udp_loss"
 /// The engine in the program, or in a process of its own.
 pub const HOWS: [&str; 2] = ["embedded", "node"];
 /// The ways in which a link is measured: programs of one node have no link between them, and
-/// encryption and loss are the link's, whoever drives it.
+/// encryption and loss are properties of the link, wherever its engine is.
 pub fn hows(link: &str) -> &'static [&'static str] {
     match link {
         "loopback" => &["node"],
