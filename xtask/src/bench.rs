@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
+use tombolo_app::child::{self, STOP, interrupted};
+use tombolo_app::median;
 
-mod child;
 mod page;
 mod paging;
 mod rdma;
@@ -15,13 +15,6 @@ mod rdma;
 const USAGE: &str = "\
 usage: cargo xtask bench paging [--runs N] [--only faults|reads|start|sort|redis|chase]
        cargo xtask bench rdma [--runs N]";
-
-/// An interrupt ends a bench between two runs, so that what it set up is taken down.
-static STOP: AtomicBool = AtomicBool::new(false);
-
-fn interrupted() -> bool {
-    STOP.load(Ordering::Relaxed)
-}
 
 /// Builds the release binary of a package, which has the same name; where it is.
 fn build(package: &str) -> Result<PathBuf, String> {
@@ -44,14 +37,6 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench")
 }
 
-/// The middle one, or the mean of the two in the middle.
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    let high = *values.get(middle)?;
-    Some(if values.len() % 2 == 1 { high } else { (values[middle - 1] + high) / 2.0 })
-}
-
 /// Runs a bench. The arguments are those after `bench`.
 pub fn main(arguments: &[String]) -> Result<(), String> {
     let rest = arguments.get(1..).unwrap_or_default();
@@ -65,13 +50,6 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_median_is_in_the_middle() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(vec![3.0, 1.0]), Some(2.0));
-        assert_eq!(median(Vec::new()), None);
-    }
 
     #[test]
     fn an_unknown_bench_is_refused() {

@@ -17,8 +17,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tombolo_host::process;
 
-use crate::processes::{self, Group, Scratch};
-use crate::{Failure, size};
+use tombolo_app::child::{self, Guard};
+use tombolo_app::scratch::Scratch;
+use tombolo_app::{median, size};
+
+use crate::Failure;
 
 /// The longest that one run of `tombolo ping` or `tombolo status` may take.
 const RUN_LIMIT: Duration = Duration::from_secs(60);
@@ -45,7 +48,7 @@ pub struct FreeingArguments {
     #[command(flatten)]
     common: CommonArguments,
     /// How much memory is lent and freed.
-    #[arg(long, value_parser = size::parse, default_value = "12G")]
+    #[arg(long, value_parser = size::bytes, default_value = "12G")]
     size: usize,
 }
 
@@ -72,23 +75,23 @@ impl CommonArguments {
         command
     }
 
-    fn node(&self, listen: &str, lend_bytes: usize) -> Result<(Group, String), Failure> {
+    fn node(&self, listen: &str, lend_bytes: usize) -> Result<(Guard, String), Failure> {
         let lend = lend_bytes.to_string();
         let words = ["node", "--insecure", "--name", "bench", "--listen", listen, "--lend", &lend];
-        processes::server(&mut self.command(&words))
+        Ok(child::serve(&mut self.command(&words))?)
     }
 
     /// Writes 64 bytes so often, one after the other.
     fn ping(&self, address: &str, count: u32) -> Result<Latency, Failure> {
         let count = count.to_string();
         let words = ["ping", "--insecure", address, "--count", &count, "--interval", "0", "--json"];
-        processes::result(&mut self.command(&words), RUN_LIMIT)
+        crate::result(&mut self.command(&words), RUN_LIMIT)
     }
 
     /// Bytes that the node is freeing.
     fn being_freed_bytes(&self, address: &str) -> Result<u64, Failure> {
         let words = ["status", "--insecure", "--json", address];
-        let status: Value = processes::result(&mut self.command(&words), RUN_LIMIT)?;
+        let status: Value = crate::result(&mut self.command(&words), RUN_LIMIT)?;
         let bytes = status["counters"]["lend_being_freed_bytes"].as_u64();
         bytes.ok_or_else(|| Failure::new("the status does not say how much is being freed"))
     }
@@ -118,7 +121,7 @@ struct Summary {
 impl Runs {
     fn summary(&self) -> Summary {
         let median = |value: fn(&Latency) -> f64| {
-            processes::median(&self.0.iter().map(value).collect::<Vec<_>>()).unwrap_or(f64::NAN)
+            median(&self.0.iter().map(value).collect::<Vec<_>>()).unwrap_or(f64::NAN)
         };
         Summary {
             median_us: median(|run| run.median_us),
@@ -134,7 +137,7 @@ fn hello(arguments: &CommonArguments) -> Result<Vec<u8>, Failure> {
     socket.set_read_timeout(Some(RUN_LIMIT))?;
     let address = format!("udp:{}", socket.local_addr()?);
     let mut command = arguments.command(&["ping", "--insecure", &address, "--count", "1"]);
-    let _stranger = Group::start(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
+    let _stranger = child::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
     let mut hello = vec![0; 65536];
     let length = socket.recv(&mut hello)?;
     hello.truncate(length);
@@ -192,7 +195,7 @@ fn beside_flood<T>(
 /// Measures others' writes beside a flood of hellos.
 pub fn hellos(arguments: &HelloArguments) -> Result<(), Failure> {
     let common = &arguments.common;
-    process::stop_on_signals(&processes::STOP);
+    process::stop_on_signals(&child::STOP);
     let hello = hello(common)?;
     let (_node, address) = common.node("udp:127.0.0.1:0", 16 << 20)?;
     let node: SocketAddr = address
@@ -227,29 +230,29 @@ pub fn hellos(arguments: &HelloArguments) -> Result<(), Failure> {
     print(
         common,
         &json!({
-            "hellos_per_s": processes::median(&rates),
+            "hellos_per_s": median(&rates),
             "quiet": quiet.summary(),
             "discarded": discarded,
             "flooded": flooded,
             "p99_ratio": flooded.p99_us / discarded.p99_us,
             "newcomers": newcomers_ms.len(),
-            "newcomer_median_ms": processes::median(&newcomers_ms),
+            "newcomer_median_ms": median(&newcomers_ms),
             "newcomer_max_ms": newcomers_ms.iter().copied().fold(0.0, f64::max),
         }),
     )
 }
 
 /// A program that borrows so much, and is ended when this is dropped.
-fn borrower(arguments: &FreeingArguments, address: &str) -> Result<Group, Failure> {
+fn borrower(arguments: &FreeingArguments, address: &str) -> Result<Guard, Failure> {
     let (common, size) = (&arguments.common, arguments.size.to_string());
     let words =
         ["run", "--insecure", "--from", address, "--local", "64M", "--remote", &size, "--", "sleep", "600"];
     let mut command = common.command(&words);
-    let group = Group::start(command.stdout(Stdio::null()))?;
+    let group = child::spawn(command.stdout(Stdio::null()))?;
     let since = Instant::now();
     loop {
         let words = ["status", "--insecure", "--json", address];
-        let status: Value = processes::result(&mut common.command(&words), RUN_LIMIT)?;
+        let status: Value = crate::result(&mut common.command(&words), RUN_LIMIT)?;
         if status["lent_bytes"].as_u64() >= Some(arguments.size as u64) {
             return Ok(group);
         }
@@ -263,7 +266,7 @@ fn borrower(arguments: &FreeingArguments, address: &str) -> Result<Group, Failur
 /// Measures others' writes while memory is freed.
 pub fn freeing(arguments: &FreeingArguments) -> Result<(), Failure> {
     let common = &arguments.common;
-    process::stop_on_signals(&processes::STOP);
+    process::stop_on_signals(&child::STOP);
     let scratch = Scratch::new("freeing")?;
     let listen = format!("shm:{}", scratch.file("lender").display());
     let (_node, address) = common.node(&listen, arguments.size + (64 << 20))?;
@@ -286,7 +289,7 @@ pub fn freeing(arguments: &FreeingArguments) -> Result<(), Failure> {
         common,
         &json!({
             "freed_bytes": arguments.size,
-            "freed_median_ms": processes::median(&freed_ms),
+            "freed_median_ms": median(&freed_ms),
             "left_after_the_writes_bytes": left_bytes,
             "quiet": quiet,
             "freeing": freeing,

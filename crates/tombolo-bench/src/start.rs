@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
+use tombolo_app::child::{self, STOP};
+use tombolo_app::scratch::Scratch;
+use tombolo_app::{median, size};
 use tombolo_host::cpu::Stopwatch;
 use tombolo_host::process;
 
-use crate::processes::{self, Scratch};
-use crate::{Failure, size};
+use crate::{Failure, print_json};
 
 const PROGRAM: &str = "/bin/true";
 /// The longest that one run may take.
@@ -27,7 +29,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 20)]
     rounds: usize,
     /// How much to borrow.
-    #[arg(long, value_parser = size::parse, default_value = "256M")]
+    #[arg(long, value_parser = size::bytes, default_value = "256M")]
     remote: usize,
     /// Print one JSON object.
     #[arg(long)]
@@ -48,7 +50,7 @@ impl Times {
         beyond_s: impl FnOnce() -> Result<f64, Failure>,
     ) -> Result<(), Failure> {
         let watch = Stopwatch::start()?;
-        processes::finish(command, RUN_LIMIT)?;
+        child::run(command, RUN_LIMIT)?;
         let (wall_s, cpu_s) = watch.elapsed()?;
         self.wall_s.push(wall_s - beyond_s()?);
         self.cpu_s.push(cpu_s);
@@ -56,7 +58,7 @@ impl Times {
     }
 
     fn median_s(&self) -> f64 {
-        processes::median(&self.wall_s).unwrap_or(f64::NAN)
+        median(&self.wall_s).unwrap_or(f64::NAN)
     }
 
     /// A single start is shorter than what /proc/stat resolves, so this is a mean.
@@ -70,13 +72,13 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.rounds == 0 {
         return Err(Failure::new("at least one round is needed"));
     }
-    process::stop_on_signals(&processes::STOP);
-    let scratch = Scratch::new("start")?;
+    process::stop_on_signals(&STOP);
+    let scratch = Scratch::new("bench-start")?;
     let lent_bytes = arguments.remote.saturating_mul(2).to_string();
     let listen = format!("shm:{}", scratch.file("lender").display());
     let mut command = Command::new(&arguments.binary);
     command.args(["node", "--insecure", "--name", "bench", "--listen", &listen, "--lend", &lent_bytes]);
-    let (_lender, address) = processes::server(&mut command)?;
+    let (_lender, address) = child::serve_node(&mut command)?;
     let report = scratch.file("report.json");
     let mut borrowing_s = Vec::new();
     let (mut plain, mut far) = (Times::default(), Times::default());
@@ -106,10 +108,10 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
         "plain_cpu_s": plain.mean_cpu_s(),
         "beyond_borrowing_s": far.median_s(),
         "with_borrowing_cpu_s": far.mean_cpu_s(),
-        "borrowing_s": processes::median(&borrowing_s),
+        "borrowing_s": median(&borrowing_s),
     });
     if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&found)?);
+        print_json(&found)?;
     } else {
         let milliseconds = |field: &str| found[field].as_f64().unwrap_or(f64::NAN) * 1000.0;
         println!(

@@ -253,7 +253,7 @@ enum tombolo_result tombolo_close(struct tombolo_domain *domain);
 uint16_t tombolo_number(const struct tombolo_domain *domain);
 
 /*
- Memory of so many bytes (whole pages of 4096), zeroed, and what others may do with it.
+ Allocates `bytes` of zeroed memory (whole pages of 4096); `grants` says what others may do with it.
 
  # Safety
  `domain` is open, `grants` has `grant_count` entries, `memory` can be written.
@@ -365,7 +365,7 @@ enum tombolo_result tombolo_wait_word(const struct tombolo_transfer *transfer,
                                       uint64_t *before);
 
 /*
- Opens the domain's mailbox (it has one at most), for so many messages that are not taken yet: a power
+ Opens the domain's mailbox (it has one at most), with room for this many messages that are not taken yet: a power
  of two, at most 4096. `senders` are grants of which only `who` and `number` count.
 
  # Safety
@@ -391,7 +391,7 @@ enum tombolo_result tombolo_send(const struct tombolo_domain *domain,
                                  struct tombolo_transfer **transfer);
 
 /*
- Waits for the next message, at most so many milliseconds (0: looks), and copies it to `message`, which
+ Waits for the next message, at most this many milliseconds (0: does not wait), and copies it to `message`, which
  has room for `TOMBOLO_MAX_MAIL` bytes. Says how long it is and, unless null, who sent it.
 
  # Safety
@@ -422,7 +422,7 @@ void tombolo_close_mailbox(struct tombolo_mailbox *mailbox);
 enum tombolo_status tombolo_poll(const struct tombolo_transfer *transfer);
 
 /*
- Waits for the end of a transfer, at most so many milliseconds: polls for a moment, then sleeps. It
+ Waits for the end of a transfer, at most this many milliseconds: polls for a moment, then sleeps. It
  may be called again after `TIMED_OUT`.
 
  # Safety

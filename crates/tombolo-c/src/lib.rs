@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tombolo_client::{MAX_MAIL_BYTES, Notification, OpenError, PostError, SendError, WaitError};
+use tombolo_client::{CLASSES, MAX_MAIL_BYTES, Notification, OpenError, PostError, SendError, WaitError};
 
 /// What became of a call. 0 is success.
 #[repr(C)]
@@ -177,7 +177,7 @@ fn of_open(error: &OpenError) -> Result {
         | OpenError::Memory(_)
         | OpenError::NoDescriptors
         | OpenError::UntrustedNode { .. } => Result::Refused,
-        OpenError::Lost(_) | OpenError::Nonsense => Result::NodeGone,
+        OpenError::Lost(_) | OpenError::UnexpectedMessage => Result::NodeGone,
     };
     say(result, &error.to_string())
 }
@@ -301,11 +301,11 @@ fn grant(grant: &Grant) -> Option<tombolo_client::Grant> {
 /// The grants of a list, if all are for somebody.
 ///
 /// # Safety
-/// `grants` has so many entries.
+/// `grants` has `count` entries.
 unsafe fn list(grants: *const Grant, count: usize) -> Option<Vec<tombolo_client::Grant>> {
     let grants = match count {
         0 => &[],
-        // SAFETY: so many entries, as the caller promises.
+        // SAFETY: there are as many entries as the caller promises.
         count => unsafe { std::slice::from_raw_parts(grants, count) },
     };
     grants.iter().map(grant).collect()
@@ -317,7 +317,7 @@ impl Domain {
     }
 }
 
-/// Memory of so many bytes (whole pages of 4096), zeroed, and what others may do with it.
+/// Allocates `bytes` of zeroed memory (whole pages of 4096); `grants` says what others may do with it.
 ///
 /// # Safety
 /// `domain` is open, `grants` has `grant_count` entries, `memory` can be written.
@@ -334,7 +334,7 @@ pub unsafe extern "C" fn tombolo_allocate(
     if memory.is_null() || (grants.is_null() && grant_count > 0) {
         return bad("tombolo_allocate: a pointer is null");
     }
-    // SAFETY: so many entries, as the caller promises.
+    // SAFETY: there are as many entries as the caller promises.
     let Some(grants) = (unsafe { list(grants, grant_count) }) else {
         return bad("tombolo_allocate: a grant is for nobody");
     };
@@ -400,7 +400,7 @@ unsafe fn start(
     let (Some(domain), Some(spec)) = (unsafe { domain.as_ref() }, unsafe { spec.as_ref() }) else {
         return bad("a transfer without a domain or a spec");
     };
-    if transfer.is_null() || spec.class_hint > 3 {
+    if transfer.is_null() || spec.class_hint > u32::from(CLASSES) {
         return bad("a transfer without a place for its handle, or of a class that is none");
     }
     let words = Notification { address: spec.notification_address, first: spec.first, last: spec.last };
@@ -563,7 +563,7 @@ pub const TOMBOLO_MAX_MAIL: usize = 1024;
 
 const _: () = assert!(TOMBOLO_MAX_MAIL == MAX_MAIL_BYTES);
 
-/// Opens the domain's mailbox (it has one at most), for so many messages that are not taken yet: a power
+/// Opens the domain's mailbox (it has one at most), with room for this many messages that are not taken yet: a power
 /// of two, at most 4096. `senders` are grants of which only `who` and `number` count.
 ///
 /// # Safety
@@ -585,7 +585,7 @@ pub unsafe extern "C" fn tombolo_open_mailbox(
     }
     let senders = match sender_count {
         0 => &[],
-        // SAFETY: so many entries, as the caller promises.
+        // SAFETY: there are as many entries as the caller promises.
         count => unsafe { std::slice::from_raw_parts(senders, count) },
     };
     let who = |sender: &Grant| grant(sender).map(|grant| grant.who);
@@ -620,7 +620,7 @@ pub unsafe extern "C" fn tombolo_send(
     if message.is_null() || transfer.is_null() || !(1..=MAX_MAIL_BYTES).contains(&bytes) {
         return bad("tombolo_send: a pointer is null, or the message is empty or too long");
     }
-    // SAFETY: so many bytes, as the caller promises.
+    // SAFETY: there are as many bytes as the caller promises.
     let message = unsafe { std::slice::from_raw_parts(message.cast(), bytes) };
     match domain.domain.send(target.into(), message) {
         // SAFETY: can be written, as the caller promises.
@@ -631,7 +631,7 @@ pub unsafe extern "C" fn tombolo_send(
     }
 }
 
-/// Waits for the next message, at most so many milliseconds (0: looks), and copies it to `message`, which
+/// Waits for the next message, at most this many milliseconds (0: does not wait), and copies it to `message`, which
 /// has room for `TOMBOLO_MAX_MAIL` bytes. Says how long it is and, unless null, who sent it.
 ///
 /// # Safety
@@ -697,7 +697,7 @@ pub unsafe extern "C" fn tombolo_poll(transfer: *const Transfer) -> Status {
     }
 }
 
-/// Waits for the end of a transfer, at most so many milliseconds: polls for a moment, then sleeps. It
+/// Waits for the end of a transfer, at most this many milliseconds: polls for a moment, then sleeps. It
 /// may be called again after `TIMED_OUT`.
 ///
 /// # Safety

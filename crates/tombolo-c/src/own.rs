@@ -61,7 +61,7 @@ pub unsafe extern "C" fn tombolo_register(
     let Some(address) = NonNull::new(start.cast()).filter(|_| !grants.is_null() || grant_count == 0) else {
         return bad("tombolo_register: a pointer is null");
     };
-    // SAFETY: so many entries, as the caller promises.
+    // SAFETY: there are as many entries as the caller promises.
     let Some(grants) = (unsafe { list(grants, grant_count) }) else {
         return bad("tombolo_register: a grant is for nobody");
     };

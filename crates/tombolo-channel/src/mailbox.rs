@@ -92,7 +92,7 @@ fn shared_bytes(messages: u32) -> usize {
 }
 
 impl Mailbox {
-    /// Whether a mailbox can be for so many messages.
+    /// Whether a mailbox can have room for this many messages.
     pub fn is_size(messages: u32) -> bool {
         messages.is_power_of_two() && messages <= MAX_MAILS
     }

@@ -197,7 +197,7 @@ impl ChannelPage {
         if waiting & Waiting::Futex as u32 != 0 {
             event::futex_wake(self.short(ENDED), u32::MAX >> 1);
         }
-        // One message for each time it was asked for: whoever does not read has no full socket.
+        // One message for each time it was asked for: a program that does not read must not find its socket full.
         let message = Waiting::Message as u32;
         waiting & message != 0 && self.short(WAITING).fetch_and(!message, Ordering::SeqCst) & message != 0
     }

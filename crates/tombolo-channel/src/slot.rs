@@ -17,7 +17,7 @@
 //!
 //! All little endian, addresses virtual ones of their domain.
 
-use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, NackCode, Notification};
+use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, CLASSES, NackCode, Notification};
 
 /// Channels of a page.
 pub const SLOTS: usize = 64;
@@ -120,7 +120,7 @@ impl Descriptor {
             (Work::Atomic(AtomicOperation::FetchAdd(operand)), _) => (2, 0, operand, 0),
             (Work::Atomic(AtomicOperation::CompareSwap { compare, swap }), _) => (3, 0, swap, compare),
         };
-        let class = self.class.map_or(0, |class| u16::from(class.min(2)) + 1);
+        let class = self.class.map_or(0, |class| u16::from(class.min(CLASSES - 1)) + 1);
         let mut flags = class << CLASS_SHIFT | work << WORK_SHIFT;
         if self.notification.is_some() {
             flags |= FLAG_NOTIFICATION;
@@ -299,7 +299,7 @@ mod tests {
             target in any::<(u32, u16)>(),
             source in proptest::option::of(any::<(u32, u16)>()),
             work in 0..4_u8,
-            class in proptest::option::of(0..3_u8),
+            class in proptest::option::of(0..CLASSES),
         ) {
             let [first, last] = addresses;
             let work = match work {

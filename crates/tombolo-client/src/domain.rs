@@ -1,6 +1,6 @@
 //! A program's domain at its node.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,6 +17,10 @@ use tombolo_host::event;
 use tombolo_host::own::{self, OwnMemory};
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::shared::SharedMemory;
+use tombolo_host::timing::client::{
+    BUSY_PAUSE, DEFAULT_REQUEST_TIMEOUT, DRIVE_BEFORE_SLEEP, GATHER_PAUSE, MAX_GATHER, MAX_SLEEP,
+    NODE_CHECK_INTERVAL, POLL_BEFORE_SLEEP, SPIN,
+};
 use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
 
@@ -28,29 +32,12 @@ use crate::readiness::Readiness;
 use crate::requests::{GivenUp, MAX_GIVEN_UP, Requests, Settling};
 use crate::transfer::{Atomic, Spec, Transfer};
 
-/// How long the node may take to answer, unless [`Domain::set_request_timeout`] says otherwise.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long to leave a node alone that has too many waiting, or a full socket.
-const BUSY_PAUSE: Duration = Duration::from_millis(1);
-/// Programs that poll look this often whether the node is gone.
-const NODE_LOOK: Duration = Duration::from_millis(100);
-/// How long to poll for the end of a transfer without giving way to anybody.
-const SPIN: Duration = Duration::from_micros(2);
-/// How long to poll before sleeping, at least and at most: twice as long as waits took lately. To sleep and
-/// to be woken costs both sides some ten microseconds.
-const POLL: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(1);
-/// How long to drive a node in this process before leaving that to its own thread.
-const DRIVE: Duration = Duration::from_millis(5);
-/// With so many transfers under way at a node in this process, up to as many new ones are sent together:
-/// they wait for each other while completions come in, with pauses no longer than this, and altogether.
-const GATHERED: u32 = 8;
-const GATHER: Duration = Duration::from_micros(2);
-const MAX_GATHER: Duration = Duration::from_micros(20);
+/// With so many transfers under way at a node in this process, up to as many new ones are sent together.
+/// They wait for each other while completions come in ([`GATHER_PAUSE`], [`MAX_GATHER`]).
+const MAX_GATHERED: u32 = 8;
 /// Messages taken at once where nobody waits for an answer: many more than an honest node ever has in the
 /// socket, whose queue the kernel bounds.
 const MAX_CAUGHT_UP: usize = 4096;
-/// The longest sleep, so that the node's end is noticed.
-const NAP: Duration = Duration::from_millis(100);
 
 /// A protection domain of this program at its node, and the channels that go with it. All threads
 /// may use it at once; a clone is the same domain. When the last clone and the last transfer are
@@ -122,7 +109,7 @@ impl Answer {
     /// The descriptor that belongs to the answer.
     fn descriptor(self) -> Result<PassedDescriptor, OpenError> {
         let descriptors = self.descriptors.ok_or(OpenError::NoDescriptors)?;
-        descriptors.into_iter().next().ok_or(OpenError::Nonsense)
+        descriptors.into_iter().next().ok_or(OpenError::UnexpectedMessage)
     }
 }
 
@@ -139,7 +126,7 @@ fn hear(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<Option<Heard>, Op
             Ok(Some(Heard::Answer(number, Answer { reply, descriptors })))
         }
         Some(Message::EndedV1) => Ok(Some(Heard::Ended)),
-        _ => Err(OpenError::Nonsense),
+        _ => Err(OpenError::UnexpectedMessage),
     }
 }
 
@@ -221,7 +208,7 @@ impl Asking {
     /// Takes an answer that nobody waits for any more, and gives back what it grants.
     fn take_late(&mut self, socket: &SeqpacketSocket, number: u32, answer: Answer) -> Result<(), OpenError> {
         let descriptor = answer.descriptors.and_then(|descriptors| descriptors.into_iter().next());
-        self.requests.answered_late(number, &answer.reply, descriptor).map_err(|_| OpenError::Nonsense)?;
+        self.requests.answered_late(number, &answer.reply, descriptor).map_err(|_| OpenError::UnexpectedMessage)?;
         self.give_back(socket)
     }
 
@@ -352,7 +339,7 @@ impl Domain {
             UnixError::Path { errno: Errno::MFILE | Errno::NFILE, .. } => OpenError::NoDescriptors,
             source => OpenError::NoNode { path: path.to_owned(), source },
         };
-        let patience = Patience::new(REQUEST_TIMEOUT);
+        let patience = Patience::new(DEFAULT_REQUEST_TIMEOUT);
         let socket = loop {
             match SeqpacketSocket::connect(path) {
                 // Many come at once.
@@ -366,7 +353,7 @@ impl Domain {
         // If it takes too long, the socket is closed, and the domain with it.
         let what = &mut || GivenUp::Nothing;
         let answer = asking.ask(&socket, request, &[], what, patience, &|| {})?;
-        let Reply::Opened { domain: number } = answer.reply else { return Err(OpenError::Nonsense) };
+        let Reply::Opened { domain: number } = answer.reply else { return Err(OpenError::UnexpectedMessage) };
         let page = answer.descriptor()?;
         Ok(Self(Arc::new(Inner {
             number,
@@ -375,7 +362,7 @@ impl Domain {
             socket,
             asking: Mutex::new(asking),
             to_free: Mutex::default(),
-            request_timeout_ms: AtomicU64::new(REQUEST_TIMEOUT.as_millis() as u64),
+            request_timeout_ms: AtomicU64::new(DEFAULT_REQUEST_TIMEOUT.as_millis() as u64),
             channels: Channels::new(),
             sleepers: AtomicU32::new(0),
             poll_ns: AtomicU64::new(0),
@@ -405,7 +392,7 @@ impl Domain {
     pub fn allocate(&self, bytes: usize, grants: &[Grant]) -> Result<Memory, OpenError> {
         let request = Request::Allocate { bytes: bytes as u64, grants: grants.to_vec() };
         let answer = self.0.ask(request, &mut || GivenUp::Allocation)?;
-        let Reply::Allocated { address } = answer.reply else { return Err(OpenError::Nonsense) };
+        let Reply::Allocated { address } = answer.reply else { return Err(OpenError::UnexpectedMessage) };
         let opened = answer.descriptor().and_then(|descriptor| Ok(SharedMemory::open(descriptor, bytes)?));
         match opened {
             Ok(memory) => Ok(Memory::new(memory, address)),
@@ -428,7 +415,7 @@ impl Domain {
         };
         match self.0.ask(Request::Free { address }, what) {
             Ok(Answer { reply: Reply::Done, .. }) => Ok(()),
-            Ok(_) => Err(OpenError::Nonsense),
+            Ok(_) => Err(OpenError::UnexpectedMessage),
             Err(error) => {
                 if !is_sent && matches!(error, OpenError::TimedOut(_) | OpenError::Unanswered(_)) {
                     self.0.free_later(address);
@@ -465,7 +452,7 @@ impl Domain {
                 }
                 (_, memory) => {
                     memory.into_iter().for_each(|memory| asking.requests.keep_unsettled(memory));
-                    Err(OpenError::Nonsense)
+                    Err(OpenError::UnexpectedMessage)
                 }
             }
         });
@@ -477,7 +464,7 @@ impl Domain {
     }
 
     /// Makes sure that memory whose registration failed, with [`OpenError::TimedOut`],
-    /// [`OpenError::Lost`] or [`OpenError::Nonsense`], is not registered: when this returns `Ok`, no
+    /// [`OpenError::Lost`] or [`OpenError::UnexpectedMessage`], is not registered: when this returns `Ok`, no
     /// transfer touches it, and none will. An error means that the node may still register it, or has: try
     /// again. Memory that begins at another address than this one is not looked at.
     ///
@@ -510,14 +497,14 @@ impl Domain {
             asking.requests.forget_deregistrations(address);
             return Ok(memory.take());
         }
-        Err(DeregisterError { memory, error: answered.err().unwrap_or(OpenError::Nonsense) })
+        Err(DeregisterError { memory, error: answered.err().unwrap_or(OpenError::UnexpectedMessage) })
     }
 
     /// The nodes that transfers can go to; number 0 is the program's own.
     pub fn peers(&self) -> Result<Vec<PeerStatus>, OpenError> {
         match self.0.ask(Request::Peers, &mut || GivenUp::Nothing)?.reply {
             Reply::Peers(peers) => Ok(peers),
-            _ => Err(OpenError::Nonsense),
+            _ => Err(OpenError::UnexpectedMessage),
         }
     }
 
@@ -586,7 +573,7 @@ impl Domain {
             Some(descriptor) => descriptor,
             None => match self.0.ask_with(&mut asking, request, &[], what, patience) {
                 Ok(answer) if answer.reply == Reply::Mailbox => answer.descriptor()?,
-                Ok(_) => return Err(OpenError::Nonsense),
+                Ok(_) => return Err(OpenError::UnexpectedMessage),
                 // An earlier try may have been answered too late.
                 Err(error) => asking.requests.take_mailbox(messages, senders).ok_or(error)?,
             },
@@ -743,13 +730,13 @@ impl Inner {
     }
 
     /// Whether the node is gone, as far as that is known: a system call finds it out, once in
-    /// [`NODE_LOOK`] however often this is called.
+    /// [`NODE_CHECK_INTERVAL`] however often this is called.
     pub(crate) fn notices_node_gone(&self) -> bool {
         if self.node_gone.load(Ordering::Relaxed) {
             return true;
         }
         let (now, next) = (coarse_now_ms(), self.next_look_ms.load(Ordering::Relaxed));
-        let after = now + NODE_LOOK.as_millis() as u64;
+        let after = now + NODE_CHECK_INTERVAL.as_millis() as u64;
         // One of all threads looks.
         let looks = now >= next
             && self.next_look_ms.compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed).is_ok();
@@ -785,7 +772,7 @@ impl Inner {
             return Ok(());
         }
         let since = Instant::now();
-        let poll = Duration::from_nanos(self.poll_ns.load(Ordering::Relaxed)).max(*POLL.start());
+        let poll = Duration::from_nanos(self.poll_ns.load(Ordering::Relaxed)).max(*POLL_BEFORE_SLEEP.start());
         let (mut sleeping, mut quiet_from) = (false, Duration::ZERO);
         let outcome = loop {
             let ended = if sleeping { self.page.ended() } else { 0 };
@@ -793,16 +780,16 @@ impl Inner {
             let waited = since.elapsed();
             if so || waited >= timeout {
                 self.waited(waited);
-                // Whoever polls with short timeouts, or none, hears of the node's end here.
+                // A program that polls with short timeouts, or none, notices the node's end here.
                 break if !so && self.notices_node_gone() && !is_so() {
                     Err(WaitError::NodeGone)
                 } else {
                     Ok(())
                 };
             }
-            if let Some(progress) = self.progress.as_ref().filter(|_| waited < DRIVE) {
-                // Whoever keeps many small transfers under way has them sent together.
-                let gathers = waited < quiet_from + GATHER && waited < MAX_GATHER && self.gathers();
+            if let Some(progress) = self.progress.as_ref().filter(|_| waited < DRIVE_BEFORE_SLEEP) {
+                // While many small transfers are under way, new ones are sent together.
+                let gathers = waited < quiet_from + GATHER_PAUSE && waited < MAX_GATHER && self.gathers();
                 if progress.0(if gathers { Bells::Leave } else { Bells::Answer }) > 0 {
                     quiet_from = waited;
                 }
@@ -817,7 +804,7 @@ impl Inner {
                 self.sleepers.fetch_add(1, Ordering::SeqCst);
                 self.page.wait_by(Waiting::Futex);
             } else {
-                self.page.sleep(ended, NAP.min(timeout - waited));
+                self.page.sleep(ended, MAX_SLEEP.min(timeout - waited));
                 self.settle_late_answers();
                 if self.page.ended() == ended && self.is_node_gone() {
                     break Err(WaitError::NodeGone);
@@ -836,13 +823,13 @@ impl Inner {
     /// Whether new transfers may wait for others like them: a few are new, and many are under way.
     fn gathers(&self) -> bool {
         let rung = self.page.rung().count_ones();
-        (1..GATHERED).contains(&rung) && self.channels.used() >= rung + GATHERED
+        (1..MAX_GATHERED).contains(&rung) && self.channels.used() >= rung + MAX_GATHERED
     }
 
     /// Waits that polling may well shorten make it poll for longer; others let it sleep sooner.
     fn waited(&self, waited: Duration) {
         let before = self.poll_ns.load(Ordering::Relaxed);
-        let wanted = if waited * 2 <= *POLL.end() { waited.as_nanos() as u64 * 2 } else { 0 };
+        let wanted = if waited * 2 <= *POLL_BEFORE_SLEEP.end() { waited.as_nanos() as u64 * 2 } else { 0 };
         self.poll_ns.store(wanted.max(before - before / 8), Ordering::Relaxed);
     }
 
@@ -863,7 +850,7 @@ impl Inner {
         if let Some(mut asking) = self.try_lock_asking()
             && asking.requests.owes()
         {
-            // A node that is gone is noticed by whoever waits.
+            // The thread that waits notices that the node is gone.
             let _ = asking.catch_up(&self.socket, &|| self.readiness.set());
         }
     }

@@ -46,7 +46,7 @@ pub enum OpenError {
     Refused(String),
     /// It does not speak this version.
     #[error("the node's answer makes no sense: it may be of another version")]
-    Nonsense,
+    UnexpectedMessage,
     /// The kernel closed what the node passed, since this process has no descriptor left.
     #[error("no file descriptor was left for what the node passed: close some, or raise `ulimit -n`")]
     NoDescriptors,

@@ -53,5 +53,5 @@ pub use mailbox::Mailbox;
 pub use memory::{Memory, Registered};
 pub use tombolo_channel::{Failure, Grant, MAX_MAIL_BYTES, MAX_MAILS, Mail, PeerStatus, Status, Target, Who};
 pub use tombolo_host::own::OwnMemory;
-pub use tombolo_wire::Notification;
+pub use tombolo_wire::{CLASSES, Notification};
 pub use transfer::{Atomic, Spec, Transfer};

@@ -17,7 +17,8 @@ use tombolo_host::passed::PassedDescriptor;
 
 use crate::memory::Registered;
 
-/// Requests without an answer that nobody waits for. A node that owes so many is asked nothing more.
+/// The most requests without an answer that no thread waits for any more. A node that owes this many is asked
+/// nothing more.
 pub(crate) const MAX_GIVEN_UP: usize = 64;
 
 /// A request that nobody waits for: what its answer may bring.
@@ -33,7 +34,7 @@ pub(crate) enum GivenUp {
     Deregistration(u64),
     /// As [`GivenUp::Deregistration`]; this memory is needed no more.
     Release(Registered),
-    /// A mailbox for so many messages, from these senders.
+    /// A mailbox with room for this many messages, from these senders.
     Mailbox(u32, Vec<Who>),
 }
 
@@ -191,7 +192,7 @@ impl Requests {
         self.deregistered.remove(&address)
     }
 
-    /// The mailbox that came late, if it is for so many messages and from these senders.
+    /// The mailbox that came late, if it has room for this many messages, from these senders.
     pub(crate) fn take_mailbox(&mut self, messages: u32, senders: &[Who]) -> Option<PassedDescriptor> {
         let (_, _, descriptor) = self.mailbox.take_if(|(known_messages, known_senders, _)| {
             *known_messages == messages && known_senders == senders

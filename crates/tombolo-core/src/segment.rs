@@ -253,7 +253,7 @@ mod tests {
             .collect()
     }
 
-    /// The slow way: deal stripes round robin to whoever has room.
+    /// The slow way: deal stripes round robin to the lenders that have room.
     fn oracle(segments: &[Segment]) -> Vec<(SegmentId, u64)> {
         let (mut dealt, mut round) = (Vec::new(), 0);
         while segments.iter().any(|segment| segment.length_bytes > round) {

@@ -3,11 +3,11 @@
 
 mod bench;
 
-use bench::Rng;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use tombolo_core::rdma::Time;
 use tombolo_core::rdma::congestion::{Congestion, CongestionConfig};
+use tombolo_random::Random;
 
 const BLOCK: u64 = 16 * 1024;
 const MICROSECOND: u64 = 1_000;
@@ -50,7 +50,7 @@ struct Net {
     longest_queue_ns: u64,
     flows: Vec<Flow>,
     events: BinaryHeap<Reverse<(Time, Event)>>,
-    rng: Rng,
+    random: Random,
 }
 
 impl Net {
@@ -76,7 +76,7 @@ impl Net {
             longest_queue_ns: 0,
             flows: (0..flows).map(flow).collect(),
             events: BinaryHeap::new(),
-            rng: Rng::usual(7),
+            random: Random::for_test(7),
         }
     }
 
@@ -117,14 +117,14 @@ impl Net {
             let patience_ns = 2 * MILLISECOND + 4 * flow.delay_ns.max(flow.trip_ns);
             self.events.push(Reverse((self.now.after_ns(patience_ns), timer)));
             let queue_ns = self.free_at.since_ns(self.now);
-            if queue_ns * 1000 / self.byte_picos > self.buffer_bytes || self.rng.chance(self.loss) {
+            if queue_ns * 1000 / self.byte_picos > self.buffer_bytes || self.random.per_million(self.loss) {
                 continue;
             }
             self.longest_queue_ns = self.longest_queue_ns.max(queue_ns);
             self.free_at = self.now.max(self.free_at).after_ns(BLOCK * self.byte_picos / 1000);
             let mut arrives = self.free_at.after_ns(flow.delay_ns);
-            if self.rng.chance(self.pause.0) {
-                self.paused_until = self.paused_until.max(arrives.after_ns(self.rng.below(self.pause.1)));
+            if self.random.per_million(self.pause.0) {
+                self.paused_until = self.paused_until.max(arrives.after_ns(self.random.below(self.pause.1)));
             }
             arrives = arrives.max(self.paused_until);
             let answer = Event::Answer { flow: at, block, sent_at: self.now };

@@ -2,10 +2,10 @@
 
 mod bench;
 
-use bench::Rng;
 use std::collections::VecDeque;
 use tombolo_core::rdma::congestion::CongestionConfig;
 use tombolo_core::rdma::{Action, Config, Direction, Engine, PeerId, Time, Transfer, TransferError, Verdict};
+use tombolo_random::Random;
 use tombolo_wire::{Ack, Checksums, Domain, MAX_BARE_PACKET_BYTES, Packet, Payload};
 
 const NODES: usize = 4;
@@ -17,14 +17,14 @@ struct Mesh {
     memory: Vec<Vec<u8>>,
     now: Time,
     wire: VecDeque<(usize, usize, Vec<u8>)>,
-    rng: Rng,
+    random: Random,
     done: usize,
     failed: usize,
 }
 
 impl Mesh {
     fn new(config: Config) -> Self {
-        let mut rng = Rng::usual(77);
+        let mut random = Random::for_test(77);
         let mut engines: Vec<Engine> = (0..NODES).map(|_| Engine::new(config)).collect();
         for engine in &mut engines {
             for peer in 0..NODES as u32 {
@@ -34,11 +34,11 @@ impl Mesh {
         let memory = (0..NODES)
             .map(|_| {
                 let mut bytes = vec![0; AREA * (1 + 2 * NODES)];
-                bytes[..AREA].fill_with(|| rng.next() as u8);
+                bytes[..AREA].fill_with(|| random.next() as u8);
                 bytes
             })
             .collect();
-        Self { engines, memory, now: Time(0), wire: VecDeque::new(), rng, done: 0, failed: 0 }
+        Self { engines, memory, now: Time(0), wire: VecDeque::new(), random, done: 0, failed: 0 }
     }
 
     fn post(&mut self, node: usize, peer: usize, direction: Direction) {
@@ -75,7 +75,7 @@ impl Mesh {
                 }
             }
             match self.wire.pop_front() {
-                Some(_) if self.rng.chance(loss) => {}
+                Some(_) if self.random.per_million(loss) => {}
                 Some((from, to, bytes)) => self.arrive(from, to, &bytes),
                 None => {
                     let timers = self.engines.iter().filter_map(Engine::deadline);

@@ -3,7 +3,7 @@
 //! no pair keeps two links. Then liveness: when all is healed, every neighbour that is wanted is joined within a
 //! bound, to its present life, and nothing moves any more.
 //!
-//! `TOMBOLO_SEED=7` replays one seed, `TOMBOLO_SEEDS=5000` runs many.
+//! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SEEDS=5000` runs many.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -11,6 +11,7 @@ use tombolo_core::fabric::neighbour::{
     Action, Change, Dial, DialOutcome, Event, Identity, LinkId, NeighbourId, Neighbours, Pauses, Proof,
 };
 use tombolo_core::rdma::Time;
+use tombolo_random::{Random, Seeds};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
@@ -20,25 +21,6 @@ const SUSPECT: u64 = 1_500 * MS;
 const OUTAGE: u64 = 10 * SECOND;
 /// When all is healed: the longest pause, a dial that was under way, an outage, and the way to insist.
 const SETTLED: u64 = OUTAGE + 4 * DIAL_TIMEOUT + 3 * 7 * SECOND;
-
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn chance(&mut self, per_mille: u64) -> bool {
-        self.below(1000) < per_mille
-    }
-}
 
 /// What a test plants.
 #[derive(Clone, Copy, PartialEq)]
@@ -89,13 +71,13 @@ enum Due {
 }
 
 struct World {
-    rng: Rng,
+    random: Random,
     plant: Plant,
     now: u64,
     nodes: Vec<Node>,
     cut: BTreeSet<(usize, usize)>,
     /// Answers to dials that are lost.
-    loss: u64,
+    loss: u32,
     due: BTreeMap<(u64, u64), Due>,
     ends: BTreeMap<LinkId, End>,
     next_link: u32,
@@ -111,8 +93,8 @@ struct World {
 }
 
 fn life(node: usize, incarnation: u64) -> [u8; 16] {
-    let mut rng = Rng((node as u64 + 1) * 0x9E37_79B9 + incarnation * 0x85EB_CA6B + 1);
-    let (one, other) = (rng.next(), rng.next());
+    let mut random = Random::new((node as u64 + 1) * 0x9E37_79B9 + incarnation * 0x85EB_CA6B + 1);
+    let (one, other) = (random.next(), random.next());
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&one.to_le_bytes());
     bytes[8..].copy_from_slice(&other.to_le_bytes());
@@ -121,8 +103,8 @@ fn life(node: usize, incarnation: u64) -> [u8; 16] {
 
 impl World {
     fn new(seed: u64, plant: Plant) -> Self {
-        let mut rng = Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-        let count = 2 + rng.below(3) as usize;
+        let mut random = Random::new(seed);
+        let count = 2 + random.below(3) as usize;
         let mut nodes: Vec<Node> = (0..count)
             .map(|_| Node {
                 machine: None,
@@ -134,21 +116,21 @@ impl World {
             .collect();
         for (node, state) in nodes.iter_mut().enumerate() {
             for other in 0..count {
-                if other != node && rng.chance(700) {
+                if other != node && random.per_mille(700) {
                     state.wants.push(other);
                     // Some name a node twice, or themselves.
-                    if rng.chance(100) {
+                    if random.per_mille(100) {
                         state.wants.push(other);
                     }
                 }
             }
-            if rng.chance(50) {
+            if random.per_mille(50) {
                 state.wants.push(node);
             }
         }
-        let loss = if rng.chance(500) { rng.below(400) } else { 0 };
+        let loss = if random.per_mille(500) { random.below(400) as u32 } else { 0 };
         Self {
-            rng,
+            random,
             plant,
             now: 0,
             nodes,
@@ -192,10 +174,10 @@ impl World {
     }
 
     fn trip(&mut self) -> u64 {
-        match self.rng.below(3) {
-            0 => self.rng.below(MS),
-            1 => self.rng.below(40 * MS),
-            _ => self.rng.below(300 * MS),
+        match self.random.below(3) {
+            0 => self.random.below(MS),
+            1 => self.random.below(40 * MS),
+            _ => self.random.below(300 * MS),
         }
     }
 
@@ -206,7 +188,7 @@ impl World {
             Plant::OwnDialsPreferred => [0; 16],
             _ => life(node, self.nodes[node].incarnation),
         };
-        let seed = self.rng.next();
+        let seed = self.random.next();
         let addresses = vec![1; self.nodes[node].wants.len()];
         let machine = Neighbours::new(own, &addresses, Pauses::default(), seed, Time(self.now));
         self.nodes[node].machine = Some(machine);
@@ -214,7 +196,7 @@ impl World {
     }
 
     fn stop(&mut self, node: usize) {
-        let polite = self.rng.chance(500);
+        let polite = self.random.per_mille(500);
         self.nodes[node].machine = None;
         self.nodes[node].assigned.clear();
         self.nodes[node].reports.clear();
@@ -232,7 +214,7 @@ impl World {
             && says_so
             && let Some(other) = self.ends.get(&end.other)
             && self.reaches(end.node, other.node)
-            && !self.rng.chance(self.loss)
+            && !self.random.per_mille(self.loss)
         {
             let delay = self.trip();
             self.at(delay, Due::Bye(end.other));
@@ -271,7 +253,8 @@ impl World {
             Action::AddPath(dial, _) => self.dial(from, dial, false, false, true),
             Action::Answer(link, accept) => {
                 let Some((number, theirs)) = self.open.remove(&link) else { return };
-                let (identity, delay, lost) = (self.identity(node), self.trip(), self.rng.chance(self.loss));
+                let (identity, delay, lost) =
+                    (self.identity(node), self.trip(), self.random.per_mille(self.loss));
                 if !accept {
                     self.ends.remove(&link);
                     self.over.insert(link);
@@ -366,7 +349,9 @@ impl World {
                 if !self.is(from) {
                     return;
                 }
-                if self.nodes[to].machine.is_none() || !self.reaches(from.0, to) || self.rng.chance(self.loss)
+                if self.nodes[to].machine.is_none()
+                    || !self.reaches(from.0, to)
+                    || self.random.per_mille(self.loss)
                 {
                     let event = match (probe, path) {
                         (true, _) => Event::Probed(dial, None),
@@ -457,12 +442,12 @@ impl World {
 
     fn disturb(&mut self) {
         let count = self.nodes.len() as u64;
-        let node = self.rng.below(count) as usize;
-        match self.rng.below(6) {
+        let node = self.random.below(count) as usize;
+        match self.random.below(6) {
             0 | 1 => self.start(node),
             2 => self.stop(node),
             _ => {
-                let other = self.rng.below(count) as usize;
+                let other = self.random.below(count) as usize;
                 let pair = (node.min(other), node.max(other));
                 if node != other && !self.cut.remove(&pair) {
                     self.cut.insert(pair);
@@ -511,12 +496,12 @@ fn run(seed: u64, plant: Plant) -> Result<(), String> {
         world.nodes.iter_mut().for_each(|node| node.wants.dedup());
         (0..world.nodes.len()).for_each(|node| world.start(node));
     }
-    for _ in 0..if is_calm { 0 } else { world.rng.below(30) } {
+    for _ in 0..if is_calm { 0 } else { world.random.below(30) } {
         world.disturb();
-        let pause = match world.rng.below(3) {
-            0 => world.rng.below(200 * MS),
-            1 => world.rng.below(3 * SECOND),
-            _ => world.rng.below(15 * SECOND),
+        let pause = match world.random.below(3) {
+            0 => world.random.below(200 * MS),
+            1 => world.random.below(3 * SECOND),
+            _ => world.random.below(15 * SECOND),
         };
         world.run(pause);
     }
@@ -544,22 +529,13 @@ fn run(seed: u64, plant: Plant) -> Result<(), String> {
     world.trouble.map_or(Ok(()), Err)
 }
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
 #[test]
 fn nodes_that_want_each_other_are_joined_by_one_link() {
-    let seeds = match number("TOMBOLO_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("TOMBOLO_SEEDS").unwrap_or(500),
-    };
-    for seed in seeds {
+    Seeds::from_environment(500).run("cargo test -p tombolo-core --test neighbours", |seed| {
         if let Err(trouble) = run(seed, Plant::Nothing) {
-            eprintln!("replay: TOMBOLO_SEED={seed} cargo test -p tombolo-core --test neighbours");
             panic!("seed {seed}: {trouble}");
         }
-    }
+    });
 }
 
 /// The seeds find what they are for.

@@ -2,31 +2,17 @@
 //! fetches end, each page has the contents that it would have without a pager, no far page leaks, and the
 //! count of resident pages is right.
 //!
-//! `TOMBOLO_SEED=7` replays one seed, `TOMBOLO_SEEDS=5000` runs many.
+//! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SEEDS=5000` runs many.
 
 use std::collections::BTreeMap;
 
 use tombolo_core::pager::{Access, Decision, Entry, Outcome, Page, Slots, State, Table};
+use tombolo_random::{Random, Seeds};
 
 /// Pages of the address space that programs use.
 const PAGES: u64 = 40;
 /// Address spaces at once.
 const SPACES_MAX: usize = 5;
-
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 20
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-}
 
 /// A present page, as the kernel has it.
 #[derive(Clone, Copy)]
@@ -64,7 +50,7 @@ struct Space {
 }
 
 struct World {
-    rng: Rng,
+    random: Random,
     spaces: BTreeMap<u32, Space>,
     next_space: u32,
     slots: Slots,
@@ -76,16 +62,16 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut rng = Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-        let slow = rng.below(2) == 0;
+        let mut random = Random::new(seed);
+        let slow = random.below(2) == 0;
         let mut spaces = BTreeMap::new();
         spaces.insert(0, Space::default());
-        Self { rng, spaces, next_space: 1, slots: Slots::new(4096), far: BTreeMap::new(), slow, age: 0 }
+        Self { random, spaces, next_space: 1, slots: Slots::new(4096), far: BTreeMap::new(), slow, age: 0 }
     }
 
     fn range(&mut self) -> (Page, Page) {
-        let first = self.rng.below(PAGES);
-        (first, (first + 1 + self.rng.below(8)).min(PAGES))
+        let first = self.random.below(PAGES);
+        (first, (first + 1 + self.random.below(8)).min(PAGES))
     }
 
     fn space(&mut self, id: u32) -> &mut Space {
@@ -176,7 +162,7 @@ impl World {
     fn serve_unread(&mut self, id: u32) {
         let count = self.space(id).unread.len() as u64;
         if count > 0 {
-            let which = self.rng.below(count) as usize;
+            let which = self.random.below(count) as usize;
             let (page, access) = self.space(id).unread.swap_remove(which);
             self.serve(id, page, access);
         }
@@ -203,7 +189,7 @@ impl World {
         if space.fetches.is_empty() {
             return;
         }
-        let began = space.fetches.swap_remove((self.rng.next() % space.fetches.len() as u64) as usize);
+        let began = space.fetches.swap_remove((self.random.next() % space.fetches.len() as u64) as usize);
         let (page, entry) = space.table.operation(began);
         let slot = entry.slot();
         let protect = !entry.is_writable();
@@ -349,7 +335,7 @@ impl World {
     fn remap(&mut self, id: u32) {
         let (from, end) = self.range();
         let count = end - from;
-        let to = self.rng.below(PAGES - count + 1);
+        let to = self.random.below(PAGES - count + 1);
         let all = (from..end).all(|page| self.spaces[&id].memory.expected.contains_key(&page));
         if !all || (to < end && from < to + count) {
             return;
@@ -377,7 +363,7 @@ impl World {
         }
         let child = self.next_space;
         self.next_space += 1;
-        let without = if self.rng.below(3) == 0 { Some(self.range()) } else { None };
+        let without = if self.random.below(3) == 0 { Some(self.range()) } else { None };
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
         let forked = space.table.fork(child, slots);
@@ -421,17 +407,17 @@ impl World {
 
     fn step(&mut self) {
         let ids: Vec<u32> = self.spaces.keys().copied().collect();
-        let id = ids[self.rng.below(ids.len() as u64) as usize];
-        let page = self.rng.below(PAGES);
-        match self.rng.below(100) {
+        let id = ids[self.random.below(ids.len() as u64) as usize];
+        let page = self.random.below(PAGES);
+        match self.random.below(100) {
             0..=4 => {
-                let write = self.rng.below(2) == 0;
+                let write = self.random.below(2) == 0;
                 self.meet(id, page, write);
             }
             5..=8 => self.serve_unread(id),
             9 => self.prefetch(id),
             10..=26 => {
-                let value = 1 + self.rng.next() % 1_000_000;
+                let value = 1 + self.random.next() % 1_000_000;
                 self.access(id, page, Some(value));
             }
             27..=39 => self.access(id, page, None),
@@ -506,16 +492,5 @@ fn run(seed: u64) {
 
 #[test]
 fn seeds() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let seeds = match number("TOMBOLO_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("TOMBOLO_SEEDS").unwrap_or(600),
-    };
-    for seed in seeds {
-        let outcome = std::panic::catch_unwind(|| run(seed));
-        if let Err(reason) = outcome {
-            eprintln!("replay: TOMBOLO_SEED={seed} cargo test -p tombolo-core --test pager");
-            std::panic::resume_unwind(reason);
-        }
-    }
+    Seeds::from_environment(600).run("cargo test -p tombolo-core --test pager", run);
 }

@@ -2,15 +2,15 @@
 //! each notification once and after its bytes, each transfer completes once.
 //! Liveness: when the faults end, everything completes and all tables empty.
 //!
-//! `TOMBOLO_SEED=7` replays one seed, `TOMBOLO_SEEDS=5000` runs many,
+//! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SEEDS=5000` runs many,
 //! `TOMBOLO_SECONDS=600` runs until the time is over.
 
 mod bench;
 
-use bench::{Bench, Faults, Rng, Wire};
-use std::time::{Duration, Instant};
+use bench::{Bench, Faults, Wire};
 use tombolo_core::rdma::congestion::CongestionConfig;
 use tombolo_core::rdma::{Class, Config, Direction, PostError, Retransmission, TransferError};
+use tombolo_random::{Random, Seeds};
 
 #[derive(Debug)]
 struct Options {
@@ -39,9 +39,9 @@ struct Options {
     short_reads: u64,
 }
 
-fn options(rng: &mut Rng) -> Options {
+fn options(random: &mut Random) -> Options {
     let mut sometimes = |most: u64| {
-        if rng.chance(500_000) { rng.below(most) } else { 0 }
+        if random.per_million(500_000) { random.below(most) } else { 0 }
     };
     let slow_ns = [2_000_000, 30_000_000, 300_000_000][sometimes(3) as usize];
     let faults = Faults {
@@ -58,61 +58,61 @@ fn options(rng: &mut Rng) -> Options {
         buffer_bytes: None,
         byte_picos: sometimes(2_000),
     };
-    let retransmission = if rng.chance(250_000) {
+    let retransmission = if random.per_million(250_000) {
         Retransmission::Fixed { timeout_ns: 20_000_000 }
     } else {
         Config::default().retransmission
     };
     let config = Config {
-        transactions: rng.range(2, 64) as u16,
+        transactions: random.range(2, 64) as u16,
         peer_transactions: 64,
-        transfers: rng.range(2, 64) as u32,
-        block_bytes: 256 << rng.range(2, 6),
-        outstanding_blocks: rng.range(1, 6) as u32,
-        outstanding_beside: rng.range(1, 3) as u32,
-        block_bytes_beside: 256 << rng.range(0, 6),
-        beside_block_ns: rng.below(3) * 5_000,
-        beside_ns: rng.below(3) * 100_000,
-        turn_blocks: rng.range(1, 4) as u32,
-        starvation_blocks: rng.range(1, 20) as u32,
-        bypass: rng.chance(700_000),
+        transfers: random.range(2, 64) as u32,
+        block_bytes: 256 << random.range(2, 6),
+        outstanding_blocks: random.range(1, 6) as u32,
+        outstanding_beside: random.range(1, 3) as u32,
+        block_bytes_beside: 256 << random.range(0, 6),
+        beside_block_ns: random.below(3) * 5_000,
+        beside_ns: random.below(3) * 100_000,
+        turn_blocks: random.range(1, 4) as u32,
+        starvation_blocks: random.range(1, 20) as u32,
+        bypass: random.per_million(700_000),
         retransmission,
-        early_notification: rng.chance(800_000),
-        fast_retransmit: rng.chance(800_000),
-        congestion: rng.chance(700_000).then(CongestionConfig::default),
-        outstanding_reads: rng.range(1, 64) as u32,
-        read_channels: rng.range(1, 8) as u32,
-        served_reads: rng.range(1, 32) as u32,
-        pending_reads: rng.below(16) as u32,
+        early_notification: random.per_million(800_000),
+        fast_retransmit: random.per_million(800_000),
+        congestion: random.per_million(700_000).then(CongestionConfig::default),
+        outstanding_reads: random.range(1, 64) as u32,
+        read_channels: random.range(1, 8) as u32,
+        served_reads: random.range(1, 32) as u32,
+        pending_reads: random.below(16) as u32,
         ..Config::default()
     };
-    let wires = if rng.chance(500_000) { rng.range(1, 7) } else { 0 };
-    let wires = (0..wires).map(|_| (rng.range(5_000, 400_000), rng.below(30_000))).collect();
-    let largest_bytes = [1, 300, 5_000, 40_000, 200_000, 1 << 20][rng.below(6) as usize];
+    let wires = if random.per_million(500_000) { random.range(1, 7) } else { 0 };
+    let wires = (0..wires).map(|_| (random.range(5_000, 400_000), random.below(30_000))).collect();
+    let largest_bytes = [1, 300, 5_000, 40_000, 200_000, 1 << 20][random.below(6) as usize];
     Options {
         config,
         faults,
-        payload_bytes: [256, 1024, 1400, 4096, 8192, 16384][rng.below(6) as usize],
-        posts: rng.range(1, if largest_bytes > 100_000 { 12 } else { 120 }),
+        payload_bytes: [256, 1024, 1400, 4096, 8192, 16384][random.below(6) as usize],
+        posts: random.range(1, if largest_bytes > 100_000 { 12 } else { 120 }),
         largest_bytes,
-        pause: [0, 100_000, 900_000][rng.below(3) as usize],
-        reset: if rng.chance(250_000) { 50_000 } else { 0 },
+        pause: [0, 100_000, 900_000][random.below(3) as usize],
+        reset: if random.per_million(250_000) { 50_000 } else { 0 },
         wires,
-        cuts: if rng.chance(700_000) { 100_000 } else { 0 },
-        outages: if rng.chance(150_000) { 30_000 } else { 0 },
-        idle: if rng.chance(150_000) { 100_000 } else { 0 },
-        stops: if rng.chance(150_000) { 20_000 } else { 0 },
-        full_links: if rng.chance(250_000) { rng.below(200_000) } else { 0 },
-        short_reads: if rng.chance(100_000) { rng.range(10, 300) } else { 0 },
+        cuts: if random.per_million(700_000) { 100_000 } else { 0 },
+        outages: if random.per_million(150_000) { 30_000 } else { 0 },
+        idle: if random.per_million(150_000) { 100_000 } else { 0 },
+        stops: if random.per_million(150_000) { 20_000 } else { 0 },
+        full_links: if random.per_million(250_000) { random.below(200_000) } else { 0 },
+        short_reads: if random.per_million(100_000) { random.range(10, 300) } else { 0 },
     }
 }
 
-fn size(rng: &mut Rng, largest: u64) -> u32 {
-    match rng.below(20) {
+fn size(random: &mut Random, largest: u64) -> u32 {
+    match random.below(20) {
         0 => 0,
-        1..4 => rng.range(1, 300.min(largest)) as u32,
-        4..6 => (rng.range(1, largest.div_ceil(4096)) * 4096).min(largest) as u32,
-        _ => rng.range(1, largest) as u32,
+        1..4 => random.range(1, 300.min(largest)) as u32,
+        4..6 => (random.range(1, largest.div_ceil(4096)) * 4096).min(largest) as u32,
+        _ => random.range(1, largest) as u32,
     }
 }
 
@@ -171,17 +171,17 @@ fn stop(bench: &mut Bench, pause_ns: u64) {
 
 /// All that is open ends, nothing happens for a while, and then much is posted at once: of that no more is sent
 /// at once than a window, and after a long pause no more than at the start.
-fn idle_and_burst(bench: &mut Bench, rng: &mut Rng) {
+fn idle_and_burst(bench: &mut Bench, random: &mut Random) {
     // What is cut and not left keeps its transfers waiting for long.
     (0..bench.wires.len()).for_each(|wire| bench.heal_wire(wire));
     let faults = std::mem::take(&mut bench.faults);
     bench.settle(60_000_000_000);
-    let pause_ns = rng.below(30_000_000_000);
+    let pause_ns = random.below(30_000_000_000);
     bench.now = bench.now.after_ns(pause_ns);
     bench.engines.iter_mut().for_each(|engine| engine.expire(bench.now));
-    let poster = rng.below(2) as usize;
+    let poster = random.below(2) as usize;
     let before = bench.report()[poster].block_bytes_sent;
-    for _ in 0..rng.range(1, 12) {
+    for _ in 0..random.range(1, 12) {
         if !matches!(bench.post(poster, Direction::Write, 64 * 1024, false, None), Some(Ok(_))) {
             break;
         }
@@ -197,7 +197,7 @@ fn idle_and_burst(bench: &mut Bench, rng: &mut Rng) {
 }
 
 fn run(seed: u64, options: &Options) {
-    let mut rng = Rng::new(seed ^ 0x5eed);
+    let mut random = Random::new(seed ^ 0x5eed);
     let mut bench = Bench::new(options.config, seed, 3 << 20);
     bench.faults = options.faults;
     bench.payload_bytes = options.payload_bytes;
@@ -211,12 +211,12 @@ fn run(seed: u64, options: &Options) {
     let mut posted = 0;
     'posting: while posted < options.posts {
         // Both ends at once, both ways (SPEC M10).
-        let poster = rng.below(2) as usize;
-        let direction = if rng.chance(500_000) { Direction::Write } else { Direction::Read };
-        let class = rng.chance(200_000).then(|| Class::ALL[rng.below(3) as usize]);
-        let size = size(&mut rng, options.largest_bytes);
-        let words = rng.chance(500_000);
-        let outcome = if rng.chance(150_000) {
+        let poster = random.below(2) as usize;
+        let direction = if random.per_million(500_000) { Direction::Write } else { Direction::Read };
+        let class = random.per_million(200_000).then(|| random.among(&Class::ALL));
+        let size = size(&mut random, options.largest_bytes);
+        let words = random.per_million(500_000);
+        let outcome = if random.per_million(150_000) {
             Some(bench.post_atomic(poster))
         } else {
             bench.post(poster, direction, size, words, class)
@@ -230,45 +230,45 @@ fn run(seed: u64, options: &Options) {
             }
             Some(Err(error)) => panic!("{error}"),
         }
-        while rng.chance(options.pause) {
+        while random.per_million(options.pause) {
             bench.step();
         }
-        if rng.chance(options.reset) {
-            match rng.below(3) {
+        if random.per_million(options.reset) {
+            match random.below(3) {
                 2 => bench.reset_link(),
                 node => bench.restart(node as usize),
             }
         }
-        if bench.wires.len() > 1 && rng.chance(options.cuts) {
-            let wire = rng.below(bench.wires.len() as u64) as usize;
+        if bench.wires.len() > 1 && random.per_million(options.cuts) {
+            let wire = random.below(bench.wires.len() as u64) as usize;
             let others_work = (0..bench.wires.len()).any(|other| other != wire && !bench.wires[other].cut);
-            match rng.below(4) {
+            match random.below(4) {
                 0 if others_work => bench.cut_wire(wire),
                 1 if others_work => bench.leave_wire(wire),
                 _ => bench.heal_wire(wire),
             }
         }
-        if rng.chance(options.outages) {
-            outage(&mut bench, rng.below(8_000_000_000));
+        if random.per_million(options.outages) {
+            outage(&mut bench, random.below(8_000_000_000));
         }
-        if rng.chance(options.stops) {
-            stop(&mut bench, rng.below(20_000_000_000));
+        if random.per_million(options.stops) {
+            stop(&mut bench, random.below(20_000_000_000));
         }
-        if rng.chance(options.idle) {
-            idle_and_burst(&mut bench, &mut rng);
+        if random.per_million(options.idle) {
+            idle_and_burst(&mut bench, &mut random);
         }
-        if rng.chance(100_000) {
+        if random.per_million(100_000) {
             // Packets get cut for another path from now on.
-            bench.payload_bytes = [256, 1400, 16384][rng.below(3) as usize];
+            bench.payload_bytes = [256, 1400, 16384][random.below(3) as usize];
         }
     }
-    for _ in 0..rng.below(2_000) {
+    for _ in 0..random.below(2_000) {
         bench.step();
     }
     bench.faults = Faults::default();
     bench.full_links = 0;
     // One wire heals; the others stay as they are.
-    bench.heal_wire(rng.below(bench.wires.len() as u64) as usize);
+    bench.heal_wire(random.below(bench.wires.len() as u64) as usize);
     bench.settle(60_000_000_000);
     bench.check_memory();
     let lost = bench.watched.iter().filter(|watched| watched.status != Some(Ok(()))).count();
@@ -286,44 +286,18 @@ fn run(seed: u64, options: &Options) {
     }
 }
 
-fn run_seed(seed: u64) {
-    let options = options(&mut Rng::new(seed));
-    let outcome = std::panic::catch_unwind(|| run(seed, &options));
-    if let Err(panic) = outcome {
-        eprintln!("seed {seed} failed with {options:#?}");
-        eprintln!("replay: TOMBOLO_SEED={seed} cargo test -p tombolo-core --test random");
-        std::panic::resume_unwind(panic);
-    }
-}
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
 #[test]
 fn seeds() {
-    if let Some(seed) = number("TOMBOLO_SEED") {
-        println!("{:#?}", options(&mut Rng::new(seed)));
-        return run_seed(seed);
-    }
-    if let Some(seconds) = number("TOMBOLO_SECONDS") {
-        let end = Instant::now() + Duration::from_secs(seconds);
-        let start = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
-        let first = start << 20;
-        let mut seed = first;
-        while Instant::now() < end {
-            run_seed(seed);
-            seed += 1;
-            if (seed - first).is_multiple_of(1000) {
-                println!("{} seeds", seed - first);
-            }
+    let seeds = Seeds::from_environment(300);
+    seeds.run("cargo test -p tombolo-core --test random", |seed| {
+        let options = options(&mut Random::new(seed));
+        let show = || eprintln!("seed {seed} is {options:#?}");
+        if matches!(seeds, Seeds::One(_)) {
+            show();
         }
-        println!("{} seeds from {first} on", seed - first);
-        return;
-    }
-    let seeds = number("TOMBOLO_SEEDS").unwrap_or(300);
-    for seed in 1..=seeds {
-        run_seed(seed);
-    }
-    println!("{seeds} seeds");
+        if let Err(panic) = std::panic::catch_unwind(|| run(seed, &options)) {
+            show();
+            std::panic::resume_unwind(panic);
+        }
+    });
 }

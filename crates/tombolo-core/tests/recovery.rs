@@ -652,31 +652,31 @@ fn a_full_answer_to_the_last_block_does_not_confuse_what_is_left() {
 #[test]
 fn arbitrary_packets_from_a_peer_do_no_harm() {
     let mut engine = engine(Config { transactions: 4, peer_transactions: 4, ..Config::default() });
-    let mut rng = bench::Rng::usual(9);
+    let mut random = tombolo_random::Random::for_test(9);
     let mut placements: Vec<Placement> = Vec::new();
     let (mut with_list, mut several) = (0, 0);
     for step in 0..200_000 {
         let now = Time(step * 1000);
         let mut bytes = [0u8; 80];
         for byte in &mut bytes {
-            *byte = [0, 1, 2, 3, 255, rng.next() as u8][rng.below(6) as usize];
+            *byte = [0, 1, 2, 3, 255, random.next() as u8][random.below(6) as usize];
         }
         bytes[0] = tombolo_wire::MAGIC;
-        bytes[1] = rng.range(1, 13) as u8;
-        if rng.chance(100_000) {
+        bytes[1] = random.range(1, 13) as u8;
+        if random.per_million(100_000) {
             // What is between chance and a notification with a list of one block.
-            (bytes[1], bytes[2]) = (11, rng.range(6, 7) as u8);
+            (bytes[1], bytes[2]) = (11, random.range(6, 7) as u8);
             for reserved in [26..32, 36..40] {
                 bytes[reserved].fill(0);
             }
             bytes[28] = 6;
         }
-        if bytes[1] == 12 && rng.chance(500_000) {
+        if bytes[1] == 12 && random.per_million(500_000) {
             // The same of acknowledgements, as many as one of the lengths below holds.
-            (bytes[2], bytes[3]) = ([1, 2, 4, 7][rng.below(4) as usize], 0);
+            (bytes[2], bytes[3]) = ([1, 2, 4, 7][random.below(4) as usize], 0);
             bytes[8..64].chunks_exact_mut(8).for_each(|entry| entry[3] &= 1);
         }
-        let length = rng.range(16, 80) as usize;
+        let length = random.range(16, 80) as usize;
         for length in [length, 16, 24, 40, 64, 70] {
             let Ok(packet) = Packet::parse(&bytes[..length], Checksums::Off) else {
                 continue;
@@ -687,19 +687,19 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
                 placements.push(placement);
             }
         }
-        if rng.chance(300_000) && !placements.is_empty() {
-            let at = rng.below(placements.len() as u64) as usize;
+        if random.per_million(300_000) && !placements.is_empty() {
+            let at = random.below(placements.len() as u64) as usize;
             engine.placed(placements.swap_remove(at));
         }
-        if rng.chance(10_000) {
-            let direction = [Direction::Read, Direction::Write][rng.below(2) as usize];
-            let _ = engine.post(now, OTHER, transfer(direction, rng.below(40_000) as u32));
+        if random.per_million(10_000) {
+            let direction = [Direction::Read, Direction::Write][random.below(2) as usize];
+            let _ = engine.post(now, OTHER, transfer(direction, random.below(40_000) as u32));
         }
         engine.expire(now);
         while let Some(action) = engine.poll(now) {
             match action {
                 Action::WriteNotification(write) => engine.notified(write),
-                Action::SendBlock(block) if rng.chance(200_000) => {
+                Action::SendBlock(block) if random.per_million(200_000) => {
                     engine.source_refused(now, &block, NackCode::DecodeError);
                 }
                 _ => {}

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use crate::timing::host::{GROUP_REMOVAL_INTERVAL, GROUP_REMOVAL_TIMEOUT};
 
 /// The names that the two versions have for the same things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +26,6 @@ pub struct MemoryGroup {
     folder: PathBuf,
     version: Version,
 }
-
-/// How long to wait for the last process of a group to be gone.
-const REMOVAL_PATIENCE: Duration = Duration::from_secs(2);
 
 fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::write(path, text)
@@ -171,9 +170,9 @@ impl Drop for MemoryGroup {
         // Its processes have ended, but the kernel may not have buried them yet.
         let since = Instant::now();
         while fs::remove_dir(&self.folder).is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
-            && since.elapsed() < REMOVAL_PATIENCE
+            && since.elapsed() < GROUP_REMOVAL_TIMEOUT
         {
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(GROUP_REMOVAL_INTERVAL);
         }
     }
 }

@@ -15,7 +15,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use crate::timing::host::{POOL_THREAD_MAX_IDLE, POOL_WAIT_PAUSE};
 
 /// How far a task is after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +35,6 @@ pub trait BlockingTask: Send {
     /// Does some of it: tens of milliseconds, unless the kernel makes it wait.
     fn step(&mut self) -> Step;
 }
-
-/// While all tasks of an owner wait, they look again after this long.
-const WAIT_PAUSE: Duration = Duration::from_millis(1);
-/// A thread with nothing to do ends after this long.
-const MAX_IDLE: Duration = Duration::from_secs(1);
 
 /// What a pool has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +174,7 @@ impl<Owner: PoolOwner> State<Owner> {
             self.owners.remove(&owner);
         } else if tasks.waits >= tasks.waiting.len() {
             tasks.waits = 0;
-            self.resting.push_back((Instant::now() + WAIT_PAUSE, owner));
+            self.resting.push_back((Instant::now() + POOL_WAIT_PAUSE, owner));
         } else {
             self.turns.push_back(owner);
         }
@@ -279,7 +276,7 @@ impl<Owner: PoolOwner> Pool<Owner> {
         loop {
             let now = Instant::now();
             let Some((owner, mut task)) = state.next(now) else {
-                let ends = *idle_since.get_or_insert(now) + MAX_IDLE;
+                let ends = *idle_since.get_or_insert(now) + POOL_THREAD_MAX_IDLE;
                 let wakes = state.resting.front().map_or(ends, |(until, _)| *until);
                 // Somebody stays for those who rest.
                 if ends <= now && (state.resting.is_empty() || state.idle > 0) {
@@ -315,6 +312,8 @@ impl<Owner: PoolOwner> Pool<Owner> {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use std::time::Duration;
 
     use super::*;
 

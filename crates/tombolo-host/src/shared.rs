@@ -126,7 +126,7 @@ impl<'a> SharedSpan<'a> {
         self.pointer.as_ptr()
     }
 
-    /// A part of the span, or None where it does not reach.
+    /// A part of the span; `None` if out of range.
     pub fn part(&self, offset_bytes: usize, length_bytes: usize) -> Option<SharedSpan<'a>> {
         let end = offset_bytes.checked_add(length_bytes)?;
         if end > self.length_bytes {
@@ -210,7 +210,7 @@ impl HeldSpan {
         self.memory.span(self.offset_bytes, self.length_bytes).unwrap_or(SharedSpan::empty())
     }
 
-    /// A part of it, or None where it does not reach.
+    /// A part of it; `None` if out of range.
     pub fn part(&self, offset_bytes: usize, length_bytes: usize) -> Option<Self> {
         self.span().part(offset_bytes, length_bytes)?;
         let memory = Arc::clone(&self.memory);
@@ -255,7 +255,7 @@ impl<'a> SharedSpanMut<'a> {
         self.span
     }
 
-    /// A part of the span, or None where it does not reach.
+    /// A part of the span; `None` if out of range.
     pub fn part(&self, offset_bytes: usize, length_bytes: usize) -> Option<SharedSpanMut<'a>> {
         let span = self.span.part(offset_bytes, length_bytes)?;
         Some(Self { span })
@@ -528,12 +528,12 @@ impl Drop for SharedMemory {
 /// Shared memory that is being unmapped piece by piece, from its end: to unmap much at once holds up every
 /// other thread of the process that maps, unmaps or protects memory meanwhile.
 ///
-/// Its pages are freed with the last mapping or descriptor of them, here or elsewhere.
+/// The kernel frees the pages with the last mapping or descriptor of them, in this process or another.
 #[derive(Debug)]
 pub struct Unmapping(SharedMemory);
 
 impl Unmapping {
-    /// Begins. Nobody else has the memory, so no span of it is left.
+    /// Begins. The memory is owned here, so no span of it is left.
     pub fn new(memory: SharedMemory) -> Self {
         Self(memory)
     }

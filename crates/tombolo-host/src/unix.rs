@@ -14,7 +14,7 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -24,15 +24,13 @@ use rustix::net::{
 };
 
 use crate::passed::{self, PassedDescriptor};
+use crate::timing::host::{BIND_LOCK_INTERVAL, BIND_LOCK_TIMEOUT};
 
 /// The most descriptors one message carries.
 pub const MAX_DESCRIPTORS: usize = 8;
 /// The most that the kernel lets a message carry: all are taken, since the kernel would close the others
 /// within our call.
 const MAX_KERNEL_DESCRIPTORS: usize = 253;
-
-/// How long `bind` waits for others that are binding in the same directory.
-const BIND_LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why a Unix socket operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -217,12 +215,12 @@ fn lock_directory(path: &Path) -> Option<OwnedFd> {
     };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let descriptor = rustix::fs::open(directory, flags, Mode::empty()).ok()?;
-    let deadline = Instant::now() + BIND_LOCK_PATIENCE;
+    let deadline = Instant::now() + BIND_LOCK_TIMEOUT;
     while rustix::fs::flock(&descriptor, FlockOperation::NonBlockingLockExclusive).is_err() {
         if Instant::now() >= deadline {
             return None;
         }
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(BIND_LOCK_INTERVAL);
     }
     Some(descriptor)
 }
@@ -263,7 +261,7 @@ pub struct SeqpacketSocket {
 }
 
 impl SeqpacketSocket {
-    /// Connects to whoever listens at a path; does not wait.
+    /// Connects to the listener at a path; does not wait.
     ///
     /// [`UnixError::WouldBlock`] means that the listener's queue is full: try again.
     pub fn connect(path: &Path) -> Result<Self, UnixError> {
@@ -445,6 +443,8 @@ impl AsFd for SeqpacketSocket {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn scratch(name: &str) -> PathBuf {

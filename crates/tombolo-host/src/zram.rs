@@ -5,20 +5,17 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use crate::timing::host::{
+    ZRAM_DEVICE_INTERVAL, ZRAM_DEVICE_TIMEOUT, ZRAM_END_INTERVAL, ZRAM_END_TIMEOUT, ZRAM_TURN_INTERVAL,
+    ZRAM_TURN_TIMEOUT,
+};
 
 const PAGE_BYTES: u64 = 4096;
 /// The kernel prefers our device to any other swap.
 const PRIORITY: i32 = 32_000;
 const SWAP_FLAG_PREFER: i32 = 0x8000;
-/// How long to wait for the device's file to appear.
-const DEVICE_PATIENCE: Duration = Duration::from_secs(2);
-
-/// How long a swap space waits for that of another comparison to go. Of two with one priority the kernel
-/// takes pages by turns, so that each would hold pages of the other's programs.
-const TURN_TIMEOUT: Duration = Duration::from_secs(300);
-/// How long ending is tried again: the programs that were swapped may not be quite gone.
-const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Swap space on a zram device of its own; dropping it undoes everything. On one machine there is one at a time.
 #[derive(Debug)]
@@ -44,8 +41,8 @@ fn take_turn() -> io::Result<fs::File> {
     loop {
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) if since.elapsed() < TURN_TIMEOUT => {
-                std::thread::sleep(Duration::from_millis(50));
+            Err(rustix::io::Errno::WOULDBLOCK) if since.elapsed() < ZRAM_TURN_TIMEOUT => {
+                std::thread::sleep(ZRAM_TURN_INTERVAL);
             }
             Err(error) => return Err(told("another comparison swaps on zram", error.into())),
         }
@@ -120,13 +117,13 @@ impl ZramSwap {
     fn wait_for_device(&self) -> io::Result<()> {
         let since = Instant::now();
         while !Path::new(&self.device).exists() {
-            if since.elapsed() > DEVICE_PATIENCE {
+            if since.elapsed() > ZRAM_DEVICE_TIMEOUT {
                 return Err(io::Error::new(
                     io::ErrorKind::NotFound,
                     format!("{} does not appear", self.device.display()),
                 ));
             }
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(ZRAM_DEVICE_INTERVAL);
         }
         Ok(())
     }
@@ -146,17 +143,17 @@ impl Drop for ZramSwap {
             // SAFETY: swapoff(2) takes a terminated path.
             while unsafe { libc::swapoff(path.as_ptr()) } < 0 {
                 let error = io::Error::last_os_error();
-                if since.elapsed() > END_TIMEOUT {
+                if since.elapsed() > ZRAM_END_TIMEOUT {
                     eprintln!("cannot end swapping on {}: {error}", self.device.display());
                     return;
                 }
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::sleep(ZRAM_END_INTERVAL);
             }
         }
         // udev may be looking at the device at this moment.
         let since = Instant::now();
-        while fs::write(self.system.join("reset"), "1").is_err() && since.elapsed() < DEVICE_PATIENCE {
-            std::thread::sleep(Duration::from_millis(20));
+        while fs::write(self.system.join("reset"), "1").is_err() && since.elapsed() < ZRAM_DEVICE_TIMEOUT {
+            std::thread::sleep(ZRAM_DEVICE_INTERVAL);
         }
         if self.added {
             let _ = fs::write("/sys/class/zram-control/hot_remove", self.number.to_string());

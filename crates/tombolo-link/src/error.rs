@@ -20,10 +20,10 @@ pub enum LossReason {
     /// The peer's process ended without closing.
     #[error("the peer's process is gone")]
     PeerGone,
-    /// Nothing was heard for so long, though asked for.
+    /// Nothing was heard for this long, though the peer was asked.
     #[error("silent for {:.1} s", .0.as_secs_f64())]
     Silent(Duration),
-    /// Nobody uses the peer's address any more.
+    /// No process uses the peer's address any more.
     #[error("the peer's address refuses datagrams")]
     Refused,
     /// The peer's key was taken off this node's list.
@@ -81,7 +81,7 @@ pub enum SendError {
         /// The most that can be.
         max_bytes: usize,
     },
-    /// This link passes no descriptors, or not so many.
+    /// This link passes no descriptors, or fewer.
     #[error("the link does not pass {0} descriptors")]
     Descriptors(usize),
     /// The link is lost.

@@ -259,7 +259,7 @@ pub trait Link: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Ends the link. The peer is told why where that can be said, and this side's methods fail with the
+    /// Ends the link. The peer learns the reason where the link can carry it, and this side's methods fail with the
     /// same reason.
     fn close(&self, reason: LossReason);
 

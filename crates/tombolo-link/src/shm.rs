@@ -5,7 +5,7 @@
 //! news of the peer's death, which the kernel delivers at once. While both sides are awake no
 //! packet costs a system call.
 //!
-//! Wakes are one-byte messages on the socket and not an eventfd: whoever shares an eventfd can make
+//! Wakes are one-byte messages on the socket and not an eventfd: a process that shares an eventfd can make
 //! a write to it block for ever, and a socket send with `MSG_DONTWAIT` cannot be.
 //!
 //! ```text
@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tombolo_host::ring::{Consumer, Producer, PushError, RingError};
 use tombolo_host::shared::{SharedMemory, SharedSpan};
+use tombolo_host::timing::link::SHM_SOCKET_READ_INTERVAL;
 use tombolo_host::unix::{MAX_DESCRIPTORS, SeqpacketSocket, UnixError};
 
 use crate::counters::Counters;
@@ -41,7 +42,7 @@ pub use listener::ShmListener;
 
 /// The largest packet: a block of 16 KiB and room for headers.
 pub const MAX_PACKET_BYTES: usize = 16 * 1024 + 256;
-/// The size of each ring unless the listener is told otherwise.
+/// The default size of each ring.
 pub const DEFAULT_RING_BYTES: usize = 1 << 20;
 
 /// The first byte of each message on the socket, after the handshake.
@@ -55,10 +56,8 @@ mod kind {
 const INBOX_MESSAGES: usize = 64;
 /// Messages taken from the socket in one go, so that a peer cannot keep us there.
 const PUMP_MESSAGES: usize = 128;
-/// How often `tick` looks at the socket while nobody sleeps on it.
-const PUMP_PERIOD: Duration = Duration::from_millis(1);
 
-/// Of larger rings, only so much is made before the first packet.
+/// The most of a ring that is brought into memory before the first packet.
 const POPULATED_BYTES: usize = 4 << 20;
 
 /// Which end of the link this is: each has its own ring to write.
@@ -143,7 +142,7 @@ impl ShmLink {
         })
     }
 
-    fn lose(&self, reason: LossReason) -> LossReason {
+    fn mark_lost(&self, reason: LossReason) -> LossReason {
         *self.lost.get_or_init(|| reason)
     }
 
@@ -153,7 +152,7 @@ impl ShmLink {
 
     /// A broken ring ends the link, and the peer is told by the end of the socket's life.
     fn ring<T>(&self, result: Result<T, RingError>) -> Result<T, LossReason> {
-        result.map_err(|error| self.lose(error.into()))
+        result.map_err(|error| self.mark_lost(error.into()))
     }
 
     fn wake_peer(&self) {
@@ -163,7 +162,7 @@ impl ShmLink {
             // socket will notice that the peer has gone, and why.
             Ok(()) | Err(UnixError::WouldBlock | UnixError::Closed) => {}
             Err(error) => {
-                self.lose(loss_of(&error));
+                self.mark_lost(loss_of(&error));
             }
         }
     }
@@ -194,15 +193,15 @@ impl ShmLink {
                         });
                     }
                     Some((&kind::BYE, [])) => {
-                        self.lose(LossReason::ClosedByPeer);
+                        self.mark_lost(LossReason::ClosedByPeer);
                     }
                     _ => {
-                        self.lose(LossReason::Protocol("an unknown message on the Unix socket"));
+                        self.mark_lost(LossReason::Protocol("an unknown message on the Unix socket"));
                     }
                 },
                 Err(UnixError::WouldBlock) => return,
                 Err(error) => {
-                    self.lose(loss_of(&error));
+                    self.mark_lost(loss_of(&error));
                 }
             }
         }
@@ -249,7 +248,7 @@ impl Link for ShmLink {
             Err(PushError::TooLarge) => {
                 Err(SendError::TooLarge { bytes, max_bytes: sending.producer.max_packet_bytes() })
             }
-            Err(PushError::Broken(error)) => Err(self.lose(error.into()).into()),
+            Err(PushError::Broken(error)) => Err(self.mark_lost(error.into()).into()),
         }
     }
 
@@ -334,13 +333,13 @@ impl Link for ShmLink {
             Err(error) => {
                 // The socket may still hold the peer's own account of why it went.
                 self.pump(&mut self.inbox.lock());
-                Err(self.lose(loss_of(&error)).into())
+                Err(self.mark_lost(loss_of(&error)).into())
             }
         }
     }
 
     fn has_control(&self) -> bool {
-        // Whoever polls the rings only looks at the socket now and then (`tick`); a sleeper, when armed.
+        // A thread that polls the rings reads the socket now and then (`tick`); one that sleeps, when it is armed.
         self.inbox.try_lock().is_none_or(|inbox| !inbox.messages.is_empty())
     }
 
@@ -364,7 +363,7 @@ impl Link for ShmLink {
     fn tick(&self, now: Instant) -> Option<Instant> {
         // A sleeper hears from the socket; this is for one that polls the rings only.
         if let Some(mut inbox) = self.inbox.try_lock()
-            && now.saturating_duration_since(inbox.pumped) >= PUMP_PERIOD
+            && now.saturating_duration_since(inbox.pumped) >= SHM_SOCKET_READ_INTERVAL
         {
             inbox.pumped = now;
             self.pump(&mut inbox);

@@ -42,6 +42,8 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use tombolo_host::event::wait_readable;
 use tombolo_host::shared::{HeldSpan, SharedSpan};
+use tombolo_host::timing::link::MTU_PROBE_INTERVAL;
+pub use tombolo_host::timing::link::{DEFAULT_OUTAGE, SUSPECT_AFTER};
 use tombolo_host::udp::UdpSocket;
 
 use crate::counters::Counters;
@@ -87,12 +89,6 @@ const MAX_PROBES: usize = 64;
 /// Datagrams other than packets handled in one `receive`, so that a peer cannot keep us there.
 const MAX_OTHERS: usize = 256;
 
-/// How long nothing may be heard before a link is lost, unless something else is chosen: longer than a switch
-/// takes to start.
-pub const DEFAULT_OUTAGE: Duration = Duration::from_secs(10);
-/// Silence after which a link pauses; no outage is shorter.
-pub const SUSPECT_AFTER: Duration = keep_alive::SUSPECT_AFTER;
-
 /// Goodbyes: some may be lost, and without one the peer waits for the whole outage.
 const BYES: u32 = 3;
 
@@ -107,7 +103,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { probe_again: Duration::from_secs(300), outage: DEFAULT_OUTAGE }
+        Self { probe_again: MTU_PROBE_INTERVAL, outage: DEFAULT_OUTAGE }
     }
 }
 
@@ -126,7 +122,7 @@ struct Session {
     incoming: IncomingBatch,
     number: u64,
     nonce: u64,
-    /// None: insecure.
+    /// `None` on a link without keys.
     seals: Option<Seals>,
     /// What the peer has proved.
     peer_key: Option<PublicKey>,
@@ -246,7 +242,7 @@ impl UdpLink {
         self.socket.disable_segmentation();
     }
 
-    fn lose(&self, reason: LossReason) -> LossReason {
+    fn mark_lost(&self, reason: LossReason) -> LossReason {
         *self.lost.get_or_init(|| reason)
     }
 
@@ -288,7 +284,7 @@ impl UdpLink {
             }
         }
         if self.refused.load(Ordering::Relaxed) {
-            self.lose(LossReason::Refused);
+            self.mark_lost(LossReason::Refused);
         }
         None
     }
@@ -355,7 +351,7 @@ impl UdpLink {
         wait_readable(&[self.socket.as_fd()], Some(Duration::ZERO)).unwrap_or(false)
     }
 
-    /// Adds a packet of so many bytes to what is sent next.
+    /// Adds a packet of this many bytes to what is sent next.
     fn add(&self, bytes: usize, push: &mut dyn FnMut(&mut OutgoingBatch) -> bool) -> Result<(), SendError> {
         self.check()?;
         let datagram_bytes = self.datagram_bytes.load(Ordering::Relaxed);
@@ -553,7 +549,7 @@ impl Link for UdpLink {
                 if !self.has_unread() {
                     // The other side may hear us all the same.
                     self.send_datagram(Header::new(Kind::Bye, self.session), &[]);
-                    self.lose(LossReason::Silent(duration));
+                    self.mark_lost(LossReason::Silent(duration));
                     return None;
                 }
             }

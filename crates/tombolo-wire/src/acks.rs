@@ -7,7 +7,7 @@
 //!  +-------+------+-------+------+------------+------+---------+-------+------------+-----
 //! ```
 //!
-//! Each means what it would mean alone ([`Ack`]). Whoever receives many small blocks at once answers them
+//! Each means what it would mean alone ([`Ack`]). A receiver of many small blocks at once answers them
 //! at once: to write, check and take a packet costs more than what one acknowledgement says.
 
 use core::fmt;

@@ -245,7 +245,7 @@ impl NotifyHeader {
         self.emit_as(Kind::Notify, 0, 0, out, checksums)
     }
 
-    /// Write the header, of a packet with so many bytes of a list behind it.
+    /// Writes the header of a packet that has a list of this many bytes behind it.
     pub(crate) fn emit_as(
         &self,
         kind: Kind,

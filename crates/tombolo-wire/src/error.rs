@@ -1,6 +1,6 @@
 //! Why bytes are not a packet, or a packet does not fit into bytes.
 
-/// What is wrong with the bytes. Whoever receives one drops the packet and
+/// What is wrong with a packet's bytes. The receiver drops the packet and
 /// counts it: nothing in a packet that failed can be trusted, not even whom to
 /// complain to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

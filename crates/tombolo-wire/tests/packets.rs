@@ -3,10 +3,10 @@
 
 use proptest::prelude::*;
 use tombolo_wire::{
-    Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, EarlierBlocks,
-    Generation, MAX_ACKS, MAX_EARLIER_BLOCKS, Nack, NackCode, Notification, NotificationMark, NotifyHeader,
-    Packet, Payload, ReadAccept, ReadReject, ReadRequest, Receipt, RequestId, Resume, TransactionId,
-    WireError,
+    Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, CLASSES, Checksums, DataHeader, Domain,
+    EarlierBlocks, Generation, MAX_ACKS, MAX_EARLIER_BLOCKS, Nack, NackCode, Notification, NotificationMark,
+    NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest, Receipt, RequestId, Resume,
+    TransactionId, WireError,
 };
 
 fn notification() -> impl Strategy<Value = Notification> {
@@ -128,7 +128,7 @@ fn control() -> impl Strategy<Value = Packet<'static>> {
                     source_address: read.2 >> 1,
                     destination_address: data.block_address,
                     notification: read.3.map(|first| Notification { first, ..words }),
-                    class: (kind == 7).then_some(attempt.0 % 3),
+                    class: (kind == 7).then_some(attempt.0 % CLASSES),
                 }),
             }
         },

@@ -16,25 +16,23 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use serde_json::Value;
+use tombolo_app::scratch::Scratch;
 
 use crate::size::Size;
 use crate::{Failure, doctor, output};
 
 mod children;
 mod compare;
-mod directory;
 mod input;
 mod redis;
 mod scan;
-mod swap;
 mod table;
 
 use children::Child;
 use compare::{Comparison, Place, Workload};
-use directory::Directory;
 use redis::Redis;
 use scan::Scan;
-use swap::Swap;
+pub use scan::scan_array;
 
 /// Arguments of `tombolo demo`.
 #[derive(Args)]
@@ -170,11 +168,12 @@ fn check_sort() -> Result<(), Failure> {
 }
 
 fn demonstrate(link: Link, programs: &[Program], bar: &ProgressBar) -> Result<Findings, Failure> {
-    let directory = Directory::new()?;
+    let directory = Scratch::new("demo")?;
     let (lender, address) = start_lender(link, &directory)?;
     let mut left_out = Vec::new();
-    let swap = Swap::find().map_err(|reason| left_out.push(format!("kernel swap on zram: {reason}"))).ok();
-    let demo = Demo { directory: &directory, address: &address, swap, bar };
+    let swap = compare::swap(ALL_LOCAL_BYTES).map(drop);
+    let has_swap = swap.map_err(|reason| left_out.push(format!("kernel swap on zram: {reason}"))).is_ok();
+    let demo = Demo { directory: &directory, address: &address, has_swap, bar };
     let mut findings = Findings { link, identical: true, sort: None, compared: Vec::new(), left_out };
     for program in programs {
         match program {
@@ -220,7 +219,7 @@ fn tombolo() -> Result<Command, Failure> {
     Ok(command)
 }
 
-fn start_lender(link: Link, directory: &Directory) -> Result<(Child, String), Failure> {
+fn start_lender(link: Link, directory: &Scratch) -> Result<(Child, String), Failure> {
     let listen = match link {
         Link::Shm => format!("shm:{}", directory.file("lender").display()),
         Link::Udp => "udp:127.0.0.1:0".to_owned(),
@@ -238,12 +237,12 @@ fn start_lender(link: Link, directory: &Directory) -> Result<(Child, String), Fa
         "--drain-timeout",
         "0",
     ]);
-    let mut lender = Child::start(command, "lender", directory)?;
+    let mut lender = Child::start(&mut command, "lender", directory)?;
     let address = lender.address(&STOP)?;
     Ok((lender, address))
 }
 
-fn sort_arguments(command: &mut Command, directory: &Directory, input: &Path, output: &Path) {
+fn sort_arguments(command: &mut Command, directory: &Scratch, input: &Path, output: &Path) {
     // In C order every byte counts; with one thread the times can be compared.
     command.env("LC_ALL", "C").args([BUFFER, "--parallel=1"]);
     command.arg("--temporary-directory").arg(directory.path()).arg("--output").arg(output).arg(input);
@@ -251,9 +250,10 @@ fn sort_arguments(command: &mut Command, directory: &Directory, input: &Path, ou
 
 /// What the runs have in common.
 struct Demo<'a> {
-    directory: &'a Directory,
+    directory: &'a Scratch,
     address: &'a str,
-    swap: Option<Swap>,
+    /// Whether the kernel's swap on zram can be set up.
+    has_swap: bool,
     bar: &'a ProgressBar,
 }
 
@@ -270,7 +270,7 @@ impl Workload for SortToNowhere {
         let mut command = demo.command(place, "sort".as_ref())?;
         sort_arguments(&mut command, demo.directory, &demo.directory.file("input"), Path::new("/dev/null"));
         let since = Instant::now();
-        Child::start(command, "sort", demo.directory)?.finish(&STOP, || demo.bar.tick())?;
+        Child::start(&mut command, "sort", demo.directory)?.finish(&STOP, || demo.bar.tick())?;
         Ok(since.elapsed().as_secs_f64())
     }
 }
@@ -286,7 +286,7 @@ impl Demo<'_> {
         let since = Instant::now();
         let mut sort = Command::new("sort");
         sort_arguments(&mut sort, self.directory, &input, &plain);
-        Child::start(sort, "sort", self.directory)?.finish(&STOP, || self.bar.tick())?;
+        Child::start(&mut sort, "sort", self.directory)?.finish(&STOP, || self.bar.tick())?;
         let plain_s = since.elapsed().as_secs_f64();
 
         let mut runs = vec![self.sort_row("all local", ALL_LOCAL_BYTES, plain_s)?];
@@ -304,7 +304,8 @@ impl Demo<'_> {
         let output = self.directory.file("output");
         let mut command = self.command(&Place::Tombolo(local_bytes), "sort".as_ref())?;
         sort_arguments(&mut command, self.directory, &self.directory.file("input"), &output);
-        Child::start(command, "sort under tombolo", self.directory)?.finish(&STOP, || self.bar.tick())?;
+        Child::start(&mut command, "sort under tombolo", self.directory)?
+            .finish(&STOP, || self.bar.tick())?;
         let identical = same_files(&self.directory.file("plain"), &output)?;
         fs::remove_file(&output)?;
 
@@ -353,7 +354,7 @@ mod tests {
 
     #[test]
     fn files_are_the_same_only_if_every_byte_is() {
-        let directory = Directory::new().unwrap();
+        let directory = Scratch::new("demo-test").unwrap();
         let write = |name: &str, bytes: &[u8]| {
             let path = directory.file(name);
             fs::write(&path, bytes).unwrap();

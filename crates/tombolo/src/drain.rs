@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tombolo_host::process::Signals;
+use tombolo_host::timing::command::DRAIN_CHECK_INTERVAL;
 use tombolo_node::{Borrower, Node};
 
 use crate::size::Size;
 use crate::{duration, status};
 
-/// How often it is looked who is left.
-const LOOK: Duration = Duration::from_millis(100);
-/// So many borrowers are named, the others counted.
+/// This many borrowers are named; the others are counted.
 const MAX_NAMED: usize = 8;
 
 /// What a node that is to end does next.
@@ -24,10 +23,10 @@ enum Next {
     End,
 }
 
-/// What is next, so long after the first signal, with so many borrowers left and so many signals.
+/// What is next, given the time since the first signal and the numbers of borrowers and of signals.
 fn next(timeout: Duration, waited: Duration, borrowers: usize, signals: u32) -> Next {
     match timeout.checked_sub(waited).filter(|left| !left.is_zero()) {
-        Some(left) if borrowers > 0 && signals < 2 => Next::Wait(left.min(LOOK)),
+        Some(left) if borrowers > 0 && signals < 2 => Next::Wait(left.min(DRAIN_CHECK_INTERVAL)),
         _ => Next::End,
     }
 }
@@ -99,7 +98,7 @@ mod tests {
     #[test]
     fn it_waits_for_borrowers_until_they_go_or_the_time_or_the_patience_of_the_user_is_over() {
         let seconds = Duration::from_secs;
-        assert_eq!(next(seconds(30), seconds(0), 1, 1), Next::Wait(LOOK));
+        assert_eq!(next(seconds(30), seconds(0), 1, 1), Next::Wait(DRAIN_CHECK_INTERVAL));
         let last = Duration::from_millis(29_950);
         assert_eq!(next(seconds(30), last, 1, 1), Next::Wait(Duration::from_millis(50)));
         for (timeout_s, waited_s, borrowers, signals) in

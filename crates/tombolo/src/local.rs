@@ -39,7 +39,7 @@ fn directories() -> Vec<PathBuf> {
         let named = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
         named.unwrap_or_else(|| PathBuf::from(format!("/run/user/{user_id}"))).join("tombolo")
     };
-    // Root has one place, logged in or not: services are asked by whoever logs in later.
+    // Root has one place, logged in or not: users who log in later ask the services.
     let first = if user_id == 0 { PathBuf::from("/run/tombolo") } else { of_session() };
     vec![first, fallback]
 }
@@ -139,7 +139,7 @@ fn node_at(path: PathBuf) -> Option<Found> {
     Some(Found { name, path, process_id })
 }
 
-/// All that are alive, by name.
+/// All nodes of this machine that are alive, sorted by name.
 fn nodes() -> Vec<Found> {
     let mut nodes: Vec<Found> = directories().iter().flat_map(|directory| nodes_in(directory)).collect();
     nodes.sort_by(|one, other| one.name.cmp(&other.name));

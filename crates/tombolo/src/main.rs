@@ -4,9 +4,9 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tombolo_app::size;
 
 mod asked;
-mod bench;
 mod cp;
 mod demo;
 mod doctor;
@@ -24,7 +24,6 @@ mod place;
 mod rm;
 mod run;
 mod security;
-mod size;
 mod status;
 mod ways;
 
@@ -72,11 +71,12 @@ enum Command {
     Keygen(keygen::Arguments),
     /// Say what this kernel and these privileges allow.
     Doctor(doctor::Arguments),
-    /// Measure what far memory costs on this machine.
-    Bench(bench::Arguments),
     /// Keep what a supervisor of programs holds (`run` starts this itself).
     #[command(hide = true)]
     Keep,
+    /// Sum a large array, again and again (`demo` starts this itself).
+    #[command(hide = true)]
+    DemoScan,
 }
 
 /// A command's own failure, told to the user in one line.
@@ -150,8 +150,8 @@ fn main() -> ExitCode {
         Command::Ping(arguments) => ping::main(&arguments),
         Command::Keygen(arguments) => keygen::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
-        Command::Bench(arguments) => bench::main(&arguments),
         Command::Keep => run::keep(),
+        Command::DemoScan => demo::scan_array(),
     };
     match (done, output::finish()) {
         (Err(failure), _) | (Ok(_), Err(failure)) => failure.tell(),

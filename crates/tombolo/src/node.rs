@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tombolo_host::process::Signals;
+use tombolo_host::timing::command::HANDSHAKE_TO_LINK;
 use tombolo_host::unix::SeqpacketListener;
 use tombolo_node::{
     Address, Limits, Listener, Listeners, NeighbourEvent, Neighbourhood, Node, OpenError, PeerEvent,
@@ -70,9 +71,6 @@ static STOP: AtomicBool = AtomicBool::new(false);
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
-
-/// A link whose handshake found its key on the list just before that changed is with the node by now.
-const HANDSHAKE_TO_LINK: Duration = Duration::from_secs(1);
 
 /// Reads the list of keys again at each SIGHUP, and ends the links of keys that are not on it any more.
 fn reload_at_hangups(node: &Node, security: &Security, hangups: &Signals) {
@@ -157,7 +155,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         std::thread::spawn(move || tombolo_node::receive_programs(&node, &listener, &STOP))
     });
     output::line(&format!("node {name} lends {} at {}", arguments.lend, addresses.join(", ")));
-    // Whoever started it waits for that line.
+    // The process that started the node waits for that line.
     output::finish()?;
     let neighbourhood = std::thread::spawn(move || neighbourhood.keep(&STOP, &tell_of_neighbour));
     tombolo_node::serve(&node, &listener, &STOP, &say);

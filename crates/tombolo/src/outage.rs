@@ -6,6 +6,7 @@ use clap::Args;
 use tombolo_link::udp::SUSPECT_AFTER;
 
 use crate::duration;
+use tombolo_host::timing::link::MAX_OUTAGE;
 
 /// How silence over UDP is dealt with.
 #[derive(Args, Clone, Copy)]
@@ -18,8 +19,6 @@ pub struct OutageArguments {
 
 /// As links have it.
 const DEFAULT: &str = "10s";
-/// Longer ones are mistakes.
-const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 impl OutageArguments {
     /// How long.
@@ -36,7 +35,7 @@ fn outage(text: &str) -> Result<Duration, String> {
             SUSPECT_AFTER.as_secs_f64()
         ));
     }
-    if time > LONGEST {
+    if time > MAX_OUTAGE {
         return Err(format!("{text} is more than a day"));
     }
     Ok(time)

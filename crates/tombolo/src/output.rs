@@ -50,8 +50,8 @@ pub fn finish() -> Result<(), Failure> {
     FAILED.get().map_or(Ok(()), |error| Err(failure(error)))
 }
 
-/// The failure that follows from one to write to standard output. A reader that has gone away is told
-/// nothing: the exit code is the one that a shell shows for a process that SIGPIPE has ended.
+/// The failure that follows from one to write to standard output. Where the reader has gone away there is no
+/// message: the exit code is the one that a shell shows for a process that SIGPIPE has ended.
 pub fn failure(error: &io::Error) -> Failure {
     match error.kind() {
         ErrorKind::BrokenPipe => Failure { text: String::new(), code: 141 },

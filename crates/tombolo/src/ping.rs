@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use hdrhistogram::Histogram;
 use serde::Serialize;
+use tombolo_host::timing::command::PING_TIMEOUT;
 use tombolo_node::{Address, MAX_PING_BYTES, PingError, Pinger, Security};
 
 use crate::asked::NodeArguments;
@@ -42,7 +43,6 @@ struct Outcome {
 }
 
 static STOP: AtomicBool = AtomicBool::new(false);
-const PATIENCE: Duration = Duration::from_secs(3);
 /// How often a pause looks whether a signal has come.
 const LOOK: Duration = Duration::from_millis(100);
 /// The first finds caches and processors cold, and is not counted.
@@ -102,9 +102,9 @@ impl<'a> Way<'a> {
     }
 
     fn open(&mut self, size: u32, security: &Security) -> Result<(), PingError> {
-        let mut pinger = Pinger::new(self.address, security, PATIENCE)?;
+        let mut pinger = Pinger::new(self.address, security, PING_TIMEOUT)?;
         for _ in 0..WARM_UP {
-            pinger.ping(size, PATIENCE)?;
+            pinger.ping(size, PING_TIMEOUT)?;
         }
         self.pinger = Some(pinger);
         Ok(())
@@ -114,7 +114,7 @@ impl<'a> Way<'a> {
     fn ping(&mut self, size: u32, silent: bool) {
         let Some(pinger) = &mut self.pinger else { return };
         self.sent += 1;
-        match pinger.ping(size, PATIENCE) {
+        match pinger.ping(size, PING_TIMEOUT) {
             Ok(time) => {
                 let microseconds = time.as_nanos() as f64 / 1000.0;
                 self.times.record(time);

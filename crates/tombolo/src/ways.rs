@@ -88,7 +88,7 @@ impl Ways {
         [&self.first].into_iter().chain(&self.others)
     }
 
-    /// The same.
+    /// All of them in a list.
     pub fn to_vec(&self) -> Vec<Address> {
         self.iter().cloned().collect()
     }

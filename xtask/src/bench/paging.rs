@@ -1,4 +1,4 @@
-//! `cargo xtask bench paging`: the figures of `tombolo bench paging`, random reads beside a bare pager and
+//! `cargo xtask bench paging`: the figures of `tombolo-bench paging`, random reads beside a bare pager and
 //! zram, starting, slowdown curves of three programs, and the page in `bench/` that shows all of it.
 //!
 //! Each program runs plainly, under Tombolo (shm) and with the kernel's own swap
@@ -37,7 +37,7 @@ const PARTS: [&str; 3] = ["faults", "reads", "start"];
 
 /// What was found, or why not.
 struct Found {
-    /// Of `tombolo bench paging`.
+    /// Of `tombolo-bench paging`.
     faults: Result<Value, String>,
     /// Of `tombolo-bench reads`.
     reads: Result<Value, String>,
@@ -108,7 +108,7 @@ fn measure(options: &Options, tombolo: &Path, races: &Path) -> Result<(Found, Op
         measure().inspect_err(|reason| eprintln!("bench: not measured: {name}: {reason}"))
     };
     prefault();
-    let faults = part("faults", &|| figures(tombolo, &["bench", "paging"]));
+    let faults = part("faults", &|| figures(races, &["paging", "--binary", &tombolo.to_string_lossy()]));
     let rounds = options.runs.to_string();
     let reads = part("reads", &|| {
         let binary = tombolo.to_string_lossy();

@@ -2,7 +2,7 @@
 //! that others use for the same, kernel TCP, and what the machine does at best.
 //!
 //! ```text
-//! each run:  tombolo bench rdma --json
+//! each run:  tombolo-bench rdma --json
 //!            for cubic, bbr:  libfabric and UCX over TCP, at each size
 //!            libfabric and UCX without TCP, at each size
 //!            kernel TCP under cubic and bbr: ping-pong, stream
@@ -15,14 +15,15 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
 use tombolo_host::process;
 
-use super::child::{self, Trouble};
+use tombolo_app::child::{self, Trouble};
+
 use super::{STOP, USAGE, build, folder, interrupted, median, page};
 use figures::Figures;
 use network::Network;
@@ -44,8 +45,8 @@ mod ucx;
 pub const SIZES: [u64; 8] = [64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 /// And the smallest, at which only Tombolo is.
 pub const SMALLEST: u64 = 16;
-/// For `tombolo bench rdma`, which measures a great deal.
-const PATIENCE: Duration = Duration::from_secs(20 * 60);
+/// The longest that `tombolo-bench rdma` may take: on two processors it takes about two minutes.
+const OURS_LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// Programs that are raced, and the Debian package of each.
 const NEEDED: [(&str, &str); 6] = [
@@ -57,11 +58,18 @@ const NEEDED: [(&str, &str); 6] = [
     ("ip", "iproute2"),
 ];
 
+/// What is measured, and what measures it.
+#[derive(Debug)]
+struct Binaries {
+    tombolo: PathBuf,
+    bench: PathBuf,
+}
+
 #[derive(Debug)]
 struct Options {
     runs: usize,
-    /// The binary: this is the bench itself, in its network namespace already.
-    inside: Option<PathBuf>,
+    /// Where `tombolo` and `tombolo-bench` are: this is the bench itself, in its network namespace already.
+    inside: Option<Binaries>,
 }
 
 fn options(arguments: &[String]) -> Result<Options, String> {
@@ -72,7 +80,10 @@ fn options(arguments: &[String]) -> Result<Options, String> {
         match word.as_str() {
             "--runs" => options.runs = value.parse().ok().filter(|&runs| runs > 0).ok_or(USAGE)?,
             // Not for users: see `main`.
-            "--inside" => options.inside = Some(value.into()),
+            "--inside" => {
+                let bench = words.next().ok_or(USAGE)?;
+                options.inside = Some(Binaries { tombolo: value.into(), bench: bench.into() });
+            }
             _ => return Err(USAGE.into()),
         }
     }
@@ -100,13 +111,14 @@ fn peers() -> Vec<Box<dyn Peer>> {
     peers
 }
 
-fn measure_ours(tombolo: &Path, figures: &mut Figures) -> Result<(), String> {
+fn measure_ours(binaries: &Binaries, figures: &mut Figures) -> Result<(), String> {
     let sizes: Vec<String> = std::iter::once(SMALLEST).chain(SIZES).map(|size| size.to_string()).collect();
-    let mut command = Command::new(tombolo);
-    command.args(["bench", "rdma", "--json", "--sizes", &sizes.join(",")]);
-    let text = child::run(command, PATIENCE).map_err(|trouble| format!("`tombolo bench rdma`: {trouble}"))?;
+    let mut command = Command::new(&binaries.bench);
+    command.args(["rdma", "--json", "--sizes", &sizes.join(","), "--binary"]).arg(&binaries.tombolo);
+    let text =
+        child::run(&mut command, OURS_LIMIT).map_err(|trouble| format!("`tombolo-bench rdma`: {trouble}"))?;
     let found: Value = serde_json::from_str(&text)
-        .map_err(|error| format!("`tombolo bench rdma` printed no JSON: {error}"))?;
+        .map_err(|error| format!("`tombolo-bench rdma` printed no JSON: {error}"))?;
     ours::read(&found, figures)
 }
 
@@ -125,7 +137,7 @@ fn race(
         match pair.race(peer, control, size) {
             Ok(found) => found.into_iter().for_each(|(what, value)| figures.note(&who, what, size, value)),
             Err(Trouble::Interrupted) => return Err("interrupted".into()),
-            Err(trouble @ Trouble::Hung(_)) => {
+            Err(trouble @ Trouble::TimedOut(_)) => {
                 eprintln!("  {size} bytes: {trouble}; larger ones are left out");
                 // It would hang at the next size, too, and each time for long.
                 for size in SIZES.into_iter().filter(|&other| other >= size) {
@@ -141,9 +153,14 @@ fn race(
     Ok(())
 }
 
-fn pass(tombolo: &Path, pair: &Pair<'_>, network: &Network, figures: &mut Figures) -> Result<(), String> {
+fn pass(
+    binaries: &Binaries,
+    pair: &Pair<'_>,
+    network: &Network,
+    figures: &mut Figures,
+) -> Result<(), String> {
     eprintln!("bench: Tombolo");
-    measure_ours(tombolo, figures)?;
+    measure_ours(binaries, figures)?;
     let peers = peers();
     for control in network.controls() {
         let chosen = network.choose(control);
@@ -172,7 +189,7 @@ fn pass(tombolo: &Path, pair: &Pair<'_>, network: &Network, figures: &mut Figure
 }
 
 /// The bench, where it is to be.
-fn inside(options: &Options, tombolo: &Path) -> Result<(), String> {
+fn inside(options: &Options, binaries: &Binaries) -> Result<(), String> {
     process::stop_on_signals(&STOP);
     let network = Network::new(options.inside.is_some())?;
     let processors = process::processors();
@@ -185,7 +202,7 @@ fn inside(options: &Options, tombolo: &Path) -> Result<(), String> {
     let mut figures = Figures::default();
     for run in 1..=options.runs {
         eprintln!("bench: run {run} of {}", options.runs);
-        pass(tombolo, &pair, &network, &mut figures)?;
+        pass(binaries, &pair, &network, &mut figures)?;
         if interrupted() {
             return Err("interrupted".into());
         }
@@ -207,14 +224,14 @@ fn inside(options: &Options, tombolo: &Path) -> Result<(), String> {
 /// Runs it. The arguments are those after `rdma`.
 pub fn main(arguments: &[String]) -> Result<(), String> {
     let options = options(arguments)?;
-    if let Some(tombolo) = &options.inside {
-        return inside(&options, tombolo);
+    if let Some(binaries) = &options.inside {
+        return inside(&options, binaries);
     }
     crate::packages::install_missing(&NEEDED, "not everything will be measured")?;
-    let tombolo = build("tombolo")?;
+    let binaries = Binaries { tombolo: build("tombolo")?, bench: build("tombolo-bench")? };
     if let Err(reason) = network::may_have_own() {
         eprintln!("bench: in the machine's network, under its congestion control alone: {reason}");
-        return inside(&options, &tombolo);
+        return inside(&options, &binaries);
     }
     // Replaces this process: the namespace ends with it, whatever happens.
     let itself = std::env::current_exe().map_err(|error| format!("the bench's own path: {error}"))?;
@@ -227,13 +244,16 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
         "--runs".into(),
         options.runs.to_string().into(),
         "--inside".into(),
-        tombolo.into(),
+        binaries.tombolo.into(),
+        binaries.bench.into(),
     ];
     Err(format!("unshare: {}", Command::new("unshare").args(words).exec()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -241,7 +261,9 @@ mod tests {
         let parse = |text: &str| options(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
         assert_eq!(parse("").unwrap().runs, 3);
         assert_eq!(parse("--runs 5").unwrap().runs, 5);
-        for wrong in ["other", "--runs", "--runs 0", "--runs x", "--only sort"] {
+        let inside = parse("--inside a b --runs 2").unwrap();
+        assert!(inside.runs == 2 && inside.inside.is_some_and(|binaries| binaries.bench == Path::new("b")));
+        for wrong in ["other", "--runs", "--runs 0", "--runs x", "--only sort", "--inside tombolo"] {
             assert_eq!(parse(wrong).unwrap_err(), USAGE, "{wrong}");
         }
     }

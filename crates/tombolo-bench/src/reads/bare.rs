@@ -19,6 +19,9 @@ use std::time::Duration;
 
 use clap::Args;
 use rustix::event::epoll;
+use tombolo_app::child::{self, Guard};
+use tombolo_app::scratch::Scratch;
+use tombolo_app::size;
 use tombolo_host::probe::{Area, PAGE_BYTES, PAGE_WORDS};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::uffd::{self, UffdError, Userfaultfd};
@@ -26,8 +29,7 @@ use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_host::{event, process};
 
 use super::reader::{Fill, word};
-use crate::processes::{self, Group, Scratch};
-use crate::{Failure, size};
+use crate::{Failure, this_binary};
 
 /// Eviction begins when this many pages of the limit are left.
 const SPARE_PAGES: u32 = 512;
@@ -42,7 +44,7 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 #[derive(Args, Clone, Copy)]
 pub struct Options {
     /// Bytes of the area that may be resident; 0: there is no bare pager.
-    #[arg(long, value_parser = size::parse, default_value = "0")]
+    #[arg(long, value_parser = size::bytes, default_value = "0")]
     pub local: usize,
     /// Fault handlers; 0: one a processor.
     #[arg(long, default_value_t = 0)]
@@ -134,7 +136,7 @@ pub struct BarePager {
     shared: Shared,
     stopped: AtomicU32,
     // Handlers end when these are closed.
-    _handlers: Option<Group>,
+    _handlers: Option<Guard>,
     _connection: Option<SeqpacketSocket>,
     _uffd: Userfaultfd,
 }
@@ -173,13 +175,13 @@ impl BarePager {
             });
             return Ok(pager);
         }
-        let scratch = Scratch::new("bare")?;
+        let scratch = Scratch::new("bench-bare")?;
         let listener = SeqpacketListener::bind(&scratch.file("bare"))?;
-        let mut command = Command::new(processes::this_binary()?);
+        let mut command = Command::new(this_binary()?);
         command.arg("bare-handlers").arg(scratch.file("bare"));
         command.args(["--bytes", &bytes.to_string(), "--handlers", &count.to_string()]);
         command.args(["--events", &options.events.to_string()]);
-        let handlers = Group::start(&mut command)?;
+        let handlers = child::spawn(&mut command)?;
         wait(&listener)?;
         let connection =
             listener.accept()?.ok_or_else(|| Failure::new("the fault handlers did not connect"))?;

@@ -5,17 +5,19 @@
 //! ```
 //!
 //! In each round every peer runs once with each number of threads, in turn, so that a change of the
-//! machine's mood meets all of them alike. What fails is told, with the reason, and the rest goes on.
+//! machine's speed meets all of them alike. A run that fails is reported with the reason, and the others go on.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use tombolo_app::child::{STOP, interrupted};
+use tombolo_app::size;
 use tombolo_host::sparse::Pages;
 use tombolo_host::{cpu, process};
 
-use crate::{Failure, processes, size};
+use crate::{Failure, result, this_binary};
 
 pub mod bare;
 mod far;
@@ -35,10 +37,10 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "1,2,8")]
     threads: Vec<usize>,
     /// Length of the area.
-    #[arg(long, value_parser = size::parse, default_value = "256M")]
+    #[arg(long, value_parser = size::bytes, default_value = "256M")]
     bytes: usize,
     /// How much of it may be local.
-    #[arg(long, value_parser = size::parse, default_value = "64M")]
+    #[arg(long, value_parser = size::bytes, default_value = "64M")]
     local: usize,
     /// How long to read, after as many reads as the area has pages.
     #[arg(long, default_value_t = 4.0)]
@@ -129,8 +131,8 @@ impl Run<'_> {
 
     fn measure(&self, racer: &Racer) -> Result<reader::Found, Failure> {
         let itself = |words: Vec<String>| -> Result<reader::Found, Failure> {
-            let mut command = std::process::Command::new(processes::this_binary()?);
-            processes::result(command.args(words), self.limit())
+            let mut command = std::process::Command::new(this_binary()?);
+            result(command.args(words), self.limit())
         };
         match racer.peer {
             Peer::Plain => itself(self.reader(self.arguments.seconds)),
@@ -218,7 +220,7 @@ fn check(arguments: &Arguments) -> Result<(), Failure> {
 pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     check(arguments)?;
     let racers = racers(arguments)?;
-    process::stop_on_signals(&processes::STOP);
+    process::stop_on_signals(&STOP);
     let mut rows: Vec<Row> = Vec::new();
     for &threads in &arguments.threads {
         rows.extend(racers.iter().map(|racer| Row {
@@ -246,7 +248,7 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
                 Ok(_) => row.failures.push("not a single read ended".into()),
                 Err(Failure(reason)) => row.failures.push(reason),
             }
-            if processes::STOP.load(std::sync::atomic::Ordering::Relaxed) {
+            if interrupted() {
                 return Err(Failure::new("interrupted"));
             }
             eprintln!("{}", table::line(row));

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use tombolo_app::size;
 use tombolo_host::cpu::Stopwatch;
 use tombolo_host::probe::{Area, PAGE_BYTES, PAGE_WORDS};
+use tombolo_random::{Random, mix};
 
 use super::bare::{self, BarePager};
-use crate::{Failure, processes, size};
+use crate::{Failure, join_group};
 
 /// Arguments of the measured program.
 #[derive(Args, Clone)]
@@ -21,7 +23,7 @@ pub struct Arguments {
     #[arg(long)]
     pub threads: usize,
     /// Length of the area.
-    #[arg(long, value_parser = size::parse)]
+    #[arg(long, value_parser = size::bytes)]
     pub bytes: usize,
     /// How long to read, after as many reads as the area has pages.
     #[arg(long)]
@@ -70,24 +72,9 @@ pub struct Found {
     pub cpu_s: f64,
 }
 
-/// The word at an index of the area: incompressible (the finaliser of SplitMix64).
+/// The word at an index of the area: incompressible.
 pub fn word(index: usize) -> u64 {
-    let mut value = (index as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
-}
-
-/// A thread's sequence of pages (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        ((u128::from(self.0) * end as u128) >> 64) as usize
-    }
+    mix(index as u64)
 }
 
 /// What the threads share.
@@ -103,13 +90,13 @@ struct Loop<'a> {
 
 impl Loop<'_> {
     fn read(&self, random: &mut Random) -> bool {
-        let index = random.below(self.area.pages()) * PAGE_WORDS;
+        let index = random.index(self.area.pages()) * PAGE_WORDS;
         self.area.read(index) == word(index)
     }
 
     /// One thread's reads.
     fn run(&self, number: usize) {
-        let mut random = Random(word(number + 1) | 1);
+        let mut random = Random::new(number as u64);
         let warm = (0..self.warm_up).all(|_| self.read(&mut random));
         self.start.wait();
         let mut reads = 0;
@@ -157,7 +144,7 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     }
     let time = Duration::try_from_secs_f64(arguments.seconds)?;
     if let Some(procs) = &arguments.join {
-        processes::join(procs)?;
+        join_group(procs)?;
     }
     let area = Area::new(arguments.bytes / PAGE_BYTES)?;
     let found = if arguments.bare.local == 0 {
@@ -176,8 +163,7 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
             found
         })?
     };
-    println!("{}", serde_json::to_string(&found)?);
-    Ok(())
+    crate::print_json(&found)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The outcome as people read it.
 
 use super::{Outcome, Row};
-use crate::processes::median;
+use tombolo_app::median;
 
 /// One racer's line.
 pub fn line(row: &Row) -> String {

@@ -17,7 +17,7 @@ use tombolo_wire::{
 };
 
 use crate::harness::{Host, PATIENCE, pattern, shm, udp};
-use crate::random::Random;
+use tombolo_random::Random;
 
 const LEND_BYTES: u64 = 8 << 20;
 /// Lives of one hostile peer, and what it does in each.
@@ -396,7 +396,7 @@ fn others_do_not_notice(listen: &Address, seed: u64) {
             .map(|seed| {
                 let (address, heard) = (&address, &heard);
                 scope.spawn(move || {
-                    let mut random = Random::new(seed);
+                    let mut random = Random::for_test(seed);
                     for _ in 0..LIVES {
                         let link = tombolo_link::connect(address, &Security::Insecure, PATIENCE).unwrap();
                         let checksums =

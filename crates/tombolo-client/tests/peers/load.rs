@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tombolo_client::{Domain, Grant, Memory, Spec, Status, Target, Transfer, Who};
 
 use crate::harness::{Host, PATIENCE, pair, pattern, shm, udp};
-use crate::random::Random;
+use tombolo_random::Random;
 
 const CHANNELS: usize = 32;
 /// Room of one channel: what it writes or reads is checked there.
@@ -102,7 +102,7 @@ fn all_channels_both_ways(hosts: &[Host; 2]) {
                             mine: &memories[side],
                             theirs: &memories[1 - side],
                             target: Target { node: 1, domain: 1 + pair },
-                            random: Random::new(u64::from(pair) * 2 + side as u64 + 1),
+                            random: Random::for_test(u64::from(pair) * 2 + side as u64 + 1),
                         };
                         scope.spawn(move || side.work(bytes));
                     }

@@ -11,6 +11,5 @@ mod lives;
 mod load;
 mod neighbours;
 mod network;
-mod random;
 #[allow(dead_code, reason = "shared with the tests of commands, which ask how much has passed")]
 mod relay;

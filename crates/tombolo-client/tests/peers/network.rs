@@ -16,8 +16,8 @@ use tombolo_wire::{
 
 use crate::harness::{Host, PATIENCE, pattern, shm, udp};
 use crate::impostor::{HELLO, REJECT, WELCOME, Word, handshake, hello, key_bytes, knock, session_of};
-use crate::random::Random;
 use crate::relay::{Relay, socket_address};
+use tombolo_random::Random;
 
 /// What memory that nobody may reach is full of.
 const GUARD: u8 = 0xA7;
@@ -251,7 +251,7 @@ fn hears_only_welcomes(socket: &UdpSocket) {
 fn replays() {
     const TIMES: usize = 150;
     let scene = Scene::new();
-    let mut random = Random::new(303);
+    let mut random = Random::for_test(303);
     scene.work_while(|| replay(&scene, &mut random, TIMES));
     for host in [&scene.victim, &scene.honest] {
         assert!(host.counter("links_replayed") > TIMES as u64);
@@ -325,7 +325,7 @@ fn forge(random: &mut Random, seen: &[u8]) -> Vec<u8> {
 fn a_stolen_session() {
     const TIMES: u64 = 6_000;
     let scene = Scene::new();
-    let mut random = Random::new(404);
+    let mut random = Random::for_test(404);
     let thief = UdpSocket::bind(ELSEWHERE).unwrap();
     scene.work_while(|| {
         let (node, client) = (socket_address(&scene.address), scene.relay.client(0));
@@ -375,7 +375,7 @@ fn floods() {
     let scene = Scene::new();
     let node = socket_address(&scene.address);
     let resident = crate::hostile::resident_bytes();
-    let mut random = Random::new(505);
+    let mut random = Random::for_test(505);
     let begun = scene.work_while(|| {
         let ports: Vec<UdpSocket> = (0..PORTS)
             .map(|_| {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tombolo_client::Domain;
 use tombolo_host::unix::SeqpacketListener;
 use tombolo_node::{Address, Limits, Listener, Neighbourhood, Node, Security};
+use tombolo_random::Random;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -133,13 +134,7 @@ pub fn pair(listen: &Address) -> [Host; 2] {
 
 /// Bytes that nobody else writes.
 pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = vec![0; length];
-    for part in bytes.chunks_mut(8) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        part.copy_from_slice(&state.to_le_bytes()[..part.len()]);
-    }
+    Random::new(seed).fill(&mut bytes);
     bytes
 }

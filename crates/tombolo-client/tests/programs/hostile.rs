@@ -7,19 +7,9 @@ use tombolo_channel::{Message, Reply, Request, SHARED_BYTES, decode, encode};
 use tombolo_client::{Grant, Spec, Target, Who};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
+use tombolo_random::Random;
 
 use crate::harness::{Host, PATIENCE, pair, pattern, shm};
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
 
 /// Opens a domain by hand and maps its page for writing anything.
 fn raw(host: &Host) -> (SeqpacketSocket, SharedMemory) {
@@ -51,7 +41,7 @@ fn raw(host: &Host) -> (SeqpacketSocket, SharedMemory) {
 
 /// Scribbles over its page and rings at random until told to stop; dies and comes back now and then.
 fn scribble(host: &Host, seed: u64, stop: &AtomicBool) {
-    let mut random = Random(seed);
+    let mut random = Random::for_test(seed);
     while !stop.load(Ordering::Relaxed) {
         let (socket, page) = raw(host);
         for _ in 0..2_000 {

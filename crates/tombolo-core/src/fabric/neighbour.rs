@@ -528,11 +528,12 @@ impl Neighbours {
         self.links.insert(link, KnownLink { identity, dialed: false, suspect: false });
         self.close_others(now, link);
         self.join_all(now, identity);
-        self.look_who_came(now, identity);
+        self.expect_neighbour(now, identity);
     }
 
-    /// It may be a neighbour that was not there, or the next life of one: its address says.
-    fn look_who_came(&mut self, now: Time, identity: Identity) {
+    /// A node that connected may be a neighbour that was away, or the next life of one. Its address tells:
+    /// those are dialed or probed at once.
+    fn expect_neighbour(&mut self, now: Time, identity: Identity) {
         for neighbour in &mut self.neighbours {
             match (&mut neighbour.state, &neighbour.probe) {
                 (State::Waiting { until, .. }, _) if !neighbour.is_itself => *until = now,

@@ -41,15 +41,16 @@ pub struct Config {
     pub block_bytes: u32,
     /// Blocks of one transfer that may be unacknowledged (QOS §3.2.3: 2).
     pub outstanding_blocks: u32,
-    /// The same while small transfers come, for those of the other classes: what is on the wire
-    /// already, a small one waits for.
+    /// As `outstanding_blocks`, for transfers of the other classes while small transfers come: a small one
+    /// waits for the blocks that are on the wire already.
     pub outstanding_beside: u32,
-    /// Length of their blocks then; a power of two from 256 to `block_bytes`.
+    /// Length of the blocks of those transfers while small ones come; a power of two from 256 to `block_bytes`.
     pub block_bytes_beside: u32,
-    /// Of these blocks as many may be unacknowledged as the shortest round trip holds at one in so much
-    /// time, if that is more: what a long way holds delays nobody. 0: no more.
+    /// On a path with a long round trip more of these blocks may be unacknowledged: as many as the shortest
+    /// round trip holds, at one block in this time. What is on a long path delays no small transfer. 0: never
+    /// more.
     pub beside_block_ns: u64,
-    /// How long after a small transfer others are expected.
+    /// How long after a small transfer another one is expected.
     pub beside_ns: u64,
     /// Blocks that a transfer issues before the next of its class has its turn. One that is longer than
     /// `block_bytes` counts for several.

@@ -30,34 +30,34 @@ use super::time::Time;
 /// Marks and bounds of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CongestionConfig {
-    /// At the start, and after a pause longer than `memory_ns`.
+    /// The window at the start, and after a pause longer than `memory_ns`.
     pub initial_bytes: u64,
-    /// Delay leaves this, two blocks; loss leaves half of it.
+    /// Delay never shrinks the window below this, two blocks; loss never below half of it.
     pub min_bytes: u64,
-    /// Never more.
+    /// The largest window.
     pub max_bytes: u64,
-    /// What one round trip adds.
+    /// What one round trip adds to the window.
     pub step_bytes: u64,
-    /// The queueing delay aimed at, by a large window.
+    /// The target of the queueing delay for a large window.
     pub target_ns: u64,
-    /// How much more is aimed at by a window of `min_bytes`; for larger ones less, by the square root.
+    /// How much higher the target is for a window of `min_bytes`. It falls with the square root of the window.
     pub small_target_ns: u64,
-    /// Never aim at more bytes of this flow's own in the queue.
+    /// The most bytes of this flow's own in the queue that a target allows.
     pub queue_bytes: u64,
-    /// The same where the shortest round trip is below `near_ns`: a receiver that takes and answers many at
-    /// a time is not to run dry meanwhile.
+    /// As `queue_bytes`, where the shortest round trip is below `near_ns`: a receiver that takes and answers
+    /// many blocks at a time must not run dry meanwhile.
     pub near_queue_bytes: u64,
-    /// What is near.
+    /// The longest round trip of a peer that counts as near.
     pub near_ns: u64,
-    /// Below this, only standing delay shrinks the window.
+    /// A window below this is shrunk by standing delay only.
     pub patient_bytes: u64,
-    /// Delay that was never less for so long is standing.
+    /// The smallest delay of this time is standing delay.
     pub standing_ns: u64,
-    /// Look for the shortest round trip if it was not seen for so long, and for 200 round trips.
+    /// The shortest round trip is measured anew if none was as short for this time and for 200 round trips.
     pub look_ns: u64,
-    /// How long a path that is not used is believed to be as it was.
+    /// For this long a path that is not used is assumed to be as it was.
     pub memory_ns: u64,
-    /// Lost blocks of a thousand that shrink the window even without delay.
+    /// This many lost blocks of a thousand shrink the window even without delay.
     pub loss_permille: u32,
 }
 
@@ -95,16 +95,16 @@ impl CongestionConfig {
     }
 }
 
-/// A delay never counts for more than this, and a window for no more than that, so that products fit.
+/// The largest delay and the largest window that are computed with, so that products of them fit.
 const MAX_DELAY_NS: u64 = 1 << 38;
 const MAX_WINDOW_BYTES: u64 = 1 << 25;
-/// Of `LossRate`: all.
+/// The largest loss rate: every block is lost.
 const WHOLE: u32 = 1 << 16;
 
-/// What a loss has changed, should it turn out to be none.
+/// What a supposed loss has changed, to undo it should the block turn out to be late only.
 #[derive(Clone, Copy, Debug)]
 struct Undo {
-    /// When the first block was sent that was taken for lost.
+    /// When the first of the blocks that were taken for lost was sent.
     sent_at: Time,
     window_bytes: u64,
     threshold_bytes: u64,

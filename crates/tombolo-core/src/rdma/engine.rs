@@ -102,7 +102,7 @@ impl Engine {
         self.server.add_peer(peer);
     }
 
-    /// As [`Self::add_peer`], for one that no packets go to, such as the caller itself: its blocks may be
+    /// As [`Self::add_peer`], for the node itself, to which no packets go: its blocks may be
     /// longer than those of packets (a power of two from 256 to 1 MiB; others are rounded down). While
     /// small transfers come they are as short as others. The notification of several is never sent before
     /// all others are answered.
@@ -113,7 +113,7 @@ impl Engine {
     /// until then the caller may still copy.
     pub fn add_peer_here(&mut self, now: Time, peer: PeerId, block_bytes: u32) {
         self.add_peer(now, peer);
-        self.initiator.keep_here(peer, block_bytes);
+        self.initiator.set_loopback(peer, block_bytes);
     }
 
     /// Another link to a peer is up, or a lost one again, under a number of the
@@ -428,7 +428,7 @@ impl Engine {
                 // Not a transient one: part of the read may be there, and
                 // beginning it anew would count that part twice.
                 TransferError::Refused(code) | TransferError::Local(code) if !code.is_transient() => code,
-                // The requester is deaf or gone; whoever asks again is told to
+                // The requester hears nothing or is gone; if it asks again, it is told to
                 // give up.
                 TransferError::Refused(_)
                 | TransferError::Local(_)

@@ -22,7 +22,7 @@ impl Bench {
         for range in [Some(bytes), words].into_iter().flatten() {
             match spec.direction {
                 Direction::Read => {
-                    let value = self.rng.next() as u8;
+                    let value = self.random.next() as u8;
                     self.memory[to][range.clone()].fill(value);
                     self.expected[to][range].fill(value);
                 }

@@ -11,13 +11,14 @@ mod breaks;
 mod faults;
 mod wires;
 
-pub use faults::{Faults, Rng};
+pub use faults::Faults;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use tombolo_core::rdma::{
     Action, Block, Completion, Config, Direction, Engine, NotificationWrite, Operation, PathId, PeerId,
     Placement, PostError, Time, Transfer, TransferError, TransferId, Verdict,
 };
+use tombolo_random::Random;
 use tombolo_wire::{
     AtomicOperation, Checksums, Domain, MAX_BARE_PACKET_BYTES, NackCode, Notification, Packet, Payload,
 };
@@ -77,7 +78,7 @@ pub struct Bench {
     pub faults: Faults,
     /// Chance that a link is full for a block, for up to three milliseconds.
     pub full_links: u64,
-    pub rng: Rng,
+    pub random: Random,
     pub payload_bytes: u32,
     pub watched: Vec<Watched>,
     /// Words that atomic operations change, a few of each node.
@@ -101,11 +102,11 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(config: Config, seed: u64, memory_bytes: usize) -> Self {
-        let mut rng = Rng::new(seed);
+        let mut random = Random::new(seed);
         let mut fill = || {
             let mut bytes = vec![0; memory_bytes];
             for word in bytes.chunks_mut(8) {
-                let random = rng.next().to_le_bytes();
+                let random = random.next().to_le_bytes();
                 word.copy_from_slice(&random[..word.len()]);
             }
             bytes
@@ -125,7 +126,7 @@ impl Bench {
             unused: [0; 2],
             faults: Faults::default(),
             full_links: 0,
-            rng,
+            random,
             payload_bytes: 1024,
             watched: Vec::new(),
             words: [[0; WORDS]; 2],
@@ -150,7 +151,7 @@ impl Bench {
 
     /// A fresh range of a node's memory, at some alignment; `None` if used up.
     pub fn allocate(&mut self, node: usize, size: usize) -> Option<u64> {
-        let start = self.unused[node] + self.rng.below(600) as usize;
+        let start = self.unused[node] + self.random.below(600) as usize;
         let end = start + size;
         (end + 64 <= self.memory[node].len()).then(|| {
             self.unused[node] = end;
@@ -176,8 +177,8 @@ impl Bench {
         let notification = match with_notification {
             true => Some(Notification {
                 address: self.allocate(to, 16)?,
-                first: self.rng.next(),
-                last: self.rng.next(),
+                first: self.random.next(),
+                last: self.random.next(),
             }),
             false => None,
         };
@@ -207,13 +208,13 @@ impl Bench {
 
     /// Post an atomic operation on a word of the other node and watch it.
     pub fn post_atomic(&mut self, poster: usize) -> Result<TransferId, PostError> {
-        let word = self.rng.below(WORDS as u64);
-        let operation = if self.rng.chance(500_000) {
-            AtomicOperation::FetchAdd(self.rng.next())
+        let word = self.random.below(WORDS as u64);
+        let operation = if self.random.per_million(500_000) {
+            AtomicOperation::FetchAdd(self.random.next())
         } else {
             // Often what is there by then, often not.
             let compare = self.words[1 - poster][word as usize];
-            AtomicOperation::CompareSwap { compare, swap: self.rng.next() }
+            AtomicOperation::CompareSwap { compare, swap: self.random.next() }
         };
         let spec = Transfer {
             direction: Direction::Atomic(operation),
@@ -269,17 +270,20 @@ impl Bench {
         let wire = wire_of(from, path);
         let line = self.wires[wire];
         self.wires[wire].carried += 1;
-        if line.cut || self.rng.chance(faults.loss) || (line.loss > 0 && self.rng.chance(line.loss)) {
+        if line.cut
+            || self.random.per_million(faults.loss)
+            || (line.loss > 0 && self.random.per_million(line.loss))
+        {
             self.dropped += 1;
             return;
         }
-        let copies = 1 + u64::from(self.rng.chance(faults.duplication));
+        let copies = 1 + u64::from(self.random.per_million(faults.duplication));
         for _ in 0..copies {
             let mut bytes = bytes.to_vec();
-            if self.rng.chance(faults.corruption) {
-                let at = self.rng.below(bytes.len() as u64 * 8) as usize;
+            if self.random.per_million(faults.corruption) {
+                let at = self.random.below(bytes.len() as u64 * 8) as usize;
                 bytes[at / 8] ^= 1 << (at % 8);
-                if self.rng.chance(100_000) {
+                if self.random.per_million(100_000) {
                     bytes.truncate(at / 8);
                 }
             }
@@ -296,9 +300,9 @@ impl Bench {
                 leaves = leaves.after_ns(bytes.len() as u64 * byte_picos / 1000);
                 self.wires[wire].free[from] = leaves;
             }
-            let mut delay_ns = line.delay_ns + self.rng.below(faults.jitter_ns);
-            if self.rng.chance(faults.stall) {
-                delay_ns += self.rng.below(50_000_000);
+            let mut delay_ns = line.delay_ns + self.random.below(faults.jitter_ns);
+            if self.random.per_million(faults.stall) {
+                delay_ns += self.random.below(50_000_000);
             }
             self.at(leaves.after_ns(delay_ns), Event::Arrive { to: 1 - from, wire, bytes });
         }
@@ -325,10 +329,10 @@ impl Bench {
                 self.transmit(node, path, &bytes[..length]);
             }
             Action::WriteNotification(write) => {
-                if self.rng.chance(self.faults.slow_copy) {
-                    let delay_ns = self.rng.below(self.faults.slow_ns);
+                if self.random.per_million(self.faults.slow_copy) {
+                    let delay_ns = self.random.below(self.faults.slow_ns);
                     self.at(self.now.after_ns(delay_ns), Event::Written { at: node, write });
-                } else if self.rng.chance(self.faults.absent_page) {
+                } else if self.random.per_million(self.faults.absent_page) {
                     self.engines[node].notification_refused(write, NackCode::SlaveError);
                 } else {
                     self.write_notification(node, write);
@@ -339,15 +343,15 @@ impl Bench {
     }
 
     fn send_block(&mut self, node: usize, block: &Block) {
-        if self.rng.chance(self.faults.absent_source) {
+        if self.random.per_million(self.faults.absent_source) {
             self.engines[node].source_refused(self.now, block, NackCode::SlaveError);
-            let delay_ns = self.rng.below(3_000_000);
+            let delay_ns = self.random.below(3_000_000);
             self.at(self.now.after_ns(delay_ns), Event::SourceReady { at: node, block: *block });
             return;
         }
-        if self.full_links > 0 && self.rng.chance(self.full_links) {
+        if self.full_links > 0 && self.random.per_million(self.full_links) {
             self.engines[node].link_full(self.now, block);
-            let delay_ns = self.rng.below(3_000_000);
+            let delay_ns = self.random.below(3_000_000);
             self.at(self.now.after_ns(delay_ns), Event::Room { at: node, path: block.path });
             return;
         }
@@ -409,7 +413,7 @@ impl Bench {
         assert!(self.memory[to][range.clone()] == watched.source, "transfer {which}: wrong bytes");
         self.expected[to][range.clone()].copy_from_slice(&watched.source);
         if self.scribble {
-            let value = self.rng.next() as u8;
+            let value = self.random.next() as u8;
             self.memory[to][range.clone()].fill(value);
             self.expected[to][range].fill(value);
         }
@@ -421,10 +425,10 @@ impl Bench {
         };
         let verdict = self.engines[node].handle_from(self.now, OTHER, path_of(node, wire), &packet);
         if let Verdict::Operate(operation) = verdict {
-            if self.rng.chance(self.faults.full) {
+            if self.random.per_million(self.faults.full) {
                 self.engines[node].refused(operation.placement, NackCode::BufferFull);
-            } else if self.rng.chance(self.faults.slow_copy) {
-                let delay_ns = self.rng.below(self.faults.slow_ns);
+            } else if self.random.per_million(self.faults.slow_copy) {
+                let delay_ns = self.random.below(self.faults.slow_ns);
                 self.at(self.now.after_ns(delay_ns), Event::Operated { at: node, operation });
             } else {
                 self.operate(node, operation);
@@ -434,14 +438,14 @@ impl Bench {
         let (Verdict::Place(placement), Packet::Data(_, Payload::Intact(payload))) = (verdict, packet) else {
             return;
         };
-        if self.rng.chance(self.faults.absent_page) {
+        if self.random.per_million(self.faults.absent_page) {
             self.engines[node].refused(placement, NackCode::SlaveError);
-            let delay_ns = self.rng.below(3_000_000);
+            let delay_ns = self.random.below(3_000_000);
             self.at(self.now.after_ns(delay_ns), Event::PageReady { at: node, placement });
-        } else if self.rng.chance(self.faults.full) {
+        } else if self.random.per_million(self.faults.full) {
             self.engines[node].refused(placement, NackCode::BufferFull);
-        } else if self.rng.chance(self.faults.slow_copy) {
-            let delay_ns = self.rng.below(self.faults.slow_ns);
+        } else if self.random.per_million(self.faults.slow_copy) {
+            let delay_ns = self.random.below(self.faults.slow_ns);
             let bytes = payload.to_vec();
             self.at(self.now.after_ns(delay_ns), Event::Copied { at: node, placement, bytes });
         } else {

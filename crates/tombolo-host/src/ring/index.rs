@@ -83,7 +83,7 @@ impl ProducerIndex {
         self.tail
     }
 
-    /// Whether so many bytes can be written at `tail`.
+    /// Whether this many bytes can be written at `tail`.
     pub(super) fn has_room(&mut self, shared: &Indexes, bytes: u64) -> Result<bool, RingError> {
         if self.free() >= bytes {
             return Ok(true);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
+use tombolo_random::Random;
 
 use super::*;
 
@@ -171,13 +172,10 @@ fn survives_a_peer_that_scribbles_meanwhile() {
     let scribbler = {
         let (memory, stop) = (Arc::clone(&memory), Arc::clone(&stop));
         std::thread::spawn(move || {
-            let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+            let mut random = Random::for_test(1);
             while !stop.load(Ordering::Relaxed) {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                let place = 4096 + (state as usize % (CAPACITY - 8));
-                memory.span_mut(place, 4).unwrap().copy_from(state.to_ne_bytes().as_slice().into());
+                let place = 4096 + random.index(CAPACITY - 8);
+                memory.span_mut(place, 4).unwrap().copy_from(random.next().to_ne_bytes().as_slice().into());
             }
         })
     };

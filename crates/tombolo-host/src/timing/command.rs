@@ -1,1 +1,31 @@
 //! Spans of time of the command line.
+
+use std::time::Duration;
+
+/// The longest that a process waits at its end until all lines of its log are written. What a terminal that
+/// is stopped has not taken by then is lost.
+pub const LOG_END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often a process that ends checks whether its log's queue has room.
+pub const LOG_END_CHECK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How often a node that drains checks who still borrows: users do not notice a tenth of a second.
+pub const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The longest that `ping` waits for an answer: twice the silence after which a link is suspect.
+pub const PING_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// After the list of keys has been read again, the node looks for links of keys that are no longer on it once
+/// more after this time. A link whose handshake found its key on the list just before the list changed is
+/// with the node by then.
+pub const HANDSHAKE_TO_LINK: Duration = Duration::from_secs(1);
+
+/// How often `demo` checks its children and the signals.
+pub const DEMO_CHECK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The longest that a child of `demo` may take to end after SIGTERM, before it is killed.
+pub const DEMO_END_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a server that has closed its connections to `demo` may take to end, so that the reason of its end
+/// is reported and not the closed connection.
+pub const DEMO_SERVER_END: Duration = Duration::from_millis(200);

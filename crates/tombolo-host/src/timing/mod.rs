@@ -6,6 +6,7 @@
 
 pub mod client;
 pub mod command;
+pub mod host;
 pub mod link;
 pub mod node;
 pub mod pager;

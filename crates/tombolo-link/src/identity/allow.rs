@@ -15,9 +15,9 @@ use super::permissions::Permissions;
 /// somebody compares their keys with the list again.
 #[derive(Debug, Clone)]
 pub enum AllowList {
-    /// These, with all permissions.
+    /// These keys, with all permissions.
     Keys(Vec<PublicKey>),
-    /// Those in this file.
+    /// The keys in this file.
     File(PathBuf),
 }
 

@@ -60,13 +60,13 @@ impl Permissions {
         self.0 & permission.bit() != 0
     }
 
-    /// Those that both have.
+    /// The permissions that both have.
     pub(super) fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// Those that the words after a key name. All words that might be meant to be permissions must be some, or
-    /// a mistake would permit all.
+    /// The permissions that the words after a key name. A word that might be meant as permissions but names
+    /// none is an error: otherwise a mistake would permit all.
     pub(super) fn named<'a>(words: impl Iterator<Item = &'a str>) -> Result<Self, PermissionsError> {
         let (mut found, mut before) = (None, "");
         for word in words {

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use tombolo_host::event::wait_readable;
 use tombolo_host::ring::footprint_bytes;
 use tombolo_host::shared::SharedMemory;
+use tombolo_host::timing::link::SHM_CONNECT_PAUSE;
 use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
 
 use super::{MAX_PACKET_BYTES, ShmLink, Side};
@@ -21,9 +22,6 @@ pub(super) const MESSAGE_BYTES: usize = 24;
 const MAGIC: [u8; 8] = *b"TOMBOLO\0";
 /// The rings that we agree to: large enough for the largest packet, small enough to map unseen.
 pub(super) const RING_BYTES: std::ops::RangeInclusive<usize> = 1 << 16..=1 << 28;
-
-/// First and longest pause between two attempts to connect.
-const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
@@ -116,7 +114,7 @@ pub(super) fn connect(
     let started = Instant::now();
     let no_answer = || OpenError::NoAnswer { address: address(path), waited: timeout };
     let left = || timeout.checked_sub(started.elapsed());
-    let mut pause = RETRY_PAUSE.0;
+    let mut pause = SHM_CONNECT_PAUSE.0;
     let socket = loop {
         match SeqpacketSocket::connect(path) {
             Ok(socket) => break socket,
@@ -126,7 +124,7 @@ pub(super) fn connect(
             Err(error) => return Err(error.into()),
         }
         std::thread::sleep(pause.min(left().ok_or_else(no_answer)?));
-        pause = (pause * 2).min(RETRY_PAUSE.1);
+        pause = (pause * 2).min(SHM_CONNECT_PAUSE.1);
     };
     check_listener(path, &socket, trusted_user_id)?;
     socket.send(&[&Message::Hello.encode()], &[])?;

@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustix::event::epoll;
@@ -16,14 +16,13 @@ use rustix::time::{
 };
 use tombolo_host::ring::footprint_bytes;
 use tombolo_host::shared::{SharedMemory, SharedMemoryError};
+use tombolo_host::timing::link::SHM_INTRODUCTION_TIMEOUT;
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 
 use super::handshake::{MESSAGE_BYTES, Malformed, Message, RING_BYTES};
 use super::{DEFAULT_RING_BYTES, ShmLink, Side};
 use crate::{AcceptError, Address, Link, Listener, OpenError, PROTOCOL_VERSION};
 
-/// How long a connection may take to say hello.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// Connections that have not said hello; beyond, the oldest goes.
 const MAX_PENDING: usize = 64;
 /// While there are no descriptors, newcomers wait this long.
@@ -151,7 +150,7 @@ impl ShmListener {
             }
             let data = epoll::EventData::new_u64(1);
             epoll::add(&self.poller, &socket, data, epoll::EventFlags::IN).map_err(system)?;
-            pending.push(Pending { socket, deadline: Instant::now() + PATIENCE });
+            pending.push(Pending { socket, deadline: Instant::now() + SHM_INTRODUCTION_TIMEOUT });
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ pub struct LossyLink {
 }
 
 impl LossyLink {
-    /// Makes a link lose so many packets in a thousand.
+    /// Makes a link lose `loss_per_mille` packets in a thousand.
     pub fn new(inner: Arc<dyn Link>, loss_per_mille: u32, seed: u64) -> Self {
         Self { inner, loss_per_mille, random: Mutex::new(Random::new(seed)) }
     }

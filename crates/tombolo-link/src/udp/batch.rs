@@ -12,7 +12,7 @@ use tombolo_host::udp::{MAX_BATCH_BYTES, MAX_SEGMENTS, RECEIVE_BUFFER_BYTES, Udp
 use super::seal::{COUNTER_BYTES, Sealer, TAG_BYTES};
 use super::wire::{self, HEADER_BYTES, Header};
 
-/// A full segment may be padded by one part in so many.
+/// A segment may be padded by at most its length divided by this.
 const PADDING_SHARE: usize = 4;
 
 /// Datagrams of one size that wait to be sent together; the last may be shorter.

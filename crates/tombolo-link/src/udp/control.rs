@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::LossReason;
 use crate::link::MAX_CONTROL_BYTES;
+use tombolo_host::timing::link::CONTROL_RETRY_PAUSE;
 
-/// First and longest wait before a fragment is sent again.
-const RETRANSMIT_AFTER: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 /// Messages that wait to be sent, or to be taken by `receive_control`.
 const MAX_MESSAGES: usize = 64;
 
@@ -55,7 +54,7 @@ impl ControlChannel {
             outgoing_messages: 0,
             sequence: 0,
             due: None,
-            patience: RETRANSMIT_AFTER.0,
+            patience: CONTROL_RETRY_PAUSE.0,
             expected: 0,
             partial: Vec::new(),
             inbox: VecDeque::new(),
@@ -84,11 +83,11 @@ impl ControlChannel {
         let again = match self.due {
             Some(due) if now < due => return None,
             Some(_) => {
-                self.patience = (self.patience * 2).min(RETRANSMIT_AFTER.1);
+                self.patience = (self.patience * 2).min(CONTROL_RETRY_PAUSE.1);
                 true
             }
             None => {
-                self.patience = RETRANSMIT_AFTER.0;
+                self.patience = CONTROL_RETRY_PAUSE.0;
                 false
             }
         };

@@ -5,14 +5,12 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use aws_lc_rs::hmac::{HMAC_SHA256, Key, sign};
 use rustix::io::Errno;
+use tombolo_host::timing::link::COOKIE_PERIOD;
 use zeroize::Zeroizing;
-
-/// A cookie is good for this long at least, and for twice as long at most.
-const PERIOD: Duration = Duration::from_secs(30);
 
 /// Makes and checks the cookies of one listener.
 pub(super) struct Cookies {
@@ -28,7 +26,7 @@ impl Cookies {
     }
 
     fn period(&self, now: Instant) -> u64 {
-        now.saturating_duration_since(self.began).as_secs() / PERIOD.as_secs()
+        now.saturating_duration_since(self.began).as_secs() / COOKIE_PERIOD.as_secs()
     }
 
     fn cookie(&self, period: u64, from: SocketAddr, nonce: u64) -> u64 {
@@ -65,6 +63,8 @@ impl fmt::Debug for Cookies {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use tombolo_host::event::wait_readable;
+use tombolo_host::timing::link::HANDSHAKE_RETRY_PAUSE;
 use tombolo_host::udp::UdpSocket;
 
 use super::batch::IncomingBatch;
@@ -15,9 +16,6 @@ use super::wire::{self, FLAG_SECURE, Header, Kind, Malformed};
 use super::{SOCKET_BUFFER_BYTES, Session, Settings, UdpLink};
 use crate::identity::Identity;
 use crate::{Address, OpenError, PROTOCOL_VERSION, PublicKey, Security};
-
-/// First and longest pause before a question is asked again.
-const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
 /// Bits that nobody can guess.
 pub(super) fn random_u64() -> Result<u64, OpenError> {
@@ -157,7 +155,7 @@ impl Asking {
         question: &[u8],
         mut answer: impl FnMut(&mut [u8]) -> Result<Option<T>, OpenError>,
     ) -> Result<T, OpenError> {
-        let mut pause = RETRY_AFTER.0;
+        let mut pause = HANDSHAKE_RETRY_PAUSE.0;
         loop {
             match self.socket.send(question) {
                 // Refused: what the previous question met. The node may only be starting.
@@ -171,7 +169,7 @@ impl Asking {
             if Instant::now() >= self.deadline {
                 return Err(OpenError::NoAnswer { address: self.address(), waited: self.timeout });
             }
-            pause = (pause * 2).min(RETRY_AFTER.1);
+            pause = (pause * 2).min(HANDSHAKE_RETRY_PAUSE.1);
         }
     }
 

@@ -35,7 +35,7 @@ impl UdpLink {
                     }
                     Ok(false) => {}
                     Err(reason) => {
-                        self.lose(reason);
+                        self.mark_lost(reason);
                     }
                 }
             }
@@ -77,7 +77,7 @@ impl UdpLink {
             Kind::Pong => self.keep_alive.lock().ponged(wire::outage_of(body)),
             Kind::Bye => {
                 // An unknown reason is one of a later version.
-                self.lose(match body {
+                self.mark_lost(match body {
                     [wire::BYE_KEY_REMOVED] => LossReason::KeyRevoked,
                     _ => LossReason::ClosedByPeer,
                 });
@@ -96,7 +96,7 @@ impl UdpLink {
         match wire::nonce_of(body) {
             Some(nonce) if nonce == self.nonce => self.send_welcome(),
             Some(_) => {
-                self.lose(LossReason::ClosedByPeer);
+                self.mark_lost(LossReason::ClosedByPeer);
             }
             None => self.counters.discarded.add(1),
         }

@@ -15,16 +15,11 @@
 //! Sans-I/O: it is given the time and what was heard, and says what to do.
 
 use std::time::{Duration, Instant};
+use tombolo_host::timing::link::{MAX_OUTAGE, PING_AFTER, SUSPECT_AFTER};
 
-/// Silence, or time since the last question, after which to ask.
-pub(super) const PING_AFTER: Duration = Duration::from_millis(300);
-/// Silence after which the peer is suspect.
-pub(super) const SUSPECT_AFTER: Duration = Duration::from_millis(1500);
 /// Questions that must have gone unanswered, so that a node that was itself stopped for a while
 /// does not blame the peer.
 const MIN_UNANSWERED: u32 = 4;
-/// How long a listening side waits at most, whatever the other asks for.
-pub(super) const MAX_OUTAGE: Duration = Duration::from_secs(24 * 3600);
 
 /// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,12 +13,13 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use tombolo_host::event::EventFd;
+use tombolo_host::timing::link::{HANDSHAKE_TIMEOUT, STRANGER_REPORT_INTERVAL};
 use tombolo_host::udp::{RECEIVE_BUFFER_BYTES, UdpSocket};
 
 use super::batch::IncomingBatch;
@@ -31,10 +32,6 @@ use crate::counters::Strangers as Counters;
 use crate::identity::Identity;
 use crate::{AcceptError, Address, Link, Listener, ListenerCounters, OpenError, PROTOCOL_VERSION, Security};
 
-/// How long it may take to agree on keys, on a network that loses much.
-const KEYS_PATIENCE: Duration = Duration::from_secs(5);
-/// Strangers that do not fit are told of once in so long: anyone can send such datagrams.
-const TELL_AFTER: Duration = Duration::from_secs(1);
 /// Sessions begun lately, each of which begins once.
 const MAX_BEGUN: usize = 256;
 /// Handshakes under way, of all hosts and of one.
@@ -43,8 +40,8 @@ const MAX_PENDING_OF_HOST: usize = 32;
 /// Datagrams heard in one turn: to answer one takes a few microseconds, so all of them take less than a
 /// time slice.
 const MAX_DATAGRAMS: usize = 64;
-/// Of datagrams that the kernel has put together, which come from one address: an honest stranger says
-/// one thing at a time, and says it again.
+/// The most datagrams that are read of a batch that the kernel has put together, which is from one address:
+/// an honest stranger sends one datagram at a time, and repeats it.
 const MAX_OF_BATCH: usize = 4;
 /// Sessions begun in one turn: each takes a socket, and with keys some tenths of a millisecond.
 const MAX_BEGINNINGS: usize = 8;
@@ -130,7 +127,7 @@ impl Strangers {
     /// Notes a stranger that does not fit and has proved nothing.
     fn refuse(&mut self, error: AcceptError) {
         let now = Instant::now();
-        if self.told.is_none_or(|told| now.duration_since(told) >= TELL_AFTER) {
+        if self.told.is_none_or(|told| now.duration_since(told) >= STRANGER_REPORT_INTERVAL) {
             self.told = Some(now);
             self.refused.push_back(error);
         }
@@ -401,7 +398,7 @@ impl UdpListener {
         strangers.begin(number);
         epoll::add(&self.poller, &responder.socket, epoll::EventData::new_u64(1), epoll::EventFlags::IN)
             .map_err(system("epoll"))?;
-        let deadline = Instant::now() + KEYS_PATIENCE;
+        let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
         strangers.pending.push(Pending { responder: Box::new(responder), deadline });
         self.counters.begun.add(1);
         self.hear_others(strangers, others)

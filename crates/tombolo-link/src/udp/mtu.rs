@@ -14,7 +14,7 @@
 //!
 //! Right behind each probe goes a small one, its *witness*. Its answer without the probe's says that
 //! the probe was lost, and not that the peer or the network is slow; neither's answer says nothing, and
-//! both go again. A probe that is lost so often, with its witnesses heard, is too large. Nothing is
+//! both go again. A probe that is lost [`LOST_PROBES`] times, with its witnesses heard, is too large. Nothing is
 //! concluded about congestion.
 //!
 //! While datagrams travel that not every host takes, the largest of them is checked in the same way; an
@@ -26,6 +26,9 @@
 //! Sans-I/O: told the time and what came, it says what to send.
 
 use std::time::{Duration, Instant};
+use tombolo_host::timing::link::{
+    MTU_CHECK_INTERVAL, MTU_PROBE_LATENESS, MTU_PROBE_TIMEOUT, MTU_RECOVERY_PAUSE,
+};
 
 /// UDP payload that every route carries which IPv6 may use.
 const BASE_BYTES: usize = 1200;
@@ -40,16 +43,8 @@ const COMMON_MTUS: [usize; 24] = [
     6000, 8000, 8900, 9000, 9216, 12_000, 16_384,
 ];
 
-/// A probe that was lost so often, one after the other, is too large.
+/// A probe that was lost this many times in a row is too large.
 const LOST_PROBES: u32 = 4;
-/// How much later than its witness a probe may arrive.
-const GRACE: Duration = Duration::from_millis(25);
-/// First and longest wait for any answer before both go again.
-const RESEND_AFTER: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(1));
-/// How often the present size is checked while it is used.
-const CHECK_AFTER: Duration = Duration::from_millis(250);
-/// After a fall, the first pause before larger sizes are tried again; each is twice as long.
-const RECOVER_AFTER: Duration = Duration::from_secs(1);
 
 /// What a datagram of that many bytes is to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,14 +173,14 @@ impl PathMtu {
     /// `route` says what the kernel thinks that the route takes now.
     pub(super) fn poll(&mut self, now: Instant, route: &dyn Fn() -> Option<usize>) -> Option<Probe> {
         if let Some(probing) = &mut self.probing {
-            if probing.witnessed.is_some_and(|heard| now >= heard + GRACE) {
-                (probing.witnessed, probing.pause) = (None, RESEND_AFTER.0);
+            if probing.witnessed.is_some_and(|heard| now >= heard + MTU_PROBE_LATENESS) {
+                (probing.witnessed, probing.pause) = (None, MTU_PROBE_TIMEOUT.0);
                 probing.lost += 1;
                 if probing.lost < LOST_PROBES {
                     return self.send(now);
                 }
             } else if probing.witnessed.is_none() && now >= probing.sent + probing.pause {
-                probing.pause = (probing.pause * 2).min(RESEND_AFTER.1);
+                probing.pause = (probing.pause * 2).min(MTU_PROBE_TIMEOUT.1);
                 return self.send(now);
             } else {
                 return None;
@@ -200,7 +195,7 @@ impl PathMtu {
             bytes,
             ids: (self.next_id, self.next_id),
             sent: now,
-            pause: RESEND_AFTER.0,
+            pause: MTU_PROBE_TIMEOUT.0,
             witnessed: None,
             heard_id: None,
             lost: 0,
@@ -211,10 +206,10 @@ impl PathMtu {
     /// When to call `poll` at the latest, without an event before.
     pub(super) fn deadline(&self, now: Instant) -> Instant {
         match &self.probing {
-            // Its answers do not wake whoever runs the timers.
+            // Its answers do not wake the thread that runs the timers.
             Some(probing) => match probing.witnessed {
-                Some(heard) => heard + GRACE,
-                None => (probing.sent + probing.pause).min(now + GRACE),
+                Some(heard) => heard + MTU_PROBE_LATENESS,
+                None => (probing.sent + probing.pause).min(now + MTU_PROBE_LATENESS),
             },
             None if self.search.is_some() => now,
             None if self.used > 0 => self.search_at.min(self.check_at),
@@ -244,7 +239,7 @@ impl PathMtu {
                 self.present = probing.bytes;
             }
             self.probing = None;
-            (self.used, self.check_at) = (0, now + CHECK_AFTER);
+            (self.used, self.check_at) = (0, now + MTU_CHECK_INTERVAL);
             return true;
         }
         let again =
@@ -282,7 +277,7 @@ impl PathMtu {
     /// What is to be found out next.
     fn next_probe(&mut self, now: Instant, route: &dyn Fn() -> Option<usize>) -> Option<(Goal, usize)> {
         if self.used > 0 && now >= self.check_at {
-            self.check_at = now + CHECK_AFTER;
+            self.check_at = now + MTU_CHECK_INTERVAL;
             return Some((Goal::Used, std::mem::take(&mut self.used)));
         }
         if now >= self.search_at && self.search.is_none() {
@@ -330,7 +325,7 @@ impl PathMtu {
             self.present = self.below(self.present);
         }
         if self.present < before {
-            (self.used, self.pause) = (0, RECOVER_AFTER.min(self.probe_again));
+            (self.used, self.pause) = (0, MTU_RECOVERY_PAUSE.min(self.probe_again));
             self.begin_search();
         }
     }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The counter numbers the datagrams of one direction and never starts again; with the epoch it is
-//! the nonce. After so many datagrams or so much time the sender moves on to the next epoch, whose
+//! the nonce. After [`EPOCH_DATAGRAMS`] or [`SEAL_EPOCH`] the sender moves on to the next epoch, whose
 //! key comes from a chain of secrets (HKDF) that only runs forward: who steals the present one
 //! cannot read the past. The header names the epoch; the receiver follows when a datagram of the
 //! next one proves genuine, and keeps the previous key for those that were overtaken.
@@ -19,7 +19,7 @@
 //! ```
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, Prk};
@@ -27,6 +27,7 @@ use zeroize::Zeroizing;
 
 use super::replay::ReplayWindow;
 use super::wire::{EPOCH_AT, HEADER_BYTES};
+use tombolo_host::timing::link::SEAL_EPOCH;
 
 /// The counter, between header and body.
 pub(super) const COUNTER_BYTES: usize = 8;
@@ -39,8 +40,6 @@ pub(super) const SEAL_BYTES: usize = COUNTER_BYTES + TAG_BYTES;
 
 /// Datagrams of one epoch: GCM's bounds are far away.
 const EPOCH_DATAGRAMS: u64 = 1 << 24;
-/// How long an epoch lasts while anything is sent.
-const EPOCH_DURATION: Duration = Duration::from_secs(120);
 
 pub(super) type Secret = Zeroizing<[u8; 32]>;
 
@@ -93,7 +92,7 @@ impl Sealer {
     /// Seals a datagram where it lies: header, room for the counter, body, room for the tag.
     pub(super) fn seal(&mut self, datagram: &mut [u8], now: Instant) {
         let (counted, since) = (self.counter - self.began.0, now.saturating_duration_since(self.began.1));
-        if counted >= EPOCH_DATAGRAMS || since >= EPOCH_DURATION {
+        if counted >= EPOCH_DATAGRAMS || since >= SEAL_EPOCH {
             self.next_epoch(now);
         }
         assert!(datagram.len() >= SEALED_HEAD_BYTES + TAG_BYTES, "no room for the seal");
@@ -180,6 +179,8 @@ impl fmt::Debug for Opener {
 #[cfg(test)]
 mod tests {
     use super::super::wire::{Header, Kind};
+    use std::time::Duration;
+
     use super::*;
 
     fn pair() -> (Sealer, Opener) {

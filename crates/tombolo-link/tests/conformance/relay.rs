@@ -27,7 +27,7 @@ impl Fate {
     pub const GOOD: Self = Self { loss_per_mille: 0, duplication_per_mille: 0 };
 
     pub fn route(self) -> Route {
-        let mut random = Random::new(9);
+        let mut random = Random::for_test(9);
         Box::new(move |_, datagram| {
             if random.per_mille(self.loss_per_mille) {
                 return Vec::new();

@@ -188,7 +188,7 @@ fn strangers_get_no_more_than_they_give_and_cost_nothing() {
     let listener = listen(&loopback(), &ours).unwrap();
     let address = socket_address(&listener.address());
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let mut random = Random::new(7);
+    let mut random = Random::for_test(7);
     let socket = stranger();
     socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     let before = descriptors();
@@ -198,11 +198,11 @@ fn strangers_get_no_more_than_they_give_and_cost_nothing() {
         match round % 5 {
             0 => {}
             1 => datagram.truncate(random.below(64) as usize),
-            2 => datagram.fill_with(|| random.next_u64() as u8),
+            2 => datagram.fill_with(|| random.next() as u8),
             // The beginning of a handshake with a session that nobody was given.
             kind => {
                 datagram[3] = if kind == 3 { 10 } else { 4 + random.below(9) as u8 };
-                datagram[8..16].copy_from_slice(&random.next_u64().to_le_bytes());
+                datagram[8..16].copy_from_slice(&random.next().to_le_bytes());
                 datagram.resize(128, 7);
                 datagram[16] = 1;
             }
@@ -318,10 +318,10 @@ fn beset(mut hostile: impl FnMut(&[u8]) -> Vec<Vec<u8>> + Send + 'static) -> (Re
 
 #[test]
 fn random_datagrams_do_no_harm() {
-    let mut random = Random::new(11);
+    let mut random = Random::for_test(11);
     let (_relay, [one, other]) = beset(move |datagram| {
         let mut noise = vec![0; random.below(2000) as usize];
-        noise.fill_with(|| random.next_u64() as u8);
+        noise.fill_with(|| random.next() as u8);
         // Also some that look like the session's.
         let mut likely = noise.clone();
         let head = likely.len().min(16).min(datagram.len());
@@ -338,7 +338,7 @@ fn random_datagrams_do_no_harm() {
 #[test]
 fn replayed_datagrams_are_not_delivered_again() {
     let mut recorded: Vec<Vec<u8>> = Vec::new();
-    let mut random = Random::new(12);
+    let mut random = Random::for_test(12);
     let (_relay, [one, other]) = beset(move |datagram| {
         recorded.push(datagram.to_vec());
         (0..3).map(|_| recorded[random.below(recorded.len() as u64) as usize].clone()).collect()
@@ -352,7 +352,7 @@ fn replayed_datagrams_are_not_delivered_again() {
 
 #[test]
 fn changed_datagrams_are_not_delivered() {
-    let mut random = Random::new(13);
+    let mut random = Random::for_test(13);
     let (_relay, [one, other]) = beset(move |datagram| {
         let mut flipped = datagram.to_vec();
         let bit = random.below(datagram.len() as u64 * 8) as usize;
@@ -422,8 +422,8 @@ fn a_man_in_the_middle_who_swaps_keys_gets_no_link() {
         let route: Route = Box::new(move |_, datagram| {
             let mut changed = datagram.to_vec();
             if datagram.len() == 128 && datagram[3] == 10 && datagram[16] == step {
-                let mut random = Random::new(1);
-                changed[25..57].fill_with(|| random.next_u64() as u8);
+                let mut random = Random::for_test(1);
+                changed[25..57].fill_with(|| random.next() as u8);
             }
             vec![changed]
         });

@@ -118,7 +118,7 @@ fn strangers_do_no_harm_and_get_no_more_than_they_give() {
     let listener = listen(&loopback()).unwrap();
     let address = socket_address(&listener.address());
     let (one, other) = connected_to(&*listener);
-    let mut random = Random::new(42);
+    let mut random = Random::for_test(42);
     let strangers: Vec<UdpSocket> = (0..8).map(|_| stranger()).collect();
     for round in 0..2000_u64 {
         let mut datagram = hello(PROTOCOL_VERSION, round).to_vec();
@@ -128,7 +128,7 @@ fn strangers_do_no_harm_and_get_no_more_than_they_give() {
                 let bit = random.below(16 * 8);
                 datagram[(bit / 8) as usize] ^= 1 << (bit % 8);
             }
-            2 => datagram.fill_with(|| random.next_u64() as u8),
+            2 => datagram.fill_with(|| random.next() as u8),
             _ => datagram[3] = 4 + random.below(6) as u8,
         }
         strangers[(round % 8) as usize].send_to(&datagram, address).unwrap();

@@ -27,7 +27,7 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// Makes room for so many bytes.
+    /// Makes room for this many bytes.
     pub(super) fn open(path: &Path, length_bytes: u64) -> io::Result<Self> {
         if path == Path::new("-") {
             let copy = rustix::io::dup(rustix::stdio::stdout())?;

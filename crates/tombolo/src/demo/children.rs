@@ -6,17 +6,14 @@ use std::path::PathBuf;
 use std::process::{self, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::directory::Directory;
-use crate::Failure;
+use tombolo_app::scratch::Scratch;
 
-/// How often a child and the signals are looked after.
-const POLL: Duration = Duration::from_millis(10);
-/// How long a child may take to end tidily.
-const GRACE: Duration = Duration::from_secs(3);
+use crate::Failure;
+use tombolo_host::timing::command::{DEMO_CHECK_INTERVAL, DEMO_END_TIMEOUT};
 
 /// A child process; ended when dropped.
 pub struct Child {
@@ -26,14 +23,14 @@ pub struct Child {
     ended: bool,
 }
 
-/// What the user is told after Ctrl-C.
+/// The failure after Ctrl-C.
 pub fn interrupted() -> Failure {
     Failure { text: "interrupted".into(), code: 130 }
 }
 
 impl Child {
     /// Starts it; what it says on standard error is kept for later.
-    pub fn start(mut command: Command, name: &'static str, directory: &Directory) -> Result<Self, Failure> {
+    pub fn start(command: &mut Command, name: &'static str, directory: &Scratch) -> Result<Self, Failure> {
         let errors = directory.file(&format!("{name}.log"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&errors)?);
         let child =
@@ -90,7 +87,7 @@ impl Child {
                 return Err(interrupted());
             }
             tick();
-            thread::sleep(POLL);
+            thread::sleep(DEMO_CHECK_INTERVAL);
         };
         self.ended = true;
         // Ctrl-C reaches the whole group: a child may be the first to end by it.
@@ -122,11 +119,11 @@ impl Drop for Child {
             let _ = kill_process(pid, Signal::TERM);
         }
         let since = Instant::now();
-        while since.elapsed() < GRACE {
+        while since.elapsed() < DEMO_END_TIMEOUT {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;
             }
-            thread::sleep(POLL);
+            thread::sleep(DEMO_CHECK_INTERVAL);
         }
         let _ = self.child.kill();
         let _ = self.child.wait();

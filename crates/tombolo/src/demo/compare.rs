@@ -2,13 +2,14 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 use serde_json::Value;
+use tombolo_app::swap::LimitedMemory;
 
-use super::swap::Limited;
 use super::{ALL_LOCAL_BYTES, Demo, LEND_BYTES, STOP, children, step, tombolo};
 use crate::Failure;
 
@@ -19,7 +20,12 @@ pub const SHARES: [(&str, u64); 2] = [("one half", 2), ("one quarter", 4)];
 /// again.
 const SWAP_ATTEMPTS: usize = 3;
 
-/// So many whole pages.
+/// A cgroup that may use `limit_bytes`, and swap on zram behind it.
+pub fn swap(limit_bytes: u64) -> io::Result<LimitedMemory> {
+    LimitedMemory::new("tombolo-demo", limit_bytes, ALL_LOCAL_BYTES)
+}
+
+/// A share of the working set in whole pages: it is divided by `share`.
 pub fn share_of(working_set_bytes: u64, share: u64) -> u64 {
     working_set_bytes / share / 4096 * 4096
 }
@@ -28,10 +34,10 @@ pub fn share_of(working_set_bytes: u64, share: u64) -> u64 {
 pub enum Place<'a> {
     /// Nothing special.
     Plain,
-    /// Under Tombolo with so many bytes local.
+    /// Under Tombolo with this many bytes local.
     Tombolo(u64),
     /// In a memory cgroup.
-    Group(&'a Limited),
+    Group(&'a LimitedMemory),
 }
 
 /// A program that checks what it computes.
@@ -47,7 +53,7 @@ pub trait Workload {
 pub struct Point {
     pub local_bytes: u64,
     pub tombolo_s: f64,
-    /// None where there is no zram, or it failed.
+    /// `None` where there is no zram, or the run with it failed.
     pub zram_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub zram_failure: Option<String>,
@@ -121,19 +127,21 @@ impl Demo<'_> {
             let local_bytes = share_of(working_set_bytes, share);
             let mut point =
                 Point { local_bytes, tombolo_s: tombolo_s[index + 1], zram_s: None, zram_failure: None };
-            let Some(swap) = &self.swap else { return Ok(point) };
+            if !self.has_swap {
+                return Ok(point);
+            }
             step(self.bar, format!("{}, {name}, swap on zram", workload.name()));
             let mut run = |local_bytes: u64| -> Result<f64, Failure> {
                 let beside_bytes = match beside_bytes {
                     Some(bytes) => bytes,
                     None => {
                         // With room for everything: what it uses at most, less the working set.
-                        let ample = swap.limit(ALL_LOCAL_BYTES * 2)?;
+                        let ample = swap(ALL_LOCAL_BYTES * 2)?;
                         workload.run(self, &Place::Group(&ample))?;
                         *beside_bytes.insert(ample.peak_bytes()?.saturating_sub(working_set_bytes))
                     }
                 };
-                let limited = swap.limit(local_bytes + beside_bytes)?;
+                let limited = swap(local_bytes + beside_bytes)?;
                 workload.run(self, &Place::Group(&limited))
             };
             let mut outcome = run(local_bytes);

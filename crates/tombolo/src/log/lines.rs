@@ -7,17 +7,14 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use tombolo_host::timing::command::{LOG_END_CHECK_INTERVAL, LOG_END_TIMEOUT};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 /// The most lines that wait to be written.
 const MAX_WAITING: usize = 1024;
-/// How long the process waits at its end until all is written.
-const ENDING_PATIENCE: Duration = Duration::from_secs(1);
-/// How often it is looked then whether the queue takes something.
-const LOOK: Duration = Duration::from_millis(10);
 
 /// How lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,13 +59,13 @@ pub struct Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        let deadline = Instant::now() + ENDING_PATIENCE;
+        let deadline = Instant::now() + LOG_END_TIMEOUT;
         let left = || deadline.saturating_duration_since(Instant::now());
         while let Err(TrySendError::Full(_)) = self.queue.try_send(Said::End) {
             if left().is_zero() {
                 return;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(LOG_END_CHECK_INTERVAL);
         }
         let _ = self.over.recv_timeout(left());
     }
@@ -88,7 +85,7 @@ fn to(mut file: impl Write + Send + 'static, form: Form) -> io::Result<(Lines, E
     let lost = lines.lost.clone();
     std::thread::Builder::new().name("log".into()).spawn(move || {
         while let Ok(Said::Line(line)) = waiting.recv() {
-            // There is nobody to tell that nothing can be told.
+            // The error cannot be reported: the log is where errors go.
             let _ = file.write_all(&line);
             let lost = lost.swap(0, Ordering::Relaxed);
             if lost > 0 {

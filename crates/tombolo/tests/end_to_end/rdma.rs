@@ -1,8 +1,6 @@
 //! The engine for programs, by the command line.
 
-use std::io::{BufRead, BufReader};
-use std::net::UdpSocket;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -30,48 +28,6 @@ fn a_node_is_pinged() {
     tombolo(&["ping", lender.address(), "--size", "5K"]).assert_one_line(125, "4 KiB");
     let empty = Lender::start(Link::Shm, "0");
     tombolo(&["ping", empty.address(), "-c", "1"]).assert_one_line(125, "--lend");
-}
-
-#[test]
-fn programs_of_one_node_and_of_two_are_measured() {
-    needs!();
-    for (link, how, op) in [
-        ("loopback", "node", "write"),
-        ("shm", "node", "read"),
-        ("shm", "embedded", "ping-pong"),
-        ("udp", "embedded", "write"),
-        ("udp-sealed", "embedded", "write"),
-        ("udp-loss", "embedded", "write"),
-    ] {
-        let found =
-            json(&["bench", "rdma", "--link", link, "--how", how, "--op", op, "--sizes", "16,64K", "--json"]);
-        let rows = found["rows"].as_array().expect("rows");
-        assert_eq!(rows.len(), 2, "{found}");
-        assert!(rows.iter().all(|row| row["bytes_per_s"].as_f64().is_some_and(|rate| rate > 0.0)), "{found}");
-        for floor in ["copies", "udp", "udp_ping_pong", "udp_packets", "udp_packets_ping_pong"] {
-            assert_eq!(found["floor"][floor].as_array().map(Vec::len), Some(2), "{floor}");
-        }
-    }
-    for (op, size) in [("atomic", "64"), ("mailbox", "1K")] {
-        let found = json(&["bench", "rdma", "--link", "udp", "--op", op, "--sizes", size, "--json"]);
-        assert_eq!(found["rows"].as_array().map(Vec::len), Some(2), "{found}");
-    }
-    tombolo(&["bench", "rdma", "--sizes", "1G"]).assert_one_line(125, "sizes go up to");
-}
-
-#[test]
-fn the_far_end_of_a_bare_round_trip_answers() {
-    let mut far = Command::new(env!("CARGO_BIN_EXE_tombolo"));
-    let mut far = far.args(["bench", "echo"]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(far.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let near = UdpSocket::bind("127.0.0.1:0").unwrap();
-    near.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    near.send_to(&[0; 48], line.trim()).unwrap();
-    let length = near.recv(&mut [0; 8192]);
-    far.kill().unwrap();
-    far.wait().unwrap();
-    assert_eq!(length.unwrap(), 4096);
 }
 
 #[test]

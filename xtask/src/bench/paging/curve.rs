@@ -10,7 +10,7 @@ use super::{LOCAL_PERCENT, interrupted};
 const LONG_RUN: Duration = Duration::from_secs(20);
 /// The kernel now and then finds nothing to reclaim in a small cgroup although it
 /// could swap, and has to be given more than the limit for a moment, or kills.
-/// Such runs are counted and made again, so often at most.
+/// Such runs are counted and made again, this many times at most.
 const RETRIES_MOST: u32 = 3;
 
 /// Costs at one limit: the median of the runs, or why there is none.

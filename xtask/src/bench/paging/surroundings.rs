@@ -1,36 +1,25 @@
 //! What a program runs in: nothing special, Tombolo, or a limited cgroup.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use serde_json::Value;
-use tombolo_host::cgroup::{MemoryGroup, Relief};
-use tombolo_host::zram::ZramSwap;
+use tombolo_app::child::{self, Guard};
+use tombolo_app::scratch::Scratch;
+use tombolo_app::swap::LimitedMemory;
 
 /// More than any program here uses.
 const AMPLE_BYTES: u64 = 1 << 30;
 /// Before compression.
 const SWAP_BYTES: u64 = 1 << 30;
 
-/// A child that ends with its owner.
-pub struct Guard(pub Child);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// What all runs share.
 pub struct Surroundings {
     pub tombolo: PathBuf,
     /// `tombolo-bench`.
     pub races: PathBuf,
-    /// A private directory, removed at the end.
-    scratch: PathBuf,
+    scratch: Scratch,
     no_swap: Option<String>,
 }
 
@@ -38,9 +27,9 @@ pub struct Surroundings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Plain,
-    /// Under Tombolo with so many bytes local.
+    /// Under Tombolo with this many bytes local.
     Tombolo(u64),
-    /// Under the kernel's swap with so many bytes in the cgroup.
+    /// Under the kernel's swap with this many bytes in the cgroup.
     Kernel(u64),
 }
 
@@ -49,24 +38,24 @@ pub struct Place<'a> {
     surroundings: &'a Surroundings,
     way: Way,
     lender: Option<(Guard, String)>,
-    // Dropped before the group.
-    relief: Option<Relief>,
-    group: Option<MemoryGroup>,
-    /// On only while it is needed: nothing of the other runs may get swapped.
-    _swap: Option<ZramSwap>,
+    group: Option<LimitedMemory>,
+}
+
+/// A cgroup that may use `limit_bytes`, and swap on zram behind it.
+fn swap(limit_bytes: u64) -> Result<LimitedMemory, String> {
+    LimitedMemory::new("tombolo-xtask-bench", limit_bytes, SWAP_BYTES).map_err(|error| error.to_string())
 }
 
 impl Surroundings {
     pub fn new(tombolo: &Path, races: &Path) -> Result<Self, String> {
-        let scratch = std::env::temp_dir().join(format!("tombolo-xtask-bench-{}", std::process::id()));
-        fs::create_dir_all(&scratch).map_err(|error| format!("{}: {error}", scratch.display()))?;
-        let no_swap = ZramSwap::new(SWAP_BYTES).err().map(|error| error.to_string());
+        let scratch = Scratch::new("xtask-bench").map_err(|error| format!("a directory: {error}"))?;
+        let no_swap = swap(AMPLE_BYTES).err();
         Ok(Self { tombolo: tombolo.to_owned(), races: races.to_owned(), scratch, no_swap })
     }
 
     /// A file in the private directory.
     pub fn file(&self, name: &str) -> PathBuf {
-        self.scratch.join(name)
+        self.scratch.file(name)
     }
 
     /// Why there is no kernel swap to compare with, if so.
@@ -76,19 +65,11 @@ impl Surroundings {
 
     /// Prepares a run.
     pub fn place(&self, way: Way) -> Result<Place<'_>, String> {
-        let mut place =
-            Place { surroundings: self, way, lender: None, relief: None, group: None, _swap: None };
+        let mut place = Place { surroundings: self, way, lender: None, group: None };
         match way {
             Way::Plain => {}
             Way::Tombolo(_) => place.lender = Some(self.lender()?),
-            Way::Kernel(limit) => {
-                place._swap = Some(ZramSwap::new(SWAP_BYTES).map_err(|error| error.to_string())?);
-                let group = MemoryGroup::new(&format!("tombolo-xtask-bench-{}", std::process::id()));
-                let group = group.map_err(|error| error.to_string())?;
-                group.limit(limit).map_err(|error| error.to_string())?;
-                place.relief = Relief::start(&group, limit).map_err(|error| error.to_string())?;
-                place.group = Some(group);
-            }
+            Way::Kernel(limit) => place.group = Some(swap(limit)?),
         }
         Ok(place)
     }
@@ -105,22 +86,7 @@ impl Surroundings {
             "--lend",
             &(AMPLE_BYTES * 3 / 2).to_string(),
         ]);
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
-        let mut child = Guard(child.map_err(|error| format!("the lender: {error}"))?);
-        let mut line = String::new();
-        if let Some(output) = child.0.stdout.take() {
-            BufReader::new(output).read_line(&mut line).map_err(|error| format!("the lender: {error}"))?;
-        }
-        match line.trim().rsplit_once(" at ") {
-            Some((_, address)) => Ok((child, address.to_owned())),
-            None => Err("the lender did not start".into()),
-        }
-    }
-}
-
-impl Drop for Surroundings {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.scratch);
+        child::serve_node(&mut command).map_err(|trouble| format!("the lender: {trouble}"))
     }
 }
 
@@ -156,7 +122,7 @@ impl Place<'_> {
 
     /// Most that a cgroup had to be given beyond its limit, in bytes.
     pub fn relieved_bytes(&self) -> u64 {
-        self.relief.as_ref().map_or(0, Relief::most_bytes)
+        self.group.as_ref().map_or(0, LimitedMemory::relieved_bytes)
     }
 
     /// Most memory that was used: of the heap under Tombolo, of everything in a cgroup.

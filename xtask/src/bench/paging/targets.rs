@@ -59,7 +59,7 @@ impl Target {
 
 /// The median of a row of `tombolo-bench reads`, in microseconds.
 pub fn microseconds(row: &Value, field: &str) -> Option<f64> {
-    median(row[field].as_array()?.iter().filter_map(Value::as_f64).collect())
+    median(&row[field].as_array()?.iter().filter_map(Value::as_f64).collect::<Vec<_>>())
 }
 
 /// The row of a racer.
@@ -101,7 +101,7 @@ fn of_curve(curve: &Curve, targets: &mut Vec<Target>) {
     }
 }
 
-/// All that can be said.
+/// All targets whose figures were measured.
 pub fn all(found: &Found) -> Vec<Target> {
     let mut targets = Vec::new();
     for target in found.faults.iter().flat_map(|faults| faults["targets"].as_array()).flatten() {

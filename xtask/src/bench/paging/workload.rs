@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use tombolo_random::Random;
 
 use super::super::median;
 use super::redis::Redis;
@@ -36,7 +37,7 @@ pub struct Cost {
 impl Cost {
     /// The median of each.
     pub fn median(costs: &[Self]) -> Option<Self> {
-        let of = |pick: fn(&Self) -> f64| median(costs.iter().map(pick).collect());
+        let of = |pick: fn(&Self) -> f64| median(&costs.iter().map(pick).collect::<Vec<_>>());
         Some(Self { wall: of(|cost| cost.wall)?, cpu: of(|cost| cost.cpu)? })
     }
 }
@@ -71,20 +72,7 @@ pub fn find(name: &str, surroundings: &Surroundings) -> Result<Box<dyn Workload>
             Some(redis) => Ok(Box::new(redis)),
             None => Err("there is no redis-server".into()),
         },
-        _ => Ok(Box::new(Chase { tombolo: surroundings.tombolo.clone() })),
-    }
-}
-
-/// Random numbers; contents are the same in each bench.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.0;
-        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        value ^ (value >> 31)
+        _ => Ok(Box::new(Chase { program: surroundings.races.clone() })),
     }
 }
 
@@ -107,7 +95,7 @@ impl Sort {
         let input = surroundings.file("lines.txt");
         let write = || -> std::io::Result<()> {
             let mut file = BufWriter::new(File::create(&input)?);
-            let mut random = Random(1);
+            let mut random = Random::new(1);
             for _ in 0..LINES {
                 writeln!(file, "{:016x}{:016x}{:016x}", random.next(), random.next(), random.next())?;
             }
@@ -152,14 +140,15 @@ impl Workload for Sort {
         finish(command)?;
         let times = std::fs::read(&self.times).map_err(|error| format!("the times of sort: {error}"))?;
         let times: Value = serde_json::from_slice(&times).map_err(|error| error.to_string())?;
-        let seconds = |field: &str| times[field].as_f64().ok_or("the clock of sort told no time");
+        let seconds = |field: &str| times[field].as_f64().ok_or("the clock of sort reported no time");
         Ok(Cost { wall: seconds("wall_s")?, cpu: seconds("cpu_s")? })
     }
 }
 
 /// A walk along a random cycle through all cache lines of an area.
 struct Chase {
-    tombolo: PathBuf,
+    /// `tombolo-bench`.
+    program: PathBuf,
 }
 
 const CHASE_BYTES: usize = 150 << 20;
@@ -179,11 +168,11 @@ impl Workload for Chase {
     }
 
     fn run(&self, place: &Place<'_>) -> Result<Cost, String> {
-        let mut command = place.command(&self.tombolo.to_string_lossy());
-        command.args(["bench", "probe", "chase"]);
+        let mut command = place.command(&self.program.to_string_lossy());
+        command.args(["probe", "chase"]);
         command.args(["--area", &CHASE_BYTES.to_string(), "--count", &CHASE_STEPS.to_string()]);
         let found: Value = serde_json::from_slice(&finish(command)?).map_err(|error| error.to_string())?;
-        let nanoseconds = |field: &str| found[field].as_f64().ok_or("the chase told no time");
+        let nanoseconds = |field: &str| found[field].as_f64().ok_or("the chase reported no time");
         Ok(Cost { wall: nanoseconds("mean_ns")?, cpu: nanoseconds("cpu_ns")? })
     }
 }

@@ -74,10 +74,10 @@ impl Figures {
         if self.is_missing(who, size_bytes) {
             return None;
         }
-        median(self.runs.get(&(who.to_owned(), what, size_bytes))?.clone())
+        median(self.runs.get(&(who.to_owned(), what, size_bytes))?)
     }
 
-    /// A typical latency: the median, or the mean where nothing else is told.
+    /// A typical latency: the median, or the mean where there is no median.
     fn latency(&self, who: &str, size_bytes: u64) -> Option<f64> {
         self.get(who, What::MedianNs, size_bytes).or_else(|| self.get(who, What::MeanNs, size_bytes))
     }
@@ -94,7 +94,7 @@ impl Figures {
             .collect()
     }
 
-    /// The shortest latency of a party's variants, in nanoseconds: medians, or means where nothing else is told.
+    /// The shortest latency of a party's variants, in nanoseconds: medians, or means where there are no medians.
     pub fn best_latency(&self, who: &str, size_bytes: u64) -> Option<Best> {
         self.shortest(who, |name| self.latency(name, size_bytes))
     }

@@ -14,7 +14,8 @@ use crate::bench::child;
 /// The congestion controls under which TCP is raced; the better of both counts.
 pub const CONTROLS: [&str; 2] = ["cubic", "bbr"];
 
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest that a command which sets the network up may take.
+const COMMAND_LIMIT: Duration = Duration::from_secs(10);
 /// Below those that the kernel gives to clients by itself.
 const PORTS: std::ops::Range<u16> = 20_000..30_000;
 
@@ -22,13 +23,15 @@ const PORTS: std::ops::Range<u16> = 20_000..30_000;
 pub fn may_have_own() -> Result<(), String> {
     let mut command = Command::new("unshare");
     command.args(["--net", "--", "ip", "link", "set", "lo", "up"]);
-    child::run(command, PATIENCE).map(drop).map_err(|trouble| format!("unshare --net: {trouble}"))
+    child::run(&mut command, COMMAND_LIMIT).map(drop).map_err(|trouble| format!("unshare --net: {trouble}"))
 }
 
 fn ip(words: &[&str]) -> Result<(), String> {
     let mut command = Command::new("ip");
     command.args(words);
-    child::run(command, PATIENCE).map(drop).map_err(|trouble| format!("ip {}: {trouble}", words.join(" ")))
+    child::run(&mut command, COMMAND_LIMIT)
+        .map(drop)
+        .map_err(|trouble| format!("ip {}: {trouble}", words.join(" ")))
 }
 
 /// How often a port was asked for.
@@ -64,7 +67,7 @@ impl Network {
         &self.default
     }
 
-    /// Those that programs can be raced under that do not choose one themselves.
+    /// The congestion controls under which programs can be raced that do not choose one themselves.
     pub fn controls(&self) -> &[String] {
         &self.controls
     }
@@ -98,7 +101,7 @@ impl Network {
     pub fn port(&self) -> Result<u16, String> {
         let count = PORTS.end - PORTS.start;
         for _ in PORTS {
-            // Two benches, of which each is told that a port is free, begin elsewhere.
+            // Two benches that find the same port free begin at different ports.
             let begin = std::process::id() % u32::from(count);
             let turn = u32::from(TURN.fetch_add(1, Ordering::Relaxed));
             let port = PORTS.start + ((begin + turn) % u32::from(count)) as u16;

@@ -1,4 +1,4 @@
-//! What `tombolo bench rdma --json` found. Whatever it leaves out is not measured.
+//! What `tombolo-bench rdma --json` found. Whatever it leaves out is not measured.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ pub const LINKS: [&str; 5] = ["loopback", "shm", "udp", "udp_sealed", "udp_loss"
 /// The engine in the program, or in a process of its own.
 pub const HOWS: [&str; 2] = ["embedded", "node"];
 /// The ways in which a link is measured: programs of one node have no link between them, and
-/// encryption and loss are the link's, whoever drives it.
+/// encryption and loss are properties of the link, wherever its engine is.
 pub fn hows(link: &str) -> &'static [&'static str] {
     match link {
         "loopback" => &["node"],
@@ -104,7 +104,7 @@ pub fn read(found: &Value, figures: &mut Figures) -> Result<(), String> {
             summary(figures, &interference(link, how, true), NO_SIZE, &row["busy"]);
         }
     }
-    if rows == 0 { Err("`tombolo bench rdma` told of no transfers".into()) } else { Ok(()) }
+    if rows == 0 { Err("`tombolo-bench rdma` reported no transfers".into()) } else { Ok(()) }
 }
 
 #[cfg(test)]

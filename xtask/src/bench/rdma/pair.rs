@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use super::figures::What;
 use super::network::{Network, is_listening};
-use crate::bench::child::{Running, Trouble};
 use crate::bench::interrupted;
 use crate::command::installed;
+use tombolo_app::child::{Running, Trouble};
 
-/// For a client to do its work.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// For a server to listen.
-const MOMENT: Duration = Duration::from_secs(10);
+/// The longest that a client may take for its work.
+const CLIENT_LIMIT: Duration = Duration::from_secs(30);
+/// The longest that a server may take to listen.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// For a server to tidy up when its client has ended.
 const FAREWELL: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(2);
@@ -64,7 +64,7 @@ impl Pair<'_> {
         let processor = if task.role == Role::Client { self.first } else { self.last };
         let mut command = Command::new("taskset");
         command.args(["-c", &processor.to_string()]).args(peer.words(task)).envs(peer.variables());
-        Running::start(command)
+        Running::start(&mut command)
     }
 
     fn once(&self, peer: &dyn Peer, control: Option<&str>, size_bytes: u64) -> Result<String, Trouble> {
@@ -76,17 +76,19 @@ impl Pair<'_> {
                 return Err(Trouble::Interrupted);
             }
             if server.has_ended() {
-                let said =
-                    server.finish(MOMENT).err().map_or_else(String::new, |trouble| trouble.to_string());
+                let said = server
+                    .finish(START_TIMEOUT)
+                    .err()
+                    .map_or_else(String::new, |trouble| trouble.to_string());
                 return Err(Trouble::Failed(format!("the server does not listen: {said}")));
             }
-            if since.elapsed() > MOMENT {
-                return Err(Trouble::Hung(MOMENT));
+            if since.elapsed() > START_TIMEOUT {
+                return Err(Trouble::TimedOut(START_TIMEOUT));
             }
             std::thread::sleep(POLL);
         }
         let client = self.start(peer, Task { role: Role::Client, size_bytes, port, control })?;
-        let output = client.finish(PATIENCE)?;
+        let output = client.finish(CLIENT_LIMIT)?;
         // Servers that stay are ended; what they say does not matter any more.
         match server.finish(FAREWELL) {
             Err(Trouble::Interrupted) => Err(Trouble::Interrupted),
@@ -110,7 +112,7 @@ impl Pair<'_> {
             Ok(peer.read(&self.once(peer, control, size_bytes)?, size_bytes, control)?)
         };
         match try_it() {
-            Err(trouble @ (Trouble::Failed(_) | Trouble::Hung(_))) => {
+            Err(trouble @ (Trouble::Failed(_) | Trouble::TimedOut(_))) => {
                 eprintln!("  {size_bytes} bytes, again: {trouble}");
                 try_it()
             }

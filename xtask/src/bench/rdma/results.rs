@@ -311,7 +311,7 @@ const HOW: &str = "
   messages in turn, `put_lat` of writes in turn that the other side polls for. Kernel TCP: two threads that poll
   non-blocking sockets with `TCP_NODELAY`; the median. Tables show medians where there are any.
 - *Throughput*: ours has 16 transfers under way, and counts those that are done. `put_bw` posts writes one after another;
-  kernel TCP is `iperf3` with writes of this size; memcpy and raw UDP are what `tombolo bench rdma` finds.
+  kernel TCP is `iperf3` with writes of this size; memcpy and raw UDP are what `tombolo-bench rdma` finds.
 - *memcpy* walks through as much memory as transfers do, of ordinary pages (4 KiB), as programs have them unless they ask
   for others. Memory that Tombolo allocates for programs is of huge pages where the kernel has them, so *memcpy in
   huge pages* compares like with like.

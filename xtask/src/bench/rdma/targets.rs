@@ -158,7 +158,7 @@ pub fn races(figures: &Figures) -> Vec<Target> {
     targets
 }
 
-/// Those that are raced by [`races`].
+/// The peers that [`races`] compares with.
 pub fn raced() -> impl Iterator<Item = &'static str> {
     PEER_LATENCIES.into_iter().map(|(peer, _)| peer).chain([PEER_THROUGHPUT])
 }

@@ -16,7 +16,8 @@ use crate::bench::interrupted;
 
 /// Its name in tables.
 pub const WHO: &str = "kernel TCP ping-pong";
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest that one race may take, so that neither end waits for the other for ever.
+const RACE_LIMIT: Duration = Duration::from_secs(30);
 
 /// What a ping-pong found, in nanoseconds of half a round trip.
 #[derive(Debug)]
@@ -119,7 +120,7 @@ fn ping_pong(first: usize, last: usize, control: &str, size: usize, count: usize
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let near = TcpStream::connect(listener.local_addr()?)?;
     let (far, _) = listener.accept()?;
-    let (over, deadline) = (AtomicBool::new(false), Instant::now() + PATIENCE);
+    let (over, deadline) = (AtomicBool::new(false), Instant::now() + RACE_LIMIT);
     let near = End { stream: near, processor: first, over: &over, deadline };
     let far = End { stream: far, processor: last, over: &over, deadline };
     let warm_up = count / 10;
@@ -145,7 +146,7 @@ fn ping_pong(first: usize, last: usize, control: &str, size: usize, count: usize
     let (latencies, answered) = (latencies.map_err(failed)?, answered.map_err(failed)?);
     let latencies = latencies.and_then(|latencies| answered.map(|()| latencies))?;
     let mean_ns = latencies.iter().sum::<f64>() / latencies.len().max(1) as f64;
-    let median_ns = median(latencies).ok_or_else(|| io::Error::other("nothing was measured"))?;
+    let median_ns = median(&latencies).ok_or_else(|| io::Error::other("nothing was measured"))?;
     Ok(Found { median_ns, mean_ns })
 }
 

@@ -253,7 +253,7 @@ impl Initiator {
         self.refresh(id);
     }
 
-    /// Its bytes are not under way any more.
+    /// The block's bytes are no longer under way.
     pub(super) fn uncount(&mut self, slot: u32) {
         let transaction = &mut self.table.entries[slot as usize];
         if let Some(peer) = self.peers[transaction.peer.index()].as_mut()

@@ -89,16 +89,16 @@ impl Initiator {
         self.hand_out(now, slot)
     }
 
-    /// Whether a transfer is a large one, while small ones come. What it has on the wire, a small one
-    /// waits for, whatever its class: so it keeps to less.
-    fn gives_way(&self, now: Time, index: u32) -> bool {
+    /// Whether a transfer is throttled: it is a large one, while small ones come. A small one waits for what
+    /// a large one has on the wire, whatever the classes, so the large one has less there.
+    fn is_throttled(&self, now: Time, index: u32) -> bool {
         now < self.small_until && self.transfers.entries[index as usize].class(&self.config) != Class::High
     }
 
     /// The most blocks of a transfer under way.
     pub(super) fn most_outstanding(&self, now: Time, index: u32) -> u32 {
         let config = &self.config;
-        if !self.gives_way(now, index) {
+        if !self.is_throttled(now, index) {
             return config.outstanding_blocks;
         }
         let peer = self.transfers.entries[index as usize].peer;
@@ -133,10 +133,10 @@ impl Initiator {
 
     /// The next block of a transfer takes a slot.
     fn issue(&mut self, now: Time, index: u32) -> Option<u32> {
-        let gives_way = self.gives_way(now, index);
+        let is_throttled = self.is_throttled(now, index);
         let transfer = &mut self.transfers.entries[index as usize];
         let peer = self.peers[transfer.peer.index()].as_mut()?;
-        let block_bytes = if gives_way { self.config.block_bytes_beside } else { peer.block_bytes };
+        let block_bytes = if is_throttled { self.config.block_bytes_beside } else { peer.block_bytes };
         if peer.slots > self.table.tickets.len() {
             return None;
         }

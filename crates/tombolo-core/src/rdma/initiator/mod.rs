@@ -133,9 +133,9 @@ impl Initiator {
         self.transfers.reserve(self.config.transfers as usize + served);
     }
 
-    /// No packets go to this peer: its blocks may be longer, and who carries them out remembers what they
-    /// belong to.
-    pub(crate) fn keep_here(&mut self, peer: PeerId, block_bytes: u32) {
+    /// The peer is this node itself, so no packets go to it: its blocks may be longer, and the driver that
+    /// copies them remembers what they belong to.
+    pub(crate) fn set_loopback(&mut self, peer: PeerId, block_bytes: u32) {
         if let Some(Some(peer)) = self.peers.get_mut(peer.index()) {
             peer.block_bytes = power_of_two(block_bytes, MAX_HOME_BLOCK_BYTES);
             peer.early_notification = false;

@@ -4,7 +4,7 @@
 //! A block goes where it is expected to be answered first: the path's round trip
 //! and the time in which what is under way there drains, window and round trip
 //! being its rate. Among full paths there is nothing to choose; among equal ones
-//! this is taking turns.
+//! they take turns.
 //!
 //! What got no answer for a whole timeout makes its path *suspect* while another
 //! one answers: it gets one block at a time, after pauses that double, until one
@@ -22,7 +22,7 @@ use crate::rdma::round_trip::RoundTrip;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{MAX_PATHS, PathId, PeerId, TransferError};
 
-/// What was lost by a path goes by another, unless that is slower by this factor.
+/// A block that a path has lost goes by another one, unless that is slower by this factor.
 const AVOIDED: u64 = 4;
 
 /// So many times a stuck peer is looked at before it is given up.
@@ -32,12 +32,12 @@ const LOOKS_OF_A_SILENCE: u64 = 4;
 #[derive(Debug)]
 pub(super) struct Path {
     pub up: bool,
-    /// Its link takes nothing now.
+    /// The path's link is full.
     pub full: bool,
-    /// Nothing is answered here, but elsewhere.
+    /// Nothing that was sent by this path is answered, while another path's blocks are.
     pub suspect: bool,
-    /// When it was found so the last time, and when it is tried again.
-    pub mute_at: Time,
+    /// When the path became suspect the last time, and when it is tried again.
+    pub suspect_at: Time,
     pub try_at: Time,
     pause_ns: u64,
     pub trip: RoundTrip,
@@ -57,7 +57,7 @@ impl Path {
             up,
             full: false,
             suspect: false,
-            mute_at: Time(0),
+            suspect_at: Time(0),
             try_at: Time(0),
             pause_ns: 0,
             trip: RoundTrip::new(),
@@ -107,7 +107,7 @@ impl SendPeer {
         }
     }
 
-    /// Whether anything can be sent at all. Without a path whatever is open waits for one.
+    /// Whether anything can be sent at all. Without a path all open transfers wait for one.
     pub fn has_path(&self) -> bool {
         self.paths.iter().any(|path| path.up)
     }
@@ -121,8 +121,8 @@ impl SendPeer {
         self.paths.iter().any(|path| path.up && !path.suspect)
     }
 
-    /// How long an unanswered block waits at a path. Where others answer there
-    /// is no need to be more patient each time.
+    /// How long a path waits for the answer to a block. Where other paths' blocks are answered, this time
+    /// does not grow with each attempt.
     pub fn timeout_ns(&self, path: usize, config: &Config) -> u64 {
         let suspect = self.paths[path].suspect && self.has_trusted();
         let trip = &self.paths[path].trip;
@@ -144,7 +144,7 @@ impl SendPeer {
             return 0;
         }
         self.shortest(avoid, |path| path.up && !path.suspect)
-            .or_else(|| self.soonest_told(|path| path.up))
+            .or_else(|| self.with_shortest_pause(|path| path.up))
             .unwrap_or(0)
     }
 
@@ -159,15 +159,15 @@ impl SendPeer {
             return trial;
         }
         self.shortest(avoid, |path| path.is_open() && !path.suspect)
-            .or_else(|| self.soonest_told(Path::is_open).filter(|_| !self.has_trusted()))
+            .or_else(|| self.with_shortest_pause(Path::is_open).filter(|_| !self.has_trusted()))
             .unwrap_or_else(|| self.best_path(avoid))
     }
 
-    /// Where none answers: the one that is told apart from a dead one soonest. Each try doubles its pause,
-    /// so that all have their turn, and one that has just lost something need not wait for those long dead.
-    fn soonest_told(&self, good: impl Fn(&Path) -> bool) -> Option<u8> {
+    /// Where no path answers: the one with the shortest pause. Each try doubles a path's pause, so that
+    /// all have their turn, and one that has just lost something need not wait for those that died long ago.
+    fn with_shortest_pause(&self, good: impl Fn(&Path) -> bool) -> Option<u8> {
         let places = self.paths.iter().enumerate().filter(|(_, path)| good(path) && path.suspect);
-        places.min_by_key(|(_, path)| (path.pause_ns, path.mute_at)).map(|(place, _)| place as u8)
+        places.min_by_key(|(_, path)| (path.pause_ns, path.suspect_at)).map(|(place, _)| place as u8)
     }
 
     /// The path for a read request.
@@ -179,7 +179,7 @@ impl SendPeer {
         trial.unwrap_or_else(|| self.best_path(avoid))
     }
 
-    /// A suspect path whose time has come, for one thing to send by it.
+    /// A suspect path whose pause is over: one packet may be sent by it.
     fn trial(&mut self, now: Time) -> Option<u8> {
         let due = |path: &Path| {
             path.up && !path.full && path.suspect && path.in_flight_bytes == 0 && path.try_at <= now
@@ -204,7 +204,7 @@ impl SendPeer {
             .map(|(place, _)| place as u8)
     }
 
-    /// An answer to something that was sent by this path; whether timeouts may be shorter now.
+    /// Something that was sent by this path was answered. Returns whether timeouts may be shorter now.
     pub fn path_answers(&mut self, path: usize) -> bool {
         if !self.paths[path].suspect {
             return false;
@@ -217,26 +217,26 @@ impl SendPeer {
         true
     }
 
-    /// Whether a timeout of what was sent then says anything new of the path.
+    /// Whether the timeout of something that was sent at `sent_at` says anything new about the path.
     pub fn is_news(&self, path: usize, sent_at: Time) -> bool {
-        let Path { suspect, mute_at, .. } = self.paths[path];
-        !suspect || sent_at >= mute_at || !self.has_trusted()
+        let Path { suspect, suspect_at, .. } = self.paths[path];
+        !suspect || sent_at >= suspect_at || !self.has_trusted()
     }
 
-    /// No answer to something that was sent by this path, for a whole timeout.
-    pub fn path_is_mute(&mut self, now: Time, path: usize, config: &Config) {
+    /// Something that was sent by this path was not answered for a whole timeout.
+    pub fn mark_path_suspect(&mut self, now: Time, path: usize, config: &Config) {
         let pause_ns = self.paths[path].trip.timeout_ns(config.retransmission);
         let path = &mut self.paths[path];
         path.suspect = true;
-        path.mute_at = now;
+        path.suspect_at = now;
         path.pause_ns = pause_ns;
         path.try_at = now.after_ns(pause_ns);
     }
 }
 
 impl Initiator {
-    /// Another link to a peer is up, or a lost one again. `false`: no such peer
-    /// or too many paths.
+    /// Another link to a peer is up, or a lost one is up again. Returns `false` if there is no such peer, or
+    /// if it has too many paths.
     pub(crate) fn add_path(&mut self, now: Time, id: PeerId, path: PathId) -> bool {
         if path.index() >= MAX_PATHS {
             return false;
@@ -347,7 +347,7 @@ impl Initiator {
         self.refresh(block.peer);
     }
 
-    /// A path's link takes something again.
+    /// A path's link has room again.
     pub(crate) fn link_has_room(&mut self, id: PeerId, path: PathId) {
         if let Some(Some(peer)) = self.peers.get_mut(id.index())
             && let Some(path) = peer.paths.get_mut(path.index())
@@ -419,7 +419,7 @@ impl Initiator {
         }
     }
 
-    /// The way for a short packet that came up as an answer to one from `path`.
+    /// The path for a short packet that answers one from `path`.
     pub(crate) fn path_for_answer(&self, id: PeerId, path: PathId) -> PathId {
         let Some(Some(peer)) = self.peers.get(id.index()) else {
             return path;
@@ -430,13 +430,13 @@ impl Initiator {
         }
     }
 
-    /// The way for a short packet that answers nothing.
+    /// The path for a short packet that answers none.
     pub(crate) fn best_path(&self, id: PeerId) -> PathId {
         let peer = self.peers.get(id.index()).and_then(Option::as_ref);
         PathId(peer.map_or(0, |peer| peer.best_path(None)))
     }
 
-    /// How a path is.
+    /// The state of a path.
     pub(crate) fn path_status(&self, id: PeerId, path: PathId) -> Option<PathStatus> {
         let path = self.peers.get(id.index())?.as_ref()?.paths.get(path.index())?;
         Some(PathStatus {

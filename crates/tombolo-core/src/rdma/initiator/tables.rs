@@ -14,23 +14,23 @@ use tombolo_wire::{Attempt, Generation, READ_WINDOW, RequestId};
 /// The list a transfer is in. It is in one at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
-    /// None: free, or all it may have under way is under way.
+    /// In no list: the transfer is free, or has as many blocks under way as it may have.
     None,
     /// A write with blocks to issue, at its peer.
     Class(Class),
-    /// A write whose notification goes, by itself.
+    /// A write of which only the notification is left to be sent.
     Notify,
     /// A read to be asked for, at its peer.
     Ask(Class),
-    /// A read that was asked for: the peer's list of read timeouts.
+    /// A read that was asked for, in its peer's list of read timeouts.
     Asked,
     /// A read to be asked for again at once, at its peer.
     Again,
-    /// A read turned away, waiting to be asked for again.
+    /// A read that the target turned away, until it is asked for again.
     Delayed,
-    /// Over, but bytes are still being copied: out of every list.
+    /// In no list: the transfer is over, but its bytes are still being copied.
     Ending,
-    /// Over, to be told.
+    /// A transfer that is over, and whose completion is to be reported.
     Done,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct TransferState {
     pub issued: u32,
     pub outstanding: u32,
     pub acked: u32,
-    /// The word before an atomic operation.
+    /// The word as it was before an atomic operation.
     pub before: u64,
     pub turn: u32,
     pub slots: List,
@@ -119,8 +119,8 @@ impl TransferState {
         }
     }
 
-    /// Whether the last block has a notification: a write-back always has one,
-    /// its end is what completes the read.
+    /// Whether the last block has a notification. A write-back always has one, because its end completes
+    /// the read.
     pub fn owes_notification(&self) -> bool {
         self.spec.notification.is_some() || self.served.is_some()
     }
@@ -154,9 +154,9 @@ pub(super) struct Transfers {
     /// Those of each peer that have not ended.
     pub open_chain: Chain,
     free: Vec<u32>,
-    /// Posted by this node's programs and open.
+    /// Open transfers that this node's programs have posted.
     pub posted: u32,
-    /// Write-backs of peers' reads, open.
+    /// Open write-backs of peers' reads.
     pub served: u32,
 }
 
@@ -167,7 +167,7 @@ impl Transfers {
             self.free.push(self.entries.len() as u32);
             self.entries.push(TransferState::free());
         }
-        // Lowest first: a table that is mostly empty stays in the cache.
+        // The lowest place is taken first, so that a table that is mostly empty stays in the cache.
         self.free.sort_unstable_by(|left, right| right.cmp(left));
         self.chain.grow(entries);
         self.read_chain.grow(entries);
@@ -211,7 +211,7 @@ impl Transfers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     None,
-    /// Its path's timeouts, in the order of sending (QOS §4.1).
+    /// The timeouts of the block's path, in the order of sending (QOS §4.1).
     Timeout,
     /// Being carried out by the caller for longer than a timeout, for a peer that no packets go to: in no
     /// list. Its answer comes without fail.
@@ -221,11 +221,11 @@ pub(super) enum Place {
     Resend,
     /// Small transfers that skip the queue.
     Bypass,
-    /// Refused for lack of room.
+    /// Blocks that were refused for lack of room.
     DelayFull,
-    /// Refused for an absent page.
+    /// Blocks that were refused for an absent page.
     DelayFault,
-    /// Being placed at the receiver.
+    /// Blocks that the receiver is placing.
     DelayPlacing,
 }
 
@@ -241,13 +241,13 @@ pub(super) struct Transaction {
     pub offset_bytes: u32,
     pub length_bytes: u32,
     pub last: bool,
-    /// Handed out at least once.
+    /// Whether the block was handed out at least once.
     pub sent: bool,
-    /// Its latest attempt was handed out, and did not fit into the link.
+    /// Whether the latest attempt was handed out and did not fit into the link.
     pub unsent: bool,
     /// The notification is under way: with this transmission, or behind it.
     pub carried: bool,
-    /// Its bytes count as under way.
+    /// Whether the block's bytes count as under way.
     pub counted: bool,
     /// When it, or its notification apart from it, was first to go; by the attended clock.
     pub issued_at: Time,
@@ -332,9 +332,9 @@ pub(super) struct Stuck {
 #[derive(Debug)]
 pub(super) struct SendPeer {
     pub id: PeerId,
-    /// Tells it apart from earlier peers of its number.
+    /// Which of the peers that had this number it is.
     pub session: u32,
-    /// Never empty; the first is there from the start.
+    /// The paths to it. There is always one; the first is there from the start.
     pub paths: Vec<Path>,
     /// From a read request to the first sign of its answer. Apart from the paths',
     /// because it has the target's waiting in it.
@@ -343,7 +343,7 @@ pub(super) struct SendPeer {
     pub heard_at: Time,
     /// Length of a block.
     pub block_bytes: u32,
-    /// It is told which blocks a notification has to come after.
+    /// Whether notifications are sent before earlier blocks are answered, with a list of those blocks.
     pub early_notification: bool,
     /// No packets go to it: the caller carries out and answers each block that it is handed, so none is
     /// ever sent again unless it was refused.
@@ -351,7 +351,7 @@ pub(super) struct SendPeer {
     /// Occurrences of each slot towards this peer. Per peer, so that the peer
     /// sees every one of them and a wrap-around cannot fool it.
     pub generations: Box<[Generation]>,
-    /// Slots that its blocks have.
+    /// Slots that this peer's blocks have.
     pub slots: usize,
     /// Transfers that have not ended.
     pub open: List,
@@ -424,7 +424,7 @@ impl SendPeer {
         request
     }
 
-    /// How long a read request waits for a sign of life.
+    /// How long a read request waits for anything of its answer.
     pub fn read_timeout_ns(&self, config: &Config) -> u64 {
         let paths = self.paths.iter().filter(|path| path.up).count() as u32;
         self.read_trip.timeout_by_turns_ns(config.retransmission, paths).max(config.read_retry_ns)

@@ -14,7 +14,7 @@ use crate::rdma::time::Time;
 use crate::rdma::transfer::{PeerId, TransferError};
 use tombolo_wire::Attempt;
 
-/// After so many times in a row that a block was overtaken, it waits for the timeout: what is lost so often is
+/// A block that was overtaken this many times in a row waits for the timeout: what is lost so often is
 /// not lost by chance, and to send it again each round trip would leave nothing to others.
 const FAST_RETRANSMITS: u32 = 8;
 
@@ -118,10 +118,10 @@ impl Initiator {
             if !doubled && peer.is_news(place, sent_at) {
                 peer.paths[place].trip.back_off();
                 doubled = true;
-                peer.path_is_mute(now, place, &self.config);
+                peer.mark_path_suspect(now, place, &self.config);
             }
             self.counters.timeouts += 1;
-            self.lose(now, slot, Loss::Timeout);
+            self.mark_lost(now, slot, Loss::Timeout);
         }
         self.find_overtaken(now, id, place);
     }
@@ -158,12 +158,12 @@ impl Initiator {
             }
             path.congestion.lost(now, transaction.sent_at);
             self.counters.fast_retransmits += 1;
-            self.lose(now, slot, Loss::Overtaken);
+            self.mark_lost(now, slot, Loss::Overtaken);
         }
     }
 
     /// A block got no answer: it goes again, or its transfer ends.
-    fn lose(&mut self, now: Time, slot: u32, loss: Loss) {
+    fn mark_lost(&mut self, now: Time, slot: u32, loss: Loss) {
         self.unplace(slot);
         self.uncount(slot);
         let transaction = &mut self.table.entries[slot as usize];
@@ -237,7 +237,7 @@ impl Initiator {
             let no_answer = !transfer.heard || transfer.unanswered > 0;
             if no_answer && peer.paths.len() > 1 && peer.is_news(by, transfer.asked_at) {
                 peer.paths[by].trip.back_off();
-                peer.path_is_mute(now, by, &self.config);
+                peer.mark_path_suspect(now, by, &self.config);
             }
             transfer.unanswered += 1;
             let (first_asked_at, unanswered) = (transfer.first_asked_at, transfer.unanswered);

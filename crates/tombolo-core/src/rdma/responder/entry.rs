@@ -8,10 +8,10 @@ use tombolo_wire::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Nothing yet in this slot.
+    /// Nothing has come in this slot yet.
     Empty,
     Receiving,
-    /// The notification is with the caller.
+    /// The caller writes the notification.
     Writing,
     Done,
 }
@@ -29,25 +29,25 @@ pub(super) struct Entry {
     pub phase: Phase,
     pub generation: Generation,
     pub attempt: Attempt,
-    /// Where the newest packet came from, and answers go.
+    /// The path by which the newest packet came: answers go by it, too.
     pub path: PathId,
     pub domain: Domain,
     pub address: u64,
     pub length_bytes: u32,
     pub request: Option<RequestId>,
-    /// The read of our own that the block answers.
+    /// The read of this node that the block answers.
     pub own: Option<ReadGrant>,
     pub expects_notification: bool,
     pub notification: Option<Notification>,
-    /// The notification is to be written when these are there, too.
+    /// The notification is written when these blocks are there, too.
     pub after: Option<Box<EarlierBlocks>>,
     pub claimed: u64,
     pub placed: u64,
     pub placing: u16,
-    /// The word before an atomic operation: its answer.
+    /// The word as it was before an atomic operation, which is the operation's answer.
     pub before: Option<u64>,
     pub reply: Option<(Reply, Generation, Attempt)>,
-    /// The transmission that was answered with a receipt: nothing of it is placed any more.
+    /// The transmission that was answered with a receipt. None of its bytes are placed any more.
     pub receipted: Option<Attempt>,
 }
 
@@ -83,12 +83,12 @@ impl Entry {
         self.placing == 0 && self.placed == self.whole()
     }
 
-    /// All its bytes are here, and some are still being placed.
+    /// Whether all bytes of the block are here, and some are still being placed.
     pub fn is_placing(&self) -> bool {
         self.placing > 0 && self.claimed == self.whole()
     }
 
-    /// Its notification is here. That it has to wait for others no more counts more than that it has.
+    /// The block's notification is here. Once it no longer waits for earlier blocks, that supersedes the wait.
     pub fn announce(&mut self, words: Option<Notification>, after: Option<&EarlierBlocks>) {
         match after {
             None => self.after = None,
@@ -104,7 +104,7 @@ impl Entry {
     /// The words that complete the block, if it has any to write.
     pub fn words(&self) -> Option<Notification> {
         let words = match self.own {
-            // Our own words, whatever the target of the read sends.
+            // The words that the reader chose, and not what the target of the read sends.
             Some(grant) => grant.notification,
             None => self.notification,
         };

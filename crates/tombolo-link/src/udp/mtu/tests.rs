@@ -330,7 +330,7 @@ fn answers_to_what_was_not_asked_change_nothing() {
     for _ in 0..100 {
         assert!(!mtu.arrived(probe.id, WITNESS_BYTES, WITNESS_BYTES, now));
     }
-    now += GRACE;
+    now += MTU_PROBE_LATENESS;
     let again = mtu.poll(now, &route).unwrap();
     assert_eq!(again.bytes, 1472);
     assert!(!mtu.arrived(probe.id, WITNESS_BYTES, WITNESS_BYTES, now));

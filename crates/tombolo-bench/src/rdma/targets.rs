@@ -3,11 +3,12 @@
 use std::fmt;
 
 use serde::Serialize;
+use tombolo_app::size::Size;
 
 use super::floor::{Floor, Rate};
 use super::interference::Interference;
-use super::{Engine, Operation, Route, Row, name};
-use crate::size::Size;
+use super::{Engine, Operation, Route, Row};
+use crate::name;
 
 /// A ratio and its bound.
 #[derive(Debug, Serialize)]
@@ -34,7 +35,7 @@ fn target(name: String, ratio: f64, bound: f64, at_least: bool) -> Target {
     Target { name, ratio, target: bound, at_least, reached }
 }
 
-/// Those that these figures decide.
+/// The targets that these figures decide.
 pub fn judge(floor: &Floor, rows: &[Row], interference: &[Interference]) -> Vec<Target> {
     let row = |link, how, op, size| {
         rows.iter().find(|row| row.link == link && row.how == how && row.op == op && row.size_bytes == size)

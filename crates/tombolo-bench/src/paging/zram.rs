@@ -1,11 +1,14 @@
 //! The same reads with the kernel's own swap on zram, under a memory cgroup.
 
+use std::process::Command;
+
+use tombolo_app::swap::pages_swapped_in;
 use tombolo_host::cgroup::MemoryGroup;
 use tombolo_host::zram::ZramSwap;
 
-use super::children;
-use super::summary::Summary;
-use crate::Failure;
+use super::PROBE_LIMIT;
+use crate::summary::Summary;
+use crate::{Failure, result, this_binary};
 
 /// The kernel now and then kills a program in a small cgroup although it could
 /// swap; such a run is made again.
@@ -21,7 +24,7 @@ pub struct KernelSwap {
 }
 
 impl KernelSwap {
-    /// Sets swap up for probes of so many bytes.
+    /// Sets swap up for probes with areas of `area_bytes`.
     pub fn new(area_bytes: u64, arguments: &[String]) -> Result<Self, Failure> {
         let algorithm = ZramSwap::new(area_bytes * 2)?.algorithm();
         let mut swap = Self { area_bytes, algorithm, base_bytes: 0 };
@@ -41,7 +44,7 @@ impl KernelSwap {
         self.base_bytes
     }
 
-    /// A probe that may keep so many bytes of its area.
+    /// Runs a probe that may keep `local_bytes` of its area in memory.
     pub fn probe(&self, local_bytes: u64, arguments: &[String]) -> Result<Summary, Failure> {
         let before = pages_swapped_in()?;
         let mut attempt = 1;
@@ -63,16 +66,9 @@ impl KernelSwap {
         let _zram = ZramSwap::new(self.area_bytes * 2)?;
         let group = MemoryGroup::new(&format!("tombolo-bench-{}", std::process::id()))?;
         group.limit(limit_bytes)?;
-        let mut command = children::itself()?;
-        command.args(["bench", "probe"]).args(arguments).arg("--join").arg(group.procs());
-        let summary = children::result(&mut command)?;
+        let mut command = Command::new(this_binary()?);
+        command.arg("probe").args(arguments).arg("--join").arg(group.procs());
+        let summary = result(&mut command, PROBE_LIMIT)?;
         Ok((summary, group.peak_bytes()?))
     }
-}
-
-/// The kernel's own count.
-fn pages_swapped_in() -> Result<u64, Failure> {
-    let text = std::fs::read_to_string("/proc/vmstat")?;
-    let count = text.lines().find_map(|line| line.strip_prefix("pswpin ")?.parse().ok());
-    count.ok_or_else(|| Failure::new("/proc/vmstat has no pswpin"))
 }

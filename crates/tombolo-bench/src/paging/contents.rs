@@ -1,40 +1,11 @@
 //! Page contents and orders that need no memory to be known again: every word
 //! is a function of its place, so any page can be checked at any time.
 
-/// A good mixer of 64 bits (the finaliser of SplitMix64).
-pub fn mix(value: u64) -> u64 {
-    let mut value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
-}
+use tombolo_random::mix;
 
 /// The word at an index of memory filled from a seed: incompressible.
 pub fn word(seed: u64, index: usize) -> u64 {
     mix(seed ^ mix(index as u64))
-}
-
-/// Random numbers in a sequence.
-pub struct Random(u64);
-
-impl Random {
-    /// The sequence of a seed.
-    pub fn new(seed: u64) -> Self {
-        Self(mix(seed))
-    }
-
-    /// The next number below `end`.
-    pub fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(1);
-        ((u128::from(mix(self.0)) * end as u128) >> 64) as usize
-    }
-
-    /// Puts a list into random order.
-    pub fn shuffle<T>(&mut self, list: &mut [T]) {
-        for last in (1..list.len()).rev() {
-            list.swap(last, self.below(last + 1));
-        }
-    }
 }
 
 /// A random permutation of `0..count` that takes no memory: a Feistel network
@@ -48,7 +19,7 @@ pub struct Permutation {
 const ROUNDS: u64 = 4;
 
 impl Permutation {
-    /// One of them.
+    /// The permutation of a seed.
     pub fn new(seed: u64, count: usize) -> Self {
         let count = count.max(1) as u64;
         let bits = u64::BITS - (count - 1).leading_zeros();
@@ -78,7 +49,7 @@ impl Permutation {
         }
     }
 
-    /// Where it came from.
+    /// The position that goes there.
     pub fn backward(&self, position: u64) -> u64 {
         let mut value = position;
         loop {
@@ -109,14 +80,5 @@ mod tests {
                 assert!(!std::mem::replace(&mut seen[image as usize], true));
             }
         }
-    }
-
-    #[test]
-    fn a_shuffle_keeps_everything() {
-        let mut list: Vec<usize> = (0..1000).collect();
-        Random::new(3).shuffle(&mut list);
-        assert_ne!(list, (0..1000).collect::<Vec<_>>());
-        list.sort_unstable();
-        assert_eq!(list, (0..1000).collect::<Vec<_>>());
     }
 }

@@ -1,17 +1,18 @@
-//! `tombolo bench rdma`: transfers between two programs' domains, at one node, at
+//! `tombolo-bench rdma`: transfers between two programs' domains, at one node, at
 //! two, or with nodes inside the programs, beside what the machine can do at best.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use tombolo_app::scratch::Scratch;
+use tombolo_app::size::Size;
 use tombolo_client::Memory;
 use tombolo_host::process;
 
-use super::children::Scratch;
-use super::summary::Summary;
-use crate::size::Size;
-use crate::{Failure, output};
+use crate::summary::Summary;
+use crate::{Failure, name, print_json};
 
 pub mod bare;
 pub mod far;
@@ -26,9 +27,12 @@ use interference::Interference;
 use pair::Pair;
 use targets::Target;
 
-/// Arguments of `tombolo bench rdma`.
+/// Arguments of `tombolo-bench rdma`.
 #[derive(Args)]
 pub struct Arguments {
+    /// The `tombolo` whose nodes are measured; not needed with `--how embedded`.
+    #[arg(long)]
+    binary: Option<PathBuf>,
     /// What is measured; everything unless given.
     #[arg(long, value_delimiter = ',')]
     op: Vec<Operation>,
@@ -109,7 +113,8 @@ const BYTES: u64 = 1 << 30;
 const LONG: Duration = Duration::from_millis(250);
 /// Transfers under way at once while throughput is measured.
 const WINDOW: usize = 16;
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long either side waits for the other; nothing that is measured takes nearly as long.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One line of the table.
 #[derive(Debug, Serialize)]
@@ -202,12 +207,17 @@ fn measure(arguments: &Arguments) -> Result<Outcome, Failure> {
             Size(most)
         )));
     }
+    let embedded_only = arguments.how == [Engine::Embedded];
+    if arguments.binary.is_none() && !embedded_only {
+        return Err(Failure::new("nodes need --binary PATH; without it, use --how embedded"));
+    }
     let floor = Floor::measure(first, last, &arguments.sizes)?;
-    let scratch = Scratch::new()?;
+    let scratch = Scratch::new("bench-rdma")?;
     let (mut rows, mut interference) = (Vec::new(), Vec::new());
     for link in Route::ALL.into_iter().filter(|link| is_wanted(&arguments.link, link)) {
         for &how in link.engines().iter().filter(|how| is_wanted(&arguments.how, how)) {
-            let mut pair = Pair::start(&scratch, link, how, [first, last])?;
+            let binary = arguments.binary.as_deref().unwrap_or(Path::new(""));
+            let mut pair = Pair::start(binary, &scratch, link, how, [first, last])?;
             for &op in link.operations().iter().filter(|op| is_wanted(&arguments.op, op)) {
                 // One-sided operations need the other program only if the engine is inside.
                 let both = matches!(op, Operation::PingPong | Operation::Mailbox);
@@ -238,24 +248,19 @@ fn measure(arguments: &Arguments) -> Result<Outcome, Failure> {
     Ok(Outcome { processors: processors.len(), floor, rows, interference, targets })
 }
 
-fn name(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-}
-
 /// Runs it.
-pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     // A thread of its own: its pin is its own, too.
     let outcome = std::thread::scope(|scope| scope.spawn(|| measure(arguments)).join());
     let outcome = outcome.map_err(|_| Failure::new("the measuring thread failed"))??;
     if arguments.json {
-        output::json(&outcome)?;
-        return Ok(0);
+        return print_json(&outcome);
     }
     let floor = &outcome.floor;
     let line_ns = floor.cache_line_round_trip_ns;
-    output::line(&format!("a cache line to another processor and back: {line_ns:.0} ns"));
-    output::line("");
-    output::line(
+    println!("a cache line to another processor and back: {line_ns:.0} ns");
+    println!();
+    println!(
         "link        how       op            size     median       99 %       GB/s   of a copy   of bare UDP",
     );
     for row in &outcome.rows {
@@ -263,7 +268,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             let rate = rates.iter().find(|rate| rate.size_bytes == row.size_bytes);
             rate.map_or_else(|| "-".to_owned(), |rate| format!("{:.2}", row.bytes_per_s / rate.bytes_per_s))
         };
-        output::line(&format!(
+        println!(
             "{:10}  {:8}  {:9} {:>8} {:>7.2} µs {:>7.2} µs {:>10.2} {:>11} {:>13}",
             name(&row.link),
             name(&row.how),
@@ -274,11 +279,11 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             row.bytes_per_s / 1e9,
             share(&floor.copies),
             share(&floor.udp),
-        ));
+        );
     }
-    output::line("");
+    println!();
     for Interference { link, how, idle, busy } in &outcome.interference {
-        output::line(&format!(
+        println!(
             "{}, {}: writes of 64 B take {:.2} µs (99 %: {:.2}), beside a large transfer {:.2} µs (99 %: {:.2})",
             name(link),
             name(how),
@@ -286,18 +291,18 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             idle.p99_ns / 1000.0,
             busy.median_ns / 1000.0,
             busy.p99_ns / 1000.0,
-        ));
+        );
     }
-    output::line("");
+    println!();
     for target in &outcome.targets {
-        output::line(&target.to_string());
+        println!("{target}");
     }
     if outcome.processors < 4 {
-        output::line("");
-        output::line(&format!(
+        println!();
+        println!(
             "Nodes of their own and two programs are up to four busy parties on {} processors: they share them.",
             outcome.processors
-        ));
+        );
     }
-    Ok(0)
+    Ok(())
 }

@@ -7,29 +7,32 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
+use tombolo_app::child;
 use tombolo_host::probe::{Area, PAGE_BYTES, PAGE_WORDS};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::uffd::{Event, UffdError, Userfaultfd};
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_host::{event, process};
+use tombolo_random::Random;
 
-use super::children::{self, Guard};
-use super::contents::{self, Random};
-use super::summary::{Samples, Summary};
-use crate::Failure;
+use super::contents;
+use crate::summary::{Samples, Summary};
+use crate::{Failure, this_binary};
 
 const SEED: u64 = 11;
 /// Pages touched in a round.
 const PAGES: usize = 8192;
 /// The first round finds cold caches and is not counted.
 const ROUNDS: usize = 4;
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long either process waits for the other one to say something.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn wait(readable: &impl AsFd) -> Result<(), Failure> {
-    if event::wait_readable(&[readable.as_fd()], Some(PATIENCE))? {
+    if event::wait_readable(&[readable.as_fd()], Some(START_TIMEOUT))? {
         return Ok(());
     }
     Err(Failure::new("the other process of the bench does not answer"))
@@ -38,8 +41,8 @@ fn wait(readable: &impl AsFd) -> Result<(), Failure> {
 /// Measures it: touches pages from a thread on `processor`.
 pub fn measure(socket: &Path, processor: usize) -> Result<Summary, Failure> {
     let listener = SeqpacketListener::bind(socket)?;
-    let mut command = children::itself()?;
-    let _handlers = Guard(command.args(["bench", "handlers"]).arg(socket).spawn()?);
+    let mut command = Command::new(this_binary()?);
+    let _handlers = child::spawn(command.arg("handlers").arg(socket))?;
     wait(&listener)?;
     let connection = listener.accept()?.ok_or_else(|| Failure::new("the fault handlers did not connect"))?;
 
@@ -67,7 +70,7 @@ fn touch(area: &Area) -> Result<Summary, Failure> {
     for round in 0..ROUNDS {
         random.shuffle(&mut order);
         for &page in &order {
-            let index = page * PAGE_WORDS + random.below(PAGE_WORDS);
+            let index = page * PAGE_WORDS + random.index(PAGE_WORDS);
             let since = Instant::now();
             let found = area.read(index);
             let latency = since.elapsed();
@@ -84,7 +87,7 @@ fn touch(area: &Area) -> Result<Summary, Failure> {
 }
 
 /// The handlers' process; ends when the bench hangs up.
-pub fn handlers(socket: &Path) -> Result<u8, Failure> {
+pub fn handlers(socket: &Path) -> Result<(), Failure> {
     let connection = SeqpacketSocket::connect(socket)?;
     wait(&connection)?;
     let mut message = [0; 8];

@@ -1,11 +1,12 @@
 //! Figures of many measured accesses.
 
 use serde::{Deserialize, Serialize};
+use tombolo_app::median;
 use tombolo_host::probe::{Area, PAGE_WORDS};
 
 use crate::Failure;
 
-/// What is told of a set of latencies, in nanoseconds.
+/// The figures of a set of latencies, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// How many accesses.
@@ -22,7 +23,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of latencies in any order; None of none.
+    /// The summary of latencies in any order; `None` if there are none.
     pub fn of(mut latencies_ns: Vec<u64>) -> Option<Self> {
         latencies_ns.sort_unstable();
         let last = latencies_ns.len().checked_sub(1)?;
@@ -39,23 +40,15 @@ impl Summary {
 
     /// Of several passes: the median of each figure, so that one disturbed pass does not show.
     pub fn of_passes(passes: &[Self]) -> Option<Self> {
-        let figure = |pick: fn(&Self) -> f64| median(passes.iter().map(pick).collect());
+        let figure = |pick: fn(&Self) -> f64| median(&passes.iter().map(pick).collect::<Vec<_>>());
         Some(Self {
             count: passes.iter().map(|pass| pass.count).sum(),
             median_ns: figure(|pass| pass.median_ns)?,
             p99_ns: figure(|pass| pass.p99_ns)?,
             mean_ns: figure(|pass| pass.mean_ns)?,
-            cpu_ns: median(passes.iter().filter_map(|pass| pass.cpu_ns).collect()),
+            cpu_ns: median(&passes.iter().filter_map(|pass| pass.cpu_ns).collect::<Vec<_>>()),
         })
     }
-}
-
-/// The middle one, or the mean of the two in the middle.
-pub fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    let high = *values.get(middle)?;
-    Some(if values.len() % 2 == 1 { high } else { (values[middle - 1] + high) / 2.0 })
 }
 
 /// Where latencies are noted while measuring: memory that is never paged, or
@@ -66,7 +59,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Room for so many.
+    /// Makes room for `most` samples.
     pub fn new(most: usize) -> Result<Self, Failure> {
         let area = Area::for_results(most.div_ceil(PAGE_WORDS))?;
         (0..area.pages()).for_each(|page| area.write(page * PAGE_WORDS, 0));

@@ -9,10 +9,11 @@ use serde_json::json;
 use tombolo_host::cpu::Stopwatch;
 use tombolo_host::probe::{Area, PAGE_BYTES, PAGE_WORDS};
 use tombolo_host::process;
+use tombolo_random::Random;
 
-use super::contents::{self, Permutation, Random};
-use super::summary::{Samples, Summary};
-use crate::{Failure, output};
+use super::contents::{self, Permutation};
+use crate::summary::{Samples, Summary};
+use crate::{Failure, join_group, print_json};
 
 const SEED: u64 = 5;
 /// Words in a cache line, the size of a node of the chase.
@@ -57,8 +58,6 @@ enum Kind {
     Mixed,
     /// A walk along a random cycle through all cache lines.
     Chase,
-    /// Sums of all words, from the first to the last, `count` times; not pinned.
-    Scan,
 }
 
 /// Memory that was filled from the seed.
@@ -86,7 +85,7 @@ impl Filled {
     /// Reads a random word of a page, takes the time of that, and checks it and another one.
     #[inline]
     fn timed_read(&self, page: usize, random: &mut Random) -> Result<u64, Failure> {
-        let (first, second) = (random.below(self.words), random.below(self.words));
+        let (first, second) = (random.index(self.words), random.index(self.words));
         let (first, second) = (page * PAGE_WORDS + first, page * PAGE_WORDS + second);
         let since = Instant::now();
         let found = self.area.read(first);
@@ -103,7 +102,7 @@ impl Filled {
         if random.below(2) == 0 {
             return self.timed_read(page, random);
         }
-        let (first, second) = (random.below(self.words), random.below(self.words));
+        let (first, second) = (random.index(self.words), random.index(self.words));
         let (first, second) = (page * PAGE_WORDS + first, page * PAGE_WORDS + second);
         let value = contents::word(SEED, first);
         let since = Instant::now();
@@ -117,24 +116,19 @@ impl Filled {
 }
 
 /// Runs it and prints figures as JSON.
-pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(procs) = &arguments.join {
-        std::fs::write(procs, "0")
-            .map_err(|error| Failure::new(format!("cannot join {}: {error}", procs.display())))?;
+        join_group(procs)?;
     }
-    if arguments.kind != Kind::Scan
-        && let Some(&processor) = process::processors().first()
-    {
+    if let Some(&processor) = process::processors().first() {
         process::pin_thread(processor)?;
     }
     match arguments.kind {
-        Kind::Faults => output::json(&faults(arguments)?)?,
-        Kind::Reads => output::json(&accesses(arguments, Filled::timed_read)?)?,
-        Kind::Mixed => output::json(&accesses(arguments, Filled::timed_access)?)?,
-        Kind::Chase => output::json(&chase(arguments)?)?,
-        Kind::Scan => output::json(&scan(arguments)?)?,
+        Kind::Faults => print_json(&faults(arguments)?),
+        Kind::Reads => print_json(&accesses(arguments, Filled::timed_read)?),
+        Kind::Mixed => print_json(&accesses(arguments, Filled::timed_access)?),
+        Kind::Chase => print_json(&chase(arguments)?),
     }
-    Ok(0)
 }
 
 /// The first half of the area goes to far memory while the second is written;
@@ -178,36 +172,14 @@ fn accesses(
     let mut random = Random::new(SEED);
     filled.fill(0..pages);
     for _ in 0..pages.min(arguments.count) {
-        timed(&filled, random.below(pages), &mut random)?;
+        timed(&filled, random.index(pages), &mut random)?;
     }
     let watch = Stopwatch::start()?;
     for _ in 0..arguments.count {
-        samples.note(timed(&filled, random.below(pages), &mut random)?);
+        samples.note(timed(&filled, random.index(pages), &mut random)?);
     }
     let (_, cpu_s) = watch.elapsed()?;
     Ok(samples.summary()?.with_cpu_seconds(cpu_s))
-}
-
-/// Sums of everything, over and over.
-fn scan(arguments: &Arguments) -> Result<serde_json::Value, Failure> {
-    let filled = Filled::new(arguments.area, arguments.half)?;
-    let pages = filled.area.pages();
-    filled.fill(0..pages);
-    let words_of = |page: usize| (page * PAGE_WORDS..).take(filled.words);
-    let expected =
-        (0..pages).flat_map(words_of).fold(0u64, |sum, index| sum.wrapping_add(contents::word(SEED, index)));
-    let watch = Stopwatch::start()?;
-    for _ in 0..arguments.count {
-        let mut sum = 0u64;
-        for index in 0..pages * PAGE_WORDS {
-            sum = sum.wrapping_add(filled.area.read(index));
-        }
-        if sum != expected {
-            return Err(Failure::new("the array does not hold what was written to it"));
-        }
-    }
-    let (wall_s, cpu_s) = watch.elapsed()?;
-    Ok(json!({ "wall_s": wall_s, "cpu_s": cpu_s }))
 }
 
 /// Every node names the next; several are in each page.

@@ -5,27 +5,28 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use tombolo_app::child;
 use tombolo_host::udp::{RECEIVE_BUFFER_BYTES, UdpSocket};
 use tombolo_host::{event, process};
 
-use super::children;
-use super::summary::{Samples, Summary};
-use crate::{Failure, output};
+use crate::summary::{Samples, Summary};
+use crate::{Failure, this_binary};
 
-/// As long as a fault handler polls for an answer.
+/// How long the asking side polls: as long as a fault handler polls for an answer.
 const ASKER_POLLS: Duration = Duration::from_micros(150);
-/// As long as a lender polls after the last packet.
+/// How long the answering side polls: as long as a lender polls after the last packet.
 const RESPONDER_POLLS: Duration = Duration::from_micros(60);
 /// About the size of a read request on the wire.
 const REQUEST_BYTES: usize = 48;
 const ANSWER_BYTES: usize = 4096;
 const WARM_UP: usize = 1_000;
 const ROUND_TRIPS: usize = 20_000;
-/// A datagram that was lost after all.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// A datagram that has not come after this time was lost.
+const LOSS_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn loopback() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
@@ -57,7 +58,7 @@ fn next(
 
 /// Measures it: asks from a thread on `processor`, is answered by a process elsewhere.
 pub fn measure(processor: usize) -> Result<Summary, Failure> {
-    let (_responder, line) = children::start(children::itself()?.args(["bench", "echo"]))?;
+    let (_responder, line) = child::serve(Command::new(this_binary()?).arg("echo"))?;
     let address: SocketAddr = line
         .parse()
         .map_err(|_| Failure::new(format!("the responder said `{line}` instead of its address")))?;
@@ -75,7 +76,7 @@ fn ask(socket: &UdpSocket) -> Result<Summary, Failure> {
     for number in 0..WARM_UP + ROUND_TRIPS {
         let since = Instant::now();
         socket.send(&[7; REQUEST_BYTES])?;
-        match next(socket, &mut buffer, ASKER_POLLS, PATIENCE)? {
+        match next(socket, &mut buffer, ASKER_POLLS, LOSS_TIMEOUT)? {
             Some(_) if number < WARM_UP => {}
             Some(ANSWER_BYTES) => samples.note(since.elapsed().as_nanos() as u64),
             Some(length) => return Err(Failure::new(format!("an answer of {length} bytes came"))),
@@ -89,17 +90,17 @@ fn ask(socket: &UdpSocket) -> Result<Summary, Failure> {
 }
 
 /// The far end: on the last processor, while the asker is on the first.
-pub fn respond() -> Result<u8, Failure> {
+pub fn respond() -> Result<(), Failure> {
     if let Some(&processor) = process::processors().last() {
         process::pin_thread(processor)?;
     }
     let socket = UdpSocket::bind(loopback())?;
-    output::line(&socket.local_address()?.to_string());
+    println!("{}", socket.local_address()?);
     let answer = [9; ANSWER_BYTES];
     let mut buffer = vec![0; RECEIVE_BUFFER_BYTES];
     // The bench ends this process; if the bench is gone, nothing comes any more.
     loop {
-        let Some(_) = receive_from(&socket, &mut buffer, &answer)? else { return Ok(0) };
+        let Some(_) = receive_from(&socket, &mut buffer, &answer)? else { return Ok(()) };
     }
 }
 

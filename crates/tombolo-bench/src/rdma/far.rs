@@ -9,13 +9,13 @@ use clap::Args;
 use tombolo_client::{
     Domain, Embedded, Embedding, Grant, Mailbox, Memory, Notification, Spec, Target, Transfer, Who,
 };
-use tombolo_node::Address;
+use tombolo_node::identity::{AllowList, read_key_file};
+use tombolo_node::{Address, Security};
 
-use super::{AREA, ECHO, PATIENCE, WORDS};
-use crate::security::SecurityArguments;
-use crate::{Failure, output};
+use super::{ANSWER_TIMEOUT, AREA, ECHO, WORDS};
+use crate::Failure;
 
-/// Arguments of the hidden `tombolo bench rdma-far`.
+/// Arguments of the hidden `tombolo-bench rdma-far`.
 #[derive(Args)]
 pub struct Arguments {
     /// At this node.
@@ -24,8 +24,12 @@ pub struct Arguments {
     /// With a node of its own that listens there.
     #[arg(long)]
     listen: Option<Address>,
-    #[command(flatten)]
-    security: SecurityArguments,
+    /// Its secret key; without one, links are not protected.
+    #[arg(long, requires = "allow")]
+    key: Option<PathBuf>,
+    /// The public keys of the nodes that it talks to.
+    #[arg(long, requires = "key")]
+    allow: Option<PathBuf>,
 }
 
 /// Whom to answer.
@@ -73,20 +77,25 @@ impl Far {
         if self.under_way.len() > 8
             && let Some(oldest) = self.under_way.pop_front()
         {
-            oldest.wait(PATIENCE)?;
+            oldest.wait(ANSWER_TIMEOUT)?;
         }
         Ok(())
     }
 }
 
 /// Runs it until the bench closes the pipe.
-pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     let embedded = match &arguments.listen {
         Some(listen) => {
-            let security = arguments.security.of(std::slice::from_ref(listen))?;
+            let security = match (&arguments.key, &arguments.allow) {
+                (Some(key), Some(allow)) => {
+                    Security::secure(read_key_file(key)?, AllowList::from_file(allow)?)
+                }
+                _ => Security::Insecure,
+            };
             let embedding = Embedding { name: "far".into(), listen: listen.clone(), security };
             let embedded = Embedded::start(&embedding)?;
-            output::line(&embedded.address().to_string());
+            println!("{}", embedded.address());
             Some(embedded)
         }
         None => None,
@@ -99,18 +108,18 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let memory = domain.allocate(AREA, &[Grant::all(Who::Anyone)])?;
     super::touch(&memory)?;
     let mailbox = domain.open_mailbox(64, &[Who::Anyone])?;
-    output::line(&format!("{} {}", domain.number(), memory.address()));
+    println!("{} {}", domain.number(), memory.address());
     let mut lines = std::io::stdin().lock().lines();
     let line = lines.next().transpose()?.unwrap_or_default();
     let words: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    let [node, number, address] = words[..] else { return Ok(0) };
-    output::line("ok");
+    let [node, number, address] = words[..] else { return Ok(()) };
+    println!("ok");
     let near = Near { target: Target { node: node as u32, domain: number as u16 }, address };
     drop(lines);
     std::thread::spawn(|| {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             POLL.store(line == "poll", Ordering::Relaxed);
-            output::line("ok");
+            println!("ok");
         }
         OVER.store(true, Ordering::Relaxed);
     });
@@ -123,10 +132,10 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         } else {
             // Its answers may still be on their way.
             while let Some(oldest) = far.under_way.pop_front() {
-                oldest.wait(PATIENCE)?;
+                oldest.wait(ANSWER_TIMEOUT)?;
             }
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
-    Ok(0)
+    Ok(())
 }

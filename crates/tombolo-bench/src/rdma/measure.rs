@@ -7,9 +7,9 @@ use std::time::Instant;
 use tombolo_client::{Atomic, Notification, Spec, Transfer};
 
 use super::pair::Pair;
-use super::{BYTES, DISCARD, ECHO, LONG, Operation, PATIENCE, Places, SAMPLES, WARM_UP, WINDOW, WORDS};
+use super::{ANSWER_TIMEOUT, BYTES, DISCARD, ECHO, LONG, Operation, Places, SAMPLES, WARM_UP, WINDOW, WORDS};
 use crate::Failure;
-use crate::bench::summary::{Samples, Summary};
+use crate::summary::{Samples, Summary};
 
 /// Something under way.
 enum Started {
@@ -20,9 +20,9 @@ enum Started {
 impl Started {
     fn wait(&self) -> Result<(), Failure> {
         match self {
-            Self::Transfer(transfer) => transfer.wait(PATIENCE)?,
+            Self::Transfer(transfer) => transfer.wait(ANSWER_TIMEOUT)?,
             Self::Atomic(atomic) => {
-                atomic.wait(PATIENCE)?;
+                atomic.wait(ANSWER_TIMEOUT)?;
             }
         }
         Ok(())
@@ -68,7 +68,7 @@ impl Pair {
                 }
                 Operation::Mailbox => {
                     under_way.push_back(self.domain.send(self.there, &vec![ECHO; size])?);
-                    self.mailbox.receive(PATIENCE)?;
+                    self.mailbox.receive(ANSWER_TIMEOUT)?;
                     2
                 }
                 Operation::Write | Operation::Read | Operation::Atomic => {
@@ -82,7 +82,7 @@ impl Pair {
             if under_way.len() > 4
                 && let Some(oldest) = under_way.pop_front()
             {
-                oldest.wait(PATIENCE)?;
+                oldest.wait(ANSWER_TIMEOUT)?;
             }
             if number > WARM_UP && begin.elapsed() > LONG {
                 break;
@@ -108,7 +108,7 @@ impl Pair {
                     return Ok(());
                 }
             }
-            if since.elapsed() > PATIENCE {
+            if since.elapsed() > ANSWER_TIMEOUT {
                 return Err(Failure::new("the other program does not answer"));
             }
         }

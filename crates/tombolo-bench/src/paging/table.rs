@@ -1,6 +1,6 @@
 //! The outcome as people read it.
 
-use super::paging::Outcome;
+use super::Outcome;
 
 fn microseconds(nanoseconds: f64) -> String {
     format!("{:.2} µs", nanoseconds / 1000.0)
@@ -42,9 +42,9 @@ pub fn lines(outcome: &Outcome) -> Vec<String> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::paging::{Row, Target};
-    use super::super::summary::Summary;
+    use super::super::{Row, Target};
     use super::*;
+    use crate::summary::Summary;
 
     #[test]
     fn what_is_missing_is_said() {

@@ -3,11 +3,14 @@
 //! belong. There is no engine in it: nothing is repeated, ordered or held back.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use rustix::io::Errno;
 use serde::Serialize;
+use tombolo_app::child::{self, Guard};
+use tombolo_app::size::Size;
 use tombolo_host::process;
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::udp::{MAX_BATCH_BYTES, RECEIVE_BUFFER_BYTES, UdpSocket};
@@ -17,11 +20,9 @@ use tombolo_wire::{
 };
 
 use super::floor::Rate;
-use super::{AREA, BYTES, LONG, PATIENCE, Places, SAMPLES, WARM_UP, WINDOW};
-use crate::bench::children::{self, Guard};
-use crate::bench::summary::{Samples, Summary};
-use crate::size::Size;
-use crate::{Failure, output};
+use super::{ANSWER_TIMEOUT, AREA, BYTES, LONG, Places, SAMPLES, WARM_UP, WINDOW};
+use crate::summary::{Samples, Summary};
+use crate::{Failure, this_binary};
 
 /// The most bytes under way, and the part of a socket's buffer that they may take: the kernel counts its own
 /// bookkeeping, too.
@@ -30,7 +31,7 @@ const BUFFER_SHARE: usize = 4;
 const BUFFER_BYTES: usize = 8 << 20;
 /// Datagrams of bytes that are tried; the best counts.
 const SEGMENTS: [usize; 3] = [4 * 1024, 16 * 1024, 32 * 1024];
-/// The other end stops when it has heard nothing for so long.
+/// The other end stops when nothing has come for this long.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Says hello; no datagram of a measurement is as long.
 const HELLO: [u8; 3] = [0; 3];
@@ -45,14 +46,14 @@ pub enum Load {
     Packets,
 }
 
-/// So many bytes there, and as many back: half of the time.
+/// The latency of a round trip with `size_bytes` each way: half of its time.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Trip {
     pub size_bytes: u64,
     pub latency: Summary,
 }
 
-/// Arguments of the hidden `tombolo bench udp-sink`.
+/// Arguments of the hidden `tombolo-bench udp-sink`.
 #[derive(Args)]
 pub struct Arguments {
     /// Bytes that are answered together.
@@ -93,7 +94,7 @@ impl End {
         Ok(Self { socket, load, segment, memory, outgoing, incoming })
     }
 
-    /// Sends so many bytes of a place.
+    /// Sends `size` bytes of memory from `at` on.
     fn send(&mut self, at: usize, size: usize) -> Result<(), Failure> {
         let mut sent = 0;
         while sent < size {
@@ -150,7 +151,7 @@ impl End {
         Ok(())
     }
 
-    /// Takes what has come, to its place: how many bytes.
+    /// Receives what has come, copies it to its place, and returns how many bytes it was.
     fn receive(&mut self) -> Result<usize, Failure> {
         let batch = match self.socket.receive(&mut self.incoming) {
             Ok(batch) => batch,
@@ -181,18 +182,18 @@ impl End {
         loop {
             match self.socket.receive(&mut self.incoming) {
                 Ok(batch) => return Ok(batch.length_bytes.div_ceil(batch.segment_bytes.max(1))),
-                Err(Errno::AGAIN | Errno::INTR) if asked.elapsed() < PATIENCE => std::hint::spin_loop(),
+                Err(Errno::AGAIN | Errno::INTR) if asked.elapsed() < ANSWER_TIMEOUT => std::hint::spin_loop(),
                 Err(error) => return Err(Failure::new(format!("bare UDP lost something: {error}"))),
             }
         }
     }
 
-    /// Takes so many bytes.
+    /// Receives `size` bytes.
     fn take(&mut self, size: usize) -> Result<(), Failure> {
         let (mut had, asked) = (0, Instant::now());
         while had < size {
             match self.receive()? {
-                0 if asked.elapsed() > PATIENCE => return Err(Failure::new("bare UDP lost something")),
+                0 if asked.elapsed() > ANSWER_TIMEOUT => return Err(Failure::new("bare UDP lost something")),
                 count => had += count,
             }
         }
@@ -210,11 +211,11 @@ fn start(
 ) -> Result<(End, Guard), Failure> {
     // The sink inherits the pin.
     process::pin_thread(last)?;
-    let mut command = children::itself()?;
-    let load_name = super::name(&load);
-    command.args(["bench", "udp-sink", "--size", &size.to_string(), "--segment", &segment.to_string()]);
+    let mut command = Command::new(this_binary()?);
+    let load_name = crate::name(&load);
+    command.args(["udp-sink", "--size", &size.to_string(), "--segment", &segment.to_string()]);
     command.args(["--load", &load_name]).args(back.then_some("--back"));
-    let (sink, line) = children::start(&mut command)?;
+    let (sink, line) = child::serve(&mut command)?;
     process::pin_thread(first)?;
     let address: SocketAddr =
         line.parse().map_err(|_| Failure::new(format!("the sink said `{line}` instead of its address")))?;
@@ -246,7 +247,7 @@ pub fn rates(processors: [usize; 2], load: Load, sizes: &[Size]) -> Result<Vec<R
     Ok(found)
 }
 
-/// None: the buffers are too small for it.
+/// `None` if the buffers are too small for this size.
 fn rate(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Result<Option<f64>, Failure> {
     let (mut end, _sink) = start(processors, load, size, segment, false)?;
     // As many under way as Tombolo has, but no more than fit into the buffers.
@@ -287,7 +288,7 @@ pub fn trips(processors: [usize; 2], load: Load, sizes: &[Size]) -> Result<Vec<T
     Ok(found)
 }
 
-/// None: the buffers are too small for it.
+/// `None` if the buffers are too small for this size.
 fn trip(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Result<Option<Summary>, Failure> {
     let (mut end, _sink) = start(processors, load, size, segment, true)?;
     if size > end.window_bytes()? {
@@ -313,16 +314,16 @@ fn trip(processors: [usize; 2], load: Load, size: usize, segment: usize) -> Resu
     samples.summary().map(Some)
 }
 
-/// The other end: answers each so many bytes with a few, or as many.
-pub fn sink(arguments: &Arguments) -> Result<u8, Failure> {
+/// The other end: answers every `size` bytes with a few bytes, or with as many.
+pub fn sink(arguments: &Arguments) -> Result<(), Failure> {
     let &Arguments { size, segment, load, back } = arguments;
     let door = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0).into())?;
-    output::line(&door.local_address()?.to_string());
+    println!("{}", door.local_address()?);
     let (mut buffer, began) = (vec![0; RECEIVE_BUFFER_BYTES], Instant::now());
     let near = loop {
         match door.receive_from(&mut buffer) {
             Ok((batch, Some(from))) if batch.length_bytes == HELLO.len() => break from,
-            _ if began.elapsed() > SILENCE => return Ok(0),
+            _ if began.elapsed() > SILENCE => return Ok(()),
             _ => std::hint::spin_loop(),
         }
     };
@@ -332,7 +333,7 @@ pub fn sink(arguments: &Arguments) -> Result<u8, Failure> {
     loop {
         match end.receive() {
             Ok(0) if heard.elapsed() < SILENCE => continue,
-            Ok(0) | Err(_) => return Ok(0),
+            Ok(0) | Err(_) => return Ok(()),
             Ok(count) => had += count,
         }
         heard = Instant::now();

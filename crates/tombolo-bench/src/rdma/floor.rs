@@ -4,26 +4,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use serde::Serialize;
+use tombolo_app::size::Size;
 use tombolo_host::process;
 use tombolo_host::shared::SharedMemory;
 
 use super::bare::{self, Load, Trip};
-use super::{AREA, BYTES, LONG, PATIENCE, Places, WARM_UP};
+use super::{ANSWER_TIMEOUT, AREA, BYTES, LONG, Places, WARM_UP};
 use crate::Failure;
-use crate::size::Size;
 
 /// What the machine does at best.
 #[derive(Debug, Serialize)]
 pub struct Floor {
     /// A cache line to another processor and back, both polling.
     pub cache_line_round_trip_ns: f64,
-    /// One copy of so many bytes, within an area as large as that of the transfers, of ordinary pages.
+    /// Copies of each size, within an area of ordinary pages as large as that of the transfers.
     pub copies: Vec<Rate>,
     /// The same of huge pages, where the kernel has them.
     pub copies_huge: Vec<Rate>,
-    /// Bare UDP on loopback with segmentation offload both ways, so many bytes acknowledged at a time.
+    /// Bare UDP on loopback with segmentation offload both ways; the bytes of each size are acknowledged together.
     pub udp: Vec<Rate>,
-    /// So many bytes by bare UDP, and the same back.
+    /// Round trips of each size over bare UDP.
     pub udp_ping_pong: Vec<Trip>,
     /// As `udp`, but of blocks in packets: copied there, checksummed, checked, and copied to their place.
     pub udp_packets: Vec<Rate>,
@@ -76,7 +76,7 @@ fn cache_line(first: usize, last: usize) -> Result<f64, Failure> {
                 }
                 ball.store(2 * round + 1, Ordering::Release);
                 while ball.load(Ordering::Acquire) != 2 * round + 2 {
-                    if since.elapsed() > PATIENCE {
+                    if since.elapsed() > ANSWER_TIMEOUT {
                         return Err(Failure::new("the other processor does not answer"));
                     }
                 }

@@ -1,20 +1,21 @@
 //! Two programs with a domain each, at one node, at two, or with nodes of their own inside.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
-use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tombolo_app::child::{self, Guard};
+use tombolo_app::scratch::Scratch;
 use tombolo_client::{Domain, Embedded, Embedding, Grant, Mailbox, Memory, Target, Who};
 use tombolo_host::process;
 use tombolo_link::Security;
 use tombolo_link::testing::LossyLink;
 use tombolo_node::identity::{AllowList, KeyPair, write_key_file};
 
-use super::{AREA, Engine, PATIENCE, Route};
-use crate::Failure;
-use crate::bench::children::{self, Guard, Scratch};
+use super::{ANSWER_TIMEOUT, AREA, Engine, Route};
+use crate::{Failure, this_binary};
 
 /// The other program, in a process of its own.
 struct FarProgram {
@@ -25,10 +26,9 @@ struct FarProgram {
 
 impl FarProgram {
     fn start(arguments: &[String]) -> Result<Self, Failure> {
-        let mut command = children::itself()?;
-        command.args(["bench", "rdma-far"]).args(arguments);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = Guard(command.spawn()?);
+        let mut command = Command::new(this_binary()?);
+        command.arg("rdma-far").args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = child::spawn(&mut command)?;
         let (commands, answers) = child
             .0
             .stdin
@@ -47,13 +47,13 @@ impl FarProgram {
         Ok(line.split_whitespace().map(str::to_owned).collect())
     }
 
-    fn tell(&mut self, words: &str) -> Result<(), Failure> {
+    fn command(&mut self, words: &str) -> Result<(), Failure> {
         writeln!(self.commands, "{words}")?;
         self.line().map(|_| ())
     }
 }
 
-/// All that.
+/// Both programs and their nodes, as the program that measures has them.
 pub struct Pair {
     // In this order they are dropped: domains before their nodes.
     pub domain: Domain,
@@ -74,20 +74,20 @@ fn number<T: std::str::FromStr>(words: &[String], index: usize) -> Result<T, Fai
 
 /// A node in a process of its own; where it listens, and where programs find it.
 fn start_node(
+    binary: &Path,
     scratch: &Scratch,
     name: &str,
     listen: &str,
     peer: Option<&str>,
 ) -> Result<(Guard, String, PathBuf), Failure> {
     let programs = scratch.file(&format!("programs-{name}"));
-    let mut command = children::itself()?;
+    let mut command = Command::new(binary);
     command.args(["node", "--name", name, "--lend", "0", "--insecure", "--listen", listen, "--programs"]);
     command.arg(&programs);
     if let Some(peer) = peer {
         command.args(["--peer", peer]);
     }
-    let (node, line) = children::start(&mut command)?;
-    let address = line.rsplit(" at ").next().unwrap_or_default().to_owned();
+    let (node, address) = child::serve_node(&mut command)?;
     Ok((node, address, programs))
 }
 
@@ -117,7 +117,7 @@ impl Keys {
 fn await_neighbour(domain: &Domain, node: u32) -> Result<(), Failure> {
     let since = Instant::now();
     while !domain.peers()?.iter().any(|peer| peer.node == node) {
-        if since.elapsed() > PATIENCE {
+        if since.elapsed() > ANSWER_TIMEOUT {
             return Err(Failure::new("the nodes do not join each other"));
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -128,6 +128,7 @@ fn await_neighbour(domain: &Domain, node: u32) -> Result<(), Failure> {
 impl Pair {
     /// Starts everything for a route: nodes on the last processor, this program on the first.
     pub fn start(
+        binary: &Path,
         scratch: &Scratch,
         route: Route,
         engine: Engine,
@@ -136,24 +137,24 @@ impl Pair {
         // Children inherit the pin.
         process::pin_thread(last)?;
         let started = match engine {
-            Engine::Node => Self::at_nodes(scratch, route),
+            Engine::Node => Self::at_nodes(binary, scratch, route),
             Engine::Embedded => Self::embedded(scratch, route, first),
         };
         process::pin_thread(first)?;
         started
     }
 
-    fn at_nodes(scratch: &Scratch, route: Route) -> Result<Self, Failure> {
+    fn at_nodes(binary: &Path, scratch: &Scratch, route: Route) -> Result<Self, Failure> {
         let shm = |name: &str| format!("shm:{}", scratch.file(name).display());
         let (nodes, near, far, node) = match route {
             Route::Loopback => {
-                let (node, _, programs) = start_node(scratch, "only", &shm("only"), None)?;
+                let (node, _, programs) = start_node(binary, scratch, "only", &shm("only"), None)?;
                 (vec![node], programs.clone(), programs, 0)
             }
             Route::Shm | Route::Udp => {
                 let listen = if route == Route::Shm { shm("far") } else { "udp:127.0.0.1:0".to_owned() };
-                let (far, address, far_programs) = start_node(scratch, "far", &listen, None)?;
-                let (near, _, programs) = start_node(scratch, "near", &shm("near"), Some(&address))?;
+                let (far, address, far_programs) = start_node(binary, scratch, "far", &listen, None)?;
+                let (near, _, programs) = start_node(binary, scratch, "near", &shm("near"), Some(&address))?;
                 (vec![near, far], programs, far_programs, 1)
             }
             Route::UdpSealed | Route::UdpLoss => {
@@ -171,9 +172,8 @@ impl Pair {
         let listen = if route == Route::Shm { shm("embedded-far") } else { "udp:127.0.0.1:0".to_owned() };
         let keys = if route == Route::UdpSealed { Some(Keys::new(scratch)?) } else { None };
         let mut arguments = vec!["--listen".to_owned(), listen];
-        match &keys {
-            Some(keys) => arguments.extend(keys.far_arguments.clone()),
-            None => arguments.push("--insecure".into()),
+        if let Some(keys) = &keys {
+            arguments.extend(keys.far_arguments.clone());
         }
         let mut far = FarProgram::start(&arguments)?;
         let address = far.line()?.concat().parse()?;
@@ -186,11 +186,11 @@ impl Pair {
             security: Security::Insecure,
         })?;
         let node = if route == Route::UdpLoss {
-            let link = tombolo_link::connect(&address, &security, PATIENCE)?;
+            let link = tombolo_link::connect(&address, &security, ANSWER_TIMEOUT)?;
             let lossy = Arc::new(LossyLink::new(link, 10, 1));
-            embedded.node().join_over(lossy, &address, PATIENCE)?.id.0
+            embedded.node().join_over(lossy, &address, ANSWER_TIMEOUT)?.id.0
         } else {
-            embedded.join(&address, &security, PATIENCE)?
+            embedded.join(&address, &security, ANSWER_TIMEOUT)?
         };
         Self::meet(embedded.open(Some(1))?, node, far, Some(embedded), Vec::new())
     }
@@ -210,13 +210,13 @@ impl Pair {
         let far_address = number(&said, 1)?;
         // The other node, if there is one, knows this one as its first.
         let here = format!("{} {} {}", node.min(1), domain.number(), memory.address());
-        far.tell(&here)?;
+        far.command(&here)?;
         Ok(Self { domain, memory, mailbox, there, far_address, far, embedded, _nodes: nodes })
     }
 
     /// The other program polls, and answers what comes.
     pub fn far_polls(&mut self, polls: bool) -> Result<(), Failure> {
-        self.far.tell(if polls { "poll" } else { "rest" })
+        self.far.command(if polls { "poll" } else { "rest" })
     }
 
     /// A node inside this program goes on; another may need the processor.

@@ -7,9 +7,9 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
-/// Why a text is no size.
+/// Why parsing a size failed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no size: expected a number with K, M, G or T (powers of 1024), as in 512M")]
+#[error("`{0}` is not a size: expected a number with K, M, G or T (powers of 1024), as in 512M")]
 pub struct SizeError(String);
 
 impl FromStr for Size {
@@ -35,6 +35,11 @@ impl FromStr for Size {
         }
         Ok(Self(bytes as u64))
     }
+}
+
+/// A size as a length in memory, for options of the command line.
+pub fn bytes(text: &str) -> Result<usize, SizeError> {
+    usize::try_from(text.parse::<Size>()?.0).map_err(|_| SizeError(text.to_owned()))
 }
 
 impl fmt::Display for Size {

@@ -6,18 +6,18 @@ use serde::Serialize;
 use tombolo_client::{Spec, Status, Transfer};
 
 use super::pair::Pair;
-use super::{AREA, Engine, PATIENCE, Route, WARM_UP};
+use super::{ANSWER_TIMEOUT, AREA, Engine, Route, WARM_UP};
 use crate::Failure;
-use crate::bench::summary::{Samples, Summary};
+use crate::summary::{Samples, Summary};
 
 const SMALL_BYTES: u32 = 64;
-/// The large transfers that follow each other, until so many bytes in all.
+/// Size of a large transfer. They follow each other until [`ALTOGETHER`] bytes have moved.
 const LARGE_BYTES: usize = AREA / 2;
 const ALTOGETHER: usize = 1 << 30;
-/// So often they pause, for so many small ones alone.
+/// The large transfers pause this often, and this many small ones run alone.
 const TURNS: usize = 8;
 const IDLE: usize = 1000;
-/// Small ones beside them that are noted at most.
+/// The most small transfers beside them that are noted.
 const MOST_BUSY: usize = 1 << 20;
 
 /// Latencies of small writes.
@@ -35,7 +35,7 @@ impl Pair {
     fn small(&self) -> Result<u64, Failure> {
         let since = Instant::now();
         let spec = Spec::new(self.memory.address(), self.far_address, SMALL_BYTES);
-        self.domain.write(self.there, spec)?.wait(PATIENCE)?;
+        self.domain.write(self.there, spec)?.wait(ANSWER_TIMEOUT)?;
         Ok(since.elapsed().as_nanos() as u64)
     }
 
@@ -50,7 +50,7 @@ impl Pair {
     pub fn interference(&self) -> Result<(Summary, Summary), Failure> {
         let (mut idle, mut busy) = (Samples::new(IDLE * TURNS)?, Samples::new(MOST_BUSY)?);
         // Memory that a node has not touched yet costs a fault a page.
-        self.large()?.wait(PATIENCE)?;
+        self.large()?.wait(ANSWER_TIMEOUT)?;
         for _ in 0..TURNS {
             for number in 0..WARM_UP + IDLE {
                 let latency_ns = self.small()?;
@@ -68,7 +68,7 @@ impl Pair {
                     }
                     busy.note(latency_ns);
                 }
-                large.wait(PATIENCE)?;
+                large.wait(ANSWER_TIMEOUT)?;
             }
         }
         Ok((idle.summary()?, busy.summary()?))

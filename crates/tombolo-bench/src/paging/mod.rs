@@ -1,23 +1,61 @@
-//! `tombolo bench paging`: runs every measurement in turn, several times over,
-//! so that a change of the machine's mood meets all of them alike.
+//! `tombolo-bench paging`: what an access to far memory costs, beside what it could cost. Every
+//! measurement runs in turn, several times over, so that a change of the machine's speed meets all of
+//! them alike.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::PathBuf;
+use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use clap::{Args, ValueEnum};
 use serde::Serialize;
+use tombolo_app::child::{STOP, interrupted};
+use tombolo_app::scratch::Scratch;
+use tombolo_app::size::Size;
 use tombolo_host::process;
+use tombolo_host::uffd::Userfaultfd;
 
-use super::children::{self, Lender, Scratch};
-use super::summary::Summary;
-use super::zram::KernelSwap;
-use super::{LinkKind, echo, floor, table};
-use crate::size::Size;
-use crate::{Failure, doctor, output};
+use crate::summary::Summary;
+use crate::{Failure, print_json, result};
+use lender::Lender;
+use zram::KernelSwap;
+
+mod contents;
+pub mod echo;
+pub mod floor;
+mod lender;
+pub mod probe;
+mod table;
+mod zram;
+
+/// Arguments of `tombolo-bench paging`.
+#[derive(Args)]
+pub struct Arguments {
+    /// The `tombolo` to measure.
+    #[arg(long)]
+    binary: PathBuf,
+    /// Only this link; both unless given.
+    #[arg(long)]
+    link: Option<LinkKind>,
+    /// Passes over all measurements.
+    #[arg(long, default_value_t = 3)]
+    passes: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which link to the lender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LinkKind {
+    /// Shared memory.
+    Shm,
+    /// UDP over loopback.
+    Udp,
+}
 
 const MIB: u64 = 1 << 20;
-/// Each measurement is made so often.
-const PASSES: usize = 3;
+/// The longest that one run of the measured program may take: many times what it takes on a slow machine.
+const PROBE_LIMIT: Duration = Duration::from_secs(300);
 /// Resident limit while faults are measured; the area is twice that.
 const FAULTS_LOCAL: u64 = 64 * MIB;
 const FAULTS: usize = 24_000;
@@ -107,18 +145,18 @@ pub struct Outcome {
     pub not_measured: Vec<String>,
 }
 
-static STOP: AtomicBool = AtomicBool::new(false);
-
 /// The measurements in progress.
 struct Bench {
+    binary: PathBuf,
     scratch: Scratch,
+    pass_number: usize,
+    passes_wanted: usize,
     processor: usize,
     links: Vec<LinkKind>,
     swap: Option<KernelSwap>,
     passes: BTreeMap<Row, Vec<Summary>>,
     /// Why passes have no figure, the first reason of each row.
     failures: BTreeMap<Row, (usize, String)>,
-    progress: ProgressBar,
 }
 
 fn probe_arguments(kind: &str, area: u64, local: u64, count: usize, half: bool) -> Vec<String> {
@@ -146,23 +184,22 @@ impl Bench {
         measure: impl FnOnce(&Self) -> Result<Summary, Failure>,
     ) -> Result<(), Failure> {
         // An interrupt ends the bench between two measurements, and zram is taken down.
-        if STOP.load(Ordering::Relaxed) {
-            return Err(Failure { text: "interrupted".into(), code: 130 });
+        if interrupted() {
+            return Err(Failure::new("interrupted"));
         }
-        self.progress.set_message(row.title().trim());
+        eprintln!("pass {} of {}: {}", self.pass_number, self.passes_wanted, row.title().trim());
         match measure(self) {
             Ok(summary) => self.passes.entry(row).or_default().push(summary),
             // The figures of the other rows are as good as before.
-            Err(failure) => self.failures.entry(row).or_insert((0, failure.text)).0 += 1,
+            Err(Failure(reason)) => self.failures.entry(row).or_insert((0, reason)).0 += 1,
         }
-        self.progress.inc(1);
         Ok(())
     }
 
     /// Lines for the rows that failed.
     fn failures(&self) -> impl Iterator<Item = String> {
         self.failures.iter().map(|(row, (count, reason))| {
-            format!("{}: {count} of {PASSES} passes failed: {reason}", row.title().trim())
+            format!("{}: {count} of {} passes failed: {reason}", row.title().trim(), self.passes_wanted)
         })
     }
 
@@ -175,8 +212,8 @@ impl Bench {
     ) -> Result<Summary, Failure> {
         // A quarter more than the area, for what else the program allocates.
         let remote = area + area / 4;
-        let lender = Lender::start(link, &self.scratch.file("lender"), remote + 64 * MIB)?;
-        children::result(&mut lender.probe(local, remote, arguments)?)
+        let lender = Lender::start(&self.binary, link, &self.scratch.file("lender"), remote + 64 * MIB)?;
+        result(&mut lender.probe(local, remote, arguments)?, PROBE_LIMIT)
     }
 
     fn pass(&mut self) -> Result<(), Failure> {
@@ -231,11 +268,17 @@ fn targets(rows: &BTreeMap<Row, Summary>) -> Vec<Target> {
     targets
 }
 
-/// Measures and prints. Exit code 1 if a measurement failed that was not left out from the start.
-pub fn main(link: Option<LinkKind>, json: bool) -> Result<u8, Failure> {
-    doctor::require_paging()?;
+/// Measures and prints. Fails in the end if a measurement failed that was not left out from the start.
+pub fn main(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.passes == 0 {
+        return Err(Failure::new("at least one pass is needed"));
+    }
+    // Without it there is nothing to measure.
+    Userfaultfd::for_this_process().map_err(|error| {
+        Failure::new(format!("no userfaultfd ({error}); `tombolo doctor` says what to do"))
+    })?;
     process::stop_on_signals(&STOP);
-    let links = link.map_or_else(|| vec![LinkKind::Shm, LinkKind::Udp], |link| vec![link]);
+    let links = arguments.link.map_or_else(|| vec![LinkKind::Shm, LinkKind::Udp], |link| vec![link]);
     let processors = process::processors();
     let processor = *processors.first().ok_or_else(|| Failure::new("no processor to run on"))?;
     let mut not_measured = Vec::new();
@@ -243,7 +286,7 @@ pub fn main(link: Option<LinkKind>, json: bool) -> Result<u8, Failure> {
     if links.contains(&LinkKind::Shm) {
         match KernelSwap::new(READS_AREA, &probe_arguments("reads", READS_AREA, READS_AREA, READS, false)) {
             Ok(made) => swap = Some(made),
-            Err(failure) => not_measured.push(format!("kernel swap on zram: {}", failure.text)),
+            Err(failure) => not_measured.push(format!("kernel swap on zram: {}", failure.0)),
         }
     } else {
         not_measured
@@ -255,25 +298,21 @@ pub fn main(link: Option<LinkKind>, json: bool) -> Result<u8, Failure> {
     if processors.len() < 2 {
         not_measured.push("nothing ran on a second processor: there is none".into());
     }
-    let in_a_pass = 1
-        + (1 + ACCESSES.len()) * usize::from(links.contains(&LinkKind::Shm))
-        + 2 * usize::from(links.contains(&LinkKind::Udp))
-        + ACCESSES.len() * usize::from(swap.is_some());
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    let progress = ProgressBar::new((in_a_pass * PASSES) as u64).with_style(style);
     let mut bench = Bench {
-        scratch: Scratch::new()?,
+        scratch: Scratch::new("bench-paging")?,
+        binary: arguments.binary.clone(),
+        pass_number: 0,
+        passes_wanted: arguments.passes,
         processor,
         links,
         swap,
         passes: BTreeMap::new(),
         failures: BTreeMap::new(),
-        progress,
     };
-    let measured = (0..PASSES).try_for_each(|_| bench.pass());
-    bench.progress.finish_and_clear();
-    measured?;
+    for pass in 1..=arguments.passes {
+        bench.pass_number = pass;
+        bench.pass()?;
+    }
     not_measured.extend(bench.failures());
 
     let rows: BTreeMap<Row, Summary> =
@@ -281,7 +320,7 @@ pub fn main(link: Option<LinkKind>, json: bool) -> Result<u8, Failure> {
     let outcome = Outcome {
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         processors: processors.len(),
-        passes: PASSES,
+        passes: arguments.passes,
         reads_local_bytes: READS_LOCAL,
         reads_area_bytes: READS_AREA,
         zram_algorithm: bench.swap.as_ref().map(KernelSwap::algorithm),
@@ -290,12 +329,15 @@ pub fn main(link: Option<LinkKind>, json: bool) -> Result<u8, Failure> {
         rows,
         not_measured,
     };
-    if json {
-        output::json(&outcome)?;
+    if arguments.json {
+        print_json(&outcome)?;
     } else {
-        table::lines(&outcome).iter().for_each(|line| output::line(line));
+        table::lines(&outcome).iter().for_each(|line| println!("{line}"));
     }
-    Ok(u8::from(!bench.failures.is_empty()))
+    match bench.failures.len() {
+        0 => Ok(()),
+        count => Err(Failure::new(format!("{count} measurements failed"))),
+    }
 }
 
 impl Outcome {
@@ -319,13 +361,15 @@ mod tests {
     #[test]
     fn a_failed_measurement_leaves_the_others_their_figures() {
         let mut bench = Bench {
-            scratch: Scratch::new().unwrap(),
+            binary: PathBuf::new(),
+            scratch: Scratch::new("bench-test").unwrap(),
+            pass_number: 1,
+            passes_wanted: 3,
             processor: 0,
             links: Vec::new(),
             swap: None,
             passes: BTreeMap::new(),
             failures: BTreeMap::new(),
-            progress: ProgressBar::hidden(),
         };
         let summary = Summary::of(vec![1, 2, 3]).unwrap();
         bench.note(Row::Floor, |_| Ok(summary)).unwrap();

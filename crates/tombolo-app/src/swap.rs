@@ -1,0 +1,50 @@
+//! A memory cgroup with the kernel's own swap on zram behind it, where root allows it.
+
+use std::io;
+use std::path::PathBuf;
+
+use tombolo_host::cgroup::{MemoryGroup, Relief};
+use tombolo_host::zram::ZramSwap;
+
+/// A memory cgroup with a limit, and swap on zram, which is on only while this lasts: nothing that runs
+/// later may get swapped.
+pub struct LimitedMemory {
+    // Dropped in this order: the relief writes to the group's files.
+    relief: Option<Relief>,
+    group: MemoryGroup,
+    _zram: ZramSwap,
+}
+
+impl LimitedMemory {
+    /// Sets both up: a cgroup of this name that may use `limit_bytes`, and swap for `swap_bytes` before
+    /// compression.
+    pub fn new(name: &str, limit_bytes: u64, swap_bytes: u64) -> io::Result<Self> {
+        let zram = ZramSwap::new(swap_bytes)?;
+        let group = MemoryGroup::new(&format!("{name}-{}", std::process::id()))?;
+        group.limit(limit_bytes)?;
+        let relief = Relief::start(&group, limit_bytes)?;
+        Ok(Self { relief, group, _zram: zram })
+    }
+
+    /// The file that a process writes `0` to in order to join.
+    pub fn procs(&self) -> PathBuf {
+        self.group.procs()
+    }
+
+    /// The most bytes that were used at once.
+    pub fn peak_bytes(&self) -> io::Result<u64> {
+        self.group.peak_bytes()
+    }
+
+    /// The most bytes that the group had to be given beyond its limit.
+    pub fn relieved_bytes(&self) -> u64 {
+        self.relief.as_ref().map_or(0, Relief::most_bytes)
+    }
+}
+
+/// Pages that the kernel has read from swap since it started.
+pub fn pages_swapped_in() -> io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/vmstat")?;
+    let count = text.lines().find_map(|line| line.strip_prefix("pswpin ")?.parse().ok());
+    count.ok_or_else(|| io::Error::other("/proc/vmstat has no pswpin"))
+}
