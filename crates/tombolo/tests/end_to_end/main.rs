@@ -22,4 +22,5 @@ mod own_nodes;
 mod paths;
 mod programs;
 mod rdma;
+mod runtimes;
 mod secure;
