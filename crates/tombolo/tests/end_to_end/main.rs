@@ -8,6 +8,7 @@
 
 mod common;
 
+mod allocators;
 mod command_line;
 mod copying;
 mod databases;

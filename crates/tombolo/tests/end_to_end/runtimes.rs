@@ -25,12 +25,15 @@ fn xz_with_threads_packs_and_unpacks() {
     needs!("xz");
     let lender = Lender::start(Link::Shm, "2G");
     let scratch = Scratch::new("xz");
-    let (input, packed) = (scratch.file("input"), scratch.file("packed.xz"));
-    fs::write(&input, lines(sized(40_000, 1_000_000))).expect("a file");
     let xz = path_of("xz");
+    let (input, packed) = (scratch.file("input"), scratch.file("packed.xz"));
+    fs::write(&input, lines(sized(12_000, 1_000_000))).expect("a file");
+    let words = [&xz, "-T2", "-1", "--block-size=512KiB", "--keep", "--stdout", &input];
+    Program::new(&words).remote(sized("256M", "1500M")).same_on(&[&lender], "8M");
+
+    fs::write(&input, lines(sized(40_000, 1_000_000))).expect("a file");
     let words = [&xz, "-T2", "-1", "--block-size=1MiB", "--keep", "--stdout", &input];
-    let packing = Program::new(&words).remote(sized("256M", "1500M")).same_on(&[&lender], "8M");
-    fs::write(&packed, &packing.stdout).expect("a file");
+    fs::write(&packed, Program::new(&words).plain().stdout).expect("a file");
     let words = [&xz, "-T2", "--decompress", "--keep", "--stdout", &packed];
     let unpacking = Program::new(&words).remote(sized("256M", "1500M")).same_on(&[&lender], "6M");
     assert!(unpacking.stdout == fs::read(&input).expect("a file"), "other bytes after unpacking");
