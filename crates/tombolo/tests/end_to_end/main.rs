@@ -25,3 +25,4 @@ mod programs;
 mod rdma;
 mod runtimes;
 mod secure;
+mod traced;
