@@ -13,6 +13,7 @@ fn main() {
     let library = manifest.join("../tombolo-preload");
     println!("cargo::rerun-if-changed={}", library.join("src").display());
     println!("cargo::rerun-if-changed={}", library.join("Cargo.toml").display());
+    println!("cargo::rerun-if-changed={}", library.join("build.rs").display());
     println!("cargo::rerun-if-changed=build.rs");
     let target = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("preload");
     let triple = env::var("TARGET").expect("cargo sets it");

@@ -31,10 +31,10 @@ pub fn run(command: &mut Command) -> Result<(), String> {
     }
 }
 
-/// Whether a program of this name is installed.
+/// Whether a program or a shared library of this file name is installed.
 pub fn installed(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
-        .chain(["/usr/bin".into(), "/usr/sbin".into()])
+        .chain(["/usr/bin", "/usr/sbin", "/usr/lib/x86_64-linux-gnu"].map(Into::into))
         .any(|folder| folder.join(name).is_file())
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::command::{installed, run};
 
-/// Installs what is missing of these (a program, and the Debian package that has it), where that is
+/// Installs what is missing of these (a program or a library, and the Debian package that has it), where that is
 /// possible without asking; elsewhere says what follows from their missing.
 pub fn install_missing(needed: &[(&str, &str)], consequence: &str) -> Result<(), String> {
     let missing: Vec<_> =

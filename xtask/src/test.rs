@@ -3,8 +3,8 @@
 use crate::command::{cargo, run};
 use crate::packages;
 
-/// Programs of the end-to-end tests, and the Debian package of each.
-const NEEDED: [(&str, &str); 7] = [
+/// Programs and libraries of the end-to-end tests, and the Debian package of each.
+const NEEDED: [(&str, &str); 18] = [
     ("sort", "coreutils"),
     ("cc", "gcc"),
     ("python3", "python3"),
@@ -12,6 +12,17 @@ const NEEDED: [(&str, &str); 7] = [
     ("sqlite3", "sqlite3"),
     ("stress-ng", "stress-ng"),
     ("ip", "iproute2"),
+    ("memcached", "memcached"),
+    ("xz", "xz-utils"),
+    ("go", "golang-go"),
+    ("java", "default-jre-headless"),
+    ("javac", "default-jdk-headless"),
+    ("node", "nodejs"),
+    ("gdb", "gdb"),
+    ("strace", "strace"),
+    ("libjemalloc.so.2", "libjemalloc2"),
+    ("libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
+    ("libmimalloc.so.2.0", "libmimalloc2.0"),
 ];
 
 /// Runs everything; with `require_all`, what would be left out is a failure.

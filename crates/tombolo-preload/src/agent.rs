@@ -1,4 +1,4 @@
-//! The agent: the supervisor's hand inside the program.
+//! The agent: a process of the supervisor's inside the program's address space.
 //!
 //! A process that shares the program's memory (`CLONE_VM`) and nothing else, because
 //! only from inside an address space can its pages be moved and dropped. It is no
@@ -13,27 +13,21 @@
 //! limited to those that it needs (`limit_system_calls`).
 
 use core::cell::UnsafeCell;
-use core::mem::{offset_of, size_of};
+use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::protocol::{
-    CANCELLED_OFFSET, Command, Done, GATE_AGENT, GATE_BYTES, GATE_FREE, GATE_OFFSET, GATE_WAITED_FOR, Hello,
-    PAGE_BYTES, SPANS_MAX, STAGING_PAGES, VERSION, Welcome,
-};
+use crate::commands::{self, End};
+use crate::protocol::{GATE_BYTES, Hello, PAGE_BYTES, VERSION, Welcome};
 use crate::sys::{self, call};
-use crate::{control, memory, start};
+use crate::timing::RECHECK_MS;
+use crate::{control, start};
 
-/// The agent's stack and buffers; one agent in an address space, and a forked child
-/// starts its own over the copy.
+const STACK_BYTES: usize = 32 * 1024;
 #[repr(C, align(4096))]
-struct Room {
-    stack: [u8; 32 * 1024],
-    spans: [u64; 2 * SPANS_MAX + 2],
-}
-struct Shared(UnsafeCell<Room>);
-// SAFETY: used by the one agent of this address space only.
-unsafe impl Sync for Shared {}
-static ROOM: Shared = Shared(UnsafeCell::new(Room { stack: [0; 32 * 1024], spans: [0; 2 * SPANS_MAX + 2] }));
+struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
+// SAFETY: used by the one agent of this address space only; a forked child's uses the copy.
+unsafe impl Sync for Stack {}
+static STACK: Stack = Stack(UnsafeCell::new([0; STACK_BYTES]));
 
 /// 0 while the agent introduces itself, then [`READY`] or an error number.
 static STATUS: AtomicU32 = AtomicU32::new(0);
@@ -64,7 +58,7 @@ pub fn start(token: u64) -> Result<(), i32> {
     // SAFETY: getpid(2) takes nothing.
     let program = unsafe { call(libc::SYS_getpid, [0; 6]) }?;
     PROGRAM.store(program as u32, Ordering::Relaxed);
-    let stack_top = ROOM.0.get() as usize + offset_of!(Room, stack) + 32 * 1024;
+    let stack_top = STACK.0.get() as usize + STACK_BYTES;
     // The agent must never run a signal handler of the program's: it inherits a full mask.
     let mask = sys::set_signal_mask(u64::MAX);
     // SAFETY: the stack is static and used by nothing else; `main` obeys the rules.
@@ -73,7 +67,9 @@ pub fn start(token: u64) -> Result<(), i32> {
     let agent = spawned?;
     loop {
         match STATUS.load(Ordering::Acquire) {
-            0 => sys::futex_wait_briefly(&STATUS, 0),
+            0 => {
+                sys::futex_wait(&STATUS, 0, RECHECK_MS);
+            }
             READY => return Ok(()),
             error => {
                 let _ = wait_for(agent, 0);
@@ -81,7 +77,7 @@ pub fn start(token: u64) -> Result<(), i32> {
             }
         }
         if STATUS.load(Ordering::Acquire) == 0 && wait_for(agent, libc::WNOHANG) == Ok(agent) {
-            // Killed before it could say anything.
+            // The agent was killed before it could report.
             return Err(libc::ESRCH);
         }
     }
@@ -112,18 +108,20 @@ extern "C" fn main() -> ! {
         Ok(held) => {
             limit_system_calls();
             report(READY);
-            obey(&held);
-            end_program(&held)
+            match commands::obey(&held) {
+                End::NothingToServe => exit(),
+                End::NoSupervisor => end_program(&held),
+            }
         }
         Err(error) => {
             report(error.max(1) as u32);
-            leave()
+            exit()
         }
     }
 }
 
 /// Ends the agent.
-fn leave() -> ! {
+fn exit() -> ! {
     loop {
         // SAFETY: exit(2) ends the calling thread, the agent's only one.
         let _ = unsafe { call(libc::SYS_exit, [0; 6]) };
@@ -203,14 +201,16 @@ impl Rights {
     }
 }
 
-/// What the agent has in its own descriptor table.
-struct Held {
-    socket: usize,
-    userfaultfd: usize,
+/// What the agent holds: descriptors in its own table, and a mapping.
+pub struct Held {
+    /// To the supervisor.
+    pub socket: usize,
+    /// A duplicate of the supervisor's.
+    pub userfaultfd: usize,
     /// A pidfd of the program.
     program: usize,
     /// Address of the gate.
-    gate: usize,
+    pub gate: usize,
 }
 
 /// Sends or receives one message with descriptors; returns the bytes.
@@ -240,7 +240,7 @@ fn transfer(
     }
 }
 
-/// Says hello.
+/// Introduces the agent to the supervisor; returns once that serves this address space.
 fn introduce() -> Result<Held, i32> {
     let token = TOKEN.load(Ordering::Relaxed);
     // SAFETY: two integers in, a descriptor out.
@@ -327,176 +327,6 @@ fn limit_system_calls() {
     }
 }
 
-/// Obeys commands until the supervisor hangs up. Its last command, of number 0, says
-/// that there is no program left to serve.
-fn obey(held: &Held) {
-    const HEADER: usize = size_of::<Command>();
-    let buffer = ROOM.0.get() as usize + offset_of!(Room, spans);
-    let capacity = (2 * SPANS_MAX + 2) * 8;
-    loop {
-        // SAFETY: the buffer is static, of that capacity, and the agent's alone.
-        let count = match unsafe { call(libc::SYS_read, [held.socket, buffer, capacity, 0, 0, 0]) } {
-            Ok(0) => return,
-            Ok(count) => count,
-            Err(libc::EINTR) => continue,
-            Err(_) => return,
-        };
-        // SAFETY: the buffer is aligned and large enough.
-        let command = unsafe { core::ptr::read_volatile(buffer as *const Command) };
-        if command.number == 0 {
-            leave();
-        }
-        let (move_out, drop, unshare) =
-            (command.move_out as usize, command.drop as usize, command.unshare as usize);
-        let mut done =
-            Done { number: command.number, dropped: 0, moved: [libc::EINVAL as u8; STAGING_PAGES] };
-        if drop.max(move_out).max(unshare) <= SPANS_MAX
-            && count >= HEADER + (drop + move_out + unshare) * SPAN
-        {
-            let spans = buffer + HEADER;
-            move_pages(held, command.number, spans, move_out, &mut done.moved);
-            done.dropped = drop_pages(held, command.number, spans + move_out * SPAN, drop) as u32;
-            unshare_pages(held, command.number, spans + (move_out + drop) * SPAN, unshare);
-        }
-        let pointer = core::ptr::from_ref(&done) as usize;
-        let flags = libc::MSG_NOSIGNAL as usize;
-        // SAFETY: `done` outlives the call.
-        if unsafe { call(libc::SYS_sendto, [held.socket, pointer, size_of::<Done>(), flags, 0, 0]) }.is_err()
-        {
-            return;
-        }
-    }
-}
-
-/// Bytes of a span in a command.
-const SPAN: usize = 16;
-
-/// A span of a command: start and length.
-fn span(spans: usize, index: usize) -> (usize, usize) {
-    // SAFETY: inside the buffer, checked by `obey`.
-    let [start, length] = unsafe { core::ptr::read_volatile((spans + index * SPAN) as *const [usize; 2]) };
-    (start, length)
-}
-
-/// Drops the pages of `count` spans, which cannot be moved; returns how many spans
-/// were dropped. The supervisor hears of each from the kernel, and knows that it is ours.
-fn drop_pages(held: &Held, command: u32, spans: usize, count: usize) -> usize {
-    (0..count)
-        .take_while(|&index| {
-            let (start, length) = span(spans, index);
-            // A change of libc's that was before this drop has cancelled the command by now.
-            memory::while_unchanged(|| {
-                through_gate(held, command, || ()).is_some()
-                    && sys::madvise(start, length, libc::MADV_DONTNEED).is_ok()
-            }) == Some(true)
-        })
-        .count()
-}
-
-fn gate_word(held: &Held, offset: usize) -> &'static AtomicU32 {
-    // SAFETY: the gate's memory stays mapped as long as the agent lives, and is accessed atomically only.
-    unsafe { &*((held.gate + offset) as *const AtomicU32) }
-}
-
-/// Runs `work` while the supervisor reads no event. `None`: the command was cancelled.
-fn through_gate<T>(held: &Held, command: u32, work: impl FnOnce() -> T) -> Option<T> {
-    const SPIN: u32 = 1000;
-    let gate = gate_word(held, GATE_OFFSET);
-    let mut spins = 0;
-    while let Err(holder) = gate.compare_exchange(GATE_FREE, GATE_AGENT, Ordering::Acquire, Ordering::Relaxed)
-    {
-        spins += 1;
-        core::hint::spin_loop();
-        // Whoever holds it this long has lost its processor.
-        let waited = holder | GATE_WAITED_FOR;
-        if spins % SPIN == 0
-            && (holder == waited
-                || gate.compare_exchange(holder, waited, Ordering::Relaxed, Ordering::Relaxed).is_ok())
-        {
-            sys::futex_wait_briefly(gate, waited);
-        }
-    }
-    let cancelled = gate_word(held, CANCELLED_OFFSET).load(Ordering::Acquire) == command;
-    let result = (!cancelled).then(work);
-    if gate.swap(GATE_FREE, Ordering::Release) & GATE_WAITED_FOR != 0 {
-        sys::futex_wake(gate, 1);
-    }
-    result
-}
-
-/// Pages moved by one system call while the gate is held: a fault waits for them.
-const PAGES_AT_ONCE: usize = 4;
-
-/// Moves the pages of `count` spans to the staging area, one page after the
-/// other. A page that the kernel has pinned (a device or io_uring writes to it)
-/// does not move: that is the point.
-fn move_pages(held: &Held, command: u32, spans: usize, count: usize, moved: &mut [u8; STAGING_PAGES]) {
-    if count == 0 {
-        return;
-    }
-    control::clear_staging();
-    let staging = control::staging();
-    let mut index = 0;
-    for (start, length) in (0..count).map(|index| span(spans, index)) {
-        let end = (index + length / PAGE_BYTES).min(STAGING_PAGES);
-        let mut source = start;
-        // Alone after a refusal, so that each page gets its own reason.
-        let mut at_once = PAGES_AT_ONCE;
-        while index < end {
-            let pages = at_once.min(end - index);
-            let target = staging + index * PAGE_BYTES;
-            let done = through_gate(held, command, || move_some(held, target, source, pages));
-            let (count, error) = done.unwrap_or((0, libc::ECANCELED));
-            for status in moved.iter_mut().skip(index).take(count) {
-                *status = 0;
-            }
-            index += count;
-            source += count * PAGE_BYTES;
-            if error == 0 {
-                at_once = PAGES_AT_ONCE;
-                continue;
-            }
-            // After a part, the kernel says EAGAIN whatever the reason is.
-            if (pages > 1 || count > 0) && error != libc::ECANCELED {
-                at_once = 1;
-                continue;
-            }
-            if let Some(status) = moved.get_mut(index) {
-                *status = error as u8;
-            }
-            index += 1;
-            source += PAGE_BYTES;
-        }
-    }
-}
-
-/// Moves up to `pages` pages; returns how many were moved, and why no more (0: all were).
-fn move_some(held: &Held, target: usize, source: usize, pages: usize) -> (usize, i32) {
-    const MOVE: usize = 0xC028_AA05;
-    let mut request = [target, source, pages * PAGE_BYTES, 0, 0];
-    let pointer = core::ptr::from_mut(&mut request) as usize;
-    // SAFETY: the target is the staging area, the source a range that the supervisor names; the
-    // request outlives the call.
-    let result = unsafe { call(libc::SYS_ioctl, [held.userfaultfd, MOVE, pointer, 0, 0, 0]) };
-    match result {
-        Ok(_) => (pages, 0),
-        Err(error) => {
-            // SAFETY: the kernel has written the count; the compiler does not know.
-            let bytes = unsafe { core::ptr::read_volatile(&raw const request[4]) } as isize;
-            (bytes.max(0) as usize / PAGE_BYTES, error)
-        }
-    }
-}
-
-/// Makes pages this process's own that a fork left shared.
-fn unshare_pages(held: &Held, command: u32, spans: usize, count: usize) {
-    for (start, length) in (0..count).map(|index| span(spans, index)) {
-        if through_gate(held, command, || ()).is_some() {
-            let _ = sys::madvise(start, length, libc::MADV_POPULATE_WRITE);
-        }
-    }
-}
-
 /// The supervisor is gone and with it the memory that it kept: no thread may go on.
 fn end_program(held: &Held) -> ! {
     loop {
@@ -504,7 +334,7 @@ fn end_program(held: &Held) -> ! {
         let sent =
             unsafe { call(libc::SYS_pidfd_send_signal, [held.program, libc::SIGKILL as usize, 0, 0, 0, 0]) };
         if sent.is_err() {
-            leave();
+            exit();
         }
         // SAFETY: sched_yield(2) takes nothing.
         let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };

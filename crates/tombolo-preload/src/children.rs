@@ -1,5 +1,4 @@
-//! Children: a forked one gets an agent of its own, an executed program gets
-//! this library again even where the environment was replaced.
+//! Programs that this one executes get this library again, even where the environment was replaced.
 
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
@@ -8,7 +7,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::{c_char, c_int, c_void, pid_t};
 
 use crate::sys::{self, with_errno};
-use crate::{agent, control, memory, start};
+use crate::{forking, start};
 
 /// Run when the library is loaded.
 #[used]
@@ -25,24 +24,7 @@ extern "C" fn loaded() {
         return;
     }
     remember_library();
-    // SAFETY: the handler obeys the rules for fork handlers; libc copies the pointer.
-    unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
-}
-
-/// A child that was made by a raw system call has no agent yet: no fork handler has run.
-pub fn attach_if_forked() {
-    if agent::is_missing() {
-        after_fork_in_child();
-    }
-}
-
-extern "C" fn after_fork_in_child() {
-    memory::forget_other_threads();
-    // The child's pages are served already; with an agent they can be evicted, too. Where none can be
-    // made (a seccomp filter, no processes left), they stay, and the supervisor says so.
-    if let Some(token) = control::attach() {
-        let _ = agent::start(token);
-    }
+    forking::install_handlers();
 }
 
 /// A function of libc's that is replaced here.

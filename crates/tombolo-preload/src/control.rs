@@ -37,7 +37,7 @@ pub fn establish() -> Result<(), i32> {
     Ok(())
 }
 
-/// Gives the area up: there is no supervisor.
+/// Unmaps the area, where no supervisor answers.
 pub fn abandon() {
     let base = BASE.swap(0, Ordering::AcqRel);
     if base != 0 {

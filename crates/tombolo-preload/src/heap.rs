@@ -1,9 +1,51 @@
 //! `malloc` and its family, over mimalloc, whose memory comes from our `mmap`.
 
+use core::cell::Cell;
+
 use libc::{c_int, c_void, size_t};
 use libmimalloc_sys as mi;
 
 use crate::sys::set_errno;
+
+unsafe extern "C" {
+    // See fork.c.
+    fn tombolo_forks() -> *mut u64;
+    fn tombolo_heap_before_fork() -> bool;
+    fn tombolo_heap_after_fork();
+    fn tombolo_heap_in_child(had_threads: bool);
+    fn tombolo_has_threads() -> bool;
+}
+
+/// This thread's forks under way; see `forking`.
+pub fn forks() -> &'static Cell<u64> {
+    // SAFETY: thread-local, so that nobody else changes it; it lives as long as the thread, which alone uses the
+    // reference.
+    unsafe { Cell::from_mut(&mut *tombolo_forks()) }
+}
+
+/// Whether the process has, or had, more than one thread.
+pub fn has_threads() -> bool {
+    // SAFETY: no precondition.
+    unsafe { tombolo_has_threads() }
+}
+
+/// Takes the heap's lock, which a fork holds; `false`: it cannot be had.
+pub fn before_fork() -> bool {
+    // SAFETY: no precondition.
+    unsafe { tombolo_heap_before_fork() }
+}
+
+/// Releases what [`before_fork`] took.
+pub fn after_fork() {
+    // SAFETY: this thread holds it.
+    unsafe { tombolo_heap_after_fork() }
+}
+
+/// Ends in a child what the parent's other threads were in the middle of.
+pub fn in_child(parent_had_threads: bool) {
+    // SAFETY: the child has no other thread yet.
+    unsafe { tombolo_heap_in_child(parent_had_threads) }
+}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(size: size_t) -> *mut c_void {

@@ -23,10 +23,13 @@
 
 mod agent;
 mod children;
+mod commands;
 mod control;
+mod forking;
 mod heap;
 mod memory;
 #[allow(dead_code, reason = "some of it is for the other end")]
 mod protocol;
 mod start;
 mod sys;
+mod timing;

@@ -12,7 +12,8 @@ use libc::{c_int, c_void, off_t, size_t};
 
 use crate::protocol::{LOCALISE, PAGE_BYTES, REGISTER};
 use crate::sys::{self, set_errno, with_errno};
-use crate::{children, control, start};
+use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_TRIES, RECHECK_MS};
+use crate::{control, forking, start};
 
 const GUARD_INSTALL: c_int = 102;
 
@@ -20,46 +21,93 @@ const GUARD_INSTALL: c_int = 102;
 const UNFIT: c_int =
     libc::MAP_SHARED | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_STACK;
 
-/// The thread inside a call that unmaps or moves memory; 0: none. One at a time: the kernel reports such calls
-/// after they were made, and two of them perhaps in another order.
+/// The thread inside a call that unmaps or moves memory, or that forks; 0: none. One at a time: the kernel
+/// reports such calls after they were made, and two of them perhaps in another order.
 static CHANGING: AtomicU32 = AtomicU32::new(0);
+/// 1: the thread in [`CHANGING`] forks, and may wait for locks of libc's and of the program's fork handlers.
+static FORKING: AtomicU32 = AtomicU32::new(0);
 /// The agent is dropping pages that cannot be moved (see `agent::drop_pages`).
 static DROPPING: AtomicU32 = AtomicU32::new(0);
 
 /// Runs a call that unmaps or moves memory while the agent drops nothing: a range
 /// that the agent is about to drop must not become another mapping before it does.
 fn change(work: impl FnOnce() -> sys::Result) -> sys::Result {
-    if DROPPING.load(Ordering::SeqCst) != 0 {
-        // In a child that was made by a raw system call, it is the parent's agent that was at it.
-        children::attach_if_forked();
+    let taken = take_changing();
+    wait_for_drops();
+    let result = work();
+    if taken {
+        release_changing();
     }
+    result
+}
+
+/// Before a fork: no other thread unmaps or moves memory until [`release_after_fork`]. `false`: the fork does
+/// not hold that right, and there is nothing to release.
+pub fn hold_for_fork() -> bool {
+    let taken = take_changing();
+    if taken {
+        FORKING.store(1, Ordering::SeqCst);
+    }
+    wait_for_drops();
+    taken
+}
+
+/// In the parent.
+pub fn release_after_fork() {
+    FORKING.store(0, Ordering::SeqCst);
+    release_changing();
+}
+
+fn wait_for_drops() {
+    while DROPPING.load(Ordering::SeqCst) != 0 {
+        // In a child that was made by a raw system call, it is the parent's agent that was at it.
+        forking::attach_if_forked();
+        sys::futex_wait(&DROPPING, 1, RECHECK_MS);
+    }
+}
+
+/// Waits until no other thread is in such a call. `false`: nothing is to be released, because this one is
+/// already in one, which a signal handler has interrupted, or because a fork waits for this one.
+fn take_changing() -> bool {
     // SAFETY: gettid(2) takes nothing.
     let own = unsafe { sys::call(libc::SYS_gettid, [0; 6]) }.unwrap_or(1) as u32;
     if CHANGING.load(Ordering::Relaxed) == own {
-        // In a signal handler that interrupted such a call.
-        return work();
+        return false;
     }
+    let (mut used, mut idle_looks) = (0, 0);
     while let Err(holder) = CHANGING.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
         // In a child that was made by a raw system call, it is a thread of the parent: forget it.
-        children::attach_if_forked();
-        sys::futex_wait_briefly(&CHANGING, holder);
+        forking::attach_if_forked();
+        if FORKING.load(Ordering::SeqCst) != 0 {
+            let is_look = sys::futex_wait(&CHANGING, holder, FORK_LOOK_MS);
+            let now = sys::processor_time_ns(holder);
+            if now != used {
+                (used, idle_looks) = (now, 0);
+            } else if is_look {
+                idle_looks += 1;
+            }
+            if idle_looks == FORK_IDLE_LOOKS {
+                return false;
+            }
+        } else {
+            sys::futex_wait(&CHANGING, holder, RECHECK_MS);
+        }
         // SAFETY: getpid(2) takes nothing; signal 0 only asks whether this process has the thread.
         let there = unsafe {
             let process = sys::call(libc::SYS_getpid, [0; 6]).unwrap_or(0);
             sys::call(libc::SYS_tgkill, [process, holder as usize, 0, 0, 0, 0])
         };
         if there == Err(libc::ESRCH) {
-            // It was killed inside.
+            // The thread was killed inside the call.
             let _ = CHANGING.compare_exchange(holder, 0, Ordering::SeqCst, Ordering::SeqCst);
         }
     }
-    while DROPPING.load(Ordering::SeqCst) != 0 {
-        sys::futex_wait(&DROPPING, 1);
-    }
-    let result = work();
+    true
+}
+
+fn release_changing() {
     CHANGING.store(0, Ordering::SeqCst);
     sys::futex_wake(&CHANGING, 1);
-    result
 }
 
 /// For the agent: runs `work` while no libc call unmaps or moves memory. `None`: one does.
@@ -74,6 +122,7 @@ pub fn while_unchanged<T>(work: impl FnOnce() -> T) -> Option<T> {
 /// In a forked child: the parent's other threads, and its agent, do not exist here.
 pub fn forget_other_threads() {
     CHANGING.store(0, Ordering::Relaxed);
+    FORKING.store(0, Ordering::Relaxed);
     DROPPING.store(0, Ordering::Relaxed);
 }
 
@@ -100,7 +149,7 @@ pub extern "C" fn mmap(
     let mapped = if flags & libc::MAP_FIXED != 0 { change(|| map(flags)) } else { map(flags) };
     if far && let Ok(address) = mapped {
         let bytes = length.next_multiple_of(PAGE_BYTES);
-        children::attach_if_forked();
+        forking::attach_if_forked();
         // Not served (a child without an agent): the mapping is local, and right.
         let _ = control::ask(REGISTER, address, bytes);
     }
@@ -170,19 +219,18 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
 
 /// Makes a range ordinary memory.
 fn localise(start: usize, length: usize) -> Result<(), i32> {
-    const TRIES: u32 = 50_000;
     if !start.is_multiple_of(PAGE_BYTES) || length == 0 {
         // The kernel says what is wrong with it.
         return Ok(());
     }
-    children::attach_if_forked();
-    for _ in 0..TRIES {
+    forking::attach_if_forked();
+    for _ in 0..LOCALISE_TRIES {
         match control::ask(LOCALISE, start, length.next_multiple_of(PAGE_BYTES)) {
             Some(1) => {}
             Some(_) => return Ok(()),
             None => return Err(libc::ENOMEM),
         }
-        sys::sleep_us(100);
+        sys::sleep_us(LOCALISE_RETRY_US);
     }
     Err(libc::EAGAIN)
 }

@@ -68,8 +68,8 @@ pub fn wants(length: usize) -> bool {
 #[cold]
 fn start() -> bool {
     if STATE.compare_exchange(NOT_YET, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // Another thread is at it, or this one is inside it: the latter needs
-        // nothing far, and the former cannot exist before the first malloc.
+        // This thread is inside start-up, which needs no far memory: another thread
+        // cannot exist before the first malloc.
         return STATE.load(Ordering::Acquire) == FAR;
     }
     let far = set_up().is_some();
@@ -109,7 +109,7 @@ fn establish() -> Result<(), i32> {
     agent::start(0).inspect_err(|_| control::abandon())
 }
 
-/// After `unshare(CLONE_NEWPID)`: the next process made here begins a namespace.
+/// Whether the next process made here begins a pid namespace, as after `unshare(CLONE_NEWPID)`.
 fn children_get_another_pid_namespace() -> bool {
     let [mut own, mut childrens] = [[0u8; 64]; 2];
     let length = |path: &core::ffi::CStr, target: &mut [u8; 64]| {
@@ -136,7 +136,7 @@ fn children_get_another_pid_namespace() -> bool {
     }
 }
 
-/// The program was to have far memory and has not got it: not silently.
+/// Says on standard error why this program gets no far memory.
 fn complain(error: i32) {
     let text: &[u8] = match error {
         libc::ENOMEM => b"tombolo: this program runs in local memory only: no address space for far memory (see `ulimit -v`)\n",
@@ -193,7 +193,7 @@ pub fn value_of(entry: &[u8]) -> Option<&[u8]> {
     entry.strip_prefix(VARIABLE.as_bytes())?.strip_prefix(b"=")
 }
 
-/// The same from `/proc/self/environ`, streamed through a small buffer.
+/// Copies the value from `/proc/self/environ`, where libc has not set `environ` yet; returns its length.
 fn find_variable_in_kernel(value: &mut [u8; SETTING_MAX]) -> Option<usize> {
     let mut entry = [0u8; SETTING_MAX + VARIABLE.len() + 1];
     let mut length = 0;

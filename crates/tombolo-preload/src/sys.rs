@@ -96,24 +96,34 @@ pub fn mremap(address: usize, old: usize, new: usize, flags: i32, target: usize)
     unsafe { call(libc::SYS_mremap, [address, old, new, flags as usize, target, 0]) }
 }
 
-/// Sleeps while `*word == value` (or wakes spuriously).
-pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32) {
+/// Sleeps while `*word == value`, at most that long (or wakes spuriously). Returns whether the time is over.
+pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, limit_ms: i64) -> bool {
     let address = core::ptr::from_ref(word) as usize;
-    // SAFETY: the word outlives the call; the kernel only reads it.
-    let _ = unsafe { call(libc::SYS_futex, [address, libc::FUTEX_WAIT as usize, value as usize, 0, 0, 0]) };
-}
-
-/// The same for a second at most.
-pub fn futex_wait_briefly(word: &core::sync::atomic::AtomicU32, value: u32) {
-    let address = core::ptr::from_ref(word) as usize;
-    let time = libc::timespec { tv_sec: 1, tv_nsec: 0 };
+    let time = libc::timespec { tv_sec: limit_ms / 1000, tv_nsec: limit_ms % 1000 * 1_000_000 };
     let arguments =
         [address, libc::FUTEX_WAIT as usize, value as usize, core::ptr::from_ref(&time) as usize, 0, 0];
     // SAFETY: the word and the time outlive the call; the kernel only reads them.
-    let _ = unsafe { call(libc::SYS_futex, arguments) };
+    unsafe { call(libc::SYS_futex, arguments) == Err(libc::ETIMEDOUT) }
 }
 
-/// Sleeps for so many microseconds, or until a signal has been handled.
+/// Processor time that a thread of this process has used; 0 where that cannot be said.
+pub fn processor_time_ns(thread: u32) -> i64 {
+    // As pthread_getcpuclockid(3) makes it: a clock of a thread, of what the scheduler has counted.
+    const OF_A_THREAD: i32 = 4;
+    const SCHEDULED: i32 = 2;
+    let clock = !(thread as i32) << 3 | OF_A_THREAD | SCHEDULED;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let pointer = core::ptr::from_mut(&mut time) as usize;
+    // SAFETY: the kernel fills the time.
+    if unsafe { call(libc::SYS_clock_gettime, [clock as isize as usize, pointer, 0, 0, 0, 0]) }.is_err() {
+        return 0;
+    }
+    // SAFETY: the kernel has written it; the compiler does not know.
+    let time = unsafe { core::ptr::read_volatile(&raw const time) };
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
+}
+
+/// Sleeps for this time, or until a signal has been handled.
 pub fn sleep_us(microseconds: i64) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: microseconds * 1000 };
     // SAFETY: the time outlives the call; no remainder is asked for.

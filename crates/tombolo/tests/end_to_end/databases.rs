@@ -1,6 +1,9 @@
-//! Databases: SQLite in memory, and Redis with a dump under writes.
+//! Databases: SQLite in memory, Redis with a dump under writes, memcached under load.
 
-use std::time::Duration;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::common::{Lender, Link, PATIENCE, Program, Resp, Running, Scratch, needs, path_of, sized};
 use rustix::process::Signal;
@@ -134,7 +137,7 @@ fn redis_test(link: Link) {
             next = (next + 256).min(keys);
             written_during = next;
         } else {
-            std::thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
         }
     }
     assert_eq!(information(&mut redis, "rdb_last_bgsave_status"), "ok");
@@ -163,4 +166,101 @@ fn redis_keeps_every_value_and_dumps_under_writes_shm() {
 fn redis_keeps_every_value_and_dumps_under_writes_udp() {
     needs!("redis-server");
     redis_test(Link::Udp);
+}
+
+/// A connection to memcached, in its text protocol.
+struct Cache(BufReader<UnixStream>);
+
+impl Cache {
+    fn connect(path: &str) -> Self {
+        let since = Instant::now();
+        loop {
+            if let Ok(stream) = UnixStream::connect(path) {
+                stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a socket");
+                return Self(BufReader::new(stream));
+            }
+            assert!(since.elapsed() < PATIENCE, "no memcached at {path}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.0.get_mut().write_all(bytes).expect("memcached reads");
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).expect("memcached answers");
+        line.trim_end().to_owned()
+    }
+
+    fn set(&mut self, keys: impl Iterator<Item = u64>, version: u64) {
+        let keys: Vec<_> = keys.collect();
+        for some in keys.chunks(64) {
+            let mut request = Vec::new();
+            for &key in some {
+                request.extend_from_slice(format!("set key:{key} 0 0 {VALUE_BYTES}\r\n").as_bytes());
+                request.extend_from_slice(&value(key, version));
+                request.extend_from_slice(b"\r\n");
+            }
+            self.send(&request);
+            for key in some {
+                assert_eq!(self.line(), "STORED", "key {key}");
+            }
+        }
+    }
+
+    fn compare(&mut self, keys: impl Iterator<Item = u64>, version: impl Fn(u64) -> Option<u64>) {
+        let keys: Vec<_> = keys.collect();
+        for some in keys.chunks(64) {
+            for &key in some {
+                self.send(format!("get key:{key}\r\n").as_bytes());
+                if let Some(version) = version(key) {
+                    assert_eq!(self.line(), format!("VALUE key:{key} 0 {VALUE_BYTES}"));
+                    let mut found = vec![0; VALUE_BYTES + 2];
+                    self.0.read_exact(&mut found).expect("memcached answers");
+                    assert!(found[..VALUE_BYTES] == value(key, version), "key {key} is wrong");
+                }
+                assert_eq!(self.line(), "END", "key {key}");
+            }
+        }
+    }
+}
+
+#[test]
+fn memcached_keeps_every_value_under_load() {
+    needs!("memcached");
+    const CLIENTS: u64 = 4;
+    let lender = Lender::start(Link::Shm, "2G");
+    let scratch = Scratch::new("cache");
+    let socket = scratch.file("socket");
+    let program = path_of("memcached");
+    let megabytes = sized("256", "2048");
+    let words = [&program, "-s", &socket, "-m", megabytes, "-M", "-t", "2", "-u", "root"];
+    let keys: u64 = sized(64, 300) * 1024 * 1024 / VALUE_BYTES as u64;
+    let process =
+        Program::new(&words).remote(sized("512M", "1500M")).start_on(&[&lender], sized("16M", "75M"));
+    thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let socket = &socket;
+            // Each has keys of its own, and changes, deletes and reads them while the others do.
+            let own = move || (0..keys).filter(move |key| key % CLIENTS == client);
+            scope.spawn(move || {
+                let mut cache = Cache::connect(socket);
+                cache.set(own(), 0);
+                cache.compare(own(), |_| Some(0));
+                cache.set(own().filter(|key| key % 5 < 2), 1);
+                for key in own().filter(|key| key % 7 == 3) {
+                    cache.send(format!("delete key:{key}\r\n").as_bytes());
+                    assert_eq!(cache.line(), "DELETED");
+                }
+                cache.compare(own(), |key| (key % 7 != 3).then_some(u64::from(key % 5 < 2)));
+            });
+        }
+    });
+    process.signal(Signal::TERM);
+    let outcome = process.wait(Duration::from_secs(60));
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    assert!(outcome.counter("pages_in") > 0 && outcome.counter("pages_out") > 0, "{:#}", outcome.report());
+    outcome.assert_within_limit(1);
 }

@@ -8,6 +8,7 @@
 
 mod common;
 
+mod allocators;
 mod command_line;
 mod copying;
 mod crowds;
@@ -23,4 +24,6 @@ mod own_nodes;
 mod paths;
 mod programs;
 mod rdma;
+mod runtimes;
 mod secure;
+mod traced;

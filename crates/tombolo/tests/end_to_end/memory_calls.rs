@@ -18,6 +18,13 @@ fn forking(name: &str, spaces: u64, link: Link, lenders: usize, megabytes: u32, 
     Program::new(&words).remote(&remote).sharing(spaces).same_on(&lenders, &format!("{}M", megabytes / 4))
 }
 
+/// The same with small mappings far, too.
+fn every_mapping_far(name: &str, spaces: u64, link: Link) {
+    let lender = Lender::start(link, "1G");
+    let program = Program::new(&[compiled(name, &[]), "24".into()]).remote("256M").minimum("4K");
+    program.sharing(spaces).same_on(&[&lender], "6M");
+}
+
 /// Memory of a test program, in MiB.
 fn ordinary() -> u32 {
     sized(64, 512)
@@ -83,6 +90,20 @@ fn a_forked_child_keeps_its_snapshot_on_two_lenders() {
 fn forks_while_threads_write_lose_nothing() {
     needs!("cc");
     forking("forking", 2, Link::Shm, 1, ordinary(), &[]);
+}
+
+#[test]
+fn forks_while_another_thread_unmaps_and_moves_lose_nothing() {
+    needs!("cc");
+    for link in [Link::Shm, Link::Udp] {
+        every_mapping_far("unmapping", 2, link);
+    }
+}
+
+#[test]
+fn signal_handlers_change_memory_in_the_middle_of_changes() {
+    needs!("cc");
+    every_mapping_far("interrupted", 3, Link::Shm);
 }
 
 #[test]

@@ -127,6 +127,7 @@ pub struct Program {
     remote: Option<String>,
     minimum: Option<String>,
     outage: Option<String>,
+    variables: Vec<(String, String)>,
     patience: Duration,
     spaces: u64,
 }
@@ -141,6 +142,7 @@ impl Program {
             remote: None,
             minimum: None,
             outage: None,
+            variables: Vec::new(),
             patience: PATIENCE,
             spaces: 1,
         }
@@ -170,6 +172,12 @@ impl Program {
         self
     }
 
+    /// A variable of its environment, and of `tombolo run`.
+    pub fn variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.into(), value.into()));
+        self
+    }
+
     /// So many processes of it share pages after forks: those count in each,
     /// until they are evicted, though the memory is there once.
     pub fn sharing(mut self, spaces: u64) -> Self {
@@ -183,7 +191,8 @@ impl Program {
         self
     }
 
-    fn environment(command: &mut Command) {
+    fn environment(&self, command: &mut Command) {
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         // One order of sorting and of hashing, so that outputs can be compared.
         command.env("LC_ALL", "C").env("PYTHONHASHSEED", "0");
     }
@@ -192,7 +201,7 @@ impl Program {
     pub fn plain(&self) -> Outcome {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]);
-        Self::environment(&mut command);
+        self.environment(&mut command);
         Running::start(command, self.input.clone()).wait(self.patience)
     }
 
@@ -218,7 +227,7 @@ impl Program {
             command.args(["--outage", outage]);
         }
         command.arg("--").args(&self.words);
-        Self::environment(&mut command);
+        self.environment(&mut command);
         Running::start(command, self.input.clone()).with_report(scratch, report)
     }
 
@@ -299,6 +308,12 @@ pub fn able(programs: &[&str]) -> bool {
         (None, Some(name)) => format!("`{name}` is not installed (`cargo xtask test` installs it)"),
         (None, None) => return true,
     };
+    left_out(&reason);
+    false
+}
+
+/// Says that this test is left out, unless nothing may be.
+fn left_out(reason: &str) {
     assert!(
         std::env::var_os("TOMBOLO_REQUIRE_ALL").is_none_or(|value| value != "1"),
         "nothing may be left out, but {reason}"
@@ -306,7 +321,16 @@ pub fn able(programs: &[&str]) -> bool {
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
     // Straight to the descriptor: the harness swallows what `eprintln!` prints.
     let _ = writeln!(std::io::stderr(), "LEFT OUT: {name}: {reason}");
-    false
+}
+
+/// The shared library of this name; says so if it is not installed.
+pub fn library(name: &str) -> Option<String> {
+    let file = Path::new("/usr/lib/x86_64-linux-gnu").join(name);
+    if !file.is_file() {
+        left_out(&format!("`{name}` is not installed (`cargo xtask test` installs it)"));
+        return None;
+    }
+    Some(file.display().to_string())
 }
 
 /// Returns from the test, loudly, where this machine lacks something.

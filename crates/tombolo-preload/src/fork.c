@@ -1,0 +1,71 @@
+/* What the allocator needs around a fork. It has no fork handlers of its own, and a child inherits what
+ * other threads of its parent were in the middle of, while those threads do not exist there:
+ *
+ * - the list of abandoned segments, perhaps half changed: fork takes its lock first, and the child makes
+ *   the locks anew, since one that is left belongs to nobody;
+ * - a page that a thread was giving a block of back to is marked for that moment
+ *   (MI_DELAYED_FREEING), and the end of its owner's thread waits for the end of that moment.
+ *   The child takes the mark off. The block is lost, if it was not on a list yet.
+ *
+ * What other threads had claimed otherwise stays claimed: memory that the child does not use again. */
+#include <mimalloc.h>
+#include <mimalloc/internal.h>
+#include <mimalloc/atomic.h>
+#include <mimalloc/prim.h>
+
+#include <sched.h>
+
+/* Whether the process never had a second thread, or has none any more; an older C library does not say. */
+extern char __libc_single_threaded __attribute__((weak));
+
+/* In a signal handler that interrupted the holder of a lock, waiting for it would be for ever. The lock is
+ * held for a few stores; a holder that has lost its processor gets it back in less than this many turns. */
+enum { TRIES = 10000 };
+
+/* The forks that this thread is in the middle of, one inside the other where a signal handler forks:
+ * some bits for each. */
+static _Thread_local uint64_t forks __attribute__((tls_model("initial-exec")));
+
+uint64_t *tombolo_forks(void) { return &forks; }
+
+static mi_subproc_t *shared(void) {
+  mi_heap_t *heap = mi_prim_get_default_heap();
+  return mi_heap_is_initialized(heap) ? heap->tld->segments.subproc : NULL;
+}
+
+/* Takes the list's lock: whether that was possible. */
+bool tombolo_heap_before_fork(void) {
+  mi_subproc_t *subproc = shared();
+  for (int tries = 0; subproc != NULL && tries < TRIES; tries++) {
+    if (mi_lock_try_acquire(&subproc->abandoned_os_lock)) return true;
+    sched_yield();
+  }
+  return false;
+}
+
+/* Releases it again. */
+void tombolo_heap_after_fork(void) {
+  mi_lock_release(&shared()->abandoned_os_lock);
+}
+
+/* Whether another thread may be in the middle of something. */
+bool tombolo_has_threads(void) { return &__libc_single_threaded == NULL || !__libc_single_threaded; }
+
+static void settle(mi_page_t *page) {
+  mi_thread_free_t now = mi_atomic_load_relaxed(&page->xthread_free);
+  while (mi_tf_delayed(now) == MI_DELAYED_FREEING &&
+         !mi_atomic_cas_weak_release(&page->xthread_free, &now, mi_tf_set_delayed(now, MI_USE_DELAYED_FREE))) {
+  }
+}
+
+/* In the child; `had_threads`: the parent had. */
+void tombolo_heap_in_child(bool had_threads) {
+  mi_subproc_t *subproc = shared();
+  if (subproc == NULL) return;
+  mi_lock_init(&subproc->abandoned_os_lock);
+  mi_lock_init(&subproc->abandoned_os_visit_lock);
+  if (!had_threads) return;
+  for (mi_heap_t *heap = mi_prim_get_default_heap()->tld->heaps; heap != NULL; heap = heap->next)
+    for (size_t bin = 0; bin <= MI_BIN_FULL; bin++)
+      for (mi_page_t *page = heap->pages[bin].first; page != NULL; page = page->next) settle(page);
+}

@@ -1,0 +1,44 @@
+//! The heap of programs on far memory: other allocators preloaded beside ours, threads that give back what
+//! others took, forks in the middle of all that.
+
+use crate::common::{Lender, Link, Outcome, Program, compiled, library, needs};
+
+/// Runs it plainly and on far memory.
+fn far(program: &Program, spaces: u64, local: &str) -> Outcome {
+    let lender = Lender::start(Link::Shm, "2G");
+    program.clone().remote("1G").sharing(spaces).same_on(&[&lender], local)
+}
+
+fn beside(name: &str) {
+    let Some(library) = library(name) else { return };
+    let words = [compiled("allocators", &[]), "48".into()];
+    // The children end while the parent goes on: one at a time.
+    let outcome = far(&Program::new(&words).variable("LD_PRELOAD", &library), 2, "12M");
+    assert!(outcome.counter("forks") >= 12, "{:#}", outcome.report());
+}
+
+#[test]
+fn threads_and_forks_beside_jemalloc() {
+    needs!("cc");
+    beside("libjemalloc.so.2");
+}
+
+#[test]
+fn threads_and_forks_beside_tcmalloc() {
+    needs!("cc");
+    beside("libtcmalloc_minimal.so.4");
+}
+
+#[test]
+fn threads_and_forks_beside_mimalloc() {
+    needs!("cc");
+    beside("libmimalloc.so.2.0");
+}
+
+#[test]
+fn children_use_the_heap_that_another_thread_was_changing() {
+    needs!("cc");
+    let words = [compiled("crossing", &[]), "24".into()];
+    let outcome = far(&Program::new(&words), 2, "6M");
+    assert!(outcome.counter("forks") >= 40, "{:#}", outcome.report());
+}
