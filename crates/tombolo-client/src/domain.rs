@@ -208,7 +208,9 @@ impl Asking {
     /// Takes an answer that nobody waits for any more, and gives back what it grants.
     fn take_late(&mut self, socket: &SeqpacketSocket, number: u32, answer: Answer) -> Result<(), OpenError> {
         let descriptor = answer.descriptors.and_then(|descriptors| descriptors.into_iter().next());
-        self.requests.answered_late(number, &answer.reply, descriptor).map_err(|_| OpenError::UnexpectedMessage)?;
+        self.requests
+            .answered_late(number, &answer.reply, descriptor)
+            .map_err(|_| OpenError::UnexpectedMessage)?;
         self.give_back(socket)
     }
 

@@ -182,7 +182,8 @@ impl Victim {
         {
             let mut ledger = honest.lending.ledger.lock();
             let room = ledger.reserve(GUARD_BYTES).expect("room");
-            let segment = Segment::new(borrowed.clone(), room, honest.lending.reclaimer(Owner::Peer(at_honest.id)));
+            let segment =
+                Segment::new(borrowed.clone(), room, honest.lending.reclaimer(Owner::Peer(at_honest.id)));
             assert_eq!(ledger.enter(at_honest.id, segment).expect("a number"), SEGMENT);
         }
         let ended = Arc::new(AtomicU64::new(0));
