@@ -155,6 +155,8 @@ impl Asking {
         patience: Patience,
         ended: &dyn Fn(),
     ) -> Result<Answer, OpenError> {
+        // What is to be given back was to be asked before.
+        self.give_back(socket)?;
         let number = self.requests.begin().ok_or(OpenError::Unanswered(MAX_GIVEN_UP))?;
         let message = encode(&Message::AskV2 { number, request });
         while let Err(error) = socket.send(&[&message], descriptors) {

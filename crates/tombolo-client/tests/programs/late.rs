@@ -292,7 +292,7 @@ fn ask_without_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     let (ready, is_ready) = channel();
-    let (domain, _go, node) = at_slow_node(move |node, _| {
+    let (domain, go, node) = at_slow_node(move |node, may_go| {
         let memory = SharedMemory::create("unseen", 4096).unwrap();
         let mailbox = tombolo_channel::Mailbox::create(4).unwrap();
         ready.send(()).unwrap();
@@ -307,6 +307,7 @@ fn ask_without_descriptors() {
             assert!(matches!(request, Request::OpenMailbox { messages: 4, .. }), "{request:?}");
             node.answer(number, Reply::Mailbox, &[mailbox.as_fd()]);
         }
+        may_go.recv().unwrap();
     });
     // All descriptors that the node needs are there.
     is_ready.recv().unwrap();
@@ -326,6 +327,7 @@ fn ask_without_descriptors() {
     assert_eq!(mailbox.try_receive(), Ok(None));
     let error = domain.open_mailbox(4, &[Who::Anyone]).unwrap_err();
     assert!(matches!(error, OpenError::Refused(_)), "{error}");
+    go.send(()).unwrap();
     node.join().unwrap();
 }
 
