@@ -150,7 +150,7 @@ fn wrong_addresses_and_sizes_are_one_clear_error_each() {
     for size in ["", "16Q", "-1", "x", "99999999999T"] {
         error(&["run", "--from", "shm:x", &format!("--local={size}"), "--", "true"], "--local");
     }
-    error(&["node", "--listen", "shm:/tmp/x", "--lend", "many"], "no size");
+    error(&["node", "--listen", "shm:/tmp/x", "--lend", "many"], "not a size");
     error(&["node", "--insecure", "--listen", "udp:0.0.0.0:0", "--lend", "1M"], "loopback");
     error(&["node", "--listen", "shm:/no/such/directory/node", "--lend", "1M"], "/no/such/directory/node");
     error(&["node", "--listen", "shm:/tmp/x", "--lend", "900000G"], "--lend");
