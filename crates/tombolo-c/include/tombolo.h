@@ -428,7 +428,8 @@ enum tombolo_status tombolo_poll(const struct tombolo_transfer *transfer);
  # Safety
  `transfer` is null or not released.
  */
-enum tombolo_result tombolo_wait(const struct tombolo_transfer *transfer, uint32_t milliseconds);
+enum tombolo_result tombolo_wait(const struct tombolo_transfer *transfer,
+                                 uint32_t milliseconds);
 
 /*
  Releases a transfer's handle; one that is on its way goes on. Null is nothing.
@@ -468,7 +469,8 @@ enum tombolo_result tombolo_register(const struct tombolo_domain *domain,
  # Safety
  `domain` is open.
  */
-enum tombolo_result tombolo_deregister(const struct tombolo_domain *domain, void *start);
+enum tombolo_result tombolo_deregister(const struct tombolo_domain *domain,
+                                       void *start);
 
 /*
  A descriptor for poll or epoll, of the domain and closed with it; -1 for null. It is readable when a
