@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tombolo_core::pager::{LIVES_MAX, Page, PageName, State};
@@ -108,6 +108,9 @@ impl Evictor {
                 // What could not be claimed may be free a moment later.
                 std::thread::sleep(timing::CLAIM_PAUSE);
                 self.looked_at += LOOK_MAX as u64;
+            } else if outcome == Outcome::Begun(0) && !self.batches.is_empty() {
+                // Pages of late agents are spared, however often they are looked at.
+                self.poll_agents(timing::LATE_AGENT_PAUSE);
             }
         }
     }
@@ -149,11 +152,16 @@ impl Evictor {
         if others && working.clone().all(|batch| batch.since.elapsed() > timing::AGENT_LATE) {
             return false;
         }
-        let mut sockets: Vec<PollFd<'_>> =
-            working.map(|batch| PollFd::from_borrowed_fd(batch.agent.as_fd(), PollFlags::IN)).collect();
-        let time = event::timespec(timing::AGENT_LATE);
-        let _ = poll(&mut sockets, Some(&time));
+        self.poll_agents(timing::AGENT_LATE);
         true
+    }
+
+    /// Sleeps until an agent has answered, at most this long.
+    fn poll_agents(&self, time: Duration) {
+        let batches = self.batches.iter();
+        let mut sockets: Vec<PollFd<'_>> =
+            batches.map(|batch| PollFd::from_borrowed_fd(batch.agent.as_fd(), PollFlags::IN)).collect();
+        let _ = poll(&mut sockets, Some(&event::timespec(time)));
     }
 
     fn is_short(&self) -> bool {

@@ -23,9 +23,13 @@ pub const EVICTOR_MAX_SLEEP: Duration = Duration::from_millis(200);
 /// An agent that has not answered for this long is late: its program is frozen, or the machine is very busy. A
 /// batch of 128 pages takes 0.3 ms. Others go on, and it is looked after less often.
 pub const AGENT_LATE: Duration = Duration::from_millis(20);
+/// How long the evictor sleeps where it found only pages of late agents: what it spares, it would look at again
+/// and again, on a processor that the agent may need.
+pub const LATE_AGENT_PAUSE: Duration = Duration::from_millis(1);
 /// An agent that has not answered for this long is not waited for: its program is frozen. Others may then exceed
-/// the limit, if nothing else can leave.
-pub const AGENT_FROZEN: Duration = Duration::from_secs(1);
+/// the limit, if nothing else can leave. With three times as many busy threads as processors, agents answer
+/// within a second.
+pub const AGENT_FROZEN: Duration = Duration::from_secs(2);
 /// For how long no page must have left before the limit gives way: ten times what a batch takes on a machine with
 /// 20 busy threads a processor.
 pub const BARREN: Duration = Duration::from_millis(250);
