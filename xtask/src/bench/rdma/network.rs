@@ -156,7 +156,7 @@ mod tests {
         // Another test may be starting a program, which has the socket until it is executed.
         let since = std::time::Instant::now();
         while is_listening(port) {
-            assert!(since.elapsed() < std::time::Duration::from_secs(60), "it listens still");
+            assert!(since.elapsed() < Duration::from_secs(60), "it listens still");
             std::thread::yield_now();
         }
     }
