@@ -242,7 +242,7 @@ pub fn hellos(arguments: &HelloArguments) -> Result<(), Failure> {
     )
 }
 
-/// A program that borrows so much, and is ended when this is dropped.
+/// Starts a program that borrows `--size` bytes. Dropping the guard ends it.
 fn borrower(arguments: &FreeingArguments, address: &str) -> Result<Guard, Failure> {
     let (common, size) = (&arguments.common, arguments.size.to_string());
     let words =

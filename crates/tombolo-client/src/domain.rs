@@ -32,7 +32,8 @@ use crate::readiness::Readiness;
 use crate::requests::{GivenUp, MAX_GIVEN_UP, Requests, Settling};
 use crate::transfer::{Atomic, Spec, Transfer};
 
-/// With so many transfers under way at a node in this process, up to as many new ones are sent together.
+/// While this number of transfers is under way at a node in this process, up to the same number of new ones
+/// are sent together.
 /// They wait for each other while completions come in ([`GATHER_PAUSE`], [`MAX_GATHER`]).
 const MAX_GATHERED: u32 = 8;
 /// Messages taken at once where nobody waits for an answer: many more than an honest node ever has in the

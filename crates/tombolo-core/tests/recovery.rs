@@ -969,7 +969,7 @@ fn a_process_that_was_stopped_does_not_blame_its_peer() {
     }
 }
 
-/// The same for what was refused for now before it was stopped.
+/// A transfer that the peer refused for now does not fail because its own process was stopped meanwhile.
 #[test]
 fn the_time_of_a_stop_does_not_count_as_being_refused() {
     for direction in [Direction::Write, Direction::Read] {
@@ -1086,7 +1086,7 @@ fn what_waits_behind_a_full_link_is_given_up_only_if_nothing_is_heard() {
     }
 }
 
-/// Whoever still has a block of a peer's earlier life and finds a link full says nothing of its new one.
+/// A full link that is reported with a block of a peer's earlier session does not mark the new session's link.
 #[test]
 fn a_block_of_an_earlier_life_does_not_fill_a_link() {
     let now = Time(0);
@@ -1115,7 +1115,7 @@ fn a_block_of_an_earlier_life_does_not_fill_a_link() {
 enum Delaying {
     /// The bytes are there, the notification is not.
     BytesOnly,
-    /// The same of a block without a notification.
+    /// The peer acknowledges the bytes only, of a block that has no notification.
     BytesOnlyWithout,
     /// The page is there now.
     Resume,

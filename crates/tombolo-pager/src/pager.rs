@@ -49,8 +49,8 @@ pub struct Fault {
 const HEADROOM_LEAST: u64 = 64;
 const HEADROOM_MOST: u64 = 1024;
 
-/// Least room that is kept free. The more it is, the more pages leave each time that the evictor is woken,
-/// which costs as much as three faults.
+/// Least room that is kept free. The more it is, the more pages leave each time that the evictor is woken
+/// (20-50 us on another processor).
 fn least_headroom(limit_pages: u64) -> u64 {
     (limit_pages / 64).clamp(HEADROOM_LEAST, HEADROOM_MOST / 2)
 }

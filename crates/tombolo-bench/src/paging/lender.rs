@@ -17,8 +17,8 @@ pub struct Lender {
 }
 
 impl Lender {
-    /// Starts one that lends so many bytes, on the last processor, while programs are on the first. Over
-    /// shared memory it listens at this socket.
+    /// Starts a lender of `bytes` on the last processor, while programs are on the first. Over shared memory
+    /// it listens at `socket`.
     pub fn start(binary: &Path, link: LinkKind, socket: &Path, bytes: u64) -> Result<Self, Failure> {
         let listen = match link {
             LinkKind::Shm => format!("shm:{}", socket.display()),

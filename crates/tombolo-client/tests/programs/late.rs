@@ -193,7 +193,7 @@ fn a_late_deregistration_does_not_end_that_of_a_later_range() {
         may_go.recv().unwrap();
         let again = deregister(node);
         node.answer(again, Reply::Done, &[]);
-        // The same range anew, a copy of which hangs.
+        // The program registers the same range again; a copy of that range hangs.
         register(node);
         node.answer(late, Reply::Done, &[]);
         let hanging = deregister(node);

@@ -27,18 +27,19 @@ pub const AGENT_LATE: Duration = Duration::from_millis(20);
 /// and again, on a processor that the agent may need.
 pub const LATE_AGENT_PAUSE: Duration = Duration::from_millis(1);
 /// An agent that has not answered for this long is not waited for: its program is frozen. Others may then exceed
-/// the limit, if nothing else can leave. With three times as many busy threads as processors, agents answer
-/// within a second.
+/// the limit, if nothing else can leave. A bound, not a measurement: with one second, and an evictor that kept a
+/// processor busy, agents were taken for frozen beside six busy threads on two processors.
 pub const AGENT_FROZEN: Duration = Duration::from_secs(2);
-/// For how long no page must have left before the limit gives way: ten times what a batch takes on a machine with
-/// 20 busy threads a processor.
+/// For how long no page must have left before the limit gives way: hundreds of times what a batch takes on a
+/// quiet machine. A bound, not a measurement.
 pub const BARREN: Duration = Duration::from_millis(250);
 
 /// How often it is looked whether programs still are what they were (one system call a program).
 pub const PROGRAM_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// How often it is looked how much memory programs have that is not served (one file a program).
 pub const MEMORY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// After this time without a hello, a forked child has no agent: it says hello within 1-5 ms of its fork.
+/// After this time without a hello, a forked child has no agent: it says hello while it is being forked. A bound, not a
+/// measurement.
 pub const AGENT_HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long an attaching agent may take to say hello, and how long its welcome may take to be sent.
 pub const HELLO_TIMEOUT: Duration = Duration::from_millis(500);

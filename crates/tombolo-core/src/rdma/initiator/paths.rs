@@ -25,7 +25,7 @@ use crate::rdma::transfer::{MAX_PATHS, PathId, PeerId, TransferError};
 /// A block that a path has lost goes by another one, unless that is slower by this factor.
 const AVOIDED: u64 = 4;
 
-/// So many times a stuck peer is looked at before it is given up.
+/// Number of times that a stuck peer is looked at before it is given up.
 const LOOKS_OF_A_SILENCE: u64 = 4;
 
 /// What the initiator knows of one path.

@@ -232,7 +232,7 @@ impl Initiator {
         transfer.received_bytes += u64::from(bytes);
         transfer.has_progressed |= bytes > 0;
         if transfer.received_bytes > transfer.spec.size_bytes.into() {
-            // The same bytes again and again.
+            // The peer has sent more bytes than the read asked for.
             self.end(index, Err(TransferError::Incomplete));
         } else if last {
             let whole = transfer.received_bytes == u64::from(transfer.spec.size_bytes);

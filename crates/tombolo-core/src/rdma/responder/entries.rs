@@ -14,7 +14,7 @@ pub(super) struct Entries {
 }
 
 impl Entries {
-    /// Room for so many, none of them there.
+    /// An empty table for `slots` entries; their pages are allocated when an entry is first used.
     pub(super) fn new(slots: usize) -> Self {
         Self { pages: (0..slots.div_ceil(PAGE_ENTRIES)).map(|_| None).collect() }
     }
