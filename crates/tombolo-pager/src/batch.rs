@@ -16,9 +16,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
-use tombolo_core::pager::{Entry, Outcome as Ending, PAGE_BYTES, Page, PageName, State};
+use tombolo_core::pager::{Attempt, Entry, Outcome as Ending, PAGE_BYTES, Page, PageName, State};
 use tombolo_host::process::{self, SPANS_MAX, Span};
 use tombolo_host::sparse::page_is_zero;
 
@@ -34,17 +33,6 @@ pub const BATCH: usize = STAGING_PAGES;
 const EBUSY: u8 = libc::EBUSY as u8;
 const EINVAL: u8 = libc::EINVAL as u8;
 const ENOENT: u8 = libc::ENOENT as u8;
-
-/// What an attempt to make room came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// So many pages are on their way out.
-    Begun(u64),
-    /// Nothing was found to evict.
-    NoVictims,
-    /// Dirty pages were found, and no far page to put them in.
-    FarFull,
-}
 
 /// How a victim leaves, and how far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,20 +80,18 @@ pub struct Batch {
     /// Ranges that the agent was told to drop, in the second command.
     drops: Option<Vec<(Page, u32)>>,
     command: u32,
-    /// When the command was sent.
-    pub(crate) since: Instant,
     /// The agent has answered; pages are to be mapped again in an address space that is changing.
     returning: bool,
 }
 
 impl Evictor {
     /// Begins to evict those of these pages (sorted) that can be.
-    pub(crate) fn begin(&mut self, space: &Arc<Space>, pages: &[Page]) -> Outcome {
-        let Some(agent) = space.agent() else { return Outcome::NoVictims };
+    pub(crate) fn begin(&mut self, space: &Arc<Space>, pages: &[Page]) -> Attempt {
+        let Some(agent) = space.agent() else { return Attempt::NoVictims };
         let command = self.next_command();
         let (victims, full) = self.claim(space, pages, command);
         if victims.is_empty() {
-            return if full { Outcome::FarFull } else { Outcome::NoVictims };
+            return if full { Attempt::FarFull } else { Attempt::NoVictims };
         }
         Counters::add(&self.pager.stats.counters.batches, 1);
         let mut order = Order::default();
@@ -117,15 +103,7 @@ impl Evictor {
             self.placement.arrange(&self.pager.home, Some(agent.pid), moves, victims.len());
         }
         let count = victims.len() as u64;
-        let batch = Batch {
-            space: space.clone(),
-            agent,
-            victims,
-            drops: None,
-            command,
-            since: Instant::now(),
-            returning: false,
-        };
+        let batch = Batch { space: space.clone(), agent, victims, drops: None, command, returning: false };
         match space.send(&batch.agent, command, &order, &mut self.message) {
             Ok(()) => {
                 for slot in
@@ -133,11 +111,12 @@ impl Evictor {
                 {
                     self.pager.far.warm(slot);
                 }
+                self.eviction.commanded(command, self.now_ns());
                 self.batches.push(batch);
             }
             Err(_) => self.agent_lost(batch, false),
         }
-        Outcome::Begun(count)
+        Attempt::Begun(count)
     }
 
     fn next_command(&mut self) -> u32 {
@@ -226,16 +205,13 @@ impl Evictor {
         self.batches.iter().any(|batch| batch.victims.iter().any(|victim| victim.staged.is_some()))
     }
 
-    /// Goes on with every batch whose agent has answered. Returns whether one has.
-    pub(crate) fn collect(&mut self) -> bool {
+    /// Goes on with every batch whose agent has answered.
+    pub(crate) fn collect(&mut self) {
         let mut index = 0;
-        let mut any = false;
         while let Some(batch) = self.batches.get(index) {
             if batch.returning {
                 let batch = self.batches.swap_remove(index);
-                if self.settle(batch) {
-                    any = true;
-                } else {
+                if !self.settle(batch) {
                     // It stands last now; the one that stands here comes in the next pass.
                     index += 1;
                 }
@@ -244,19 +220,16 @@ impl Evictor {
             match batch.space.answer(&batch.agent) {
                 Ok(None) => index += 1,
                 Ok(Some(done)) if done.number == batch.command => {
-                    any = true;
                     let batch = self.batches.swap_remove(index);
                     self.advance(batch, &done);
                 }
                 // An answer to another command: not what an agent of ours says.
                 Ok(Some(_)) | Err(_) => {
-                    any = true;
                     let batch = self.batches.swap_remove(index);
                     self.agent_lost(batch, true);
                 }
             }
         }
-        any
     }
 
     fn advance(&mut self, mut batch: Batch, done: &Done) {
@@ -394,10 +367,12 @@ impl Evictor {
         self.end(&batch.space, unshare);
         batch.drops = Some(std::mem::take(&mut order.drop));
         order.drop.clone_from(batch.drops.as_ref().unwrap_or(&Vec::new()));
-        batch.command = command;
-        batch.since = Instant::now();
+        self.eviction.ended(std::mem::replace(&mut batch.command, command));
         match batch.space.send(&batch.agent, command, &order, &mut self.message) {
-            Ok(()) => self.batches.push(batch),
+            Ok(()) => {
+                self.eviction.commanded(command, self.now_ns());
+                self.batches.push(batch);
+            }
             Err(_) => self.agent_lost(batch, true),
         }
     }
@@ -450,6 +425,7 @@ impl Evictor {
         }
         if batch.victims.iter().any(|victim| victim.way == Way::Back) {
             batch.returning = true;
+            self.eviction.returning(batch.command);
             self.batches.push(batch);
             return false;
         }
@@ -457,6 +433,7 @@ impl Evictor {
         self.evicted((batch.victims.len() - batch.victims.iter().filter(stayed).count()) as u64);
         self.end(&batch.space, std::mem::take(&mut batch.victims));
         batch.space.lock().command = 0;
+        self.eviction.ended(batch.command);
         self.pager.close_if_ended(&batch.space);
         true
     }

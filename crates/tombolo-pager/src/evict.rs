@@ -8,12 +8,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tombolo_core::pager::{LIVES_MAX, Page, PageName, State};
+use tombolo_core::pager::{Attempt, Bounds, Cause, Eviction, Page, PageName, State, Step, View};
 use tombolo_host::event;
 use tombolo_host::timing::pager as timing;
 
-use crate::batch::{BATCH, Batch, Outcome};
-use crate::pager::Pager;
+use crate::batch::{BATCH, Batch};
+use crate::pager::{Fault, Pager};
 use crate::placement::Placement;
 
 /// Batches without a waiting fault after which less room is kept free.
@@ -34,15 +34,26 @@ pub struct Evictor {
     pub(crate) batches: Vec<Batch>,
     /// The last command's number.
     pub(crate) command: u32,
-    /// Names looked at since a page left.
-    looked_at: u64,
-    /// When a page left.
-    since: Instant,
-    /// Nothing can leave, and it was said.
-    gave_up: bool,
-    /// The last attempt found no far page for what could leave.
-    far_full: bool,
+    /// What to do when.
+    pub(crate) eviction: Eviction,
+    /// The origin of times.
+    epoch: Instant,
 }
+
+/// A span of time in nanoseconds.
+const fn ns(span: Duration) -> u64 {
+    span.as_nanos() as u64
+}
+
+const BOUNDS: Bounds = Bounds {
+    agent_late_ns: ns(timing::AGENT_LATE),
+    agent_frozen_ns: ns(timing::AGENT_FROZEN),
+    late_pause_ns: ns(timing::LATE_AGENT_PAUSE),
+    claim_pause_ns: ns(timing::CLAIM_PAUSE),
+    change_pause_ns: ns(timing::CHANGE_PAUSE),
+    barren_ns: ns(timing::BARREN),
+    sleep_max_ns: ns(timing::EVICTOR_MAX_SLEEP),
+};
 
 impl Evictor {
     /// An evictor for this pager.
@@ -55,10 +66,8 @@ impl Evictor {
             windowed,
             batches: Vec::new(),
             command: 0,
-            looked_at: 0,
-            since: Instant::now(),
-            gave_up: false,
-            far_full: false,
+            eviction: Eviction::new(BOUNDS),
+            epoch: Instant::now(),
         }
     }
 
@@ -66,94 +75,53 @@ impl Evictor {
     pub fn run(mut self) {
         let (mut calm, mut waits) = (0, 0);
         while !self.pager.stopping.load(Ordering::Relaxed) {
-            if self.collect() {
-                self.serve_waiting();
-            }
+            self.collect();
             // What this thread puts off, no handler may look at.
             let put_off = self.pager.serve_deferred();
-            if put_off {
-                std::thread::yield_now();
-            }
-            if self.wait_for_agents() {
-                continue;
-            }
-            if self.is_short() && self.is_fruitless() && !self.pager.waiting.lock().is_empty() {
-                self.give_up();
-            }
-            if !self.is_short() && self.pager.waiting.lock().is_empty() {
-                let late = !self.batches.is_empty();
-                if put_off {
-                    self.pager.evictor.wait(timing::CHANGE_PAUSE);
-                } else {
-                    self.pager.evictor.wait(if late {
-                        timing::AGENT_LATE
-                    } else {
-                        timing::EVICTOR_MAX_SLEEP
-                    });
+            let view = self.view(put_off);
+            match self.eviction.next(&view) {
+                Step::Sleep { ns } => self.pager.evictor.wait(Duration::from_nanos(ns)),
+                Step::AwaitAgents { ns } => self.poll_agents(Duration::from_nanos(ns)),
+                Step::Serve => self.serve_waiting(view.waiting),
+                Step::GiveUp { faults, cause } => self.give_up(faults, cause),
+                Step::MakeRoom => {
+                    let waited = self.pager.stats.counters.room_waits.load(Ordering::Relaxed);
+                    calm = if waited == waits { calm + 1 } else { 0 };
+                    waits = waited;
+                    if calm >= CALM {
+                        calm = 0;
+                        self.pager.narrow_headroom();
+                    }
+                    let (attempt, looked_at) = self.make_room();
+                    self.eviction.made_room(attempt, looked_at as u64, &view);
                 }
-                continue;
-            }
-            let waited = self.pager.stats.counters.room_waits.load(Ordering::Relaxed);
-            calm = if waited == waits { calm + 1 } else { 0 };
-            waits = waited;
-            if calm >= CALM {
-                calm = 0;
-                self.pager.narrow_headroom();
-            }
-            let outcome = if self.is_short() { self.make_room() } else { Outcome::Begun(0) };
-            if !self.is_short() {
-                self.serve_waiting();
-            } else if outcome == Outcome::NoVictims || outcome == Outcome::FarFull {
-                self.far_full = outcome == Outcome::FarFull;
-                // What could not be claimed may be free a moment later.
-                std::thread::sleep(timing::CLAIM_PAUSE);
-                self.looked_at += LOOK_MAX as u64;
-            } else if outcome == Outcome::Begun(0) && !self.batches.is_empty() {
-                // Pages of late agents are spared, however often they are looked at.
-                self.poll_agents(timing::LATE_AGENT_PAUSE);
             }
         }
     }
 
-    /// Whether every page was looked at, as often as one is spared, for long enough, and none could leave.
-    fn is_fruitless(&mut self) -> bool {
-        if self.batches.iter().any(|batch| batch.since.elapsed() < timing::AGENT_FROZEN) {
-            // Pages are on their way out.
-            return false;
+    /// Nanoseconds since this evictor began.
+    pub(crate) fn now_ns(&self) -> u64 {
+        ns(self.epoch.elapsed())
+    }
+
+    fn view(&self, put_off: bool) -> View {
+        let free = self.pager.room.free();
+        View {
+            now_ns: self.now_ns(),
+            is_short: free < self.pager.headroom_pages().cast_signed(),
+            has_room: free > 0,
+            waiting: self.pager.waiting.lock().len(),
+            put_off,
+            spaces: self.pager.spaces.read().len(),
+            evictable: self.pager.room.evictable(),
         }
-        if self.gave_up {
-            return true;
-        }
-        let all = (u64::from(LIVES_MAX) + 1) * self.pager.room.evictable().max(16 * LOOK_MAX as u64);
-        self.looked_at > all && self.since.elapsed() > timing::BARREN
     }
 
     /// Pages have left.
     pub(crate) fn evicted(&mut self, pages: u64) {
         self.pager.room.evicted(pages);
         self.pager.warn_of_full_far_memory();
-        if pages > 0 {
-            self.looked_at = 0;
-            self.since = Instant::now();
-            self.gave_up = false;
-            self.far_full = false;
-        }
-    }
-
-    /// Waits for the agents that are at work, if there is nothing better to do. False: there are none, or
-    /// they are late and pages of other spaces can be evicted meanwhile.
-    fn wait_for_agents(&self) -> bool {
-        let mut working =
-            self.batches.iter().filter(|batch| batch.since.elapsed() < timing::AGENT_FROZEN).peekable();
-        if working.peek().is_none() {
-            return false;
-        }
-        let others = self.pager.spaces.read().len() > self.batches.len();
-        if others && working.clone().all(|batch| batch.since.elapsed() > timing::AGENT_LATE) {
-            return false;
-        }
-        self.poll_agents(timing::AGENT_LATE);
-        true
+        self.eviction.evicted(pages, self.now_ns());
     }
 
     /// Sleeps until an agent has answered, at most this long.
@@ -164,46 +132,40 @@ impl Evictor {
         let _ = poll(&mut sockets, Some(&event::timespec(time)));
     }
 
-    fn is_short(&self) -> bool {
-        self.pager.room.free() < self.pager.headroom_pages().cast_signed()
-    }
-
-    /// Faults that waited for room try again.
-    fn serve_waiting(&self) {
-        let count = self.pager.waiting.lock().len();
-        for _ in 0..count {
+    /// The first of the faults that waited for room try again.
+    fn serve_waiting(&self, faults: usize) {
+        for _ in 0..faults {
             let next = self.pager.waiting.lock().pop_front();
             if let Some(fault) = next {
                 self.pager.serve_again(fault);
             }
         }
-        self.pager.serve_deferred();
     }
 
-    /// No room can be made. Faults that cannot be served must not hang.
-    fn give_up(&mut self) {
-        self.gave_up = true;
-        let waiting = std::mem::take(&mut *self.pager.waiting.lock());
-        if !self.far_full {
+    /// No room can be made for the first of the faults that wait. They must not hang.
+    fn give_up(&self, faults: usize, cause: Cause) {
+        if cause == Cause::Immovable {
             // Nothing here can be evicted: the limit gives way.
-            self.pager.room.allow(waiting.len() as u64);
+            self.pager.room.allow(faults as u64);
             self.pager.say_once(
                 "overdraft",
                 "the program exceeds --local: what is here cannot be evicted now (locked or pinned pages, or a \
                  frozen program)",
             );
+            return self.serve_waiting(faults);
         }
-        for fault in waiting {
+        let hopeless: Vec<Fault> = {
+            let mut waiting = self.pager.waiting.lock();
+            let count = faults.min(waiting.len());
+            waiting.drain(..count).collect()
+        };
+        for fault in hopeless {
             let Some(space) = self.pager.space(fault.space) else { continue };
-            if self.far_full {
-                self.pager.say_once(
-                    "full",
-                    "local and far memory are both full: the program gets SIGBUS; lend more, or borrow more with --remote",
-                );
-                if !self.pager.poison(&space, fault.page) {
-                    self.pager.serve_again(fault);
-                }
-            } else {
+            self.pager.say_once(
+                "full",
+                "local and far memory are both full: the program gets SIGBUS; lend more, or borrow more with --remote",
+            );
+            if !self.pager.poison(&space, fault.page) {
                 self.pager.serve_again(fault);
             }
         }
@@ -272,17 +234,16 @@ impl Evictor {
         }
     }
 
-    /// Begins to evict from every space that has pages to give.
-    fn make_room(&mut self) -> Outcome {
+    /// Begins to evict from every space that has pages to give. Also returns how many names were looked at.
+    fn make_room(&mut self) -> (Attempt, usize) {
         let short = self.pager.headroom_pages().cast_signed() - self.pager.room.free();
         let (batches, looked_at) = self.select((short.max(0) as usize).clamp(BATCH / 2, BATCH));
-        self.looked_at += looked_at as u64;
         if looked_at == 0 {
-            return Outcome::NoVictims;
+            return (Attempt::NoVictims, 0);
         }
         if batches.is_empty() {
             // All of them were spared this time.
-            return Outcome::Begun(0);
+            return (Attempt::Begun(0), looked_at);
         }
         let (mut begun, mut full) = (0, false);
         for (index, mut pages) in batches {
@@ -292,16 +253,17 @@ impl Evictor {
             };
             pages.sort_unstable();
             match self.begin(&space, &pages) {
-                Outcome::Begun(count) => begun += count,
-                Outcome::FarFull => full = true,
-                Outcome::NoVictims => {}
+                Attempt::Begun(count) => begun += count,
+                Attempt::FarFull => full = true,
+                Attempt::NoVictims => {}
             }
         }
-        match (begun, full) {
-            (0, true) if self.pager.reclaim_clean_slots(BATCH) == 0 => Outcome::FarFull,
-            (0, false) => Outcome::NoVictims,
-            _ => Outcome::Begun(begun),
-        }
+        let attempt = match (begun, full) {
+            (0, true) if self.pager.reclaim_clean_slots(BATCH) == 0 => Attempt::FarFull,
+            (0, false) => Attempt::NoVictims,
+            _ => Attempt::Begun(begun),
+        };
+        (attempt, looked_at)
     }
 }
 

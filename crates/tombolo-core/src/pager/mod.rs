@@ -10,13 +10,17 @@
 //!   ends of operations -->  |  ---->  wake, free, follow
 //!                           +-- Slots, Replacement, Prefetch
 //! ```
+//!
+//! [`Eviction`] decides when pages leave; it is told of room, waiting faults, agents and the time.
 
+mod eviction;
 mod page;
 mod prefetch;
 mod replacement;
 mod slots;
 mod table;
 
+pub use eviction::{Attempt, Bounds, Cause, Eviction, Step, View};
 pub use page::{AGE_MASK, Entry, LIVES_MAX, PAGE_BYTES, Page, State};
 pub use prefetch::{Ahead, Prefetch, TOUCH_MAX, Touches, WriteHabit};
 pub use replacement::{PageName, Replacement};

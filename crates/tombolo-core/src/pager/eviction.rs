@@ -1,0 +1,307 @@
+//! When pages leave, when the evictor sleeps, and when the limit gives way.
+//!
+//! [`Eviction`] is told what the driver sees before each step ([`View`]) and how each step ended; it says what
+//! the next step is. It knows which agents have a command, and since when. The driver chooses the pages,
+//! sends the commands, and sleeps.
+//!
+//! Three promises, whatever the agents do:
+//! - A fault that waits for room is served, or given up within the bounds of [`Bounds`]: it never hangs.
+//! - The limit does not give way, and no fault ends in SIGBUS, while an agent has a command that it is not late
+//!   beyond measure for (unless none of them has let a page go for even longer), nor before an attempt that
+//!   began after the fault has failed.
+//! - Steps that achieve nothing are followed by a sleep: the evictor does not take the processor of an agent
+//!   that it waits for.
+
+use std::collections::BTreeMap;
+
+use super::page::LIVES_MAX;
+
+/// Least number of names that are looked at before it is said that none can leave.
+const ROUND_LEAST: u64 = 16 * 1024;
+/// An attempt that found nothing to claim counts as so many names, so that a round ends also where no page is queued.
+const LOOK_COST: u64 = 1024;
+
+/// Spans of time, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// An agent that has not answered for so long is late: other spaces are turned to meanwhile.
+    pub agent_late_ns: u64,
+    /// An agent that has not answered for so long is not waited for.
+    pub agent_frozen_ns: u64,
+    /// Pause where only pages of late agents were found.
+    pub late_pause_ns: u64,
+    /// Pause where the pages that were found could not be claimed.
+    pub claim_pause_ns: u64,
+    /// After so long, what was put off because an address space was changing is looked at again.
+    pub change_pause_ns: u64,
+    /// For so long no page must have left, while room was short, before the limit gives way.
+    pub barren_ns: u64,
+    /// Longest sleep where nothing is to be done.
+    pub sleep_max_ns: u64,
+}
+
+/// What the driver sees before a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// The clock.
+    pub now_ns: u64,
+    /// Less room is free than is to be kept free.
+    pub is_short: bool,
+    /// There is room for at least one page.
+    pub has_room: bool,
+    /// Faults that wait for room.
+    pub waiting: usize,
+    /// Something was put off because an address space is changing.
+    pub put_off: bool,
+    /// Address spaces.
+    pub spaces: usize,
+    /// Pages that count against the limit.
+    pub evictable: u64,
+}
+
+/// The next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Sleep until somebody needs room, at most so long.
+    Sleep {
+        /// The longest time.
+        ns: u64,
+    },
+    /// Sleep until an agent has answered, at most so long.
+    AwaitAgents {
+        /// The longest time.
+        ns: u64,
+    },
+    /// There is room: serve the faults that waited.
+    Serve,
+    /// Choose pages, and command their agents; [`Eviction::made_room`] is told what came of it.
+    MakeRoom,
+    /// Nothing can leave. The first of those faults that wait cannot be served as they are.
+    GiveUp {
+        /// How many.
+        faults: usize,
+        /// Why nothing can leave.
+        cause: Cause,
+    },
+}
+
+/// Why no page can leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Pages could leave, and no far page is free for them.
+    FarFull,
+    /// The pages that are here cannot leave: they are locked or pinned, or their agents are frozen.
+    Immovable,
+}
+
+/// What came of an attempt to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// So many pages are on their way out. None: all that were looked at are spared this time.
+    Begun(u64),
+    /// Nothing that could be claimed was found.
+    NoVictims,
+    /// Pages were found, and no far page to put them in.
+    FarFull,
+}
+
+/// A command that an agent has not carried out.
+#[derive(Clone, Copy, Debug)]
+struct Command {
+    since_ns: u64,
+    /// The agent has answered; pages are to be mapped again in an address space that is changing.
+    is_returning: bool,
+}
+
+/// The evictor's decisions.
+#[derive(Debug)]
+pub struct Eviction {
+    bounds: Bounds,
+    commands: BTreeMap<u32, Command>,
+    /// Names looked at since a page left.
+    looked_at: u64,
+    /// Since when room has been short and no page has left.
+    barren_since_ns: Option<u64>,
+    /// Nothing can leave, and faults were given up for it; no page has left since.
+    gave_up: bool,
+    /// Of the faults that wait, so many waited already when an attempt began that found far memory full.
+    full_for: usize,
+    /// The same of an attempt that found nothing to evict.
+    barren_for: usize,
+    /// The same of any attempt.
+    tried_for: usize,
+    /// To sleep before the next attempt.
+    pause_ns: Option<u64>,
+}
+
+impl Eviction {
+    /// Nothing is under way.
+    pub fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            commands: BTreeMap::new(),
+            looked_at: 0,
+            barren_since_ns: None,
+            gave_up: false,
+            full_for: 0,
+            barren_for: 0,
+            tried_for: 0,
+            pause_ns: None,
+        }
+    }
+
+    /// An agent has got a command.
+    pub fn commanded(&mut self, command: u32, now_ns: u64) {
+        self.commands.insert(command, Command { since_ns: now_ns, is_returning: false });
+    }
+
+    /// Its agent has answered, but what is to be done then cannot be done yet.
+    pub fn returning(&mut self, command: u32) {
+        if let Some(command) = self.commands.get_mut(&command) {
+            command.is_returning = true;
+        }
+    }
+
+    /// A command has ended, one way or the other.
+    pub fn ended(&mut self, command: u32) {
+        self.looked_at += LOOK_COST;
+        self.commands.remove(&command);
+    }
+
+    /// Pages have left.
+    pub fn evicted(&mut self, pages: u64, now_ns: u64) {
+        if pages > 0 {
+            self.looked_at = 0;
+            self.barren_since_ns = self.barren_since_ns.map(|_| now_ns);
+            self.gave_up = false;
+            self.forget_attempts();
+        }
+    }
+
+    /// What came of the step [`Step::MakeRoom`], which looked at so many names. The view is the one that it was
+    /// decided by.
+    pub fn made_room(&mut self, attempt: Attempt, looked_at: u64, view: &View) {
+        self.looked_at += looked_at;
+        if let Attempt::NoVictims | Attempt::FarFull = attempt {
+            self.looked_at += LOOK_COST;
+        }
+        let round_is_over = self.looked_at > round(view.evictable);
+        self.tried_for = view.waiting;
+        match attempt {
+            // Whether they leave is not known yet. If they do, this is forgotten.
+            Attempt::Begun(1..) => {
+                self.full_for = 0;
+                self.barren_for = if round_is_over { view.waiting } else { 0 };
+            }
+            Attempt::Begun(0) if round_is_over => self.barren_for = view.waiting,
+            Attempt::Begun(0) => {}
+            Attempt::NoVictims => (self.full_for, self.barren_for) = (0, view.waiting),
+            Attempt::FarFull => self.full_for = view.waiting,
+        }
+        self.pause_ns = match attempt {
+            Attempt::Begun(1..) => None,
+            // All were looked at: somebody has to act first.
+            _ if round_is_over && view.waiting == 0 => Some(self.bounds.agent_late_ns),
+            // Pages of agents at work are spared, however often they are looked at.
+            Attempt::Begun(0) if self.is_at_work(view.now_ns) || round_is_over => {
+                Some(self.bounds.late_pause_ns)
+            }
+            // What was spared once or twice is not spared the next time.
+            Attempt::Begun(0) => None,
+            // What could not be claimed may be free a moment later.
+            Attempt::NoVictims | Attempt::FarFull => Some(self.bounds.claim_pause_ns),
+        };
+    }
+
+    /// What to do now.
+    pub fn next(&mut self, view: &View) -> Step {
+        let now_ns = view.now_ns;
+        self.barren_since_ns = view.is_short.then(|| self.barren_since_ns.unwrap_or(now_ns));
+        if view.waiting > 0 && view.has_room {
+            // Those that find none wait again, behind the others.
+            self.forget_attempts();
+            return Step::Serve;
+        }
+        if let Some((faults, cause)) = self.hopeless(view) {
+            self.forget_attempts();
+            self.gave_up = true;
+            return Step::GiveUp { faults, cause };
+        }
+        if let Some(ns) = self.agents_pause(view) {
+            return Step::AwaitAgents { ns };
+        }
+        if !view.is_short {
+            self.pause_ns = None;
+            return Step::Sleep { ns: self.idle_ns(view) };
+        }
+        match self.pause_ns.take() {
+            Some(ns) if self.commands.is_empty() => Step::Sleep { ns: self.change_ns(view).min(ns) },
+            Some(ns) => Step::AwaitAgents { ns: self.change_ns(view).min(ns) },
+            None => Step::MakeRoom,
+        }
+    }
+
+    /// The faults that have waited for nothing, if every page was looked at as often as one is spared, for long
+    /// enough, and none could leave.
+    fn hopeless(&self, view: &View) -> Option<(usize, Cause)> {
+        if !view.is_short {
+            return None;
+        }
+        let barren_ns = self.barren_since_ns.map_or(0, |since_ns| view.now_ns.saturating_sub(since_ns));
+        // Agents that always answer in time, and never let a page go.
+        let for_ever = barren_ns > self.bounds.barren_ns + self.bounds.agent_frozen_ns;
+        let (faults, cause) = match (self.full_for, self.barren_for) {
+            (0, 0) if for_ever => (self.tried_for, Cause::Immovable),
+            (0, barren) => (barren, Cause::Immovable),
+            (full, _) => (full, Cause::FarFull),
+        };
+        let round_is_over = self.looked_at > round(view.evictable) && barren_ns > self.bounds.barren_ns;
+        let over = for_ever || (!self.is_at_work(view.now_ns) && (self.gave_up || round_is_over));
+        let faults = faults.min(view.waiting);
+        (over && faults > 0).then_some((faults, cause))
+    }
+
+    fn forget_attempts(&mut self) {
+        (self.full_for, self.barren_for, self.tried_for) = (0, 0, 0);
+    }
+
+    /// How long agents have had their commands, without those that are taken for frozen.
+    fn working(&self, now_ns: u64) -> impl Iterator<Item = u64> {
+        let ages = self.commands.values().map(move |command| now_ns.saturating_sub(command.since_ns));
+        ages.filter(|&age_ns| age_ns < self.bounds.agent_frozen_ns)
+    }
+
+    /// Pages may be on their way out.
+    fn is_at_work(&self, now_ns: u64) -> bool {
+        self.working(now_ns).next().is_some()
+    }
+
+    /// How long to wait for agents before anything else is done. None: no agent is at work, or those that are
+    /// late are left to themselves because another space may have pages to give.
+    fn agents_pause(&self, view: &View) -> Option<u64> {
+        let others = view.spaces > self.commands.len();
+        let late = |age_ns| age_ns > self.bounds.agent_late_ns;
+        if !self.is_at_work(view.now_ns) || (others && self.working(view.now_ns).all(late)) {
+            return None;
+        }
+        Some(self.idle_ns(view))
+    }
+
+    /// How long nothing needs to be looked at unless somebody wakes the evictor.
+    fn idle_ns(&self, view: &View) -> u64 {
+        let agents_ns =
+            if self.commands.is_empty() { self.bounds.sleep_max_ns } else { self.bounds.agent_late_ns };
+        agents_ns.min(self.change_ns(view))
+    }
+
+    /// After which time an address space that was changing is to be looked at.
+    fn change_ns(&self, view: &View) -> u64 {
+        let any = view.put_off || self.commands.values().any(|command| command.is_returning);
+        if any { self.bounds.change_pause_ns } else { u64::MAX }
+    }
+}
+
+/// How many names are looked at in a round in which each page was spared as often as it can be.
+fn round(evictable: u64) -> u64 {
+    (u64::from(LIVES_MAX) + 1) * evictable.max(ROUND_LEAST)
+}
