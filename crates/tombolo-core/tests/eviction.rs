@@ -74,7 +74,7 @@ struct World {
     /// Since when room is short and no page has left.
     barren_since_ns: Option<u64>,
     /// The limit gave way, or a fault was given up, since a page left.
-    gave_up: bool,
+    gave_up: Option<Cause>,
     idle_steps: u64,
     given_up: u64,
     rung: bool,
@@ -105,7 +105,7 @@ impl World {
             threads,
             next_command: 1,
             barren_since_ns: None,
-            gave_up: false,
+            gave_up: None,
             idle_steps: 0,
             given_up: 0,
             rung: false,
@@ -204,7 +204,7 @@ impl World {
             space.pages -= left;
             if left > 0 {
                 self.barren_since_ns = Some(now_ns);
-                self.gave_up = false;
+                self.gave_up = None;
                 self.allowance -= self.allowance.min(left.div_ceil(4).cast_signed());
                 self.idle_steps = 0;
             }
@@ -262,7 +262,10 @@ impl World {
     fn give_up(&mut self, faults: usize, cause: Cause) {
         assert!(faults > 0 && faults <= self.waiting.len(), "{faults} of {}", self.waiting.len());
         let barren_ns = self.barren_since_ns.map_or(0, |since_ns| self.now_ns - since_ns);
-        assert!(self.gave_up || barren_ns >= BOUNDS.barren_ns, "given up after {barren_ns} ns");
+        assert!(
+            self.gave_up == Some(cause) || barren_ns >= BOUNDS.barren_ns,
+            "given up after {barren_ns} ns"
+        );
         let at_work = self.spaces.iter().filter_map(|space| space.command.as_ref());
         let at_work =
             at_work.filter(|command| self.now_ns - command.since_ns < BOUNDS.agent_frozen_ns).count();
@@ -285,7 +288,7 @@ impl World {
         if cause == Cause::Immovable {
             self.allowance += 64;
         }
-        self.gave_up = true;
+        self.gave_up = Some(cause);
         self.given_up += 1;
     }
 

@@ -115,8 +115,8 @@ impl World {
                 if !space.memory.expected.contains_key(&page) => {}
             Decision::Fetch(_) if slow => {
                 space.resident += 1;
-                space.table.fetching(page, access.write);
-                space.fetches.push(page);
+                let operation = space.table.fetching(page, access.write);
+                space.fetches.push(operation);
                 return false;
             }
             // A present page refuses the copy, too. What is there is the program's.
@@ -177,8 +177,8 @@ impl World {
             let is_remote = space.table.get(page).state() == State::Remote && !space.table.is_name(page);
             if slow && is_remote && space.memory.expected.contains_key(&page) {
                 space.resident += 1;
-                space.table.fetching(page, false);
-                space.fetches.push(page);
+                let operation = space.table.fetching(page, false);
+                space.fetches.push(operation);
             }
         }
     }

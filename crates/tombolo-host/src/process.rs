@@ -112,7 +112,7 @@ pub fn signal(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
 }
 
 /// Whether a process has the same memory (`CLONE_VM`) as another, whose first thread may have ended before
-/// the others. `None`: the kernel does not say.
+/// the others. `None`: the kernel does not say, or a thread ended meanwhile, after starting another, perhaps.
 pub fn share_memory(first: u32, second: u32) -> Option<bool> {
     const KCMP_VM: i32 = 1;
     let compare = |other: u32| {
@@ -121,22 +121,28 @@ pub fn share_memory(first: u32, second: u32) -> Option<bool> {
         match order {
             0 => Some(true),
             1.. => Some(false),
-            _ if io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH) => Some(false),
             _ => None,
         }
     };
-    if compare(second)? {
-        return Some(true);
+    let has_gone = || io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+    match compare(second) {
+        Some(true) => return Some(true),
+        Some(false) => {}
+        None if has_gone() => return Some(false),
+        None => return None,
     }
     let Ok(threads) = std::fs::read_dir(format!("/proc/{second}/task")) else { return Some(false) };
+    let mut known = true;
     for thread in threads.flatten() {
-        if let Some(thread) = thread.file_name().to_str().and_then(|name| name.parse().ok())
-            && compare(thread)?
-        {
-            return Some(true);
+        if let Some(thread) = thread.file_name().to_str().and_then(|name| name.parse().ok()) {
+            match compare(thread) {
+                Some(true) => return Some(true),
+                Some(false) => {}
+                None => known = false,
+            }
         }
     }
-    Some(false)
+    known.then_some(false)
 }
 
 /// The parent of a process, as this process numbers it.

@@ -15,7 +15,7 @@ use rustix::net::{
 use tombolo_core::pager::{PAGE_BYTES, Page};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::pager as timing;
-use tombolo_host::uffd::{self, UffdError, Userfaultfd};
+use tombolo_host::uffd::{self, Userfaultfd};
 use tombolo_host::{event, process};
 
 use crate::pager::Pager;
@@ -105,15 +105,16 @@ impl Reception {
         self.pager.close_space(&space);
     }
 
-    /// The agent's socket has hung up.
+    /// The agent's socket has hung up: it has no memory any more.
     fn hang_up(&self, index: u32) {
         let Some(space) = self.pager.space(index) else { return };
         let Some(agent) = space.detach() else { return };
         self.pager.room.set_limited(&space.account, false);
         let _ = epoll::delete(&self.epoll, &*agent);
         let _ = epoll::delete(&self.epoll, &agent.program.pidfd);
-        if !self.has_ended(&space) {
-            // Somebody ended it. What it was doing is known to the evictor alone.
+        if !self.pager.close_if_unused(&space) && !space.is_unused() {
+            // Somebody ended it, and what it was doing is known to the evictor alone; or its program has
+            // ended, and another process has its memory.
             self.say_without_agent(&space);
         }
     }
@@ -130,24 +131,16 @@ impl Reception {
         );
     }
 
-    /// Whether nobody uses the memory of a space.
-    fn has_ended(&self, space: &Space) -> bool {
-        // Protecting a page of the control area changes nothing.
-        matches!(space.uffd.write_protect(space.control, PAGE_BYTES as usize, false), Err(UffdError::Gone))
-    }
-
     /// Children that ended without an agent, and programs that executed another one: their agent
     /// keeps the memory of before.
     fn sweep(&self) {
         for space in self.pager.all_spaces() {
-            let ended = match space.agent() {
-                Some(agent) => !agent.serves_its_program(),
-                None => self.has_ended(&space),
-            };
-            if ended {
-                self.pager.close_space(&space);
-            } else if !space.has_agent() && space.began.elapsed() > timing::AGENT_HELLO_TIMEOUT {
-                self.say_without_agent(&space);
+            match space.agent() {
+                Some(agent) if !agent.serves_its_program() => self.pager.close_space(&space),
+                Some(_) => {}
+                None if space.has_retired_agent() || self.pager.close_if_unused(&space) => {}
+                None if space.began.elapsed() > timing::AGENT_HELLO_TIMEOUT => self.say_without_agent(&space),
+                None => {}
             }
         }
     }
@@ -240,7 +233,9 @@ impl Reception {
         let uffd = Userfaultfd::from_descriptor(descriptor);
         uffd.enable(FEATURES)?;
         uffd.register(hello.control, CONTROL_PAGES as u64 * PAGE_BYTES)?;
-        let space = self.pager.add_space(|index| Space::new(index, uffd, hello.control, hello.requests))?;
+        let token = Space::new_token()?;
+        let make = |index| Ok(Space::new(index, uffd, hello.control, hello.requests, token));
+        let space = self.pager.add_space(make)?;
         self.pager.poll_space(&space)?;
         Ok((space, gate, program))
     }

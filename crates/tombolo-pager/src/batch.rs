@@ -80,8 +80,17 @@ pub struct Batch {
     /// Ranges that the agent was told to drop, in the second command.
     drops: Option<Vec<(Page, u32)>>,
     command: u32,
+    /// The agent's answer, where staging memory is awaited.
+    done: Option<Done>,
     /// The agent has answered; pages are to be mapped again in an address space that is changing.
     returning: bool,
+}
+
+impl Batch {
+    /// It waits for its agent, and for nothing else.
+    pub(crate) fn is_with_its_agent(&self) -> bool {
+        self.done.is_none() && !self.returning
+    }
 }
 
 impl Evictor {
@@ -103,7 +112,15 @@ impl Evictor {
             self.placement.arrange(&self.pager.home, Some(agent.pid), moves, victims.len());
         }
         let count = victims.len() as u64;
-        let batch = Batch { space: space.clone(), agent, victims, drops: None, command, returning: false };
+        let batch = Batch {
+            space: space.clone(),
+            agent,
+            victims,
+            drops: None,
+            command,
+            done: None,
+            returning: false,
+        };
         match space.send(&batch.agent, command, &order, &mut self.message) {
             Ok(()) => {
                 for slot in
@@ -128,9 +145,9 @@ impl Evictor {
     fn claim(&self, space: &Space, pages: &[Page], command: u32) -> (Vec<Victim>, bool) {
         let mut victims = Vec::with_capacity(pages.len());
         let mut full = false;
-        let staging = self.pager.far.staging();
-        // One batch at a time uses the staging memory of links without windows.
-        let mut staged = if self.staging_in_use() { staging.pages } else { 0 };
+        // Pages of this batch that will need a place in the staging memory of links without windows.
+        let mut to_stage = 0;
+        let staging_pages = self.pager.far.staging().pages;
         let mut table = space.lock();
         let mut slots = self.pager.slots.lock();
         let mut replacement = self.pager.replacement.lock();
@@ -173,11 +190,11 @@ impl Evictor {
                 table.states.set(page, again(entry));
                 continue;
             };
-            let (copy, stage) = match self.pager.far.window(slot) {
-                Some(window) => (window.address, None),
-                None if staged < staging.pages => {
-                    staged += 1;
-                    (staging.address + u64::from(staged - 1) * PAGE_BYTES, Some(staged - 1))
+            let copy = match self.pager.far.window(slot) {
+                Some(window) => window.address,
+                None if to_stage < staging_pages => {
+                    to_stage += 1;
+                    0
                 }
                 None => {
                     slots.release(slot);
@@ -186,14 +203,7 @@ impl Evictor {
                 }
             };
             table.states.set(page, entry.with_state(State::EvictCopy).with_slot(None).with_kept(false));
-            victims.push(Victim {
-                page,
-                slot: Some(slot),
-                clean: false,
-                way: Way::Move,
-                copy,
-                staged: stage,
-            });
+            victims.push(Victim { page, slot: Some(slot), clean: false, way: Way::Move, copy, staged: None });
         }
         if !victims.is_empty() {
             table.command = command;
@@ -201,17 +211,34 @@ impl Evictor {
         (victims, full)
     }
 
-    fn staging_in_use(&self) -> bool {
-        self.batches.iter().any(|batch| batch.victims.iter().any(|victim| victim.staged.is_some()))
+    /// Gives the pages that are to be copied, and whose slots have no window, their places in the staging memory.
+    /// False: another batch has pages there that are still to go back.
+    fn stage(&self, victims: &mut [Victim]) -> bool {
+        let staging = self.pager.far.staging();
+        let far = &self.pager.far;
+        let to_copy = victims
+            .iter_mut()
+            .filter(|victim| !victim.clean && victim.slot.is_some_and(|slot| far.window(slot).is_none()));
+        let is_free =
+            || !self.batches.iter().any(|batch| batch.victims.iter().any(|victim| victim.staged.is_some()));
+        let mut free = None;
+        for (place, victim) in (0u32..).zip(to_copy) {
+            if !*free.get_or_insert_with(is_free) {
+                return false;
+            }
+            victim.staged = Some(place);
+            victim.copy = staging.address + u64::from(place) * PAGE_BYTES;
+        }
+        true
     }
 
     /// Goes on with every batch whose agent has answered.
     pub(crate) fn collect(&mut self) {
         let mut index = 0;
         while let Some(batch) = self.batches.get(index) {
-            if batch.returning {
+            if batch.done.is_some() || batch.returning {
                 let batch = self.batches.swap_remove(index);
-                if !self.settle(batch) {
+                if !self.resume(batch) {
                     // It stands last now; the one that stands here comes in the next pass.
                     index += 1;
                 }
@@ -220,8 +247,9 @@ impl Evictor {
             match batch.space.answer(&batch.agent) {
                 Ok(None) => index += 1,
                 Ok(Some(done)) if done.number == batch.command => {
-                    let batch = self.batches.swap_remove(index);
-                    self.advance(batch, &done);
+                    let mut batch = self.batches.swap_remove(index);
+                    batch.done = Some(done);
+                    self.resume(batch);
                 }
                 // An answer to another command: not what an agent of ours says.
                 Ok(Some(_)) | Err(_) => {
@@ -232,18 +260,30 @@ impl Evictor {
         }
     }
 
-    fn advance(&mut self, mut batch: Batch, done: &Done) {
+    /// Goes on with a batch whose agent has answered. False: it has to wait, and stands last now.
+    fn resume(&mut self, mut batch: Batch) -> bool {
+        let Some(done) = batch.done.take() else { return self.settle(batch) };
         if let Some(drops) = batch.drops.take() {
             self.dropped(&mut batch, &drops, done.dropped as usize);
             self.settle(batch);
-            return;
+            return true;
         }
-        self.moved(&mut batch, done);
+        if !self.stage(&mut batch.victims) {
+            self.eviction.returning(batch.command);
+            batch.done = Some(done);
+            self.batches.push(batch);
+            return false;
+        }
+        self.moved(&mut batch, &done);
         self.keep(&mut batch);
         read_moved(&batch.agent, batch.space.staging_address(0), &mut batch.victims);
         read_kept(&batch.agent, &mut batch.victims);
         self.save(&mut batch.victims);
+        for victim in batch.victims.iter_mut().filter(|victim| victim.way != Way::Back) {
+            victim.staged = None;
+        }
         self.drop_kept(batch);
+        true
     }
 
     /// What became of the pages that were to be moved.
@@ -287,11 +327,24 @@ impl Evictor {
                         victim.way = Way::Stay;
                         continue;
                     }
+                    // Before it was protected, a thread may have made the page this process's own, and a device
+                    // may write to it: what is copied now would not be the last word. From now on whoever wants
+                    // to write waits.
+                    if !victim.clean && self.may_be_pinned(batch.agent.pid, victim.page) {
+                        let _ = batch.space.uffd.write_protect(address, PAGE_BYTES as usize, false);
+                        victim.way = Way::Stay;
+                        continue;
+                    }
                     table.states.set(victim.page, entry.with_kept(true));
                 }
                 _ => {}
             }
         }
+    }
+
+    /// Whether a device may write to a page of a writable mapping: nobody can have pinned one that a fork shares.
+    fn may_be_pinned(&self, pid: u32, page: Page) -> bool {
+        is_shared(pid, page) != Some(true) && process::is_writable(pid, Space::address(page)) != Some(false)
     }
 
     /// Gives the slots of zero pages back, and sends the others where there is no window.

@@ -73,6 +73,8 @@ impl Evictor {
 
     /// Evicts whenever room is short, until the run is over.
     pub fn run(mut self) {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        self.pager.evictor_thread.store(thread, Ordering::Relaxed);
         let (mut calm, mut waits) = (0, 0);
         while !self.pager.stopping.load(Ordering::Relaxed) {
             self.collect();
@@ -126,7 +128,7 @@ impl Evictor {
 
     /// Sleeps until an agent has answered, at most this long.
     fn poll_agents(&self, time: Duration) {
-        let batches = self.batches.iter();
+        let batches = self.batches.iter().filter(|batch| batch.is_with_its_agent());
         let mut sockets: Vec<PollFd<'_>> =
             batches.map(|batch| PollFd::from_borrowed_fd(batch.agent.as_fd(), PollFlags::IN)).collect();
         let _ = poll(&mut sockets, Some(&event::timespec(time)));

@@ -30,6 +30,7 @@ const SAMPLE_EVERY: std::ops::RangeInclusive<u32> = 8..=64;
 const SPIN_ROUNDS: u32 = 8;
 /// Wake-ups in a row that found the fault taken, after which a handler rests.
 const MISSES_MAX: u32 = 8;
+
 /// What one handler sleeps on.
 #[derive(Debug)]
 pub struct PollSet {
@@ -86,11 +87,12 @@ impl PollSet {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Sleeps until woken, stopped, or the time is over.
-    fn rest(&self, time: Duration) {
+    /// Sleeps until woken, stopped, or the time is over. Returns whether it is over.
+    fn rest(&self, time: Duration) -> bool {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
-        let _ = epoll::wait(&self.resting, &mut [nothing][..], Some(&event::timespec(time)));
+        let count = epoll::wait(&self.resting, &mut [nothing][..], Some(&event::timespec(time)));
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        count == Ok(0)
     }
 
     /// Ends the handler.
@@ -120,30 +122,36 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
     };
     let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
     let mut events = [nothing; 16];
-    let mut put_off = false;
+    let (mut put_off, mut helps) = (false, false);
     while !pager.stopping.load(Ordering::Relaxed) {
-        if !put_off && handler.rests(set) {
-            continue;
+        if !put_off && !helps {
+            match handler.rests(set) {
+                Rest::None => {}
+                Rest::Woken => continue,
+                // Whoever was to serve meanwhile may have no processor.
+                Rest::Over => helps = true,
+            }
         }
         handler.settle();
         let spinning = handler.spin();
-        let sleep = if spinning || put_off { Some(Duration::ZERO) } else { pager.far.sleep_time() };
+        let looks = spinning || put_off || helps;
+        let sleep = if looks { Some(Duration::ZERO) } else { pager.far.sleep_time() };
         let timeout = sleep.map(event::timespec);
         let count = match epoll::wait(&set.epoll, &mut events[..], timeout.as_ref()) {
             Ok(count) => count,
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return,
         };
-        let mut far = spinning || put_off || (count == 0 && sleep.is_some());
+        let mut far = looks || (count == 0 && sleep.is_some());
+        let mut served = false;
         for event in &events[..count] {
             match event.data.u64() {
                 STOP => return,
                 FAR => far = true,
-                index => {
-                    handler.serve(index as u32);
-                }
+                index => served |= handler.serve(index as u32),
             }
         }
+        helps &= served;
         if far {
             pager.far.progress();
         }
@@ -153,6 +161,17 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
             std::thread::yield_now();
         }
     }
+}
+
+/// How a handler has rested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// Not at all.
+    None,
+    /// Until something changed for it.
+    Woken,
+    /// For as long as it may.
+    Over,
 }
 
 /// One handler thread.
@@ -190,22 +209,22 @@ impl Handler<'_> {
     }
 
     /// Rests if faults are on another processor, or others are always quicker.
-    fn rests(&mut self, set: &PollSet) -> bool {
+    fn rests(&mut self, set: &PollSet) -> Rest {
         let pager = self.pager;
         let elsewhere = pager.home.is_elsewhere(self.number);
         if !elsewhere && self.misses < MISSES_MAX {
-            return false;
+            return Rest::None;
         }
         self.misses = 0;
         let others_awake = pager.awake.fetch_sub(1, Ordering::AcqRel) > 1;
-        if elsewhere {
-            set.rest(timing::HANDLER_LONG_REST);
-        } else if others_awake {
+        let is_over = if elsewhere {
+            set.rest(timing::HANDLER_LONG_REST)
+        } else {
             // Somebody must stay up.
-            set.rest(timing::HANDLER_REST);
-        }
+            others_awake && set.rest(timing::HANDLER_REST)
+        };
         pager.awake.fetch_add(1, Ordering::AcqRel);
-        true
+        if is_over { Rest::Over } else { Rest::Woken }
     }
 
     /// Serves the next event of a space, if there is one.

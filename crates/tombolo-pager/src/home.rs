@@ -19,7 +19,8 @@ use parking_lot::Mutex;
 const ANYWHERE: usize = usize::MAX;
 /// Samples that must agree.
 const AGREE: usize = 3;
-/// Samples among which threads are counted.
+/// Samples among which threads are counted. So with this many handlers or more there is no crowd: one handler
+/// for all of them would be the one that all wait for.
 const SAMPLES: usize = 8;
 
 /// What was seen of one fault.

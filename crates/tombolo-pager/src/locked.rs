@@ -14,8 +14,9 @@ use tombolo_host::uffd::UffdError;
 
 use crate::space::{Space, Table};
 
-/// Ranges noted at most: a fault maps one or two, and few faults are read in one call.
-const RANGES: usize = 8;
+/// Ranges noted at most: a fault maps one or two. A handler that serves a crowd reads up to 64 faults in a call; of
+/// those for which there is no place, threads are woken under the lock.
+const RANGES: usize = 32;
 
 /// Ranges of pages, threads that wait for which are to be woken.
 #[derive(Clone, Copy, Debug, Default)]

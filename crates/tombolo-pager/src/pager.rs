@@ -16,7 +16,7 @@ use tombolo_core::pager::{
 };
 use tombolo_host::process;
 use tombolo_host::sparse::Pages;
-use tombolo_host::uffd::UffdError;
+use tombolo_host::uffd::{UffdError, Userfaultfd};
 use tombolo_node::FarMemory;
 
 use crate::handler::PollSet;
@@ -88,6 +88,8 @@ pub struct Pager {
     pub zeroes: Pages,
     /// The evictor sleeps here.
     pub evictor: Doorbell,
+    /// The evictor's thread: it reads pages of programs, and one may be absent by then.
+    pub evictor_thread: AtomicU32,
     /// Counters.
     pub stats: Stats,
     /// Tells the user.
@@ -102,6 +104,8 @@ pub struct Pager {
     pub habit: WriteHabit,
     /// What the handlers poll, one set each.
     pub polls: Vec<PollSet>,
+    /// Of children that cannot be served: a page fault there waits.
+    pub unserved: Mutex<Vec<Userfaultfd>>,
     /// Descriptors to give up where no other is left: a fork that cannot be followed would hang.
     spare: Mutex<Vec<std::fs::File>>,
     /// Holds every userfaultfd, and ends the programs if this process is lost.
@@ -190,6 +194,7 @@ impl Pager {
             deferred: Mutex::new(VecDeque::with_capacity(1024)),
             zeroes,
             evictor: Doorbell::default(),
+            evictor_thread: AtomicU32::new(0),
             stats: Stats::default(),
             far,
             notify,
@@ -198,6 +203,7 @@ impl Pager {
             awake: AtomicUsize::new(handlers),
             habit: WriteHabit::default(),
             polls,
+            unserved: Mutex::new(Vec::new()),
             spare: Mutex::new((0..SPARE).map_while(|_| std::fs::File::open("/dev/null").ok()).collect()),
             keeper,
             said: Mutex::new(Vec::new()),
@@ -216,7 +222,11 @@ impl Pager {
 
     /// Adds a space made by `make` from its index.
     pub fn add_space(&self, make: impl FnOnce(u32) -> std::io::Result<Space>) -> std::io::Result<Arc<Space>> {
-        let index = self.next_space.fetch_add(1, Ordering::Relaxed);
+        let more = |index: u32| (index < PageName::SPACES_MAX).then_some(index + 1);
+        let index =
+            self.next_space.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| {
+                std::io::Error::other("this run has had 268 million processes, which is all it can name")
+            })?;
         let space = Arc::new(make(index)?);
         self.keeper.add(&space);
         self.spaces.write().insert(index, space.clone());
@@ -229,22 +239,44 @@ impl Pager {
         self.polls.iter().try_for_each(|poll| poll.add_space(space))
     }
 
-    /// The address space has ended, or its program has. Everything it held is free as soon as no
-    /// eviction is under way there: a child may wait for what is being saved.
-    pub fn close_space(&self, space: &Space) {
+    /// The program of a space has ended, or executed another one. Its agent goes as soon as no eviction is under way
+    /// there: a child may wait for what is being saved. Everything the space held is free when nobody has its memory
+    /// any more: another process may (`vfork`, `CLONE_VM`), and would read zeroes.
+    pub fn close_space(&self, space: &Arc<Space>) {
         space.ending.store(true, Ordering::Release);
         self.close_if_ended(space);
     }
 
-    /// Closes a space that has ended and where no eviction is under way.
-    pub fn close_if_ended(&self, space: &Space) {
+    /// Goes on with closing a space, if its program has ended and no eviction is under way.
+    pub fn close_if_ended(&self, space: &Arc<Space>) {
         if !space.ending.load(Ordering::Acquire) {
             return;
         }
         {
-            let mut table = space.lock();
+            let table = space.lock();
             if table.closed || table.command != 0 || table.states.is_followed() {
                 return;
+            }
+            // Under the lock, so that no eviction begins with it.
+            if let Some(agent) = space.retire() {
+                self.room.set_limited(&space.account, false);
+                space.dismiss(&agent);
+            }
+        }
+        if !space.has_retired_agent() {
+            self.close_if_unused(space);
+        }
+    }
+
+    /// Closes a space whose memory nobody has any more. Returns whether it did.
+    pub fn close_if_unused(&self, space: &Arc<Space>) -> bool {
+        if !space.is_unused() {
+            return false;
+        }
+        {
+            let mut table = space.lock();
+            if table.closed || table.command != 0 || table.states.is_followed() {
+                return false;
             }
             table.closed = true;
             let mut slots = self.slots.lock();
@@ -255,15 +287,13 @@ impl Pager {
             }
             self.room.give_back(&space.account, space.account.pages());
         }
-        if let Some(agent) = space.detach() {
-            space.dismiss(&agent);
-        }
         for poll in &self.polls {
             poll.remove_space(space);
         }
         self.spaces.write().remove(&space.index);
         self.keeper.remove(space);
         self.evictor.ring();
+        true
     }
 
     /// A program that cannot go on rightly does not go on.

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use tombolo_core::pager::{PAGE_BYTES, Page, State};
+use tombolo_core::pager::{PAGE_BYTES, Page, PageName, State};
 use tombolo_host::process;
 use tombolo_host::uffd::UffdError;
 
@@ -94,7 +94,12 @@ impl Pager {
 
     fn register(&self, space: &Space, table: &mut Table, start: u64, length: u64) -> Answer {
         let (first, end) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
-        if let Err(error) = space.uffd.register(start, length) {
+        let registered = if end > PageName::PAGES_MAX {
+            Err("it is above 128 TiB".to_owned())
+        } else {
+            space.uffd.register(start, length).map_err(|error| error.to_string())
+        };
+        if let Err(error) = registered {
             Counters::add(&self.stats.counters.unregistered_pages, end - first);
             self.say_once(
                 "register",

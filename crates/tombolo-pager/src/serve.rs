@@ -14,6 +14,7 @@
 //! the program can map something else there.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tombolo_core::pager::{Access, Decision, Outcome, PAGE_BYTES, Page, State, TOUCH_MAX};
@@ -71,9 +72,9 @@ pub enum Deferred {
 #[repr(C, align(4096))]
 pub struct PageBuffer(pub [u8; PAGE_BYTES as usize]);
 
-/// Names a page of a space to far memory.
-fn ticket(space: &Space, page: Page) -> u64 {
-    tombolo_core::pager::PageName::new(space.index, page).word()
+/// Names an operation of a space to far memory.
+fn ticket(space: &Space, operation: Page) -> u64 {
+    tombolo_core::pager::PageName::new(space.index, operation).word()
 }
 
 impl Pager {
@@ -246,6 +247,8 @@ impl Pager {
         }
         let agent = space.agent().is_some_and(|agent| agent.own_pid == fault.thread);
         let access = Access { write: fault.write, protected: fault.protected, agent };
+        // An eviction waits for either of them, and room for the eviction.
+        let agent = agent || fault.thread == self.evictor_thread.load(Ordering::Relaxed);
         match table.states.decide(page, access) {
             Decision::Wait => {
                 let evicting = table.states.get(page).state() != State::Fetching;
@@ -438,8 +441,8 @@ impl Pager {
         since: Option<Instant>,
     ) -> Result<(), UffdError> {
         let Some(window) = self.far.window(slot) else {
-            table.states.fetching(page, !protect);
-            self.far.read(slot, ticket(space, page), since);
+            let operation = table.states.fetching(page, !protect);
+            self.far.read(slot, ticket(space, operation), since);
             table.to_send = true;
             return Ok(());
         };
@@ -647,11 +650,18 @@ impl Pager {
     /// The process forked: the child starts with its parent's table.
     fn adopt(&self, parent: &Arc<Space>, table: &mut Table, uffd: Userfaultfd) {
         Counters::add(&self.stats.counters.forks, 1);
-        let made = self.add_space(|index| Space::new(index, uffd, parent.control, parent.requests));
-        let child = match made {
+        let mut uffd = Some(uffd);
+        let mut make = |index| {
+            let token = Space::new_token()?;
+            let uffd = uffd.take().ok_or(std::io::ErrorKind::AlreadyExists)?;
+            Ok(Space::new(index, uffd, parent.control, parent.requests, token))
+        };
+        let child = match self.add_space(&mut make) {
             Ok(child) => child,
             Err(error) => {
-                (self.notify)(&format!("a forked child cannot be served: {error}"));
+                // Without this descriptor it would read zeroes. So it waits, which can be seen.
+                self.unserved.lock().extend(uffd);
+                (self.notify)(&format!("a forked child cannot be served, and waits: {error}"));
                 return;
             }
         };

@@ -13,7 +13,7 @@ use rustix::net::RecvFlags;
 use tombolo_core::pager::{PAGE_BYTES, Page, Prefetch, Table as States, Touches};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::pager as timing;
-use tombolo_host::uffd::Userfaultfd;
+use tombolo_host::uffd::{UffdError, Userfaultfd};
 use tombolo_host::{event, process};
 
 use crate::locked::{Locked, Wakes};
@@ -147,6 +147,8 @@ pub struct Space {
     /// The agent, once it has said hello, until it is gone.
     agent: Mutex<Option<Arc<Agent>>>,
     has_agent: AtomicBool,
+    /// The agent after its program has ended, until it has ended, too.
+    retired: Mutex<Option<Arc<Agent>>>,
     /// When it began.
     pub began: Instant,
     /// It was said that it has no agent.
@@ -197,24 +199,30 @@ impl Drop for Gate<'_> {
 }
 
 impl Space {
-    /// A space with an empty page table.
-    pub fn new(index: u32, uffd: Userfaultfd, control: u64, requests: u64) -> io::Result<Self> {
+    /// What names a space to the agent of a forked child, and cannot be guessed.
+    pub fn new_token() -> io::Result<u64> {
         let mut token = [0u8; 8];
         rustix::rand::getrandom(&mut token[..], rustix::rand::GetRandomFlags::empty())?;
-        Ok(Self {
+        Ok(u64::from_ne_bytes(token) | 1)
+    }
+
+    /// A space with an empty page table.
+    pub fn new(index: u32, uffd: Userfaultfd, control: u64, requests: u64, token: u64) -> Self {
+        Self {
             index,
             uffd,
             control,
             requests,
-            token: u64::from_ne_bytes(token) | 1,
+            token,
             table: Mutex::new(Table { answered: vec![(0, Answer::default()); REQUESTS], ..Table::default() }),
             agent: Mutex::new(None),
             has_agent: AtomicBool::new(false),
+            retired: Mutex::new(None),
             began: Instant::now(),
             told: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             account: Account::default(),
-        })
+        }
     }
 
     /// The page table, locked.
@@ -262,7 +270,27 @@ impl Space {
     /// The agent is gone; returns it.
     pub fn detach(&self) -> Option<Arc<Agent>> {
         self.has_agent.store(false, Ordering::Release);
-        self.agent.lock().take()
+        let agent = self.agent.lock().take();
+        agent.or_else(|| self.retired.lock().take())
+    }
+
+    /// From now on the agent gets no command; returns it, once.
+    pub fn retire(&self) -> Option<Arc<Agent>> {
+        self.has_agent.store(false, Ordering::Release);
+        let agent = self.agent.lock().take()?;
+        *self.retired.lock() = Some(agent.clone());
+        Some(agent)
+    }
+
+    /// Whether an agent that gets no command any more has not ended.
+    pub fn has_retired_agent(&self) -> bool {
+        self.retired.lock().is_some()
+    }
+
+    /// Whether nobody has the memory of this space.
+    pub fn is_unused(&self) -> bool {
+        // Taking the protection off a page of the control area changes nothing.
+        matches!(self.uffd.write_protect(self.control, PAGE_BYTES as usize, false), Err(UffdError::Gone))
     }
 
     /// Takes the gate. `None`: the agent holds it longer than it should; try again later.

@@ -122,8 +122,9 @@ pub struct Eviction {
     looked_at: u64,
     /// Since when room has been short and no page has left.
     barren_since_ns: Option<u64>,
-    /// Nothing can leave, and faults were given up for it; no page has left since.
-    gave_up: bool,
+    /// Nothing can leave, and faults were given up for it; no page has left since. The next ones are given up for the
+    /// same cause without another look at everything.
+    gave_up: Option<Cause>,
     /// Of the faults that wait, so many waited already when an attempt began that found far memory full.
     full_for: usize,
     /// The same of an attempt that found nothing to evict.
@@ -142,7 +143,7 @@ impl Eviction {
             commands: BTreeMap::new(),
             looked_at: 0,
             barren_since_ns: None,
-            gave_up: false,
+            gave_up: None,
             full_for: 0,
             barren_for: 0,
             tried_for: 0,
@@ -173,7 +174,7 @@ impl Eviction {
         if pages > 0 {
             self.looked_at = 0;
             self.barren_since_ns = self.barren_since_ns.map(|_| now_ns);
-            self.gave_up = false;
+            self.gave_up = None;
             self.forget_attempts();
         }
     }
@@ -224,7 +225,7 @@ impl Eviction {
         }
         if let Some((faults, cause)) = self.hopeless(view) {
             self.forget_attempts();
-            self.gave_up = true;
+            self.gave_up = Some(cause);
             return Step::GiveUp { faults, cause };
         }
         if let Some(ns) = self.agents_pause(view) {
@@ -256,7 +257,8 @@ impl Eviction {
             (full, _) => (full, Cause::FarFull),
         };
         let round_is_over = self.looked_at > round(view.evictable) && barren_ns > self.bounds.barren_ns;
-        let over = for_ever || (!self.is_at_work(view.now_ns) && (self.gave_up || round_is_over));
+        let over =
+            for_ever || (!self.is_at_work(view.now_ns) && (self.gave_up == Some(cause) || round_is_over));
         let faults = faults.min(view.waiting);
         (over && faults > 0).then_some((faults, cause))
     }

@@ -21,11 +21,17 @@ use super::page::{AGE_MASK, LIVES_MAX, Page};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageName(u64);
 
-/// Addresses of programs have 47 bits, so their pages have 35; one is to spare.
+/// Addresses of programs have 47 bits, so their pages have 35; one more tells a second operation on a page from the
+/// first.
 const PAGE_BITS: u32 = 36;
 
 impl PageName {
-    /// Page `page` of space number `space` (below 2^28).
+    /// Number of spaces that can be named.
+    pub const SPACES_MAX: u32 = 1 << (64 - PAGE_BITS);
+    /// Number of pages of a space that can be named, each with a second operation.
+    pub const PAGES_MAX: Page = 1 << (PAGE_BITS - 1);
+
+    /// Page `page` of space number `space` (below [`PageName::SPACES_MAX`]).
     pub fn new(space: u32, page: Page) -> Self {
         Self(u64::from(space) << PAGE_BITS | page & ((1 << PAGE_BITS) - 1))
     }

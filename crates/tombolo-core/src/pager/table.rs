@@ -6,13 +6,15 @@
 //! of ranges that were unmapped are removed.
 //!
 //! An operation (a fetch, an eviction) is named by the page on which it began. When the
-//! program moves that page elsewhere meanwhile, the table notes where to; no other operation
-//! begins at the page's old place until this one has ended, so that the name stays unique.
+//! program moves that page elsewhere meanwhile, the table notes where to. A fetch that begins at the
+//! page's old place before this one has ended has a name that no page has ([`Table::fetching`]); no
+//! eviction begins there.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::page::{Entry, Page, State};
+use super::replacement::PageName;
 use super::slots::Slots;
 
 /// Pages of a block of entries.
@@ -183,6 +185,11 @@ fn in_operation(entry: Entry) -> bool {
     matches!(entry.state(), State::Fetching | State::EvictCopy | State::EvictDrop)
 }
 
+/// The name of an operation that begins at a page where another one began that is under way elsewhere.
+fn second_name(page: Page) -> Page {
+    page | PageName::PAGES_MAX
+}
+
 impl Table {
     /// The entry of a page.
     pub fn get(&self, page: Page) -> Entry {
@@ -328,8 +335,8 @@ impl Table {
             State::Resident | State::Untouched if access.protected => Decision::Unprotect,
             State::Resident => Decision::ZeroAgain,
             State::Untouched => Decision::Zero,
-            State::Remote if self.is_name(page) => {
-                // Two operations cannot have one name.
+            State::Remote if self.is_name(page) && self.is_name(second_name(page)) => {
+                // A third operation would have no name.
                 for forward in self.forwards.iter_mut().filter(|forward| forward.began == page) {
                     forward.waiter = true;
                 }
@@ -367,10 +374,17 @@ impl Table {
         self.mapped(page, false, slots);
     }
 
-    /// The page is on its way from its slot.
-    pub fn fetching(&mut self, page: Page, writable: bool) {
+    /// The page is on its way from its slot. Returns the operation's name: the page, unless an operation that began
+    /// here is under way elsewhere. The evictor itself may wait for this page, so it must not wait for an eviction.
+    pub fn fetching(&mut self, page: Page, writable: bool) -> Page {
         let entry = self.get(page);
         self.set(page, entry.with_state(State::Fetching).with_writable(writable).with_waiter(false));
+        if !self.is_name(page) {
+            return page;
+        }
+        let began = second_name(page);
+        self.forwards.push(Forward { began, now: Some(page), marked: false, counted: false, waiter: false });
+        began
     }
 
     /// A write to a protected page is about to be allowed: its slot's contents will differ.
@@ -594,7 +608,7 @@ impl Table {
         if let Some(forward) = forward {
             let mark = self.get(began);
             if forward.waiter || (forward.marked && mark.has_waiter()) {
-                wake.push(began);
+                wake.push(began & !PageName::PAGES_MAX);
             }
             if forward.marked {
                 self.set(began, Entry(0).with_queued(mark.is_queued()));

@@ -8,7 +8,8 @@ pub const PAGE_POLL: Duration = Duration::from_micros(150);
 /// How long a handler rests that found eight faults in a row taken: each fault wakes all that do not rest. A
 /// program that moves to another processor is served from afar for so long.
 pub const HANDLER_REST: Duration = Duration::from_millis(4);
-/// How long a handler rests while all faults are another handler's. It is woken when that changes.
+/// How long a handler rests while all faults are another handler's. It is woken when that changes; after this time it looks
+/// once, in case the other one has no processor. A bound, not a measurement.
 pub const HANDLER_LONG_REST: Duration = Duration::from_secs(1);
 /// How long a handler waits for the agent to leave the gate before it serves other spaces. The agent moves at
 /// most four pages meanwhile (8 us): one that takes longer has lost its processor.
