@@ -206,6 +206,18 @@ fn locked_memory_stays_and_is_said_to_exceed_the_limit() {
 }
 
 #[test]
+fn memory_outlives_its_program_while_another_process_has_it() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "2G");
+    for how in ["exits", "executes"] {
+        let program = Program::new(&[compiled("outliving", &[]), "64".into(), how.into()]).remote("512M");
+        let (plain, far) = (program.plain(), program.run_on(&[&lender], "16M"));
+        assert_eq!((far.code(), &far.stdout), (plain.code(), &plain.stdout), "{}", far.stderr);
+        assert!(plain.stdout.ends_with(b"all of it was there\n"), "{}", far.stderr);
+    }
+}
+
+#[test]
 fn the_main_thread_may_go_first() {
     needs!("cc");
     far("habits", Link::Shm, 1, ordinary(), &["main-thread-exits"]);
