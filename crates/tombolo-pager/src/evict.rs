@@ -13,7 +13,8 @@ use tombolo_host::event;
 use tombolo_host::timing::pager as timing;
 
 use crate::batch::{BATCH, Batch};
-use crate::pager::{Fault, Pager};
+use crate::events::Fault;
+use crate::pager::Pager;
 use crate::placement::Placement;
 
 /// Batches without a waiting fault after which less room is kept free.

@@ -11,8 +11,11 @@
 //! [`run()`] starts a program under it and comes back when the program and all
 //! its descendants have ended.
 
+mod arrive;
 mod attach;
 mod batch;
+mod copy_out;
+mod events;
 mod evict;
 mod handler;
 mod home;

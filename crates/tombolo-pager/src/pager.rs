@@ -8,42 +8,22 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use tombolo_core::pager::{
-    Outcome, PAGE_BYTES, Page, PageName, Replacement, Slots, State, TOUCH_MAX, WriteHabit,
-};
+use tombolo_core::pager::{Outcome, PAGE_BYTES, Page, PageName, Replacement, Slots, TOUCH_MAX, WriteHabit};
 use tombolo_host::process;
 use tombolo_host::sparse::Pages;
 use tombolo_host::uffd::{UffdError, Userfaultfd};
 use tombolo_node::FarMemory;
 
+use crate::events::{Deferred, Fault};
 use crate::handler::PollSet;
 use crate::home::Home;
 use crate::keeper::Keeper;
 use crate::protocol::STAGING_PAGES;
 use crate::room::Room;
-use crate::serve::Deferred;
 use crate::space::{Agent, Space, Table};
 use crate::stats::{Counters, Stats};
-
-/// A thread waits for a page.
-#[derive(Clone, Copy, Debug)]
-pub struct Fault {
-    /// Its space.
-    pub space: u32,
-    /// The page.
-    pub page: Page,
-    /// The access was a write.
-    pub write: bool,
-    /// The page was present, but write-protected.
-    pub protected: bool,
-    /// The thread.
-    pub thread: u32,
-    /// When the fault was read.
-    pub since: Instant,
-}
 
 /// Bounds of the room that is kept free, in pages: a 64th of the limit, within these, up to a 32nd.
 const HEADROOM_LEAST: u64 = 64;
@@ -439,60 +419,6 @@ impl Pager {
         if !entry.is_queued() {
             let lives = self.replacement.lock().insert(PageName::new(space.index, page), evicted_at);
             table.states.set(page, entry.with_queued(true).with_lives(lives));
-        }
-    }
-
-    /// One of several links to a lender is gone. The others carry its pages.
-    pub fn path_gone(&self, address: &str, why: &str) {
-        for poll in &self.polls {
-            poll.set_far(&*self.far);
-        }
-        (self.notify)(&format!("the link to {address} is gone ({why}); others to that lender are left"));
-    }
-
-    /// A lender is gone. Its pages are withdrawn, and every process that had
-    /// some there gets SIGBUS now: its memory is not whole any more.
-    pub fn lender_gone(&self, who: &str, why: &str) {
-        for poll in &self.polls {
-            poll.set_far(&*self.far);
-        }
-        let mut hurt = Vec::new();
-        for space in self.all_spaces() {
-            let mut lost = 0;
-            for (_, entry) in space.lock().states.all() {
-                let only_there = matches!(entry.state(), State::Remote | State::Fetching | State::EvictDrop);
-                lost += u64::from(only_there && entry.slot().is_some_and(|slot| self.far.is_lost(slot)));
-            }
-            if lost > 0 {
-                hurt.push((space, lost));
-            }
-        }
-        {
-            let mut slots = self.slots.lock();
-            for slot in (0..self.far.pages()).filter(|&slot| self.far.is_lost(slot)) {
-                slots.withdraw(slot);
-            }
-        }
-        let total: u64 = hurt.iter().map(|(_, lost)| lost).sum();
-        Counters::add(&self.stats.counters.lost_pages, total);
-        if hurt.is_empty() {
-            (self.notify)(&format!("lender {who} is gone ({why}); nothing was stored there"));
-            return;
-        }
-        for (space, lost) in hurt {
-            let agent = space.agent();
-            let pid = agent
-                .as_ref()
-                .map_or("a forked child".to_owned(), |agent| format!("process {}", agent.program.pid));
-            // Before anything is said. A child without an agent gets its SIGBUS when it touches one of those
-            // pages.
-            if let Some(agent) = agent {
-                let _ = process::signal(&agent.program.pidfd, libc::SIGBUS);
-            }
-            (self.notify)(&format!(
-                "lender {who} is gone ({why}), and with it {} KiB of {pid}: sending it SIGBUS",
-                lost * PAGE_BYTES / 1024
-            ));
         }
     }
 

@@ -16,8 +16,8 @@ use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::{UffdError, Userfaultfd};
 use tombolo_host::{event, process};
 
+use crate::events::Fault;
 use crate::locked::{Locked, Wakes};
-use crate::pager::Fault;
 use crate::protocol::{
     Answer, CANCELLED_OFFSET, CONTROL_PAGES, Command, Done, GATE_FREE, GATE_OFFSET, GATE_SUPERVISOR,
     GATE_WAITED_FOR, REQUESTS, STAGING_PAGE, STAGING_PAGES,

@@ -1,0 +1,175 @@
+//! What far memory reports: pages that arrive, and lenders that are lost.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tombolo_core::pager::{Outcome, PAGE_BYTES, Page, PageName, State};
+use tombolo_host::process;
+use tombolo_host::uffd::UffdError;
+use tombolo_node::FarEvent;
+
+use crate::events::{Deferred, PageBuffer};
+use crate::pager::Pager;
+use crate::serve::CHANGES_MAX;
+use crate::space::{Space, Table};
+use crate::stats::Counters;
+
+/// Names an operation of a space to far memory.
+pub(crate) fn ticket(space: &Space, operation: Page) -> u64 {
+    PageName::new(space.index, operation).word()
+}
+
+impl Pager {
+    /// Far memory has something to say.
+    pub fn far_event(&self, event: FarEvent) {
+        match event {
+            FarEvent::Arrived { ticket, address, since } => self.arrived(ticket, address, since),
+            FarEvent::PathLost { address, reason } => self.path_gone(&address, &reason),
+            FarEvent::LenderLost { lender, reason } => self.lender_gone(&lender, &reason),
+        }
+    }
+
+    /// A read of far memory has ended; `source` is where the page is. `since` then a thread has waited for it.
+    pub(crate) fn arrived(&self, ticket: u64, source: Option<u64>, since: Option<Instant>) {
+        let name = PageName::from_word(ticket);
+        let Some(space) = self.space(name.space()) else { return };
+        let mut guard = space.lock();
+        let table = &mut *guard;
+        for _ in 0..CHANGES_MAX {
+            let (page, entry) = table.states.operation(name.page());
+            if table.closed || entry.state() != State::Fetching {
+                return;
+            }
+            let Some(source) = source else {
+                return self.fetch_failed(&space, table, name.page());
+            };
+            let protect = !entry.is_writable();
+            let (mut woken, mut present) = (false, false);
+            if !entry.is_discarded() {
+                match space.map(table, page, source, 1, protect) {
+                    Ok(_) => woken = true,
+                    // A fork left it (see `Table::fork`): what is there is the program's.
+                    Err(UffdError::Exists(_)) => present = true,
+                    // It was unmapped, and the kernel will tell.
+                    Err(UffdError::NotMapped | UffdError::Gone) => {}
+                    Err(UffdError::Again(_)) => {
+                        if self.read_change(&space, table) {
+                            continue;
+                        }
+                        break;
+                    }
+                    Err(error) => {
+                        self.say_once(
+                            "map",
+                            &format!("a page could not be mapped ({error}); the program gets SIGBUS"),
+                        );
+                        return self.fetch_failed(&space, table, name.page());
+                    }
+                }
+            }
+            let evicted_at = Some(entry.age());
+            let finished = {
+                let mut slots = self.slots.lock();
+                let slot = entry.slot().filter(|&slot| {
+                    let keep = (protect && !present) || entry.is_discarded();
+                    if !keep {
+                        slots.release(slot);
+                    }
+                    keep
+                });
+                table.states.finish(name.page(), Outcome::Stays(slot), 0, &mut slots)
+            };
+            if finished.unqueued {
+                self.queue(&space, table, finished.page, evicted_at);
+            }
+            // Mapping the page has woken the threads that wait for it.
+            for page in finished.wake.into_iter().filter(|&other| !woken || other != page) {
+                space.wake_later(table, page, 1);
+            }
+            self.unreserve(&space, u64::from(finished.freed));
+            if let Some(since) = since {
+                self.stats.far_fault(since.elapsed());
+            }
+            return;
+        }
+        drop(guard);
+        // The source is there during this call only.
+        if let Some(source) = source {
+            let mut contents = Box::new(PageBuffer([0; PAGE_BYTES as usize]));
+            if process::read_exactly(std::process::id(), source, &mut contents.0).is_ok() {
+                self.deferred.lock().push_back(Deferred::Arrival { ticket, contents, since });
+            }
+        }
+    }
+
+    /// A page cannot be fetched: its lender is gone.
+    fn fetch_failed(&self, space: &Arc<Space>, table: &mut Table, began: Page) {
+        let finished = {
+            let mut slots = self.slots.lock();
+            let (_, entry) = table.states.operation(began);
+            if let Some(slot) = entry.slot() {
+                slots.release(slot);
+            }
+            table.states.finish(began, Outcome::Lost, 0, &mut slots)
+        };
+        self.unreserve(space, u64::from(finished.freed));
+        // A thread that waits faults again, and finds the page lost.
+        for page in finished.wake {
+            space.wake_later(table, page, 1);
+        }
+    }
+
+    /// One of several links to a lender is gone. The others carry its pages.
+    fn path_gone(&self, address: &str, why: &str) {
+        for poll in &self.polls {
+            poll.set_far(&*self.far);
+        }
+        (self.notify)(&format!("the link to {address} is gone ({why}); others to that lender are left"));
+    }
+
+    /// A lender is gone. Its pages are withdrawn, and every process that had
+    /// some there gets SIGBUS now: its memory is not whole any more.
+    fn lender_gone(&self, who: &str, why: &str) {
+        for poll in &self.polls {
+            poll.set_far(&*self.far);
+        }
+        let mut hurt = Vec::new();
+        for space in self.all_spaces() {
+            let mut lost = 0;
+            for (_, entry) in space.lock().states.all() {
+                let only_there = matches!(entry.state(), State::Remote | State::Fetching | State::EvictDrop);
+                lost += u64::from(only_there && entry.slot().is_some_and(|slot| self.far.is_lost(slot)));
+            }
+            if lost > 0 {
+                hurt.push((space, lost));
+            }
+        }
+        {
+            let mut slots = self.slots.lock();
+            for slot in (0..self.far.pages()).filter(|&slot| self.far.is_lost(slot)) {
+                slots.withdraw(slot);
+            }
+        }
+        let total: u64 = hurt.iter().map(|(_, lost)| lost).sum();
+        Counters::add(&self.stats.counters.lost_pages, total);
+        if hurt.is_empty() {
+            (self.notify)(&format!("lender {who} is gone ({why}); nothing was stored there"));
+            return;
+        }
+        for (space, lost) in hurt {
+            let agent = space.agent();
+            let pid = agent
+                .as_ref()
+                .map_or("a forked child".to_owned(), |agent| format!("process {}", agent.program.pid));
+            // Before anything is said. A child without an agent gets its SIGBUS when it touches one of those
+            // pages.
+            if let Some(agent) = agent {
+                let _ = process::signal(&agent.program.pidfd, libc::SIGBUS);
+            }
+            (self.notify)(&format!(
+                "lender {who} is gone ({why}), and with it {} KiB of {pid}: sending it SIGBUS",
+                lost * PAGE_BYTES / 1024
+            ));
+        }
+    }
+}

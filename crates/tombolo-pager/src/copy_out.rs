@@ -1,0 +1,87 @@
+//! Copying pages that leave a program: out of its staging area, or from where they are.
+
+use tombolo_core::pager::PAGE_BYTES;
+use tombolo_host::process::{self, SPANS_MAX, Span};
+
+use crate::batch::{Victim, Way};
+use crate::space::{Agent, Space};
+
+/// Ranges for one vectored copy.
+#[derive(Default)]
+struct Vector {
+    local: Vec<Span>,
+    remote: Vec<Span>,
+}
+
+impl Vector {
+    fn push(&mut self, local: u64, remote: u64) {
+        for (spans, address) in [(&mut self.local, local), (&mut self.remote, remote)] {
+            match spans.last_mut() {
+                Some(last) if last.address + last.length == address => last.length += PAGE_BYTES,
+                _ => spans.push(Span { address, length: PAGE_BYTES }),
+            }
+        }
+        debug_assert!(self.local.len().max(self.remote.len()) <= SPANS_MAX);
+    }
+
+    /// Copies; returns whole pages copied.
+    fn copy(&self, pid: u32) -> u64 {
+        // SAFETY: the local ranges are far windows or staging memory, which no
+        // reference points into, and whose slots belong to the victims.
+        unsafe { process::read_memory(pid, &self.local, &self.remote) }.unwrap_or(0) as u64 / PAGE_BYTES
+    }
+}
+
+/// Copies the moved victims out of the staging area.
+pub(crate) fn read_moved(agent: &Agent, staging: u64, victims: &mut [Victim]) {
+    let mut vector = Vector::default();
+    for victim in victims.iter() {
+        if let Way::Moved(index) = victim.way {
+            vector.push(victim.copy, staging + u64::from(index) * PAGE_BYTES);
+        }
+    }
+    if vector.local.is_empty() {
+        return;
+    }
+    let copied = vector.copy(agent.pid);
+    let mut left = if agent.has_ended() { 0 } else { copied };
+    for victim in victims.iter_mut().filter(|victim| matches!(victim.way, Way::Moved(_))) {
+        if left == 0 {
+            // Most likely the process has ended, and nobody will ask for the page.
+            victim.way = Way::Unread;
+            continue;
+        }
+        left -= 1;
+    }
+}
+
+/// Copies the kept victims out of the program. One that cannot be read stays.
+pub(crate) fn read_kept(agent: &Agent, victims: &mut [Victim]) {
+    for victim in victims.iter_mut().filter(|victim| victim.way == Way::Keep && !victim.clean) {
+        let mut vector = Vector::default();
+        let address = Space::address(victim.page);
+        vector.push(victim.copy, address);
+        if vector.copy(agent.pid) == 0 && !read_by_file(agent.pid, address, victim.copy) {
+            victim.way = Way::Stay;
+        }
+    }
+    if agent.has_ended() {
+        // The number may have been another process's.
+        victims.iter_mut().filter(|victim| victim.way == Way::Keep).for_each(|victim| victim.way = Way::Stay);
+    }
+}
+
+/// Reads a page that its process may not read itself (`PROT_NONE`).
+fn read_by_file(pid: u32, address: u64, copy: u64) -> bool {
+    let mut page = [0u8; PAGE_BYTES as usize];
+    let read = std::fs::File::open(format!("/proc/{pid}/mem"))
+        .and_then(|file| std::os::unix::fs::FileExt::read_exact_at(&file, &mut page, address));
+    if read.is_err() {
+        return false;
+    }
+    let local = [Span { address: copy, length: PAGE_BYTES }];
+    let own = [Span { address: page.as_ptr() as u64, length: PAGE_BYTES }];
+    // SAFETY: the local range belongs to the victim, as in `Vector::copy`.
+    unsafe { process::read_memory(std::process::id(), &local, &own) }
+        .is_ok_and(|bytes| bytes as u64 == PAGE_BYTES)
+}

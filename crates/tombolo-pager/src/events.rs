@@ -1,0 +1,259 @@
+//! What the kernel reports: faults, and changes of the address space.
+//!
+//! A space's events are read, decided and carried out under the lock of its table. The
+//! kernel refuses to map pages (*again*) from the moment an address space begins to
+//! change until the change's event was read and the changing thread has gone on.
+//!
+//! Of several events that were read in one call, changes are dealt with first, in their order,
+//! and faults afterwards, because the program has gone on from the changes already.
+//!
+//! Events are read only while no command of the agent's is being carried out (the
+//! gate, see `protocol`): a command that names a range which is gone is cancelled before
+//! the program can map something else there.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tombolo_core::pager::{PAGE_BYTES, Page, State};
+use tombolo_host::uffd::{Event, Userfaultfd};
+
+use crate::pager::Pager;
+use crate::space::{Gate, Space, Table};
+use crate::stats::Counters;
+
+/// A thread waits for a page.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// Its space.
+    pub space: u32,
+    /// The page.
+    pub page: Page,
+    /// The access was a write.
+    pub write: bool,
+    /// The page was present, but write-protected.
+    pub protected: bool,
+    /// The thread.
+    pub thread: u32,
+    /// When the fault was read.
+    pub since: Instant,
+}
+
+/// What [`Pager::serve_next`] found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Events that were read.
+    pub events: u32,
+    /// How many of them were faults.
+    pub faults: u32,
+    /// The thread of the last fault.
+    pub thread: u32,
+}
+
+/// What waits for an address space that is changing.
+#[derive(Debug)]
+pub enum Deferred {
+    /// A fault.
+    Fault(Fault),
+    /// A page that has arrived.
+    Arrival {
+        /// As given to far memory.
+        ticket: u64,
+        /// Its contents.
+        contents: Box<PageBuffer>,
+        /// Since when a thread has waited for it.
+        since: Option<Instant>,
+    },
+}
+
+/// The contents of a page.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+pub struct PageBuffer(pub [u8; PAGE_BYTES as usize]);
+
+impl Pager {
+    /// Reads up to `most` events of a space and serves them.
+    pub fn serve_next(&self, space: &Arc<Space>, most: usize) -> Served {
+        let mut served = Served::default();
+        let mut table = space.lock();
+        served.events = self.read(space, &mut table, most).unwrap_or(0);
+        let mut to_send = false;
+        while let Some(fault) = table.faults.pop_front() {
+            served.faults += 1;
+            served.thread = fault.thread;
+            to_send |= self.serve(space, &mut table, fault);
+        }
+        drop(table);
+        if to_send {
+            self.far.flush();
+        }
+        served
+    }
+
+    /// Reads up to `most` events. Faults are noted in the table, to be served when the changes that were read with them
+    /// are known; what is no fault is dealt with. Returns how many events there were. `None`: they cannot be
+    /// read now.
+    fn read(&self, space: &Arc<Space>, table: &mut Table, most: usize) -> Option<u32> {
+        if table.closed {
+            return Some(0);
+        }
+        let agent = space.agent();
+        let gate = space.gate(agent.as_deref())?;
+        let (mut count, mut since) = (0, None);
+        let read = space.uffd.read_events(most, |event| {
+            count += 1;
+            if let Event::Fault { address, write, write_protected, thread } = event {
+                table.faults.push_back(Fault {
+                    space: space.index,
+                    page: address / PAGE_BYTES,
+                    write,
+                    protected: write_protected,
+                    thread,
+                    since: *since.get_or_insert_with(Instant::now),
+                });
+            } else {
+                self.changed(space, table, event, &gate);
+            }
+        });
+        drop(gate);
+        match read {
+            Ok(()) => Some(count),
+            Err(error) => {
+                self.unreadable(space, &error);
+                None
+            }
+        }
+    }
+
+    /// The address space has changed. What the agent was told and has not begun is void where its pages are
+    /// not where they were.
+    fn changed(&self, space: &Arc<Space>, table: &mut Table, event: Event, gate: &Gate<'_>) {
+        let cancel = |table: &Table, in_operation: bool| {
+            if in_operation && table.command != 0 {
+                gate.cancel(table.command);
+            }
+        };
+        let slots = &self.slots;
+        let discarded = match event {
+            Event::Fault { .. } | Event::Unknown(_) => return,
+            Event::Fork(uffd) => return self.adopt(space, table, uffd),
+            Event::Remove { start, end } => {
+                if let Some(at) = table.own_drops.iter().position(|own| *own == (start, end)) {
+                    table.own_drops.swap_remove(at);
+                    return;
+                }
+                table.states.discard(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.lock())
+            }
+            Event::Unmap { start, end } => {
+                let discarded = table.states.unmap(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.lock());
+                cancel(table, discarded.in_operation);
+                discarded
+            }
+            Event::Remap { from, to, length } => {
+                let (from, to, count) = (from / PAGE_BYTES, to / PAGE_BYTES, length / PAGE_BYTES);
+                let remapped = table.states.remap(from, to, count, &mut slots.lock());
+                self.unreserve(space, remapped.resident);
+                cancel(table, remapped.in_operation);
+                for page in remapped.wake {
+                    space.wake_later(table, page, 1);
+                }
+                for page in remapped.unqueued {
+                    self.queue(space, table, page, None);
+                }
+                return;
+            }
+        };
+        Counters::add(&self.stats.counters.discarded_pages, discarded.pages);
+        self.unreserve(space, discarded.resident);
+    }
+
+    /// An event cannot be read: no descriptor is left for a forked child, whose parent waits.
+    fn unreadable(&self, space: &Arc<Space>, error: &std::io::Error) {
+        let exhausted = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+        if exhausted && self.use_spare_descriptor() {
+            return;
+        }
+        if exhausted && let Some(agent) = space.agent() {
+            self.end_program(&agent, "no file descriptor is left to serve a forked child (see `ulimit -n`)");
+        }
+    }
+
+    /// Reads an event while a fault is being served: a change is dealt with, another fault is put off.
+    /// False: there was none.
+    pub(crate) fn read_change(&self, space: &Arc<Space>, table: &mut Table) -> bool {
+        let read = self.read(space, table, 1).is_some_and(|events| events > 0);
+        if !table.faults.is_empty() {
+            self.deferred.lock().extend(table.faults.drain(..).map(Deferred::Fault));
+        }
+        read
+    }
+
+    /// Serves a fault that was read earlier.
+    pub fn serve_again(&self, fault: Fault) {
+        if let Some(space) = self.space(fault.space) {
+            let sent = self.serve(&space, &mut space.lock(), fault);
+            if sent {
+                self.far.flush();
+            }
+        }
+    }
+
+    /// Serves what was put off. Returns whether something had to be put off again.
+    pub fn serve_deferred(&self) -> bool {
+        let count = self.deferred.lock().len();
+        for _ in 0..count {
+            let next = self.deferred.lock().pop_front();
+            match next {
+                Some(Deferred::Fault(fault)) => self.serve_again(fault),
+                Some(Deferred::Arrival { ticket, contents, since }) => {
+                    self.arrived(ticket, Some(contents.0.as_ptr() as u64), since);
+                }
+                None => break,
+            }
+        }
+        !self.deferred.lock().is_empty()
+    }
+
+    /// The process forked: the child starts with its parent's table.
+    fn adopt(&self, parent: &Arc<Space>, table: &mut Table, uffd: Userfaultfd) {
+        Counters::add(&self.stats.counters.forks, 1);
+        let mut uffd = Some(uffd);
+        let mut make = |index| {
+            let token = Space::new_token()?;
+            let uffd = uffd.take().ok_or(std::io::ErrorKind::AlreadyExists)?;
+            Ok(Space::new(index, uffd, parent.control, parent.requests, token))
+        };
+        let child = match self.add_space(&mut make) {
+            Ok(child) => child,
+            Err(error) => {
+                // Without this descriptor it would read zeroes. So it waits, which can be seen.
+                self.unserved.lock().extend(uffd);
+                (self.notify)(&format!("a forked child cannot be served, and waits: {error}"));
+                return;
+            }
+        };
+        let forked = table.states.fork(child.index, &mut self.slots.lock());
+        {
+            let mut own = child.lock();
+            if own.closed {
+                // The fork has failed, and that was noticed already.
+                let mut slots = self.slots.lock();
+                for slot in forked.table.all().iter().filter_map(|(_, entry)| entry.slot()) {
+                    slots.release(slot);
+                }
+                return;
+            }
+            own.states = forked.table;
+            for (page, entry) in own.states.all() {
+                if entry.state() == State::Resident {
+                    self.queue(&child, &mut own, page, None);
+                }
+            }
+            self.room.take(&child.account, forked.resident);
+        }
+        // Only now: its faults are served by its table.
+        if let Err(error) = self.poll_space(&child) {
+            (self.notify)(&format!("a forked child cannot be served: {error}"));
+        }
+        self.evictor.ring();
+    }
+}
