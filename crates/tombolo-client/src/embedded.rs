@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 use tombolo_host::unix::{SeqpacketListener, UnixError};
 use tombolo_node::{Address, JoinError, Node, PeerEvent, Security, Turn};
 
-use crate::domain::{Bells, Domain, Progress};
+use crate::domain::Domain;
 use crate::error::OpenError;
+use crate::inner::{Bells, Progress};
 
 /// How the node is set up.
 #[derive(Clone, Debug)]

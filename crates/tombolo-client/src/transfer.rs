@@ -6,8 +6,8 @@ use std::time::Duration;
 use tombolo_channel::{Descriptor, Status, Target};
 use tombolo_wire::Notification;
 
-use crate::domain::Inner;
 use crate::error::WaitError;
+use crate::inner::Inner;
 
 /// What is to be moved. All addresses are those of [`crate::Memory::address`] and on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
