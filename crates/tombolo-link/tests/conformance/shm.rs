@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    PATIENCE, accept, check, connect, connected, connected_to, listen, receive_until, scratch_address,
-    scratch_path, send,
+    PATIENCE, a_late_listener_is_found, accept, check, connect, connected, connected_to, listen,
+    receive_until, scratch_address, scratch_path, send,
 };
 use crate::liveness::await_loss;
 use tombolo_host::event::wait_readable;
@@ -232,14 +232,7 @@ fn nobody_there_is_a_clear_error() {
 
 #[test]
 fn a_listener_that_starts_late_is_found() {
-    let address = scratch_address();
-    std::thread::scope(|scope| {
-        let connector = scope.spawn(|| connect(&address, PATIENCE).unwrap());
-        std::thread::sleep(Duration::from_millis(100));
-        let listener = listen(&address).unwrap();
-        let _link = accept(&*listener);
-        connector.join().unwrap();
-    });
+    a_late_listener_is_found(&scratch_address());
 }
 
 #[test]

@@ -6,14 +6,14 @@ mod peer;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tombolo_client::{Domain, Grant, Memory, Spec, Target, Who};
+use tombolo_client::{Domain, Grant, Memory, Target, Who};
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_node::fuzzing::{Reply, Request};
 use tombolo_node::{Address, Node, Security};
 use tombolo_random::Random;
 use tombolo_wire::Checksums;
 
-use crate::harness::{Host, PATIENCE, pattern, shm, udp};
+use crate::harness::{Host, PATIENCE, check_round, shm, udp};
 use peer::Peer;
 
 const LEND_BYTES: u64 = 8 << 20;
@@ -27,18 +27,7 @@ pub fn honest(near: &Domain, mine: &Memory, theirs: &Memory, node: u32, stop: &A
     let mut round = 0;
     while !stop.load(Ordering::Relaxed) || round < 10 {
         round += 1;
-        let length = 1 + (round * 7919) % 200_000;
-        let bytes = pattern(round as u64, length);
-        mine.write(0, &bytes).unwrap();
-        let target = Target { node, domain: 2 };
-        let there = Spec::new(mine.address(), theirs.address(), length as u32);
-        near.write(target, there).unwrap().wait(PATIENCE).unwrap();
-        let half = 1 << 19;
-        let back = Spec::new(theirs.address(), mine.address() + half, length as u32);
-        near.read(target, back).unwrap().wait(PATIENCE).unwrap();
-        let mut found = vec![0; length];
-        mine.read(half as usize, &mut found).unwrap();
-        assert!(found == bytes, "round {round}, {length} bytes");
+        check_round(near, mine, theirs, Target { node, domain: 2 }, round);
     }
     round
 }
