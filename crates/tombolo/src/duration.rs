@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// The longest: a year and a day.
+/// The longest that is accepted, a year and a day: more is a mistake. It bounds what is written, not a wait, so it
+/// stands here and not in `timing`.
 const MAX: Duration = Duration::from_secs(366 * 86400);
 
 /// A length of time; a number without a unit is one of seconds.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use tombolo_host::timing::command::PING_TIMEOUT;
+use tombolo_host::timing::command::{PING_CHECK_INTERVAL, PING_TIMEOUT};
 use tombolo_node::{Address, MAX_PING_BYTES, PingError, Pinger, Security};
 
 use crate::asked::NodeArguments;
@@ -43,8 +43,6 @@ struct Outcome {
 }
 
 static STOP: AtomicBool = AtomicBool::new(false);
-/// How often a pause looks whether a signal has come.
-const LOOK: Duration = Duration::from_millis(100);
 /// The first finds caches and processors cold, and is not counted.
 const WARM_UP: u64 = 1;
 
@@ -192,7 +190,7 @@ fn pause(interval: Duration, is_stopped: &dyn Fn() -> bool) {
         if left.is_zero() {
             return;
         }
-        std::thread::sleep(left.min(LOOK));
+        std::thread::sleep(left.min(PING_CHECK_INTERVAL));
     }
 }
 
