@@ -7,6 +7,10 @@ use std::time::Duration;
 /// only a process that is stopped takes longer.
 pub const SHM_INTRODUCTION_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// While this process has no file descriptors left, a listener over shared memory accepts nothing for this long:
+/// its socket stays readable meanwhile, and a shorter pause would only use a processor.
+pub const SHM_ACCEPT_BACK_OFF: Duration = Duration::from_millis(100);
+
 /// The first and the longest pause between two attempts to connect to a socket where nobody listens yet, or
 /// whose queue is full. The first is short, for a node that starts together with us; the longest keeps those
 /// that wait for one that does not come from using a processor.
