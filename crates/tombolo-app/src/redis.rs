@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tombolo_host::timing::command::{REDIS_ANSWER_TIMEOUT, REDIS_CONNECT_INTERVAL};
 use tombolo_random::Random;

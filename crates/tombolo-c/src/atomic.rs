@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tombolo_client::PostError;
 
-use crate::{Domain, Result, Started, Target, Transfer, bad, hand_out, of_wait};
+use crate::{Domain, Result, Started, Target, Transfer, bad_argument, hand_out, wait_failure};
 
 unsafe fn change(
     domain: *const Domain,
@@ -13,10 +13,10 @@ unsafe fn change(
 ) -> Result {
     // SAFETY: null or valid, as the callers' callers promise.
     let Some(domain) = (unsafe { domain.as_ref() }) else {
-        return bad("an atomic operation without a domain");
+        return bad_argument("an atomic operation without a domain");
     };
     if transfer.is_null() {
-        return bad("an atomic operation without a place for its handle");
+        return bad_argument("an atomic operation without a place for its handle");
     }
     // SAFETY: can be written, as the callers' callers promise.
     unsafe { hand_out(post(&domain.domain).map(Started::Atomic), transfer) }
@@ -70,10 +70,10 @@ pub unsafe extern "C" fn tombolo_wait_word(
 ) -> Result {
     // SAFETY: null or not released, as the caller promises.
     let Some(Transfer(Started::Atomic(atomic))) = (unsafe { transfer.as_ref() }) else {
-        return bad("tombolo_wait_word: transfer is null, or no atomic operation");
+        return bad_argument("tombolo_wait_word: transfer is null, or no atomic operation");
     };
     if before.is_null() {
-        return bad("tombolo_wait_word: before is null");
+        return bad_argument("tombolo_wait_word: before is null");
     }
     match atomic.wait(Duration::from_millis(milliseconds.into())) {
         Ok(word) => {
@@ -81,6 +81,6 @@ pub unsafe extern "C" fn tombolo_wait_word(
             unsafe { before.write(word) };
             Result::Ok
         }
-        Err(error) => of_wait(error),
+        Err(error) => wait_failure(error),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Result, Started, Status, Transfer, bad, of_wait};
+use crate::{Result, Started, Status, Transfer, bad_argument, wait_failure};
 
 /// How far a transfer is. No system call, but one some ten times a second that finds out whether the
 /// node is gone: then a transfer that has not ended is finished with error, and `tombolo_wait` says
@@ -29,13 +29,15 @@ pub unsafe extern "C" fn tombolo_poll(transfer: *const Transfer) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tombolo_wait(transfer: *const Transfer, milliseconds: u32) -> Result {
     // SAFETY: null or not released, as the caller promises.
-    let Some(transfer) = (unsafe { transfer.as_ref() }) else { return bad("tombolo_wait: transfer is null") };
-    let patience = Duration::from_millis(milliseconds.into());
-    let ended = match &transfer.0 {
-        Started::Plain(plain) => plain.wait(patience),
-        Started::Atomic(atomic) => atomic.wait(patience).map(|_| ()),
+    let Some(transfer) = (unsafe { transfer.as_ref() }) else {
+        return bad_argument("tombolo_wait: transfer is null");
     };
-    ended.map_or_else(of_wait, |()| Result::Ok)
+    let timeout = Duration::from_millis(milliseconds.into());
+    let ended = match &transfer.0 {
+        Started::Plain(plain) => plain.wait(timeout),
+        Started::Atomic(atomic) => atomic.wait(timeout).map(|_| ()),
+    };
+    ended.map_or_else(wait_failure, |()| Result::Ok)
 }
 
 /// Releases a transfer's handle; one that is on its way goes on. Null is nothing.

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Mutex;
 
-use crate::{Domain, Result, bad, of_open};
+use crate::{Domain, Result, bad_argument, open_failure};
 
 /// Opens a domain at the node whose programs' socket is at `path`: of this number (1 to 32767), or
 /// of any (0). The node must run as this process's own user, or as root: otherwise `REFUSED`.
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn tombolo_open_of_user(
 /// `path` is null or a string, `domain` is null or can be written.
 unsafe fn open(path: *const c_char, number: u16, user_id: Option<u32>, domain: *mut *mut Domain) -> Result {
     if path.is_null() || domain.is_null() {
-        return bad("tombolo_open: a pointer is null");
+        return bad_argument("tombolo_open: a pointer is null");
     }
     // SAFETY: a string, as the caller promises.
     let path = unsafe { CStr::from_ptr(path) };
@@ -56,7 +56,7 @@ unsafe fn open(path: *const c_char, number: u16, user_id: Option<u32>, domain: *
             };
             Result::Ok
         }
-        Err(error) => of_open(&error),
+        Err(error) => open_failure(&error),
     }
 }
 
@@ -78,8 +78,8 @@ pub unsafe extern "C" fn tombolo_close(domain: *mut Domain) -> Result {
     let mut closed = Result::Ok;
     for (start, own) in domain.registered().drain() {
         let Err((_, error)) = own.take_back(&domain.domain, start) else { continue };
-        closed = of_open(&error);
-        // One that does not answer is not asked a thousand times.
+        closed = open_failure(&error);
+        // A node that does not answer is not asked again for each range.
         if closed != Result::Refused {
             break;
         }

@@ -37,7 +37,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tombolo_client::{OpenError, PostError, WaitError};
 
-/// What became of a call. 0 is success.
+/// The outcome of a call. 0 is success.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Result {
@@ -47,7 +47,7 @@ pub enum Result {
     BadArgument = 1,
     /// No node answers at the path.
     NoNode = 2,
-    /// The connection to the node broke: all its transfers are lost, and the memory with it.
+    /// The connection to the node broke: all transfers are lost, and the memory of the domain with them.
     NodeGone = 3,
     /// It took too long. A transfer goes on. Memory may still become registered: see `tombolo_register`.
     TimedOut = 4,
@@ -69,7 +69,7 @@ pub enum Result {
 pub enum Status {
     /// Completed successfully.
     Finished = 0,
-    /// On its way.
+    /// Under way.
     Ongoing = 1,
     /// Not begun: the node had no room for it.
     Paused = 2,
@@ -89,7 +89,7 @@ pub enum Who {
     Node = 2,
 }
 
-/// What somebody else may do with memory.
+/// What others may do with memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Grant {
@@ -127,14 +127,14 @@ pub struct Spec {
     pub source_address: u64,
     /// Where they go.
     pub destination_address: u64,
-    /// How many: up to 4 GiB - 1.
+    /// How many bytes: up to 4 GiB - 1.
     pub size_bytes: u32,
     /// 0: class of service by what is left of the transfer; 1 high, 2 medium, 3 low.
     pub class_hint: u32,
     /// Whether two words are written at the destination's side after the last byte, the first before
     /// the last.
     pub notify: bool,
-    /// Where, in the destination's domain.
+    /// Where the words are written, in the destination's domain.
     pub notification_address: u64,
     /// The first word.
     pub first: u64,
@@ -145,7 +145,7 @@ pub struct Spec {
 /// A protection domain. May be used by all threads.
 pub struct Domain {
     domain: tombolo_client::Domain,
-    /// Own memory, by where it begins.
+    /// The program's own memory that is registered, by the address at which it begins.
     registered: Mutex<HashMap<usize, own::Own>>,
 }
 
@@ -169,24 +169,24 @@ impl Started {
     }
 }
 
-/// Where a domain's messages come.
+/// The mailbox of a domain, to which messages come.
 pub struct Mailbox(tombolo_client::Mailbox);
 
 thread_local! {
     static ERROR: RefCell<CString> = RefCell::default();
 }
 
-fn say(result: Result, text: &str) -> Result {
+fn fail(result: Result, text: &str) -> Result {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     ERROR.with(|error| *error.borrow_mut() = text);
     result
 }
 
-fn bad(what: &str) -> Result {
-    say(Result::BadArgument, what)
+fn bad_argument(what: &str) -> Result {
+    fail(Result::BadArgument, what)
 }
 
-fn of_open(error: &OpenError) -> Result {
+fn open_failure(error: &OpenError) -> Result {
     let result = match error {
         OpenError::NoNode { .. } => Result::NoNode,
         OpenError::TimedOut(_) | OpenError::Unanswered(_) => Result::TimedOut,
@@ -197,17 +197,17 @@ fn of_open(error: &OpenError) -> Result {
         | OpenError::UntrustedNode { .. } => Result::Refused,
         OpenError::Lost(_) | OpenError::UnexpectedMessage => Result::NodeGone,
     };
-    say(result, &error.to_string())
+    fail(result, &error.to_string())
 }
 
-fn of_wait(error: WaitError) -> Result {
+fn wait_failure(error: WaitError) -> Result {
     let result = match error {
         WaitError::Failed(_) => Result::Failed,
         WaitError::Paused => Result::Paused,
         WaitError::TimedOut(_) => Result::TimedOut,
         WaitError::NodeGone => Result::NodeGone,
     };
-    say(result, &error.to_string())
+    fail(result, &error.to_string())
 }
 
 /// The text of this thread's last error, until its next call. Never null.
@@ -226,11 +226,11 @@ fn grant(grant: &Grant) -> Option<tombolo_client::Grant> {
     Some(tombolo_client::Grant { who, read: grant.read, write: grant.write })
 }
 
-/// The grants of a list, if all are for somebody.
+/// The grants of a list; `None` if one of them names nobody.
 ///
 /// # Safety
 /// `grants` has `count` entries.
-unsafe fn list(grants: *const Grant, count: usize) -> Option<Vec<tombolo_client::Grant>> {
+unsafe fn grants_of(grants: *const Grant, count: usize) -> Option<Vec<tombolo_client::Grant>> {
     let grants = match count {
         0 => &[],
         // SAFETY: there are as many entries as the caller promises.
@@ -254,6 +254,6 @@ unsafe fn hand_out(started: std::result::Result<Started, PostError>, transfer: *
             unsafe { transfer.write(Box::into_raw(Box::new(Transfer(started)))) };
             Result::Ok
         }
-        Err(error) => say(Result::NoChannel, &error.to_string()),
+        Err(error) => fail(Result::NoChannel, &error.to_string()),
     }
 }

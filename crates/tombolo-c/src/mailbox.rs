@@ -6,7 +6,8 @@ use std::time::Duration;
 use tombolo_client::{MAX_MAIL_BYTES, SendError};
 
 use crate::{
-    Domain, Grant, Mailbox, Result, Started, Target, Transfer, bad, grant, hand_out, of_open, of_wait, say,
+    Domain, Grant, Mailbox, Result, Started, Target, Transfer, bad_argument, fail, grant, hand_out,
+    open_failure, wait_failure,
 };
 
 /// The longest message of a mailbox, in bytes.
@@ -29,10 +30,10 @@ pub unsafe extern "C" fn tombolo_open_mailbox(
 ) -> Result {
     // SAFETY: null or open, as the caller promises.
     let Some(domain) = (unsafe { domain.as_ref() }) else {
-        return bad("tombolo_open_mailbox: domain is null");
+        return bad_argument("tombolo_open_mailbox: domain is null");
     };
     if mailbox.is_null() || (senders.is_null() && sender_count > 0) {
-        return bad("tombolo_open_mailbox: a pointer is null");
+        return bad_argument("tombolo_open_mailbox: a pointer is null");
     }
     let senders = match sender_count {
         0 => &[],
@@ -41,7 +42,7 @@ pub unsafe extern "C" fn tombolo_open_mailbox(
     };
     let who = |sender: &Grant| grant(sender).map(|grant| grant.who);
     let Some(senders) = senders.iter().map(who).collect::<Option<Vec<_>>>() else {
-        return bad("tombolo_open_mailbox: a sender is nobody");
+        return bad_argument("tombolo_open_mailbox: a sender is nobody");
     };
     match domain.domain.open_mailbox(messages, &senders) {
         Ok(opened) => {
@@ -49,7 +50,7 @@ pub unsafe extern "C" fn tombolo_open_mailbox(
             unsafe { mailbox.write(Box::into_raw(Box::new(Mailbox(opened)))) };
             Result::Ok
         }
-        Err(error) => of_open(&error),
+        Err(error) => open_failure(&error),
     }
 }
 
@@ -67,18 +68,20 @@ pub unsafe extern "C" fn tombolo_send(
     transfer: *mut *mut Transfer,
 ) -> Result {
     // SAFETY: null or open, as the caller promises.
-    let Some(domain) = (unsafe { domain.as_ref() }) else { return bad("tombolo_send: domain is null") };
+    let Some(domain) = (unsafe { domain.as_ref() }) else {
+        return bad_argument("tombolo_send: domain is null");
+    };
     if message.is_null() || transfer.is_null() || !(1..=MAX_MAIL_BYTES).contains(&bytes) {
-        return bad("tombolo_send: a pointer is null, or the message is empty or too long");
+        return bad_argument("tombolo_send: a pointer is null, or the message is empty or too long");
     }
     // SAFETY: there are as many bytes as the caller promises.
     let message = unsafe { std::slice::from_raw_parts(message.cast(), bytes) };
     match domain.domain.send(target.into(), message) {
         // SAFETY: can be written, as the caller promises.
         Ok(started) => unsafe { hand_out(Ok(Started::Plain(started)), transfer) },
-        Err(SendError::Post(error)) => say(Result::NoChannel, &error.to_string()),
-        Err(SendError::Memory(error)) => of_open(&error),
-        Err(error @ SendError::Length(_)) => bad(&error.to_string()),
+        Err(SendError::Post(error)) => fail(Result::NoChannel, &error.to_string()),
+        Err(SendError::Memory(error)) => open_failure(&error),
+        Err(error @ SendError::Length(_)) => bad_argument(&error.to_string()),
     }
 }
 
@@ -97,10 +100,10 @@ pub unsafe extern "C" fn tombolo_receive(
 ) -> Result {
     // SAFETY: null or open, as the caller promises.
     let Some(mailbox) = (unsafe { mailbox.as_ref() }) else {
-        return bad("tombolo_receive: mailbox is null");
+        return bad_argument("tombolo_receive: mailbox is null");
     };
     if message.is_null() || bytes.is_null() {
-        return bad("tombolo_receive: a pointer is null");
+        return bad_argument("tombolo_receive: a pointer is null");
     }
     match mailbox.0.receive(Duration::from_millis(milliseconds.into())) {
         Ok(mail) => {
@@ -115,7 +118,7 @@ pub unsafe extern "C" fn tombolo_receive(
             }
             Result::Ok
         }
-        Err(error) => of_wait(error),
+        Err(error) => wait_failure(error),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use crate::{Domain, Grant, Memory, Result, bad, list, of_open};
+use crate::{Domain, Grant, Memory, Result, bad_argument, grants_of, open_failure};
 
 /// Allocates `bytes` of zeroed memory (whole pages of 4096); `grants` says what others may do with it.
 ///
@@ -17,13 +17,15 @@ pub unsafe extern "C" fn tombolo_allocate(
     memory: *mut *mut Memory,
 ) -> Result {
     // SAFETY: null or open, as the caller promises.
-    let Some(domain) = (unsafe { domain.as_ref() }) else { return bad("tombolo_allocate: domain is null") };
+    let Some(domain) = (unsafe { domain.as_ref() }) else {
+        return bad_argument("tombolo_allocate: domain is null");
+    };
     if memory.is_null() || (grants.is_null() && grant_count > 0) {
-        return bad("tombolo_allocate: a pointer is null");
+        return bad_argument("tombolo_allocate: a pointer is null");
     }
     // SAFETY: there are as many entries as the caller promises.
-    let Some(grants) = (unsafe { list(grants, grant_count) }) else {
-        return bad("tombolo_allocate: a grant is for nobody");
+    let Some(grants) = (unsafe { grants_of(grants, grant_count) }) else {
+        return bad_argument("tombolo_allocate: a grant is for nobody");
     };
     match domain.domain.allocate(bytes, &grants) {
         Ok(made) => {
@@ -31,7 +33,7 @@ pub unsafe extern "C" fn tombolo_allocate(
             unsafe { memory.write(Box::into_raw(Box::new(Memory(made)))) };
             Result::Ok
         }
-        Err(error) => of_open(&error),
+        Err(error) => open_failure(&error),
     }
 }
 
@@ -43,13 +45,15 @@ pub unsafe extern "C" fn tombolo_allocate(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tombolo_free(domain: *const Domain, memory: *mut Memory) -> Result {
     // SAFETY: null or open, as the caller promises.
-    let Some(domain) = (unsafe { domain.as_ref() }) else { return bad("tombolo_free: domain is null") };
+    let Some(domain) = (unsafe { domain.as_ref() }) else {
+        return bad_argument("tombolo_free: domain is null");
+    };
     if memory.is_null() {
         return Result::Ok;
     }
     // SAFETY: from `Box::into_raw`, and the caller's last use.
     let memory = unsafe { Box::from_raw(memory) };
-    domain.domain.free(memory.0).map_or_else(|error| of_open(&error), |()| Result::Ok)
+    domain.domain.free(memory.0).map_or_else(|error| open_failure(&error), |()| Result::Ok)
 }
 
 /// Where the memory is in this program; null for null. Others may change it, as far as its grants go.

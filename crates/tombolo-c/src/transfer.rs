@@ -2,7 +2,7 @@
 
 use tombolo_client::{CLASSES, Notification, PostError};
 
-use crate::{Domain, Result, Spec, Started, Target, Transfer, bad, hand_out};
+use crate::{Domain, Result, Spec, Started, Target, Transfer, bad_argument, hand_out};
 
 unsafe fn start(
     domain: *const Domain,
@@ -17,10 +17,10 @@ unsafe fn start(
 ) -> Result {
     // SAFETY: null or valid, as the callers' callers promise.
     let (Some(domain), Some(spec)) = (unsafe { domain.as_ref() }, unsafe { spec.as_ref() }) else {
-        return bad("a transfer without a domain or a spec");
+        return bad_argument("a transfer without a domain or a spec");
     };
     if transfer.is_null() || spec.class_hint > u32::from(CLASSES) {
-        return bad("a transfer without a place for its handle, or of a class that is none");
+        return bad_argument("a transfer without a place for its handle, or of a class that is none");
     }
     let words = Notification { address: spec.notification_address, first: spec.first, last: spec.last };
     let wanted = tombolo_client::Spec {

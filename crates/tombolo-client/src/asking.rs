@@ -12,11 +12,11 @@ use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
 use crate::error::OpenError;
 use crate::requests::{GivenUp, MAX_GIVEN_UP, Requests, Settling};
 
-/// Messages taken at once where nobody waits for an answer: many more than an honest node ever has in the
+/// The most messages that [`Asking::catch_up`] takes in one call: many more than an honest node ever has in the
 /// socket, whose queue the kernel bounds.
 const MAX_CAUGHT_UP: usize = 4096;
-/// A message of the node.
-enum Heard {
+/// What the node sends.
+enum NodeMessage {
     Answer(u32, Answer),
     Ended,
 }
@@ -36,8 +36,8 @@ impl Answer {
     }
 }
 
-/// Takes the next one, if there is one.
-fn hear(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<Option<Heard>, OpenError> {
+/// Takes the next message from the socket; `None` if none is there.
+fn receive_message(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<Option<NodeMessage>, OpenError> {
     let (length_bytes, descriptors) = match socket.receive(buffer) {
         Ok(Received { length_bytes, descriptors }) => (length_bytes, Some(descriptors)),
         Err(UnixError::DescriptorsCut { length_bytes }) => (length_bytes, None),
@@ -46,14 +46,14 @@ fn hear(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<Option<Heard>, Op
     };
     match decode(&buffer[..length_bytes]) {
         Some(Message::AnswerV2 { number, reply }) => {
-            Ok(Some(Heard::Answer(number, Answer { reply, descriptors })))
+            Ok(Some(NodeMessage::Answer(number, Answer { reply, descriptors })))
         }
-        Some(Message::EndedV1) => Ok(Some(Heard::Ended)),
+        Some(Message::EndedV1) => Ok(Some(NodeMessage::Ended)),
         _ => Err(OpenError::UnexpectedMessage),
     }
 }
 
-/// What is needed to ask the node for something; one thread has it at a time.
+/// The state of asking the node. One thread asks at a time.
 #[derive(Debug)]
 pub(crate) struct Asking {
     buffer: Vec<u8>,
@@ -67,18 +67,19 @@ impl Asking {
         Self { buffer: vec![0; MAX_MESSAGE_BYTES], requests: Requests::default(), has_mailbox: false }
     }
 
-    /// Asks the node for something and waits for the answer. `ended` hears of other messages. Where
-    /// the request was sent and no answer to it is read, `what` says what the answer may bring later.
+    /// Asks the node for something and waits for the answer. `on_ended` is called for each message that says
+    /// that a transfer has ended. If the request was sent and its answer did not come in time, `given_up` says
+    /// what a late answer may bring.
     pub(crate) fn ask(
         &mut self,
         socket: &SeqpacketSocket,
         request: Request,
         descriptors: &[BorrowedFd<'_>],
-        what: &mut dyn FnMut() -> GivenUp,
-        patience: Patience,
-        ended: &dyn Fn(),
+        given_up: &mut dyn FnMut() -> GivenUp,
+        limit: TimeLimit,
+        on_ended: &dyn Fn(),
     ) -> Result<Answer, OpenError> {
-        // What is to be given back was to be asked before.
+        // Requests that give something back were queued earlier, so they are sent first.
         self.give_back(socket)?;
         let number = self.requests.begin().ok_or(OpenError::Unanswered(MAX_GIVEN_UP))?;
         let message = encode(&Message::AskV2 { number, request });
@@ -86,17 +87,17 @@ impl Asking {
             if !matches!(error, UnixError::WouldBlock) {
                 return Err(OpenError::Lost(error));
             }
-            if patience.left().is_zero() {
-                // The node never sees it.
-                return Err(patience.timed_out());
+            if limit.left().is_zero() {
+                // The request was not sent.
+                return Err(limit.timed_out());
             }
             std::thread::sleep(BUSY_PAUSE);
         }
-        match self.await_answer(socket, number, patience, ended) {
+        match self.await_answer(socket, number, limit, on_ended) {
             Ok(Answer { reply: Reply::Failed(reason), .. }) => Err(OpenError::Refused(reason)),
             Ok(answer) => Ok(answer),
             Err(error) => {
-                self.requests.give_up(number, what());
+                self.requests.give_up(number, given_up());
                 Err(error)
             }
         }
@@ -107,22 +108,22 @@ impl Asking {
         &mut self,
         socket: &SeqpacketSocket,
         number: u32,
-        patience: Patience,
-        ended: &dyn Fn(),
+        limit: TimeLimit,
+        on_ended: &dyn Fn(),
     ) -> Result<Answer, OpenError> {
         loop {
-            let heard = hear(socket, &mut self.buffer)?;
+            let heard = receive_message(socket, &mut self.buffer)?;
             let is_quiet = heard.is_none();
             match heard {
-                Some(Heard::Answer(answered, answer)) if answered == number => return Ok(answer),
-                Some(Heard::Answer(answered, answer)) => self.take_late(socket, answered, answer)?,
-                Some(Heard::Ended) => ended(),
+                Some(NodeMessage::Answer(answered, answer)) if answered == number => return Ok(answer),
+                Some(NodeMessage::Answer(answered, answer)) => self.take_late(socket, answered, answer)?,
+                Some(NodeMessage::Ended) => on_ended(),
                 None => {}
             }
-            // After every message: a node that goes on sending others must not hold the program up.
-            let left = patience.left();
+            // Checked after every message: a node that goes on sending other messages must not hold the program up.
+            let left = limit.left();
             if left.is_zero() {
-                return Err(patience.timed_out());
+                return Err(limit.timed_out());
             }
             if is_quiet {
                 let _ = event::wait_readable(&[socket.as_fd()], Some(left));
@@ -130,7 +131,7 @@ impl Asking {
         }
     }
 
-    /// Takes an answer that nobody waits for any more, and gives back what it grants.
+    /// Takes an answer that came after its request was given up, and gives back what the answer grants.
     fn take_late(&mut self, socket: &SeqpacketSocket, number: u32, answer: Answer) -> Result<(), OpenError> {
         let descriptor = answer.descriptors.and_then(|descriptors| descriptors.into_iter().next());
         self.requests
@@ -139,35 +140,36 @@ impl Asking {
         self.give_back(socket)
     }
 
-    /// Waits until nothing is open about a registration that was given up, and makes it nothing.
+    /// Waits until the registrations of this address that were given up are either refused by the node or taken
+    /// back.
     pub(crate) fn settle(
         &mut self,
         socket: &SeqpacketSocket,
         address: u64,
-        patience: Patience,
-        ended: &dyn Fn(),
+        limit: TimeLimit,
+        on_ended: &dyn Fn(),
     ) -> Result<(), OpenError> {
-        // Once at first: a release that the node refused may be possible now.
+        // A deregistration that the node refused earlier may succeed now.
         self.requests.release_again(address);
         loop {
-            let caught_up = self.catch_up(socket, ended);
+            let caught_up = self.catch_up(socket, on_ended);
             match self.requests.settling(address) {
                 Settling::Done => return Ok(()),
                 Settling::Refused(reason) => return Err(OpenError::Refused(reason)),
-                // The node may have answered and hung up.
+                // Only here is a lost connection an error: the node may have sent its answers and then closed.
                 Settling::Open => caught_up?,
             }
-            let left = patience.left();
+            let left = limit.left();
             if left.is_zero() {
-                return Err(patience.timed_out());
+                return Err(limit.timed_out());
             }
-            // A full socket says nothing when it takes the next request.
+            // Nothing tells when a full socket has room again.
             let pause = if self.requests.to_give_back().is_some() { BUSY_PAUSE.min(left) } else { left };
             let _ = event::wait_readable(&[socket.as_fd()], Some(pause));
         }
     }
 
-    /// Gives back what came late, as far as the socket takes it now; the rest goes later.
+    /// Sends the requests that give back what late answers granted, as many as the socket takes now.
     fn give_back(&mut self, socket: &SeqpacketSocket) -> Result<(), OpenError> {
         while let Some((number, request)) = self.requests.to_give_back() {
             let message = Message::AskV2 { number: *number, request: request.clone() };
@@ -180,14 +182,18 @@ impl Asking {
         Ok(())
     }
 
-    /// Takes what the node has said, without waiting: everything, but of a flood only a part. `ended` hears of
-    /// transfers that ended.
-    pub(crate) fn catch_up(&mut self, socket: &SeqpacketSocket, ended: &dyn Fn()) -> Result<(), OpenError> {
+    /// Takes the messages that are there, at most [`MAX_CAUGHT_UP`], and does not wait. `on_ended` is called for each
+    /// message that says that a transfer has ended.
+    pub(crate) fn catch_up(
+        &mut self,
+        socket: &SeqpacketSocket,
+        on_ended: &dyn Fn(),
+    ) -> Result<(), OpenError> {
         self.give_back(socket)?;
         for _ in 0..MAX_CAUGHT_UP {
-            match hear(socket, &mut self.buffer)? {
-                Some(Heard::Answer(number, answer)) => self.take_late(socket, number, answer)?,
-                Some(Heard::Ended) => ended(),
+            match receive_message(socket, &mut self.buffer)? {
+                Some(NodeMessage::Answer(number, answer)) => self.take_late(socket, number, answer)?,
+                Some(NodeMessage::Ended) => on_ended(),
                 None => break,
             }
         }
@@ -195,14 +201,15 @@ impl Asking {
     }
 }
 
-/// How long a request may take, from the call of the program on: waiting for its other threads counts.
+/// The time limit of one request. It begins with the program's call, so the time in which the call waits for other
+/// threads counts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct TimeLimit {
     timeout: Duration,
     pub(crate) deadline: Instant,
 }
 
-impl Patience {
+impl TimeLimit {
     pub(crate) fn new(timeout: Duration) -> Self {
         Self { timeout, deadline: Instant::now() + timeout }
     }

@@ -19,7 +19,7 @@ use tombolo_host::timing::client::{BUSY_PAUSE, DEFAULT_REQUEST_TIMEOUT};
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
 
-use crate::asking::{Answer, Asking, Patience};
+use crate::asking::{Answer, Asking, TimeLimit};
 use crate::channels::Channels;
 use crate::error::{DeregisterError, OpenError, PostError, SendError, WaitError};
 use crate::inner::{Inner, Progress};
@@ -58,8 +58,8 @@ fn check_listener(
 }
 
 impl Domain {
-    /// Opens a domain at the node whose programs' socket is there: of this number (1 to 32767), by
-    /// which other programs name it, or any.
+    /// Opens a domain at the node whose socket for programs is at `path`. Other programs name the domain by its
+    /// number (1 to 32767); with `None` the node chooses one.
     ///
     /// The node must run as this process's own user, or as root: memory that the program registers is
     /// reached through its whole address space.
@@ -83,20 +83,20 @@ impl Domain {
             UnixError::Path { errno: Errno::MFILE | Errno::NFILE, .. } => OpenError::NoDescriptors,
             source => OpenError::NoNode { path: path.to_owned(), source },
         };
-        let patience = Patience::new(DEFAULT_REQUEST_TIMEOUT);
+        let limit = TimeLimit::new(DEFAULT_REQUEST_TIMEOUT);
         let socket = loop {
             match SeqpacketSocket::connect(path) {
-                // Many come at once.
-                Err(UnixError::WouldBlock) if !patience.left().is_zero() => std::thread::sleep(BUSY_PAUSE),
+                // The queue of the listener is full: many programs connect at once.
+                Err(UnixError::WouldBlock) if !limit.left().is_zero() => std::thread::sleep(BUSY_PAUSE),
                 connected => break connected.map_err(no_node)?,
             }
         };
         check_listener(path, &socket, trusted_user_id)?;
         let mut asking = Asking::new();
         let request = Request::Open { domain: number };
-        // If it takes too long, the socket is closed, and the domain with it.
-        let what = &mut || GivenUp::Nothing;
-        let answer = asking.ask(&socket, request, &[], what, patience, &|| {})?;
+        // If the answer takes too long, the socket is closed, and the node closes the domain.
+        let given_up = &mut || GivenUp::Nothing;
+        let answer = asking.ask(&socket, request, &[], given_up, limit, &|| {})?;
         let Reply::Opened { domain: number } = answer.reply else { return Err(OpenError::UnexpectedMessage) };
         let page = answer.descriptor()?;
         Ok(Self(Arc::new(Inner {
@@ -111,28 +111,28 @@ impl Domain {
             sleepers: AtomicU32::new(0),
             poll_ns: AtomicU64::new(0),
             node_gone: AtomicBool::new(false),
-            next_look_ms: AtomicU64::new(0),
+            next_check_ms: AtomicU64::new(0),
             outgoing: OnceLock::new(),
             progress,
         })))
     }
 
-    /// Its number.
+    /// The domain's number.
     pub fn number(&self) -> u16 {
         self.0.number
     }
 
     /// How long the node may take to answer a request (30 s unless set): to allocate, free, register,
-    /// deregister, open a mailbox, name its peers. What it grants later is given back.
+    /// deregister, open a mailbox, name its peers. What the node grants after that time is given back.
     pub fn set_request_timeout(&self, timeout: Duration) {
         let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        // Longer than a year is as good as for ever, and can be added to any time.
+        // At most a year: this much can be added to any point in time.
         const YEAR_MS: u64 = 365 * 24 * 3600 * 1000;
         self.0.request_timeout_ms.store(milliseconds.min(YEAR_MS), Ordering::Relaxed);
     }
 
-    /// Memory of so many bytes (whole pages of 4096), zeroed, and what others may do with it. With no
-    /// grants only this domain's own transfers reach it.
+    /// Allocates zeroed memory at the node: `bytes` is a multiple of 4096, and `grants` says what others may do with
+    /// it. Without grants only this domain's own transfers reach it.
     pub fn allocate(&self, bytes: usize, grants: &[Grant]) -> Result<Memory, OpenError> {
         let request = Request::Allocate { bytes: bytes as u64, grants: grants.to_vec() };
         let answer = self.0.ask(request, &mut || GivenUp::Allocation)?;
@@ -141,23 +141,23 @@ impl Domain {
         match opened {
             Ok(memory) => Ok(Memory::new(memory, address)),
             Err(error) => {
-                // The node has allocated it.
+                // The node has allocated it, and this process cannot map it.
                 self.0.free_later(address);
                 Err(error)
             }
         }
     }
 
-    /// Gives memory back: from now on no transfer reaches it. One that is under way fails. If the node
-    /// does not answer in time, it is given back when the node does.
+    /// Frees memory: from now on no transfer reaches it, and one that is under way fails. If the node does not
+    /// answer in time, the memory is freed when the node goes on.
     pub fn free(&self, memory: Memory) -> Result<(), OpenError> {
         let address = memory.address();
         let mut is_sent = false;
-        let what = &mut || {
+        let given_up = &mut || {
             is_sent = true;
             GivenUp::Nothing
         };
-        match self.0.ask(Request::Free { address }, what) {
+        match self.0.ask(Request::Free { address }, given_up) {
             Ok(Answer { reply: Reply::Done, .. }) => Ok(()),
             Ok(_) => Err(OpenError::UnexpectedMessage),
             Err(error) => {
@@ -171,8 +171,8 @@ impl Domain {
 
     /// Makes a range of the program's own memory memory of this domain, at its own address
     /// ([`OwnMemory::address`]), with grants as for [`Self::allocate`]. Its pages need not be there:
-    /// a transfer brings them in. One that finds no memory, or may not use it so, fails. What a
-    /// userfaultfd write-protects cannot be written.
+    /// a transfer brings them in. A transfer fails where no memory is mapped, or where the program itself could not
+    /// access it so. Pages that a userfaultfd write-protects cannot be written.
     ///
     /// A child made by fork has this memory, but not as memory of the domain.
     pub fn register(&self, memory: OwnMemory, grants: &[Grant]) -> Result<Registered, OpenError> {
@@ -184,11 +184,11 @@ impl Domain {
         };
         let descriptors = descriptors.each_ref().map(AsFd::as_fd);
         let (address, mut memory) = (memory.address(), Some(Registered::new(memory)));
-        let patience = self.0.patience();
-        let answered = self.0.lock_asking(patience).and_then(|mut asking| {
-            // The node may register it later: then it is deregistered, and unmapped only after that.
-            let what = &mut || memory.take().map_or(GivenUp::Nothing, GivenUp::Registration);
-            let answer = self.0.ask_with(&mut asking, request, &descriptors, what, patience)?;
+        let limit = self.0.time_limit();
+        let answered = self.0.lock_asking(limit).and_then(|mut asking| {
+            // The node may register the memory later: then it is deregistered, and unmapped only after that.
+            let given_up = &mut || memory.take().map_or(GivenUp::Nothing, GivenUp::Registration);
+            let answer = self.0.ask_with(&mut asking, request, &descriptors, given_up, limit)?;
             match (answer.reply, memory.take()) {
                 (Reply::Done, Some(memory)) => {
                     asking.requests.registered(address);
@@ -200,7 +200,7 @@ impl Domain {
                 }
             }
         });
-        // Where the memory is here still, the node has not got it, and will not.
+        // `given_up` did not take the memory: the request was never sent, so the node will not register it.
         if let Some(memory) = memory {
             drop(memory.take());
         }
@@ -216,27 +216,27 @@ impl Domain {
     /// and every wait of the domain sees to. Memory of [`OwnMemory::from_raw`] must not be used for
     /// anything else before.
     pub fn settle(&self, address: u64) -> Result<(), OpenError> {
-        let patience = self.0.patience();
-        let mut asking = self.0.lock_asking(patience)?;
-        asking.settle(&self.0.socket, address, patience, &|| self.0.readiness.set())
+        let limit = self.0.time_limit();
+        let mut asking = self.0.lock_asking(limit)?;
+        asking.settle(&self.0.socket, address, limit, &|| self.0.readiness.set())
     }
 
     /// Takes own memory back: when this returns, no transfer touches it. One that is under way ends
-    /// first, or fails. If it hangs, because somebody does not bring a page, this fails within
-    /// seconds; then nothing new reaches the memory, which stays registered: try again when the page
-    /// has come.
+    /// first, or fails. If it hangs, because the page it needs
+    /// is not brought, this fails within seconds; then no new transfer reaches the memory, which stays registered:
+    /// try again when the page has come.
     pub fn deregister(&self, memory: Registered) -> Result<OwnMemory, DeregisterError> {
         let address = memory.address();
-        let patience = self.0.patience();
-        let mut asking = match self.0.lock_asking(patience) {
+        let limit = self.0.time_limit();
+        let mut asking = match self.0.lock_asking(limit) {
             Ok(asking) => asking,
             Err(error) => return Err(DeregisterError { memory, error }),
         };
         let request = Request::Deregister { address };
-        let what = &mut || GivenUp::Deregistration(address);
-        let answered = self.0.ask_with(&mut asking, request, &[], what, patience);
+        let given_up = &mut || GivenUp::Deregistration(address);
+        let answered = self.0.ask_with(&mut asking, request, &[], given_up, limit);
         let is_done = matches!(answered, Ok(Answer { reply: Reply::Done, .. }));
-        // An earlier try may have been answered too late.
+        // A late answer to an earlier attempt may have confirmed it.
         if asking.requests.take_deregistered(address) || is_done {
             asking.requests.forget_deregistrations(address);
             return Ok(memory.take());
@@ -257,7 +257,7 @@ impl Domain {
     /// With a node inside this program ([`crate::Embedded`]), and eight or more transfers under way, it is
     /// sent together with the next few, and goes at the latest when the program waits for one that has not
     /// ended, polls, or asks for the status of one; if it does none of these, within some ten
-    /// milliseconds. So it is with all that is posted.
+    /// milliseconds. The same holds for every other kind of transfer.
     pub fn write(&self, to: Target, spec: Spec) -> Result<Transfer, PostError> {
         self.start(WRITE_SLOTS, "writes", &spec.descriptor(to))
     }
@@ -301,28 +301,28 @@ impl Domain {
         self.start(WRITE_SLOTS, "writes", &descriptor).map(Atomic::new)
     }
 
-    /// Opens this domain's mailbox, for so many messages that are not taken yet (a power of two, at most
-    /// [`tombolo_channel::MAX_MAILS`]), from these senders.
+    /// Opens this domain's mailbox, with room for `messages` messages (a power of two, at most
+    /// [`tombolo_channel::MAX_MAILS`]) that are not taken yet. Only `senders` can send to it.
     pub fn open_mailbox(&self, messages: u32, senders: &[Who]) -> Result<Mailbox, OpenError> {
         let request = Request::OpenMailbox { messages, senders: senders.to_vec() };
-        let patience = self.0.patience();
-        let mut asking = self.0.lock_asking(patience)?;
+        let limit = self.0.time_limit();
+        let mut asking = self.0.lock_asking(limit)?;
         asking.catch_up(&self.0.socket, &|| self.0.readiness.set())?;
         if asking.has_mailbox {
             return Err(OpenError::Refused("this domain has a mailbox already".into()));
         }
         let late = asking.requests.take_mailbox(messages, senders);
-        let what = &mut || GivenUp::Mailbox(messages, senders.to_vec());
+        let given_up = &mut || GivenUp::Mailbox(messages, senders.to_vec());
         let descriptor = match late {
             Some(descriptor) => descriptor,
-            None => match self.0.ask_with(&mut asking, request, &[], what, patience) {
+            None => match self.0.ask_with(&mut asking, request, &[], given_up, limit) {
                 Ok(answer) if answer.reply == Reply::Mailbox => answer.descriptor()?,
                 Ok(_) => return Err(OpenError::UnexpectedMessage),
-                // An earlier try may have been answered too late.
+                // A late answer to an earlier attempt may have brought it.
                 Err(error) => asking.requests.take_mailbox(messages, senders).ok_or(error)?,
             },
         };
-        // If this fails, the node gives the same mailbox again.
+        // If mapping fails, the node passes the same mailbox at the next attempt.
         let shared = tombolo_channel::Mailbox::open(descriptor, messages)?;
         asking.has_mailbox = true;
         Ok(Mailbox::new(self.0.clone(), shared))
@@ -338,7 +338,7 @@ impl Domain {
             Some(outgoing) => outgoing,
             None => {
                 let made = self.allocate(SLOTS * MAX_MAIL_BYTES, &[])?;
-                // Another thread may have been quicker; then this one's goes with the domain.
+                // Another thread may have been quicker; then this memory is freed with the domain.
                 self.0.outgoing.get_or_init(|| made)
             }
         };
@@ -351,15 +351,15 @@ impl Domain {
         Ok(self.post(slot, &descriptor))
     }
 
-    /// Asks the node to make [`Self::as_fd`] readable when the next transfer ends. Look at the
+    /// Asks the node to make [`Self::as_fd`] readable when the next transfer ends. Check the
     /// transfers after this, and only then wait:
     ///
     /// ```text
-    /// loop { arm; look at the transfers; epoll_wait; drain }
+    /// loop { arm; check the transfers; epoll_wait; drain }
     /// ```
     ///
-    /// So no end is missed: one before the arming is seen by looking, one after it makes the
-    /// descriptor readable.
+    /// So no end is missed: a transfer that ended before `arm` is found by checking, one that ends after it makes
+    /// the descriptor readable.
     pub fn arm(&self) {
         self.0.page.wait_by(Waiting::Message);
     }
@@ -368,7 +368,7 @@ impl Domain {
     /// descriptor is readable for ever.
     pub fn drain(&self) -> Result<(), WaitError> {
         self.0.readiness.clear();
-        // Whoever asks the node for something reads its messages, and says so.
+        // Another thread asks the node: it reads the messages, and makes the descriptor readable for them.
         let Some(mut asking) = self.0.try_lock_asking() else { return Ok(()) };
         asking.catch_up(&self.0.socket, &|| {}).map_err(|_| WaitError::NodeGone)
     }
@@ -390,7 +390,7 @@ impl Domain {
                 self.0.go_on();
             }
         } else if asleep {
-            // A full socket has enough to wake the node in it.
+            // If the socket is full, the messages in it wake the node.
             let _ = self.0.socket.send(&[&encode(&Message::WakeV1)], &[]);
         }
         Transfer::new(self.0.clone(), slot)

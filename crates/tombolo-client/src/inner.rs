@@ -10,7 +10,7 @@ use tombolo_channel::{ChannelPage, Failure, Request, Status};
 use tombolo_host::timing::client::NODE_CHECK_INTERVAL;
 use tombolo_host::unix::SeqpacketSocket;
 
-use crate::asking::{Answer, Asking, Patience};
+use crate::asking::{Answer, Asking, TimeLimit};
 use crate::channels::Channels;
 use crate::error::OpenError;
 use crate::memory::Memory;
@@ -26,7 +26,7 @@ pub(crate) struct Inner {
     /// Memory of the node that was to be freed while the node could not be asked.
     pub(crate) to_free: Mutex<Vec<u64>>,
     pub(crate) request_timeout_ms: AtomicU64,
-    /// What [`Domain::as_fd`] is.
+    /// The descriptor of [`crate::Domain`] for poll and epoll.
     pub(crate) readiness: Readiness,
     pub(crate) channels: Channels,
     pub(crate) sleepers: AtomicU32,
@@ -34,23 +34,24 @@ pub(crate) struct Inner {
     pub(crate) poll_ns: AtomicU64,
     /// The node was found to be gone.
     pub(crate) node_gone: AtomicBool,
-    /// When whoever polls looks for that again, on the coarse clock.
-    pub(crate) next_look_ms: AtomicU64,
-    /// Where messages lie until they are sent: a place for each channel.
+    /// When a thread that polls checks for the node's end again, on the coarse clock.
+    pub(crate) next_check_ms: AtomicU64,
+    /// Memory in which messages lie until they are sent: a place for each channel.
     pub(crate) outgoing: OnceLock<Memory>,
     /// What makes the node go on, if it is in this process.
     pub(crate) progress: Option<Progress>,
 }
 
-/// Makes a node in this process go on; how much there was to do.
+/// Makes a node in this process go on. Returns how much there was to do.
 #[derive(Clone)]
-pub(crate) struct Progress(pub(crate) Arc<dyn Fn(Bells) -> usize + Send + Sync>);
+pub(crate) struct Progress(pub(crate) Arc<dyn Fn(RungChannels) -> usize + Send + Sync>);
 
-/// What a node in this process does with the bells that were rung since.
+/// What a node in this process does with the channels whose doorbell bits are set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bells {
-    Answer,
-    /// They stay rung, for others to come.
+pub(crate) enum RungChannels {
+    /// The node takes the bits and carries out the transfers.
+    Start,
+    /// The bits stay set, so that more transfers can join these.
     Leave,
 }
 
@@ -70,11 +71,11 @@ impl Inner {
     pub(crate) fn ask(
         &self,
         request: Request,
-        what: &mut dyn FnMut() -> GivenUp,
+        given_up: &mut dyn FnMut() -> GivenUp,
     ) -> Result<Answer, OpenError> {
-        let patience = self.patience();
-        let mut asking = self.lock_asking(patience)?;
-        self.ask_with(&mut asking, request, &[], what, patience)
+        let limit = self.time_limit();
+        let mut asking = self.lock_asking(limit)?;
+        self.ask_with(&mut asking, request, &[], given_up, limit)
     }
 
     pub(crate) fn ask_with(
@@ -82,25 +83,25 @@ impl Inner {
         asking: &mut Asking,
         request: Request,
         descriptors: &[BorrowedFd<'_>],
-        what: &mut dyn FnMut() -> GivenUp,
-        patience: Patience,
+        given_up: &mut dyn FnMut() -> GivenUp,
+        limit: TimeLimit,
     ) -> Result<Answer, OpenError> {
-        asking.ask(&self.socket, request, descriptors, what, patience, &|| self.readiness.set())
+        asking.ask(&self.socket, request, descriptors, given_up, limit, &|| self.readiness.set())
     }
 
-    /// For a request that begins now.
-    pub(crate) fn patience(&self) -> Patience {
-        Patience::new(Duration::from_millis(self.request_timeout_ms.load(Ordering::Relaxed)))
+    /// The time limit of a request that begins now.
+    pub(crate) fn time_limit(&self) -> TimeLimit {
+        TimeLimit::new(Duration::from_millis(self.request_timeout_ms.load(Ordering::Relaxed)))
     }
 
     /// Waits until no other thread asks the node for something.
-    pub(crate) fn lock_asking(&self, patience: Patience) -> Result<MutexGuard<'_, Asking>, OpenError> {
-        let mut asking = self.asking.try_lock_until(patience.deadline).ok_or_else(|| patience.timed_out())?;
+    pub(crate) fn lock_asking(&self, limit: TimeLimit) -> Result<MutexGuard<'_, Asking>, OpenError> {
+        let mut asking = self.asking.try_lock_until(limit.deadline).ok_or_else(|| limit.timed_out())?;
         self.queue_frees(&mut asking);
         Ok(asking)
     }
 
-    /// As [`Self::lock_asking`], where there is nothing to wait for.
+    /// As [`Self::lock_asking`], but returns `None` if another thread asks.
     pub(crate) fn try_lock_asking(&self) -> Option<MutexGuard<'_, Asking>> {
         let mut asking = self.asking.try_lock()?;
         self.queue_frees(&mut asking);
@@ -113,7 +114,7 @@ impl Inner {
         }
     }
 
-    /// Has memory of the node freed when the node can be asked next.
+    /// Notes memory of the node that is freed when the node can be asked next.
     pub(crate) fn free_later(&self, address: u64) {
         self.to_free.lock().push(address);
         self.settle_late_answers();
@@ -144,17 +145,17 @@ impl Inner {
         if self.node_gone.load(Ordering::Relaxed) {
             return true;
         }
-        let (now, next) = (coarse_now_ms(), self.next_look_ms.load(Ordering::Relaxed));
+        let (now, next) = (coarse_now_ms(), self.next_check_ms.load(Ordering::Relaxed));
         let after = now + NODE_CHECK_INTERVAL.as_millis() as u64;
-        // One of all threads looks.
-        let looks = now >= next
-            && self.next_look_ms.compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        looks && self.is_node_gone()
+        // One of all threads checks.
+        let checks = now >= next
+            && self.next_check_ms.compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        checks && self.is_node_gone()
     }
 
-    /// Makes a node in this process go on. How much there was to do.
+    /// Makes a node in this process go on, if there is one. Returns how much there was to do.
     pub(crate) fn go_on(&self) -> usize {
-        self.progress.as_ref().map_or(0, |progress| progress.0(Bells::Answer))
+        self.progress.as_ref().map_or(0, |progress| progress.0(RungChannels::Start))
     }
 
     pub(crate) fn page(&self) -> &ChannelPage {
@@ -173,7 +174,7 @@ impl Inner {
         gone
     }
 
-    /// Gives back what the node granted after nobody waited for it any more, if it has by now.
+    /// Reads late answers that are there, and gives back what they grant.
     pub(crate) fn settle_late_answers(&self) {
         if let Some(mut asking) = self.try_lock_asking()
             && asking.requests.owes()

@@ -9,11 +9,10 @@ use tombolo_host::timing::client::{
 };
 
 use crate::error::WaitError;
-use crate::inner::{Bells, Inner};
+use crate::inner::{Inner, RungChannels};
 
-/// While this number of transfers is under way at a node in this process, up to the same number of new ones
-/// are sent together.
-/// They wait for each other while completions come in ([`GATHER_PAUSE`], [`MAX_GATHER`]).
+/// While at least this many transfers are under way at a node in this process, up to as many new ones
+/// are sent together: they wait for each other while completions come in ([`GATHER_PAUSE`], [`MAX_GATHER`]).
 const MAX_GATHERED: u32 = 8;
 
 impl Inner {
@@ -27,7 +26,7 @@ impl Inner {
         Ok(status)
     }
 
-    /// Waits until something is so, which the node announces, or the time is over.
+    /// Waits until `is_so` returns true, which the node announces, or the time is over.
     pub(crate) fn wait_until(
         &self,
         timeout: Duration,
@@ -55,7 +54,7 @@ impl Inner {
             if let Some(progress) = self.progress.as_ref().filter(|_| waited < DRIVE_BEFORE_SLEEP) {
                 // While many small transfers are under way, new ones are sent together.
                 let gathers = waited < quiet_from + GATHER_PAUSE && waited < MAX_GATHER && self.gathers();
-                if progress.0(if gathers { Bells::Leave } else { Bells::Answer }) > 0 {
+                if progress.0(if gathers { RungChannels::Leave } else { RungChannels::Start }) > 0 {
                     quiet_from = waited;
                 }
             } else if waited < SPIN {
@@ -64,7 +63,7 @@ impl Inner {
                 // The node may need this processor.
                 std::thread::yield_now();
             } else if !sleeping {
-                // Say so, and look again.
+                // The node is told first; a transfer that ended before that is seen in the next round.
                 sleeping = true;
                 self.sleepers.fetch_add(1, Ordering::SeqCst);
                 self.page.wait_by(Waiting::Futex);
@@ -85,13 +84,14 @@ impl Inner {
         outcome
     }
 
-    /// Whether new transfers may wait for others like them: a few are new, and many are under way.
+    /// Whether new transfers wait for more: a few are new, and many are under way.
     pub(crate) fn gathers(&self) -> bool {
         let rung = self.page.rung().count_ones();
         (1..MAX_GATHERED).contains(&rung) && self.channels.used() >= rung + MAX_GATHERED
     }
 
-    /// Waits that polling may well shorten make it poll for longer; others let it sleep sooner.
+    /// Adapts how long a wait polls before it sleeps: longer after waits that ended while polling could catch them,
+    /// shorter after long ones.
     fn waited(&self, waited: Duration) {
         let before = self.poll_ns.load(Ordering::Relaxed);
         let wanted = if waited * 2 <= *POLL_BEFORE_SLEEP.end() { waited.as_nanos() as u64 * 2 } else { 0 };

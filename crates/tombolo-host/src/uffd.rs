@@ -87,7 +87,7 @@ pub enum UffdError {
     /// The source could not be read.
     #[error("the source of the copy cannot be read")]
     BadSource,
-    /// Anything else the kernel said.
+    /// Any other error of the kernel.
     #[error("userfaultfd: {0}")]
     Other(io::Error),
 }
@@ -131,7 +131,7 @@ pub enum Event {
         /// First address behind.
         end: u64,
     },
-    /// Something this module does not ask for.
+    /// An event that this module does not ask for.
     Unknown(u8),
 }
 

@@ -23,7 +23,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     found.ok_or_else(|| format!("`{text}` is longer than a year"))
 }
 
-/// As people read it.
+/// The length of time in the unit that fits.
 pub fn shown(duration: Duration) -> String {
     match duration.as_secs() {
         0 => format!("{} ms", duration.as_millis()),

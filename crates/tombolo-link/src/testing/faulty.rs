@@ -14,7 +14,7 @@ use super::Random;
 use super::altered::{Alteration, Altered};
 use crate::{Link, LinkError, SendError};
 
-/// How often what goes wrong, in packets out of a thousand.
+/// How often packets suffer each fault, in a thousand.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Lost.
@@ -31,9 +31,9 @@ pub struct Faults {
     pub stall: Duration,
 }
 
-/// Packets that wait, all told; then the link is full.
+/// The most packets that wait to be sent; with more the link is full.
 const MAX_WAITING: usize = 256;
-/// What was held back to be overtaken goes after this in any case.
+/// A packet that is held back to be overtaken goes after this time in any case.
 const MAX_HOLD: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
@@ -98,7 +98,7 @@ impl Misbehaviour {
                     disorder.due.pop_front();
                 }
                 Err(SendError::Full) => break,
-                // The link has come to take less since: lost.
+                // The link takes less than when the packet was checked: the packet is lost.
                 Err(SendError::TooLarge { .. }) => {
                     disorder.due.pop_front();
                 }
@@ -134,7 +134,7 @@ impl Misbehaviour {
         }
     }
 
-    /// When what waits may go, whatever comes after it.
+    /// When the next waiting packet may go.
     fn deadline(disorder: &Disorder, now: Instant) -> Option<Instant> {
         let held = disorder.held.iter().map(|held| held.until).min();
         let due = (!disorder.due.is_empty())
