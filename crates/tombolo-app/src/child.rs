@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tombolo_host::process;
+use tombolo_host::timing::command::CHILD_CHECK_INTERVAL;
 
 /// Set by SIGINT and SIGTERM, where the main function asks for that: the caller ends between two waits, so
 /// that what it set up is taken down.
@@ -26,8 +27,6 @@ pub fn interrupted() -> bool {
     STOP.load(Ordering::Relaxed)
 }
 
-/// How often a wait checks whether the caller is to end.
-const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The most characters of a program's last line that an error repeats.
 const MAX_REASON_CHARACTERS: usize = 200;
 
@@ -133,7 +132,7 @@ fn wait(pidfd: &OwnedFd, limit: Duration) -> Result<(), Trouble> {
             return Err(Trouble::Interrupted);
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        let pause = left.min(CHECK_INTERVAL).try_into().map_err(|_| Trouble::TimedOut(limit))?;
+        let pause = left.min(CHILD_CHECK_INTERVAL).try_into().map_err(|_| Trouble::TimedOut(limit))?;
         match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&pause)) {
             Ok(0) if left.is_zero() => return Err(Trouble::TimedOut(limit)),
             Ok(0) | Err(rustix::io::Errno::INTR) => {}

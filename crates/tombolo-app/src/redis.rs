@@ -5,18 +5,15 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use tombolo_host::timing::command::{REDIS_ANSWER_TIMEOUT, REDIS_CONNECT_INTERVAL};
 use tombolo_random::Random;
 
 /// Length of every value.
 pub const VALUE_BYTES: usize = 1000;
 /// Requests under way at once.
 const PIPELINE: u64 = 16;
-/// The longest that a server may take to start, or to answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two attempts to connect to a server that is starting.
-const CONNECT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Whether there is a redis-server to run.
 pub fn is_installed() -> bool {
@@ -59,17 +56,17 @@ impl Client {
         loop {
             match UnixStream::connect(socket) {
                 Ok(stream) => return Self::new(stream),
-                Err(error) if since.elapsed() > ANSWER_TIMEOUT => return Err(error),
+                Err(error) if since.elapsed() > REDIS_ANSWER_TIMEOUT => return Err(error),
                 Err(_) => {}
             }
             check()?;
-            std::thread::sleep(CONNECT_INTERVAL);
+            std::thread::sleep(REDIS_CONNECT_INTERVAL);
         }
     }
 
     fn new(stream: UnixStream) -> io::Result<Self> {
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+        stream.set_read_timeout(Some(REDIS_ANSWER_TIMEOUT))?;
+        stream.set_write_timeout(Some(REDIS_ANSWER_TIMEOUT))?;
         let answers = BufReader::with_capacity(1 << 16, stream.try_clone()?);
         Ok(Self { requests: stream, answers, outgoing: Vec::new(), line: Vec::new() })
     }

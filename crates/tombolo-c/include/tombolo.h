@@ -24,7 +24,7 @@
 #define TOMBOLO_MAX_MAIL 1024
 
 /*
- What became of a call. 0 is success.
+ The outcome of a call. 0 is success.
  */
 typedef enum tombolo_result {
   /*
@@ -40,7 +40,7 @@ typedef enum tombolo_result {
    */
   TOMBOLO_RESULT_NO_NODE = 2,
   /*
-   The connection to the node broke: all its transfers are lost, and the memory with it.
+   The connection to the node broke: all transfers are lost, and the memory of the domain with them.
    */
   TOMBOLO_RESULT_NODE_GONE = 3,
   /*
@@ -76,7 +76,7 @@ typedef enum tombolo_status {
    */
   TOMBOLO_STATUS_FINISHED = 0,
   /*
-   On its way.
+   Under way.
    */
   TOMBOLO_STATUS_ONGOING = 1,
   /*
@@ -113,7 +113,7 @@ typedef enum tombolo_who {
 typedef struct tombolo_domain tombolo_domain;
 
 /*
- Where a domain's messages come.
+ The mailbox of a domain, to which messages come.
  */
 typedef struct tombolo_mailbox tombolo_mailbox;
 
@@ -128,7 +128,7 @@ typedef struct tombolo_memory tombolo_memory;
 typedef struct tombolo_transfer tombolo_transfer;
 
 /*
- What somebody else may do with memory.
+ What others may do with memory.
  */
 typedef struct tombolo_grant {
   /*
@@ -176,7 +176,7 @@ typedef struct tombolo_spec {
    */
   uint64_t destination_address;
   /*
-   How many: up to 4 GiB - 1.
+   How many bytes: up to 4 GiB - 1.
    */
   uint32_t size_bytes;
   /*
@@ -189,7 +189,7 @@ typedef struct tombolo_spec {
    */
   bool notify;
   /*
-   Where, in the destination's domain.
+   Where the words are written, in the destination's domain.
    */
   uint64_t notification_address;
   /*

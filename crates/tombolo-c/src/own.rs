@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use tombolo_client::{DeregisterError, OpenError, OwnMemory, Registered};
 
-use crate::{Domain, Grant, Result, bad, list, of_open, of_wait};
+use crate::{Domain, Grant, Result, bad_argument, grants_of, open_failure, wait_failure};
 
 /// Memory of the program that begins at one address.
 #[derive(Default)]
@@ -57,13 +57,15 @@ pub unsafe extern "C" fn tombolo_register(
     grant_count: usize,
 ) -> Result {
     // SAFETY: null or open, as the caller promises.
-    let Some(domain) = (unsafe { domain.as_ref() }) else { return bad("tombolo_register: domain is null") };
+    let Some(domain) = (unsafe { domain.as_ref() }) else {
+        return bad_argument("tombolo_register: domain is null");
+    };
     let Some(address) = NonNull::new(start.cast()).filter(|_| !grants.is_null() || grant_count == 0) else {
-        return bad("tombolo_register: a pointer is null");
+        return bad_argument("tombolo_register: a pointer is null");
     };
     // SAFETY: there are as many entries as the caller promises.
-    let Some(grants) = (unsafe { list(grants, grant_count) }) else {
-        return bad("tombolo_register: a grant is for nobody");
+    let Some(grants) = (unsafe { grants_of(grants, grant_count) }) else {
+        return bad_argument("tombolo_register: a grant is for nobody");
     };
     // SAFETY: no reference is made to it here, and C has none that would mind.
     let memory = unsafe { OwnMemory::from_raw(address, bytes) };
@@ -75,7 +77,7 @@ pub unsafe extern "C" fn tombolo_register(
             Result::Ok
         }
         Err(error) => {
-            let result = of_open(&error);
+            let result = open_failure(&error);
             if matches!(result, Result::TimedOut | Result::NodeGone) {
                 registered.entry(start as usize).or_default().is_unsettled = true;
             }
@@ -95,16 +97,18 @@ pub unsafe extern "C" fn tombolo_register(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tombolo_deregister(domain: *const Domain, start: *mut c_void) -> Result {
     // SAFETY: null or open, as the caller promises.
-    let Some(domain) = (unsafe { domain.as_ref() }) else { return bad("tombolo_deregister: domain is null") };
+    let Some(domain) = (unsafe { domain.as_ref() }) else {
+        return bad_argument("tombolo_deregister: domain is null");
+    };
     // Held over the call: nobody else finds it gone that may stay.
     let mut registered = domain.registered();
     let Some(own) = registered.remove(&(start as usize)) else {
-        return bad("tombolo_deregister: no memory is registered there");
+        return bad_argument("tombolo_deregister: no memory is registered there");
     };
     match own.take_back(&domain.domain, start as usize) {
         Ok(()) => Result::Ok,
         Err((own, error)) => {
-            let result = of_open(&error);
+            let result = open_failure(&error);
             registered.insert(start as usize, own);
             result
         }
@@ -143,6 +147,8 @@ pub unsafe extern "C" fn tombolo_arm(domain: *const Domain) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tombolo_drain(domain: *const Domain) -> Result {
     // SAFETY: null or open, as the caller promises.
-    let Some(domain) = (unsafe { domain.as_ref() }) else { return bad("tombolo_drain: domain is null") };
-    domain.domain.drain().map_or_else(of_wait, |()| Result::Ok)
+    let Some(domain) = (unsafe { domain.as_ref() }) else {
+        return bad_argument("tombolo_drain: domain is null");
+    };
+    domain.domain.drain().map_or_else(wait_failure, |()| Result::Ok)
 }

@@ -69,12 +69,12 @@ pub enum MailError {
     /// There is no room until the program takes one out.
     #[error("the mailbox is full")]
     Full,
-    /// It is too long.
+    /// The message is too long.
     #[error("a message has at most {MAX_MAIL_BYTES} bytes")]
     TooLong,
 }
 
-/// Both sides' view of it.
+/// A mailbox, as the program and the node see it.
 #[derive(Debug)]
 pub struct Mailbox {
     memory: SharedMemory,
@@ -97,19 +97,19 @@ impl Mailbox {
         messages.is_power_of_two() && messages <= MAX_MAILS
     }
 
-    /// An empty one. For a number of messages that [`Mailbox::is_size`].
+    /// An empty mailbox, for a number of messages that [`Mailbox::is_size`] accepts.
     pub fn create(messages: u32) -> Result<Self, SharedMemoryError> {
         let memory = SharedMemory::create("tombolo-mailbox", shared_bytes(messages))?;
         Ok(Self { memory, places: messages.into() })
     }
 
-    /// One that the node made.
+    /// A mailbox that the node made.
     pub fn open(descriptor: impl Into<PassedDescriptor>, messages: u32) -> Result<Self, SharedMemoryError> {
         let memory = SharedMemory::open(descriptor, shared_bytes(messages))?;
         Ok(Self { memory, places: messages.into() })
     }
 
-    /// How many messages it is for.
+    /// How many messages it has room for.
     pub fn messages(&self) -> u32 {
         self.places as u32
     }
@@ -132,7 +132,7 @@ impl Mailbox {
         if bytes.len() > MAX_MAIL_BYTES {
             return Err(MailError::TooLong);
         }
-        // A count that cannot be looks like a full mailbox.
+        // An impossible count of the program counts as a full mailbox.
         if written.wrapping_sub(self.word(TAKEN).load(Ordering::Acquire)) >= self.places {
             return Err(MailError::Full);
         }

@@ -2,7 +2,7 @@
 //!
 //! The doorbell is one word a program: a bit for each channel, set by the
 //! program, taken all at once by the node (QOS ch. 6 names one doorbell word a
-//! process, polled round robin). A bell rung twice is one bit, so duplicates
+//! process, polled round robin). Ringing twice sets one bit, so duplicates
 //! drop by themselves.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,12 +25,12 @@ const TARGET_WORD: usize = 6;
 const RESULT_WORD: usize = 7;
 
 // The words of the second page lie in cache lines of their own.
-const BELL: usize = PAGE_BYTES;
+const DOORBELL: usize = PAGE_BYTES;
 const ASLEEP: usize = PAGE_BYTES + 64;
 const ENDED: usize = PAGE_BYTES + 128;
 const WAITING: usize = PAGE_BYTES + 192;
 
-/// Both sides' view of it.
+/// The pages, as the program and the node see them.
 #[derive(Debug)]
 pub struct ChannelPage(SharedMemory);
 
@@ -41,7 +41,7 @@ impl AsFd for ChannelPage {
 }
 
 impl ChannelPage {
-    /// A new one, all ones (QOS §2.3.3.2), and the doorbell silent.
+    /// New pages, all ones (QOS §2.3.3.2), and the doorbell silent.
     pub fn create() -> Result<Self, SharedMemoryError> {
         let page = Self(SharedMemory::create("tombolo-channels", SHARED_BYTES)?);
         for word in 0..PAGE_BYTES / 8 {
@@ -50,7 +50,7 @@ impl ChannelPage {
         Ok(page)
     }
 
-    /// One that the node made.
+    /// Pages that the node made.
     pub fn open(descriptor: impl Into<PassedDescriptor>) -> Result<Self, SharedMemoryError> {
         Ok(Self(SharedMemory::open(descriptor, SHARED_BYTES)?))
     }
@@ -90,13 +90,13 @@ impl ChannelPage {
     #[must_use]
     pub fn ring(&self, slots: u64) -> bool {
         // Sequentially consistent with the node's saying that it sleeps and looking again.
-        self.long(BELL).fetch_or(slots, Ordering::SeqCst);
+        self.long(DOORBELL).fetch_or(slots, Ordering::SeqCst);
         self.short(ASLEEP).load(Ordering::SeqCst) != 0
     }
 
     /// The channels rung for that the node has not taken yet.
     pub fn rung(&self) -> u64 {
-        self.long(BELL).load(Ordering::Relaxed)
+        self.long(DOORBELL).load(Ordering::Relaxed)
     }
 
     /// The program's: how far a transfer is.
@@ -125,7 +125,7 @@ impl ChannelPage {
         self.short(WAITING).fetch_or(waiting as u32, Ordering::SeqCst);
     }
 
-    /// The program's: how it does not want to hear of them any more.
+    /// The program's: asks no longer to be told in this way.
     pub fn wait_no_more_by(&self, waiting: Waiting) {
         self.short(WAITING).fetch_and(!(waiting as u32), Ordering::SeqCst);
     }
@@ -138,18 +138,18 @@ impl ChannelPage {
 
     /// The node's: the channels rung for since the last time.
     pub fn take_rung(&self) -> u64 {
-        let bell = self.long(BELL);
-        // Looking is cheap; taking the line from the program is not.
-        if bell.load(Ordering::Relaxed) == 0 { 0 } else { bell.swap(0, Ordering::SeqCst) }
+        let doorbell = self.long(DOORBELL);
+        // A load is cheap; a swap takes the cache line from the program.
+        if doorbell.load(Ordering::Relaxed) == 0 { 0 } else { doorbell.swap(0, Ordering::SeqCst) }
     }
 
-    /// The node's: says that it sleeps; true: somebody rang, so it must not.
+    /// The node's: announces that it sleeps. True: the doorbell was rung meanwhile, so it must not sleep.
     pub fn fall_asleep(&self) -> bool {
         self.short(ASLEEP).store(1, Ordering::SeqCst);
-        self.long(BELL).load(Ordering::SeqCst) != 0
+        self.long(DOORBELL).load(Ordering::SeqCst) != 0
     }
 
-    /// The node's: it is awake.
+    /// The node's: announces that it is awake.
     pub fn wake_up(&self) {
         self.short(ASLEEP).store(0, Ordering::SeqCst);
     }
@@ -177,7 +177,7 @@ impl ChannelPage {
     pub fn tell(&self, slot: usize, fate: Fate) -> bool {
         let word = fate.word(is_read(slot));
         if fate == Fate::Ongoing || fate == Fate::Initialised {
-            // Nobody waits for that.
+            // Nothing waits for a transfer that only began.
             self.done(slot).store(word, Ordering::Release);
             return false;
         }
@@ -249,6 +249,6 @@ mod tests {
         }
         assert!(!ours.fall_asleep());
         assert!(theirs.post(0, &descriptor), "the node sleeps");
-        assert!(ours.fall_asleep(), "a bell was rung");
+        assert!(ours.fall_asleep(), "the doorbell was rung");
     }
 }

@@ -21,9 +21,9 @@ use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, CLASSES, NackCode, Notificatio
 
 /// Channels of a page.
 pub const SLOTS: usize = 64;
-/// The first of them are for writes.
+/// The channels for writes.
 pub const WRITE_SLOTS: std::ops::Range<usize> = 0..32;
-/// The others are for reads.
+/// The channels for reads.
 pub const READ_SLOTS: std::ops::Range<usize> = 32..64;
 
 /// Whether a channel is one for reads.
@@ -175,13 +175,13 @@ impl Descriptor {
 /// How far a transfer is (QOS Table 2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Transfer is on its way.
+    /// The transfer is under way.
     Ongoing,
-    /// Transfer completed successfully.
+    /// The transfer completed successfully.
     Finished,
-    /// Transfer was not begun: the node has no room for it now. Post it again.
+    /// The transfer was not begun: the node has no room for it now. Post it again.
     Paused,
-    /// Transfer completed unsuccessfully.
+    /// The transfer completed unsuccessfully.
     FinishedWithError(Failure),
 }
 
@@ -192,7 +192,7 @@ pub enum Failure {
     #[error("the other side refused the access: {0:?}")]
     Refused(NackCode),
     /// This side's own memory is not there.
-    #[error("the own memory refused the access: {0:?}")]
+    #[error("the program's own memory refused the access: {0:?}")]
     Local(NackCode),
     /// The other node does not answer.
     #[error("the other node does not answer")]
@@ -213,7 +213,7 @@ pub enum Failure {
     /// of its own.
     #[error("the program's own node is gone")]
     NodeGone,
-    /// Something that a newer node says.
+    /// A code that a newer node uses.
     #[error("failed for a reason that this version does not know ({0})")]
     Unknown(u64),
 }

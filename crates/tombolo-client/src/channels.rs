@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Channels of both kinds, a bit each. All threads may take and give back at once.
+/// The channels for writes and for reads, a bit each. Any number of threads may call it at once.
 #[derive(Debug)]
 pub(crate) struct Channels {
     free: AtomicU64,
@@ -11,12 +11,12 @@ pub(crate) struct Channels {
 }
 
 impl Channels {
-    /// All of them free.
+    /// All channels are free.
     pub(crate) fn new() -> Self {
         Self { free: AtomicU64::new(u64::MAX), abandoned: AtomicU64::new(0) }
     }
 
-    /// Takes one of a kind, which is a mask. `is_over` says whether the transfer of one has ended.
+    /// Takes a free channel of those in the mask `kind`. `is_over` says whether the transfer of a channel has ended.
     pub(crate) fn take(&self, kind: u64, is_over: impl Fn(usize) -> bool) -> Option<usize> {
         loop {
             let free = self.free.load(Ordering::Acquire) & kind;
@@ -33,13 +33,13 @@ impl Channels {
         }
     }
 
-    /// Looks whether transfers that nobody waits for have ended meanwhile.
+    /// Frees the abandoned channels whose transfers have ended. True: there were some.
     fn reclaim(&self, kind: u64, is_over: &impl Fn(usize) -> bool) -> bool {
         let (mut found, mut left) = (false, self.abandoned.load(Ordering::Acquire) & kind);
         while left != 0 {
             let bit = left & left.wrapping_neg();
             left &= !bit;
-            // Only one of several threads that see it has it.
+            // Of several threads that see the end, one clears the bit.
             if is_over(bit.trailing_zeros() as usize)
                 && self.abandoned.fetch_and(!bit, Ordering::AcqRel) & bit != 0
             {
@@ -50,13 +50,13 @@ impl Channels {
         found
     }
 
-    /// Gives one back, whose transfer is over or not.
+    /// Gives a channel back. One whose transfer is not over is free when that has ended.
     pub(crate) fn give_back(&self, slot: usize, over: bool) {
         let list = if over { &self.free } else { &self.abandoned };
         list.fetch_or(1 << slot, Ordering::AcqRel);
     }
 
-    /// How many are not free.
+    /// The number of channels that are not free.
     pub(crate) fn used(&self) -> u32 {
         (!self.free.load(Ordering::Relaxed)).count_ones()
     }

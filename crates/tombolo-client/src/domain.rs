@@ -5,40 +5,29 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use tombolo_channel::{
-    ChannelPage, Descriptor, Failure, Grant, MAX_MAIL_BYTES, MAX_MESSAGE_BYTES, Message, PeerStatus,
-    READ_SLOTS, Reply, Request, SLOTS, Status, Target, WRITE_SLOTS, Waiting, Who, Work, decode, encode,
+    ChannelPage, Descriptor, Grant, MAX_MAIL_BYTES, Message, PeerStatus, READ_SLOTS, Reply, Request, SLOTS,
+    Target, WRITE_SLOTS, Waiting, Who, Work, encode,
 };
-use tombolo_host::event;
 use tombolo_host::own::{self, OwnMemory};
-use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::shared::SharedMemory;
-use tombolo_host::timing::client::{
-    BUSY_PAUSE, DEFAULT_REQUEST_TIMEOUT, DRIVE_BEFORE_SLEEP, GATHER_PAUSE, MAX_GATHER, MAX_SLEEP,
-    NODE_CHECK_INTERVAL, POLL_BEFORE_SLEEP, SPIN,
-};
-use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
+use tombolo_host::timing::client::{BUSY_PAUSE, DEFAULT_REQUEST_TIMEOUT};
+use tombolo_host::unix::{SeqpacketSocket, UnixError};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
 
+use crate::asking::{Answer, Asking, TimeLimit};
 use crate::channels::Channels;
 use crate::error::{DeregisterError, OpenError, PostError, SendError, WaitError};
+use crate::inner::{Inner, Progress};
 use crate::mailbox::Mailbox;
 use crate::memory::{Memory, Registered};
 use crate::readiness::Readiness;
-use crate::requests::{GivenUp, MAX_GIVEN_UP, Requests, Settling};
+use crate::requests::GivenUp;
 use crate::transfer::{Atomic, Spec, Transfer};
-
-/// While this number of transfers is under way at a node in this process, up to the same number of new ones
-/// are sent together.
-/// They wait for each other while completions come in ([`GATHER_PAUSE`], [`MAX_GATHER`]).
-const MAX_GATHERED: u32 = 8;
-/// Messages taken at once where nobody waits for an answer: many more than an honest node ever has in the
-/// socket, whose queue the kernel bounds.
-const MAX_CAUGHT_UP: usize = 4096;
 
 /// A protection domain of this program at its node, and the channels that go with it. All threads
 /// may use it at once; a clone is the same domain. When the last clone and the last transfer are
@@ -46,252 +35,8 @@ const MAX_CAUGHT_UP: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct Domain(Arc<Inner>);
 
-#[derive(Debug)]
-pub(crate) struct Inner {
-    number: u16,
-    page: ChannelPage,
-    socket: SeqpacketSocket,
-    asking: Mutex<Asking>,
-    /// Memory of the node that was to be freed while the node could not be asked.
-    to_free: Mutex<Vec<u64>>,
-    request_timeout_ms: AtomicU64,
-    /// What [`Domain::as_fd`] is.
-    readiness: Readiness,
-    channels: Channels,
-    sleepers: AtomicU32,
-    /// How long to poll before sleeping.
-    poll_ns: AtomicU64,
-    /// The node was found to be gone.
-    node_gone: AtomicBool,
-    /// When whoever polls looks for that again, on the coarse clock.
-    next_look_ms: AtomicU64,
-    /// Where messages lie until they are sent: a place for each channel.
-    outgoing: OnceLock<Memory>,
-    /// What makes the node go on, if it is in this process.
-    progress: Option<Progress>,
-}
-
-/// Makes a node in this process go on; how much there was to do.
-#[derive(Clone)]
-pub(crate) struct Progress(pub(crate) Arc<dyn Fn(Bells) -> usize + Send + Sync>);
-
-/// What a node in this process does with the bells that were rung since.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bells {
-    Answer,
-    /// They stay rung, for others to come.
-    Leave,
-}
-
-impl std::fmt::Debug for Progress {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Progress")
-    }
-}
-
 fn mask(slots: Range<usize>) -> u64 {
     slots.fold(0, |mask, slot| mask | 1 << slot)
-}
-
-/// A message of the node.
-enum Heard {
-    Answer(u32, Answer),
-    Ended,
-}
-
-/// What the node answered.
-struct Answer {
-    reply: Reply,
-    /// `None` where the kernel closed what came, since this process has no descriptor left.
-    descriptors: Option<Vec<PassedDescriptor>>,
-}
-
-impl Answer {
-    /// The descriptor that belongs to the answer.
-    fn descriptor(self) -> Result<PassedDescriptor, OpenError> {
-        let descriptors = self.descriptors.ok_or(OpenError::NoDescriptors)?;
-        descriptors.into_iter().next().ok_or(OpenError::UnexpectedMessage)
-    }
-}
-
-/// Takes the next one, if there is one.
-fn hear(socket: &SeqpacketSocket, buffer: &mut [u8]) -> Result<Option<Heard>, OpenError> {
-    let (length_bytes, descriptors) = match socket.receive(buffer) {
-        Ok(Received { length_bytes, descriptors }) => (length_bytes, Some(descriptors)),
-        Err(UnixError::DescriptorsCut { length_bytes }) => (length_bytes, None),
-        Err(UnixError::WouldBlock) => return Ok(None),
-        Err(error) => return Err(OpenError::Lost(error)),
-    };
-    match decode(&buffer[..length_bytes]) {
-        Some(Message::AnswerV2 { number, reply }) => {
-            Ok(Some(Heard::Answer(number, Answer { reply, descriptors })))
-        }
-        Some(Message::EndedV1) => Ok(Some(Heard::Ended)),
-        _ => Err(OpenError::UnexpectedMessage),
-    }
-}
-
-/// What is needed to ask the node for something; one thread has it at a time.
-#[derive(Debug)]
-struct Asking {
-    buffer: Vec<u8>,
-    requests: Requests,
-    /// The domain's mailbox was handed out.
-    has_mailbox: bool,
-}
-
-impl Asking {
-    fn new() -> Self {
-        Self { buffer: vec![0; MAX_MESSAGE_BYTES], requests: Requests::default(), has_mailbox: false }
-    }
-
-    /// Asks the node for something and waits for the answer. `ended` hears of other messages. Where
-    /// the request was sent and no answer to it is read, `what` says what the answer may bring later.
-    fn ask(
-        &mut self,
-        socket: &SeqpacketSocket,
-        request: Request,
-        descriptors: &[BorrowedFd<'_>],
-        what: &mut dyn FnMut() -> GivenUp,
-        patience: Patience,
-        ended: &dyn Fn(),
-    ) -> Result<Answer, OpenError> {
-        // What is to be given back was to be asked before.
-        self.give_back(socket)?;
-        let number = self.requests.begin().ok_or(OpenError::Unanswered(MAX_GIVEN_UP))?;
-        let message = encode(&Message::AskV2 { number, request });
-        while let Err(error) = socket.send(&[&message], descriptors) {
-            if !matches!(error, UnixError::WouldBlock) {
-                return Err(OpenError::Lost(error));
-            }
-            if patience.left().is_zero() {
-                // The node never sees it.
-                return Err(patience.timed_out());
-            }
-            std::thread::sleep(BUSY_PAUSE);
-        }
-        match self.await_answer(socket, number, patience, ended) {
-            Ok(Answer { reply: Reply::Failed(reason), .. }) => Err(OpenError::Refused(reason)),
-            Ok(answer) => Ok(answer),
-            Err(error) => {
-                self.requests.give_up(number, what());
-                Err(error)
-            }
-        }
-    }
-
-    /// Waits for the answer to the request of this number.
-    fn await_answer(
-        &mut self,
-        socket: &SeqpacketSocket,
-        number: u32,
-        patience: Patience,
-        ended: &dyn Fn(),
-    ) -> Result<Answer, OpenError> {
-        loop {
-            let heard = hear(socket, &mut self.buffer)?;
-            let is_quiet = heard.is_none();
-            match heard {
-                Some(Heard::Answer(answered, answer)) if answered == number => return Ok(answer),
-                Some(Heard::Answer(answered, answer)) => self.take_late(socket, answered, answer)?,
-                Some(Heard::Ended) => ended(),
-                None => {}
-            }
-            // After every message: a node that goes on sending others must not hold the program up.
-            let left = patience.left();
-            if left.is_zero() {
-                return Err(patience.timed_out());
-            }
-            if is_quiet {
-                let _ = event::wait_readable(&[socket.as_fd()], Some(left));
-            }
-        }
-    }
-
-    /// Takes an answer that nobody waits for any more, and gives back what it grants.
-    fn take_late(&mut self, socket: &SeqpacketSocket, number: u32, answer: Answer) -> Result<(), OpenError> {
-        let descriptor = answer.descriptors.and_then(|descriptors| descriptors.into_iter().next());
-        self.requests
-            .answered_late(number, &answer.reply, descriptor)
-            .map_err(|_| OpenError::UnexpectedMessage)?;
-        self.give_back(socket)
-    }
-
-    /// Waits until nothing is open about a registration that was given up, and makes it nothing.
-    fn settle(
-        &mut self,
-        socket: &SeqpacketSocket,
-        address: u64,
-        patience: Patience,
-        ended: &dyn Fn(),
-    ) -> Result<(), OpenError> {
-        // Once at first: a release that the node refused may be possible now.
-        self.requests.release_again(address);
-        loop {
-            let caught_up = self.catch_up(socket, ended);
-            match self.requests.settling(address) {
-                Settling::Done => return Ok(()),
-                Settling::Refused(reason) => return Err(OpenError::Refused(reason)),
-                // The node may have answered and hung up.
-                Settling::Open => caught_up?,
-            }
-            let left = patience.left();
-            if left.is_zero() {
-                return Err(patience.timed_out());
-            }
-            // A full socket says nothing when it takes the next request.
-            let pause = if self.requests.to_give_back().is_some() { BUSY_PAUSE.min(left) } else { left };
-            let _ = event::wait_readable(&[socket.as_fd()], Some(pause));
-        }
-    }
-
-    /// Gives back what came late, as far as the socket takes it now; the rest goes later.
-    fn give_back(&mut self, socket: &SeqpacketSocket) -> Result<(), OpenError> {
-        while let Some((number, request)) = self.requests.to_give_back() {
-            let message = Message::AskV2 { number: *number, request: request.clone() };
-            match socket.send(&[&encode(&message)], &[]) {
-                Ok(()) => self.requests.sent_back(),
-                Err(UnixError::WouldBlock) => break,
-                Err(error) => return Err(OpenError::Lost(error)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes what the node has said, without waiting: everything, but of a flood only a part. `ended` hears of
-    /// transfers that ended.
-    fn catch_up(&mut self, socket: &SeqpacketSocket, ended: &dyn Fn()) -> Result<(), OpenError> {
-        self.give_back(socket)?;
-        for _ in 0..MAX_CAUGHT_UP {
-            match hear(socket, &mut self.buffer)? {
-                Some(Heard::Answer(number, answer)) => self.take_late(socket, number, answer)?,
-                Some(Heard::Ended) => ended(),
-                None => break,
-            }
-        }
-        Ok(())
-    }
-}
-
-/// How long a request may take, from the call of the program on: waiting for its other threads counts.
-#[derive(Clone, Copy, Debug)]
-struct Patience {
-    timeout: Duration,
-    deadline: Instant,
-}
-
-impl Patience {
-    fn new(timeout: Duration) -> Self {
-        Self { timeout, deadline: Instant::now() + timeout }
-    }
-
-    fn left(&self) -> Duration {
-        self.deadline.saturating_duration_since(Instant::now())
-    }
-
-    fn timed_out(&self) -> OpenError {
-        OpenError::TimedOut(self.timeout)
-    }
 }
 
 /// Refuses a listener that a stranger runs: anyone can make a socket in a directory like /tmp, before the
@@ -312,15 +57,9 @@ fn check_listener(
     Err(OpenError::UntrustedNode { path: path.to_owned(), user_id, own_user_id })
 }
 
-/// A clock that is read without a system call, to some milliseconds.
-fn coarse_now_ms() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
-}
-
 impl Domain {
-    /// Opens a domain at the node whose programs' socket is there: of this number (1 to 32767), by
-    /// which other programs name it, or any.
+    /// Opens a domain at the node whose socket for programs is at `path`. Other programs name the domain by its
+    /// number (1 to 32767); with `None` the node chooses one.
     ///
     /// The node must run as this process's own user, or as root: memory that the program registers is
     /// reached through its whole address space.
@@ -344,20 +83,20 @@ impl Domain {
             UnixError::Path { errno: Errno::MFILE | Errno::NFILE, .. } => OpenError::NoDescriptors,
             source => OpenError::NoNode { path: path.to_owned(), source },
         };
-        let patience = Patience::new(DEFAULT_REQUEST_TIMEOUT);
+        let limit = TimeLimit::new(DEFAULT_REQUEST_TIMEOUT);
         let socket = loop {
             match SeqpacketSocket::connect(path) {
-                // Many come at once.
-                Err(UnixError::WouldBlock) if !patience.left().is_zero() => std::thread::sleep(BUSY_PAUSE),
+                // The queue of the listener is full: many programs connect at once.
+                Err(UnixError::WouldBlock) if !limit.left().is_zero() => std::thread::sleep(BUSY_PAUSE),
                 connected => break connected.map_err(no_node)?,
             }
         };
         check_listener(path, &socket, trusted_user_id)?;
         let mut asking = Asking::new();
         let request = Request::Open { domain: number };
-        // If it takes too long, the socket is closed, and the domain with it.
-        let what = &mut || GivenUp::Nothing;
-        let answer = asking.ask(&socket, request, &[], what, patience, &|| {})?;
+        // If the answer takes too long, the socket is closed, and the node closes the domain.
+        let given_up = &mut || GivenUp::Nothing;
+        let answer = asking.ask(&socket, request, &[], given_up, limit, &|| {})?;
         let Reply::Opened { domain: number } = answer.reply else { return Err(OpenError::UnexpectedMessage) };
         let page = answer.descriptor()?;
         Ok(Self(Arc::new(Inner {
@@ -372,28 +111,28 @@ impl Domain {
             sleepers: AtomicU32::new(0),
             poll_ns: AtomicU64::new(0),
             node_gone: AtomicBool::new(false),
-            next_look_ms: AtomicU64::new(0),
+            next_check_ms: AtomicU64::new(0),
             outgoing: OnceLock::new(),
             progress,
         })))
     }
 
-    /// Its number.
+    /// The domain's number.
     pub fn number(&self) -> u16 {
         self.0.number
     }
 
     /// How long the node may take to answer a request (30 s unless set): to allocate, free, register,
-    /// deregister, open a mailbox, name its peers. What it grants later is given back.
+    /// deregister, open a mailbox, name its peers. What the node grants after that time is given back.
     pub fn set_request_timeout(&self, timeout: Duration) {
         let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        // Longer than a year is as good as for ever, and can be added to any time.
+        // At most a year: this much can be added to any point in time.
         const YEAR_MS: u64 = 365 * 24 * 3600 * 1000;
         self.0.request_timeout_ms.store(milliseconds.min(YEAR_MS), Ordering::Relaxed);
     }
 
-    /// Memory of so many bytes (whole pages of 4096), zeroed, and what others may do with it. With no
-    /// grants only this domain's own transfers reach it.
+    /// Allocates zeroed memory at the node: `bytes` is a multiple of 4096, and `grants` says what others may do with
+    /// it. Without grants only this domain's own transfers reach it.
     pub fn allocate(&self, bytes: usize, grants: &[Grant]) -> Result<Memory, OpenError> {
         let request = Request::Allocate { bytes: bytes as u64, grants: grants.to_vec() };
         let answer = self.0.ask(request, &mut || GivenUp::Allocation)?;
@@ -402,23 +141,23 @@ impl Domain {
         match opened {
             Ok(memory) => Ok(Memory::new(memory, address)),
             Err(error) => {
-                // The node has allocated it.
+                // The node has allocated it, and this process cannot map it.
                 self.0.free_later(address);
                 Err(error)
             }
         }
     }
 
-    /// Gives memory back: from now on no transfer reaches it. One that is under way fails. If the node
-    /// does not answer in time, it is given back when the node does.
+    /// Frees memory: from now on no transfer reaches it, and one that is under way fails. If the node does not
+    /// answer in time, the memory is freed when the node goes on.
     pub fn free(&self, memory: Memory) -> Result<(), OpenError> {
         let address = memory.address();
         let mut is_sent = false;
-        let what = &mut || {
+        let given_up = &mut || {
             is_sent = true;
             GivenUp::Nothing
         };
-        match self.0.ask(Request::Free { address }, what) {
+        match self.0.ask(Request::Free { address }, given_up) {
             Ok(Answer { reply: Reply::Done, .. }) => Ok(()),
             Ok(_) => Err(OpenError::UnexpectedMessage),
             Err(error) => {
@@ -432,8 +171,8 @@ impl Domain {
 
     /// Makes a range of the program's own memory memory of this domain, at its own address
     /// ([`OwnMemory::address`]), with grants as for [`Self::allocate`]. Its pages need not be there:
-    /// a transfer brings them in. One that finds no memory, or may not use it so, fails. What a
-    /// userfaultfd write-protects cannot be written.
+    /// a transfer brings them in. A transfer fails where no memory is mapped, or where the program itself could not
+    /// access it so. Pages that a userfaultfd write-protects cannot be written.
     ///
     /// A child made by fork has this memory, but not as memory of the domain.
     pub fn register(&self, memory: OwnMemory, grants: &[Grant]) -> Result<Registered, OpenError> {
@@ -445,11 +184,11 @@ impl Domain {
         };
         let descriptors = descriptors.each_ref().map(AsFd::as_fd);
         let (address, mut memory) = (memory.address(), Some(Registered::new(memory)));
-        let patience = self.0.patience();
-        let answered = self.0.lock_asking(patience).and_then(|mut asking| {
-            // The node may register it later: then it is deregistered, and unmapped only after that.
-            let what = &mut || memory.take().map_or(GivenUp::Nothing, GivenUp::Registration);
-            let answer = self.0.ask_with(&mut asking, request, &descriptors, what, patience)?;
+        let limit = self.0.time_limit();
+        let answered = self.0.lock_asking(limit).and_then(|mut asking| {
+            // The node may register the memory later: then it is deregistered, and unmapped only after that.
+            let given_up = &mut || memory.take().map_or(GivenUp::Nothing, GivenUp::Registration);
+            let answer = self.0.ask_with(&mut asking, request, &descriptors, given_up, limit)?;
             match (answer.reply, memory.take()) {
                 (Reply::Done, Some(memory)) => {
                     asking.requests.registered(address);
@@ -461,7 +200,7 @@ impl Domain {
                 }
             }
         });
-        // Where the memory is here still, the node has not got it, and will not.
+        // `given_up` did not take the memory: the request was never sent, so the node will not register it.
         if let Some(memory) = memory {
             drop(memory.take());
         }
@@ -477,27 +216,27 @@ impl Domain {
     /// and every wait of the domain sees to. Memory of [`OwnMemory::from_raw`] must not be used for
     /// anything else before.
     pub fn settle(&self, address: u64) -> Result<(), OpenError> {
-        let patience = self.0.patience();
-        let mut asking = self.0.lock_asking(patience)?;
-        asking.settle(&self.0.socket, address, patience, &|| self.0.readiness.set())
+        let limit = self.0.time_limit();
+        let mut asking = self.0.lock_asking(limit)?;
+        asking.settle(&self.0.socket, address, limit, &|| self.0.readiness.set())
     }
 
     /// Takes own memory back: when this returns, no transfer touches it. One that is under way ends
-    /// first, or fails. If it hangs, because somebody does not bring a page, this fails within
-    /// seconds; then nothing new reaches the memory, which stays registered: try again when the page
-    /// has come.
+    /// first, or fails. If it hangs, because the page it needs
+    /// is not brought, this fails within seconds; then no new transfer reaches the memory, which stays registered:
+    /// try again when the page has come.
     pub fn deregister(&self, memory: Registered) -> Result<OwnMemory, DeregisterError> {
         let address = memory.address();
-        let patience = self.0.patience();
-        let mut asking = match self.0.lock_asking(patience) {
+        let limit = self.0.time_limit();
+        let mut asking = match self.0.lock_asking(limit) {
             Ok(asking) => asking,
             Err(error) => return Err(DeregisterError { memory, error }),
         };
         let request = Request::Deregister { address };
-        let what = &mut || GivenUp::Deregistration(address);
-        let answered = self.0.ask_with(&mut asking, request, &[], what, patience);
+        let given_up = &mut || GivenUp::Deregistration(address);
+        let answered = self.0.ask_with(&mut asking, request, &[], given_up, limit);
         let is_done = matches!(answered, Ok(Answer { reply: Reply::Done, .. }));
-        // An earlier try may have been answered too late.
+        // A late answer to an earlier attempt may have confirmed it.
         if asking.requests.take_deregistered(address) || is_done {
             asking.requests.forget_deregistrations(address);
             return Ok(memory.take());
@@ -518,7 +257,7 @@ impl Domain {
     /// With a node inside this program ([`crate::Embedded`]), and eight or more transfers under way, it is
     /// sent together with the next few, and goes at the latest when the program waits for one that has not
     /// ended, polls, or asks for the status of one; if it does none of these, within some ten
-    /// milliseconds. So it is with all that is posted.
+    /// milliseconds. The same holds for every other kind of transfer.
     pub fn write(&self, to: Target, spec: Spec) -> Result<Transfer, PostError> {
         self.start(WRITE_SLOTS, "writes", &spec.descriptor(to))
     }
@@ -562,28 +301,28 @@ impl Domain {
         self.start(WRITE_SLOTS, "writes", &descriptor).map(Atomic::new)
     }
 
-    /// Opens this domain's mailbox, for so many messages that are not taken yet (a power of two, at most
-    /// [`tombolo_channel::MAX_MAILS`]), from these senders.
+    /// Opens this domain's mailbox, with room for `messages` messages (a power of two, at most
+    /// [`tombolo_channel::MAX_MAILS`]) that are not taken yet. Only `senders` can send to it.
     pub fn open_mailbox(&self, messages: u32, senders: &[Who]) -> Result<Mailbox, OpenError> {
         let request = Request::OpenMailbox { messages, senders: senders.to_vec() };
-        let patience = self.0.patience();
-        let mut asking = self.0.lock_asking(patience)?;
+        let limit = self.0.time_limit();
+        let mut asking = self.0.lock_asking(limit)?;
         asking.catch_up(&self.0.socket, &|| self.0.readiness.set())?;
         if asking.has_mailbox {
             return Err(OpenError::Refused("this domain has a mailbox already".into()));
         }
         let late = asking.requests.take_mailbox(messages, senders);
-        let what = &mut || GivenUp::Mailbox(messages, senders.to_vec());
+        let given_up = &mut || GivenUp::Mailbox(messages, senders.to_vec());
         let descriptor = match late {
             Some(descriptor) => descriptor,
-            None => match self.0.ask_with(&mut asking, request, &[], what, patience) {
+            None => match self.0.ask_with(&mut asking, request, &[], given_up, limit) {
                 Ok(answer) if answer.reply == Reply::Mailbox => answer.descriptor()?,
                 Ok(_) => return Err(OpenError::UnexpectedMessage),
-                // An earlier try may have been answered too late.
+                // A late answer to an earlier attempt may have brought it.
                 Err(error) => asking.requests.take_mailbox(messages, senders).ok_or(error)?,
             },
         };
-        // If this fails, the node gives the same mailbox again.
+        // If mapping fails, the node passes the same mailbox at the next attempt.
         let shared = tombolo_channel::Mailbox::open(descriptor, messages)?;
         asking.has_mailbox = true;
         Ok(Mailbox::new(self.0.clone(), shared))
@@ -599,7 +338,7 @@ impl Domain {
             Some(outgoing) => outgoing,
             None => {
                 let made = self.allocate(SLOTS * MAX_MAIL_BYTES, &[])?;
-                // Another thread may have been quicker; then this one's goes with the domain.
+                // Another thread may have been quicker; then this memory is freed with the domain.
                 self.0.outgoing.get_or_init(|| made)
             }
         };
@@ -612,15 +351,15 @@ impl Domain {
         Ok(self.post(slot, &descriptor))
     }
 
-    /// Asks the node to make [`Self::as_fd`] readable when the next transfer ends. Look at the
+    /// Asks the node to make [`Self::as_fd`] readable when the next transfer ends. Check the
     /// transfers after this, and only then wait:
     ///
     /// ```text
-    /// loop { arm; look at the transfers; epoll_wait; drain }
+    /// loop { arm; check the transfers; epoll_wait; drain }
     /// ```
     ///
-    /// So no end is missed: one before the arming is seen by looking, one after it makes the
-    /// descriptor readable.
+    /// So no end is missed: a transfer that ended before `arm` is found by checking, one that ends after it makes
+    /// the descriptor readable.
     pub fn arm(&self) {
         self.0.page.wait_by(Waiting::Message);
     }
@@ -629,7 +368,7 @@ impl Domain {
     /// descriptor is readable for ever.
     pub fn drain(&self) -> Result<(), WaitError> {
         self.0.readiness.clear();
-        // Whoever asks the node for something reads its messages, and says so.
+        // Another thread asks the node: it reads the messages, and makes the descriptor readable for them.
         let Some(mut asking) = self.0.try_lock_asking() else { return Ok(()) };
         asking.catch_up(&self.0.socket, &|| {}).map_err(|_| WaitError::NodeGone)
     }
@@ -651,7 +390,7 @@ impl Domain {
                 self.0.go_on();
             }
         } else if asleep {
-            // A full socket has enough to wake the node in it.
+            // If the socket is full, the messages in it wake the node.
             let _ = self.0.socket.send(&[&encode(&Message::WakeV1)], &[]);
         }
         Transfer::new(self.0.clone(), slot)
@@ -663,200 +402,5 @@ impl AsFd for Domain {
     /// gone. It may be readable without either.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.readiness.as_fd()
-    }
-}
-
-impl Inner {
-    fn ask(&self, request: Request, what: &mut dyn FnMut() -> GivenUp) -> Result<Answer, OpenError> {
-        let patience = self.patience();
-        let mut asking = self.lock_asking(patience)?;
-        self.ask_with(&mut asking, request, &[], what, patience)
-    }
-
-    fn ask_with(
-        &self,
-        asking: &mut Asking,
-        request: Request,
-        descriptors: &[BorrowedFd<'_>],
-        what: &mut dyn FnMut() -> GivenUp,
-        patience: Patience,
-    ) -> Result<Answer, OpenError> {
-        asking.ask(&self.socket, request, descriptors, what, patience, &|| self.readiness.set())
-    }
-
-    /// For a request that begins now.
-    fn patience(&self) -> Patience {
-        Patience::new(Duration::from_millis(self.request_timeout_ms.load(Ordering::Relaxed)))
-    }
-
-    /// Waits until no other thread asks the node for something.
-    fn lock_asking(&self, patience: Patience) -> Result<MutexGuard<'_, Asking>, OpenError> {
-        let mut asking = self.asking.try_lock_until(patience.deadline).ok_or_else(|| patience.timed_out())?;
-        self.queue_frees(&mut asking);
-        Ok(asking)
-    }
-
-    /// As [`Self::lock_asking`], where there is nothing to wait for.
-    fn try_lock_asking(&self) -> Option<MutexGuard<'_, Asking>> {
-        let mut asking = self.asking.try_lock()?;
-        self.queue_frees(&mut asking);
-        Some(asking)
-    }
-
-    fn queue_frees(&self, asking: &mut Asking) {
-        for address in self.to_free.lock().drain(..) {
-            asking.requests.free(address);
-        }
-    }
-
-    /// Has memory of the node freed when the node can be asked next.
-    fn free_later(&self, address: u64) {
-        self.to_free.lock().push(address);
-        self.settle_late_answers();
-    }
-
-    fn take(&self, kind: u64) -> Option<usize> {
-        self.channels.take(kind, |slot| self.status(slot) != Status::Ongoing)
-    }
-
-    pub(crate) fn give_back(&self, slot: usize) {
-        self.channels.give_back(slot, self.status(slot) != Status::Ongoing);
-    }
-
-    /// How far a transfer is. One that the node did not end before its own end has failed.
-    pub(crate) fn status(&self, slot: usize) -> Status {
-        match self.page.status(slot) {
-            Status::Ongoing if self.notices_node_gone() => match self.page.status(slot) {
-                Status::Ongoing => Status::FinishedWithError(Failure::NodeGone),
-                ended => ended,
-            },
-            status => status,
-        }
-    }
-
-    /// Whether the node is gone, as far as that is known: a system call finds it out, once in
-    /// [`NODE_CHECK_INTERVAL`] however often this is called.
-    pub(crate) fn notices_node_gone(&self) -> bool {
-        if self.node_gone.load(Ordering::Relaxed) {
-            return true;
-        }
-        let (now, next) = (coarse_now_ms(), self.next_look_ms.load(Ordering::Relaxed));
-        let after = now + NODE_CHECK_INTERVAL.as_millis() as u64;
-        // One of all threads looks.
-        let looks = now >= next
-            && self.next_look_ms.compare_exchange(next, after, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        looks && self.is_node_gone()
-    }
-
-    /// Makes a node in this process go on. How much there was to do.
-    pub(crate) fn go_on(&self) -> usize {
-        self.progress.as_ref().map_or(0, |progress| progress.0(Bells::Answer))
-    }
-
-    pub(crate) fn page(&self) -> &ChannelPage {
-        &self.page
-    }
-
-    /// Waits until a transfer ends, or the time is over.
-    pub(crate) fn wait_for(&self, slot: usize, timeout: Duration) -> Result<Status, WaitError> {
-        let mut status = Status::Ongoing;
-        self.wait_until(timeout, || {
-            status = self.page.status(slot);
-            status != Status::Ongoing
-        })?;
-        Ok(status)
-    }
-
-    /// Waits until something is so, which the node announces, or the time is over.
-    pub(crate) fn wait_until(
-        &self,
-        timeout: Duration,
-        mut is_so: impl FnMut() -> bool,
-    ) -> Result<(), WaitError> {
-        if is_so() {
-            return Ok(());
-        }
-        let since = Instant::now();
-        let poll = Duration::from_nanos(self.poll_ns.load(Ordering::Relaxed)).max(*POLL_BEFORE_SLEEP.start());
-        let (mut sleeping, mut quiet_from) = (false, Duration::ZERO);
-        let outcome = loop {
-            let ended = if sleeping { self.page.ended() } else { 0 };
-            let so = is_so();
-            let waited = since.elapsed();
-            if so || waited >= timeout {
-                self.waited(waited);
-                // A program that polls with short timeouts, or none, notices the node's end here.
-                break if !so && self.notices_node_gone() && !is_so() {
-                    Err(WaitError::NodeGone)
-                } else {
-                    Ok(())
-                };
-            }
-            if let Some(progress) = self.progress.as_ref().filter(|_| waited < DRIVE_BEFORE_SLEEP) {
-                // While many small transfers are under way, new ones are sent together.
-                let gathers = waited < quiet_from + GATHER_PAUSE && waited < MAX_GATHER && self.gathers();
-                if progress.0(if gathers { Bells::Leave } else { Bells::Answer }) > 0 {
-                    quiet_from = waited;
-                }
-            } else if waited < SPIN {
-                std::hint::spin_loop();
-            } else if waited < poll {
-                // The node may need this processor.
-                std::thread::yield_now();
-            } else if !sleeping {
-                // Say so, and look again.
-                sleeping = true;
-                self.sleepers.fetch_add(1, Ordering::SeqCst);
-                self.page.wait_by(Waiting::Futex);
-            } else {
-                self.page.sleep(ended, MAX_SLEEP.min(timeout - waited));
-                self.settle_late_answers();
-                if self.page.ended() == ended && self.is_node_gone() {
-                    break Err(WaitError::NodeGone);
-                }
-            }
-        };
-        if sleeping && self.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.page.wait_no_more_by(Waiting::Futex);
-            if self.sleepers.load(Ordering::SeqCst) > 0 {
-                self.page.wait_by(Waiting::Futex);
-            }
-        }
-        outcome
-    }
-
-    /// Whether new transfers may wait for others like them: a few are new, and many are under way.
-    fn gathers(&self) -> bool {
-        let rung = self.page.rung().count_ones();
-        (1..MAX_GATHERED).contains(&rung) && self.channels.used() >= rung + MAX_GATHERED
-    }
-
-    /// Waits that polling may well shorten make it poll for longer; others let it sleep sooner.
-    fn waited(&self, waited: Duration) {
-        let before = self.poll_ns.load(Ordering::Relaxed);
-        let wanted = if waited * 2 <= *POLL_BEFORE_SLEEP.end() { waited.as_nanos() as u64 * 2 } else { 0 };
-        self.poll_ns.store(wanted.max(before - before / 8), Ordering::Relaxed);
-    }
-
-    fn is_node_gone(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec};
-        let mut polled = [PollFd::new(&self.socket, PollFlags::empty())];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let _ = rustix::event::poll(&mut polled, Some(&now));
-        let gone = polled[0].revents().contains(PollFlags::HUP);
-        if gone {
-            self.node_gone.store(true, Ordering::Relaxed);
-        }
-        gone
-    }
-
-    /// Gives back what the node granted after nobody waited for it any more, if it has by now.
-    fn settle_late_answers(&self) {
-        if let Some(mut asking) = self.try_lock_asking()
-            && asking.requests.owes()
-        {
-            // The thread that waits notices that the node is gone.
-            let _ = asking.catch_up(&self.socket, &|| self.readiness.set());
-        }
     }
 }

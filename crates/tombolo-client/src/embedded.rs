@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 use tombolo_host::unix::{SeqpacketListener, UnixError};
 use tombolo_node::{Address, JoinError, Node, PeerEvent, Security, Turn};
 
-use crate::domain::{Bells, Domain, Progress};
+use crate::domain::Domain;
 use crate::error::OpenError;
+use crate::inner::{Progress, RungChannels};
 
 /// How the node is set up.
 #[derive(Clone, Debug)]
@@ -27,13 +28,13 @@ pub struct Embedding {
 /// Why there is no node inside this program.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbedError {
-    /// It cannot listen there.
+    /// The node cannot listen at its address.
     #[error("{0}")]
     Listen(tombolo_node::OpenError),
-    /// It has no memory.
+    /// There is no memory for the node.
     #[error("cannot set up a node in this program: {0}")]
     SetUp(#[from] tombolo_node::LendError),
-    /// Its own programs' socket cannot be made.
+    /// The socket for the program's own domains cannot be made.
     #[error("cannot make a socket at {path}: {source}", path = path.display())]
     Socket {
         /// Where.
@@ -43,9 +44,9 @@ pub enum EmbedError {
     },
 }
 
-/// A node inside this program. It goes on while the program waits for a transfer or a message, asks for
-/// the status of one, or calls [`Embedded::progress`]; when the program does something else, on a thread
-/// of its own. Dropped, it stops: drop its domains before.
+/// A node inside this program. The program's threads drive it while they wait for a transfer or a message, ask for
+/// the status of one, or call [`Embedded::progress`]; otherwise a thread of its own does. The node stops when this
+/// is dropped: drop its domains before.
 #[derive(Debug)]
 pub struct Embedded {
     node: Arc<Node>,
@@ -57,7 +58,7 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Starts one.
+    /// Starts a node.
     pub fn start(how: &Embedding) -> Result<Self, EmbedError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let node = Arc::new(Node::new(&how.name, 0, 0)?);
@@ -80,14 +81,14 @@ impl Embedded {
             }),
         ];
         let (driven, turn) = (node.clone(), Mutex::new(Turn::default()));
-        // One thread drives; for the others that is as good as driving themselves.
-        let progress = Progress(Arc::new(move |bells| {
-            turn.try_lock().map_or(0, |mut turn| driven.turn(&mut turn, bells == Bells::Answer))
+        // One thread drives the node at a time. The others need not wait: that thread does their work, too.
+        let progress = Progress(Arc::new(move |rung| {
+            turn.try_lock().map_or(0, |mut turn| driven.turn(&mut turn, rung == RungChannels::Start))
         }));
         Ok(Self { node, progress, address, programs, stop, threads })
     }
 
-    /// Where it listens.
+    /// Where the node listens.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -97,20 +98,20 @@ impl Embedded {
         &self.node
     }
 
-    /// Connects it to another node; the number of that, for [`crate::Target::node`].
+    /// Connects the node to another one. Returns the number of that node, for [`crate::Target::node`].
     pub fn join(&self, address: &Address, security: &Security, timeout: Duration) -> Result<u32, JoinError> {
         self.node.join(address, security, timeout).map(|peer| peer.id.0)
     }
 
-    /// Opens a domain at it: of this number, or any.
+    /// Opens a domain at the node; with `None` the node chooses its number.
     pub fn open(&self, number: Option<u16>) -> Result<Domain, OpenError> {
         Domain::open_with(&self.programs, number, None, Some(self.progress.clone()))
     }
 
-    /// Goes on: sends, receives, completes. Call it while polling for a notification. Returns how much
-    /// there was to do.
+    /// Drives the node: sends, receives, completes transfers. Call it while polling for a notification. Returns how
+    /// much there was to do.
     pub fn progress(&self) -> usize {
-        self.progress.0(Bells::Answer)
+        self.progress.0(RungChannels::Start)
     }
 }
 

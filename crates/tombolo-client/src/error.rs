@@ -12,7 +12,7 @@ use crate::memory::Registered;
 /// Why a domain was not opened, or its node did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No node there.
+    /// No node answers at the path.
     #[error("no node answers at {path}: start one with `tombolo node --programs {path}`: {source}", path = path.display())]
     NoNode {
         /// Where.
@@ -20,7 +20,7 @@ pub enum OpenError {
         /// Why.
         source: UnixError,
     },
-    /// A user that is not trusted listens there, who would reach all memory of this process.
+    /// The listener belongs to a user who is not trusted: that user could reach all memory of this process.
     #[error(
         "what listens at {path} belongs to user {user_id}, and this process is user {own_user_id}: if you trust that user with this program's memory, open the domain of that user's node; otherwise choose a path where others cannot make files", path = path.display()
     )]
@@ -35,22 +35,22 @@ pub enum OpenError {
     /// The connection broke.
     #[error("the node has hung up: {0}")]
     Lost(UnixError),
-    /// It took too long.
+    /// The node did not answer in time.
     #[error("the node does not answer within {0:?}")]
     TimedOut(Duration),
-    /// It has not answered earlier requests either.
+    /// Too many earlier requests have no answer yet.
     #[error("the node has not answered {0} earlier requests: it is asked nothing more until it does")]
     Unanswered(usize),
-    /// It refused.
+    /// The node refused the request.
     #[error("the node refused: {0}")]
     Refused(String),
-    /// It does not speak this version.
+    /// The node's message is none of this version.
     #[error("the node's answer makes no sense: it may be of another version")]
     UnexpectedMessage,
     /// The kernel closed what the node passed, since this process has no descriptor left.
     #[error("no file descriptor was left for what the node passed: close some, or raise `ulimit -n`")]
     NoDescriptors,
-    /// Its memory cannot be used.
+    /// The memory that the node passed cannot be mapped.
     #[error("{0}")]
     Memory(#[from] SharedMemoryError),
     /// This process may not open its own memory.
@@ -79,13 +79,13 @@ pub enum PostError {
 /// Why a message was not sent.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// It is empty or too long.
+    /// The message is empty or too long.
     #[error("a message has 1 to {max} bytes, not {0}", max = tombolo_channel::MAX_MAIL_BYTES)]
     Length(usize),
     /// All channels are in use.
     #[error("{0}")]
     Post(#[from] PostError),
-    /// There was no memory for it.
+    /// The node gave no memory for outgoing messages.
     #[error("no memory for messages: {0}")]
     Memory(#[from] OpenError),
 }
@@ -93,14 +93,14 @@ pub enum SendError {
 /// Why a transfer did not end well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
-    /// It failed.
+    /// The transfer failed.
     #[error("{0}")]
     Failed(#[from] Failure),
-    /// The node had no room; nothing was done.
+    /// The node had no room for the transfer; nothing was done.
     #[error("the node has no room for more transfers: post it again")]
     Paused,
-    /// It is still on its way.
-    #[error("not over within {0:?}")]
+    /// The transfer is still under way.
+    #[error("the transfer did not end within {0:?}")]
     TimedOut(Duration),
     /// The node is gone.
     #[error("the node is gone")]

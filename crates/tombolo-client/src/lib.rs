@@ -34,16 +34,19 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod asking;
 mod channels;
 mod domain;
 #[cfg(feature = "embedded")]
 mod embedded;
 mod error;
+mod inner;
 mod mailbox;
 mod memory;
 mod readiness;
 mod requests;
 mod transfer;
+mod waiting;
 
 pub use domain::Domain;
 #[cfg(feature = "embedded")]

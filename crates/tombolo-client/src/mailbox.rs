@@ -6,8 +6,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tombolo_channel::Mail;
 
-use crate::domain::Inner;
 use crate::error::WaitError;
+use crate::inner::Inner;
 
 /// The mailbox of a domain. All threads may take messages out; each message goes to one of them.
 #[derive(Debug)]

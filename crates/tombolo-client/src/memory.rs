@@ -35,8 +35,7 @@ impl Memory {
         self.memory.is_empty()
     }
 
-    /// Where it is in this program, while `self` lives. For those who can deal with memory that others
-    /// change.
+    /// Where it is in this program, while `self` lives: for code that can deal with memory that others change.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.memory.as_mut_ptr()
     }

@@ -1,8 +1,8 @@
 //! The descriptor that a program polls for its transfers.
 //!
-//! What it waits for comes by the socket, which other threads read too while they ask the node for
-//! something. So the descriptor is that of an epoll over the socket and an event, which whoever
-//! reads a message that is not for him sets.
+//! The node's messages come by the socket, which other threads read, too, while they ask the node for
+//! something. So the descriptor is that of an epoll over the socket and an event: a thread that reads a
+//! message about an ended transfer while it waits for an answer sets the event.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

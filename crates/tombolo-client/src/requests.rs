@@ -41,19 +41,19 @@ pub(crate) enum GivenUp {
 /// Whether anything is open about a registration that was given up.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Settling {
-    /// Nothing: the memory is not registered.
+    /// No: the memory is not registered.
     Done,
     /// The node has not answered yet.
     Open,
-    /// It is registered, and the node refused to deregister it: why.
+    /// The memory is registered, and the node refused to deregister it, for this reason.
     Refused(String),
 }
 
-/// The node has answered something that was not asked.
+/// The node has answered a request that was never made.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unasked;
 
-/// All requests of a domain that are open, or were.
+/// The requests of a domain that have no answer yet, and what late answers left to do.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     last: u32,
@@ -68,7 +68,7 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// The number of a new request; `None`: too many have no answer.
+    /// The number of a new request; `None` if too many requests have no answer.
     pub(crate) fn begin(&mut self) -> Option<u32> {
         (self.given_up.len() < MAX_GIVEN_UP).then(|| self.next())
     }
@@ -76,7 +76,7 @@ impl Requests {
     fn next(&mut self) -> u32 {
         loop {
             self.last = self.last.wrapping_add(1);
-            // A number comes again after four billion others; one that is open is passed over.
+            // Numbers wrap after four billion requests; a number whose request is open is skipped.
             if !self.given_up.contains_key(&self.last) {
                 return self.last;
             }
@@ -104,7 +104,7 @@ impl Requests {
                 let request = Request::Deregister { address: memory.address() };
                 self.give_back(request, GivenUp::Release(memory));
             }
-            // Never registered, so it is touched by nobody.
+            // The memory is not registered, so no transfer touches it.
             (GivenUp::Registration(memory), Reply::Failed(_)) | (GivenUp::Release(memory), Reply::Done) => {
                 drop(memory.take());
             }
@@ -129,12 +129,12 @@ impl Requests {
         self.refused.push((memory, "its answer to the registration makes no sense".into()));
     }
 
-    /// Memory of the node is to be freed, and nobody waits for that.
+    /// Queues a request to free memory of the node; its answer is not waited for.
     pub(crate) fn free(&mut self, address: u64) {
         self.give_back(Request::Free { address }, GivenUp::Nothing);
     }
 
-    /// Asks again to deregister what begins there, where the node refused that before.
+    /// Queues another request to deregister memory that begins at this address, if the node refused that before.
     pub(crate) fn release_again(&mut self, address: u64) {
         let again: Vec<_> = self.refused.extract_if(.., |(memory, _)| memory.address() == address).collect();
         for (memory, _) in again {
@@ -142,7 +142,7 @@ impl Requests {
         }
     }
 
-    /// How far the registrations are that were given up of memory that begins there.
+    /// The state of the registrations at this address that were given up.
     pub(crate) fn settling(&self, address: u64) -> Settling {
         let is_open = self.given_up.values().any(|what| {
             matches!(what, GivenUp::Registration(memory) | GivenUp::Release(memory) if memory.address() == address)
@@ -165,7 +165,7 @@ impl Requests {
         self.to_give_back.front()
     }
 
-    /// That one was sent.
+    /// The request of [`Self::to_give_back`] was sent.
     pub(crate) fn sent_back(&mut self) {
         self.to_give_back.pop_front();
     }
@@ -200,7 +200,7 @@ impl Requests {
         Some(descriptor)
     }
 
-    /// Whether answers are owed that nobody waits for.
+    /// Whether requests were given up whose answers have not come.
     pub(crate) fn owes(&self) -> bool {
         !self.given_up.is_empty()
     }

@@ -6,17 +6,17 @@ use std::time::Duration;
 use tombolo_channel::{Descriptor, Status, Target};
 use tombolo_wire::Notification;
 
-use crate::domain::Inner;
 use crate::error::WaitError;
+use crate::inner::Inner;
 
-/// What is to be moved. All addresses are those of [`crate::Memory::address`] and on.
+/// What is to be moved. Addresses count from [`crate::Memory::address`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
     /// Where the bytes are: in the own domain for a write, in the other for a read.
     pub source_address: u64,
     /// Where they go.
     pub destination_address: u64,
-    /// How many: up to 4 GiB - 1. None: a notification alone.
+    /// How many bytes: up to 4 GiB - 1. With 0, only the notification is written.
     pub size_bytes: u32,
     /// Two words to be written at the destination's side, the first before the last, after the last byte.
     pub notification: Option<Notification>,
@@ -26,7 +26,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Bytes, and nothing else.
+    /// A transfer of bytes, without notification.
     pub fn new(source_address: u64, destination_address: u64, size_bytes: u32) -> Self {
         Self { source_address, destination_address, size_bytes, notification: None, class: None }
     }
@@ -37,14 +37,14 @@ impl Spec {
         Descriptor { notification, class, ..plain }
     }
 
-    /// With a notification.
+    /// The same transfer with a notification.
     #[must_use]
     pub fn notify(self, notification: Notification) -> Self {
         Self { notification: Some(notification), ..self }
     }
 }
 
-/// A transfer under way. Dropped, it goes on, and its channel is free again when it has ended.
+/// A transfer under way. When this is dropped, the transfer goes on, and its channel is free when it has ended.
 #[derive(Debug)]
 #[must_use = "a transfer that nobody waits for may fail unnoticed"]
 pub struct Transfer {
@@ -98,7 +98,7 @@ impl Atomic {
         self.0.status()
     }
 
-    /// Waits for its end, as [`Transfer::wait`]; what the word was before.
+    /// Waits for its end, as [`Transfer::wait`]. Returns what the word was before.
     pub fn wait(&self, timeout: Duration) -> Result<u64, WaitError> {
         self.0.wait(timeout)?;
         Ok(self.0.domain.page().result(self.0.slot))

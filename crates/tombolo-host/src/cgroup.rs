@@ -9,9 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
-use crate::timing::host::{GROUP_REMOVAL_INTERVAL, GROUP_REMOVAL_TIMEOUT};
+use crate::event::timespec;
+use crate::timing::host::{
+    GROUP_REMOVAL_INTERVAL, GROUP_REMOVAL_TIMEOUT, RELIEF_CHECK_INTERVAL, RELIEF_LOWER_INTERVAL,
+};
 
 /// The names that the two versions have for the same things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,15 +112,11 @@ pub struct Relief {
     thread: Option<JoinHandle<()>>,
 }
 
-/// By so much the limit is raised each time.
+/// How much the limit is raised each time.
 const RELIEF_STEP_BYTES: u64 = 256 << 10;
-/// How often lowering it again is tried.
-const RELIEF_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000 };
-/// How often the end is looked for while all is well.
-const RELIEF_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 impl Relief {
-    /// For a group with this limit. None: this version of groups has no such thing.
+    /// Begins for a group with this limit. `None`: this version of cgroups cannot do it.
     pub fn start(group: &MemoryGroup, limit_bytes: u64) -> io::Result<Option<Self>> {
         if group.version == Version::Two {
             return Ok(None);
@@ -134,9 +133,10 @@ impl Relief {
         let thread = std::thread::spawn(move || {
             let mut raised_bytes = 0;
             while !stop.load(Ordering::Relaxed) {
-                let nap = if raised_bytes > 0 { RELIEF_PAUSE } else { RELIEF_NAP };
+                let timeout = if raised_bytes > 0 { RELIEF_LOWER_INTERVAL } else { RELIEF_CHECK_INTERVAL };
                 let mut wait = [PollFd::new(&event, PollFlags::IN)];
-                let starved = rustix::event::poll(&mut wait, Some(&nap)).is_ok_and(|ready| ready > 0);
+                let starved =
+                    rustix::event::poll(&mut wait, Some(&timespec(timeout))).is_ok_and(|ready| ready > 0);
                 if starved {
                     let _ = rustix::io::read(&event, &mut [0u8; 8]);
                     raised_bytes += RELIEF_STEP_BYTES;
@@ -167,7 +167,7 @@ impl Drop for Relief {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // Its processes have ended, but the kernel may not have buried them yet.
+        // Its processes have ended, but the kernel may not have removed them from the group yet.
         let since = Instant::now();
         while fs::remove_dir(&self.folder).is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
             && since.elapsed() < GROUP_REMOVAL_TIMEOUT

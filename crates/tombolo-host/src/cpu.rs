@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// not; guest time is part of user time.
 const COUNTED: [usize; 5] = [0, 1, 2, 5, 6];
 
-/// Ticks in the first line of /proc/stat that somebody used.
+/// Ticks in the first line of /proc/stat in which a processor was busy.
 fn busy_ticks(stat: &str) -> Option<u64> {
     let mut words = stat.lines().next()?.split_whitespace();
     if words.next()? != "cpu" {
@@ -34,7 +34,7 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Starts now.
+    /// Starts measuring.
     pub fn start() -> io::Result<Self> {
         let start_cpu_s = machine_seconds()?;
         Ok(Self { start: Instant::now(), start_cpu_s })

@@ -25,13 +25,13 @@ pub struct EventFd {
 }
 
 impl EventFd {
-    /// A new one, not signalled.
+    /// A new event, not signalled.
     pub fn new() -> Result<Self, Errno> {
         let descriptor = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { descriptor })
     }
 
-    /// One that another process passed to us.
+    /// An event that another process passed to this one.
     pub fn from_descriptor(descriptor: OwnedFd) -> Self {
         Self { descriptor }
     }
@@ -106,19 +106,19 @@ pub struct Poll {
 }
 
 impl Poll {
-    /// One without descriptors.
+    /// An epoll without descriptors.
     pub fn new() -> Result<Self, Errno> {
         Ok(Self { descriptor: epoll::create(epoll::CreateFlags::CLOEXEC)? })
     }
 
-    /// Waits for that one, too; it is called `key`.
+    /// Adds a descriptor; [`Self::wait`] calls it `key`.
     pub fn add(&self, descriptor: BorrowedFd<'_>, key: u64) -> Result<(), Errno> {
         epoll::add(&self.descriptor, descriptor, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
     }
 
-    /// Does not wait for that one any more.
+    /// Removes a descriptor.
     pub fn remove(&self, descriptor: BorrowedFd<'_>) {
-        // One that is not waited for is what was asked.
+        // If it was not there, nothing is left to do.
         let _ = epoll::delete(&self.descriptor, descriptor);
     }
 
@@ -138,7 +138,7 @@ impl Poll {
 
 /// A span of time as system calls take it; one that does not fit is the longest.
 pub fn timespec(duration: Duration) -> Timespec {
-    // Longer than i64 seconds is as good as for ever.
+    // More than i64 seconds is for ever.
     Timespec::try_from(duration).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }
 

@@ -12,6 +12,7 @@ pub mod ring;
 pub mod shared;
 pub mod sparse;
 mod sum;
+pub mod testing;
 pub mod timing;
 pub mod udp;
 pub mod uffd;

@@ -31,7 +31,7 @@ const PAGE_BYTES: u64 = 4096;
 pub struct OwnMemory {
     start: NonNull<u8>,
     length_bytes: usize,
-    /// To be unmapped in the end.
+    /// Whether to unmap it on drop.
     mapped: bool,
 }
 
@@ -56,7 +56,7 @@ impl OwnMemory {
         Ok(Self { start, length_bytes, mapped: true })
     }
 
-    /// Memory that is there already. It is left alone in the end.
+    /// Memory that is mapped already. It stays mapped when this is dropped.
     ///
     /// # Safety
     ///
@@ -154,13 +154,13 @@ pub enum DescriptorError {
     Count,
 }
 
-/// What comes of reaching for a program's memory.
+/// Why a program's memory was not read or written.
 #[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
 pub enum AccessError {
-    /// No such memory, or not to be used so.
+    /// The memory is not mapped, or may not be accessed so.
     #[error("the program has no such memory")]
     Nothing,
-    /// It is not wanted any more.
+    /// The transfer was given up meanwhile.
     #[error("given up")]
     GivenUp,
 }
@@ -208,7 +208,7 @@ impl ProgramMemory {
         let is = |descriptor: &PassedDescriptor, name: &str, mode: OFlags| {
             let path = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()));
             let flags = rustix::fs::fcntl_getfl(descriptor);
-            // Last what asks the file system, which a program may have made.
+            // The check that asks the file system comes last: the program may serve that file system itself.
             path.is_ok_and(|path| path.as_os_str() == format!("/proc/{process_id}/{name}").as_str())
                 && flags.is_ok_and(|flags| flags & OFlags::RWMODE == mode && !flags.contains(OFlags::PATH))
                 && rustix::fs::fstatfs(descriptor).is_ok_and(|found| found.f_type == PROC_SUPER_MAGIC)
@@ -231,7 +231,7 @@ impl ProgramMemory {
                 Ok(count) if count > 0 => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 _ => {
-                    // To the end of the page, and no further.
+                    // Each call ends at the end of a page.
                     let end = bytes.len().min(done + (PAGE_BYTES - at % PAGE_BYTES) as usize);
                     self.bring(at, &wanted)?;
                     match self.memory.read_at(&mut bytes[done..end], at) {
@@ -274,7 +274,7 @@ impl ProgramMemory {
         if wanted() { Ok(()) } else { Err(AccessError::GivenUp) }
     }
 
-    /// Whether the program itself could do that there.
+    /// Whether the program itself could access the range so.
     fn allows(&self, address: u64, length_bytes: u64, permission: u64) -> Result<(), AccessError> {
         let end = address.checked_add(length_bytes).ok_or(AccessError::Nothing)?;
         let mut at = address;
@@ -287,7 +287,7 @@ impl ProgramMemory {
             let result = unsafe { libc::ioctl(self.maps.as_raw_fd(), request, &raw mut query) };
             if result < 0 {
                 let error = io::Error::last_os_error();
-                // A kernel that does not know the question.
+                // The kernel is older than this ioctl.
                 let old = matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL));
                 return if old { Ok(()) } else { Err(AccessError::Nothing) };
             }

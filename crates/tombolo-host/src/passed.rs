@@ -11,19 +11,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::pool::{BlockingTask, Pool, PoolLimits, PoolOwner, Step};
 
-/// Threads that close. One process that passes descriptors which take long to close keeps one of them.
+/// Threads that close descriptors. A process that passes descriptors which take long to close keeps one thread
+/// busy.
 const THREADS: usize = 16;
-/// Descriptors of one sender that wait to be closed; one that passes more is not listened to.
+/// The most descriptors of one sender that wait to be closed. A sender that passes more is hung up on.
 const MAX_WAITING: usize = 64;
 
-/// The sender of descriptors, of which one does not wait for the end of another's.
+/// The sender of descriptors. What one sender passed does not delay the closing of what another passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Sender {
     /// A process that the kernel names.
     Process(u32),
     /// The other end of a connection whose process the kernel does not name: it is in another pid namespace.
     Connection(u64),
-    /// This process, of what it trusts.
+    /// This process itself.
     Itself,
 }
 
@@ -39,7 +40,7 @@ impl Sender {
 impl PoolOwner for Sender {}
 
 static CLOSING: LazyLock<Pool<Sender>> = LazyLock::new(|| {
-    // What is given back is never refused: the bounds are those of `is_overdue`.
+    // Closing is never refused: `is_overdue` bounds what waits.
     let limits = PoolLimits {
         threads: THREADS,
         threads_of_group: THREADS,
@@ -74,14 +75,14 @@ impl AsFd for PassedDescriptor {
     }
 }
 
-/// For one who knows what it is, or trusts who passed it: from now on it is closed where it is dropped.
+/// For callers who have checked what it is, or trust its sender: from now on it is closed where it is dropped.
 impl From<PassedDescriptor> for OwnedFd {
     fn from(passed: PassedDescriptor) -> Self {
         ManuallyDrop::new(passed).take()
     }
 }
 
-/// One that nobody else chose.
+/// A descriptor of this process itself.
 impl From<OwnedFd> for PassedDescriptor {
     fn from(descriptor: OwnedFd) -> Self {
         Self::new(descriptor, Sender::Itself)
@@ -95,7 +96,7 @@ impl Drop for PassedDescriptor {
     }
 }
 
-/// Closes a descriptor that may block, elsewhere and later.
+/// Hands a descriptor to the pool, to be closed there: closing it may block.
 pub(crate) fn close(descriptor: OwnedFd, sender: Sender) {
     struct Closing(Option<OwnedFd>);
     impl BlockingTask for Closing {

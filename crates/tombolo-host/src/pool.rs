@@ -22,17 +22,17 @@ use crate::timing::host::{POOL_THREAD_MAX_IDLE, POOL_WAIT_PAUSE};
 /// How far a task is after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// There is more to be done.
+    /// More steps are needed.
     More,
-    /// It waits for somebody else, and looks again in its next turn.
+    /// The task waits for another party, and checks again in its next turn.
     Waits,
-    /// Nothing is left.
+    /// The task is done.
     Over,
 }
 
-/// Something that blocks, or takes many steps.
+/// Work that blocks, or takes many steps.
 pub trait BlockingTask: Send {
-    /// Does some of it: tens of milliseconds, unless the kernel makes it wait.
+    /// Does a part of the work, of tens of milliseconds at most unless the kernel makes it wait.
     fn step(&mut self) -> Step;
 }
 
@@ -49,7 +49,7 @@ pub struct PoolLimits {
     pub tasks_of_owner: usize,
 }
 
-/// For whom a pool works.
+/// The party that a pool works for.
 pub trait PoolOwner: Copy + Ord + Send + 'static {
     /// The group it belongs to, if it belongs to one.
     fn group(&self) -> Option<u32> {
@@ -63,7 +63,7 @@ impl PoolOwner for u32 {}
 /// Why a task was not taken. It has been dropped.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// There are too many already, of this owner or of all.
+    /// Too many tasks wait already, of this owner or of all.
     #[error("too much waits to be done already")]
     Full,
     /// There is no thread, and none can be started.
@@ -73,7 +73,7 @@ pub enum PoolError {
 
 struct Tasks {
     waiting: VecDeque<Box<dyn BlockingTask>>,
-    /// Steps in a row after which a task waits for somebody else.
+    /// Number of steps in a row that ended with [`Step::Waits`].
     waits: usize,
 }
 
@@ -136,7 +136,7 @@ impl<Owner: PoolOwner> State<Owner> {
         None
     }
 
-    /// A thread is to work for this owner. False: its group has all its threads; the owner waits for one of them.
+    /// Reserves a thread for this owner. False: its group has all its threads busy; the owner waits for one of them.
     fn enter_group(&mut self, owner: Owner) -> bool {
         let Some(number) = owner.group() else { return true };
         let group =
@@ -161,7 +161,7 @@ impl<Owner: PoolOwner> State<Owner> {
         }
     }
 
-    /// A step of that owner has been made; the task, if there is more of it, and whether it waits.
+    /// Notes a step of this owner: `task` is the rest, if there is one.
     fn stepped(&mut self, owner: Owner, task: Option<Box<dyn BlockingTask>>, waits: bool) {
         self.leave_group(owner);
         let Some(tasks) = self.owners.get_mut(&owner) else { return };
@@ -190,7 +190,7 @@ struct Shared<Owner> {
 
 impl<Owner> Shared<Owner> {
     fn lock(&self) -> MutexGuard<'_, State<Owner>> {
-        // No step is made under the lock, so there is nothing that a panic could have left half done.
+        // No step runs under the lock, so a panic leaves the state whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -15,19 +15,23 @@
 //! us and turn our next access into a SIGBUS. [`SharedMemory::open`] checks that of memory received
 //! from a peer before it maps anything.
 
+mod span;
+
 use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::passed::PassedDescriptor;
+
+pub use span::{SharedSpan, SharedSpanMut};
 
 /// A huge page, in bytes: what one entry of a processor's address cache can stand for, where 512 ordinary
 /// pages need 512.
@@ -75,221 +79,6 @@ impl SharedMemoryError {
     fn system(operation: &'static str) -> impl FnOnce(Errno) -> Self {
         move |errno| Self::System { operation, errno }
     }
-}
-
-/// Read-only bytes that someone else may write at any time. Never a `&[u8]`.
-#[derive(Clone, Copy)]
-pub struct SharedSpan<'a> {
-    pointer: NonNull<u8>,
-    length_bytes: usize,
-    memory: PhantomData<&'a ()>,
-}
-
-// SAFETY: a span is an address that stays mapped and readable for 'a; reading it from another
-// thread is no different from reading it from this one.
-unsafe impl Send for SharedSpan<'_> {}
-// SAFETY: as for Send; a span has no state of its own.
-unsafe impl Sync for SharedSpan<'_> {}
-
-impl<'a> SharedSpan<'a> {
-    /// No bytes.
-    pub const fn empty() -> Self {
-        Self { pointer: NonNull::dangling(), length_bytes: 0, memory: PhantomData }
-    }
-
-    /// Bytes at an address of this process.
-    ///
-    /// # Safety
-    ///
-    /// `pointer .. pointer + length_bytes` must stay mapped and readable during `'a`. The bytes
-    /// may change at any time, but only through another process, another thread's span, or the
-    /// kernel.
-    pub unsafe fn from_raw(pointer: *const u8, length_bytes: usize) -> Self {
-        match NonNull::new(pointer.cast_mut()) {
-            Some(pointer) => Self { pointer, length_bytes, memory: PhantomData },
-            None => Self::empty(),
-        }
-    }
-
-    /// How many bytes there are.
-    pub const fn len(&self) -> usize {
-        self.length_bytes
-    }
-
-    /// True when there are none.
-    pub const fn is_empty(&self) -> bool {
-        self.length_bytes == 0
-    }
-
-    /// Where the bytes are; valid during `'a`.
-    pub const fn as_ptr(&self) -> *const u8 {
-        self.pointer.as_ptr()
-    }
-
-    /// A part of the span; `None` if out of range.
-    pub fn part(&self, offset_bytes: usize, length_bytes: usize) -> Option<SharedSpan<'a>> {
-        let end = offset_bytes.checked_add(length_bytes)?;
-        if end > self.length_bytes {
-            return None;
-        }
-        // SAFETY: offset ≤ end ≤ length, so the address stays inside the span's one mapping.
-        let pointer = unsafe { self.pointer.add(offset_bytes) };
-        Some(Self { pointer, length_bytes, memory: PhantomData })
-    }
-
-    /// Copies the first bytes out; returns how many (the shorter of the two lengths).
-    pub fn copy_to(&self, destination: &mut [u8]) -> usize {
-        let count = self.length_bytes.min(destination.len());
-        // SAFETY: `count` is within both; the destination is ours alone (&mut), so they do not
-        // overlap.
-        unsafe { copy_once(self.pointer.as_ptr(), destination.as_mut_ptr(), count) };
-        count
-    }
-
-    /// Appends all bytes to a vector.
-    pub fn append_to(&self, destination: &mut Vec<u8>) {
-        destination.reserve(self.length_bytes);
-        let spare = destination.spare_capacity_mut().as_mut_ptr().cast::<u8>();
-        // SAFETY: `reserve` made room for `length_bytes` past the vector's length, and the copy
-        // has initialised them when the length is raised.
-        unsafe {
-            copy_once(self.pointer.as_ptr(), spare, self.length_bytes);
-            destination.set_len(destination.len() + self.length_bytes);
-        }
-    }
-
-    /// A private copy.
-    pub fn to_vec(&self) -> Vec<u8> {
-        let mut copy = Vec::new();
-        self.append_to(&mut copy);
-        copy
-    }
-}
-
-impl<'a> From<&'a [u8]> for SharedSpan<'a> {
-    fn from(bytes: &'a [u8]) -> Self {
-        Self { pointer: NonNull::from(bytes).cast(), length_bytes: bytes.len(), memory: PhantomData }
-    }
-}
-
-impl<'a> From<&'a Vec<u8>> for SharedSpan<'a> {
-    fn from(bytes: &'a Vec<u8>) -> Self {
-        Self::from(bytes.as_slice())
-    }
-}
-
-impl fmt::Debug for SharedSpan<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the address: logs should not teach an address space layout.
-        write!(formatter, "SharedSpan({} bytes)", self.length_bytes)
-    }
-}
-
-/// A part of shared memory that keeps it mapped.
-#[derive(Clone, Debug)]
-pub struct HeldSpan {
-    memory: Arc<SharedMemory>,
-    offset_bytes: usize,
-    length_bytes: usize,
-}
-
-impl HeldSpan {
-    /// A range of that memory.
-    pub fn new(
-        memory: Arc<SharedMemory>,
-        offset_bytes: usize,
-        length_bytes: usize,
-    ) -> Result<Self, SharedMemoryError> {
-        memory.span(offset_bytes, length_bytes)?;
-        Ok(Self { memory, offset_bytes, length_bytes })
-    }
-
-    /// Its bytes.
-    pub fn span(&self) -> SharedSpan<'_> {
-        // It was found to lie inside.
-        self.memory.span(self.offset_bytes, self.length_bytes).unwrap_or(SharedSpan::empty())
-    }
-
-    /// A part of it; `None` if out of range.
-    pub fn part(&self, offset_bytes: usize, length_bytes: usize) -> Option<Self> {
-        self.span().part(offset_bytes, length_bytes)?;
-        let memory = Arc::clone(&self.memory);
-        Some(Self { memory, offset_bytes: self.offset_bytes + offset_bytes, length_bytes })
-    }
-}
-
-/// Writable bytes that someone else may read and write at any time. Never a `&mut [u8]`.
-pub struct SharedSpanMut<'a> {
-    span: SharedSpan<'a>,
-}
-
-impl<'a> SharedSpanMut<'a> {
-    /// Bytes at an address of this process.
-    ///
-    /// # Safety
-    ///
-    /// As [`SharedSpan::from_raw`], and the bytes must be writable.
-    pub unsafe fn from_raw(pointer: *mut u8, length_bytes: usize) -> Self {
-        // SAFETY: passed on to our caller.
-        let span = unsafe { SharedSpan::from_raw(pointer, length_bytes) };
-        Self { span }
-    }
-
-    /// How many bytes there are.
-    pub const fn len(&self) -> usize {
-        self.span.length_bytes
-    }
-
-    /// True when there are none.
-    pub const fn is_empty(&self) -> bool {
-        self.span.is_empty()
-    }
-
-    /// Where the bytes are; valid and writable during `'a`.
-    pub const fn as_mut_ptr(&self) -> *mut u8 {
-        self.span.pointer.as_ptr()
-    }
-
-    /// The same bytes, to read.
-    pub const fn as_span(&self) -> SharedSpan<'a> {
-        self.span
-    }
-
-    /// A part of the span; `None` if out of range.
-    pub fn part(&self, offset_bytes: usize, length_bytes: usize) -> Option<SharedSpanMut<'a>> {
-        let span = self.span.part(offset_bytes, length_bytes)?;
-        Some(Self { span })
-    }
-
-    /// Copies from another span, which may overlap; returns how many bytes (the shorter length).
-    pub fn copy_from(&self, source: SharedSpan<'_>) -> usize {
-        let count = self.len().min(source.len());
-        // SAFETY: `count` is within both spans, which stay mapped, and this one is writable. Two
-        // spans of one mapping may overlap, hence `copy` and not `copy_nonoverlapping`.
-        unsafe { std::ptr::copy(source.as_ptr(), self.as_mut_ptr(), count) };
-        compiler_fence(Ordering::SeqCst);
-        count
-    }
-
-    /// Fills the span with one value.
-    pub fn fill(&self, value: u8) {
-        // SAFETY: the span stays mapped and writable.
-        unsafe { std::ptr::write_bytes(self.as_mut_ptr(), value, self.len()) };
-        compiler_fence(Ordering::SeqCst);
-    }
-}
-
-/// Copies bytes and forbids the compiler to look at the source a second time.
-///
-/// # Safety
-///
-/// `count` bytes must be readable at `source` and writable at `destination`, not overlapping.
-unsafe fn copy_once(source: *const u8, destination: *mut u8, count: usize) {
-    // SAFETY: passed on to our caller.
-    unsafe { std::ptr::copy_nonoverlapping(source, destination, count) };
-    // Without this the compiler might read the source again in place of the copy, and find what a
-    // peer has written since the check.
-    compiler_fence(Ordering::SeqCst);
 }
 
 /// Maps a file for reading and writing; one of a huge page or more so that its huge pages can be mapped as
@@ -525,6 +314,39 @@ impl Drop for SharedMemory {
     }
 }
 
+/// A part of shared memory that keeps it mapped.
+#[derive(Clone, Debug)]
+pub struct HeldSpan {
+    memory: Arc<SharedMemory>,
+    offset_bytes: usize,
+    length_bytes: usize,
+}
+
+impl HeldSpan {
+    /// A range of that memory.
+    pub fn new(
+        memory: Arc<SharedMemory>,
+        offset_bytes: usize,
+        length_bytes: usize,
+    ) -> Result<Self, SharedMemoryError> {
+        memory.span(offset_bytes, length_bytes)?;
+        Ok(Self { memory, offset_bytes, length_bytes })
+    }
+
+    /// Its bytes.
+    pub fn span(&self) -> SharedSpan<'_> {
+        // It was found to lie inside.
+        self.memory.span(self.offset_bytes, self.length_bytes).unwrap_or(SharedSpan::empty())
+    }
+
+    /// A part of it; `None` if out of range.
+    pub fn part(&self, offset_bytes: usize, length_bytes: usize) -> Option<Self> {
+        self.span().part(offset_bytes, length_bytes)?;
+        let memory = Arc::clone(&self.memory);
+        Some(Self { memory, offset_bytes: self.offset_bytes + offset_bytes, length_bytes })
+    }
+}
+
 /// Shared memory that is being unmapped piece by piece, from its end: to unmap much at once holds up every
 /// other thread of the process that maps, unmaps or protects memory meanwhile.
 ///
@@ -547,91 +369,4 @@ impl Unmapping {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn two_mappings_see_each_other() {
-        let ours = SharedMemory::create("test", 8192).unwrap();
-        let descriptor = ours.as_fd().try_clone_to_owned().unwrap();
-        let theirs = SharedMemory::open(descriptor, 8192).unwrap();
-        ours.span_mut(100, 5).unwrap().copy_from(b"hello".as_slice().into());
-        assert_eq!(theirs.span(100, 5).unwrap().to_vec(), b"hello");
-        theirs.atomic_u32(8).unwrap().store(7, Ordering::Release);
-        assert_eq!(ours.atomic_u32(8).unwrap().load(Ordering::Acquire), 7);
-    }
-
-    /// How much of a mapping is mapped as huge pages.
-    fn huge_kib(memory: &SharedMemory) -> u64 {
-        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let begin = format!("{:x}-", memory.as_mut_ptr().addr());
-        let ours = maps.lines().skip_while(|line| !line.starts_with(&begin));
-        let line = ours.into_iter().find(|line| line.starts_with("ShmemPmdMapped:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse().unwrap()
-    }
-
-    #[test]
-    fn what_becomes_huge_keeps_its_bytes() {
-        const LENGTH: usize = 2 * HUGE_PAGE_BYTES + 4096;
-        let memory = SharedMemory::create("test", LENGTH).unwrap();
-        let other = SharedMemory::open(memory.as_fd().try_clone_to_owned().unwrap(), LENGTH).unwrap();
-        for mapping in [&memory, &other] {
-            assert!(mapping.as_mut_ptr().addr().is_multiple_of(HUGE_PAGE_BYTES));
-        }
-        memory.span_mut(HUGE_PAGE_BYTES + 5000, 5).unwrap().copy_from(b"hello".as_slice().into());
-        assert!(
-            !memory.make_huge(4096)
-                && !memory.make_huge(2 * HUGE_PAGE_BYTES)
-                && !memory.make_huge(usize::MAX - (HUGE_PAGE_BYTES - 1))
-        );
-        let made = [0, HUGE_PAGE_BYTES].map(|offset| memory.make_huge(offset));
-        if made != [true; 2] {
-            // Where it is not to be had, memory works as ordinary; where all has to be had, it must be.
-            assert!(std::env::var_os("TOMBOLO_REQUIRE_ALL").is_none(), "no huge pages: {made:?}");
-            eprintln!("LEFT OUT: huge pages are really huge: the kernel made {made:?} of them");
-        } else {
-            assert_eq!(huge_kib(&memory), (2 * HUGE_PAGE_BYTES / 1024) as u64);
-        }
-        memory.populate_huge(4096, usize::MAX);
-        assert_eq!(other.span(HUGE_PAGE_BYTES + 5000, 5).unwrap().to_vec(), b"hello");
-        assert_eq!(other.span(0, 4096).unwrap().to_vec(), [0; 4096]);
-        other.span_mut(LENGTH - 5, 5).unwrap().copy_from(b"ahead".as_slice().into());
-        assert_eq!(memory.span(LENGTH - 5, 5).unwrap().to_vec(), b"ahead");
-    }
-
-    #[test]
-    fn ranges_are_checked() {
-        let memory = SharedMemory::create("test", 4096).unwrap();
-        assert!(memory.span(4096, 0).is_ok());
-        assert!(memory.span(4096, 1).is_err());
-        assert!(memory.span(usize::MAX, 2).is_err());
-        assert!(memory.atomic_u64(4).is_err());
-        assert!(memory.atomic_u32(4094).is_err());
-        let span = memory.span(0, 10).unwrap();
-        assert!(span.part(5, 5).is_some());
-        assert!(span.part(5, 6).is_none());
-        assert!(span.part(usize::MAX, 1).is_none());
-    }
-
-    #[test]
-    fn unsealed_and_mis_sized_memory_is_refused() {
-        let unsealed =
-            rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-        rustix::fs::ftruncate(&unsealed, 4096).unwrap();
-        assert_eq!(SharedMemory::open(unsealed, 4096).unwrap_err(), SharedMemoryError::NotSealed);
-        let file = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(SharedMemory::open(OwnedFd::from(file), 4096).unwrap_err(), SharedMemoryError::NotSealed);
-        // Sealed against us, too; as large as memory that is mapped with care.
-        for bytes in [4096, 2 * HUGE_PAGE_BYTES] {
-            let read_only =
-                rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-            rustix::fs::ftruncate(&read_only, bytes as u64).unwrap();
-            rustix::fs::fcntl_add_seals(&read_only, SealFlags::SHRINK | SealFlags::WRITE).unwrap();
-            let refused = SharedMemory::open(read_only, bytes).unwrap_err();
-            assert_eq!(refused, SharedMemoryError::System { operation: "mapping", errno: Errno::PERM });
-        }
-        let sealed = SharedMemory::create("test", 4096).unwrap();
-        let descriptor = sealed.as_fd().try_clone_to_owned().unwrap();
-        assert!(matches!(SharedMemory::open(descriptor, 8192), Err(SharedMemoryError::WrongSize { .. })));
-    }
-}
+mod tests;

@@ -87,7 +87,7 @@ pub enum UffdError {
     /// The source could not be read.
     #[error("the source of the copy cannot be read")]
     BadSource,
-    /// Anything else the kernel said.
+    /// Any other error of the kernel.
     #[error("userfaultfd: {0}")]
     Other(io::Error),
 }
@@ -131,7 +131,7 @@ pub enum Event {
         /// First address behind.
         end: u64,
     },
-    /// Something this module does not ask for.
+    /// An event that this module does not ask for.
     Unknown(u8),
 }
 
@@ -266,19 +266,6 @@ impl Userfaultfd {
     pub fn poison(&self, start: u64, length: usize) -> Result<(), UffdError> {
         let mut request = [start, length as u64, 0, 0];
         self.ioctl(UFFDIO_POISON, &mut request).map_err(|error| classify(error, request[3] as i64))
-    }
-
-    /// Reads up to `most` events in one call, for descriptors that report faults only; puts the addresses
-    /// of the pages in place of what `faults` held and returns how many there are.
-    pub fn read_faults(&self, faults: &mut Vec<u64>, most: usize) -> io::Result<usize> {
-        faults.clear();
-        let mut messages = [Message::default(); EVENTS_IN_A_CALL];
-        let most = most.clamp(1, EVENTS_IN_A_CALL);
-        let count = self.read_messages(&mut messages[..most])?;
-        let read = &messages[..count];
-        let of_faults = read.iter().filter(|message| message.event == EVENT_PAGEFAULT);
-        faults.extend(of_faults.map(|message| message.argument[1] & !(PAGE_BYTES as u64 - 1)));
-        Ok(faults.len())
     }
 
     /// The next event, if there is one (the descriptor never blocks).

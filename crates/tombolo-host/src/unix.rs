@@ -97,7 +97,7 @@ fn at<'a>(operation: &'static str, path: &'a Path) -> impl Fn(Errno) -> UnixErro
     move |errno| UnixError::Path { operation, path: path.to_owned(), errno }
 }
 
-/// Who is at the other end, as the kernel saw it when the connection was made.
+/// The process at the other end, as the kernel saw it when the connection was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerIdentity {
     /// Its process, or None when it is in a process namespace we do not see.
@@ -106,7 +106,7 @@ pub struct PeerIdentity {
     pub user_id: u32,
 }
 
-/// Any descriptor.
+/// Opens any file, to have a descriptor in reserve.
 fn reserve_descriptor() -> Option<OwnedFd> {
     rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()
 }
@@ -127,7 +127,8 @@ pub struct SeqpacketListener {
     path: PathBuf,
     /// Device and inode of our socket file: a file that replaced it is not ours to remove.
     file: (u64, u64),
-    /// Held so that it can be given up, when there are none, for the moment of hanging up on somebody.
+    /// A descriptor in reserve: closed for a moment when none are left, so that a connection can be accepted and
+    /// hung up on.
     reserve: Mutex<Option<OwnedFd>>,
 }
 
@@ -171,13 +172,13 @@ impl SeqpacketListener {
         }
     }
 
-    /// Hangs up on who waits first, with the descriptor in reserve.
+    /// Accepts the first connection in the queue with the descriptor in reserve, and closes it.
     fn hang_up(&self) {
         let mut reserve = self.reserve.lock().unwrap_or_else(PoisonError::into_inner);
         drop(reserve.take());
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         drop(rustix::net::accept_with(&self.descriptor, flags).map(SeqpacketSocket::accepted));
-        // If somebody else has taken it meanwhile, the next who frees one gives it back here.
+        // If another thread has taken the number meanwhile, the next call takes a new reserve.
         *reserve = reserve_descriptor();
     }
 
@@ -241,7 +242,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), UnixError> 
     }
 }
 
-/// What one message brought.
+/// One received message.
 #[derive(Debug, Default)]
 pub struct Received {
     /// How many bytes of the buffer it filled.
@@ -331,7 +332,7 @@ impl SeqpacketSocket {
         }
     }
 
-    /// Ends the connection for both sides. What is to be read still can be.
+    /// Ends the connection for both sides. Messages that have arrived can still be read.
     pub fn hang_up(&self) {
         let _ = rustix::net::shutdown(&*self.descriptor, Shutdown::Both);
     }

@@ -20,7 +20,7 @@ const SWAP_FLAG_PREFER: i32 = 0x8000;
 /// Swap space on a zram device of its own; dropping it undoes everything. On one machine there is one at a time.
 #[derive(Debug)]
 pub struct ZramSwap {
-    /// Locked as long as this is there.
+    /// Locked until this is dropped.
     _turn: fs::File,
     device: PathBuf,
     system: PathBuf,
@@ -107,7 +107,7 @@ impl ZramSwap {
         Ok(swap)
     }
 
-    /// How it compresses: the kernel marks it in a list with brackets.
+    /// The compression algorithm: the kernel marks it in a list with brackets.
     pub fn algorithm(&self) -> String {
         let text = fs::read_to_string(self.system.join("comp_algorithm")).unwrap_or_default();
         let chosen = text.split_whitespace().find_map(|name| name.strip_prefix('[')?.strip_suffix(']'));
@@ -150,7 +150,7 @@ impl Drop for ZramSwap {
                 std::thread::sleep(ZRAM_END_INTERVAL);
             }
         }
-        // udev may be looking at the device at this moment.
+        // udev may have the device open at this moment.
         let since = Instant::now();
         while fs::write(self.system.join("reset"), "1").is_err() && since.elapsed() < ZRAM_DEVICE_TIMEOUT {
             std::thread::sleep(ZRAM_DEVICE_INTERVAL);

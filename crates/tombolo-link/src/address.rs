@@ -13,7 +13,7 @@ use std::str::FromStr;
 pub enum Address {
     /// On this machine: the path of its Unix socket.
     Shm(PathBuf),
-    /// On this machine, where a node of that user may listen, too.
+    /// On this machine, at a node that another user may run.
     ShmOf {
         /// The user who may run the node, beside this process's own and root.
         user_id: u32,
@@ -24,7 +24,7 @@ pub enum Address {
     Udp(SocketAddr),
 }
 
-/// Why a text is no address.
+/// Why parsing an address failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// It does not begin with a known kind of link.

@@ -43,11 +43,11 @@ counters! {
     LinkCounters, Counters:
     /// Packets taken by `send`.
     packets_sent,
-    /// Their bytes, header and payload.
+    /// Bytes of those packets, header and payload.
     bytes_sent,
     /// Packets handed out by `receive`.
     packets_received,
-    /// Their bytes.
+    /// Bytes of those packets.
     bytes_received,
     /// Times that `send` had no room.
     full,
@@ -61,13 +61,13 @@ counters! {
     control_retransmitted,
     /// Keep-alive requests sent.
     pings_sent,
-    /// Datagrams that were not ours or made no sense.
+    /// Datagrams that were of another protocol, or malformed.
     discarded,
     /// Datagrams of a secure session that were not sealed by the peer, or were changed on the way.
     forged,
     /// Datagrams of a secure session that came again.
     replayed,
-    /// Packets that the system refused to send, lost.
+    /// Packets that were lost because the system refused to send them.
     send_failures,
     /// Datagrams sent to find out whether their size passes, without their witnesses.
     size_probes_sent,
@@ -84,7 +84,7 @@ counters! {
     hellos,
     /// Sessions that were begun: over UDP with keys, by those who are where they say.
     begun,
-    /// Links that were made of them.
+    /// Links that were made of those sessions.
     accepted,
     /// Strangers that do not fit: another version, keys on one side alone, a key that is not on the list.
     refused,

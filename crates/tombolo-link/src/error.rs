@@ -70,10 +70,10 @@ pub enum LinkError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// Not now; nothing was taken and nothing is lost. Receive, or wait, and try again.
+    /// There is no room now; nothing was taken and nothing is lost. Receive, or wait, and try again.
     #[error("the link is full")]
     Full,
-    /// It never fits.
+    /// It is larger than the link ever takes.
     #[error("{bytes} bytes where the link takes {max_bytes}")]
     TooLarge {
         /// What was to be sent.
@@ -263,7 +263,7 @@ pub enum AcceptError {
         /// Our key.
         ours: PublicKey,
     },
-    /// A user asked for a link who may have none.
+    /// A process of a user who may have no link asked for one.
     #[error("user {user_id} asked for a link at {}, where only this node's own user and root may", path.display())]
     Stranger {
         /// Where it asked.

@@ -27,7 +27,7 @@ pub const PACKET_HEAD_BYTES: usize = 256;
 pub struct Packet<'a> {
     head: &'a [u8],
     whole: SharedSpan<'a>,
-    /// All of it, where nobody else can write.
+    /// The whole packet, if no other process can write to it.
     private: Option<&'a [u8]>,
 }
 
@@ -112,9 +112,9 @@ pub struct ControlMessage {
 /// Whether a link can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkState {
-    /// It can.
+    /// It can be used.
     Up,
-    /// It cannot, and will not again.
+    /// It cannot be used any more.
     Lost(LossReason),
 }
 
@@ -167,7 +167,7 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// out; the error follows when there are none left.
     fn receive(&self, budget: usize, sink: &mut dyn FnMut(Packet<'_>)) -> Result<usize, LinkError>;
 
-    /// About to sleep on the descriptor: true when there is something to do, so don't.
+    /// Prepares to sleep on the descriptor. True: there is something to do, so do not sleep.
     ///
     /// After false, the descriptor becomes readable with the next packet, control message, or loss
     /// of the link, or with room when the last `send` found the link full. It flushes first. Waking
@@ -217,8 +217,8 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// both comes to both.
     fn receive_control(&self) -> Result<Option<ControlMessage>, LinkError>;
 
-    /// Whether [`Link::receive`] may have come across control messages. Asks nobody, so it is cheap;
-    /// [`Link::receive_control`] looks further.
+    /// Whether [`Link::receive`] may have found control messages. Makes no system call, as
+    /// [`Link::receive_control`] may.
     fn has_control(&self) -> bool {
         true
     }
@@ -307,7 +307,7 @@ pub trait Listener: Send + Sync + fmt::Debug {
     }
 }
 
-/// What every link asks of a control message.
+/// Checks the size of a control message, as every link must.
 pub(crate) fn check_control(message: &[u8]) -> Result<(), SendError> {
     if message.is_empty() || message.len() > MAX_CONTROL_BYTES {
         return Err(SendError::TooLarge { bytes: message.len(), max_bytes: MAX_CONTROL_BYTES });

@@ -12,7 +12,7 @@ use crate::{AcceptError, Address, Link, Listener, ListenerCounters, OpenError};
 #[derive(Debug)]
 pub struct Listeners {
     listeners: Vec<Box<dyn Listener>>,
-    /// Readable when one of them is.
+    /// Readable when one of the listeners is.
     poller: OwnedFd,
     /// Which of them is asked first: the one after that which answered last, so that many newcomers at one
     /// address keep nobody waiting at another.
@@ -20,7 +20,7 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// All of these, of which there is at least one.
+    /// Asks these listeners, of which there is at least one.
     pub fn new(listeners: Vec<Box<dyn Listener>>) -> Result<Self, OpenError> {
         assert!(!listeners.is_empty(), "a node listens somewhere");
         let system = |errno| OpenError::System { operation: "epoll", errno };

@@ -52,9 +52,9 @@ mod kind {
     pub(super) const BYE: u8 = 0x12;
 }
 
-/// Received control messages that wait for `receive_control`; beyond that they wait in the socket.
+/// The most received control messages that wait for `receive_control`; more wait in the socket.
 const INBOX_MESSAGES: usize = 64;
-/// Messages taken from the socket in one go, so that a peer cannot keep us there.
+/// The most messages that are taken from the socket in one call, so that a peer cannot keep a thread there.
 const PUMP_MESSAGES: usize = 128;
 
 /// The most of a ring that is brought into memory before the first packet.
@@ -70,7 +70,7 @@ enum Side {
 #[derive(Debug)]
 struct Sending {
     producer: Producer,
-    /// Something was pushed since the last look at the peer's sleeping flag.
+    /// Packets were pushed since the peer's sleeping flag was last checked.
     unflushed: bool,
     /// The size of the packet that found the ring full; `arm` wakes for room for it.
     refused_bytes: Option<usize>,
@@ -241,7 +241,7 @@ impl Link for ShmLink {
             Err(PushError::Full) => {
                 sending.refused_bytes = Some(bytes);
                 self.counters.full.add_exclusively(1);
-                // Room will only come when the peer is awake.
+                // The peer makes room only while it is awake.
                 self.flush_locked(&mut sending);
                 Err(SendError::Full)
             }
@@ -331,7 +331,7 @@ impl Link for ShmLink {
             }
             Err(UnixError::WouldBlock) => Err(SendError::Full),
             Err(error) => {
-                // The socket may still hold the peer's own account of why it went.
+                // The socket may still hold the reason that the peer gave for its end.
                 self.pump(&mut self.inbox.lock());
                 Err(self.mark_lost(loss_of(&error)).into())
             }
@@ -389,7 +389,7 @@ impl Link for ShmLink {
 
     fn close(&self, reason: LossReason) {
         if self.lost.set(reason).is_ok() {
-            // When it does not fit, the end of the socket says nearly the same.
+            // If the socket is full, its end tells the peer, too, but without a reason.
             let _ = self.socket.send(&[&[kind::BYE]], &[]);
         }
     }

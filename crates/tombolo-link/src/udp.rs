@@ -80,16 +80,16 @@ pub use listener::UdpListener;
 
 /// The largest packet, where the route takes such datagrams: a block and its headers.
 pub const MAX_PACKET_BYTES: usize = 16 * 1024 + 128;
-/// Small packets that may go before the largest one in its datagram, altogether.
+/// Room for small packets before the largest one in the same datagram.
 const COMPANY_BYTES: usize = 256;
-/// What we ask the kernel to buffer in each direction.
+/// The size of the kernel's buffers that is asked for, in each direction.
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
-/// Probes in one go, so that a kernel that refuses all of them does not keep us there.
+/// The most probes in one call, so that a kernel that refuses all of them does not keep a thread there.
 const MAX_PROBES: usize = 64;
-/// Datagrams other than packets handled in one `receive`, so that a peer cannot keep us there.
+/// The most datagrams other than packets that one `receive` handles, so that a peer cannot keep a thread there.
 const MAX_OTHERS: usize = 256;
 
-/// Goodbyes: some may be lost, and without one the peer waits for the whole outage.
+/// How many goodbyes are sent: some may be lost, and without one the peer waits for the whole outage.
 const BYES: u32 = 3;
 
 /// What can be chosen for links over UDP.
@@ -124,7 +124,7 @@ struct Session {
     nonce: u64,
     /// `None` on a link without keys.
     seals: Option<Seals>,
-    /// What the peer has proved.
+    /// The key that the peer has proved.
     peer_key: Option<PublicKey>,
     end: End,
     /// Whether the peer waits to be told that it is accepted, and asks again if that is lost.
@@ -160,7 +160,7 @@ pub struct UdpLink {
     /// A control message waits to be taken.
     has_control: AtomicBool,
     keep_alive: Mutex<KeepAlive>,
-    /// Something was, since the last tick.
+    /// A datagram of the peer has come since the last tick.
     heard: AtomicBool,
     /// Nothing passes in one direction at least, as of the last tick.
     suspect: AtomicBool,
@@ -346,7 +346,7 @@ impl UdpLink {
         }
     }
 
-    /// Whether something waits in the socket.
+    /// Whether the socket has datagrams that were not received.
     fn has_unread(&self) -> bool {
         wait_readable(&[self.socket.as_fd()], Some(Duration::ZERO)).unwrap_or(false)
     }
@@ -440,7 +440,7 @@ impl Link for UdpLink {
             };
             match self.understand(&mut receiving, &range) {
                 Some((header, body)) if header.kind == Kind::Packets && header.session == self.session => {
-                    // None: padding, or nonsense that the packets' own checks would not pass.
+                    // `None`: padding, or bytes that are no packet.
                     if let Some(packet) = receiving.incoming.packet(&range, &body) {
                         count += 1;
                         bytes += packet.len() as u64;
@@ -539,7 +539,7 @@ impl Link for UdpLink {
             let (verdict, deadline) = keep_alive.tick(now, self.heard.swap(false, Ordering::Relaxed));
             (verdict, deadline, keep_alive.is_suspect(now))
         };
-        // Datagrams that we have not come round to receive are no silence.
+        // Datagrams that wait in the socket count as heard.
         let is_suspect = is_suspect && (self.is_suspect() || !self.has_unread());
         self.suspect.store(is_suspect, Ordering::Relaxed);
         match verdict {
@@ -591,7 +591,7 @@ impl Link for UdpLink {
             return;
         }
         let why: &[u8] = if reason == LossReason::KeyRemoved { &[wire::BYE_KEY_REMOVED] } else { &[] };
-        // If all are lost, silence will say nearly the same, but later by the outage.
+        // If all goodbyes are lost, the peer notices the silence after the outage.
         for _ in 0..BYES {
             self.send_datagram(Header::new(Kind::Bye, self.session), &[why]);
         }

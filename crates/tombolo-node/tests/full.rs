@@ -1,7 +1,6 @@
 //! A link that takes nothing for a while stops what goes by it, and nothing else; and nothing is lost by it.
 
 use std::collections::HashMap;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -9,9 +8,8 @@ use std::time::{Duration, Instant};
 use tombolo_core::rdma::{Direction, Transfer, TransferError};
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::shared::SharedSpan;
-use tombolo_link::{
-    Address, ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, Packet, SendError,
-};
+use tombolo_link::Address;
+use tombolo_link::testing::{Admission, Alteration, Altered};
 use tombolo_node::fuzzing::{Reply, Request};
 use tombolo_node::{Node, Peer, Security, listen, serve};
 use tombolo_wire::Domain;
@@ -19,73 +17,20 @@ use tombolo_wire::Domain;
 const TIMEOUT: Duration = Duration::from_secs(20);
 const BYTES: u32 = 128 * 1024;
 
-/// A link that takes no packets while it is stopped.
-#[derive(Debug)]
-struct Stoppable {
-    inner: Arc<dyn Link>,
+/// Makes a link take no packets while it is stopped.
+#[derive(Debug, Default)]
+struct Stop {
     is_stopped: AtomicBool,
     refused: AtomicU64,
 }
 
-impl Link for Stoppable {
-    fn max_packet_bytes(&self) -> usize {
-        self.inner.max_packet_bytes()
-    }
-
-    fn send(&self, header: &[u8], payload: SharedSpan<'_>) -> Result<(), SendError> {
+impl Alteration for Stop {
+    fn admit(&self) -> Admission {
         if self.is_stopped.load(Ordering::Relaxed) {
             self.refused.fetch_add(1, Ordering::Relaxed);
-            return Err(SendError::Full);
+            return Admission::Refuse;
         }
-        self.inner.send(header, payload)
-    }
-
-    fn flush(&self) -> Result<(), LinkError> {
-        self.inner.flush()
-    }
-
-    fn receive(&self, budget: usize, sink: &mut dyn FnMut(Packet<'_>)) -> Result<usize, LinkError> {
-        self.inner.receive(budget, sink)
-    }
-
-    fn arm(&self) -> Result<bool, LinkError> {
-        self.inner.arm()
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.inner.descriptor()
-    }
-
-    fn send_control(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
-        self.inner.send_control(message, descriptors)
-    }
-
-    fn receive_control(&self) -> Result<Option<ControlMessage>, LinkError> {
-        self.inner.receive_control()
-    }
-
-    fn tick(&self, now: Instant) -> Option<Instant> {
-        self.inner.tick(now)
-    }
-
-    fn state(&self) -> LinkState {
-        self.inner.state()
-    }
-
-    fn supports_windows(&self) -> bool {
-        self.inner.supports_windows()
-    }
-
-    fn protects_integrity(&self) -> bool {
-        self.inner.protects_integrity()
-    }
-
-    fn close(&self, reason: LossReason) {
-        self.inner.close(reason);
-    }
-
-    fn counters(&self) -> LinkCounters {
-        self.inner.counters()
+        Admission::Send
     }
 }
 
@@ -93,7 +38,7 @@ type Ended = Arc<Mutex<HashMap<u64, Result<(), TransferError>>>>;
 
 /// A segment of a lender.
 struct Lent {
-    link: Arc<Stoppable>,
+    link: Arc<Altered<Stop>>,
     peer: Arc<Peer>,
     segment: u16,
     _memory: Vec<PassedDescriptor>,
@@ -101,7 +46,7 @@ struct Lent {
 
 fn borrow(node: &Node, address: &Address) -> Lent {
     let inner = tombolo_link::connect(address, &Security::Insecure, TIMEOUT).unwrap();
-    let link = Arc::new(Stoppable { inner, is_stopped: AtomicBool::new(false), refused: AtomicU64::new(0) });
+    let link = Arc::new(Altered::with(inner, Stop::default()));
     let peer = node.join_over(link.clone(), address, TIMEOUT).unwrap();
     let request = Request::Lend { bytes: u64::from(BYTES) };
     let (Reply::Lent { segment }, memory) = node.ask(&peer, request, TIMEOUT).unwrap() else {
@@ -161,19 +106,19 @@ fn full_links_stop_nobody_else(kind: fn() -> Address) {
         node.buffers().span_mut(0, bytes.len()).unwrap().copy_from(SharedSpan::from(bytes.as_slice()));
         let outcome = |user| ended.lock().unwrap().get(&user).copied();
 
-        slow.link.is_stopped.store(true, Ordering::Relaxed);
+        slow.link.alteration().is_stopped.store(true, Ordering::Relaxed);
         post(&node, &slow, Direction::Write, 0, 1);
         post(&node, &slow, Direction::Read, u64::from(BYTES), 2);
         // Each of these has its turn at once, and none waits for the full link.
         for user in 10..30 {
-            let refused = slow.link.refused.load(Ordering::Relaxed);
+            let refused = slow.link.alteration().refused.load(Ordering::Relaxed);
             post(&node, &fast, Direction::Write, 0, user);
-            let more = slow.link.refused.load(Ordering::Relaxed) - refused;
+            let more = slow.link.alteration().refused.load(Ordering::Relaxed) - refused;
             assert_eq!(more, 0, "what goes to another peer tries the full link");
             drive_until(&node, "the other's transfer is over", || outcome(user) == Some(Ok(())));
         }
         assert_eq!((outcome(1), outcome(2)), (None, None));
-        slow.link.is_stopped.store(false, Ordering::Relaxed);
+        slow.link.alteration().is_stopped.store(false, Ordering::Relaxed);
         drive_until(&node, "the slow peer's are over", || outcome(1).is_some() && outcome(2).is_some());
         assert_eq!((outcome(1), outcome(2)), (Some(Ok(())), Some(Ok(()))));
         for (user, lent) in [(3, &slow), (4, &fast)] {

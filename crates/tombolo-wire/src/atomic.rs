@@ -41,9 +41,9 @@ pub enum AtomicOperation {
 pub struct Atomic {
     /// The memory the address is of.
     pub domain: Domain,
-    /// The sender's slot.
+    /// The transaction: the block's place in the sender's table.
     pub transaction: TransactionId,
-    /// Which block in that slot.
+    /// Which of the blocks that have had that place.
     pub generation: Generation,
     /// Which transmission of it.
     pub attempt: Attempt,
@@ -100,9 +100,9 @@ fn check_alignment(address: u64) -> Result<(), WireError> {
 /// The operation was carried out, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicAck {
-    /// The sender's slot.
+    /// The transaction: the block's place in the sender's table.
     pub transaction: TransactionId,
-    /// Which block in that slot.
+    /// Which of the blocks that have had that place.
     pub generation: Generation,
     /// The transmission that was answered.
     pub attempt: Attempt,

@@ -61,9 +61,9 @@ pub enum NotificationMark {
 pub struct DataHeader {
     /// The memory the addresses are of.
     pub domain: Domain,
-    /// The sender's slot.
+    /// The transaction: the block's place in the sender's table.
     pub transaction: TransactionId,
-    /// Which block in that slot.
+    /// Which of the blocks that have had that place.
     pub generation: Generation,
     /// Which transmission of the block.
     pub attempt: Attempt,
@@ -209,9 +209,9 @@ impl DataHeader {
 pub struct NotifyHeader {
     /// The memory the addresses are of.
     pub domain: Domain,
-    /// The sender's slot.
+    /// The transaction: the block's place in the sender's table.
     pub transaction: TransactionId,
-    /// Which block in that slot.
+    /// Which of the blocks that have had that place.
     pub generation: Generation,
     /// Which transmission of the block.
     pub attempt: Attempt,

@@ -112,9 +112,9 @@ pub(crate) const FLAG_BYTES_ONLY: u8 = 1 << 0;
 /// A block arrived (QOS §3.2.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ack {
-    /// The sender's slot.
+    /// The transaction: the block's place in the sender's table.
     pub transaction: TransactionId,
-    /// Which block in that slot.
+    /// Which of the blocks that have had that place.
     pub generation: Generation,
     /// The transmission that was answered.
     pub attempt: Attempt,
@@ -151,9 +151,9 @@ impl Ack {
 /// nothing was lost, and the acknowledgement follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receipt {
-    /// The sender's slot.
+    /// The transaction: the block's place in the sender's table.
     pub transaction: TransactionId,
-    /// Which block in that slot.
+    /// Which of the blocks that have had that place.
     pub generation: Generation,
     /// The transmission that was answered; one before it brought the bytes.
     pub attempt: Attempt,
@@ -184,9 +184,9 @@ impl Receipt {
 /// A block was refused (QOS Table 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nack {
-    /// The sender's slot.
+    /// The transaction: the block's place in the sender's table.
     pub transaction: TransactionId,
-    /// Which block in that slot.
+    /// Which of the blocks that have had that place.
     pub generation: Generation,
     /// The transmission that was answered.
     pub attempt: Attempt,
@@ -223,9 +223,9 @@ impl Nack {
 /// generation and the block's own domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
-    /// The sender's slot.
+    /// The transaction: the block's place in the sender's table.
     pub transaction: TransactionId,
-    /// Which block in that slot.
+    /// Which of the blocks that have had that place.
     pub generation: Generation,
     /// The domain the page belongs to; must be the block's.
     pub domain: Domain,

@@ -1,4 +1,4 @@
-//! How a node ends: it lends to nobody new, and waits for its borrowers, but not for ever.
+//! How a node ends: it lends to no new borrower, and waits for those that it has, but not for ever.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,19 +11,19 @@ use tombolo_node::{Borrower, Node};
 use crate::size::Size;
 use crate::{duration, status};
 
-/// This many borrowers are named; the others are counted.
+/// The most borrowers that a message names; the others are counted.
 const MAX_NAMED: usize = 8;
 
 /// What a node that is to end does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// It looks again after this long.
+    /// It checks again after this time.
     Wait(Duration),
     /// It ends.
     End,
 }
 
-/// What is next, given the time since the first signal and the numbers of borrowers and of signals.
+/// What a node does next, given the time since the first signal and the numbers of borrowers and of signals.
 fn next(timeout: Duration, waited: Duration, borrowers: usize, signals: u32) -> Next {
     match timeout.checked_sub(waited).filter(|left| !left.is_zero()) {
         Some(left) if borrowers > 0 && signals < 2 => Next::Wait(left.min(DRAIN_CHECK_INTERVAL)),
@@ -73,7 +73,7 @@ pub fn end_at_signals(
         say(&format!("ends now and takes back what is lent to {}", listed(&borrowers)));
     }
     stop.store(true, Ordering::Relaxed);
-    // What still keeps it is not worth waiting for to somebody who asks again.
+    // A user who sends a second signal does not want to wait for anything.
     while signals(None).is_err() {
         // Nothing more will be heard: the node ends by itself.
         std::thread::park();
@@ -81,7 +81,7 @@ pub fn end_at_signals(
     std::process::exit(130);
 }
 
-/// Who they are and what they have.
+/// The borrowers and what they have.
 fn listed(borrowers: &[Borrower]) -> String {
     let mut texts: Vec<String> = borrowers.iter().take(MAX_NAMED).map(status::said_of).collect();
     if let Some(others) = borrowers.len().checked_sub(MAX_NAMED).filter(|others| *others > 0) {

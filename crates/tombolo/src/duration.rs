@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// The longest: a year and a day.
+/// The longest that is accepted, a year and a day: more is a mistake. It bounds what is written, not a wait, so it
+/// stands here and not in `timing`.
 const MAX: Duration = Duration::from_secs(366 * 86400);
 
 /// A length of time; a number without a unit is one of seconds.
@@ -22,7 +23,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     found.ok_or_else(|| format!("`{text}` is longer than a year"))
 }
 
-/// As people read it.
+/// The length of time in the unit that fits.
 pub fn shown(duration: Duration) -> String {
     match duration.as_secs() {
         0 => format!("{} ms", duration.as_millis()),

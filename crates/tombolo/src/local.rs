@@ -17,9 +17,9 @@ use crate::Failure;
 
 /// Names another directory for the sockets.
 const VARIABLE: &str = "TOMBOLO_RUNTIME_DIR";
-/// What the sockets' names end with.
+/// The suffix of the sockets' names.
 const SUFFIX: &str = ".sock";
-/// The longest name of a socket without that. The kernel takes paths of 107 bytes.
+/// The longest name of a socket without the suffix. The kernel takes paths of 107 bytes.
 const MAX_NAME_BYTES: usize = 48;
 /// The most nodes of one name.
 const MAX_NAMESAKES: u32 = 1000;
@@ -28,7 +28,7 @@ fn own_user_id() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Where the sockets may be; the first that can be used is.
+/// The directories in which the sockets may be. The first that can be used is used.
 fn directories() -> Vec<PathBuf> {
     if let Some(directory) = env::var_os(VARIABLE).filter(|directory| !directory.is_empty()) {
         return vec![directory.into()];
@@ -58,7 +58,7 @@ fn make_private(directory: &Path) -> Result<(), String> {
     Err(format!("{directory} must be a directory of this user that nobody else can write to"))
 }
 
-/// Whether it is a directory of one of these users, and nobody else can write to it.
+/// Whether this is a directory of one of these users, to which no other user can write.
 fn is_of(directory: &Path, users: &[u32]) -> std::io::Result<bool> {
     let found = fs::symlink_metadata(directory)?;
     Ok(found.is_dir() && users.contains(&found.uid()) && found.mode() & 0o022 == 0)
@@ -132,7 +132,7 @@ fn node_at(path: PathBuf) -> Option<Found> {
             let peer = socket.peer().ok().filter(|peer| [own_user_id(), 0].contains(&peer.user_id))?;
             peer.process_id
         }
-        // It is there and has much to do.
+        // The node is alive, and its queue is full.
         Err(UnixError::WouldBlock) => None,
         Err(_) => return None,
     };
@@ -146,7 +146,7 @@ fn nodes() -> Vec<Found> {
     nodes
 }
 
-/// Those in a directory, unless others could have made sockets there, or the directory itself.
+/// The nodes in a directory; none if other users could have made the directory, or sockets in it.
 fn nodes_in(directory: &Path) -> Vec<Found> {
     if !is_of(directory, &[own_user_id(), 0]).is_ok_and(|is_private| is_private) {
         return Vec::new();

@@ -10,7 +10,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::Failure;
 
-/// How much is said, and in which form.
+/// How much is logged, and in which form.
 #[derive(Args)]
 pub struct LogArguments {
     /// How much to say while running.
@@ -38,11 +38,11 @@ pub fn notices() -> Result<(impl Fn(&str) + Send + Sync + 'static, Log), Failure
     Ok((notify, Log(ending)))
 }
 
-/// What is still to be written is, when this is dropped, for as long as that takes within reason.
+/// Dropping this writes the lines that are still in the queue, for `LOG_END_TIMEOUT` at most.
 pub struct Log(#[expect(dead_code, reason = "it does its work when it is dropped")] lines::Ending);
 
 impl LogArguments {
-    /// From now on what is said goes to standard error.
+    /// Sends what is logged from now on to standard error.
     pub fn begin(&self) -> Result<Log, Failure> {
         let level: LevelFilter = self.level.parse()?;
         let form = if self.json { lines::Form::Json } else { lines::Form::Text };

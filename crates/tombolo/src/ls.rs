@@ -1,4 +1,4 @@
-//! `tombolo ls`: what has names at a node.
+//! `tombolo ls`: the named segments of a node.
 
 use clap::Args;
 use serde::Serialize;

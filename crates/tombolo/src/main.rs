@@ -94,7 +94,7 @@ impl Failure {
         Self { text: text.into(), code: 125 }
     }
 
-    /// Tells the user; the exit code.
+    /// Tells the user, and returns the exit code.
     fn tell(&self) -> ExitCode {
         if !self.text.is_empty() {
             output::say(&self.text);
@@ -112,7 +112,7 @@ impl<E: std::error::Error> From<E> for Failure {
 /// Asks the kernel for SIGTERM at the parent's death, however it dies.
 fn end_with(parent: u32) -> Result<(), Failure> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
-    // It may have died before it was asked.
+    // The parent may have died before the kernel was asked.
     match rustix::process::getppid().map(rustix::process::Pid::as_raw_nonzero) {
         Some(pid) if pid.get() as u32 == parent => Ok(()),
         _ => Err(Failure::new("the process that started this one is gone")),

@@ -102,7 +102,7 @@ fn reload_at_hangups(node: &Node, security: &Security, hangups: &Signals) {
 
 /// Runs until SIGINT or SIGTERM, and then until its borrowers have gone.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    // Before any thread is started.
+    // Signals are blocked before any thread is started.
     let cannot_take = |error| Failure::new(format!("cannot take signals: {error}"));
     let hangups = Signals::take_hangups().map_err(cannot_take)?;
     let stops = Signals::take_stops().map_err(cannot_take)?;
@@ -170,7 +170,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Says what has become of a neighbour, once.
+/// Logs what has happened to a neighbour.
 fn tell_of_neighbour(event: NeighbourEvent<'_>) {
     match event {
         NeighbourEvent::Joined { address, name, again } => {
@@ -188,7 +188,7 @@ fn tell_of_neighbour(event: NeighbourEvent<'_>) {
     }
 }
 
-/// Tells of what has happened to a peer. Links of those who only ask how the node is come and go untold.
+/// Logs what has happened to a peer. Links of peers that only ask for the status are not logged.
 fn say(event: PeerEvent) {
     match event {
         PeerEvent::Came(label) => {
@@ -252,7 +252,7 @@ fn allow_descriptors() {
     }
 }
 
-/// What the kernel says could be used without swapping.
+/// The memory that could be used without swapping, as the kernel says.
 fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;

@@ -32,7 +32,7 @@ pub fn say(text: &str) {
 
 fn note(written: io::Result<()>) {
     if let Err(error) = written {
-        // The first says why; those after it would say the same.
+        // The first error is kept: later ones follow from it.
         let _ = FAILED.set(error);
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use tombolo_host::timing::command::PING_TIMEOUT;
+use tombolo_host::timing::command::{PING_CHECK_INTERVAL, PING_TIMEOUT};
 use tombolo_node::{Address, MAX_PING_BYTES, PingError, Pinger, Security};
 
 use crate::asked::NodeArguments;
@@ -29,7 +29,7 @@ pub struct Arguments {
     interval: u64,
 }
 
-/// What all of them come to, by one address.
+/// The result for one address.
 #[derive(Debug, Serialize)]
 struct Outcome {
     address: String,
@@ -43,9 +43,7 @@ struct Outcome {
 }
 
 static STOP: AtomicBool = AtomicBool::new(false);
-/// How often a pause looks whether a signal has come.
-const LOOK: Duration = Duration::from_millis(100);
-/// The first finds caches and processors cold, and is not counted.
+/// Pings that are not counted: the first one finds caches and processors cold.
 const WARM_UP: u64 = 1;
 
 /// One way to the node, until it fails.
@@ -59,7 +57,7 @@ struct Way<'a> {
 /// Round trips, in as much memory as for one however many there are.
 struct Times {
     histogram_ns: Histogram<u64>,
-    /// Exactly; the histogram rounds to three digits.
+    /// The shortest, exactly: the histogram rounds to three digits.
     min: Duration,
     max: Duration,
 }
@@ -84,7 +82,7 @@ impl Times {
         self.histogram_ns.len()
     }
 
-    /// Least, median, 99 % and most; zeros where there are none.
+    /// Minimum, median, 99th percentile and maximum; zeros if there were no pings.
     fn summary_us(&self) -> [f64; 4] {
         if self.count() == 0 {
             return [0.0; 4];
@@ -110,7 +108,7 @@ impl<'a> Way<'a> {
         Ok(())
     }
 
-    /// Pings once; an error is the last thing that it has.
+    /// Pings once. After an error this address is not pinged again.
     fn ping(&mut self, size: u32, silent: bool) {
         let Some(pinger) = &mut self.pinger else { return };
         self.sent += 1;
@@ -162,7 +160,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         }
     }
     let mut round = 0;
-    // Nobody reads on, or the disk is full: there is nothing to go on for.
+    // Output fails when the reader has gone or the disk is full: then more pings are of no use.
     let stopped = || STOP.load(Ordering::Relaxed) || output::failed();
     let goes_on = |round| !stopped() && arguments.count.is_none_or(|count| round < count);
     while goes_on(round) && ways.iter().any(|way| way.pinger.is_some()) {
@@ -192,7 +190,7 @@ fn pause(interval: Duration, is_stopped: &dyn Fn() -> bool) {
         if left.is_zero() {
             return;
         }
-        std::thread::sleep(left.min(LOOK));
+        std::thread::sleep(left.min(PING_CHECK_INTERVAL));
     }
 }
 

@@ -22,10 +22,10 @@ pub struct SegmentPlace {
     pub name: SegmentName,
 }
 
-/// Why a text is no such place.
+/// Why parsing a place failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
-    /// There is an address, and nothing else.
+    /// The text is an address without a name.
     #[error("`{0}` names a node and no segment: write {0}:NAME")]
     NoName(String),
     /// What stands before the name is no address.
@@ -43,7 +43,7 @@ impl FromStr for SegmentPlace {
         let no_name = || PlaceError::NoName(text.trim_end_matches(':').to_owned());
         let (address, name) = text.rsplit_once(':').unwrap_or((text, ""));
         if name.is_empty() || matches!(address, "shm" | "udp") || is_address_alone(text) {
-            // Where it begins like nothing known, say what is.
+            // If the address is of no known kind, its error says which kinds there are.
             text.parse::<Ways>()?;
             return Err(no_name());
         }
@@ -101,14 +101,14 @@ pub fn failure(error: CopyError, store: Option<&Store>, file: Option<&Path>) -> 
     }
 }
 
-/// The name that one probably meant.
+/// The existing name that is most like the one that was written.
 fn nearest<'a>(meant: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let most = meant.chars().count().div_ceil(3);
     let distances = names.map(|name| (distance(meant, name), name));
     distances.filter(|(distance, _)| *distance <= most).min().map(|(_, name)| name)
 }
 
-/// How many letters must be changed, added or left out to make one of the other.
+/// The edit distance of two names: letters to change, add or leave out.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().flat_map(char::to_lowercase).collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();

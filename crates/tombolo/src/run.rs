@@ -60,7 +60,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     let lenders: Vec<Vec<Address>> = arguments.from.iter().map(Ways::to_vec).collect();
     let security = arguments.security.of(&lenders.concat())?;
     if let Some(report) = &arguments.report {
-        // Better now than after hours.
+        // A report that cannot be written fails the command now, and not after hours.
         fs::write(report, "{}\n").map_err(|error| {
             Failure::new(format!("cannot write the report {}: {error}", report.display()))
         })?;
@@ -139,7 +139,7 @@ fn keeper() -> Result<std::process::Command, Failure> {
     Ok(command)
 }
 
-/// Keeps until the supervisor at the other end of standard input is gone.
+/// Runs as the keeper until the supervisor at the other end of standard input is gone.
 pub fn keep() -> Result<u8, Failure> {
     let socket = rustix::io::dup(io::stdin())
         .map_err(|error| Failure::new(format!("cannot use standard input: {error}")))?;
@@ -192,7 +192,7 @@ fn check_program(program: &OsStr) -> Result<(), Failure> {
     let Some(path) = find(program) else {
         return failed(127, format!("{name}: no such program"));
     };
-    // A script is as good as its interpreter; a chain of them ends soon.
+    // For a script its interpreter counts, which may be a script, too.
     let mut path = path;
     for _ in 0..4 {
         let metadata = fs::metadata(&path)?;

@@ -38,7 +38,7 @@ pub fn default_key() -> Option<PathBuf> {
 }
 
 impl SecurityArguments {
-    /// What links at these addresses need.
+    /// The protection that links at these addresses need.
     pub fn of(&self, addresses: &[Address]) -> Result<Security, Failure> {
         let Some(address) = addresses.iter().find(|address| matches!(address, Address::Udp(_))) else {
             return Ok(Security::Insecure);

@@ -24,9 +24,9 @@ pub struct Arguments {
 /// Which node is meant.
 #[derive(Clone, Debug)]
 enum Which {
-    /// The one at these addresses.
+    /// The node at these addresses.
     At(Ways),
-    /// The one of this name on this machine.
+    /// The node of this name on this machine.
     Named(String),
 }
 
@@ -75,7 +75,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// All of it, with the counters by name.
+/// The whole status, with the counters by name.
 fn in_json(status: &NodeStatus) -> serde_json::Value {
     let NodeStatus { name, version, process_id, uptime_s, lend_bytes, lent_bytes, borrowers, counters } =
         status;
@@ -115,7 +115,7 @@ const GROUPS: [(&str, &str); 7] = [
     ("strangers_", "strangers at the listener"),
     ("programs_", "programs"),
 ];
-/// Said above, in words.
+/// The prefix of counters that the lines above have given in words.
 const SAID: &str = "named_";
 
 /// The counters that are not zero, each group under its heading.

@@ -10,24 +10,24 @@ use crate::{Failure, output};
 /// Addresses of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ways {
-    /// The one that it is asked by, and called in messages.
+    /// The address that is asked first, and that messages name.
     pub first: Address,
     others: Vec<Address>,
 }
 
-/// Why a text is none.
+/// Why parsing addresses failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WaysError {
-    /// One of them is no address.
+    /// A part is no address.
     #[error(transparent)]
     Address(#[from] AddressError),
     /// What stands after a plus does not say of what kind it is.
     #[error("`{0}`: each address after a + is written in full, as in udp:10.0.0.1:7000+udp:10.1.0.1:7000")]
     NoKind(String),
-    /// One is there twice.
+    /// An address is there twice.
     #[error("{0} is named twice: what is joined by + are different ways to one node")]
     Twice(Address),
-    /// There are too many.
+    /// There are too many addresses.
     #[error("{0} addresses of one node: at most {MAX_PATHS} are used at once")]
     TooMany(usize),
 }
@@ -64,7 +64,7 @@ impl fmt::Display for Ways {
     }
 }
 
-/// The first that has been there before.
+/// The first address that occurs a second time.
 pub fn twice<'a>(addresses: impl Iterator<Item = &'a Address>) -> Option<&'a Address> {
     let mut seen = Vec::new();
     for address in addresses {
@@ -83,12 +83,12 @@ impl From<Address> for Ways {
 }
 
 impl Ways {
-    /// All of them, in the order in which they were named.
+    /// All addresses, in the order in which they were named.
     pub fn iter(&self) -> impl Iterator<Item = &Address> {
         [&self.first].into_iter().chain(&self.others)
     }
 
-    /// All of them in a list.
+    /// All addresses.
     pub fn to_vec(&self) -> Vec<Address> {
         self.iter().cloned().collect()
     }

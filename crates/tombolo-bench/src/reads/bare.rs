@@ -24,7 +24,7 @@ use tombolo_app::scratch::Scratch;
 use tombolo_app::size;
 use tombolo_host::probe::{Area, PAGE_BYTES, PAGE_WORDS};
 use tombolo_host::shared::SharedMemory;
-use tombolo_host::uffd::{self, UffdError, Userfaultfd};
+use tombolo_host::uffd::{self, Event, UffdError, Userfaultfd};
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_host::{event, process};
 
@@ -321,7 +321,16 @@ fn serve(uffd: &Userfaultfd, shared: &Shared, start: u64, events: usize) -> Resu
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        while uffd.read_faults(&mut faults, events)? > 0 {
+        loop {
+            faults.clear();
+            uffd.read_events(events, |event| {
+                if let Event::Fault { address, .. } = event {
+                    faults.push(address);
+                }
+            })?;
+            if faults.is_empty() {
+                break;
+            }
             for &address in &faults {
                 match uffd.copy(address, far + (address - start), PAGE_BYTES, true) {
                     Ok(_) => {}

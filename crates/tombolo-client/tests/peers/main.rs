@@ -2,6 +2,8 @@
 //! worst, networks that do, all channels both ways at once,
 //! and classes that want everything for themselves.
 
+mod changing;
+mod greedy;
 #[allow(dead_code, reason = "shared with the tests of programs, which need more of it")]
 #[path = "../programs/harness.rs"]
 mod harness;

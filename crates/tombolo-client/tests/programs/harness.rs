@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tombolo_client::Domain;
+use tombolo_client::{Domain, Memory, Spec, Target};
 use tombolo_host::unix::SeqpacketListener;
 use tombolo_node::{Address, Limits, Listener, Neighbourhood, Node, Security};
 use tombolo_random::Random;
@@ -137,4 +137,19 @@ pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     Random::new(seed).fill(&mut bytes);
     bytes
+}
+
+/// Writes up to 300 kB to memory of a mebibyte, reads them back, and compares them.
+pub fn check_round(domain: &Domain, mine: &Memory, theirs: &Memory, target: Target, round: usize) {
+    let length = 1 + (round * 7919) % 300_000;
+    let bytes = pattern(round as u64, length);
+    mine.write(0, &bytes).unwrap();
+    let there = Spec::new(mine.address(), theirs.address(), length as u32);
+    domain.write(target, there).unwrap().wait(PATIENCE).unwrap();
+    let half = 1 << 19;
+    let back = Spec::new(theirs.address(), mine.address() + half, length as u32);
+    domain.read(target, back).unwrap().wait(PATIENCE).unwrap();
+    let mut found = vec![0; length];
+    mine.read(half as usize, &mut found).unwrap();
+    assert!(found == bytes, "round {round}, {length} bytes");
 }

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tombolo_channel::{Message, Reply, Request, SHARED_BYTES, decode, encode};
-use tombolo_client::{Grant, Spec, Target, Who};
+use tombolo_client::{Grant, Target, Who};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 use tombolo_random::Random;
 
-use crate::harness::{Host, PATIENCE, pair, pattern, shm};
+use crate::harness::{Host, PATIENCE, check_round, pair, pattern, shm};
 
 /// Opens a domain by hand and maps its page for writing anything.
 fn raw(host: &Host) -> (SeqpacketSocket, SharedMemory) {
@@ -94,18 +94,7 @@ fn others_do_not_notice(hosts: &[&Host], node: u32, who: Who) {
         let mut round = 0;
         while Instant::now() < until {
             round += 1;
-            let length = 1 + (round * 7919) % 300_000;
-            let bytes = pattern(round as u64, length);
-            mine.write(0, &bytes).unwrap();
-            let target = Target { node, domain: 2 };
-            let there = Spec::new(mine.address(), theirs.address(), length as u32);
-            near.write(target, there).unwrap().wait(PATIENCE).unwrap();
-            let half = 1 << 19;
-            let back = Spec::new(theirs.address(), mine.address() + half, length as u32);
-            near.read(target, back).unwrap().wait(PATIENCE).unwrap();
-            let mut found = vec![0; length];
-            mine.read(half as usize, &mut found).unwrap();
-            assert!(found == bytes, "round {round}, {length} bytes");
+            check_round(&near, &mine, &theirs, Target { node, domain: 2 }, round);
             let mut found = vec![0; 4096];
             secret.read(0, &mut found).unwrap();
             assert!(found == guard, "memory that nobody else may reach has changed");

@@ -1,45 +1,14 @@
 //! Listeners that are not the program's own user's.
 
 use std::os::fd::AsFd;
-use std::path::Path;
 
 use tombolo_channel::{ChannelPage, MAX_MESSAGE_BYTES, Message, Reply, decode, encode};
 use tombolo_client::{Domain, OpenError};
 use tombolo_host::event;
+use tombolo_host::testing::{STRANGER, as_user, may_change_user};
 use tombolo_host::unix::{SeqpacketListener, UnixError};
 
 use crate::harness::{PATIENCE, path};
-
-/// The user `nobody`, who runs no node of ours.
-const STRANGER: u32 = 65534;
-
-/// Whether this process may act as another user; says loudly that a test is left out where it may not.
-fn may_change_user(test: &str) -> bool {
-    let may = rustix::process::geteuid().is_root();
-    if !may {
-        eprintln!("LEFT OUT: {test} needs root, to act as another user");
-        assert!(
-            std::env::var_os("TOMBOLO_REQUIRE_ALL").is_none_or(|value| value != "1"),
-            "{test} is left out, and TOMBOLO_REQUIRE_ALL=1 forbids that"
-        );
-    }
-    may
-}
-
-/// Does it as another user, which the kernel takes from the thread that does.
-fn as_user<T: Send + 'static>(user: u32, work: impl FnOnce() -> T + Send + 'static) -> T {
-    let done = std::thread::spawn(move || {
-        let user = rustix::process::Uid::from_raw(user);
-        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-        work()
-    });
-    done.join().unwrap()
-}
-
-fn listen_as(user: u32, path: &Path) -> SeqpacketListener {
-    let path = path.to_owned();
-    as_user(user, move || SeqpacketListener::bind(&path).unwrap())
-}
 
 /// Opens a domain for one program, as a node would.
 fn serve_one(listener: &SeqpacketListener) {
@@ -58,11 +27,11 @@ fn serve_one(listener: &SeqpacketListener) {
 
 #[test]
 fn a_listener_of_another_user_is_asked_for_nothing_unless_that_user_is_named() {
-    if !may_change_user("a programs' socket of another user") {
+    if !may_change_user() {
         return;
     }
     let path = path("impostor");
-    let listener = listen_as(STRANGER, &path);
+    let listener = as_user(STRANGER, || SeqpacketListener::bind(&path).unwrap());
     let open = |user_id: Option<u32>| match user_id {
         None => Domain::open(&path, None),
         Some(user_id) => Domain::open_of_user(&path, None, user_id),

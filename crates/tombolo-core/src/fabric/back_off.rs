@@ -2,7 +2,8 @@
 
 use super::neighbour::Pauses;
 
-/// Chance, from a seed: splitmix64.
+/// Random numbers from a seed (SplitMix64). Not `tombolo-random`, which is for tests, benches and inputs: it reads
+/// seeds from the environment and prints them, and the core does no I/O.
 #[derive(Debug)]
 pub(super) struct Jitter(u64);
 

@@ -246,13 +246,8 @@ mod tests {
 
     #[test]
     fn random_readers_fetch_next_to_nothing_ahead() {
-        let mut state = 0x9E37_79B9_7F4A_7C15u64;
-        let pages = (0..10_000).map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state % 1_000_000
-        });
+        let mut random = tombolo_random::Random::for_test(1);
+        let pages = (0..10_000).map(|_| random.below(1_000_000));
         let (faults, fetched) = faults(pages);
         assert!(fetched * 50 < faults, "{fetched} pages fetched ahead for {faults} faults");
     }

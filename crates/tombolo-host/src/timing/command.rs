@@ -27,5 +27,20 @@ pub const DEMO_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 pub const DEMO_END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a server that has closed its connections to `demo` may take to end, so that the reason of its end
-/// is reported and not the closed connection.
+/// is reported and not the closed connection. A thousand times what the end of a small process takes (fork, exit
+/// and wait together take 0.2 ms); a server has memory to free, too.
 pub const DEMO_SERVER_END: Duration = Duration::from_millis(200);
+
+/// How often a wait for a child process of a comparison or bench checks whether the command is to end: a user
+/// who presses Ctrl-C waits half a second at most.
+pub const CHILD_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The longest that a redis-server may take to start, or to answer a request. The slowest answer is that of a
+/// server whose memory is swapped: a request touches some pages, of some milliseconds each.
+pub const REDIS_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Between two attempts to connect to a redis-server that is starting.
+pub const REDIS_CONNECT_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How often a pause of `ping` checks whether a signal has come: users do not notice a tenth of a second.
+pub const PING_CHECK_INTERVAL: Duration = Duration::from_millis(100);

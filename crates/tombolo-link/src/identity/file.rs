@@ -10,14 +10,14 @@ use zeroize::Zeroizing;
 use super::key::{KeyError, KeyPair};
 use super::permissions::PermissionsError;
 
-/// No file of keys is longer.
+/// The longest file of keys that is read.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Why a file of keys cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}: {reason}", path.display())]
     Unreadable {
         /// Which.
@@ -25,7 +25,7 @@ pub enum KeyFileError {
         /// Why.
         reason: io::Error,
     },
-    /// It cannot be written.
+    /// The file cannot be written.
     #[error("cannot write {}: {reason}", path.display())]
     Unwritable {
         /// Which.
@@ -33,7 +33,7 @@ pub enum KeyFileError {
         /// Why.
         reason: io::Error,
     },
-    /// There is one already.
+    /// The file exists already.
     #[error("{} exists already, and a key that is overwritten is lost: choose another file", path.display())]
     Exists {
         /// Which.
@@ -71,13 +71,13 @@ pub enum KeyFileError {
         /// What is wrong with it.
         reason: PermissionsError,
     },
-    /// A secret key's file without one.
+    /// The file should hold a secret key, and holds none.
     #[error("{} holds no secret key: make one with `tombolo keygen`", path.display())]
     Empty {
         /// Which.
         path: PathBuf,
     },
-    /// Not a text, or far too long.
+    /// The file is not a text, or far too long.
     #[error("{} is no file of keys: it is not a text of less than 1 MiB", path.display())]
     NoText {
         /// Which.
@@ -85,7 +85,7 @@ pub enum KeyFileError {
     },
 }
 
-/// What a file of keys says, whole.
+/// The whole text of a file of keys.
 pub(super) fn read_text(file: File, path: &Path) -> Result<Zeroizing<String>, KeyFileError> {
     // Room for all of it at once: a buffer that grows leaves copies of secrets behind.
     let length_bytes = file.metadata().map_or(0, |metadata| metadata.len().min(MAX_FILE_BYTES));
@@ -103,7 +103,7 @@ pub(super) fn open(path: &Path) -> Result<File, KeyFileError> {
     File::open(path).map_err(|reason| KeyFileError::Unreadable { path: path.to_owned(), reason })
 }
 
-/// The lines that say something, numbered from 1: without comments, and without space around.
+/// The lines that are not empty, numbered from 1: without comments, and without space around.
 pub(super) fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = text.lines().enumerate().map(|(index, line)| {
         let said = line.split_once('#').map_or(line, |(said, _)| said);
@@ -151,7 +151,7 @@ pub fn write_key_file(path: &Path, keys: &KeyPair) -> Result<(), KeyFileError> {
     text.push('\n');
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
     written.map_err(|reason| {
-        // Half a key would be in the way of the next attempt.
+        // A file with half a key would make the next attempt fail.
         let _ = fs::remove_file(path);
         KeyFileError::Unwritable { path: path.to_owned(), reason }
     })

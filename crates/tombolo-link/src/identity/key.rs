@@ -7,20 +7,20 @@ use snow::params::DHChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use zeroize::Zeroizing;
 
-/// What a public key's text begins with.
+/// The prefix of a public key's text.
 pub const PUBLIC_PREFIX: &str = "tombolo-public:";
-/// What a secret key's text begins with.
+/// The prefix of a secret key's text.
 pub const SECRET_PREFIX: &str = "tombolo-secret:";
-/// An X25519 key.
+/// The length of an X25519 key.
 pub(crate) const KEY_BYTES: usize = 32;
 
-/// Why a text is no key. It does not repeat the text, which may be a secret.
+/// Why parsing a key failed. The message does not repeat the text, which may be a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// It does not begin as it should.
+    /// The text does not begin with the prefix.
     #[error("a key begins with `{expected}`")]
     Prefix {
-        /// How.
+        /// The prefix.
         expected: &'static str,
     },
     /// A secret where a public key belongs.
@@ -29,7 +29,7 @@ pub enum KeyError {
     /// What follows the prefix is not 64 hexadecimal digits.
     #[error("a key has {} hexadecimal digits after its prefix", 2 * KEY_BYTES)]
     Digits,
-    /// A key that stands for no secret.
+    /// The key is one of those that give the same shared secret with any secret.
     #[error("this key is one of a few that protect nothing")]
     Weak,
     /// The system gives no random numbers.
@@ -81,7 +81,7 @@ impl FromStr for PublicKey {
         }
         let digits = text.strip_prefix(PUBLIC_PREFIX).ok_or(KeyError::Prefix { expected: PUBLIC_PREFIX })?;
         let bytes = *from_hex(digits)?;
-        // With anybody's secret the zero key gives the same shared one.
+        // With any secret, the zero key gives the same shared secret.
         if bytes == [0; KEY_BYTES] { Err(KeyError::Weak) } else { Ok(Self(bytes)) }
     }
 }
@@ -129,7 +129,7 @@ impl KeyPair {
         text
     }
 
-    /// What to give to others.
+    /// The public half, which others need.
     pub fn public(&self) -> PublicKey {
         self.public
     }

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What stands before the permissions.
+/// The prefix of a list of permissions.
 const PREFIX: &str = "may=";
-/// Stands for no permission at all.
+/// The word for no permission at all.
 const NOTHING: &str = "nothing";
-/// So much of a word that is no permission is repeated: a line may hold a secret by mistake.
+/// The most characters of an unknown word that an error repeats: a line may hold a secret by mistake.
 const MAX_REPEATED: usize = 12;
 
 /// Something that a peer may ask for.
@@ -29,7 +29,7 @@ pub enum Permission {
 impl Permission {
     const EACH: [Self; 5] = [Self::Borrow, Self::Read, Self::Write, Self::List, Self::Status];
 
-    /// As it is written.
+    /// The word for it on the list.
     pub fn word(self) -> &'static str {
         match self {
             Self::Borrow => "borrow",
@@ -45,22 +45,22 @@ impl Permission {
     }
 }
 
-/// Some of them.
+/// A set of permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Permissions(u8);
 
 impl Permissions {
     /// No permission.
     pub const NONE: Self = Self(0);
-    /// Each of them: of a peer whose line names none.
+    /// All permissions: those of a peer whose line names none.
     pub const ALL: Self = Self((1 << Permission::EACH.len()) - 1);
 
-    /// Whether that is one of them.
+    /// Whether the set has this permission.
     pub fn include(self, permission: Permission) -> bool {
         self.0 & permission.bit() != 0
     }
 
-    /// The permissions that both have.
+    /// The permissions that are in both sets.
     pub(super) fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
@@ -100,7 +100,7 @@ impl FromStr for Permissions {
 }
 
 impl fmt::Display for Permissions {
-    /// As on the list.
+    /// As a line of the list has them.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words: Vec<_> =
             Permission::EACH.into_iter().filter(|each| self.include(*each)).map(Permission::word).collect();
@@ -112,7 +112,7 @@ impl fmt::Display for Permissions {
 /// Why words are no permissions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PermissionsError {
-    /// One of them is not known.
+    /// A permission is not known.
     #[error(
         "`{0}` is no permission: expected some of borrow, read, write, list and status, as in may=borrow,status, or may=nothing"
     )]
@@ -120,7 +120,7 @@ pub enum PermissionsError {
     /// There is a space in the middle.
     #[error("permissions are written without spaces, as in may=borrow,status")]
     Spaces,
-    /// They are there twice.
+    /// A line has two lists of permissions.
     #[error("a key has one list of permissions, as in may=borrow,status")]
     Twice,
 }

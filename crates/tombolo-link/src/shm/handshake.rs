@@ -32,9 +32,9 @@ pub(super) enum Message {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Malformed {
-    /// Not one of ours at all.
+    /// Of another protocol.
     Garbage,
-    /// Ours, of another version.
+    /// Of another version of this protocol.
     Version(u8),
 }
 
@@ -118,7 +118,7 @@ pub(super) fn connect(
     let socket = loop {
         match SeqpacketSocket::connect(path) {
             Ok(socket) => break socket,
-            // Nobody there yet, or busy: a node that starts together with us.
+            // No node listens yet, or its queue is full: it may be starting.
             Err(UnixError::WouldBlock | UnixError::Path { errno: Errno::NOENT | Errno::CONNREFUSED, .. }) => {
             }
             Err(error) => return Err(error.into()),

@@ -1,7 +1,7 @@
 //! Accepting shared-memory links.
 //!
 //! A connection becomes a link when it has said hello; until then it is pending, for a moment only,
-//! and costs nothing but a descriptor. So silent, slow or babbling strangers do no harm to others.
+//! and costs nothing but a descriptor. So strangers that are silent, slow or send too much do no harm to others.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -14,19 +14,18 @@ use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
+use tombolo_host::event::timespec;
 use tombolo_host::ring::footprint_bytes;
 use tombolo_host::shared::{SharedMemory, SharedMemoryError};
-use tombolo_host::timing::link::SHM_INTRODUCTION_TIMEOUT;
+use tombolo_host::timing::link::{SHM_ACCEPT_BACK_OFF, SHM_INTRODUCTION_TIMEOUT};
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 
 use super::handshake::{MESSAGE_BYTES, Malformed, Message, RING_BYTES};
 use super::{DEFAULT_RING_BYTES, ShmLink, Side};
 use crate::{AcceptError, Address, Link, Listener, OpenError, PROTOCOL_VERSION};
 
-/// Connections that have not said hello; beyond, the oldest goes.
+/// The most connections that have not said hello. When one more comes, the oldest is closed.
 const MAX_PENDING: usize = 64;
-/// While there are no descriptors, newcomers wait this long.
-const BACK_OFF: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 #[derive(Debug)]
 struct Pending {
@@ -49,7 +48,7 @@ pub struct ShmListener {
     admitted: Admitted,
     /// Readable when the listener or a pending connection is.
     poller: OwnedFd,
-    /// In the poller: ends a back-off.
+    /// Ends a back-off; it is in the poller.
     timer: OwnedFd,
     ring_bytes: usize,
     newcomers: Mutex<Newcomers>,
@@ -61,12 +60,12 @@ struct Newcomers {
     /// No descriptors were left: until the timer ends nobody is let in, and the listener is not in the
     /// poller, since it stays readable.
     backs_off: bool,
-    /// That has been said.
+    /// The lack of descriptors has been reported.
     told_of_descriptors: bool,
 }
 
 impl Newcomers {
-    /// What of an error is worth saying: that there are no descriptors, once.
+    /// The error to report, if any: a lack of descriptors is reported once.
     fn say(&mut self, error: OpenError) -> Option<OpenError> {
         let error = match error {
             OpenError::Unix(UnixError::NoDescriptors { errno })
@@ -157,7 +156,7 @@ impl ShmListener {
 
     fn begin_back_off(&self) -> Result<(), Errno> {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let timer = Itimerspec { it_interval: zero, it_value: BACK_OFF };
+        let timer = Itimerspec { it_interval: zero, it_value: timespec(SHM_ACCEPT_BACK_OFF) };
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer)?;
         epoll::delete(&self.poller, &self.listener)
     }

@@ -4,7 +4,6 @@
 //! Control messages, whose delivery a link does promise, pass untouched.
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,11 +11,10 @@ use parking_lot::Mutex;
 use tombolo_host::shared::SharedSpan;
 
 use super::Random;
-use crate::{
-    ControlMessage, Link, LinkCounters, LinkError, LinkState, LossReason, Packet, PublicKey, SendError,
-};
+use super::altered::{Alteration, Altered};
+use crate::{Link, LinkError, SendError};
 
-/// How often what goes wrong, in packets out of a thousand.
+/// How often packets suffer each fault, in a thousand.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Lost.
@@ -33,9 +31,9 @@ pub struct Faults {
     pub stall: Duration,
 }
 
-/// Packets that wait, all told; then the link is full.
+/// The most packets that wait to be sent; with more the link is full.
 const MAX_WAITING: usize = 256;
-/// What was held back to be overtaken goes after this in any case.
+/// A packet that is held back to be overtaken goes after this time in any case.
 const MAX_HOLD: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
@@ -55,28 +53,32 @@ struct Disorder {
     stalled_until: Option<Instant>,
 }
 
-/// A link that misbehaves.
+/// Packets are lost, repeated, reordered, changed and delayed.
 #[derive(Debug)]
-pub struct FaultyLink {
-    inner: Arc<dyn Link>,
+pub struct Misbehaviour {
     faults: Faults,
     disorder: Mutex<Disorder>,
 }
 
+/// A link that misbehaves.
+pub type FaultyLink = Altered<Misbehaviour>;
+
 impl FaultyLink {
     /// Makes a link misbehave in sending.
-    pub fn new(inner: Arc<dyn Link>, faults: Faults, seed: u64) -> Self {
+    pub fn new(link: Arc<dyn Link>, faults: Faults, seed: u64) -> Self {
         let disorder = Disorder {
             random: Random::new(seed),
             held: Vec::new(),
             due: VecDeque::new(),
             stalled_until: None,
         };
-        Self { inner, faults, disorder: Mutex::new(disorder) }
+        Self::with(link, Misbehaviour { faults, disorder: Mutex::new(disorder) })
     }
+}
 
+impl Misbehaviour {
     /// Passes on what is due, as far as the link below takes it.
-    fn pass_on(&self, disorder: &mut Disorder, now: Instant) -> Result<(), SendError> {
+    fn pass_on(link: &dyn Link, disorder: &mut Disorder, now: Instant) -> Result<(), SendError> {
         let mut index = 0;
         while index < disorder.held.len() {
             if disorder.held[index].overtakers_left == 0 || disorder.held[index].until <= now {
@@ -91,12 +93,12 @@ impl FaultyLink {
         }
         disorder.stalled_until = None;
         while let Some(packet) = disorder.due.front() {
-            match self.inner.send(packet, SharedSpan::empty()) {
+            match link.send(packet, SharedSpan::empty()) {
                 Ok(()) => {
                     disorder.due.pop_front();
                 }
                 Err(SendError::Full) => break,
-                // The link has come to take less since: lost.
+                // The link takes less than when the packet was checked: the packet is lost.
                 Err(SendError::TooLarge { .. }) => {
                     disorder.due.pop_front();
                 }
@@ -132,7 +134,7 @@ impl FaultyLink {
         }
     }
 
-    /// When what waits may go, whatever comes after it.
+    /// When the next waiting packet may go.
     fn deadline(disorder: &Disorder, now: Instant) -> Option<Instant> {
         let held = disorder.held.iter().map(|held| held.until).min();
         let due = (!disorder.due.is_empty())
@@ -141,14 +143,14 @@ impl FaultyLink {
     }
 }
 
-impl Link for FaultyLink {
-    fn max_packet_bytes(&self) -> usize {
-        self.inner.max_packet_bytes()
+impl Alteration for Misbehaviour {
+    fn needs_whole_packets(&self) -> bool {
+        true
     }
 
-    fn send(&self, header: &[u8], payload: SharedSpan<'_>) -> Result<(), SendError> {
+    fn send(&self, link: &dyn Link, header: &[u8], payload: SharedSpan<'_>) -> Result<(), SendError> {
         let bytes = header.len().saturating_add(payload.len());
-        let max_bytes = self.max_packet_bytes();
+        let max_bytes = link.max_packet_bytes();
         if bytes > max_bytes {
             return Err(SendError::TooLarge { bytes, max_bytes });
         }
@@ -156,95 +158,43 @@ impl Link for FaultyLink {
         payload.append_to(&mut packet);
         let mut disorder = self.disorder.lock();
         let now = Instant::now();
-        self.pass_on(&mut disorder, now)?;
+        Self::pass_on(link, &mut disorder, now)?;
         if disorder.due.len() + disorder.held.len() >= MAX_WAITING {
             return Err(SendError::Full);
         }
         self.afflict(&mut disorder, packet, now);
-        self.pass_on(&mut disorder, now)
+        Self::pass_on(link, &mut disorder, now)
     }
 
-    fn flush(&self) -> Result<(), LinkError> {
+    fn flush(&self, link: &dyn Link) -> Result<(), LinkError> {
         {
             let mut disorder = self.disorder.lock();
-            // Sizes were checked when it was taken.
-            if let Err(SendError::Lost(reason)) = self.pass_on(&mut disorder, Instant::now()) {
+            // `send` has checked the sizes.
+            if let Err(SendError::Lost(reason)) = Self::pass_on(link, &mut disorder, Instant::now()) {
                 return Err(reason.into());
             }
         }
-        self.inner.flush()
+        link.flush()
     }
 
-    fn receive(&self, budget: usize, sink: &mut dyn FnMut(Packet<'_>)) -> Result<usize, LinkError> {
-        self.inner.receive(budget, sink)
+    fn arm(&self, link: &dyn Link) -> Result<bool, LinkError> {
+        // If the link is lost, its own `arm` says so.
+        let _ = Self::pass_on(link, &mut self.disorder.lock(), Instant::now());
+        link.arm()
     }
 
-    fn arm(&self) -> Result<bool, LinkError> {
-        // A loss shows in what the link below says.
-        let _ = self.pass_on(&mut self.disorder.lock(), Instant::now());
-        self.inner.arm()
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.inner.descriptor()
-    }
-
-    fn send_control(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
-        self.inner.send_control(message, descriptors)
-    }
-
-    fn has_control(&self) -> bool {
-        self.inner.has_control()
-    }
-
-    fn receive_control(&self) -> Result<Option<ControlMessage>, LinkError> {
-        self.inner.receive_control()
-    }
-
-    fn tick(&self, now: Instant) -> Option<Instant> {
+    fn tick(&self, link: &dyn Link, now: Instant) -> Option<Instant> {
         let ours = {
             let mut disorder = self.disorder.lock();
-            let _ = self.pass_on(&mut disorder, now);
-            let _ = self.inner.flush();
+            let _ = Self::pass_on(link, &mut disorder, now);
+            let _ = link.flush();
             Self::deadline(&disorder, now)
         };
-        let theirs = self.inner.tick(now);
+        let theirs = link.tick(now);
         ours.into_iter().chain(theirs).min()
     }
 
-    fn state(&self) -> LinkState {
-        self.inner.state()
-    }
-
-    fn set_outage(&self, outage: Duration) {
-        self.inner.set_outage(outage);
-    }
-
-    fn is_suspect(&self) -> bool {
-        self.inner.is_suspect()
-    }
-
-    fn supports_windows(&self) -> bool {
-        self.inner.supports_windows()
-    }
-
-    fn protects_integrity(&self) -> bool {
-        self.inner.protects_integrity() && self.faults.corruption_per_mille == 0
-    }
-
-    fn peer_process_id(&self) -> Option<u32> {
-        self.inner.peer_process_id()
-    }
-
-    fn peer_key(&self) -> Option<PublicKey> {
-        self.inner.peer_key()
-    }
-
-    fn close(&self, reason: LossReason) {
-        self.inner.close(reason);
-    }
-
-    fn counters(&self) -> LinkCounters {
-        self.inner.counters()
+    fn protects_integrity(&self, link: &dyn Link) -> bool {
+        link.protects_integrity() && self.faults.corruption_per_mille == 0
     }
 }

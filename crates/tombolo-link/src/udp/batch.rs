@@ -25,7 +25,7 @@ const PADDING_SHARE: usize = 4;
 pub(super) struct OutgoingBatch {
     storage: Box<[u8]>,
     length: usize,
-    /// What lies elsewhere, and where its place is.
+    /// Payloads that are held elsewhere, each with its place in the batch.
     elsewhere: Vec<(usize, HeldSpan)>,
     /// What begins every datagram: the header, and room for the counter if it will be sealed.
     head: Vec<u8>,
@@ -38,7 +38,7 @@ pub(super) struct OutgoingBatch {
     datagrams: usize,
     /// Where the last datagram begins.
     tail: usize,
-    /// All have their seals: nothing can be added until they are sent.
+    /// All datagrams are sealed: nothing can be added until they are sent.
     closed: bool,
 }
 
@@ -163,8 +163,8 @@ impl OutgoingBatch {
         self.length = end;
     }
 
-    /// Puts what lies elsewhere into its place.
-    fn bring_home(&mut self) {
+    /// Copies the payloads that are held elsewhere to their places in the batch.
+    fn copy_held_payloads(&mut self) {
         for (place, held) in self.elsewhere.drain(..) {
             held.span().copy_to(&mut self.storage[place..]);
         }
@@ -174,7 +174,7 @@ impl OutgoingBatch {
         self.datagrams == 0
     }
 
-    /// From one datagram to the next.
+    /// The distance from one datagram to the next.
     pub(super) fn stride_bytes(&self) -> usize {
         self.segment_bytes + self.tag_bytes
     }
@@ -210,12 +210,12 @@ impl OutgoingBatch {
                     self.clear();
                     return Ok(());
                 }
-                // What can be done about these, the plain way knows.
+                // For these errors the datagrams are sent one by one.
                 Err(Errno::INVAL | Errno::IO | Errno::OPNOTSUPP | Errno::NOPROTOOPT | Errno::MSGSIZE) => {
-                    self.bring_home()
+                    self.copy_held_payloads()
                 }
                 Err(Errno::AGAIN) => {
-                    self.bring_home();
+                    self.copy_held_payloads();
                     return Err((Errno::AGAIN, 0));
                 }
                 // Some are said once.
@@ -337,7 +337,7 @@ impl IncomingBatch {
     }
 
     /// The next packet of the datagram at that range, which `peek` gave and whose body holds
-    /// packets; steps over it. None: it holds no more, or nonsense, and has been stepped over.
+    /// packets; steps over it. None: it holds no more, or what is left is malformed, and has been stepped over.
     pub(super) fn packet(&mut self, range: &Range<usize>, body: &Range<usize>) -> Option<&[u8]> {
         let left = body.start + self.within..body.end;
         let Some((length_bytes, rest)) = self.buffer.get(left).and_then(wire::split_length) else {
@@ -384,7 +384,7 @@ mod tests {
         }
         assert!(batch.length <= MAX_BATCH_BYTES && batch.stride_bytes() <= MAX_DATAGRAM);
         let scattered: Vec<u8> = batch.parts().iter().flat_map(SharedSpan::to_vec).collect();
-        batch.bring_home();
+        batch.copy_held_payloads();
         assert_eq!(scattered, batch.storage[..batch.length]);
         let mut incoming = IncomingBatch::new();
         incoming.buffer[..batch.length].copy_from_slice(&batch.storage[..batch.length]);
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_in_a_datagram_is_stepped_over() {
+    fn malformed_rest_of_a_datagram_is_stepped_over() {
         for body in [[].as_slice(), &[1], &[0, 0, 5], &[9, 0, 1, 2], &[0xFF, 0xFF]] {
             let mut incoming = IncomingBatch::new();
             incoming.buffer[HEADER_BYTES..HEADER_BYTES + body.len()].copy_from_slice(body);

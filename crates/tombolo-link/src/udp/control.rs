@@ -1,7 +1,7 @@
 //! Reliable control messages over datagrams: stop and wait.
 //!
 //! A message is cut into fragments that fit a datagram; one fragment is on its way at a time, sent
-//! again with growing patience until its acknowledgement comes. Slow and simple, which suits a few
+//! again after growing pauses until its acknowledgement comes. Slow and simple, which suits a few
 //! small messages. A state machine: it is told what came and what time it is, and says what to
 //! send; it touches neither socket nor clock.
 
@@ -39,7 +39,7 @@ pub(super) struct ControlChannel {
     outgoing_messages: usize,
     sequence: u32,
     due: Option<Instant>,
-    patience: Duration,
+    retry_pause: Duration,
     /// The sequence number of the next fragment to arrive.
     expected: u32,
     partial: Vec<u8>,
@@ -54,7 +54,7 @@ impl ControlChannel {
             outgoing_messages: 0,
             sequence: 0,
             due: None,
-            patience: CONTROL_RETRY_PAUSE.0,
+            retry_pause: CONTROL_RETRY_PAUSE.0,
             expected: 0,
             partial: Vec::new(),
             inbox: VecDeque::new(),
@@ -83,15 +83,15 @@ impl ControlChannel {
         let again = match self.due {
             Some(due) if now < due => return None,
             Some(_) => {
-                self.patience = (self.patience * 2).min(CONTROL_RETRY_PAUSE.1);
+                self.retry_pause = (self.retry_pause * 2).min(CONTROL_RETRY_PAUSE.1);
                 true
             }
             None => {
-                self.patience = CONTROL_RETRY_PAUSE.0;
+                self.retry_pause = CONTROL_RETRY_PAUSE.0;
                 false
             }
         };
-        self.due = Some(now + self.patience);
+        self.due = Some(now + self.retry_pause);
         let (text, more) = (fragment.text.as_slice(), fragment.more);
         Some(Transmission { sequence: self.sequence, text, more, again })
     }
@@ -103,7 +103,7 @@ impl ControlChannel {
 
     /// An acknowledgement came.
     pub(super) fn acknowledged(&mut self, sequence: u32) {
-        // Any other is of a fragment that was sent twice, or nonsense.
+        // Any other acknowledges a fragment that was sent twice, or is malformed.
         if self.due.is_some() && sequence == self.sequence {
             self.due = None;
             self.sequence = self.sequence.wrapping_add(1);
@@ -116,11 +116,11 @@ impl ControlChannel {
     /// A fragment came; true when it is to be acknowledged.
     pub(super) fn arrived(&mut self, sequence: u32, text: &[u8], more: bool) -> Result<bool, LossReason> {
         if sequence == self.expected.wrapping_sub(1) {
-            // Its acknowledgement was lost.
+            // The acknowledgement of this fragment was lost.
             return Ok(true);
         }
         if sequence != self.expected || self.inbox.len() >= MAX_MESSAGES {
-            // Without an acknowledgement it comes again, when there may be room.
+            // Without an acknowledgement the fragment comes again, when there may be room.
             return Ok(false);
         }
         if self.partial.len() + text.len() > MAX_CONTROL_BYTES || text.is_empty() {

@@ -17,7 +17,7 @@
 use std::time::{Duration, Instant};
 use tombolo_host::timing::link::{MAX_OUTAGE, PING_AFTER, SUSPECT_AFTER};
 
-/// Questions that must have gone unanswered, so that a node that was itself stopped for a while
+/// The number of pings that must have gone unanswered before a peer is lost, so that a node that was itself stopped for a while
 /// does not blame the peer.
 const MIN_UNANSWERED: u32 = 4;
 
@@ -109,7 +109,7 @@ impl KeepAlive {
         }
     }
 
-    /// The other side is not known to have heard how long this one waits.
+    /// Whether the other side may not know yet how long this one waits.
     fn must_say(&self) -> bool {
         self.end == End::Connecting && self.said_outage != Some(self.own_outage)
     }
@@ -214,7 +214,7 @@ mod tests {
         let (verdict, next) = keep_alive.tick(heard, true);
         assert_eq!(verdict, Verdict::Quiet);
         assert_eq!(next, heard + PING_AFTER);
-        // A suspect peer that is heard again is none.
+        // A suspect peer that is heard again is no longer suspect.
         let mut now = heard;
         while !keep_alive.is_suspect(now) {
             now = keep_alive.tick(now, false).1;
@@ -235,7 +235,7 @@ mod tests {
         let mut connecting = KeepAlive::new(End::Connecting, Duration::from_secs(5), start);
         connecting.pinged(Some(Duration::from_secs(60)), false);
         assert_eq!(silence(&mut connecting, start).1.as_secs(), 5);
-        // Whatever a peer says, nothing is kept for ever.
+        // However long an outage a peer asks for, the link is lost in the end.
         let mut listening = KeepAlive::new(End::Listening, OUTAGE, start);
         listening.pinged(Some(Duration::MAX), false);
         assert_eq!(silence(&mut listening, start).1, MAX_OUTAGE);

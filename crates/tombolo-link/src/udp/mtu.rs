@@ -32,7 +32,7 @@ use tombolo_host::timing::link::{
 
 /// UDP payload that every route carries which IPv6 may use.
 const BASE_BYTES: usize = 1200;
-/// And what is left where even that does not pass: the least that every host takes, less headers.
+/// The size where even that does not pass: the least that every host takes, less headers.
 pub(super) const FLOOR_BYTES: usize = 528;
 /// No size is below: witnesses are smaller.
 const MIN_BYTES: usize = 128;
@@ -46,12 +46,12 @@ const COMMON_MTUS: [usize; 24] = [
 /// A probe that was lost this many times in a row is too large.
 const LOST_PROBES: u32 = 4;
 
-/// What a datagram of that many bytes is to show.
+/// What a probe is to find out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Goal {
     /// A larger size passes.
     Larger,
-    /// What is in use still does.
+    /// The size in use still passes.
     Used,
 }
 
@@ -93,7 +93,7 @@ impl Probing {
 struct Search {
     /// The smallest size that does not pass, as far as known.
     too_large: usize,
-    /// What the kernel thinks of the route has been tried.
+    /// The size that the kernel has for the route was tried.
     hinted: bool,
 }
 
@@ -106,7 +106,7 @@ pub(super) struct Path {
     pub(super) useful_bytes: usize,
     /// What IP and UDP put before a datagram.
     pub(super) headers_bytes: usize,
-    /// There is no network between the two: the kernel knows.
+    /// Both ends are on this machine, as the kernel says.
     pub(super) local: bool,
     /// How long the size stays before a larger one is looked for again.
     pub(super) probe_again: Duration,
@@ -119,7 +119,7 @@ pub(super) struct PathMtu {
     sizes: Vec<usize>,
     floor: usize,
     base: usize,
-    /// Larger ones are of no use.
+    /// Larger datagrams are of no use.
     useful: usize,
     present: usize,
     probing: Option<Probing>,
@@ -274,7 +274,7 @@ impl PathMtu {
         Some(Probe { id, bytes: probing.bytes })
     }
 
-    /// What is to be found out next.
+    /// The next probe.
     fn next_probe(&mut self, now: Instant, route: &dyn Fn() -> Option<usize>) -> Option<(Goal, usize)> {
         if self.used > 0 && now >= self.check_at {
             self.check_at = now + MTU_CHECK_INTERVAL;

@@ -65,7 +65,7 @@ pub(super) enum Kind {
     /// Asks for a sign of life. Body: from the connecting side, how long it waits for one, in ms; in the first
     /// of a session without keys, the nonce.
     Ping = 7,
-    /// Gives it. Body: the ping's.
+    /// Answers a ping. Body: the ping's.
     Pong = 8,
     /// The session is over. Body: nothing, or why, such as [`BYE_KEY_REMOVED`].
     Bye = 9,
@@ -73,11 +73,11 @@ pub(super) enum Kind {
     Handshake = 10,
     /// Sealed: the accepting side has found the peer's key on its list.
     Accepted = 11,
-    /// Sealed: it has not.
+    /// Sealed: the accepting side has not found the peer's key on its list.
     Refused = 12,
     /// Asks whether a datagram of this size arrives; body: a number, padded.
     Probe = 13,
-    /// It has; body: the number, the size of the whole datagram, and that of the largest since the last
+    /// The probe has arrived; body: the number, the size of the whole datagram, and that of the largest since the last
     /// such answer.
     ProbeAck = 14,
 }
@@ -133,9 +133,9 @@ pub(super) struct Header {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Malformed {
-    /// Not one of ours at all.
+    /// Of another protocol.
     Garbage,
-    /// Ours, of another version, and of this kind if it is known.
+    /// Of another version of this protocol; with the kind, if it is known.
     Version { theirs: u8, kind: Option<Kind> },
 }
 

@@ -234,3 +234,37 @@ pub fn receive_until(
         }
     }
 }
+
+/// Thirty links to a listener, made at once: each carries what its own end sends.
+pub fn many_connect_to(listener: &dyn Listener, security: &Security) {
+    let address = listener.address();
+    std::thread::scope(|scope| {
+        let connectors: Vec<_> = (0..30)
+            .map(|_| scope.spawn(|| tombolo_link::connect(&address, security, PATIENCE).unwrap()))
+            .collect();
+        let accepted: Vec<_> = (0..30).map(|_| accept(listener)).collect();
+        let connected: Vec<_> = connectors.into_iter().map(|one| one.join().unwrap()).collect();
+        for (number, link) in connected.iter().enumerate() {
+            send(&**link, number as u64, 100);
+            link.flush().unwrap();
+        }
+        let mut seen: Vec<u64> = Vec::new();
+        for link in &accepted {
+            assert!(link.wait(PATIENCE).unwrap());
+            link.receive(10, &mut |bytes| seen.push(check(bytes))).unwrap();
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..30).collect::<Vec<_>>());
+    });
+}
+
+/// Connects to an address where nobody listens yet.
+pub fn a_late_listener_is_found(address: &Address) {
+    std::thread::scope(|scope| {
+        let connector = scope.spawn(|| connect(address, PATIENCE).unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+        let listener = listen(address).unwrap();
+        let _link = accept(&*listener);
+        connector.join().unwrap();
+    });
+}

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    PATIENCE, accept, check, connected_as, connected_securely, friends, loopback, node_with, receive_until,
-    send,
+    PATIENCE, accept, check, connected_as, connected_securely, friends, loopback, many_connect_to, node_with,
+    receive_until, send,
 };
 use crate::liveness::{a_link_outlives_an_outage, agree_on_outage, await_loss};
 use crate::relay::{Fate, Relay, Route, socket_address};
@@ -135,24 +135,7 @@ fn ipv6_works() {
 fn many_connect_at_once() {
     let (ours, theirs) = friends();
     let listener = listen(&loopback(), &ours).unwrap();
-    let address = listener.address();
-    std::thread::scope(|scope| {
-        let connectors: Vec<_> =
-            (0..30).map(|_| scope.spawn(|| connect(&address, &theirs, PATIENCE).unwrap())).collect();
-        let accepted: Vec<_> = (0..30).map(|_| accept(&*listener)).collect();
-        let connected: Vec<_> = connectors.into_iter().map(|one| one.join().unwrap()).collect();
-        for (number, link) in connected.iter().enumerate() {
-            send(&**link, number as u64, 100);
-            link.flush().unwrap();
-        }
-        let mut seen: Vec<u64> = Vec::new();
-        for link in &accepted {
-            assert!(link.wait(PATIENCE).unwrap());
-            link.receive(10, &mut |bytes| seen.push(check(bytes))).unwrap();
-        }
-        seen.sort_unstable();
-        assert_eq!(seen, (0..30).collect::<Vec<_>>());
-    });
+    many_connect_to(&*listener, &theirs);
 }
 
 #[test]

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    PATIENCE, accept, check, connect, connected, connected_to, listen, receive_until, scratch_address,
-    scratch_path, send,
+    PATIENCE, a_late_listener_is_found, accept, check, connect, connected, connected_to, listen,
+    receive_until, scratch_address, scratch_path, send,
 };
 use crate::liveness::await_loss;
 use tombolo_host::event::wait_readable;
 use tombolo_host::shared::SharedMemory;
+use tombolo_host::testing::{STRANGER, as_user, may_change_user};
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_link::shm::ShmListener;
 use tombolo_link::{
@@ -98,33 +99,6 @@ fn one_that_polls_without_sleeping_notices_too() {
     }
 }
 
-/// The user `nobody`, who runs no node of ours.
-const STRANGER: u32 = 65534;
-
-/// Whether this process may act as another user; says loudly that a test is left out where it may not.
-fn may_change_user(test: &str) -> bool {
-    let may = rustix::process::geteuid().is_root();
-    if !may {
-        eprintln!("LEFT OUT: {test} needs root, to act as another user");
-        assert!(
-            std::env::var_os("TOMBOLO_REQUIRE_ALL").is_none_or(|value| value != "1"),
-            "{test} is left out, and TOMBOLO_REQUIRE_ALL=1 forbids that"
-        );
-    }
-    may
-}
-
-/// Listens at an address as another user, which the kernel takes from the thread that does.
-fn listen_as(user: u32, address: &Address) -> Box<dyn Listener> {
-    let address = address.clone();
-    let listening = std::thread::spawn(move || {
-        let user = rustix::process::Uid::from_raw(user);
-        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-        listen(&address).unwrap()
-    });
-    listening.join().unwrap()
-}
-
 /// Connects while the listener accepts.
 fn connect_to(listener: &dyn Listener, address: &Address) -> Result<Arc<dyn Link>, OpenError> {
     let done = std::sync::atomic::AtomicBool::new(false);
@@ -143,12 +117,12 @@ fn connect_to(listener: &dyn Listener, address: &Address) -> Result<Arc<dyn Link
 
 #[test]
 fn a_listener_of_another_user_is_refused_unless_that_user_is_named() {
-    if !may_change_user("a listener of another user") {
+    if !may_change_user() {
         return;
     }
     let address = scratch_address();
     let path = path_of(&address).to_owned();
-    let listener = listen_as(STRANGER, &address);
+    let listener = as_user(STRANGER, || listen(&address).unwrap());
     let error = connect_to(&*listener, &address).map(drop).unwrap_err();
     assert!(matches!(error, OpenError::UntrustedListener { user_id: STRANGER, .. }), "{error}");
     let said = error.to_string();
@@ -171,17 +145,13 @@ fn a_listener_of_another_user_is_refused_unless_that_user_is_named() {
 
 #[test]
 fn root_is_believed_by_other_users() {
-    if !may_change_user("a listener of root") {
+    if !may_change_user() {
         return;
     }
     let address = scratch_address();
     let listener = listen(&address).unwrap();
     std::os::unix::fs::chown(path_of(&address), Some(STRANGER), None).unwrap();
-    let connecting = std::thread::spawn(move || {
-        let user = rustix::process::Uid::from_raw(STRANGER);
-        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-        connect(&address, PATIENCE).map(drop)
-    });
+    let connecting = std::thread::spawn(move || as_user(STRANGER, || connect(&address, PATIENCE).map(drop)));
     accept(&*listener);
     connecting.join().unwrap().unwrap();
 }
@@ -193,15 +163,11 @@ fn a_listener_for_its_own_user_lets_no_other_in_whatever_the_path_says() {
     let path = path_of(&address).to_owned();
     let listener = ShmListener::bind_for_own_user(&path).unwrap();
     connect_to(&listener, &address).unwrap();
-    if !may_change_user("a stranger at a listener for one user") {
+    if !may_change_user() {
         return;
     }
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
-    let connecting = std::thread::spawn(move || {
-        let user = rustix::process::Uid::from_raw(STRANGER);
-        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-        connect(&address, PATIENCE).map(drop)
-    });
+    let connecting = std::thread::spawn(move || as_user(STRANGER, || connect(&address, PATIENCE).map(drop)));
     let refused = loop {
         match listener.accept_within(PATIENCE) {
             Err(error) => break error,
@@ -266,14 +232,7 @@ fn nobody_there_is_a_clear_error() {
 
 #[test]
 fn a_listener_that_starts_late_is_found() {
-    let address = scratch_address();
-    std::thread::scope(|scope| {
-        let connector = scope.spawn(|| connect(&address, PATIENCE).unwrap());
-        std::thread::sleep(Duration::from_millis(100));
-        let listener = listen(&address).unwrap();
-        let _link = accept(&*listener);
-        connector.join().unwrap();
-    });
+    a_late_listener_is_found(&scratch_address());
 }
 
 #[test]

@@ -4,7 +4,10 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::harness::{PATIENCE, accept, check, connect, connected_to, listen, loopback, receive_until, send};
+use crate::harness::{
+    PATIENCE, a_late_listener_is_found, accept, check, connect, connected_to, listen, loopback,
+    many_connect_to, receive_until, send,
+};
 use crate::liveness::{a_link_outlives_an_outage, agree_on_outage, await_loss};
 use crate::relay::{Fate, Relay, socket_address};
 use tombolo_link::testing::Random;
@@ -37,14 +40,7 @@ fn nobody_there_is_a_clear_error() {
 
 #[test]
 fn a_listener_that_starts_late_is_found() {
-    let address = listen(&loopback()).unwrap().address();
-    std::thread::scope(|scope| {
-        let connector = scope.spawn(|| connect(&address, PATIENCE).unwrap());
-        std::thread::sleep(Duration::from_millis(100));
-        let listener = listen(&address).unwrap();
-        let _link = accept(&*listener);
-        connector.join().unwrap();
-    });
+    a_late_listener_is_found(&listen(&loopback()).unwrap().address());
 }
 
 #[test]
@@ -195,24 +191,7 @@ fn many_sessions_share_one_address() {
 #[test]
 fn many_connect_at_once() {
     let listener = listen(&loopback()).unwrap();
-    let address = listener.address();
-    std::thread::scope(|scope| {
-        let connectors: Vec<_> =
-            (0..30).map(|_| scope.spawn(|| connect(&address, PATIENCE).unwrap())).collect();
-        let accepted: Vec<_> = (0..30).map(|_| accept(&*listener)).collect();
-        let connected: Vec<_> = connectors.into_iter().map(|one| one.join().unwrap()).collect();
-        for (number, link) in connected.iter().enumerate() {
-            send(&**link, number as u64, 100);
-            link.flush().unwrap();
-        }
-        let mut seen: Vec<u64> = Vec::new();
-        for link in &accepted {
-            assert!(link.wait(PATIENCE).unwrap());
-            link.receive(10, &mut |bytes| seen.push(check(bytes))).unwrap();
-        }
-        seen.sort_unstable();
-        assert_eq!(seen, (0..30).collect::<Vec<_>>());
-    });
+    many_connect_to(&*listener, &Security::Insecure);
 }
 
 #[test]

@@ -271,21 +271,15 @@ impl Fabric {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::BorrowedFd;
-
     use tombolo_core::rdma::Config;
-    use tombolo_host::shared::SharedSpan;
     use tombolo_link::identity::KeyPair;
-    use tombolo_link::testing::memory_pair;
-    use tombolo_link::{
-        ControlMessage, LinkCounters, LinkError, LinkState, Packet, PublicKey, Security, SendError,
-    };
+    use tombolo_link::testing::{Alteration, Altered, memory_pair};
+    use tombolo_link::{PublicKey, Security};
 
     use super::*;
 
-    /// A link that notes whether it is free to take its time where it sends something, or its key is looked up.
+    /// Notes whether nobody holds a lock when the link's outage is set, or its key is looked up.
     struct Watching {
-        inner: Arc<dyn Link>,
         key: PublicKey,
         is_free: Box<dyn Fn() -> bool + Send + Sync>,
         noted: Mutex<Vec<bool>>,
@@ -297,70 +291,14 @@ mod tests {
         }
     }
 
-    impl Link for Watching {
-        fn max_packet_bytes(&self) -> usize {
-            self.inner.max_packet_bytes()
-        }
-
-        fn send(&self, header: &[u8], payload: SharedSpan<'_>) -> Result<(), SendError> {
-            self.inner.send(header, payload)
-        }
-
-        fn flush(&self) -> Result<(), LinkError> {
-            self.inner.flush()
-        }
-
-        fn receive(&self, budget: usize, sink: &mut dyn FnMut(Packet<'_>)) -> Result<usize, LinkError> {
-            self.inner.receive(budget, sink)
-        }
-
-        fn arm(&self) -> Result<bool, LinkError> {
-            self.inner.arm()
-        }
-
-        fn descriptor(&self) -> BorrowedFd<'_> {
-            self.inner.descriptor()
-        }
-
-        fn send_control(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
-            self.inner.send_control(message, descriptors)
-        }
-
-        fn receive_control(&self) -> Result<Option<ControlMessage>, LinkError> {
-            self.inner.receive_control()
-        }
-
-        fn tick(&self, now: Instant) -> Option<Instant> {
-            self.inner.tick(now)
-        }
-
-        fn state(&self) -> LinkState {
-            self.inner.state()
-        }
-
-        fn set_outage(&self, _outage: Duration) {
+    impl Alteration for Watching {
+        fn set_outage(&self, _link: &dyn Link, _outage: Duration) {
             self.noted.lock().push((self.is_free)());
         }
 
-        fn supports_windows(&self) -> bool {
-            self.inner.supports_windows()
-        }
-
-        fn protects_integrity(&self) -> bool {
-            self.inner.protects_integrity()
-        }
-
-        fn peer_key(&self) -> Option<PublicKey> {
+        fn peer_key(&self, _link: &dyn Link) -> Option<PublicKey> {
             self.noted.lock().push((self.is_free)());
             Some(self.key)
-        }
-
-        fn close(&self, reason: LossReason) {
-            self.inner.close(reason);
-        }
-
-        fn counters(&self) -> LinkCounters {
-            self.inner.counters()
         }
     }
 
@@ -381,13 +319,18 @@ mod tests {
                 is_table_free && neighbour.further.try_write().is_some()
             };
             let inner = memory_pair().unwrap().0;
-            Arc::new(Watching { inner, key, is_free: Box::new(is_free), noted: Mutex::default() })
+            let watching = Watching { key, is_free: Box::new(is_free), noted: Mutex::default() };
+            Arc::new(Altered::with(inner, watching))
         };
         let (other, further) = (watching(), watching());
         fabric.add_peer(other.clone());
         assert!(fabric.add_further(&neighbour, further.clone()).is_some());
         for link in [other, further] {
-            assert_eq!(*link.noted.lock(), [true, true], "its key is looked up, and its outage said");
+            assert_eq!(
+                *link.alteration().noted.lock(),
+                [true, true],
+                "its key is looked up, and its outage said"
+            );
         }
     }
 }

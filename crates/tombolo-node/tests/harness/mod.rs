@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use tombolo_host::process::{Span, read_memory};
 use tombolo_node::{Address, Borrowed, FarEvent, FarMemory, Listener, Security, listen};
+use tombolo_random::Random;
 
 /// No progress for so long is a lock-up.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -28,12 +29,8 @@ fn copy_page(target: u64, source: u64) {
 }
 
 fn contents(page: u32, version: u32) -> Vec<u8> {
-    let mut state = u64::from(page) << 32 | u64::from(version) | 1 << 63;
-    let mut bytes = Vec::with_capacity(4096);
-    while bytes.len() < 4096 {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
+    let mut bytes = vec![0; 4096];
+    Random::new(u64::from(page) << 32 | u64::from(version)).fill(&mut bytes);
     bytes
 }
 
@@ -57,13 +54,8 @@ pub fn work(far: &Borrowed, seed: u64, goes_on: impl Fn() -> bool) -> u64 {
         }
     }));
     let mut versions: HashMap<u32, u32> = HashMap::new();
-    let mut state = seed | 1;
-    let mut random = |below: u32| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 33) as u32 % below
-    };
+    let mut numbers = Random::for_test(seed);
+    let mut random = |below: u32| numbers.below(below.into()) as u32;
     let mut done = 0;
     while goes_on() {
         let first = random(far.pages() - 64);

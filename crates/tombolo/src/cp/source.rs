@@ -32,7 +32,7 @@ impl Source {
                 path.display()
             )));
         }
-        // Files of /proc say 0, and have more.
+        // Files of /proc have a length of 0 and contents all the same.
         if found.is_file() && found.len() > 0 {
             return Ok(Self { file, length_bytes: found.len() });
         }
@@ -47,7 +47,7 @@ fn collected(source: impl Read) -> Result<Source, Failure> {
     let failed = |error: io::Error| {
         Failure::new(format!("{}: {error} (TMPDIR names another place)", folder.display()))
     };
-    // Nobody else opens it before it has no name any more.
+    // Only this user can open it before it is unlinked.
     let opened = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
     let mut file = opened.map_err(failed)?;
     std::fs::remove_file(&path).map_err(failed)?;

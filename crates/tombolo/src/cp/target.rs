@@ -49,7 +49,7 @@ impl Target {
         let target = Self::Temporary { file, path, meant };
         let Self::Temporary { file, .. } = &target else { return Ok(target) };
         if let Some(found) = found {
-            // Not that it runs as its owner or group: these are other bytes.
+            // Without set-user-id and set-group-id: the file has other contents now.
             file.set_permissions(Permissions::from_mode(found.mode() & 0o777))?;
         }
         if length_bytes > 0 {
@@ -57,7 +57,7 @@ impl Target {
                 rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length_bytes)
             });
             match allocated {
-                // Some file systems cannot, and find out later.
+                // Some file systems cannot reserve space; then a full disk shows later.
                 Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -95,7 +95,7 @@ impl Write for Target {
 impl Drop for Target {
     fn drop(&mut self) {
         if let Self::Temporary { path, .. } = self {
-            // It is gone when it has its name.
+            // If the file was renamed, it is no longer there, and this fails.
             let _ = fs::remove_file(path);
         }
     }

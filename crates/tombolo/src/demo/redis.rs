@@ -28,7 +28,7 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// `None` without a server to run.
+    /// `None` if redis-server is not installed.
     pub fn find(directory: &Scratch) -> Option<Self> {
         redis::is_installed().then(|| Self { socket: directory.file("redis.sock") })
     }
@@ -67,7 +67,7 @@ impl Workload for Redis {
             if error.kind() == io::ErrorKind::Interrupted {
                 return children::interrupted();
             }
-            // If it has ended, that says more than what the client saw of it.
+            // If the server has ended, the reason of its end says more than the client's error.
             thread::sleep(DEMO_SERVER_END);
             ended().unwrap_or_else(|| Failure::new(format!("redis: {error}")))
         })?;

@@ -30,11 +30,11 @@ enum Said {
     End,
 }
 
-/// Takes lines, each in one write, and never waits.
+/// Takes lines, each in one call of `write`, and never waits.
 #[derive(Clone)]
 pub struct Lines {
     queue: SyncSender<Said>,
-    /// How many have not been taken since that was last said.
+    /// Lines that found the queue full since the last line about that.
     lost: Arc<AtomicU64>,
 }
 
@@ -73,7 +73,7 @@ impl Drop for Ending {
 
 /// Lines that go to standard error.
 pub fn to_standard_error(form: Form) -> io::Result<(Lines, Ending)> {
-    // Not through the lock of the standard library, which others would wait for.
+    // A descriptor of its own: other threads would wait for the standard library's lock.
     let file = File::from(rustix::io::dup(rustix::stdio::stderr())?);
     to(file, form)
 }
@@ -97,7 +97,7 @@ fn to(mut file: impl Write + Send + 'static, form: Form) -> io::Result<(Lines, E
     Ok((lines, Ending { queue, over }))
 }
 
-/// The line that stands for others.
+/// The line that says how many lines are missing.
 fn missing(count: u64, form: Form) -> String {
     let mut time = String::new();
     // A text takes whatever is written.

@@ -13,13 +13,8 @@ const LINKS: [Link; 2] = [Link::Shm, Link::Udp];
 
 /// Bytes without a pattern, the same for the same seed.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(2).wrapping_add(1);
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        bytes.extend_from_slice(&(state ^ state >> 29).to_le_bytes());
-    }
-    bytes.truncate(length);
+    let mut bytes = vec![0; length];
+    tombolo_random::Random::new(seed).fill(&mut bytes);
     bytes
 }
 

@@ -38,14 +38,8 @@ const VALUE_BYTES: usize = 4096;
 
 /// The value of a key after so many changes; incompressible, so that the dump is honest.
 fn value(key: u64, version: u64) -> Vec<u8> {
-    let mut state = (key << 8 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(VALUE_BYTES);
-    while bytes.len() < VALUE_BYTES {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
+    let mut bytes = vec![0; VALUE_BYTES];
+    tombolo_random::Random::new(key << 8 | version).fill(&mut bytes);
     bytes
 }
 

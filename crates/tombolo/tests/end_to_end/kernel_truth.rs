@@ -194,15 +194,14 @@ fn random_calls_on_memory_come_out_as_they_do_plainly() {
         let run = program.start_on(&[lender], "4M");
         // Stops at moments that differ from run to run.
         let pid = run.program_pid();
-        let mut pause = seed;
+        let mut random = tombolo_random::Random::new(seed);
         for _ in 0..6 {
-            pause = pause.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            std::thread::sleep(Duration::from_millis(pause >> 33 & 127));
+            std::thread::sleep(Duration::from_millis(random.below(128)));
             if fs::metadata(format!("/proc/{pid}")).is_err() {
                 break;
             }
             send(pid, Signal::STOP);
-            std::thread::sleep(Duration::from_millis(pause >> 40 & 31));
+            std::thread::sleep(Duration::from_millis(random.below(32)));
             send(pid, Signal::CONT);
         }
         let far = run.wait(Duration::from_secs(120));

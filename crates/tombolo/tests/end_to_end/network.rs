@@ -4,13 +4,13 @@
 //! `TOMBOLO_RESTARTS=50` restarts them more often.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use tombolo_host::testing::left_out;
 
 use crate::common::{PATIENCE, Running, Scratch, TOMBOLO, compiled, needs, path_of, sized};
 use crate::programs::lines;
@@ -110,12 +110,7 @@ pub fn machines() -> Option<Machines> {
     match Machines::new() {
         Ok(machines) => Some(machines),
         Err(trouble) => {
-            assert!(
-                std::env::var_os("TOMBOLO_REQUIRE_ALL").is_none_or(|value| value != "1"),
-                "nothing may be left out, but there are no network namespaces: {trouble}"
-            );
-            let name = std::thread::current().name().unwrap_or("a test").to_owned();
-            let _ = writeln!(std::io::stderr(), "LEFT OUT: {name}: needs root and `ip`: {trouble}");
+            left_out(&format!("needs root and `ip`: {trouble}"));
             None
         }
     }

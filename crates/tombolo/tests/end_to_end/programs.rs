@@ -4,15 +4,16 @@
 use std::fmt::Write as _;
 use std::fs;
 
+use tombolo_random::Random;
+
 use crate::common::{Lender, Link, Program, Scratch, needs, path_of, sized};
 
 /// Lines that no sort finds in order, the same at every call.
 pub fn lines(count: u64) -> String {
     let mut text = String::new();
-    let mut state = 1u64;
+    let mut random = Random::new(1);
     for number in 0..count {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let _ = writeln!(text, "{:016x} line {number:0>120}", state ^ state >> 29);
+        let _ = writeln!(text, "{:016x} line {number:0>120}", random.next());
     }
     text
 }

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use tombolo_host::testing::left_out;
 
 pub use process::{Outcome, Running, send};
 pub use resp::Resp;
@@ -310,17 +311,6 @@ pub fn able(programs: &[&str]) -> bool {
     };
     left_out(&reason);
     false
-}
-
-/// Says that this test is left out, unless nothing may be.
-fn left_out(reason: &str) {
-    assert!(
-        std::env::var_os("TOMBOLO_REQUIRE_ALL").is_none_or(|value| value != "1"),
-        "nothing may be left out, but {reason}"
-    );
-    let name = std::thread::current().name().unwrap_or("a test").to_owned();
-    // Straight to the descriptor: the harness swallows what `eprintln!` prints.
-    let _ = writeln!(std::io::stderr(), "LEFT OUT: {name}: {reason}");
 }
 
 /// The shared library of this name; says so if it is not installed.

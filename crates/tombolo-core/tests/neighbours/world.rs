@@ -1,9 +1,4 @@
-//! Nodes that want each other, in virtual time: seeds draw who wants whom, start orders, restarts, flaps, cuts
-//! and lost answers. First safety: no neighbour is reached by a link that is over, no number is used twice, and
-//! no pair keeps two links. Then liveness: when all is healed, every neighbour that is wanted is joined within a
-//! bound, to its present life, and nothing moves any more.
-//!
-//! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SEEDS=5000` runs many.
+//! Some nodes, the network between them, and what can happen to both, in virtual time.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -11,20 +6,20 @@ use tombolo_core::fabric::neighbour::{
     Action, Change, Dial, DialOutcome, Event, Identity, LinkId, NeighbourId, Neighbours, Pauses, Proof,
 };
 use tombolo_core::rdma::Time;
-use tombolo_random::{Random, Seeds};
+use tombolo_random::Random;
 
-const MS: u64 = 1_000_000;
-const SECOND: u64 = 1_000 * MS;
-const STEP: u64 = 20 * MS;
-const DIAL_TIMEOUT: u64 = 2 * SECOND;
-const SUSPECT: u64 = 1_500 * MS;
-const OUTAGE: u64 = 10 * SECOND;
+pub const MS: u64 = 1_000_000;
+pub const SECOND: u64 = 1_000 * MS;
+pub const STEP: u64 = 20 * MS;
+pub const DIAL_TIMEOUT: u64 = 2 * SECOND;
+pub const SUSPECT: u64 = 1_500 * MS;
+pub const OUTAGE: u64 = 10 * SECOND;
 /// When all is healed: the longest pause, a dial that was under way, an outage, and the way to insist.
-const SETTLED: u64 = OUTAGE + 4 * DIAL_TIMEOUT + 3 * 7 * SECOND;
+pub const SETTLED: u64 = OUTAGE + 4 * DIAL_TIMEOUT + 3 * 7 * SECOND;
 
 /// What a test plants.
 #[derive(Clone, Copy, PartialEq)]
-enum Plant {
+pub enum Plant {
     Nothing,
     /// Each machine takes its own life for the smaller one, so that both keep what they have dialed.
     OwnDialsPreferred,
@@ -41,12 +36,12 @@ struct End {
     suspect: bool,
 }
 
-struct Node {
-    machine: Option<Neighbours>,
+pub struct Node {
+    pub machine: Option<Neighbours>,
     incarnation: u64,
-    wants: Vec<usize>,
-    assigned: BTreeMap<u32, LinkId>,
-    reports: Vec<(u32, Change)>,
+    pub wants: Vec<usize>,
+    pub assigned: BTreeMap<u32, LinkId>,
+    pub reports: Vec<(u32, Change)>,
 }
 
 enum Due {
@@ -70,14 +65,14 @@ enum Due {
     },
 }
 
-struct World {
-    random: Random,
+pub struct World {
+    pub random: Random,
     plant: Plant,
     now: u64,
-    nodes: Vec<Node>,
-    cut: BTreeSet<(usize, usize)>,
+    pub nodes: Vec<Node>,
+    pub cut: BTreeSet<(usize, usize)>,
     /// Answers to dials that are lost.
-    loss: u32,
+    pub loss: u32,
     due: BTreeMap<(u64, u64), Due>,
     ends: BTreeMap<LinkId, End>,
     next_link: u32,
@@ -89,7 +84,7 @@ struct World {
     dial_ends: BTreeMap<u64, LinkId>,
     next_dial: u64,
     over: HashSet<LinkId>,
-    trouble: Option<String>,
+    pub trouble: Option<String>,
 }
 
 fn life(node: usize, incarnation: u64) -> [u8; 16] {
@@ -102,7 +97,7 @@ fn life(node: usize, incarnation: u64) -> [u8; 16] {
 }
 
 impl World {
-    fn new(seed: u64, plant: Plant) -> Self {
+    pub fn new(seed: u64, plant: Plant) -> Self {
         let mut random = Random::new(seed);
         let count = 2 + random.below(3) as usize;
         let mut nodes: Vec<Node> = (0..count)
@@ -149,7 +144,7 @@ impl World {
         }
     }
 
-    fn fail(&mut self, what: String) {
+    pub fn fail(&mut self, what: String) {
         let now = self.now / MS;
         self.trouble.get_or_insert_with(|| format!("at {now} ms: {what}"));
     }
@@ -181,7 +176,7 @@ impl World {
         }
     }
 
-    fn start(&mut self, node: usize) {
+    pub fn start(&mut self, node: usize) {
         self.stop(node);
         self.nodes[node].incarnation += 1;
         let own = match self.plant {
@@ -433,14 +428,14 @@ impl World {
         self.listen();
     }
 
-    fn run(&mut self, duration: u64) {
+    pub fn run(&mut self, duration: u64) {
         let until = self.now + duration;
         while self.now < until && self.trouble.is_none() {
             self.step();
         }
     }
 
-    fn disturb(&mut self) {
+    pub fn disturb(&mut self) {
         let count = self.nodes.len() as u64;
         let node = self.random.below(count) as usize;
         match self.random.below(6) {
@@ -457,7 +452,7 @@ impl World {
     }
 
     /// All that is wanted is there, and once.
-    fn settled(&mut self) {
+    pub fn settled(&mut self) {
         let mut pairs: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for (link, end) in &self.ends {
             let Some(other) = self.ends.get(&end.other) else { continue };
@@ -484,159 +479,4 @@ impl World {
             }
         }
     }
-}
-
-fn run(seed: u64, plant: Plant) -> Result<(), String> {
-    let mut world = World::new(seed, plant);
-    // All open to each other at once, and nothing else happens.
-    let is_calm = seed.is_multiple_of(4);
-    if is_calm {
-        world.loss = 0;
-        // A node that is named twice may be joined twice at first.
-        world.nodes.iter_mut().for_each(|node| node.wants.dedup());
-        (0..world.nodes.len()).for_each(|node| world.start(node));
-    }
-    for _ in 0..if is_calm { 0 } else { world.random.below(30) } {
-        world.disturb();
-        let pause = match world.random.below(3) {
-            0 => world.random.below(200 * MS),
-            1 => world.random.below(3 * SECOND),
-            _ => world.random.below(15 * SECOND),
-        };
-        world.run(pause);
-    }
-    world.cut.clear();
-    world.loss = 0;
-    for node in 0..world.nodes.len() {
-        if world.nodes[node].machine.is_none() {
-            world.start(node);
-        }
-    }
-    world.run(SETTLED);
-    world.settled();
-    let before: Vec<_> = world.nodes.iter().map(|node| node.assigned.clone()).collect();
-    world.run(30 * SECOND);
-    world.settled();
-    let after: Vec<_> = world.nodes.iter().map(|node| node.assigned.clone()).collect();
-    if before != after {
-        world.fail(format!("links move while nothing happens: {before:?}, {after:?}"));
-    }
-    if is_calm
-        && world.nodes.iter().any(|node| node.reports.iter().any(|(_, change)| *change == Change::Lost))
-    {
-        world.fail("a neighbour was lost though nothing happened".into());
-    }
-    world.trouble.map_or(Ok(()), Err)
-}
-
-#[test]
-fn nodes_that_want_each_other_are_joined_by_one_link() {
-    Seeds::from_environment(500).run("cargo test -p tombolo-core --test neighbours", |seed| {
-        if let Err(trouble) = run(seed, Plant::Nothing) {
-            panic!("seed {seed}: {trouble}");
-        }
-    });
-}
-
-/// The seeds find what they are for.
-#[test]
-fn planted_faults_are_found() {
-    for (plant, expected) in
-        [(Plant::OwnDialsPreferred, "was lost though nothing"), (Plant::LossUnheard, "does not reach")]
-    {
-        let found: Vec<String> = (0..300).filter_map(|seed| run(seed, plant).err()).collect();
-        assert!(found.iter().any(|trouble| trouble.contains(expected)), "{expected}: {found:?}");
-        eprintln!("{} of 300: {found:?}", found.len());
-    }
-}
-
-fn key(byte: u8, life: u8) -> Identity {
-    Identity { proof: Proof::Key([byte; 32]), life: [life; 16] }
-}
-
-fn actions(machine: &mut Neighbours) -> Vec<Action> {
-    std::iter::from_fn(|| machine.poll()).collect()
-}
-
-#[test]
-fn a_neighbour_is_joined_by_its_other_address_and_then_by_both() {
-    let mut machine = Neighbours::new([5; 16], &[2], Pauses::default(), 1, Time(0));
-    machine.handle(Time(0), Event::Elapsed);
-    let Some(Action::Dial { dial, insist: false }) = machine.poll() else { panic!("no dial") };
-    assert_eq!(dial.address(), 0);
-    machine.handle(Time(0), Event::Dialed(dial, DialOutcome::Failed));
-    let later = machine.next_deadline().unwrap();
-    machine.handle(later, Event::Elapsed);
-    let Some(Action::Dial { dial, .. }) = machine.poll() else { panic!("no second dial") };
-    assert_eq!(dial.address(), 1);
-    machine.handle(later, Event::Dialed(dial, DialOutcome::Joined(LinkId(9), key(1, 1))));
-    let neighbour = NeighbourId(0);
-    let mut done = actions(&mut machine);
-    let Some(Action::AddPath(path, LinkId(9))) = done.pop() else { panic!("no path: {done:?}") };
-    assert_eq!(path.address(), 0);
-    assert_eq!(done, [Action::Assign(neighbour, Some(LinkId(9))), Action::Report(neighbour, Change::Joined)]);
-    machine.handle(later, Event::PathAdded(path, true));
-    // The path is lost, and comes again; the neighbour stays joined.
-    machine.handle(later, Event::PathLost(neighbour, 0));
-    let later = machine.next_deadline().unwrap();
-    machine.handle(later, Event::Elapsed);
-    assert!(matches!(actions(&mut machine)[..], [Action::AddPath(..)]));
-    assert_eq!(machine.link_of(neighbour), Some(LinkId(9)));
-}
-
-#[test]
-fn a_neighbour_that_restarted_is_seen_by_its_life_and_one_that_is_silent_is_waited_for() {
-    let mut machine = Neighbours::new([5; 16], &[1], Pauses::default(), 1, Time(0));
-    machine.handle(Time(0), Event::Elapsed);
-    let Some(Action::Dial { dial, .. }) = machine.poll() else { panic!("no dial") };
-    machine.handle(Time(0), Event::Dialed(dial, DialOutcome::Joined(LinkId(1), key(1, 1))));
-    let _ = actions(&mut machine);
-    let now = Time(60 * SECOND);
-    machine.handle(now, Event::Suspected(LinkId(1), true));
-    for found in [None, Some(key(1, 1)), Some(key(1, 2))] {
-        let later = machine.next_deadline().unwrap();
-        machine.handle(later, Event::Elapsed);
-        let Some(Action::Probe(probe)) = machine.poll() else { panic!("it is not asked") };
-        assert_eq!(machine.poll(), None);
-        machine.handle(later, Event::Probed(probe, found));
-    }
-    let done = actions(&mut machine);
-    assert!(matches!(done[0], Action::Close(LinkId(1), _)), "{done:?}");
-    assert!(matches!(done.last(), Some(Action::Dial { insist: false, .. })), "{done:?}");
-}
-
-#[test]
-fn a_link_that_is_dead_on_one_side_gives_way_to_one_that_is_insisted_on() {
-    // The side that has lost it.
-    let mut machine = Neighbours::new([5; 16], &[1], Pauses::default(), 1, Time(0));
-    machine.handle(Time(0), Event::Elapsed);
-    let Some(Action::Dial { dial, insist: false }) = machine.poll() else { panic!("no dial") };
-    machine.handle(Time(0), Event::Dialed(dial, DialOutcome::Refused(key(1, 1))));
-    assert_eq!(machine.poll(), None);
-    let soon = machine.next_deadline().unwrap();
-    assert!(soon < Time(SECOND));
-    machine.handle(soon, Event::Elapsed);
-    assert!(matches!(machine.poll(), Some(Action::Dial { insist: true, .. })));
-    // The side that still has it.
-    let mut machine = Neighbours::new([5; 16], &[], Pauses::default(), 1, Time(0));
-    machine.handle(Time(0), Event::Came { link: LinkId(1), identity: key(1, 1), insists: false });
-    machine.handle(Time(0), Event::Came { link: LinkId(2), identity: key(1, 1), insists: false });
-    assert_eq!(actions(&mut machine), [Action::Answer(LinkId(1), true), Action::Answer(LinkId(2), false)]);
-    machine.handle(Time(0), Event::Came { link: LinkId(3), identity: key(1, 1), insists: true });
-    let done = actions(&mut machine);
-    assert_eq!(done[0], Action::Answer(LinkId(3), true));
-    assert!(matches!(done[1..], [Action::Close(LinkId(1), _)]), "{done:?}");
-}
-
-#[test]
-fn what_nothing_proves_counts_for_nobody() {
-    let mut machine = Neighbours::new([5; 16], &[1], Pauses::default(), 1, Time(0));
-    machine.handle(Time(0), Event::Elapsed);
-    let Some(Action::Dial { dial, .. }) = machine.poll() else { panic!("no dial") };
-    let unproved = Identity { proof: Proof::Nothing, life: [1; 16] };
-    machine.handle(Time(0), Event::Dialed(dial, DialOutcome::Joined(LinkId(1), unproved)));
-    let _ = actions(&mut machine);
-    machine.handle(Time(0), Event::Came { link: LinkId(2), identity: unproved, insists: true });
-    assert_eq!(actions(&mut machine), [Action::Answer(LinkId(2), true)]);
-    assert_eq!(machine.link_of(NeighbourId(0)), Some(LinkId(1)));
 }
