@@ -376,7 +376,8 @@ fn memory_that_comes_late_is_waited_for() {
     let transfer = near.write(Target { node: 1, domain: 2 }, spec).unwrap();
     // A node that is to end waits for it.
     let since = Instant::now();
-    while !matches!(&*hosts[0].node.programs_at_work(), [program] if (program.domain, program.transfers) == (1, 1)) {
+    while !matches!(&*hosts[0].node.programs_at_work(), [program] if (program.domain, program.transfers) == (1, 1))
+    {
         assert!(since.elapsed() < PATIENCE, "{:?}", hosts[0].node.programs_at_work());
         std::thread::yield_now();
     }
