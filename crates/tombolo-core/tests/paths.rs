@@ -169,8 +169,8 @@ fn paths_that_cannot_be_are_refused() {
     let engine = &mut bench.engines[0];
     assert!(!engine.add_path(bench.now, OTHER, tombolo_core::rdma::PathId(8)));
     assert!(!engine.add_path(bench.now, tombolo_core::rdma::PeerId(77), tombolo_core::rdma::PathId(1)));
-    engine.path_lost(OTHER, tombolo_core::rdma::PathId(200));
-    engine.path_lost(tombolo_core::rdma::PeerId(77), tombolo_core::rdma::PathId(0));
+    engine.path_lost(bench.now, OTHER, tombolo_core::rdma::PathId(200));
+    engine.path_lost(bench.now, tombolo_core::rdma::PeerId(77), tombolo_core::rdma::PathId(0));
     assert_eq!(engine.path_status(OTHER, tombolo_core::rdma::PathId(3)), None);
 }
 

@@ -40,6 +40,7 @@ pub use far::front::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
 pub use far::ping::{MAX_PING_BYTES, PingError, Pinger};
 pub use lending::ledger::LendError;
 pub use lending::named::{Hasher, MAX_NAME_BYTES, NameError, SegmentName};
+pub use programs::domain::ProgramAtWork;
 pub use programs::{Limits, MAX_TRANSACTIONS};
 pub use tombolo_core::rdma::MAX_PATHS;
 pub use tombolo_link::identity;

@@ -6,6 +6,7 @@ use tombolo_node::Security;
 use crate::Failure;
 use crate::security::SecurityArguments;
 use crate::ways::Ways;
+use crate::which::Which;
 
 /// How to ask, and how to print what comes of it.
 #[derive(Args)]
@@ -20,9 +21,10 @@ pub struct AskArguments {
 /// Which node is asked, and how.
 #[derive(Args)]
 pub struct NodeArguments {
-    /// Where the node listens: shm:PATH or udp:HOST:PORT. Several addresses of it are joined by +.
-    #[arg(value_name = "ADDR[+ADDR...]")]
-    pub address: Ways,
+    /// Where the node listens: shm:PATH or udp:HOST:PORT; or the name of one that this user runs on this machine.
+    /// Several addresses of a node are joined by +.
+    #[arg(value_name = "NAME|ADDR[+ADDR...]")]
+    pub node: Which,
     #[command(flatten)]
     pub ask: AskArguments,
 }

@@ -34,7 +34,8 @@ use target::Target;
 #[derive(Args)]
 pub struct Arguments {
     /// What to copy: a file, - for standard input, or ADDR:NAME, a named segment of a node. Several UDP
-    /// addresses of the node, ADDR+ADDR:NAME, are all used at once.
+    /// addresses of the node, ADDR+ADDR:NAME, are all used at once. A node that this user runs on this machine is
+    /// called by its name, too: NODE:NAME. A file with a colon in its name is ./FILE.
     from: OsString,
     /// Where to: ADDR:NAME, a file or a directory, or - for standard output. What is there is replaced
     /// when the last byte has come and was found to be right, and not before.
@@ -181,12 +182,13 @@ fn interrupted(error: CopyError) -> CopyError {
 }
 
 fn put(arguments: &Arguments, to: &SegmentPlace) -> Result<(u64, Checksum), Failure> {
-    to.ways.check_kind()?;
-    let security = arguments.ask.security(&to.ways)?;
+    let ways = to.node.ways()?;
+    ways.check_kind()?;
+    let security = arguments.ask.security(&ways)?;
     let path = Path::new(&arguments.from);
     let mut source = Source::open(path)?;
     let failed = |error, store: Option<&Store>| place::failure(interrupted(error), store, Some(path));
-    let mut store = connect(arguments, &to.ways, &security).map_err(|error| failed(error, None))?;
+    let mut store = connect(arguments, &ways, &security).map_err(|error| failed(error, None))?;
     let bar = progress(source.length_bytes);
     let written =
         store.write(&to.name, source.length_bytes, &mut source.file, &mut |done| advance(&bar, done));
@@ -201,8 +203,9 @@ fn connect(arguments: &Arguments, ways: &Ways, security: &Security) -> Result<St
 }
 
 fn get(arguments: &Arguments, from: &SegmentPlace) -> Result<(u64, Checksum), Failure> {
-    from.ways.check_kind()?;
-    let security = arguments.ask.security(&from.ways)?;
+    let ways = from.node.ways()?;
+    ways.check_kind()?;
+    let security = arguments.ask.security(&ways)?;
     let mut path = PathBuf::from(&arguments.to);
     if arguments.to == "-" && arguments.ask.json {
         return Err(Failure::new("with - the bytes go to standard output, and --json has no place there"));
@@ -214,7 +217,7 @@ fn get(arguments: &Arguments, from: &SegmentPlace) -> Result<(u64, Checksum), Fa
         CopyError::Write(error) if arguments.to == "-" => output::failure(&error),
         error => place::failure(error, store, Some(&path)),
     };
-    let mut store = connect(arguments, &from.ways, &security).map_err(|error| failed(error, None))?;
+    let mut store = connect(arguments, &ways, &security).map_err(|error| failed(error, None))?;
     let opened = match store.open(&from.name) {
         Ok(opened) => opened,
         Err(error) => return Err(failed(error, Some(&store))),

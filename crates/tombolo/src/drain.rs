@@ -1,4 +1,5 @@
-//! How a node ends: it lends to no new borrower, and waits for those that it has, but not for ever.
+//! How a node ends: it lends to nobody new, and waits for its borrowers and for the transfers of its programs, but not
+//! for ever.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use tombolo_host::process::Signals;
 use tombolo_host::timing::command::DRAIN_CHECK_INTERVAL;
-use tombolo_node::{Borrower, Node};
+use tombolo_node::{Borrower, Node, ProgramAtWork};
 
 use crate::size::Size;
 use crate::{duration, status};
 
-/// The most borrowers that a message names; the others are counted.
+/// This many borrowers or programs are named; the others are counted.
 const MAX_NAMED: usize = 8;
 
 /// What a node that is to end does next.
@@ -23,10 +24,41 @@ enum Next {
     End,
 }
 
-/// What a node does next, given the time since the first signal and the numbers of borrowers and of signals.
-fn next(timeout: Duration, waited: Duration, borrowers: usize, signals: u32) -> Next {
+/// Those for whom a node waits.
+struct Awaited {
+    borrowers: Vec<Borrower>,
+    programs: Vec<ProgramAtWork>,
+}
+
+impl Awaited {
+    fn of(node: &Node) -> Self {
+        Self { borrowers: node.borrowers(), programs: node.programs_at_work() }
+    }
+
+    fn count(&self) -> usize {
+        self.borrowers.len() + self.programs.len()
+    }
+
+    /// What has to happen before the node ends.
+    fn until(&self) -> &'static str {
+        match (self.borrowers.is_empty(), self.programs.is_empty()) {
+            (_, true) => "its borrowers have gone",
+            (true, false) => "the transfers of its programs are over",
+            (false, false) => "its borrowers have gone and the transfers of its programs are over",
+        }
+    }
+
+    fn listed(&self) -> String {
+        let lists = [listed(&self.borrowers), listed_programs(&self.programs)];
+        lists.into_iter().filter(|list| !list.is_empty()).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// What is next, given the time since the first signal, the number of borrowers and programs for whom it waits, and the
+/// number of signals.
+fn next(timeout: Duration, waited: Duration, awaited: usize, signals: u32) -> Next {
     match timeout.checked_sub(waited).filter(|left| !left.is_zero()) {
-        Some(left) if borrowers > 0 && signals < 2 => Next::Wait(left.min(DRAIN_CHECK_INTERVAL)),
+        Some(left) if awaited > 0 && signals < 2 => Next::Wait(left.min(DRAIN_CHECK_INTERVAL)),
         _ => Next::End,
     }
 }
@@ -44,7 +76,7 @@ fn signalled(signals: &dyn Fn(Option<Duration>) -> io::Result<bool>, pause: Opti
     })
 }
 
-/// Waits for a signal, then for the borrowers to go; a further signal, or the end of the time, ends the node
+/// Waits for a signal, then for the borrowers to go and the programs' transfers to end; a further signal, or the end of the time, ends the node
 /// at once. `say` tells the user.
 pub fn end_at_signals(
     node: &Node,
@@ -57,20 +89,24 @@ pub fn end_at_signals(
     let mut count = u32::from(signalled(&signals, None));
     let since = Instant::now();
     node.lend_to_nobody_new();
-    let mut borrowers = node.borrowers();
-    if !borrowers.is_empty() && !timeout.is_zero() {
+    let mut awaited = Awaited::of(node);
+    if awaited.count() > 0 && !timeout.is_zero() {
         say(&format!(
-            "ends when its borrowers have gone, in {} at the latest, or at once with another signal; it lends to nobody new. It waits for {}",
+            "ends when {}, in {} at the latest, or at once with another signal; it lends to nobody new. It waits for {}",
+            awaited.until(),
             duration::shown(timeout),
-            listed(&borrowers)
+            awaited.listed()
         ));
     }
-    while let Next::Wait(pause) = next(timeout, since.elapsed(), borrowers.len(), count) {
+    while let Next::Wait(pause) = next(timeout, since.elapsed(), awaited.count(), count) {
         count += u32::from(signalled(&signals, Some(pause)));
-        borrowers = node.borrowers();
+        awaited = Awaited::of(node);
     }
-    if !borrowers.is_empty() {
-        say(&format!("ends now and takes back what is lent to {}", listed(&borrowers)));
+    if !awaited.borrowers.is_empty() {
+        say(&format!("ends now and takes back what is lent to {}", listed(&awaited.borrowers)));
+    }
+    if !awaited.programs.is_empty() {
+        say(&format!("ends now, before transfers of {}", listed_programs(&awaited.programs)));
     }
     stop.store(true, Ordering::Relaxed);
     // A user who sends a second signal does not want to wait for anything.
@@ -91,9 +127,34 @@ fn listed(borrowers: &[Borrower]) -> String {
     texts.join("; ")
 }
 
+/// Which programs they are and how much they wait for.
+fn listed_programs(programs: &[ProgramAtWork]) -> String {
+    let said = |ProgramAtWork { domain, process_id, transfers }: &ProgramAtWork| {
+        let process = process_id.map(|process| format!(" (process {process})")).unwrap_or_default();
+        format!("domain {domain}{process}: {transfers} transfer(s)")
+    };
+    let mut texts: Vec<String> = programs.iter().take(MAX_NAMED).map(said).collect();
+    if let Some(others) = programs.len().checked_sub(MAX_NAMED).filter(|others| *others > 0) {
+        let transfers: u32 = programs[MAX_NAMED..].iter().map(|program| program.transfers).sum();
+        texts.push(format!("{others} other domains: {transfers} transfer(s)"));
+    }
+    texts.join("; ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_with_transfers_under_way_are_waited_for_and_named() {
+        let program = |domain| ProgramAtWork { domain, process_id: Some(7), transfers: 2 };
+        let awaited = Awaited { borrowers: Vec::new(), programs: vec![program(9)] };
+        assert_eq!(awaited.count(), 1);
+        assert_eq!(awaited.until(), "the transfers of its programs are over");
+        assert_eq!(awaited.listed(), "domain 9 (process 7): 2 transfer(s)");
+        let many: Vec<_> = (0..MAX_NAMED as u16 + 3).map(program).collect();
+        assert!(listed_programs(&many).ends_with("; 3 other domains: 6 transfer(s)"));
+    }
 
     #[test]
     fn it_waits_for_borrowers_until_they_go_or_the_time_or_the_patience_of_the_user_is_over() {

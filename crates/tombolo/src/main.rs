@@ -26,6 +26,7 @@ mod run;
 mod security;
 mod status;
 mod ways;
+mod which;
 
 /// The preloaded library, built beside this binary.
 static LIBRARY: &[u8] = include_bytes!(env!("TOMBOLO_PRELOAD"));

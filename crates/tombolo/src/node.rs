@@ -50,7 +50,8 @@ pub struct Arguments {
     /// Those that are not there are joined when they come, and joined again when they were lost.
     #[arg(long, value_name = "ADDR[+ADDR...]", value_delimiter = ',')]
     peer: Vec<Ways>,
-    /// How long the node stays for its borrowers when it is to end (SIGTERM, SIGINT), lending to nobody new.
+    /// How long the node stays for its borrowers, and for the transfers of its programs, when it is to end (SIGTERM,
+    /// SIGINT), lending to nobody new.
     /// Another signal ends it at once.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     drain_timeout: Duration,

@@ -149,8 +149,9 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         )));
     };
     tombolo_host::process::stop_on_signals(&STOP);
-    let NodeArguments { address, ask } = &arguments.node;
-    let security = ask.security(address)?;
+    let NodeArguments { node, ask } = &arguments.node;
+    let address = node.ways()?;
+    let security = ask.security(&address)?;
     let several = address.are_several();
     let mut ways: Vec<Way<'_>> = address.iter().map(Way::new).collect();
     for way in &mut ways {

@@ -1,4 +1,4 @@
-//! `ADDR:NAME`: a named segment at a node, as it is written on the command line. Several addresses of
+//! `ADDR:NAME` or `NODE:NAME`: a named segment at a node, as it is written on the command line. Several addresses of
 //! the node are joined by +.
 
 use std::ffi::OsStr;
@@ -12,12 +12,13 @@ use tombolo_node::{Address, CopyError, NameError, SegmentName, Store};
 use crate::Failure;
 use crate::size::Size;
 use crate::ways::{Ways, WaysError};
+use crate::which::Which;
 
 /// A named segment, and the node that has it. A name has no colon: it is what follows the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentPlace {
     /// The node.
-    pub ways: Ways,
+    pub node: Which,
     /// The name there.
     pub name: SegmentName,
 }
@@ -47,7 +48,7 @@ impl FromStr for SegmentPlace {
             text.parse::<Ways>()?;
             return Err(no_name());
         }
-        Ok(Self { ways: address.parse()?, name: name.parse()? })
+        Ok(Self { node: address.parse()?, name: name.parse()? })
     }
 }
 
@@ -65,14 +66,15 @@ fn is_address_alone(text: &str) -> bool {
 
 impl fmt::Display for SegmentPlace {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}:{}", self.ways, self.name)
+        write!(formatter, "{}:{}", self.node, self.name)
     }
 }
 
-/// Whether a word means a place at a node, and not a file. A file that is called so is `./shm:…`.
+/// Whether a word means a place at a node, and not a file: it has a colon, and no slash before. A file that is called
+/// so is `./a:b`.
 pub fn is_at_a_node(word: &OsStr) -> bool {
     let text = word.to_string_lossy();
-    text.starts_with("shm:") || text.starts_with("udp:")
+    text.split_once(':').is_some_and(|(node, _)| !node.contains('/'))
 }
 
 /// What is said of a failed copy: what failed, why, and what to do.
@@ -136,10 +138,25 @@ mod tests {
             ("udp:127.0.0.1:7000:with space", "udp:127.0.0.1:7000", "with space"),
             ("udp:[::1]:7000:x", "udp:[::1]:7000", "x"),
             ("udp:127.0.0.1:1+udp:[::1]:2:x", "udp:127.0.0.1:1+udp:[::1]:2", "x"),
+            ("lender-2:data", "lender-2", "data"),
         ] {
             let place: SegmentPlace = text.parse().unwrap();
-            assert_eq!((place.ways.to_string().as_str(), place.name.as_str()), (address, name));
+            assert_eq!((place.node.to_string().as_str(), place.name.as_str()), (address, name));
             assert_eq!(place.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_colon_before_any_slash_means_a_node() {
+        for (word, is_meant) in [
+            ("shm:/run/node:data", true),
+            ("lender:data", true),
+            ("./lender:data", false),
+            ("/tmp/a:b", false),
+            ("file", false),
+            ("-", false),
+        ] {
+            assert_eq!(is_at_a_node(OsStr::new(word)), is_meant, "{word}");
         }
     }
 

@@ -11,7 +11,7 @@ use crate::security::SecurityArguments;
 #[derive(Args)]
 pub struct Arguments {
     /// What to remove. Who reads it at this moment can read on.
-    #[arg(value_name = "ADDR[+ADDR...]:NAME", required = true)]
+    #[arg(value_name = "NODE|ADDR[+ADDR...]:NAME", required = true)]
     places: Vec<SegmentPlace>,
     #[command(flatten)]
     security: SecurityArguments,
@@ -19,7 +19,8 @@ pub struct Arguments {
 
 /// Removes one after the other, up to the first that fails.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    for SegmentPlace { ways, name } in &arguments.places {
+    for SegmentPlace { node, name } in &arguments.places {
+        let ways = node.ways()?;
         let security = arguments.security.of(&ways.to_vec())?;
         let store = ways.ask(|address| Store::connect("rm", std::slice::from_ref(address), &security));
         let store = store.map_err(|error| place::failure(error, None, None))?;

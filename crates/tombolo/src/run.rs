@@ -16,15 +16,17 @@ use crate::outage::OutageArguments;
 use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::ways::{self, Ways};
+use crate::which::Which;
 use crate::{Failure, LIBRARY, doctor, log, output};
 
 /// Arguments of `tombolo run`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Lenders: shm:PATH or udp:HOST:PORT, several separated by commas. Several UDP addresses of one
+    /// Lenders: shm:PATH or udp:HOST:PORT, or the name of a node that this user runs on this machine, several
+    /// separated by commas. Several UDP addresses of one
     /// lender, joined by +, are all used at once, and the others carry on when one fails.
-    #[arg(long, value_name = "ADDR[+ADDR...][,ADDR...]", value_delimiter = ',', required = true)]
-    from: Vec<Ways>,
+    #[arg(long, value_name = "NAME|ADDR[+ADDR...][,...]", value_delimiter = ',', required = true)]
+    from: Vec<Which>,
     /// Most memory of the program's heap and large mappings that stays local.
     #[arg(long, value_name = "SIZE")]
     local: Size,
@@ -55,9 +57,10 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         // Before anything is borrowed: what is borrowed by default depends on it.
         return Err(RunError::LimitTooSmall(arguments.local.0).into());
     }
-    ways::check_lenders(&arguments.from)?;
+    let from: Vec<Ways> = arguments.from.iter().map(Which::ways).collect::<Result<_, _>>()?;
+    ways::check_lenders(&from)?;
     doctor::require_paging()?;
-    let lenders: Vec<Vec<Address>> = arguments.from.iter().map(Ways::to_vec).collect();
+    let lenders: Vec<Vec<Address>> = from.iter().map(Ways::to_vec).collect();
     let security = arguments.security.of(&lenders.concat())?;
     if let Some(report) = &arguments.report {
         // A report that cannot be written fails the command now, and not after hours.

@@ -1,13 +1,11 @@
 //! `tombolo status`: ask a node how it is.
 
-use std::str::FromStr;
-
 use clap::Args;
 use tombolo_node::{Borrower, NodeStatus};
 
 use crate::asked::AskArguments;
 use crate::size::Size;
-use crate::ways::{Ways, WaysError};
+use crate::which::Which;
 use crate::{Failure, local, output};
 
 /// Arguments of `tombolo status`.
@@ -21,32 +19,11 @@ pub struct Arguments {
     ask: AskArguments,
 }
 
-/// Which node is meant.
-#[derive(Clone, Debug)]
-enum Which {
-    /// The node at these addresses.
-    At(Ways),
-    /// The node of this name on this machine.
-    Named(String),
-}
-
-impl FromStr for Which {
-    type Err = WaysError;
-
-    fn from_str(text: &str) -> Result<Self, WaysError> {
-        match text.contains(':') || text.is_empty() {
-            true => text.parse().map(Self::At),
-            false => Ok(Self::Named(text.to_owned())),
-        }
-    }
-}
-
 /// Prints the node's status.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let Arguments { node, ask } = arguments;
     let address = match node {
-        Some(Which::At(address)) => address.clone(),
-        Some(Which::Named(name)) => local::node_named(name)?.into(),
+        Some(node) => node.ways()?,
         None => local::only_node()?.into(),
     };
     let security = ask.security(&address)?;

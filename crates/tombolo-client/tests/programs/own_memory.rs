@@ -372,6 +372,15 @@ fn memory_that_comes_late_is_waited_for() {
     mine.write(100, &bytes).unwrap();
     let spec = Spec::new(mine.address() + 100, slow.address() + 50, 50_000);
     let stop = AtomicBool::new(false);
+    assert_eq!(hosts[0].node.programs_at_work(), []);
+    let transfer = near.write(Target { node: 1, domain: 2 }, spec).unwrap();
+    // A node that is to end waits for it.
+    let since = Instant::now();
+    while !matches!(&*hosts[0].node.programs_at_work(), [program] if (program.domain, program.transfers) == (1, 1))
+    {
+        assert!(since.elapsed() < PATIENCE, "{:?}", hosts[0].node.programs_at_work());
+        std::thread::yield_now();
+    }
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let page = OwnMemory::map(4096).unwrap();
@@ -384,13 +393,14 @@ fn memory_that_comes_late_is_waited_for() {
                 }
             }
         });
-        let ended = near.write(Target { node: 1, domain: 2 }, spec).unwrap().wait(PATIENCE);
+        let ended = transfer.wait(PATIENCE);
         let mut found = vec![0; 50_000];
         slow.read(50, &mut found).unwrap();
         stop.store(true, Ordering::Relaxed);
         ended.unwrap();
         assert!(found == bytes);
     });
+    assert_eq!(hosts[0].node.programs_at_work(), []);
 }
 
 #[test]

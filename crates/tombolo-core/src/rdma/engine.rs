@@ -126,10 +126,12 @@ impl Engine {
 
     /// A link to a peer is gone: what is under way there goes again at once by
     /// others. Without any path left a peer's transfers wait for one, or for
-    /// [`Self::peer_lost`]. Poll afterwards.
-    pub fn path_lost(&mut self, peer: PeerId, path: PathId) {
+    /// [`Self::peer_lost`]; only what was under way on [`Config::max_attempts`] paths that were lost ends. Poll
+    /// afterwards.
+    pub fn path_lost(&mut self, now: Time, peer: PeerId, path: PathId) {
         if self.initiator.knows(peer) {
-            self.initiator.path_lost(peer, path);
+            self.initiator.path_lost(now, peer, path);
+            self.collect(now);
         }
     }
 

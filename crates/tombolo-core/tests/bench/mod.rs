@@ -9,6 +9,7 @@
 
 mod breaks;
 mod faults;
+mod stops;
 mod wires;
 
 pub use faults::Faults;
@@ -98,6 +99,7 @@ pub struct Bench {
     events: BTreeMap<u64, Event>,
     sequence: u64,
     pub wires: Vec<Wire>,
+    stop: Option<stops::Stop>,
 }
 
 impl Bench {
@@ -141,6 +143,7 @@ impl Bench {
             events: BTreeMap::new(),
             sequence: 0,
             wires: vec![Wire::new(10_000)],
+            stop: None,
         }
     }
 
@@ -311,7 +314,9 @@ impl Bench {
     /// Do everything both engines ask for now.
     pub fn drain(&mut self) {
         for node in 0..2 {
-            while let Some(action) = self.engines[node].poll(self.now) {
+            while !self.is_stopped(node)
+                && let Some(action) = self.engines[node].poll(self.now)
+            {
                 self.perform(node, action);
             }
         }
@@ -348,6 +353,9 @@ impl Bench {
             let delay_ns = self.random.below(3_000_000);
             self.at(self.now.after_ns(delay_ns), Event::SourceReady { at: node, block: *block });
             return;
+        }
+        if self.is_link_to_stopped_full(node) {
+            return self.engines[node].link_full(self.now, block);
         }
         if self.full_links > 0 && self.random.per_million(self.full_links) {
             self.engines[node].link_full(self.now, block);
@@ -457,13 +465,16 @@ impl Bench {
     pub fn step(&mut self) -> bool {
         self.drain();
         let event = self.queue.peek().map(|Reverse((time, _))| *time);
-        let timers = self.engines.iter().filter_map(Engine::deadline).min();
+        let timers = (0..2).filter(|node| !self.is_stopped(*node));
+        let timers = timers.filter_map(|node| self.engines[node].deadline()).min();
         let Some(next) = event.into_iter().chain(timers).min() else {
             return false;
         };
         self.now = self.now.max(next);
-        for engine in &mut self.engines {
-            engine.expire(self.now);
+        for node in 0..2 {
+            if !self.is_stopped(node) {
+                self.engines[node].expire(self.now);
+            }
         }
         while let Some(Reverse((time, sequence))) = self.queue.peek().copied() {
             if time > self.now {
@@ -471,6 +482,7 @@ impl Bench {
             }
             self.queue.pop();
             match self.events.remove(&sequence).expect("each event is queued once") {
+                Event::Arrive { to, wire, bytes } if self.is_stopped(to) => self.hold(wire, bytes),
                 Event::Arrive { to, wire, bytes } => self.arrive(to, wire, &bytes),
                 Event::Copied { at, placement, bytes } => self.copy(at, placement, &bytes),
                 Event::Written { at, write } => self.write_notification(at, write),

@@ -76,7 +76,7 @@ impl Bench {
         self.wires[wire].cut = true;
         self.wires[wire].left = true;
         for node in 0..2 {
-            self.engines[node].path_lost(OTHER, path_of(node, wire));
+            self.engines[node].path_lost(self.now, OTHER, path_of(node, wire));
         }
     }
 
@@ -98,7 +98,7 @@ impl Bench {
                 assert!(self.engines[node].add_path(self.now, OTHER, path));
             }
             if wire == 0 && left {
-                self.engines[node].path_lost(OTHER, path);
+                self.engines[node].path_lost(self.now, OTHER, path);
             }
         }
     }

@@ -27,6 +27,7 @@ use crate::lending::Lending;
 use crate::lending::ledger::LendError;
 use crate::memory::allocation::allocate;
 use crate::memory::blocking;
+use crate::programs::domain::ProgramAtWork;
 use crate::programs::domains::{Programs, SetUpError};
 use crate::programs::{Limits, MAX_TRANSACTIONS};
 
@@ -174,6 +175,11 @@ impl Node {
     /// The peers that have memory of this node.
     pub fn borrowers(&self) -> Vec<Borrower> {
         self.peers().iter().filter_map(|connection| self.lending.borrower(connection)).collect()
+    }
+
+    /// The programs that have transfers under way.
+    pub fn programs_at_work(&self) -> Vec<ProgramAtWork> {
+        self.programs.open_domains().values().filter_map(|domain| domain.at_work()).collect()
     }
 
     /// Now, on the engine's clock.

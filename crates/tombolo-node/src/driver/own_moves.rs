@@ -12,13 +12,13 @@
 //! The engine's timers go on meanwhile. A block to a peer that it sends again while a copy of it is
 //! being made is not copied twice: the copy counts for the newest attempt, and the block waits
 //! as for an absent page, which takes it out of the congestion window of the others. One that stays
-//! here comes again only when it was refused.
+//! here comes again only when it was refused, and it is answered when its copy is over: so the engine tells the
+//! failure of its transfer when no copy for it is being made.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tombolo_channel::Failure;
 use tombolo_core::rdma::{Block, BlockNotification, NotificationWrite, PeerId, Placement};
 use tombolo_host::shared::SharedSpan;
 use tombolo_wire::{Ack, Attempt, Generation, Nack, NackCode, Notification, Packet};
@@ -68,8 +68,6 @@ pub(crate) struct OwnMoves {
     /// The number of the newest in a slot of the engine towards a peer.
     slots: HashMap<(PeerId, u16), u64>,
     next: u64,
-    /// Transfers that have failed here, to be told when the last copy for them is over.
-    failed: HashMap<u64, Failure>,
 }
 
 impl OwnMoves {
@@ -118,14 +116,6 @@ impl OwnMoves {
             self.slots.remove(&slot);
         }
         Some(underway)
-    }
-
-    /// Whether a copy is being made of a block that stays here, for that transfer.
-    fn copies_for(&self, user: u64) -> bool {
-        let mut blocks = self.blocks.values();
-        blocks.any(|known| {
-            known.block.user == user && known.connection.is_none() && known.stage != Stage::Acknowledged
-        })
     }
 }
 
@@ -293,7 +283,7 @@ impl Node {
         let _ = self.fabric.engine.lock().handle(self.now(), ITSELF, &answer);
         if !bytes_only {
             // Only now: until it is answered it may be handed out again.
-            self.end_copies(number);
+            self.own_moves.lock().remove(number);
         }
     }
 
@@ -321,29 +311,6 @@ impl Node {
             self.settle_here(number, said);
         }
         true
-    }
-
-    /// A transfer has failed. True: copies are still being made for it, so that its memory is not
-    /// its program's yet; that is told when they are over.
-    pub(crate) fn fails_later(&self, user: u64, failure: Failure) -> bool {
-        let mut moves = self.own_moves.lock();
-        let later = moves.copies_for(user);
-        if later {
-            moves.failed.insert(user, failure);
-        }
-        later
-    }
-
-    /// No more copies of a block are made. If its transfer has failed and this was the last, that is told.
-    fn end_copies(&self, number: u64) {
-        let mut moves = self.own_moves.lock();
-        let Some(Underway { block, .. }) = moves.remove(number) else { return };
-        if moves.copies_for(block.user) {
-            return;
-        }
-        let Some(failure) = moves.failed.remove(&block.user) else { return };
-        drop(moves);
-        self.ended(block.user, Err(failure));
     }
 
     /// Goes on with what movers have done. Returns how much that was.
@@ -384,11 +351,7 @@ impl Node {
             self.flush(&connection);
             return;
         }
-        let has_failed = moves.failed.contains_key(&block.user);
         drop(moves);
-        if has_failed {
-            return self.end_copies(number);
-        }
         let over = match (result, stage) {
             (Err(code), _) => Err(code),
             (Ok(bytes), Stage::Reading) => self.bring_here(number, &block, bytes),

@@ -173,9 +173,7 @@ impl Node {
                 }
                 Some(Action::Complete(Completion { user, status, before, .. })) => {
                     let result = status.map(|()| *before).map_err(failure_of);
-                    let is_later = result.is_err_and(|failure| self.fails_later(*user, failure));
-                    if !is_later
-                        && !self.ended(*user, result)
+                    if !self.ended(*user, result)
                         && let Some(sink) = self.completions.get()
                     {
                         sink(*user, *status);

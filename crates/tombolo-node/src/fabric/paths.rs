@@ -122,7 +122,7 @@ impl Fabric {
             }
             let mut engine = self.engine.lock();
             if is_suspect {
-                engine.path_lost(id, path);
+                engine.path_lost(self.now(), id, path);
             } else {
                 engine.add_path(self.now(), id, path);
             }
@@ -161,7 +161,7 @@ impl Fabric {
             }
             if !is_last {
                 // With the lock held: without it, its number may be that of a path that has just come.
-                self.engine.lock().path_lost(id, path);
+                self.engine.lock().path_lost(self.now(), id, path);
             }
             is_last
         };

@@ -20,6 +20,9 @@ const MAX_NEW_CALLERS: usize = 240;
 const MESSAGES_AT_ONCE: usize = 16;
 /// Programs looked at before the next look at the socket.
 const MAX_READY: usize = 256;
+/// The answer to a request whose descriptors the kernel closed instead of giving them to this process.
+const DESCRIPTORS_CUT: &str = "the node did not get the file descriptors of this request: it has none left \
+                               (raise its `ulimit -n`), or a security module forbids it to receive them";
 /// Among the keys of the poll.
 const LISTENER: u64 = 0;
 
@@ -106,8 +109,10 @@ fn may_use(socket: &SeqpacketSocket) -> bool {
 /// Answers what a program has asked by now. False: it is gone, or talks nonsense.
 fn serve_caller(programs: &Arc<Programs>, fabric: &Fabric, caller: &mut Caller, buffer: &mut [u8]) -> bool {
     for _ in 0..MESSAGES_AT_ONCE {
+        // `None`: the kernel closed the descriptors that came with the message, which itself is whole.
         let (length, descriptors) = match caller.socket().receive(buffer) {
-            Ok(received) => (received.length_bytes, received.descriptors),
+            Ok(received) => (received.length_bytes, Some(received.descriptors)),
+            Err(UnixError::DescriptorsCut { length_bytes }) => (length_bytes, None),
             Err(UnixError::WouldBlock) => return true,
             Err(_) => return false,
         };
@@ -130,6 +135,13 @@ fn serve_caller(programs: &Arc<Programs>, fabric: &Fabric, caller: &mut Caller, 
                 continue;
             }
             _ => return false,
+        };
+        let Some(descriptors) = descriptors else {
+            let answer = Message::AnswerV2 { number, reply: Reply::Failed(DESCRIPTORS_CUT.into()) };
+            if caller.socket().send(&[&encode(&answer)], &[]).is_err() {
+                return false;
+            }
+            continue;
         };
         let answered = match caller {
             Caller::Open(domain) => programs.answer(fabric, domain, number, request, descriptors),

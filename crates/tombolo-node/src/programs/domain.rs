@@ -25,6 +25,17 @@ pub(super) struct Letterbox {
     pub(super) _room: Room,
 }
 
+/// A program that has transfers under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramAtWork {
+    /// Its domain.
+    pub domain: u16,
+    /// Its process, where the kernel says.
+    pub process_id: Option<u32>,
+    /// How many transfers it waits for.
+    pub transfers: u32,
+}
+
 /// An open domain.
 #[derive(Debug)]
 pub(crate) struct ProgramDomain {
@@ -45,6 +56,13 @@ impl ProgramDomain {
     /// The user number of a channel's transfer.
     pub(crate) fn user(&self, slot: usize) -> u64 {
         Poster::user_of_program(self.number, self.life, slot)
+    }
+
+    /// What the program waits for, if it has transfers under way.
+    pub(crate) fn at_work(&self) -> Option<ProgramAtWork> {
+        let transfers = self.busy.load(Ordering::Relaxed).count_ones();
+        let process_id = || self.socket.peer().ok().and_then(|peer| peer.process_id);
+        (transfers > 0).then(|| ProgramAtWork { domain: self.number, process_id: process_id(), transfers })
     }
 
     /// For whom the pool works when it works for this program.

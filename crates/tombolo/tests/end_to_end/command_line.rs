@@ -142,7 +142,7 @@ fn wrong_addresses_and_sizes_are_one_clear_error_each() {
     let from = |address: &str, text: &str| {
         error(&["run", "--from", address, "--local", "16M", "--", "true"], text);
     };
-    from("bogus", "expected shm:PATH or udp:HOST:PORT");
+    from("bogus", "an address is shm:PATH or udp:HOST:PORT");
     from("tcp:1.2.3.4:5", "expected shm:PATH or udp:HOST:PORT");
     from("udp:127.0.0.1", "udp:127.0.0.1");
     from("udp:127.0.0.1:99999", "udp:127.0.0.1:99999");

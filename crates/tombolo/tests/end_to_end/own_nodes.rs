@@ -79,6 +79,37 @@ fn the_only_node_of_a_machine_is_asked_without_an_address() {
 }
 
 #[test]
+fn every_command_that_asks_a_node_takes_its_name() {
+    let machine = Machine::new("named");
+    let _node = machine.node("one", "16M");
+    let _other = machine.node("other", "16M");
+    let path = |name: &str| machine.scratch.path().join(name).to_str().unwrap().to_owned();
+    let said = |arguments: &[&str]| {
+        let outcome = machine.run(arguments);
+        assert_eq!(outcome.code(), 0, "{arguments:?}: {}", outcome.stderr);
+        String::from_utf8(outcome.stdout).unwrap()
+    };
+    fs::write(path("file"), "bytes").unwrap();
+    said(&["cp", &path("file"), "one:data"]);
+    assert!(said(&["ls", "one"]).contains("data"));
+    assert!(!said(&["ls", "other"]).contains("data"));
+    assert_eq!(said(&["cp", "one:data", "-"]), "bytes");
+    said(&["ping", "one", "--count", "1"]);
+    said(&["rm", "one:data"]);
+    assert!(!said(&["ls", "one"]).contains("data"));
+    said(&["run", "--from", "one,other", "--local", "4M", "--remote", "8M", "--", "/bin/true"]);
+    for arguments in [
+        &["ls", "nobody"][..],
+        &["ping", "nobody"],
+        &["rm", "nobody:data"],
+        &["cp", "nobody:data", "-"],
+        &["run", "--from", "nobody", "--local", "4M", "--", "/bin/true"],
+    ] {
+        machine.run(arguments).assert_one_line(125, "no node `nobody` of this user runs on this machine");
+    }
+}
+
+#[test]
 fn of_several_nodes_one_is_named_and_a_live_one_never_replaced() {
     let machine = Machine::new("several");
     let first = machine.node("twin", "1M");

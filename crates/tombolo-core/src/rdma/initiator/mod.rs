@@ -17,6 +17,7 @@
 //! the peers when a timer fires and over its transfers when a peer is lost.
 
 mod answers;
+mod giving_up;
 mod issue;
 mod paths;
 mod reads;

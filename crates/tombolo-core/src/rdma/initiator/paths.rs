@@ -20,7 +20,7 @@ use crate::rdma::congestion::Congestion;
 use crate::rdma::list::List;
 use crate::rdma::round_trip::RoundTrip;
 use crate::rdma::time::Time;
-use crate::rdma::transfer::{MAX_PATHS, PathId, PeerId, TransferError};
+use crate::rdma::transfer::{MAX_PATHS, PathId, PeerId};
 
 /// A block that a path has lost goes by another one, unless that is slower by this factor.
 const AVOIDED: u64 = 4;
@@ -241,13 +241,8 @@ impl Initiator {
         if path.index() >= MAX_PATHS {
             return false;
         }
-        self.leave_path(id, path);
-        let Some(Some(peer)) = self.peers.get_mut(id.index()) else {
-            return false;
-        };
-        if !peer.has_path() {
-            self.begin_to_count_again(now, id);
-        }
+        self.leave_path(now, id, path);
+        self.leave_out_time_without_path(now, id);
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else {
             return false;
         };
@@ -259,33 +254,20 @@ impl Initiator {
         // Late answers may name what was sent before: the order goes on.
         *path =
             Path { order, answered_order: order, blocks_sent, bytes_sent, ..Path::new(&self.config, true) };
-        peer.heard_at = peer.heard_at.max(self.attended.at(now));
         self.lower_wake(id);
         self.refresh(id);
         true
     }
 
-    /// The time without a path does not count towards giving up.
-    fn begin_to_count_again(&mut self, now: Time, id: PeerId) {
-        let now = self.attended.at(now);
-        let Some(Some(peer)) = self.peers.get(id.index()) else { return };
-        for index in peer.open.iter(&self.transfers.open_chain) {
-            let transfer = &mut self.transfers.entries[index as usize];
-            (transfer.first_asked_at, transfer.progress_at) = (now, now);
-            for slot in transfer.slots.iter(&self.table.siblings) {
-                self.table.entries[slot as usize].issued_at = now;
-            }
-        }
-    }
-
     /// The link is gone: what is under way there goes again, by other paths.
-    pub(crate) fn path_lost(&mut self, id: PeerId, path: PathId) {
+    pub(crate) fn path_lost(&mut self, now: Time, id: PeerId, path: PathId) {
         if self.path_status(id, path).is_some_and(|status| status.is_up) {
-            self.leave_path(id, path);
+            self.leave_path(now, id, path);
         }
     }
 
-    fn leave_path(&mut self, id: PeerId, path: PathId) {
+    fn leave_path(&mut self, now: Time, id: PeerId, path: PathId) {
+        self.attended.look(now, self.deadline());
         let left = self.peers.get_mut(id.index()).and_then(Option::as_mut);
         let Some(left) = left.and_then(|peer| peer.paths.get_mut(path.index())) else {
             return;
@@ -301,11 +283,15 @@ impl Initiator {
             if matches!(place, Place::Timeout | Place::Bypass) {
                 self.unplace(slot);
                 self.queue_resend(slot);
-                self.counters.blocks_moved += u64::from(place == Place::Timeout);
+            }
+            if place == Place::Timeout {
+                self.counters.blocks_moved += 1;
+                self.lost_with_its_path(slot);
             }
         }
         self.ask_by_others(id);
-        if self.peers[id.index()].as_ref().is_some_and(|peer| !peer.has_path()) {
+        if let Some(peer) = self.peers[id.index()].as_mut().filter(|peer| !peer.has_path()) {
+            peer.pathless_since.get_or_insert(self.attended.at(now));
             self.is_not_stuck(id);
         }
         self.refresh(id);
@@ -398,10 +384,20 @@ impl Initiator {
             Some(since) => {
                 peer.stuck = Some(Stuck { look_at, ..stuck });
                 if self.is_silent(now, id, since) {
-                    self.end_all(id, TransferError::PeerUnreachable);
-                    self.is_not_stuck(id);
+                    self.end_unanswered(now, id);
+                    self.look_on_if_open(now, id);
                 }
             }
+        }
+    }
+
+    /// What a stuck peer has asked for may wait on: it is looked at as if it were stuck since now.
+    fn look_on_if_open(&mut self, now: Time, id: PeerId) {
+        let since = self.attended.at(now);
+        let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
+        match &mut peer.stuck {
+            Some(stuck) if !peer.open.is_empty() => stuck.since = since,
+            _ => self.is_not_stuck(id),
         }
     }
 
@@ -415,6 +411,7 @@ impl Initiator {
         for index in asked {
             if !has_path || !self.transfers.entries[index as usize].heard {
                 self.ask_again(index);
+                self.request_lost_with_its_path(index);
             }
         }
     }

@@ -341,6 +341,8 @@ pub(super) struct SendPeer {
     pub read_trip: RoundTrip,
     /// By the attended clock.
     pub heard_at: Time,
+    /// By the attended clock, since when it has no path, if it has none.
+    pub pathless_since: Option<Time>,
     /// Length of a block.
     pub block_bytes: u32,
     /// Whether notifications are sent before earlier blocks are answered, with a list of those blocks.
@@ -383,6 +385,7 @@ impl SendPeer {
             paths: vec![Path::new(config, true)],
             read_trip: RoundTrip::new(),
             heard_at,
+            pathless_since: None,
             block_bytes: config.block_bytes,
             early_notification: config.early_notification,
             is_here: false,

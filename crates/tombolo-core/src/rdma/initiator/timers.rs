@@ -11,7 +11,7 @@ use super::Initiator;
 use super::tables::{Place, Queue, SendPeer, Transactions};
 use crate::rdma::list::List;
 use crate::rdma::time::Time;
-use crate::rdma::transfer::{PeerId, TransferError};
+use crate::rdma::transfer::PeerId;
 use tombolo_wire::Attempt;
 
 /// A block that was overtaken this many times in a row waits for the timeout: what is lost so often is
@@ -173,45 +173,10 @@ impl Initiator {
         transaction.unanswered += 1;
         transaction.overtaken += u32::from(loss == Loss::Overtaken);
         let unanswered = transaction.unanswered;
-        match self.give_up(now, id, issued_at, unanswered) {
-            Some(error) => self.end_given_up(index, error),
-            None => self.queue_resend(slot),
+        let error = self.give_up(now, id, issued_at, unanswered);
+        if error.is_none_or(|error| self.end_given_up(now, index, error)) {
+            self.queue_resend(slot);
         }
-    }
-
-    /// If the peer does not answer, that holds for all that is open with it: what waits for its turn need not
-    /// find out anew.
-    fn end_given_up(&mut self, index: u32, error: TransferError) {
-        match error {
-            TransferError::PeerUnreachable => {
-                self.end_all(self.transfers.entries[index as usize].peer, error);
-            }
-            _ => self.end(index, Err(error)),
-        }
-    }
-
-    /// Whether something first sent at `since` is given up after so many attempts without an answer, and why.
-    fn give_up(&mut self, now: Time, id: PeerId, since: Time, unanswered: u32) -> Option<TransferError> {
-        if self.is_silent(now, id, since) {
-            return Some(TransferError::PeerUnreachable);
-        }
-        if unanswered < self.config.max_attempts {
-            return None;
-        }
-        if self.peers[id.index()].as_ref().is_none_or(|peer| peer.heard_at <= since) {
-            return Some(TransferError::PeerUnreachable);
-        }
-        self.counters.given_up += 1;
-        Some(TransferError::Undeliverable)
-    }
-
-    /// Nothing came from the peer for too long, although something was asked of
-    /// it since `since`. Without a path nothing is asked of it.
-    pub(super) fn is_silent(&self, now: Time, id: PeerId, since: Time) -> bool {
-        self.peers[id.index()].as_ref().is_none_or(|peer| {
-            peer.has_path()
-                && self.attended.at(now).since_ns(peer.heard_at.max(since)) >= self.config.give_up_ns
-        })
     }
 
     fn expire_reads(&mut self, now: Time, id: PeerId) {
@@ -241,9 +206,9 @@ impl Initiator {
             }
             transfer.unanswered += 1;
             let (first_asked_at, unanswered) = (transfer.first_asked_at, transfer.unanswered);
-            match self.give_up(now, id, first_asked_at, unanswered) {
-                Some(error) => self.end_given_up(index, error),
-                None => self.ask_again(index),
+            let error = self.give_up(now, id, first_asked_at, unanswered);
+            if error.is_none_or(|error| self.end_given_up(now, index, error)) {
+                self.ask_again(index);
             }
         }
         self.find_overtaken_reads(now, id);

@@ -1,0 +1,43 @@
+//! Nodes that are stopped for a while: nothing of them runs, their links stay, and what arrives waits.
+
+use super::{Bench, OTHER, path_of};
+
+/// A node that is stopped.
+pub(super) struct Stop {
+    node: usize,
+    /// Packets that its links hold at most.
+    most: usize,
+    held: Vec<(usize, Vec<u8>)>,
+}
+
+impl Bench {
+    pub(super) fn is_stopped(&self, node: usize) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop.node == node)
+    }
+
+    pub(super) fn is_link_to_stopped_full(&self, from: usize) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop.node != from && stop.held.len() >= stop.most)
+    }
+
+    pub(super) fn hold(&mut self, wire: usize, bytes: Vec<u8>) {
+        self.stop.as_mut().expect("a node is stopped").held.push((wire, bytes));
+    }
+
+    /// From now on a node does not run, and its links hold at most so many packets for it, and some more.
+    pub fn stop_node(&mut self, node: usize, most: usize) {
+        self.stop = Some(Stop { node, most, held: Vec::new() });
+    }
+
+    /// The stopped node goes on: what it wants at first is decided by timers that are long due.
+    pub fn go_on(&mut self) {
+        let stop = self.stop.take().expect("a node is stopped");
+        self.engines[stop.node].expire(self.now);
+        self.drain();
+        for (wire, bytes) in stop.held {
+            self.arrive(stop.node, wire, &bytes);
+        }
+        for wire in 0..self.wires.len() {
+            self.engines[1 - stop.node].link_has_room(OTHER, path_of(1 - stop.node, wire));
+        }
+    }
+}
