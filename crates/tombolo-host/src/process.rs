@@ -145,11 +145,15 @@ pub fn share_memory(first: u32, second: u32) -> Option<bool> {
     known.then_some(false)
 }
 
-/// The parent of a process, as this process numbers it.
-pub fn parent_of(pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field may hold anything in parentheses.
-    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(1)?.parse().ok()
+/// The process of a pidfd, as this process numbers it; `None`: it has ended.
+pub fn pid_of(pidfd: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
+    let number = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<i32>().ok());
+    match number {
+        // It has none in this pid namespace.
+        None | Some(0) => Err(io::Error::other("no process of this pid namespace is named")),
+        Some(number) => Ok(u32::try_from(number).ok()),
+    }
 }
 
 /// Anonymous memory of a process that is resident, in bytes.
@@ -494,9 +498,12 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pidfd = pidfd(child.id()).unwrap();
         assert!(!has_ended(&pidfd));
+        assert_eq!(pid_of(pidfd.as_fd()).unwrap(), Some(child.id()));
         signal(&pidfd, libc::SIGKILL).unwrap();
         child.wait().unwrap();
         assert!(has_ended(&pidfd));
+        assert_eq!(pid_of(pidfd.as_fd()).unwrap(), None);
+        assert!(pid_of(one.as_fd()).is_err(), "no pidfd");
     }
 
     #[test]

@@ -211,7 +211,10 @@ impl Reception {
         }
         let gate = descriptors.pop().ok_or_else(|| io::Error::other("its hello brought no gate"))?;
         let gate = SharedMemory::open(gate, GATE_BYTES).map_err(io::Error::other)?;
-        let program = program_of(agent)?;
+        if descriptors.is_empty() {
+            return Err(io::Error::other("its hello does not name its program"));
+        }
+        let program = program_of(agent, &descriptors.remove(0))?;
         // The program may have executed this one just now.
         for other in self.pager.all_spaces() {
             if other
@@ -286,10 +289,10 @@ impl Reception {
     }
 }
 
-/// The program whose memory an agent shares: its parent.
-fn program_of(agent: &Program) -> io::Result<Program> {
+/// The program whose memory an agent shares, and of which it has passed a pidfd.
+fn program_of(agent: &Program, named: &OwnedFd) -> io::Result<Program> {
     let gone = || io::Error::from(io::ErrorKind::UnexpectedEof);
-    let pid = process::parent_of(agent.pid).ok_or_else(gone)?;
+    let pid = process::pid_of(named.as_fd())?.ok_or_else(gone)?;
     let pidfd = process::pidfd(pid).map_err(|_| gone())?;
     // Held now, the number names nobody else; and it is the right process if it has the agent's memory.
     match process::share_memory(agent.pid, pid) {
@@ -303,7 +306,7 @@ fn program_of(agent: &Program) -> io::Result<Program> {
 /// Receives an agent's hello, with its descriptors and its process.
 fn hear(socket: &OwnedFd) -> io::Result<(Hello, Vec<OwnedFd>, Program)> {
     let mut bytes = [0u8; size_of::<Hello>()];
-    let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut control = RecvAncillaryBuffer::new(&mut room);
     let mut parts = [io::IoSliceMut::new(&mut bytes)];
     let received = net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;

@@ -13,6 +13,9 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use rustix::process::WaitOptions;
 use tombolo_host::process::{self, PassedSignals};
 use tombolo_host::timing::pager as timing;
 use tombolo_node::FarMemory;
@@ -138,15 +141,18 @@ fn set_up<T>(what: &'static str, result: io::Result<T>) -> Result<T, RunError> {
 }
 
 /// A private directory with the socket and the library, removed on drop.
-struct RunDirectory(PathBuf);
+struct RunDirectory {
+    path: PathBuf,
+    /// Locked as long as the run lasts: a directory that nobody has locked is a killed supervisor's.
+    _lock: OwnedFd,
+}
 
 impl RunDirectory {
     fn new(library: &[u8]) -> io::Result<Self> {
         let parent = std::env::temp_dir();
         remove_stale(&parent);
-        let path = parent.join(format!("{DIRECTORY_PREFIX}{}", std::process::id()));
-        fs::DirBuilder::new().mode(0o700).create(&path)?;
-        let directory = Self(path);
+        let (path, lock) = make_directory(&parent)?;
+        let directory = Self { path, _lock: lock };
         let mut file =
             fs::OpenOptions::new().write(true).create_new(true).mode(0o500).open(directory.library())?;
         file.write_all(library)?;
@@ -154,31 +160,62 @@ impl RunDirectory {
     }
 
     fn library(&self) -> PathBuf {
-        self.0.join("libtombolo.so")
+        self.path.join("libtombolo.so")
     }
 
     fn socket(&self) -> PathBuf {
-        self.0.join("pager")
+        self.path.join("pager")
     }
 }
 
 impl Drop for RunDirectory {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.path);
     }
 }
 
-const DIRECTORY_PREFIX: &str = "tombolo-run-";
+const DIRECTORY_PREFIX: &str = "tombolo-pager-";
+
+/// Names tried for a directory: those before it are of supervisors with the same number in other pid namespaces,
+/// a container's first processes for instance.
+const NAMES_MAX: u32 = 1000;
+
+/// Makes a directory that is locked from the moment others may take it for stale.
+fn make_directory(parent: &Path) -> io::Result<(PathBuf, OwnedFd)> {
+    for attempt in 0..NAMES_MAX {
+        let path = parent.join(format!("{DIRECTORY_PREFIX}{}.{attempt}", std::process::id()));
+        match fs::DirBuilder::new().mode(0o700).create(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            made => made?,
+        }
+        // Between the two, another supervisor may have removed it.
+        match lock_directory(&path) {
+            Ok(lock) if path.exists() => return Ok((path, lock)),
+            Err(error)
+                if error.kind() != io::ErrorKind::NotFound && error.kind() != io::ErrorKind::WouldBlock =>
+            {
+                return Err(error);
+            }
+            _ => {}
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Locks a directory, unless somebody else has.
+fn lock_directory(path: &Path) -> io::Result<OwnedFd> {
+    let directory = OwnedFd::from(fs::File::open(path)?);
+    rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(directory)
+}
 
 /// Supervisors that were killed leave their directory behind.
 fn remove_stale(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(DIRECTORY_PREFIX)?.parse::<u32>().ok());
-        if let Some(pid) = pid
-            && !Path::new(&format!("/proc/{pid}")).exists()
-        {
+        let is_directory_of_run =
+            entry.file_name().to_str().is_some_and(|name| name.starts_with(DIRECTORY_PREFIX));
+        if is_directory_of_run && let Ok(_lock) = lock_directory(&entry.path()) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -240,14 +277,14 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
         .env(VARIABLE, setting)
         .spawn();
     let result = match spawned.and_then(Started::new) {
-        Ok(Started { mut child, pidfd }) => {
+        Ok(Started { child, pidfd }) => {
             let signals = process::pass_signals_to(pidfd);
             // Not before: the program's limit is its own.
             process::raise_descriptor_limit();
             if let Some(started) = options.started {
                 started(Monitor { pager: pager.clone(), pid: child.id() });
             }
-            let status = child.wait();
+            let status = wait_for(&child);
             let elapsed = since.elapsed();
             signals.recipient_has_ended();
             wait_for_descendants(&pager, &signals);
@@ -306,6 +343,20 @@ impl Started {
     }
 }
 
+/// Waits for the end of the program. As the first process of a pid namespace, in a container for instance, this
+/// one gets the orphans in it, among them the agents: they are reaped on the way. (So is a keeper that was ended.)
+fn wait_for(program: &Child) -> io::Result<ExitStatus> {
+    loop {
+        match rustix::process::wait(WaitOptions::empty()) {
+            Ok(Some((pid, status))) if pid.as_raw_pid().cast_unsigned() == program.id() => {
+                return Ok(ExitStatus::from_raw(status.as_raw()));
+            }
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// Descendants that outlive the program need the supervisor as long as they live. A signal goes to all of
 /// them, and the next one ends them.
 fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) {
@@ -336,6 +387,7 @@ fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) {
             ));
         }
         drop(spaces);
+        while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
         thread::sleep(timing::DESCENDANTS_INTERVAL);
     }
 }

@@ -8,6 +8,12 @@
 //! keeps a duplicate. It ends the program when the supervisor is gone; the supervisor
 //! ends it when the program has ended or executed another one.
 //!
+//! It is no child of the program's either: a program that waits for all its children (`__WALL`, as strace
+//! does) would wait for it. An intermediate process makes it and ends, and the kernel gives it to the reaper
+//! of orphans: the first process of the pid namespace, or the nearest subreaper. Only where the program itself
+//! is that reaper would this make matters worse (an adopted child is seen by every `wait`), and there the agent
+//! is its child, seen by `__WALL` and `__WCLONE` alone. No tracer of the program traces it.
+//!
 //! The program can write all of the agent's memory. So that a program which gives up
 //! privileges cannot take them back through its agent, the agent's system calls are
 //! limited to those that it needs (`limit_system_calls`).
@@ -22,12 +28,31 @@ use crate::sys::{self, call};
 use crate::timing::RECHECK_MS;
 use crate::{control, start};
 
-const STACK_BYTES: usize = 32 * 1024;
 #[repr(C, align(4096))]
-struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
-// SAFETY: used by the one agent of this address space only; a forked child's uses the copy.
-unsafe impl Sync for Stack {}
-static STACK: Stack = Stack(UnsafeCell::new([0; STACK_BYTES]));
+struct Stack<const BYTES: usize>(UnsafeCell<[u8; BYTES]>);
+// SAFETY: used by one process of this address space only; a forked child's uses the copy.
+unsafe impl<const BYTES: usize> Sync for Stack<BYTES> {}
+/// The agent's.
+static STACK: Stack<{ 32 * 1024 }> = Stack::new();
+/// The intermediate process's.
+static INTERMEDIATE_STACK: Stack<{ 8 * 1024 }> = Stack::new();
+
+impl<const BYTES: usize> Stack<BYTES> {
+    const fn new() -> Self {
+        Self(UnsafeCell::new([0; BYTES]))
+    }
+
+    fn top(&self) -> usize {
+        self.0.get() as usize + BYTES
+    }
+}
+
+/// Process id of the agent; 0 before it is made and when it has ended (the kernel writes both).
+static AGENT: AtomicU32 = AtomicU32::new(0);
+/// Process id of the intermediate process, likewise.
+static INTERMEDIATE: AtomicU32 = AtomicU32::new(0);
+/// Error number with which the intermediate process could make no agent, or 0.
+static REFUSED: AtomicU32 = AtomicU32::new(0);
 
 /// 0 while the agent introduces itself, then [`READY`] or an error number.
 static STATUS: AtomicU32 = AtomicU32::new(0);
@@ -58,35 +83,76 @@ pub fn start(token: u64) -> Result<(), i32> {
     // SAFETY: getpid(2) takes nothing.
     let program = unsafe { call(libc::SYS_getpid, [0; 6]) }?;
     PROGRAM.store(program as u32, Ordering::Relaxed);
-    let stack_top = STACK.0.get() as usize + STACK_BYTES;
     // The agent must never run a signal handler of the program's: it inherits a full mask.
     let mask = sys::set_signal_mask(u64::MAX);
-    // SAFETY: the stack is static and used by nothing else; `main` obeys the rules.
-    let spawned = unsafe { sys::spawn(stack_top, main) };
+    let made = if adopts_orphans() { spawn_agent().map(Some) } else { spawn_orphan().map(|()| None) };
     sys::set_signal_mask(mask);
-    let agent = spawned?;
-    loop {
+    let child = made?;
+    let error = loop {
+        // Looked at first: an agent that has ended reports nothing any more.
+        let agent = AGENT.load(Ordering::Acquire);
         match STATUS.load(Ordering::Acquire) {
+            READY => return Ok(()),
+            0 if agent == 0 => break libc::ESRCH,
             0 => {
                 sys::futex_wait(&STATUS, 0, RECHECK_MS);
             }
-            READY => return Ok(()),
-            error => {
-                let _ = wait_for(agent, 0);
-                return Err(error as i32);
-            }
+            error => break error as i32,
         }
-        if STATUS.load(Ordering::Acquire) == 0 && wait_for(agent, libc::WNOHANG) == Ok(agent) {
-            // The agent was killed before it could report.
-            return Err(libc::ESRCH);
-        }
+    };
+    // Its stack may be used again.
+    while let agent @ 1.. = AGENT.load(Ordering::Acquire) {
+        sys::futex_wait(&AGENT, agent, RECHECK_MS);
+    }
+    if let Some(child) = child {
+        reap(child);
+    }
+    Err(error)
+}
+
+/// Whether this process adopts the orphans among its descendants: it is the first one of its pid namespace,
+/// or has made itself a subreaper.
+fn adopts_orphans() -> bool {
+    let mut subreaper = 0i32;
+    let pointer = core::ptr::from_mut(&mut subreaper) as usize;
+    // SAFETY: an integer for the kernel to write.
+    let asked =
+        unsafe { call(libc::SYS_prctl, [libc::PR_GET_CHILD_SUBREAPER as usize, pointer, 0, 0, 0, 0]) };
+    // SAFETY: the kernel has written it; the compiler does not know.
+    let subreaper = unsafe { core::ptr::read_volatile(&raw const subreaper) };
+    PROGRAM.load(Ordering::Relaxed) == 1 || (asked.is_ok() && subreaper != 0)
+}
+
+/// Makes the agent, a child of the calling process.
+fn spawn_agent() -> sys::Result {
+    // SAFETY: the stack is static and used by nothing else; `main` obeys the rules.
+    unsafe { sys::spawn(STACK.top(), main, &AGENT) }
+}
+
+/// Makes the agent through an intermediate process: no child of this one.
+fn spawn_orphan() -> Result<(), i32> {
+    REFUSED.store(0, Ordering::Relaxed);
+    // SAFETY: as for the agent.
+    let intermediate = unsafe { sys::spawn(INTERMEDIATE_STACK.top(), intermediate_main, &INTERMEDIATE) }?;
+    reap(intermediate);
+    match REFUSED.load(Ordering::Acquire) {
+        0 => Ok(()),
+        error => Err(error as i32),
     }
 }
 
-/// Waits for the end of an agent, which other calls of wait(2) do not see.
-fn wait_for(agent: usize, flags: i32) -> sys::Result {
+extern "C" fn intermediate_main() -> ! {
+    if let Err(error) = spawn_agent() {
+        REFUSED.store(error as u32, Ordering::Release);
+    }
+    exit()
+}
+
+/// Waits for the end of a child that was made by `sys::spawn`, which other calls of wait(2) do not see.
+fn reap(child: usize) {
     // SAFETY: no status is asked for.
-    unsafe { call(libc::SYS_wait4, [agent, 0, (flags | libc::__WCLONE) as usize, 0, 0, 0]) }
+    while unsafe { call(libc::SYS_wait4, [child, 0, libc::__WCLONE as usize, 0, 0, 0]) } == Err(libc::EINTR) {
+    }
 }
 
 fn report(status: u32) {
@@ -177,13 +243,13 @@ fn make_gate() -> Result<(usize, usize), i32> {
     }
 }
 
-/// Up to two descriptors' worth of SCM_RIGHTS.
+/// Up to three descriptors' worth of SCM_RIGHTS.
 #[repr(C, align(8))]
 struct Rights {
     length: usize,
     level: i32,
     kind: i32,
-    descriptors: [i32; 2],
+    descriptors: [i32; 3],
 }
 
 impl Rights {
@@ -192,7 +258,7 @@ impl Rights {
             length: 16 + 4 * descriptors.len(),
             level: libc::SOL_SOCKET,
             kind: libc::SCM_RIGHTS,
-            descriptors: [-1; 2],
+            descriptors: [-1; 3],
         };
         for (target, &descriptor) in rights.descriptors.iter_mut().zip(descriptors) {
             *target = descriptor as i32;
@@ -250,8 +316,8 @@ fn introduce() -> Result<Held, i32> {
     let (file, gate) = make_gate()?;
     let made = if token == 0 { make_userfaultfd() } else { Err(0) };
     let mut rights = match made {
-        Ok(userfaultfd) => Rights::new(&[userfaultfd, file]),
-        Err(_) => Rights::new(&[file]),
+        Ok(userfaultfd) => Rights::new(&[program, userfaultfd, file]),
+        Err(_) => Rights::new(&[program, file]),
     };
     let hello = Hello {
         version: VERSION,

@@ -28,16 +28,13 @@ static _Thread_local uint64_t forks __attribute__((tls_model("initial-exec")));
 
 uint64_t *tombolo_forks(void) { return &forks; }
 
-static mi_subproc_t *shared(void) {
-  mi_heap_t *heap = mi_prim_get_default_heap();
-  return mi_heap_is_initialized(heap) ? heap->tld->segments.subproc : NULL;
-}
+/* What all heaps share, also where this thread has none. */
+static mi_subproc_t *shared(void) { return _mi_heap_main_get()->tld->segments.subproc; }
 
 /* Takes the list's lock: whether that was possible. */
 bool tombolo_heap_before_fork(void) {
-  mi_subproc_t *subproc = shared();
-  for (int tries = 0; subproc != NULL && tries < TRIES; tries++) {
-    if (mi_lock_try_acquire(&subproc->abandoned_os_lock)) return true;
+  for (int tries = 0; tries < TRIES; tries++) {
+    if (mi_lock_try_acquire(&shared()->abandoned_os_lock)) return true;
     sched_yield();
   }
   return false;
@@ -60,12 +57,11 @@ static void settle(mi_page_t *page) {
 
 /* In the child; `had_threads`: the parent had. */
 void tombolo_heap_in_child(bool had_threads) {
-  mi_subproc_t *subproc = shared();
-  if (subproc == NULL) return;
-  mi_lock_init(&subproc->abandoned_os_lock);
-  mi_lock_init(&subproc->abandoned_os_visit_lock);
-  if (!had_threads) return;
-  for (mi_heap_t *heap = mi_prim_get_default_heap()->tld->heaps; heap != NULL; heap = heap->next)
+  mi_lock_init(&shared()->abandoned_os_lock);
+  mi_lock_init(&shared()->abandoned_os_visit_lock);
+  mi_heap_t *own = mi_prim_get_default_heap();
+  if (!had_threads || !mi_heap_is_initialized(own)) return;
+  for (mi_heap_t *heap = own->tld->heaps; heap != NULL; heap = heap->next)
     for (size_t bin = 0; bin <= MI_BIN_FULL; bin++)
       for (mi_page_t *page = heap->pages[bin].first; page != NULL; page = page->next) settle(page);
 }

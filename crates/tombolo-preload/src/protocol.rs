@@ -19,7 +19,7 @@
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:SOCKET`.
 pub const VARIABLE: &str = "TOMBOLO_PAGER";
@@ -40,8 +40,8 @@ pub const STAGING_PAGES: usize = 128;
 /// Pages of the control area.
 pub const CONTROL_PAGES: usize = STAGING_PAGE + STAGING_PAGES;
 
-/// First message of an agent. Attached: the memory of its [gate](GATE_FREE), and
-/// before it, when `token` is 0, the userfaultfd.
+/// First message of an agent. Attached: a pidfd of its program, then, when `token` is 0,
+/// the userfaultfd, and the memory of its [gate](GATE_FREE).
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Hello {

@@ -4,6 +4,7 @@
 //! of the thread that made it, so it may not touch thread-local storage at all.
 
 use core::arch::asm;
+use core::sync::atomic::AtomicU32;
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("the preloaded library speaks x86-64 Linux only, so far");
@@ -36,17 +37,21 @@ pub unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> Result {
 
 /// Starts `entry` in a new process that shares memory with this one and nothing
 /// else: no descriptors, no signal handlers, no thread group. Its end sends no signal,
-/// and `wait(2)` without `__WCLONE` does not see it.
+/// and `wait(2)` without `__WCLONE` or `__WALL` does not see it. No tracer of this process becomes one of it.
+/// `number` holds its process id from before `entry` runs until it has ended, and is zero then.
 ///
 /// # Safety
 ///
 /// `stack_top` must end a writable stack that nothing else uses, and `entry`
 /// must follow this module's rules for code without thread-local storage.
-pub unsafe fn spawn(stack_top: usize, entry: extern "C" fn() -> !) -> Result {
-    let flags = libc::CLONE_VM;
+pub unsafe fn spawn(stack_top: usize, entry: extern "C" fn() -> !, number: &'static AtomicU32) -> Result {
+    let flags =
+        libc::CLONE_VM | libc::CLONE_UNTRACED | libc::CLONE_PARENT_SETTID | libc::CLONE_CHILD_CLEARTID;
+    let number = number.as_ptr() as usize;
     let mut result = libc::SYS_clone as isize;
     // SAFETY: the child starts on its own stack, aligned as the ABI wants before
-    // a call, calls `entry`, and never comes back; the parent falls through.
+    // a call, calls `entry`, and never comes back; the parent falls through. The kernel
+    // writes the static word only.
     unsafe {
         asm!(
             "syscall",
@@ -59,7 +64,7 @@ pub unsafe fn spawn(stack_top: usize, entry: extern "C" fn() -> !) -> Result {
             inlateout("rax") result,
             in("rdi") flags as usize,
             in("rsi") stack_top & !15,
-            in("rdx") 0usize, in("r10") 0usize, in("r8") 0usize,
+            in("rdx") number, in("r10") number, in("r8") 0usize,
             in("r12") entry as usize,
             lateout("rcx") _, lateout("r11") _,
         );
@@ -97,7 +102,7 @@ pub fn mremap(address: usize, old: usize, new: usize, flags: i32, target: usize)
 }
 
 /// Sleeps while `*word == value`, at most that long (or wakes spuriously). Returns whether the time is over.
-pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, limit_ms: i64) -> bool {
+pub fn futex_wait(word: &AtomicU32, value: u32, limit_ms: i64) -> bool {
     let address = core::ptr::from_ref(word) as usize;
     let time = libc::timespec { tv_sec: limit_ms / 1000, tv_nsec: limit_ms % 1000 * 1_000_000 };
     let arguments =
@@ -131,7 +136,7 @@ pub fn sleep_us(microseconds: i64) {
 }
 
 /// Wakes `count` sleepers.
-pub fn futex_wake(word: &core::sync::atomic::AtomicU32, count: usize) {
+pub fn futex_wake(word: &AtomicU32, count: usize) {
     let address = core::ptr::from_ref(word) as usize;
     // SAFETY: FUTEX_WAKE does not access memory.
     let _ = unsafe { call(libc::SYS_futex, [address, libc::FUTEX_WAKE as usize, count, 0, 0, 0]) };

@@ -42,3 +42,12 @@ fn children_use_the_heap_that_another_thread_was_changing() {
     let outcome = far(&Program::new(&words), 2, "6M");
     assert!(outcome.counter("forks") >= 40, "{:#}", outcome.report());
 }
+
+#[test]
+fn a_thread_that_never_used_malloc_forks() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "512M");
+    let outcome = Program::new(&[compiled("bare_forks", &[])]).remote("256M").run_on(&[&lender], "8M");
+    assert_eq!((outcome.code(), outcome.text().as_str()), (0, "150 forks\n"), "{}", outcome.stderr);
+    assert!(outcome.counter("forks") >= 150, "{:#}", outcome.report());
+}

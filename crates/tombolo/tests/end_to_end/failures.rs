@@ -204,14 +204,14 @@ fn nothing_is_left_behind() {
     let lender = Lender::start(Link::Shm, "512M");
     let folder = std::env::temp_dir();
     let run = holding(&[&lender], "rest");
-    let own = folder.join(format!("tombolo-run-{}", run.pid()));
+    let own = folder.join(format!("tombolo-pager-{}.0", run.pid()));
     assert!(own.exists(), "the run's directory");
     run.signal(Signal::TERM);
     run.wait(Duration::from_secs(30));
     assert!(!own.exists(), "the run's directory stays behind");
     // One that was killed cannot tidy up; the next run does.
     let run = holding(&[&lender], "rest");
-    let own = folder.join(format!("tombolo-run-{}", run.pid()));
+    let own = folder.join(format!("tombolo-pager-{}.0", run.pid()));
     run.signal(Signal::KILL);
     run.wait(Duration::from_secs(30));
     assert_eq!(Program::new(&["true"]).run_on(&[&lender], "8M").code(), 0);

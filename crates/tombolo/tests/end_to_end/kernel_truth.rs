@@ -2,11 +2,15 @@
 //! program plainly and on far memory gives the same bytes, the same errors and the same signals.
 
 use std::fs;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use tombolo_host::process::share_memory;
 
-use crate::common::{Lender, Link, Outcome, Program, compiled, needs, send};
+use crate::common::{
+    Lender, Link, Outcome, PATIENCE, Program, Running, TOMBOLO, compiled, needs, path_of, send,
+};
 
 fn far(link: Link, name: &str, local: &str, more: &[&str]) -> Outcome {
     let lender = Lender::start(link, "1G");
@@ -101,18 +105,86 @@ fn many_processes_run_under_a_low_limit_of_descriptors() {
     assert!(outcome.counter("spaces") >= 41, "{:#}", outcome.report());
 }
 
-/// Processes called `tombolo-agent` whose parent is this process.
+/// Processes called `tombolo-agent` that have the memory of this process.
 fn agents_of(program: u32) -> Vec<u32> {
     let numbers = fs::read_dir("/proc").expect("proc").flatten();
     numbers
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(|pid: &u32| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let parent =
-                stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse().ok());
-            stat.contains("(tombolo-agent)") && parent == Some(program)
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            name.trim_end() == "tombolo-agent" && share_memory(*pid, program) == Some(true)
         })
         .collect()
+}
+
+#[test]
+fn no_wait_of_a_program_sees_its_agent() {
+    needs!("cc", "unshare");
+    let lender = Lender::start(Link::Shm, "1G");
+    let waiting = compiled("waiting", &[]);
+    let mut runs = vec![vec![&*waiting, "16"], vec![&*waiting, "16", "reaper"]];
+    if rustix::process::geteuid().is_root() {
+        // It is the first process of a namespace.
+        runs.push(vec!["unshare", "-pf", &waiting, "16"]);
+    } else {
+        eprintln!("LEFT OUT: namespaces need privileges");
+    }
+    for words in runs {
+        let outcome = same(&lender, &Program::new(&words).remote("256M"), "8M");
+        assert!(outcome.counter("spaces") >= 4, "{words:?}: {:#}", outcome.report());
+        assert_eq!(outcome.counter("without_agent"), 0, "{words:?}: {}", outcome.stderr);
+    }
+}
+
+/// The children of a process, with their states.
+fn children_of(parent: u32) -> Vec<(u32, String)> {
+    let numbers = fs::read_dir("/proc").expect("proc").flatten();
+    numbers
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+            let mut words = stat.rsplit(')').next()?.split_whitespace();
+            let state = words.next()?.to_owned();
+            (words.next()?.parse() == Ok(parent)).then_some((pid, state))
+        })
+        .collect()
+}
+
+#[test]
+fn a_supervisor_that_is_the_first_process_of_a_namespace_reaps_agents() {
+    needs!("cc", "unshare");
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("LEFT OUT: namespaces need privileges");
+        return;
+    }
+    let lender = Lender::start(Link::Shm, "512M");
+    let script = format!("for i in $(seq 20); do env true; done; exec {} 16 rest", compiled("hold", &[]));
+    let mut command = Command::new(path_of("unshare"));
+    command.args([
+        "-pf",
+        "--kill-child",
+        "--mount-proc",
+        TOMBOLO,
+        "run",
+        "--insecure",
+        "--from",
+        lender.address(),
+    ]);
+    command.args(["--local", "8M", "--remote", "64M", "--", "sh", "-c", &script]);
+    let run = Running::start(command, Vec::new());
+    run.output_with("holding", PATIENCE);
+    let supervisors = children_of(run.pid());
+    assert_eq!(supervisors.len(), 1, "{supervisors:?}");
+    let since = Instant::now();
+    loop {
+        // The keeper, the program and its agent live.
+        let children = children_of(supervisors[0].0);
+        if children.len() == 3 && children.iter().all(|(_, state)| state != "Z") {
+            break;
+        }
+        assert!(since.elapsed() < Duration::from_secs(20), "{children:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]
@@ -142,7 +214,7 @@ fn threads_that_wait_for_pages_never_go_on_with_zeroes() {
         let program = run.program_pid();
         let agents = agents_of(program);
         let since = Instant::now();
-        for agent in agents {
+        for &agent in &agents {
             send(agent, Signal::STOP);
         }
         run.signal(Signal::KILL);
@@ -156,7 +228,7 @@ fn threads_that_wait_for_pages_never_go_on_with_zeroes() {
             assert!(since.elapsed() < Duration::from_secs(20), "the program outlives its supervisor");
             std::thread::sleep(Duration::from_millis(10));
         }
-        for agent in agents_of(program) {
+        for agent in agents {
             send(agent, Signal::KILL);
         }
     }

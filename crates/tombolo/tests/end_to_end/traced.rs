@@ -132,6 +132,27 @@ fn strace_attaches_to_a_program_that_pages() {
 }
 
 #[test]
+fn strace_and_what_it_starts_run_on_far_memory() {
+    needs!("cc", "strace");
+    let lender = Lender::start(Link::Shm, "1G");
+    let scratch = Scratch::new("strace");
+    let log = scratch.file("log");
+    let (strace, threads) = (path_of("strace"), compiled("threads", &[]));
+    // Three processes, each with an agent: strace waits for every child that it has, and follows every child that
+    // the others make.
+    let script = format!("{threads} 16; {threads} 16");
+    let words = [&*strace, "-f", "-o", &log, "sh", "-c", &script];
+    let outcome =
+        Program::new(&words).remote("512M").patience(Duration::from_secs(120)).run_on(&[&lender], "8M");
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    assert_eq!(outcome.text(), "4096 pages right\n".repeat(2));
+    assert!(outcome.counter("pages_in") > 0 && outcome.counter("pages_out") > 0, "{:#}", outcome.report());
+    let log = fs::read_to_string(log).expect("a log");
+    // No agent is traced: it would answer late, and a tracer could hold it up.
+    assert!(log.contains("exited with 0") && !log.contains("tombolo-agent"), "{log:.2000}");
+}
+
+#[test]
 fn one_program_of_a_run_is_stopped_and_another_goes_on() {
     needs!("cc");
     let lender = Lender::start(Link::Shm, "1G");
