@@ -288,9 +288,10 @@ fn introduce() -> Result<Held, i32> {
 /// From now on this process can make only the system calls that an agent makes. Where
 /// the kernel has no seccomp, it goes on without.
 fn limit_system_calls() {
-    const ALLOWED: [libc::c_long; 9] = [
+    const ALLOWED: [libc::c_long; 10] = [
         libc::SYS_ioctl,
         libc::SYS_madvise,
+        libc::SYS_munlock,
         libc::SYS_read,
         libc::SYS_sendto,
         libc::SYS_sched_yield,

@@ -86,6 +86,11 @@ pub fn munmap(address: usize, length: usize) -> Result {
     unsafe { call(libc::SYS_munmap, [address, length, 0, 0, 0, 0]) }
 }
 
+pub fn munlock(address: usize, length: usize) -> Result {
+    // SAFETY: munlock(2) changes no contents.
+    unsafe { call(libc::SYS_munlock, [address, length, 0, 0, 0, 0]) }
+}
+
 pub fn madvise(address: usize, length: usize, advice: i32) -> Result {
     // SAFETY: as for mmap.
     unsafe { call(libc::SYS_madvise, [address, length, advice as usize, 0, 0, 0]) }

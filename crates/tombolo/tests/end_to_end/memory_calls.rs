@@ -206,6 +206,19 @@ fn locked_memory_stays_and_is_said_to_exceed_the_limit() {
 }
 
 #[test]
+fn a_program_that_locks_all_its_memory_goes_on() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "2G");
+    for habit in ["lock-all", "lock-all-and-future", "lock-all-on-fault"] {
+        let program = Program::new(&[compiled("habits", &[]), "16".into(), habit.into()]).remote("512M");
+        let (plain, far) = (program.plain(), program.run_on(&[&lender], "4M"));
+        assert_eq!((far.code(), &far.stdout), (plain.code(), &plain.stdout), "{habit}: {}", far.stderr);
+        // What was locked leaves once it is locked no longer.
+        assert!(far.counter("pages_out") > 0, "{habit}: {:#}", far.report());
+    }
+}
+
+#[test]
 fn the_main_thread_may_go_first() {
     needs!("cc");
     far("habits", Link::Shm, 1, ordinary(), &["main-thread-exits"]);
