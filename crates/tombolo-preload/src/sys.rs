@@ -111,6 +111,31 @@ pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, limit_ms: i6
     unsafe { call(libc::SYS_futex, arguments) == Err(libc::ETIMEDOUT) }
 }
 
+/// The number of the calling thread.
+pub fn thread_id() -> u32 {
+    // SAFETY: gettid(2) takes nothing.
+    unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(1) as u32
+}
+
+/// Whether a thread lives and has this memory: it is of this process, or of one that shares its memory, as
+/// the parent of a `vfork` child does. Where the kernel does not compare memory, any living thread counts.
+pub fn shares_memory(thread: u32) -> bool {
+    const KCMP_VM: usize = 1;
+    let (own, thread) = (thread_id() as usize, thread as usize);
+    // SAFETY: all four calls take integers only; signal 0 asks whether there is such a thread.
+    unsafe {
+        let process = call(libc::SYS_getpid, [0; 6]).unwrap_or(0);
+        if call(libc::SYS_tgkill, [process, thread, 0, 0, 0, 0]) != Err(libc::ESRCH) {
+            return true;
+        }
+        match call(libc::SYS_kcmp, [own, thread, KCMP_VM, 0, 0, 0]) {
+            Ok(order) => order == 0,
+            Err(libc::ESRCH) => false,
+            Err(_) => call(libc::SYS_tkill, [thread, 0, 0, 0, 0, 0]) != Err(libc::ESRCH),
+        }
+    }
+}
+
 /// Processor time that a thread of this process has used; 0 where that cannot be said.
 pub fn processor_time_ns(thread: u32) -> i64 {
     // As pthread_getcpuclockid(3) makes it: a clock of a thread, of what the scheduler has counted.

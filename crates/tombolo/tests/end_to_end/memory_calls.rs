@@ -107,6 +107,14 @@ fn signal_handlers_change_memory_in_the_middle_of_changes() {
 }
 
 #[test]
+fn children_that_change_memory_before_their_fork_handlers_run_are_begun_once() {
+    needs!("cc");
+    for way in ["early-handler", "small-mapping", "two-threads"] {
+        forking("begun", 2, Link::Shm, 1, 32, &[way]);
+    }
+}
+
+#[test]
 fn five_hundred_children_and_storms_of_vfork_find_their_memory() {
     needs!("cc");
     // Pages that a fork shares count in each of the processes.
