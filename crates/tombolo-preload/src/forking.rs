@@ -3,6 +3,10 @@
 //! The kernel reports a fork after it has copied the page tables. What another thread unmaps or moves in
 //! between may be reported first, and would then be missing in what the supervisor takes the child's
 //! memory for. So the fork holds what calls that change memory hold (`memory::change`).
+//!
+//! Fork handlers of other libraries may wait for other threads, which may wait for what the fork holds. So
+//! the handlers in here are the first to be registered (see build.rs): libc runs them last before the fork,
+//! and first after it.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 

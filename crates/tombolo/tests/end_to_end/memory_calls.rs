@@ -115,6 +115,16 @@ fn children_that_change_memory_before_their_fork_handlers_run_are_begun_once() {
 }
 
 #[test]
+fn a_library_may_wait_for_its_threads_before_a_fork() {
+    needs!("cc");
+    let library = compiled("joining_library", &["-shared", "-fPIC"]);
+    let lender = Lender::start(Link::Shm, "1G");
+    let program = Program::new(&[compiled("joining", &[&library]), "32".into()]).remote("512M").sharing(2);
+    // The allocator takes each segment from the kernel, as where it cannot reserve more at once.
+    program.variable("MIMALLOC_DISALLOW_ARENA_ALLOC", "1").same_on(&[&lender], "8M");
+}
+
+#[test]
 fn five_hundred_children_and_storms_of_vfork_find_their_memory() {
     needs!("cc");
     // Pages that a fork shares count in each of the processes.
