@@ -290,13 +290,16 @@ const PASSED: [libc::c_int; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, li
 
 extern "C" fn pass_on(signal: i32, information: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     let recipient = RECIPIENT.load(Ordering::Acquire);
-    // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler. pidfd_send_signal(2) is a plain system
-    // call, which is async-signal-safe; `errno` is this thread's, and is as before when the handler returns.
+    // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler. poll(2) and
+    // pidfd_send_signal(2) are async-signal-safe; `errno` is this thread's, and is as before when the handler returns.
     let is_delivered = unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
+        // A process that has ended takes signals until its parent has waited for it, and does nothing with them.
+        let mut poll = libc::pollfd { fd: recipient, events: libc::POLLIN, revents: 0 };
         // What the terminal sends (SI_KERNEL) reaches the whole foreground group by itself.
         let is_delivered = recipient >= 0
+            && libc::poll(&raw mut poll, 1, 0) == 0
             && ((*information).si_code > libc::SI_USER
                 || libc::syscall(
                     libc::SYS_pidfd_send_signal,
@@ -511,11 +514,19 @@ mod tests {
         use std::os::unix::process::ExitStatusExt;
 
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let signals = pass_signals_to(pidfd(child.id()).unwrap());
         let raise = |signal| {
             // SAFETY: raises a signal of this thread, which is handled.
             assert_eq!(unsafe { libc::raise(signal) }, 0);
         };
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        let not_waited_for = pidfd(ended.id()).unwrap();
+        crate::event::wait_readable(&[not_waited_for.as_fd()], None).unwrap();
+        let signals = pass_signals_to(not_waited_for);
+        raise(libc::SIGHUP);
+        assert_eq!(signals.take(), Some(libc::SIGHUP));
+        ended.wait().unwrap();
+        drop(signals);
+        let signals = pass_signals_to(pidfd(child.id()).unwrap());
         raise(libc::SIGTERM);
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
         assert_eq!(signals.take(), None);

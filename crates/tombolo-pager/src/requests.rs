@@ -9,7 +9,7 @@ use tombolo_host::process;
 use tombolo_host::uffd::UffdError;
 
 use crate::pager::Pager;
-use crate::protocol::{ATTACH_PAGE, Answer, LOCALISE, REGISTER, REQUEST_PAGE, REQUESTS, Request};
+use crate::protocol::{ATTACH_PAGE, Answer, LOCALISE, NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request};
 use crate::serve::Step;
 use crate::space::{Space, Table};
 use crate::stats::Counters;
@@ -30,13 +30,7 @@ impl Pager {
                 if let Err(UffdError::Again(_)) = space.uffd.write_protect(page, PAGE_BYTES as usize, false) {
                     return Step::Again;
                 }
-                match self.carry_out(space, table, index - REQUEST_PAGE) {
-                    Some(answer) => answer,
-                    None => {
-                        space.wake_later(table, space.control_address(index) / PAGE_BYTES, 1);
-                        return Step::Done;
-                    }
-                }
+                self.carry_out(space, table, index - REQUEST_PAGE)
             }
             // The staging area: what is not there reads as zero.
             _ => Answer::default(),
@@ -58,28 +52,29 @@ impl Pager {
     }
 
     /// Carries out the request of a place, unless that was done: a fault that is interrupted
-    /// by a signal is reported again. `None`: there is none now, its thread is writing it.
-    fn carry_out(&self, space: &Arc<Space>, table: &mut Table, place: usize) -> Option<Answer> {
+    /// by a signal is reported again.
+    fn carry_out(&self, space: &Arc<Space>, table: &mut Table, place: usize) -> Answer {
         let mut bytes = [0u8; size_of::<Request>()];
-        let Some(agent) = space.agent() else { return Some(Answer::default()) };
+        let Some(agent) = space.agent() else { return Answer::default() };
         let at = space.requests + (place * size_of::<Request>()) as u64;
         // The agent's memory is the program's.
         if process::read_exactly(agent.pid, at, &mut bytes).is_err() || agent.has_ended() {
-            return Some(Answer::default());
+            return Answer::default();
         }
         let field =
             |index: usize| u64::from_ne_bytes(bytes[index * 8..index * 8 + 8].try_into().unwrap_or_default());
         let (number, operation, start, length) = (field(0), field(1), field(2), field(3));
+        if number == 0 {
+            // This fault was of an earlier request and its place is being written again, or the place was never
+            // used and all pages are touched, as by mlockall(2).
+            return Answer { number: NO_REQUEST, ..Answer::default() };
+        }
         if let Some(&(known, answer)) = table.answered.get(place)
             && known == number
         {
-            return Some(answer);
+            return answer;
         }
         let end = start.checked_add(length).filter(|_| start.is_multiple_of(PAGE_BYTES) && length > 0);
-        if number == 0 {
-            // This fault was of an earlier one.
-            return None;
-        }
         let answer = match (operation, end) {
             (REGISTER, Some(_)) => self.register(space, table, start, length),
             (LOCALISE, Some(_)) => self.localise(space, table, start, length),
@@ -89,7 +84,7 @@ impl Pager {
         if let Some(known) = table.answered.get_mut(place) {
             *known = (number, answer);
         }
-        Some(answer)
+        answer
     }
 
     fn register(&self, space: &Space, table: &mut Table, start: u64, length: u64) -> Answer {

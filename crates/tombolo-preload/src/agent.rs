@@ -20,10 +20,10 @@
 
 use core::cell::UnsafeCell;
 use core::mem::size_of;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::commands::{self, End};
-use crate::protocol::{GATE_BYTES, Hello, PAGE_BYTES, VERSION, Welcome};
+use crate::protocol::{GATE_BYTES, Hello, VERSION, Welcome};
 use crate::sys::{self, call};
 use crate::timing::RECHECK_MS;
 use crate::{control, start};
@@ -60,24 +60,11 @@ static STATUS: AtomicU32 = AtomicU32::new(0);
 static TOKEN: AtomicU64 = AtomicU64::new(0);
 /// The process whose memory this is, as its own namespace numbers it.
 static PROGRAM: AtomicU32 = AtomicU32::new(0);
-/// Where the gate is mapped; [`NO_AGENT`] in a child that could not start one.
-static GATE: AtomicUsize = AtomicUsize::new(0);
-const NO_AGENT: usize = usize::MAX;
 /// Above every error number.
 const READY: u32 = 1 << 16;
 
-/// Whether this is a forked child for which nobody has tried to start an agent: it has not inherited the
-/// gate. (After `vfork` the memory is the parent's, gate and all.)
-pub fn is_missing() -> bool {
-    let gate = GATE.load(Ordering::Acquire);
-    // SAFETY: msync(2) with MS_ASYNC only looks whether the range is mapped.
-    let mapped = || unsafe { call(libc::SYS_msync, [gate, PAGE_BYTES, libc::MS_ASYNC as usize, 0, 0, 0]) };
-    gate != 0 && gate != NO_AGENT && mapped() == Err(libc::ENOMEM)
-}
-
 /// Starts the agent and waits until the supervisor has taken over.
 pub fn start(token: u64) -> Result<(), i32> {
-    GATE.store(NO_AGENT, Ordering::Release);
     STATUS.store(0, Ordering::Relaxed);
     TOKEN.store(token, Ordering::Relaxed);
     // SAFETY: getpid(2) takes nothing.
@@ -238,7 +225,6 @@ fn make_gate() -> Result<(usize, usize), i32> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let address = sys::mmap(0, GATE_BYTES, protection, libc::MAP_SHARED, file as i32, 0)?;
         sys::madvise(address, GATE_BYTES, libc::MADV_DONTFORK)?;
-        GATE.store(address, Ordering::Release);
         Ok((file, address))
     }
 }
@@ -354,9 +340,10 @@ fn introduce() -> Result<Held, i32> {
 /// From now on this process can make only the system calls that an agent makes. Where
 /// the kernel has no seccomp, it goes on without.
 fn limit_system_calls() {
-    const ALLOWED: [libc::c_long; 9] = [
+    const ALLOWED: [libc::c_long; 10] = [
         libc::SYS_ioctl,
         libc::SYS_madvise,
+        libc::SYS_munlock,
         libc::SYS_read,
         libc::SYS_sendto,
         libc::SYS_sched_yield,

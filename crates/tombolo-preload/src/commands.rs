@@ -134,7 +134,10 @@ fn move_pages(held: &Held, command: u32, spans: usize, count: usize, moved: &mut
     if count == 0 {
         return;
     }
-    control::clear_staging();
+    if !control::clear_staging() {
+        // Nothing can be moved there; the supervisor finds that no page was.
+        return;
+    }
     let staging = control::staging();
     let mut index = 0;
     for (start, length) in (0..count).map(|index| span(spans, index)) {

@@ -60,23 +60,27 @@ pub fn staging() -> usize {
     base() + STAGING_PAGE * PAGE_BYTES
 }
 
-/// Drops pages of the area. `MADV_DONTNEED` on a registered range waits until the
-/// supervisor has read an event; installing and removing guards drops pages, too, and
-/// is no event.
-pub fn drop_pages(first: usize, pages: usize) {
+/// Drops pages of the area; returns whether that was possible. `MADV_DONTNEED` on a registered range waits
+/// until the supervisor has read an event; installing and removing guards drops pages, too, and is no event.
+/// Neither works on locked memory: where the program has locked all of its own (`mlockall`), the area
+/// is unlocked again.
+pub fn drop_pages(first: usize, pages: usize) -> bool {
     const GUARD_INSTALL: i32 = 102;
     const GUARD_REMOVE: i32 = 103;
     let (start, length) = (base() + first * PAGE_BYTES, pages * PAGE_BYTES);
-    if sys::madvise(start, length, GUARD_INSTALL).is_ok() {
-        let _ = sys::madvise(start, length, GUARD_REMOVE);
-    } else {
-        let _ = sys::madvise(start, length, libc::MADV_DONTNEED);
-    }
+    let drop = || {
+        if sys::madvise(start, length, GUARD_INSTALL).is_ok() {
+            sys::madvise(start, length, GUARD_REMOVE).is_ok()
+        } else {
+            sys::madvise(start, length, libc::MADV_DONTNEED).is_ok()
+        }
+    };
+    drop() || (sys::munlock(base(), CONTROL_PAGES * PAGE_BYTES).is_ok() && drop())
 }
 
-/// Drops what lies in the staging area.
-pub fn clear_staging() {
-    drop_pages(STAGING_PAGE, STAGING_PAGES);
+/// Drops what lies in the staging area; returns whether that was possible.
+pub fn clear_staging() -> bool {
+    drop_pages(STAGING_PAGE, STAGING_PAGES)
 }
 
 fn read_answer(page: usize) -> Answer {
@@ -107,10 +111,15 @@ pub fn ask(operation: u64, start: usize, length: usize) -> Option<u64> {
     let answer = loop {
         let answer = read_answer(REQUEST_PAGE + place);
         // The next request at this place must fault again; so must this one, if the page answers an earlier
-        // request, whose fault was reported twice.
-        drop_pages(REQUEST_PAGE + place, 1);
+        // request, whose fault was reported twice, or if it was filled before there was a request
+        // ([`NO_REQUEST`]).
+        let is_dropped = drop_pages(REQUEST_PAGE + place, 1);
         if answer.number == number || answer.number == 0 {
             break answer;
+        }
+        if !is_dropped {
+            // It would be read for ever.
+            break Answer::default();
         }
     };
     TAKEN.fetch_and(!(1 << place), Ordering::Release);

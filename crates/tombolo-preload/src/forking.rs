@@ -3,8 +3,16 @@
 //! The kernel reports a fork after it has copied the page tables. What another thread unmaps or moves in
 //! between may be reported first, and would then be missing in what the supervisor takes the child's
 //! memory for. So the fork holds what calls that change memory hold (`memory::change`).
+//!
+//! Fork handlers of other libraries may wait for other threads, which may wait for what the fork holds. So
+//! the handlers in here are the first to be registered (see build.rs): libc runs them last before the fork,
+//! and first after it.
 
-use crate::{agent, control, heap, memory};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use crate::protocol::PAGE_BYTES;
+use crate::timing::RECHECK_MS;
+use crate::{agent, control, heap, memory, sys};
 
 /// Bits of one fork in [`heap::forks`].
 const BITS: u32 = 3;
@@ -48,17 +56,80 @@ extern "C" fn after_in_parent() {
 
 extern "C" fn after_in_child() {
     let had_threads = heap::forks().replace(0) & HAS_THREADS != 0;
-    begin_child(had_threads);
+    // A fork handler of the program's, or a signal's handler, may have changed memory before.
+    if claim_child() {
+        begin_child(had_threads);
+    }
+}
+
+/// Address of the word that says how far this address space is; 0: there is none. The word lies in a page
+/// that a forked child finds empty, and that a child made by `vfork` shares.
+static PROGRESS: AtomicUsize = AtomicUsize::new(0);
+/// In the word: the child was begun, or this is no child. 0: it was not; else the thread that begins it.
+const BEGUN: u32 = u32::MAX;
+
+fn progress() -> Option<&'static AtomicU32> {
+    let address = PROGRESS.load(Ordering::Acquire);
+    // SAFETY: the page stays mapped as long as its address is stored, and is accessed atomically only.
+    (address != 0).then(|| unsafe { &*(address as *const AtomicU32) })
+}
+
+/// Makes that page. Called once, before any other thread exists.
+pub fn establish() -> Result<(), i32> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let page = sys::mmap(0, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)?;
+    if let Err(error) = sys::madvise(page, PAGE_BYTES, libc::MADV_WIPEONFORK) {
+        let _ = sys::munmap(page, PAGE_BYTES);
+        return Err(error);
+    }
+    PROGRESS.store(page, Ordering::Release);
+    if let Some(word) = progress() {
+        word.store(BEGUN, Ordering::Release);
+    }
+    Ok(())
+}
+
+/// Unmaps the page, where no supervisor answers.
+pub fn abandon() {
+    let page = PROGRESS.swap(0, Ordering::AcqRel);
+    if page != 0 {
+        let _ = sys::munmap(page, PAGE_BYTES);
+    }
+}
+
+/// Whether this thread is the one that begins this child.
+fn claim_child() -> bool {
+    progress().is_some_and(|word| {
+        word.compare_exchange(0, sys::thread_id(), Ordering::AcqRel, Ordering::Acquire).is_ok()
+    })
 }
 
 /// A child that was made by a raw system call has no agent yet: no fork handler has run.
 pub fn attach_if_forked() {
-    if agent::is_missing() {
+    let Some(word) = progress() else { return };
+    if word.load(Ordering::Acquire) == BEGUN {
+        return;
+    }
+    if claim_child() {
         heap::forks().set(0);
         begin_child(true);
+        return;
+    }
+    let own = sys::thread_id();
+    loop {
+        let beginner = word.load(Ordering::Acquire);
+        // A signal handler has interrupted this thread while it began the child.
+        if beginner == BEGUN || beginner == own {
+            return;
+        }
+        if sys::futex_wait(word, beginner, RECHECK_MS) && !sys::shares_memory(beginner) {
+            // It was killed: what this thread maps stays local.
+            return;
+        }
     }
 }
 
+/// Called by the one thread that has claimed the child.
 fn begin_child(parent_had_threads: bool) {
     memory::forget_other_threads();
     // The child's pages are served already; with an agent they can be evicted, too. Where none can be
@@ -67,4 +138,8 @@ fn begin_child(parent_had_threads: bool) {
         let _ = agent::start(token);
     }
     heap::in_child(parent_had_threads);
+    if let Some(word) = progress() {
+        word.store(BEGUN, Ordering::Release);
+        sys::futex_wake(word, i32::MAX as usize);
+    }
 }

@@ -69,8 +69,7 @@ fn wait_for_drops() {
 /// Waits until no other thread is in such a call. `false`: nothing is to be released, because this one is
 /// already in one, which a signal handler has interrupted, or because a fork waits for this one.
 fn take_changing() -> bool {
-    // SAFETY: gettid(2) takes nothing.
-    let own = unsafe { sys::call(libc::SYS_gettid, [0; 6]) }.unwrap_or(1) as u32;
+    let own = sys::thread_id();
     if CHANGING.load(Ordering::Relaxed) == own {
         return false;
     }
@@ -92,12 +91,7 @@ fn take_changing() -> bool {
         } else {
             sys::futex_wait(&CHANGING, holder, RECHECK_MS);
         }
-        // SAFETY: getpid(2) takes nothing; signal 0 only asks whether this process has the thread.
-        let there = unsafe {
-            let process = sys::call(libc::SYS_getpid, [0; 6]).unwrap_or(0);
-            sys::call(libc::SYS_tgkill, [process, holder as usize, 0, 0, 0, 0])
-        };
-        if there == Err(libc::ESRCH) {
+        if !sys::shares_memory(holder) {
             // The thread was killed inside the call.
             let _ = CHANGING.compare_exchange(holder, 0, Ordering::SeqCst, Ordering::SeqCst);
         }

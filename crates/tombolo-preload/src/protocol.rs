@@ -98,9 +98,13 @@ pub struct Answer {
     pub served: u64,
     /// What was asked for.
     pub value: u64,
-    /// The request's number; 0 if it was not read.
+    /// The request's number; 0 if it was not read, [`NO_REQUEST`] if there was none.
     pub number: u64,
 }
+
+/// In an [`Answer`]: the page was touched when its place held no request, as by `mlockall`. Who finds it
+/// there drops the page and touches it again.
+pub const NO_REQUEST: u64 = u64::MAX;
 
 /// The gate: a word of memory shared by agent and supervisor. The agent moves a
 /// page, and the supervisor reads an event, only while it holds the gate. So when

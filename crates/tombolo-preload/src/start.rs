@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::protocol::{VARIABLE, VERSION};
 use crate::sys::call;
-use crate::{agent, control};
+use crate::{agent, control, forking};
 
 const NOT_YET: u32 = 0;
 const STARTING: u32 = 1;
@@ -105,8 +105,11 @@ fn establish() -> Result<(), i32> {
         // The agent would be the first process of that namespace, and the program's own child the second.
         return Err(libc::ECHILD);
     }
-    control::establish()?;
-    agent::start(0).inspect_err(|_| control::abandon())
+    forking::establish()?;
+    control::establish().and_then(|()| agent::start(0)).inspect_err(|_| {
+        control::abandon();
+        forking::abandon();
+    })
 }
 
 /// Whether the next process made here begins a pid namespace, as after `unshare(CLONE_NEWPID)`.

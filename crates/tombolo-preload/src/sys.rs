@@ -91,6 +91,11 @@ pub fn munmap(address: usize, length: usize) -> Result {
     unsafe { call(libc::SYS_munmap, [address, length, 0, 0, 0, 0]) }
 }
 
+pub fn munlock(address: usize, length: usize) -> Result {
+    // SAFETY: munlock(2) changes no contents.
+    unsafe { call(libc::SYS_munlock, [address, length, 0, 0, 0, 0]) }
+}
+
 pub fn madvise(address: usize, length: usize, advice: i32) -> Result {
     // SAFETY: as for mmap.
     unsafe { call(libc::SYS_madvise, [address, length, advice as usize, 0, 0, 0]) }
@@ -109,6 +114,31 @@ pub fn futex_wait(word: &AtomicU32, value: u32, limit_ms: i64) -> bool {
         [address, libc::FUTEX_WAIT as usize, value as usize, core::ptr::from_ref(&time) as usize, 0, 0];
     // SAFETY: the word and the time outlive the call; the kernel only reads them.
     unsafe { call(libc::SYS_futex, arguments) == Err(libc::ETIMEDOUT) }
+}
+
+/// The number of the calling thread.
+pub fn thread_id() -> u32 {
+    // SAFETY: gettid(2) takes nothing.
+    unsafe { call(libc::SYS_gettid, [0; 6]) }.unwrap_or(1) as u32
+}
+
+/// Whether a thread lives and has this memory: it is of this process, or of one that shares its memory, as
+/// the parent of a `vfork` child does. Where the kernel does not compare memory, any living thread counts.
+pub fn shares_memory(thread: u32) -> bool {
+    const KCMP_VM: usize = 1;
+    let (own, thread) = (thread_id() as usize, thread as usize);
+    // SAFETY: all four calls take integers only; signal 0 asks whether there is such a thread.
+    unsafe {
+        let process = call(libc::SYS_getpid, [0; 6]).unwrap_or(0);
+        if call(libc::SYS_tgkill, [process, thread, 0, 0, 0, 0]) != Err(libc::ESRCH) {
+            return true;
+        }
+        match call(libc::SYS_kcmp, [own, thread, KCMP_VM, 0, 0, 0]) {
+            Ok(order) => order == 0,
+            Err(libc::ESRCH) => false,
+            Err(_) => call(libc::SYS_tkill, [thread, 0, 0, 0, 0, 0]) != Err(libc::ESRCH),
+        }
+    }
 }
 
 /// Processor time that a thread of this process has used; 0 where that cannot be said.

@@ -107,6 +107,24 @@ fn signal_handlers_change_memory_in_the_middle_of_changes() {
 }
 
 #[test]
+fn children_that_change_memory_before_their_fork_handlers_run_are_begun_once() {
+    needs!("cc");
+    for way in ["early-handler", "small-mapping", "two-threads"] {
+        forking("begun", 2, Link::Shm, 1, 32, &[way]);
+    }
+}
+
+#[test]
+fn a_library_may_wait_for_its_threads_before_a_fork() {
+    needs!("cc");
+    let library = compiled("joining_library", &["-shared", "-fPIC"]);
+    let lender = Lender::start(Link::Shm, "1G");
+    let program = Program::new(&[compiled("joining", &[&library]), "32".into()]).remote("512M").sharing(2);
+    // The allocator takes each segment from the kernel, as where it cannot reserve more at once.
+    program.variable("MIMALLOC_DISALLOW_ARENA_ALLOC", "1").same_on(&[&lender], "8M");
+}
+
+#[test]
 fn five_hundred_children_and_storms_of_vfork_find_their_memory() {
     needs!("cc");
     // Pages that a fork shares count in each of the processes.
@@ -214,6 +232,19 @@ fn memory_outlives_its_program_while_another_process_has_it() {
         let (plain, far) = (program.plain(), program.run_on(&[&lender], "16M"));
         assert_eq!((far.code(), &far.stdout), (plain.code(), &plain.stdout), "{}", far.stderr);
         assert!(plain.stdout.ends_with(b"all of it was there\n"), "{}", far.stderr);
+    }
+}
+
+#[test]
+fn a_program_that_locks_all_its_memory_goes_on() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "2G");
+    for habit in ["lock-all", "lock-all-and-future", "lock-all-on-fault"] {
+        let program = Program::new(&[compiled("habits", &[]), "16".into(), habit.into()]).remote("512M");
+        let (plain, far) = (program.plain(), program.run_on(&[&lender], "4M"));
+        assert_eq!((far.code(), &far.stdout), (plain.code(), &plain.stdout), "{habit}: {}", far.stderr);
+        // What was locked leaves once it is locked no longer.
+        assert!(far.counter("pages_out") > 0, "{habit}: {:#}", far.report());
     }
 }
 

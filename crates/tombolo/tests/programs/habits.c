@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 static char *base, **words;
 static uint64_t pages;
@@ -27,6 +28,43 @@ static void *outlive(void *argument) {
     words[2] = "plainly";
     execv(words[0], words);
     _exit(8);
+}
+
+static void *map_more(void *unused) {
+    (void)unused;
+    uint64_t some = pages / 32;
+    for (uint64_t round = 1; round <= 4; round++) {
+        char *mapped = map(some), *block = malloc(some * PAGE);
+        CHECK(block, "malloc");
+        fill(mapped, some, 0, round);
+        memset(block, 1, some * PAGE);
+        check(mapped, some, 0, round, "mapped when all was locked");
+        free(block);
+        CHECK(!munmap(mapped, some * PAGE), "munmap");
+    }
+    return NULL;
+}
+
+/* Goes on as before when all memory is locked; that may be refused, as for want of a limit. */
+static void lock_all(int flags) {
+    pthread_t threads[4];
+    map_more(NULL);
+    (void)!mlockall(flags);
+    map_more(NULL);
+    for (int index = 0; index < 4; index++)
+        CHECK(!pthread_create(&threads[index], NULL, map_more, NULL), "thread");
+    for (int index = 0; index < 4; index++) pthread_join(threads[index], NULL);
+    pid_t child = fork();
+    CHECK(child >= 0, "fork");
+    if (!child) {
+        map_more(NULL);
+        check(base, pages, 0, 1, "locked in the parent");
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0, "status %x", status);
+    CHECK(!munlockall(), "munlockall");
+    map_more(NULL);
 }
 
 int main(int count, char **arguments) {
@@ -58,6 +96,12 @@ int main(int count, char **arguments) {
         int locked = !mlock(base, pages * PAGE);
         check(base, pages, 0, 1, "locked");
         if (locked) CHECK(!munlock(base, pages * PAGE), "munlock");
+    } else if (!strcmp(habit, "lock-all")) {
+        lock_all(MCL_CURRENT);
+    } else if (!strcmp(habit, "lock-all-and-future")) {
+        lock_all(MCL_CURRENT | MCL_FUTURE);
+    } else if (!strcmp(habit, "lock-all-on-fault")) {
+        lock_all(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT);
     } else if (!strcmp(habit, "zero-device")) {
         int device = open("/dev/zero", O_RDWR);
         char *zero = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, device, 0);

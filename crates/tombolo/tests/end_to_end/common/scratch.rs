@@ -40,7 +40,7 @@ impl Drop for Scratch {
 /// `tests/programs/NAME.c`, compiled once per test run with these extra flags.
 pub fn compiled(name: &str, flags: &[&str]) -> String {
     static DONE: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
-    let key = format!("{name}{}", flags.concat());
+    let key = format!("{name}{}", flags.concat()).replace('/', "-");
     let mut done = DONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(path) = done.get(&key) {
         return path.display().to_string();
