@@ -78,7 +78,7 @@ impl CommonArguments {
     fn node(&self, listen: &str, lend_bytes: usize) -> Result<(Guard, String), Failure> {
         let lend = lend_bytes.to_string();
         let words = ["node", "--insecure", "--name", "bench", "--listen", listen, "--lend", &lend];
-        Ok(child::serve(&mut self.command(&words))?)
+        Ok(child::serve_node(&mut self.command(&words))?)
     }
 
     /// Writes 64 bytes so often, one after the other.
