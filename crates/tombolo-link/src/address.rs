@@ -156,7 +156,9 @@ mod tests {
         for text in ["udp:", "udp:7000", "udp:host:", "udp:host:99999", "udp:::1:5", "udp::5"] {
             assert!(error(text).contains("HOST:PORT"), "{text}");
         }
-        for text in ["udp:1.2.3.4.5:7", "udp:256.0.0.1:7", "udp:127.1:7", "udp:7:7", "udp:.:7", "udp:01.2.3.4:7"] {
+        for text in
+            ["udp:1.2.3.4.5:7", "udp:256.0.0.1:7", "udp:127.1:7", "udp:7:7", "udp:.:7", "udp:01.2.3.4:7"]
+        {
             assert!(error(text).contains("is not an IPv4 address"), "{text}");
         }
     }

@@ -3,12 +3,12 @@
 
 use std::path::Path;
 
-use crate::{Address, AddressError};
 use crate::identity::{KeyPair, allow, file};
 pub use crate::shm::handshake::{fuzz as shm_handshake, samples as shm_handshakes};
 pub use crate::udp::fuzzing::{
     control_fragments, cookie, cookies, counters, datagram, datagrams, noise, sealed,
 };
+use crate::{Address, AddressError};
 
 /// A file with a secret key.
 pub fn key_file(bytes: &[u8]) {
