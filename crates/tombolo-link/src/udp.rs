@@ -177,7 +177,8 @@ fn check_protected(address: SocketAddr, security: &Security) -> Result<(), OpenE
 }
 
 impl UdpLink {
-    /// Connects to the node that listens at an address, and keeps trying until the time is over.
+    /// Connects to the node that listens at an address, and keeps trying until nothing has been heard for so long;
+    /// a node that answers and is busy is asked for up to ten times as long.
     pub fn connect(address: SocketAddr, security: &Security, timeout: Duration) -> Result<Self, OpenError> {
         Self::connect_with(address, security, timeout, Settings::default())
     }
