@@ -47,8 +47,9 @@ pub struct HelloArguments {
 pub struct FreeingArguments {
     #[command(flatten)]
     common: CommonArguments,
-    /// How much memory is lent and freed.
-    #[arg(long, value_parser = size::bytes, default_value = "12G")]
+    /// How much memory is lent and freed, once a round. The lender touches all of it first, which takes some tenths
+    /// of a second for each gigabyte.
+    #[arg(long, value_parser = size::bytes, default_value = "4G")]
     size: usize,
 }
 
@@ -78,7 +79,14 @@ impl CommonArguments {
     fn node(&self, listen: &str, lend_bytes: usize) -> Result<(Guard, String), Failure> {
         let lend = lend_bytes.to_string();
         let words = ["node", "--insecure", "--name", "bench", "--listen", listen, "--lend", &lend];
-        Ok(child::serve(&mut self.command(&words))?)
+        Ok(child::serve_node(&mut self.command(&words))?)
+    }
+
+    /// Says how far the bench is, for whoever waits for it.
+    fn report(&self, text: &str) {
+        if !self.json {
+            eprintln!("{text}");
+        }
     }
 
     /// Writes 64 bytes so often, one after the other.
@@ -206,14 +214,17 @@ pub fn hellos(arguments: &HelloArguments) -> Result<(), Failure> {
     let unread = UdpSocket::bind("127.0.0.1:0")?;
     let (mut quiet, mut discarded, mut flooded) = (Runs::default(), Runs::default(), Runs::default());
     let (mut newcomers_ms, mut rates) = (Vec::new(), Vec::new());
-    for _ in 0..common.rounds {
+    for round in 1..=common.rounds {
+        common.report(&format!("round {round} of {}", common.rounds));
         quiet.0.push(common.ping(&address, common.count)?);
         let unread = unread.local_addr()?;
         let ping = || common.ping(&address, common.count);
-        let (latency, rate) = beside_flood(unread, &hello, arguments.rate, ping)?;
+        let (latency, rate) = beside_flood(unread, &hello, arguments.rate, ping)
+            .map_err(|failure| failure.during("the flood that is discarded"))?;
         discarded.0.push(latency);
         rates.push(rate);
-        let (latency, rate) = beside_flood(node, &hello, arguments.rate, ping)?;
+        let (latency, rate) = beside_flood(node, &hello, arguments.rate, ping)
+            .map_err(|failure| failure.during("the flood"))?;
         flooded.0.push(latency);
         rates.push(rate);
         let come = || -> Result<(), Failure> {
@@ -224,7 +235,8 @@ pub fn hellos(arguments: &HelloArguments) -> Result<(), Failure> {
             }
             Ok(())
         };
-        beside_flood(node, &hello, arguments.rate, come)?;
+        beside_flood(node, &hello, arguments.rate, come)
+            .map_err(|failure| failure.during("newcomers beside the flood"))?;
     }
     let (discarded, flooded) = (discarded.summary(), flooded.summary());
     print(
@@ -272,8 +284,14 @@ pub fn freeing(arguments: &FreeingArguments) -> Result<(), Failure> {
     let (_node, address) = common.node(&listen, arguments.size + (64 << 20))?;
     let (mut quiet, mut freeing) = (Runs::default(), Runs::default());
     let (mut left_bytes, mut freed_ms) = (Vec::new(), Vec::new());
-    for _ in 0..common.rounds {
+    for round in 1..=common.rounds {
+        let since = Instant::now();
         let borrower = borrower(arguments, &address)?;
+        let rounds = common.rounds;
+        common.report(&format!(
+            "round {round} of {rounds}: borrowed after {:.1} s",
+            since.elapsed().as_secs_f64()
+        ));
         quiet.0.push(common.ping(&address, common.count)?);
         drop(borrower);
         let since = Instant::now();
@@ -283,6 +301,10 @@ pub fn freeing(arguments: &FreeingArguments) -> Result<(), Failure> {
         left_bytes.push(common.being_freed_bytes(&address)?);
         while common.being_freed_bytes(&address)? > 0 && since.elapsed() < RUN_LIMIT {}
         freed_ms.push(since.elapsed().as_secs_f64() * 1000.0);
+        common.report(&format!(
+            "round {round} of {rounds}: freed after {:.1} s",
+            since.elapsed().as_secs_f64()
+        ));
     }
     let (quiet, freeing) = (quiet.summary(), freeing.summary());
     print(

@@ -79,6 +79,11 @@ impl Failure {
     pub fn new(reason: impl Into<String>) -> Self {
         Self(reason.into())
     }
+
+    /// The same, with the part of the bench that it ended.
+    pub fn during(self, part: &str) -> Self {
+        Self(format!("{part}: {}", self.0))
+    }
 }
 
 impl<E: std::error::Error> From<E> for Failure {

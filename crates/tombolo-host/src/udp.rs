@@ -29,6 +29,10 @@ pub const MAX_BATCH_BYTES: usize = 64_000;
 /// A buffer of this size takes whatever one call can receive.
 pub const RECEIVE_BUFFER_BYTES: usize = 65_536;
 
+/// The most datagrams, or batches of them, that a socket made by [`UdpSocket::bind_beside`] has caught of others. The
+/// kernel charges each with some 700 bytes at least, and the smallest receive buffer has less than 5 KB.
+pub const MAX_CAUGHT: usize = 16;
+
 /// Room for the one control message that each direction uses, aligned as the kernel wants it.
 #[repr(C, align(8))]
 struct ControlSpace([u8; 64]);
@@ -88,8 +92,10 @@ impl UdpSocket {
     /// A second socket at our own address, for one peer: the kernel delivers what this peer sends
     /// to it and the rest to us, since a connected socket matches better.
     ///
-    /// Between its binding and its connecting the new socket may catch datagrams of other peers;
-    /// the caller drains it and treats them by who sent them ([`UdpSocket::receive_from`]).
+    /// Between its binding and its connecting the new socket may catch datagrams of other peers, at most
+    /// [`MAX_CAUGHT`] however long that takes, for until then it has room for no more. They come before all that
+    /// its own peer sends: the caller reads so many and treats them by who sent them
+    /// ([`UdpSocket::receive_from`]), and then asks for larger buffers.
     pub fn bind_beside(&self, peer: SocketAddr) -> Result<Self, Errno> {
         let address = self.local_address()?;
         // We share only for this moment, so that another process that asks for our address is
@@ -98,6 +104,8 @@ impl UdpSocket {
         sockopt::set_socket_reuseport(&self.socket, true)?;
         let beside = Self::new(address).and_then(|beside| {
             sockopt::set_socket_reuseport(&beside.socket, true)?;
+            // The kernel makes its least of it: some kilobytes.
+            sockopt::set_socket_recv_buffer_size(&beside.socket, 0)?;
             beside.bind_descriptor(address)?;
             rustix::net::connect(&beside.socket, &peer)?;
             Ok(beside)
@@ -442,6 +450,19 @@ mod tests {
         }
         beside.send(b"back").unwrap();
         assert_eq!(receive_all(&one, 1), [b"back".to_vec()]);
+    }
+
+    #[test]
+    fn a_socket_has_room_for_few_datagrams_before_it_is_connected() {
+        let listener = UdpSocket::bind(loopback()).unwrap();
+        let one = UdpSocket::connect(listener.local_address().unwrap()).unwrap();
+        let beside = listener.bind_beside(one.local_address().unwrap()).unwrap();
+        for _ in 0..1000 {
+            one.send(b"hello").unwrap();
+        }
+        let mut buffer = vec![0; RECEIVE_BUFFER_BYTES];
+        let caught = (0..).take_while(|_| beside.receive(&mut buffer).is_ok()).count();
+        assert!((1..=MAX_CAUGHT).contains(&caught), "{caught}");
     }
 
     #[test]

@@ -39,6 +39,9 @@ pub enum AddressError {
     /// What follows `udp:` has no port, or one that is no number up to 65535.
     #[error("expected HOST:PORT after udp:, as in udp:127.0.0.1:7000, got `{0}`")]
     NoHostPort(String),
+    /// The host is of digits and dots, so it is no name, and no IPv4 address either.
+    #[error("`{0}` is not an IPv4 address: expected four numbers up to 255, as in udp:127.0.0.1:7000")]
+    NoIpv4(String),
     /// The host's name has no address.
     #[error("cannot find the address of `{host}`: {reason}")]
     UnknownHost {
@@ -97,6 +100,10 @@ fn parse_udp(text: &str) -> Result<SocketAddr, AddressError> {
         return Err(no_host_port());
     }
     let port: u16 = port.parse().map_err(|_| no_host_port())?;
+    // No name's last label is a number (RFC 1123, section 2.1), so no resolver is asked.
+    if host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        return Err(AddressError::NoIpv4(host.to_owned()));
+    }
     let unknown = |reason: String| AddressError::UnknownHost { host: host.to_owned(), reason };
     let mut found = (host, port).to_socket_addrs().map_err(|error| unknown(error.to_string()))?;
     found.next().ok_or_else(|| unknown("it has none".to_owned()))
@@ -148,6 +155,11 @@ mod tests {
         }
         for text in ["udp:", "udp:7000", "udp:host:", "udp:host:99999", "udp:::1:5", "udp::5"] {
             assert!(error(text).contains("HOST:PORT"), "{text}");
+        }
+        for text in
+            ["udp:1.2.3.4.5:7", "udp:256.0.0.1:7", "udp:127.1:7", "udp:7:7", "udp:.:7", "udp:01.2.3.4:7"]
+        {
+            assert!(error(text).contains("is not an IPv4 address"), "{text}");
         }
     }
 }

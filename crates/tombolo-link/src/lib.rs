@@ -59,7 +59,9 @@ pub fn listen(address: &Address, security: &Security) -> Result<Box<dyn Listener
     })
 }
 
-/// Connects to the node that listens at an address, and keeps trying until the time is over.
+/// Connects to the node that listens at an address, and keeps trying until nothing has been heard for so long.
+///
+/// A node over UDP that answers, but has no place for one more handshake yet, is asked for up to ten times as long.
 ///
 /// `security` is for UDP alone. On this machine the node must be run by this process's own user, by root,
 /// or by the user that the address names.

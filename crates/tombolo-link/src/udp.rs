@@ -66,6 +66,7 @@ mod probing;
 mod replay;
 mod responder;
 mod seal;
+mod sending;
 mod wire;
 
 use batch::{IncomingBatch, OutgoingBatch};
@@ -73,8 +74,8 @@ use control::ControlChannel;
 use keep_alive::{End, KeepAlive, Verdict};
 use mtu::{FLOOR_BYTES, Path, PathMtu};
 use noise::Seals;
-use seal::{COUNTER_BYTES, Opener, SEAL_BYTES, Sealer, TAG_BYTES};
-use wire::{FLAG_MORE, FLAG_UNHEARD, HEADER_BYTES, Header, Kind, LENGTH_BYTES, SEQUENCE_BYTES};
+use seal::{Opener, SEAL_BYTES, Sealer};
+use wire::{FLAG_UNHEARD, HEADER_BYTES, Header, Kind, LENGTH_BYTES, SEQUENCE_BYTES};
 
 pub use listener::UdpListener;
 
@@ -177,7 +178,8 @@ fn check_protected(address: SocketAddr, security: &Security) -> Result<(), OpenE
 }
 
 impl UdpLink {
-    /// Connects to the node that listens at an address, and keeps trying until the time is over.
+    /// Connects to the node that listens at an address, and keeps trying until nothing has been heard for so long;
+    /// a node that answers and is busy is asked for up to ten times as long.
     pub fn connect(address: SocketAddr, security: &Security, timeout: Duration) -> Result<Self, OpenError> {
         Self::connect_with(address, security, timeout, Settings::default())
     }
@@ -289,46 +291,6 @@ impl UdpLink {
         None
     }
 
-    fn flush_locked(&self, batch: &mut OutgoingBatch) {
-        if batch.is_empty() {
-            return;
-        }
-        let datagram_bytes = batch.stride_bytes();
-        if datagram_bytes > self.largest_sent_bytes.load(Ordering::Relaxed) {
-            self.largest_sent_bytes.fetch_max(datagram_bytes, Ordering::Relaxed);
-        }
-        match batch.flush(&self.socket, self.sealer.as_ref()) {
-            Ok(()) | Err((Errno::AGAIN, _)) => {}
-            Err((Errno::CONNREFUSED, _)) => self.failed(Errno::CONNREFUSED),
-            Err((Errno::MSGSIZE, lost)) => {
-                self.counters.send_failures.add(lost as u64);
-                self.with_mtu(|mtu| mtu.refused(datagram_bytes));
-            }
-            Err((_, lost)) => self.counters.send_failures.add(lost as u64),
-        }
-    }
-
-    /// Sends a small datagram at once. It may be lost like any other.
-    fn send_datagram(&self, header: Header, body: &[&[u8]]) {
-        match self.try_send_datagram(header, body) {
-            Ok(()) | Err(Errno::AGAIN) => {}
-            Err(errno) => self.failed(errno),
-        }
-    }
-
-    fn try_send_datagram(&self, header: Header, body: &[&[u8]]) -> Result<(), Errno> {
-        let mut datagram = header.encode().to_vec();
-        if let Some(sealer) = &self.sealer {
-            datagram.extend_from_slice(&[0; COUNTER_BYTES]);
-            body.iter().for_each(|part| datagram.extend_from_slice(part));
-            datagram.extend_from_slice(&[0; TAG_BYTES]);
-            sealer.lock().seal(&mut datagram, Instant::now());
-        } else {
-            body.iter().for_each(|part| datagram.extend_from_slice(part));
-        }
-        self.socket.send(&datagram)
-    }
-
     /// Asks for a sign of life.
     fn ping(&self) {
         self.counters.pings_sent.add(1);
@@ -351,50 +313,11 @@ impl UdpLink {
         wait_readable(&[self.socket.as_fd()], Some(Duration::ZERO)).unwrap_or(false)
     }
 
-    /// Adds a packet of this many bytes to what is sent next.
-    fn add(&self, bytes: usize, push: &mut dyn FnMut(&mut OutgoingBatch) -> bool) -> Result<(), SendError> {
-        self.check()?;
-        let datagram_bytes = self.datagram_bytes.load(Ordering::Relaxed);
-        let max_bytes = self.packet_bytes(datagram_bytes);
-        if bytes > max_bytes {
-            return Err(SendError::TooLarge { bytes, max_bytes });
-        }
-        let mut batch = self.sending.lock();
-        batch.bound(datagram_bytes);
-        if !push(&mut batch) {
-            self.flush_locked(&mut batch);
-            self.check()?;
-            if !batch.is_empty() || !push(&mut batch) {
-                self.counters.full.add(1);
-                return Err(SendError::Full);
-            }
-        }
-        self.counters.packets_sent.add_exclusively(1);
-        self.counters.bytes_sent.add_exclusively(bytes as u64);
-        Ok(())
-    }
-
-    /// The largest packet in datagrams of that size.
-    fn packet_bytes(&self, datagram_bytes: usize) -> usize {
-        MAX_PACKET_BYTES.min(datagram_bytes.saturating_sub(self.around_bytes))
-    }
-
     fn take_control(&self) -> Option<Vec<u8>> {
         let mut control = self.control.lock();
         let message = control.take();
         self.has_control.store(control.has_message(), Ordering::Release);
         message
-    }
-
-    fn send_due_control(&self, control: &mut ControlChannel, now: Instant) {
-        if let Some(due) = control.poll(now) {
-            if due.again {
-                self.counters.control_retransmitted.add(1);
-            }
-            let mut header = Header::new(Kind::Control, self.session);
-            header.flags = if due.more { FLAG_MORE } else { 0 };
-            self.send_datagram(header, &[&due.sequence.to_le_bytes(), due.text]);
-        }
     }
 }
 

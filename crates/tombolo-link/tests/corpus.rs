@@ -109,6 +109,7 @@ fn addresses() {
         ("udp6", "udp:[::1]:1"),
         ("no-port", "udp:127.0.0.1"),
         ("far-port", "udp:127.0.0.1:99999"),
+        ("five-numbers", "udp:1.2.3.4.5:7"),
         ("unknown", "tcp:1.2.3.4:5"),
     ] {
         replay::sample("address", name, text.as_bytes());

@@ -1,4 +1,8 @@
 //! The connecting side's handshake: each question with growing pauses, until it is answered.
+//!
+//! What is bounded is the silence: each answer, also a welcome that says "not now" to the first message, begins
+//! the time anew, [`ONCE_HEARD`] times as long as before the first one, up to [`MAX_BUSY`] times as much altogether.
+//! So those that start at once get in one after the other, and that nobody is there is noticed as soon as before.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -6,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use tombolo_host::event::wait_readable;
-use tombolo_host::timing::link::HANDSHAKE_RETRY_PAUSE;
+use tombolo_host::timing::link::{COOKIE_PERIOD, HANDSHAKE_RETRY_PAUSE};
 use tombolo_host::udp::UdpSocket;
 
 use super::batch::IncomingBatch;
@@ -16,6 +20,14 @@ use super::wire::{self, FLAG_SECURE, Header, Kind, Malformed};
 use super::{SOCKET_BUFFER_BYTES, Session, Settings, UdpLink};
 use crate::identity::Identity;
 use crate::{Address, OpenError, PROTOCOL_VERSION, PublicKey, Security};
+
+/// A node that answers and is too busy to go on is asked for so many times the silence that is allowed, though no
+/// longer than its cookie is good.
+const MAX_BUSY: u32 = 10;
+
+/// A node that has answered may be silent for so many times what it may be before: it has many to answer. Of 200
+/// that started at once beside other load, 78 had to wait for more than three seconds for their last answer.
+const ONCE_HEARD: u32 = 3;
 
 /// Bits that nobody can guess.
 pub(super) fn random_u64() -> Result<u64, OpenError> {
@@ -38,9 +50,11 @@ pub(super) fn connect(
 ) -> Result<UdpLink, OpenError> {
     let socket = UdpSocket::connect(peer).map_err(system("UDP socket"))?;
     socket.set_buffer_bytes(SOCKET_BUFFER_BYTES);
-    let deadline = Instant::now() + timeout;
-    let mut asking = Asking { socket, incoming: IncomingBatch::new(), peer, timeout, deadline };
+    let (began, incoming) = (Instant::now(), IncomingBatch::new());
+    let (deadline, last_deadline) =
+        (began + timeout, began + timeout.max(COOKIE_PERIOD.min(timeout.saturating_mul(MAX_BUSY))));
     let nonce = random_u64()?;
+    let mut asking = Asking { socket, incoming, peer, nonce, began, timeout, deadline, last_deadline };
     let number = asking.hello(nonce, security.identity().is_some())?;
     let (seals, peer_key) = match security.identity() {
         Some(identity) => Some(asking.agree(identity, number, nonce)?),
@@ -63,8 +77,14 @@ struct Asking {
     socket: UdpSocket,
     incoming: IncomingBatch,
     peer: SocketAddr,
+    /// Of our hello.
+    nonce: u64,
+    began: Instant,
+    /// The longest silence.
     timeout: Duration,
+    /// When the silence has lasted so long.
     deadline: Instant,
+    last_deadline: Instant,
 }
 
 impl Asking {
@@ -122,7 +142,7 @@ impl Asking {
             if !of_session(&header, Kind::Handshake) {
                 return Ok(None);
             }
-            // What is not genuine is no answer.
+            // What is not genuine is no answer, nor is a welcome: there is no place for us yet.
             Ok(wire::handshake_of(body, 2).and_then(|(_, second)| handshake.read_second(second).ok()))
         })?;
         let welcome = identity.allowed.allows(&key)?;
@@ -163,14 +183,24 @@ impl Asking {
                 Err(errno) => return Err(system("UDP send")(errno)),
             }
             let retry_at = (Instant::now() + pause).min(self.deadline);
-            if let Some(answer) = self.await_answer(retry_at, &mut answer)? {
+            let answer = self.await_answer(retry_at, &mut answer)?;
+            if let Some(answer) = answer {
+                self.heard();
                 return Ok(answer);
             }
             if Instant::now() >= self.deadline {
-                return Err(OpenError::NoAnswer { address: self.address(), waited: self.timeout });
+                return Err(OpenError::NoAnswer {
+                    address: self.address(),
+                    waited: self.deadline - self.began,
+                });
             }
             pause = (pause * 2).min(HANDSHAKE_RETRY_PAUSE.1);
         }
+    }
+
+    /// The node is there: the silence begins anew.
+    fn heard(&mut self) {
+        self.deadline = (Instant::now() + self.timeout.saturating_mul(ONCE_HEARD)).min(self.last_deadline);
     }
 
     /// The answer, or None when none came in time.
@@ -182,8 +212,16 @@ impl Asking {
         loop {
             match self.incoming.peek(&self.socket) {
                 Ok(Some(range)) => {
-                    let answer = answer(self.incoming.datagram_mut(range.clone()));
+                    let datagram = self.incoming.datagram_mut(range.clone());
+                    let decoded = Header::decode(datagram);
+                    let is_welcome = decoded.is_ok_and(|(header, body)| {
+                        header.kind == Kind::Welcome && wire::nonce_of(body) == Some(self.nonce)
+                    });
+                    let answer = answer(datagram);
                     self.incoming.advance(&range);
+                    if is_welcome {
+                        self.heard();
+                    }
                     if let Some(answer) = answer? {
                         return Ok(Some(answer));
                     }

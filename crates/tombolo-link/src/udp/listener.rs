@@ -16,11 +16,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use tombolo_host::event::EventFd;
 use tombolo_host::timing::link::{HANDSHAKE_TIMEOUT, STRANGER_REPORT_INTERVAL};
-use tombolo_host::udp::{RECEIVE_BUFFER_BYTES, UdpSocket};
+use tombolo_host::udp::{MAX_CAUGHT, RECEIVE_BUFFER_BYTES, UdpSocket};
 
 use super::batch::IncomingBatch;
 use super::cookie::Cookies;
@@ -34,9 +35,14 @@ use crate::{AcceptError, Address, Link, Listener, ListenerCounters, OpenError, P
 
 /// Sessions begun lately, each of which begins once.
 const MAX_BEGUN: usize = 256;
-/// Handshakes under way, of all hosts and of one.
-const MAX_PENDING: usize = 64;
+/// Handshakes under way. Each has a socket and a buffer of 64 KiB, so all of them take 16 MiB.
+const MAX_PENDING: usize = 256;
+/// When this many are under way, a host that has [`MAX_PENDING_OF_HOST`] begins no more: the other places are for
+/// other hosts. Below, one host may start as many nodes at once as it likes.
+const CROWDED: usize = 192;
 const MAX_PENDING_OF_HOST: usize = 32;
+/// Sockets of pending handshakes looked at in one turn; the others stay readable.
+const MAX_ADVANCED: usize = 32;
 /// Datagrams heard in one turn: to answer one takes a few microseconds, so all of them take less than a
 /// time slice.
 const MAX_DATAGRAMS: usize = 64;
@@ -45,8 +51,8 @@ const MAX_DATAGRAMS: usize = 64;
 const MAX_OF_BATCH: usize = 4;
 /// Sessions begun in one turn: each takes a socket, and with keys some tenths of a millisecond.
 const MAX_BEGINNINGS: usize = 8;
-/// Batches that a session's new socket may have caught of others.
-const MAX_CAUGHT: usize = 8;
+/// Datagrams kept that new sockets have caught of others. What is dropped comes again.
+const MAX_KEPT: usize = 64;
 
 /// A handshake until both keys are verified.
 #[derive(Debug)]
@@ -69,12 +75,11 @@ fn network(address: IpAddr) -> u128 {
     }
 }
 
-/// What a session's new socket caught of others who came just then.
-type Others = Vec<(Vec<u8>, SocketAddr)>;
-
 #[derive(Debug)]
 struct Strangers {
     buffer: Vec<u8>,
+    /// What the new sockets of sessions have caught of others, to be heard next.
+    caught: VecDeque<(Vec<u8>, SocketAddr)>,
     /// The oldest first.
     pending: Vec<Pending>,
     /// Links that nobody has accepted yet.
@@ -94,11 +99,11 @@ impl Strangers {
     /// Room for one more handshake. If all places are taken, the oldest of the host that has the most
     /// gives way, or of the newcomer's own if that has as many; if each host has one, the oldest of all:
     /// an honest newcomer takes a round trip, and those who only keep places do not come back. False:
-    /// the newcomer's host has as many as one may have.
+    /// many are under way, and the newcomer's host has its share of them.
     fn make_room(&mut self, newcomer: IpAddr) -> bool {
         let of = |host| self.pending.iter().filter(|pending| pending.host() == host).count();
         let (newcomer, of_newcomer) = (network(newcomer), of(network(newcomer)));
-        if of_newcomer >= MAX_PENDING_OF_HOST {
+        if of_newcomer >= MAX_PENDING_OF_HOST && self.pending.len() >= CROWDED {
             return false;
         }
         if self.pending.len() < MAX_PENDING {
@@ -112,9 +117,15 @@ impl Strangers {
         };
         let is_it = |pending: &Pending| gives_way.is_none_or(|host| pending.host() == host);
         if let Some(oldest) = self.pending.iter().position(is_it) {
-            self.pending.remove(oldest);
+            self.give_up(oldest);
         }
         true
+    }
+
+    /// Ends a handshake that came to nothing. Its peer may begin again with the number that it has.
+    fn give_up(&mut self, index: usize) {
+        let number = self.pending.remove(index).responder.session();
+        self.begun.retain(|begun| *begun != number);
     }
 
     /// A session of that number begins; no other will.
@@ -141,7 +152,7 @@ pub struct UdpListener {
     address: SocketAddr,
     /// Readable when the listening socket or a pending session is.
     poller: OwnedFd,
-    /// In the poller: readable while links wait to be accepted.
+    /// In the poller: readable while links wait to be accepted, or what sockets have caught to be heard.
     more: EventFd,
     cookies: Cookies,
     /// With keys: ours, and the list.
@@ -184,6 +195,7 @@ impl UdpListener {
             .map_err(system("epoll"))?;
         let strangers = Strangers {
             buffer: vec![0; RECEIVE_BUFFER_BYTES],
+            caught: VecDeque::new(),
             pending: Vec::new(),
             ready: VecDeque::new(),
             begun: VecDeque::new(),
@@ -202,10 +214,14 @@ impl UdpListener {
         strangers.beginnings = 0;
         let mut heard = 0;
         while heard < MAX_DATAGRAMS && strangers.beginnings < MAX_BEGINNINGS {
+            heard += 1;
+            if let Some((datagram, from)) = strangers.caught.pop_front() {
+                self.hear_datagram(strangers, &datagram, from)?;
+                continue;
+            }
             let mut buffer = std::mem::take(&mut strangers.buffer);
             let received = self.socket.receive_from(&mut buffer);
             let mut result = Ok(());
-            heard += 1;
             if let Ok((batch, Some(from))) = received {
                 let datagrams = buffer[..batch.length_bytes].chunks(batch.segment_bytes.max(1));
                 let too_many = datagrams.len().saturating_sub(MAX_OF_BATCH);
@@ -289,13 +305,13 @@ impl UdpListener {
         Ok(())
     }
 
-    /// A socket for one peer, and what it caught of others; None: its address cannot be answered, or
-    /// there are no descriptors.
+    /// A socket for one peer, without what others sent; None: its address cannot be answered, or there are no
+    /// descriptors.
     fn session_socket(
         &self,
         strangers: &mut Strangers,
         from: SocketAddr,
-    ) -> Result<Option<(UdpSocket, Others)>, OpenError> {
+    ) -> Result<Option<UdpSocket>, OpenError> {
         let socket = match self.socket.bind_beside(from) {
             Ok(socket) => socket,
             // An address that cannot be answered, such as port 0.
@@ -313,31 +329,20 @@ impl UdpListener {
             Err(errno) => return Err(system("UDP session socket")(errno)),
         };
         strangers.told_of_descriptors = false;
-        socket.set_buffer_bytes(SOCKET_BUFFER_BYTES);
-        // What it caught between binding and connecting, of others who say hello just now.
+        // What it caught of others would be taken for the peer's: a hello among them would end the session.
         let mut caught = vec![0; RECEIVE_BUFFER_BYTES];
-        let mut others = Vec::new();
         for _ in 0..MAX_CAUGHT {
             let Ok((batch, sender)) = socket.receive_from(&mut caught) else {
                 break;
             };
             if let Some(other) = sender.filter(|other| *other != from) {
+                let room = MAX_KEPT.saturating_sub(strangers.caught.len()).min(MAX_OF_BATCH);
                 let datagrams = caught[..batch.length_bytes].chunks(batch.segment_bytes.max(1));
-                others.extend(datagrams.take(MAX_OF_BATCH).map(|datagram| (datagram.to_vec(), other)));
+                strangers.caught.extend(datagrams.take(room).map(|datagram| (datagram.to_vec(), other)));
             }
         }
-        Ok(Some((socket, others)))
-    }
-
-    /// Hears what a session's new socket caught of others. What would begin one session too many is
-    /// dropped: it comes again. So this nests no deeper than sessions are begun in a turn.
-    fn hear_others(&self, strangers: &mut Strangers, others: Others) -> Result<(), OpenError> {
-        for (datagram, other) in others {
-            if strangers.beginnings < MAX_BEGINNINGS {
-                self.hear_datagram(strangers, &datagram, other)?;
-            }
-        }
-        Ok(())
+        socket.set_buffer_bytes(SOCKET_BUFFER_BYTES);
+        Ok(Some(socket))
     }
 
     /// Whether that stranger has been given this number where it says it is, and has not used it.
@@ -356,7 +361,7 @@ impl UdpListener {
         if self.identity.is_some() || !self.may_begin(strangers, number, nonce, from) {
             return self.discard();
         }
-        let Some((socket, others)) = self.session_socket(strangers, from)? else { return Ok(()) };
+        let Some(socket) = self.session_socket(strangers, from)? else { return Ok(()) };
         strangers.begin(number);
         let (incoming, settings) = (IncomingBatch::new(), self.settings);
         let (seals, peer_key, to_accept) = (None, None, false);
@@ -366,7 +371,7 @@ impl UdpListener {
         link.send_datagram(Header::new(Kind::Pong, number), &[]);
         strangers.ready.push_back(link);
         self.counters.begun.add(1);
-        self.hear_others(strangers, others)
+        Ok(())
     }
 
     /// The first message of a handshake begins a session, if its number is a cookie of ours.
@@ -390,43 +395,55 @@ impl UdpListener {
             self.counters.turned_away.add(1);
         }
         if !room {
+            // Not now: the peer hears that somebody is here, and asks again.
+            let welcome = wire::answer(Kind::Welcome, true, number, nonce);
+            let _ = self.socket.send_to(&welcome, from);
             return Ok(());
         }
-        let Some((socket, others)) = self.session_socket(strangers, from)? else { return Ok(()) };
+        let Some(socket) = self.session_socket(strangers, from)? else { return Ok(()) };
         let responder = Responder::new(socket, identity.clone(), from, (number, nonce), first)?;
         let Some(responder) = responder else { return self.discard() };
         strangers.begin(number);
-        epoll::add(&self.poller, &responder.socket, epoll::EventData::new_u64(1), epoll::EventFlags::IN)
-            .map_err(system("epoll"))?;
+        let data = epoll::EventData::new_u64(number);
+        epoll::add(&self.poller, &responder.socket, data, epoll::EventFlags::IN).map_err(system("epoll"))?;
         let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
         strangers.pending.push(Pending { responder: Box::new(responder), deadline });
         self.counters.begun.add(1);
-        self.hear_others(strangers, others)
+        Ok(())
     }
 
     /// The next link that is ready; drops handshakes that failed or took too long.
     fn ready(&self, strangers: &mut Strangers) -> Result<Option<Arc<UdpLink>>, AcceptError> {
-        let now = Instant::now();
-        let mut next = 0;
-        while next < strangers.pending.len() {
-            let Pending { responder, deadline } = &mut strangers.pending[next];
-            match responder.advance() {
-                Progress::Waiting if now < *deadline => next += 1,
-                Progress::Waiting => {
-                    self.counters.abandoned.add(1);
-                    drop(strangers.pending.remove(next));
-                }
+        let mut events = Vec::with_capacity(MAX_ADVANCED);
+        let now_at_once = rustix::event::Timespec::default();
+        match epoll::wait(&self.poller, spare_capacity(&mut events), Some(&now_at_once)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(system("epoll")(errno).into()),
+        }
+        for event in events {
+            let number = event.data.u64();
+            let is_it = |pending: &Pending| pending.responder.session() == number;
+            // None: the listening socket, or `more`.
+            let Some(index) = strangers.pending.iter().position(is_it) else { continue };
+            match strangers.pending[index].responder.advance() {
+                Progress::Waiting => {}
                 // It stays for a while, in case the peer has not heard.
                 Progress::Refused(error) => {
                     self.counters.refused.add(1);
                     return Err(error);
                 }
                 Progress::Agreed => {
-                    let Pending { responder, .. } = strangers.pending.remove(next);
+                    let Pending { responder, .. } = strangers.pending.remove(index);
                     let _ = epoll::delete(&self.poller, &responder.socket);
                     return Ok(responder.into_link(self.settings)?.map(Arc::new));
                 }
             }
+        }
+        let now = Instant::now();
+        // All of them have the same time, so the oldest ends first.
+        while strangers.pending.first().is_some_and(|oldest| now >= oldest.deadline) {
+            self.counters.abandoned.add(1);
+            strangers.give_up(0);
         }
         Ok(None)
     }
@@ -440,6 +457,10 @@ impl Listener for UdpListener {
             let _ = self.more.drain();
             heard = self.hear(&mut strangers);
         }
+        // One of them is returned now.
+        if strangers.refused.len() + strangers.ready.len() > 1 || !strangers.caught.is_empty() {
+            let _ = self.more.signal();
+        }
         if let Some(refused) = strangers.refused.pop_front() {
             return Err(refused);
         }
@@ -447,9 +468,6 @@ impl Listener for UdpListener {
             Some(link) => Some(link),
             None => self.ready(&mut strangers)?,
         };
-        if !strangers.ready.is_empty() {
-            let _ = self.more.signal();
-        }
         if let Some(link) = ready {
             self.counters.accepted.add(1);
             return Ok(Some(link));

@@ -16,7 +16,8 @@ use super::{Session, Settings, UdpLink};
 use crate::identity::Identity;
 use crate::{AcceptError, OpenError, PublicKey};
 
-/// Datagrams taken in one turn: the handshake has one more to come.
+/// Datagrams taken in one turn, and those that the kernel has put together with the last: the handshake has one
+/// more to come. What is left makes the socket readable.
 const MAX_DATAGRAMS: usize = 8;
 
 /// How far the handshake is.
@@ -76,6 +77,11 @@ impl Responder {
         Ok(Some(responder))
     }
 
+    /// The number of the session.
+    pub(super) fn session(&self) -> u64 {
+        self.session
+    }
+
     /// Who asks.
     pub(super) fn peer(&self) -> SocketAddr {
         self.peer
@@ -88,7 +94,9 @@ impl Responder {
 
     /// Takes what has arrived.
     pub(super) fn advance(&mut self) -> Progress {
-        for _ in 0..MAX_DATAGRAMS {
+        let mut taken = 0;
+        while taken < MAX_DATAGRAMS || self.incoming.has_more() {
+            taken += 1;
             let range = match self.incoming.peek(&self.socket) {
                 Ok(Some(range)) => range,
                 Ok(None) => break,

@@ -139,6 +139,43 @@ fn many_connect_at_once() {
 }
 
 #[test]
+fn a_newcomer_that_is_told_to_wait_gets_in_when_its_host_has_a_place() {
+    let (ours, theirs) = friends();
+    let listener = listen(&loopback(), &ours).unwrap();
+    let address = listener.address();
+    // They keep their places until the node gives them up, which takes longer than the silence that the newcomer
+    // bears.
+    let hoard: Vec<_> = (0..250).map(|number| begin(&*listener, [127, 0, 0, 1], number)).collect();
+    let counters = listener.counters();
+    assert!(counters.begun > 100 && counters.turned_away > 0, "{counters:?}");
+    std::thread::scope(|scope| {
+        let newcomer = scope.spawn(|| connect(&address, &theirs, Duration::from_secs(1)));
+        let link = accept(&*listener);
+        newcomer.join().unwrap().unwrap();
+        assert_eq!(link.state(), LinkState::Up);
+    });
+    drop(hoard);
+}
+
+#[test]
+fn hundreds_connect_at_once() {
+    let (ours, theirs) = friends();
+    let listener = listen(&loopback(), &ours).unwrap();
+    let address = listener.address();
+    std::thread::scope(|scope| {
+        let connectors: Vec<_> =
+            (0..200).map(|_| scope.spawn(|| connect(&address, &theirs, PATIENCE).map(drop))).collect();
+        let accepted: Vec<_> = (0..200).map(|_| accept(&*listener)).collect();
+        assert_eq!(accepted.len(), 200);
+        for connector in connectors {
+            connector.join().unwrap().unwrap();
+        }
+    });
+    let counters = listener.counters();
+    assert_eq!((counters.accepted, counters.turned_away), (200, 0), "{counters:?}");
+}
+
+#[test]
 fn a_lossy_handshake_succeeds() {
     for _ in 0..5 {
         let (ours, theirs) = friends();

@@ -8,7 +8,7 @@ use crate::harness::{
     PATIENCE, a_late_listener_is_found, accept, check, connect, connected_to, listen, loopback,
     many_connect_to, receive_until, send,
 };
-use crate::liveness::{a_link_outlives_an_outage, agree_on_outage, await_loss};
+use crate::liveness::{a_link_outlives_an_outage, agree_on_outage, await_loss, run_until};
 use crate::relay::{Fate, Relay, socket_address};
 use tombolo_link::testing::Random;
 use tombolo_link::{AcceptError, Address, LinkState, LossReason, OpenError, PROTOCOL_VERSION, Security};
@@ -437,6 +437,50 @@ fn a_flood_of_hellos_is_taken_in_parts_and_keeps_neither_newcomers_out_nor_sessi
     assert_eq!(link.state(), LinkState::Up);
     let counters = listener.counters();
     assert_eq!((counters.begun, counters.turned_away), (2, 0), "{counters:?}");
+}
+
+/// Ends the threads that look at it.
+struct StopOnDrop<'a>(&'a std::sync::atomic::AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn what_a_flood_leaves_in_the_socket_of_a_newcomer_does_not_end_its_session() {
+    let listener = listen(&loopback()).unwrap();
+    let address = socket_address(&listener.address());
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for number in 0..2 {
+            let stop = &stop;
+            scope.spawn(move || {
+                // Of sockets that share an address, the kernel chooses by the sender's.
+                let strangers: Vec<_> = (0..16).map(|host| stranger_from(number * 16 + host)).collect();
+                for stranger in strangers.iter().cycle() {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let _ = stranger.send_to(&hello(PROTOCOL_VERSION, 1), address);
+                }
+            });
+        }
+        // Also where an assertion fails.
+        let _stop = StopOnDrop(&stop);
+        for number in 0..200 {
+            let (one, other) = connected_to(&*listener);
+            let mut got = None;
+            send(&*other, number, 100);
+            other.flush().unwrap();
+            run_until("the packet has arrived", [&*one, &*other], || {
+                one.receive(64, &mut |bytes| got = Some(check(bytes))).unwrap();
+                got.is_some()
+            });
+            assert_eq!((got, one.state(), other.state()), (Some(number), LinkState::Up, LinkState::Up));
+        }
+    });
 }
 
 #[test]
