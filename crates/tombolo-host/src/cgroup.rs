@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
+use crate::event::timespec;
 use crate::timing::host::{GROUP_REMOVAL_INTERVAL, GROUP_REMOVAL_TIMEOUT};
+use crate::timing::host::{RELIEF_END_CHECK_INTERVAL, RELIEF_RETRY_INTERVAL};
 
 /// The names that the two versions have for the same things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,12 +111,8 @@ pub struct Relief {
     thread: Option<JoinHandle<()>>,
 }
 
-/// By so much the limit is raised each time.
+/// Bytes by which the limit is raised each time.
 const RELIEF_STEP_BYTES: u64 = 256 << 10;
-/// How often lowering it again is tried.
-const RELIEF_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000 };
-/// How often the end is looked for while all is well.
-const RELIEF_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 impl Relief {
     /// For a group with this limit. None: this version of groups has no such thing.
@@ -134,7 +132,8 @@ impl Relief {
         let thread = std::thread::spawn(move || {
             let mut raised_bytes = 0;
             while !stop.load(Ordering::Relaxed) {
-                let nap = if raised_bytes > 0 { RELIEF_PAUSE } else { RELIEF_NAP };
+                let is_raised = raised_bytes > 0;
+                let nap = timespec(if is_raised { RELIEF_RETRY_INTERVAL } else { RELIEF_END_CHECK_INTERVAL });
                 let mut wait = [PollFd::new(&event, PollFlags::IN)];
                 let starved = rustix::event::poll(&mut wait, Some(&nap)).is_ok_and(|ready| ready > 0);
                 if starved {

@@ -14,9 +14,10 @@ use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
+use tombolo_host::event::timespec;
 use tombolo_host::ring::footprint_bytes;
 use tombolo_host::shared::{SharedMemory, SharedMemoryError};
-use tombolo_host::timing::link::SHM_INTRODUCTION_TIMEOUT;
+use tombolo_host::timing::link::{NO_DESCRIPTOR_PAUSE, SHM_INTRODUCTION_TIMEOUT};
 use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 
 use super::handshake::{MESSAGE_BYTES, Malformed, Message, RING_BYTES};
@@ -25,8 +26,6 @@ use crate::{AcceptError, Address, Link, Listener, OpenError, PROTOCOL_VERSION};
 
 /// Connections that have not said hello; beyond, the oldest goes.
 const MAX_PENDING: usize = 64;
-/// While there are no descriptors, newcomers wait this long.
-const BACK_OFF: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 #[derive(Debug)]
 struct Pending {
@@ -157,7 +156,8 @@ impl ShmListener {
 
     fn begin_back_off(&self) -> Result<(), Errno> {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let timer = Itimerspec { it_interval: zero, it_value: BACK_OFF };
+        let pause = timespec(NO_DESCRIPTOR_PAUSE);
+        let timer = Itimerspec { it_interval: zero, it_value: pause };
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer)?;
         epoll::delete(&self.poller, &self.listener)
     }
