@@ -11,9 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::pool::{BlockingTask, Pool, PoolLimits, PoolOwner, Step};
 
-/// Threads that close. One process that passes descriptors which take long to close keeps one of them.
+/// Threads that close. One process that passes descriptors which take long to close keeps one of them, so sixteen
+/// such processes hold up the others. A bound, not a measurement.
 const THREADS: usize = 16;
-/// Descriptors of one sender that wait to be closed; one that passes more is not listened to.
+/// Descriptors of one sender that wait to be closed; one that passes more is not listened to. A bound, not a
+/// measurement.
 const MAX_WAITING: usize = 64;
 
 /// The sender of descriptors, of which one does not wait for the end of another's.

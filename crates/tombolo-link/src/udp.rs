@@ -82,7 +82,9 @@ pub use listener::UdpListener;
 pub const MAX_PACKET_BYTES: usize = 16 * 1024 + 128;
 /// Small packets that may go before the largest one in its datagram, altogether.
 const COMPANY_BYTES: usize = 256;
-/// What we ask the kernel to buffer in each direction.
+/// Bytes that we ask the kernel to buffer in each direction; it gives at most `net.core.{r,w}mem_max`. Half of the
+/// largest window (16 MiB), and more than 512 KiB, what a window leaves in a near peer's queue. A bound, not a
+/// measurement.
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 /// Probes in one go, so that a kernel that refuses all of them does not keep us there.
 const MAX_PROBES: usize = 64;
