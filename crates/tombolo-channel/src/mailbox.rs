@@ -1,4 +1,4 @@
-//! A mailbox: small messages from anybody who may, in the order in which they come (SPEC M7).
+//! A mailbox: small messages from anybody who may, in the order in which they come (MICRO §3.1, mailbox).
 //!
 //! ```text
 //! offset 0     written (the node's) │ offset 64  taken (the program's)
@@ -59,7 +59,7 @@ pub fn mail_sender(address: u64) -> Option<u16> {
 pub struct Mail {
     /// Who sent it: the node by its number here, and the domain there.
     pub from: Target,
-    /// What it says.
+    /// The bytes of the message.
     pub bytes: Vec<u8>,
 }
 
@@ -69,7 +69,7 @@ pub enum MailError {
     /// There is no room until the program takes one out.
     #[error("the mailbox is full")]
     Full,
-    /// It is too long.
+    /// The message is too long.
     #[error("a message has at most {MAX_MAIL_BYTES} bytes")]
     TooLong,
 }

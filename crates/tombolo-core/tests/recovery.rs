@@ -672,7 +672,7 @@ fn arbitrary_packets_from_a_peer_do_no_harm() {
             bytes[28] = 6;
         }
         if bytes[1] == 12 && random.per_million(500_000) {
-            // The same of acknowledgements, as many as one of the lengths below holds.
+            // As many acknowledgements as one of the lengths below holds.
             (bytes[2], bytes[3]) = ([1, 2, 4, 7][random.below(4) as usize], 0);
             bytes[8..64].chunks_exact_mut(8).for_each(|entry| entry[3] &= 1);
         }

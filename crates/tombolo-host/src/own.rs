@@ -160,7 +160,7 @@ pub enum AccessError {
     /// No such memory, or not to be used so.
     #[error("the program has no such memory")]
     Nothing,
-    /// It is not wanted any more.
+    /// The access is not wanted any more.
     #[error("given up")]
     GivenUp,
 }

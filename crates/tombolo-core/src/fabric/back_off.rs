@@ -2,7 +2,7 @@
 
 use super::neighbour::Pauses;
 
-/// Chance, from a seed: splitmix64.
+/// Jitter from a seed (SplitMix64). As `tombolo_random::mix`, which is for tests and not linked here.
 #[derive(Debug)]
 pub(super) struct Jitter(u64);
 

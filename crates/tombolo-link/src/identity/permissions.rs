@@ -45,7 +45,7 @@ impl Permission {
     }
 }
 
-/// Some of them.
+/// A set of permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Permissions(u8);
 
