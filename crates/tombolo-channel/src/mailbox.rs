@@ -1,4 +1,4 @@
-//! A mailbox: small messages from anybody who may, in the order in which they come (SPEC M7).
+//! A mailbox: small messages from anybody who may, in the order in which they come (MICRO §3.1, mailbox).
 //!
 //! ```text
 //! offset 0     written (the node's) │ offset 64  taken (the program's)
@@ -59,7 +59,7 @@ pub fn mail_sender(address: u64) -> Option<u16> {
 pub struct Mail {
     /// Who sent it: the node by its number here, and the domain there.
     pub from: Target,
-    /// What it says.
+    /// The bytes of the message.
     pub bytes: Vec<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! The segment table: where a borrowed byte lies (REMAP §III, SPEC R2).
+//! The segment table: where a borrowed byte lies (REMAP §III, VII).
 //!
 //! **What.** A borrower sees its far memory as one flat range of bytes from 0.
 //! The table maps each of them to a lender's segment: over which path, in which

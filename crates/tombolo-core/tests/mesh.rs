@@ -61,7 +61,7 @@ impl Mesh {
         self.engines[node].post(self.now, PeerId(peer as u32), transfer).expect("room");
     }
 
-    /// Run until so many transfers are over.
+    /// Runs until this number of transfers is over.
     fn run(&mut self, loss: u64, until: usize) {
         self.run_while(loss, |mesh| mesh.done + mesh.failed < until);
     }

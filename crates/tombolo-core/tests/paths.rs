@@ -26,7 +26,7 @@ fn bench(picos: &[u64]) -> Bench {
     bench
 }
 
-/// Writes so many MiB; how long that took.
+/// Writes this number of MiB. Returns how long that took.
 fn write(bench: &mut Bench, megabytes: u32) -> u64 {
     let start = bench.now;
     for _ in 0..megabytes {

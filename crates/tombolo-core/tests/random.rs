@@ -210,7 +210,7 @@ fn run(seed: u64, options: &Options) {
     }
     let mut posted = 0;
     'posting: while posted < options.posts {
-        // Both ends at once, both ways (SPEC M10).
+        // Both ends at once, both ways (the deadlock of MICRO §4.10).
         let poster = random.below(2) as usize;
         let direction = if random.per_million(500_000) { Direction::Write } else { Direction::Read };
         let class = random.per_million(200_000).then(|| random.among(&Class::ALL));

@@ -416,7 +416,7 @@ fn the_notification_goes_with_a_single_block() {
     assert_eq!(last.notification, BlockNotification::Now(words));
 }
 
-/// What follows the last block of a transfer with a notification, when so many blocks are under way at once.
+/// What follows the last block of a transfer with a notification, with this number of blocks under way at once.
 fn behind_the_last(blocks: u32, here: bool) -> Option<Action> {
     let mut engine = engine(Config { outstanding_blocks: blocks, bypass: false, ..Config::default() });
     if here {

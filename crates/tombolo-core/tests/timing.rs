@@ -47,7 +47,7 @@ fn a_loss_that_others_overtake_does_not_wait_for_the_timeout() {
     assert!((20_000_000..20_100_000).contains(&document), "{document} ns");
 }
 
-/// The same for a read whose request is lost.
+/// As above, for a read whose request is lost.
 #[test]
 fn a_lost_request_that_others_overtake_is_repeated_soon() {
     let repair_ns = |fast_retransmit| {

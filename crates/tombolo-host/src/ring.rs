@@ -63,7 +63,7 @@ pub enum PushError {
     /// No room now; nothing was written.
     #[error("the ring is full")]
     Full,
-    /// It is larger than the ring can ever take.
+    /// The packet is larger than the ring can ever take.
     #[error("the packet is larger than the ring takes")]
     TooLarge,
     /// The ring is broken.

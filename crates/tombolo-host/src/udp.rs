@@ -270,7 +270,7 @@ impl UdpSocket {
         self.receive_message(buffer, None)
     }
 
-    /// The same, and from whom, as far as the kernel says.
+    /// As [`Self::receive`], and from whom, as far as the kernel says.
     pub fn receive_from(&self, buffer: &mut [u8]) -> Result<(ReceivedBatch, Option<SocketAddr>), Errno> {
         // SAFETY: all-zero is a valid sockaddr_storage (family AF_UNSPEC).
         let mut name: libc::sockaddr_storage = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -14,7 +14,7 @@
 //!   arm, poll(descriptor) or wait ─ sleep;   tick ─ timers;   state ─ is the peer still there?
 //! ```
 //!
-//! One suite, `tests/conformance.rs`, runs over every link, and over every link made faulty by
+//! One suite, `tests/conformance/`, runs over every link, and over every link made faulty by
 //! [`testing::FaultyLink`].
 
 #![forbid(unsafe_code)]

@@ -10,9 +10,10 @@
 //!   lending     programs
 //!    │            │   what peers have of this node; domains and requests of programs
 //!    ├────────────┘
-//!   fabric      links to other nodes, who those are, what nodes say to each other
-//!    │
-//!   memory      allocating and freeing, in a pool of threads
+//!    ├────────────┐
+//!   fabric      memory
+//!                 │   links to other nodes, who those are, messages between nodes;
+//!                     allocating and freeing, in a pool of threads. Neither calls the other.
 //! ```
 #![forbid(unsafe_code)]
 

@@ -111,7 +111,7 @@ fn packet(packet: &Packet<'_>) -> (u8, Vec<u8>) {
     (0, bytes[..length].to_vec())
 }
 
-/// The same, at the memory of the node's program.
+/// The same packet, to the memory of the node's program.
 fn at_program((_, bytes): (u8, Vec<u8>)) -> (u8, Vec<u8>) {
     (1, bytes)
 }

@@ -170,12 +170,12 @@ impl Ends<'_> {
         self.await_mtus(mtu_bytes, mtu_bytes);
     }
 
-    /// The same, from here and from there.
+    /// As `await_mtu`, with an MTU for each way.
     fn await_mtus(&self, here_bytes: usize, there_bytes: usize) {
         self.await_packets(here_bytes - SEALED_BYTES, there_bytes - SEALED_BYTES);
     }
 
-    /// The same, said in bytes of packets.
+    /// As `await_mtus`, in bytes of packets.
     fn await_packets(&self, here_bytes: usize, there_bytes: usize) {
         wait_until(&format!("packets of {here_bytes} and {there_bytes} bytes"), || {
             self.link.max_packet_bytes() == here_bytes && self.size_there() == there_bytes as u64
@@ -196,7 +196,7 @@ fn while_working(network: &Network, steps: impl FnOnce(&Ends<'_>)) {
     while_working_at(network, &with_keys(), ("here", "10.77.1.1"), ("there", "10.77.3.1"), steps);
 }
 
-/// The same, with nodes at these places and addresses.
+/// As `while_working`, with nodes at these places and addresses.
 fn while_working_at(
     network: &Network,
     security: &Security,

@@ -1,4 +1,4 @@
-//! Nodes that lend to each other at the same time, under load (SPEC M10): the
+//! Nodes that lend to each other at the same time, under load (MICRO §4.10): the
 //! documents' hardware locked up here (MICRO §4.10).
 
 mod harness;

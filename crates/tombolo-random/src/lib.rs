@@ -1,4 +1,7 @@
-//! Random numbers that a seed repeats: the only generator of tests, benches and inputs.
+//! Random numbers that a seed repeats, for tests and benches.
+//!
+//! The product has two small generators of its own: `tombolo_core::fabric` has SplitMix64 again for the jitter of its
+//! pauses, because this crate is for tests and not linked there, and the demo draws its input's letters by xorshift.
 //!
 //! A test that draws one sequence takes it from [`Random::for_test`]. A test that draws many
 //! scenarios, one a seed, takes the seeds from [`Seeds`]. Both print the seed, and

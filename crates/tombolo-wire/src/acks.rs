@@ -40,7 +40,7 @@ impl Acks {
         all
     }
 
-    /// All of them.
+    /// All acknowledgements of the packet.
     pub fn iter(&self) -> impl Iterator<Item = Ack> {
         self.acks.iter().copied().take(self.count.into())
     }

@@ -335,7 +335,7 @@ fn fields(view: &View<'_>) -> Result<DataHeader, WireError> {
     Ok(header)
 }
 
-/// The same, which need not lie in its block.
+/// As [`fields`], where the payload need not lie in its block.
 fn unchecked_fields(view: &View<'_>) -> Result<DataHeader, WireError> {
     view.only_flags(FLAG_REPLY | FLAG_EXPECTS_NOTIFICATION | FLAG_CARRIES_NOTIFICATION)?;
     let flags = view.flags();

@@ -52,7 +52,7 @@ impl EarlierBlocks {
         true
     }
 
-    /// All of them.
+    /// All blocks of the list.
     pub fn iter(&self) -> impl Iterator<Item = (TransactionId, Generation)> {
         let all = self.slots.iter().copied().zip(self.generations.iter().copied());
         all.take(self.count.into())

@@ -8,8 +8,8 @@ use crate::WireError;
 #[repr(u8)]
 pub enum NackCode {
     /// 1, AXI slave error: the memory did not take the bytes, which is how an
-    /// absent page shows (FAULT §3.2.3). Passes: the sender pauses the block
-    /// until it is told to go on, or a timer says so.
+    /// absent page shows (FAULT §3.2.3). Transient: the sender pauses the block
+    /// until a `Resume` arrives or the pause is over. No node sends a `Resume` yet.
     SlaveError = 1,
     /// 2, AXI decode error: no memory at this address. Final.
     DecodeError = 2,
@@ -35,6 +35,19 @@ impl NackCode {
         Self::DomainMismatch,
         Self::BufferFull,
     ];
+
+    /// The name of the code in QOS Table 3.2, for counters and messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SlaveError => "slave_error",
+            Self::DecodeError => "decode_error",
+            Self::NoContext => "no_context",
+            Self::PacketCorrupted => "packet_corrupted",
+            Self::DomainMismatch => "domain_mismatch",
+            Self::BufferFull => "buffer_full",
+        }
+    }
 
     /// Whether the same block may succeed later (1, 4, 7) or never will (2, 3, 5).
     #[must_use]

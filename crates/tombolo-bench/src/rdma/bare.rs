@@ -40,7 +40,7 @@ const ANSWER: [u8; 2] = [1; 2];
 /// What is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Load {
-    /// The same bytes, from one buffer and into one.
+    /// Plain bytes, from one buffer and into one.
     Bytes,
     /// Blocks from their place in memory, in packets with checksums, to their place in memory.
     Packets,

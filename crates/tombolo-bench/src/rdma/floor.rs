@@ -19,7 +19,7 @@ pub struct Floor {
     pub cache_line_round_trip_ns: f64,
     /// Copies of each size, within an area of ordinary pages as large as that of the transfers.
     pub copies: Vec<Rate>,
-    /// The same of huge pages, where the kernel has them.
+    /// As `copies`, in huge pages, where the kernel has them.
     pub copies_huge: Vec<Rate>,
     /// Bare UDP on loopback with segmentation offload both ways; the bytes of each size are acknowledged together.
     pub udp: Vec<Rate>,

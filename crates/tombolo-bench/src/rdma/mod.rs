@@ -76,7 +76,7 @@ pub enum Route {
     Shm,
     /// Of two nodes over UDP on loopback, without keys.
     Udp,
-    /// The same, authenticated and encrypted.
+    /// UDP, authenticated and encrypted.
     UdpSealed,
     /// UDP without keys that loses 1 % of the packets.
     UdpLoss,

@@ -50,7 +50,7 @@ pub enum Proof {
 /// One life of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// What it has proved.
+    /// What the node has proved.
     pub proof: Proof,
     /// Chosen at random when it started.
     pub life: [u8; 16],
@@ -72,9 +72,13 @@ pub struct Pauses {
 impl Default for Pauses {
     fn default() -> Self {
         Self {
+            // A user does not notice a tenth of a second; ten dials a second are the most.
             first_ns: 100_000_000,
+            // A node that comes back is joined 5 s later at most; one dial in 5 s costs nothing.
             longest_ns: 5_000_000_000,
+            // As the longest pause: a link that fails sooner is no success.
             lasting_ns: 5_000_000_000,
+            // A bound, not a measurement: below the 1.5 s of silence after which a link is suspect.
             probe_ns: 1_000_000_000,
         }
     }

@@ -126,26 +126,40 @@ impl Default for Config {
             beside_block_ns: 0,
             beside_ns: 0,
             turn_blocks: 2,
+            // A lower class gets a seventeenth at least. A bound, not a measurement.
             starvation_blocks: 16,
             high_max_bytes: 16 * 1024,
             medium_max_bytes: 512 * 1024,
             bypass: true,
             early_notification: true,
             retransmission: Retransmission::Measured {
+                // QOS §4.2 measures with 20 ms.
                 initial_ns: 20_000_000,
+                // Twice the pauses that an ordinary scheduler makes.
                 min_ns: 2_000_000,
+                // A fifth of `give_up_ns`, so that a silent peer is asked again before it is given up.
                 max_ns: 1_000_000_000,
             },
             fast_retransmit: true,
+            // Waking a thread on another processor takes 20 to 50 us (decision 3): twice that.
             reorder_ns: 100_000,
+            // Five times the longest timeout.
             give_up_ns: 5_000_000_000,
+            // At a loss of 80 %, 64 attempts all fail once in 1.6 million blocks (0.8^64).
             max_attempts: 64,
+            // A bound, not a measurement: a receiver that is stopped or swaps for seconds is not given up.
             refused_give_up_ns: 30_000_000_000,
+            // A bound, not a measurement: 2000 attempts a second for a block that finds no room.
             full_delay_ns: 500_000,
+            // The shortest of the pauses of 1 to 25 ms that FAULT ch. 4 measures.
             fault_pause_ns: 1_000_000,
+            // A bound, not a measurement: a copy of 16 KiB takes microseconds, one that takes 5 ms waits for a page.
             placing_probe_ns: 5_000_000,
             congestion: Some(CongestionConfig::default()),
+            // Half of the 1024 transfers, so that reads alone do not fill the table; `served_reads` and `pending_reads`
+            // bound what one peer can ask for by the same number.
             outstanding_reads: 512,
+            // Twice the shortest timeout of a block: a request is answered only when its data comes.
             read_retry_ns: 4_000_000,
             read_channels: 32,
             served_reads: 512,

@@ -39,7 +39,7 @@ pub struct Counters {
     pub notifies_sent: u64,
     /// Answers that a block has arrived and is still being placed.
     pub receipts: u64,
-    /// The same, sent to peers.
+    /// Answers to peers that a block has arrived here and is still being placed.
     pub receipts_sent: u64,
     /// Questions whether such a block is placed.
     pub probes_sent: u64,

@@ -156,7 +156,7 @@ impl Engine {
         self.collect(now);
     }
 
-    /// The same, for a peer that takes its leave.
+    /// As [`Self::peer_lost`], for a peer that says goodbye.
     pub fn remove_peer(&mut self, now: Time, peer: PeerId) {
         self.peer_lost(now, peer);
     }
@@ -250,7 +250,8 @@ impl Engine {
     }
 
     /// The memory refused a placement: the sender is told `code`. For an absent
-    /// page say [`NackCode::SlaveError`], and `page_ready` when it is there; for
+    /// page say [`NackCode::SlaveError`], and `page_ready` when it is there, if that is known
+    /// before the sender's pause is over; for
     /// no memory at all [`NackCode::DecodeError`]; for another's memory
     /// [`NackCode::DomainMismatch`]; for an unknown domain
     /// [`NackCode::NoContext`]. Poll afterwards.
@@ -369,9 +370,8 @@ impl Engine {
         self.initiator.poll_send(now)
     }
 
-    /// Whether a read request would be taken now. A caller that
-    /// keeps requests in a queue of their own looks first (QOS §3.6.3); one that
-    /// does not, loses nothing but a round trip.
+    /// Whether a read request would be taken now. For models of the document's queues (QOS §3.6.3);
+    /// a node does without, and loses a round trip where a request is refused.
     #[must_use]
     pub fn has_read_room(&self, peer: PeerId, request: &ReadRequest) -> bool {
         self.initiator.knows(peer) && self.server.has_room(peer, request)

@@ -31,6 +31,11 @@
 //! read request waits or is rejected with a code on which its sender comes back.
 //! Answers are not queued in a table that can fill: they are a mark on the entry
 //! they answer, and the entries with marks are chained.
+//!
+//! **Faults.** A block whose page is absent pauses ([`Config::fault_pause_ns`]) and goes
+//! again. [`Engine::page_ready`] and [`Engine::source_ready`] end the pause at once, but only
+//! the simulation and the tests call them today: a node lets the pause end, so no node sends
+//! a `Resume` yet. A node obeys one that it receives.
 
 mod action;
 mod config;

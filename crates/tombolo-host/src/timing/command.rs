@@ -20,10 +20,11 @@ pub const PING_TIMEOUT: Duration = Duration::from_secs(3);
 /// with the node by then.
 pub const HANDSHAKE_TO_LINK: Duration = Duration::from_secs(1);
 
-/// How often `demo` checks its children and the signals.
+/// How often `demo` checks its children and the signals: a user does not notice 10 ms, and its runs take seconds.
 pub const DEMO_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The longest that a child of `demo` may take to end after SIGTERM, before it is killed.
+/// The longest that a child of `demo` may take to end after SIGTERM, before it is killed. A bound, not a
+/// measurement: a user who ends `demo` does not wait longer without wondering.
 pub const DEMO_END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a server that has closed its connections to `demo` may take to end, so that the reason of its end

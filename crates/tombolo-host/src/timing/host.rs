@@ -28,7 +28,7 @@ pub const BIND_LOCK_INTERVAL: Duration = Duration::from_millis(5);
 /// does either within tenths of a second.
 pub const ZRAM_DEVICE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Between two looks at a zram device's file.
+/// Between two looks at a zram device's file: small beside the tenths of a second that udev takes.
 pub const ZRAM_DEVICE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The longest wait for the swap space of another comparison to go. Of two with one priority the kernel takes
@@ -36,13 +36,13 @@ pub const ZRAM_DEVICE_INTERVAL: Duration = Duration::from_millis(10);
 /// ends in this time.
 pub const ZRAM_TURN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Between two looks whether that swap space is gone.
+/// Between two looks whether that swap space is gone: small beside the minutes of a run.
 pub const ZRAM_TURN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// For this long ending a swap space is tried again: the programs that were swapped may not be quite gone.
 pub const ZRAM_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between two attempts to end it.
+/// Between two attempts to end it: small beside the seconds that a comparison takes.
 pub const ZRAM_END_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often the limit of a control group that was raised is tried to be lowered again. Short beside a run, so

@@ -1,4 +1,4 @@
-//! Every span of time that Tombolo's programs were built with, in one place.
+//! The spans of time that Tombolo's programs were built with, in one place.
 //!
 //! Each constant says what it bounds, and the measurement or the bound that it follows from. What a protocol
 //! prescribes (retransmission, congestion) is in the configuration of the machine in `tombolo-core` that obeys

@@ -5,6 +5,10 @@ use std::time::Duration;
 /// How long a thread that drives links polls after the last packet before it sleeps. Longer than the round trip of
 /// a small transfer over loopback, so that the next packet of an exchange is met awake; far below a time slice.
 pub const POLL: Duration = Duration::from_micros(60);
+/// Rounds of a polling thread between two looks at the clock and the timers. Timers count milliseconds, and an
+/// idle round takes about a microsecond, so a look every 16 rounds makes no timer noticeably late. A bound, not a
+/// measurement.
+pub const TIMER_CHECK_ROUNDS: u32 = 16;
 /// The longest sleep of a thread that whoever it waits for can wake: after it, the thread sees that it is to stop.
 /// Four rounds a second cost an idle node nothing that can be measured, and a quarter of a second is no delay to a
 /// user who ends it.

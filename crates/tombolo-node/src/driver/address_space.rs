@@ -91,7 +91,7 @@ pub(crate) enum Refusal {
     NoDomain,
     /// The domain has nothing there.
     OutOfRange,
-    /// It is granted to others, or for reading only.
+    /// The memory is granted to others, or for reading only.
     NotGranted,
 }
 

@@ -96,30 +96,18 @@ pub fn engine(counters: &Counters) -> Vec<(String, u64)> {
     for (way, counts) in [("sent", nacks_sent), ("received", nacks_received)] {
         for code in NackCode::ALL {
             let count = counts.get(code as usize).copied().unwrap_or(0);
-            named.push((format!("nacks_{way}_{}", name_of(code)), count));
+            named.push((format!("nacks_{way}_{}", code.name()), count));
         }
     }
     named
 }
 
-/// What QOS Table 3.2 calls it.
-fn name_of(code: NackCode) -> &'static str {
-    match code {
-        NackCode::SlaveError => "slave_error",
-        NackCode::DecodeError => "decode_error",
-        NackCode::NoContext => "no_context",
-        NackCode::PacketCorrupted => "packet_corrupted",
-        NackCode::DomainMismatch => "domain_mismatch",
-        NackCode::BufferFull => "buffer_full",
-    }
-}
-
-/// What the links did that are gone.
+/// Counters of the links that are gone: their number, and the sums of their counters.
 #[derive(Debug, Default)]
 pub struct GoneLinks(Mutex<(u64, LinkCounters)>);
 
 impl GoneLinks {
-    /// One more is.
+    /// Adds the counters of a link that is gone.
     pub fn add(&self, link: &dyn Link) {
         let mut all = self.0.lock();
         all.0 += 1;

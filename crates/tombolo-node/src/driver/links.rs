@@ -107,8 +107,8 @@ impl Node {
         neighbour.returned_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes
     }
 
-    /// Says goodbye to all peers, after the answers that they wait for: whoever else holds this node, such as a
-    /// thread that dials, they need not find out by its silence.
+    /// Closes all links after their answers are flushed, so that peers need not wait for the outage even if
+    /// another thread, such as one that dials, still holds the node.
     pub fn leave(&self) {
         for connection in self.peers() {
             self.flush(&connection);

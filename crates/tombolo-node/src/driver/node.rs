@@ -31,10 +31,10 @@ use crate::programs::domain::ProgramAtWork;
 use crate::programs::domains::{Programs, SetUpError};
 use crate::programs::{Limits, MAX_TRANSACTIONS};
 
-/// Told of completed transfers: user number and result.
+/// Called with the user number and result of each completed transfer.
 pub type CompletionSink = Box<dyn Fn(u64, Result<(), TransferError>) + Send + Sync>;
 
-/// Told of a peer that is gone, before its transfers fail.
+/// Called with a peer that is gone and the reason, before its transfers fail.
 pub type LossSink = Box<dyn Fn(PeerId, LossReason) + Send + Sync>;
 
 /// A node.
@@ -118,7 +118,7 @@ impl Node {
         Self::with_limits(name, lend_bytes, buffer_bytes, Limits::default())
     }
 
-    /// The same, with other limits.
+    /// As [`Self::new`], with these limits of programs.
     pub fn with_limits(
         name: &str,
         lend_bytes: u64,
@@ -202,12 +202,12 @@ impl Node {
         &self.buffers
     }
 
-    /// A link to a peer is up.
+    /// Adds a link that is up. Returns its connection.
     pub fn add_peer(&self, link: Arc<dyn Link>) -> Arc<Connection> {
         self.fabric.add_peer(link)
     }
 
-    /// All links.
+    /// The connections of all links.
     pub fn peers(&self) -> Vec<Arc<Connection>> {
         self.fabric.connections()
     }
@@ -227,7 +227,7 @@ impl Node {
         self.join_over(tombolo_link::connect(address, security, timeout)?, address, timeout)
     }
 
-    /// The same over a link that is up; the address is for messages.
+    /// As [`Node::join`], over a link that is up; the address is for messages.
     pub fn join_over(
         &self,
         link: Arc<dyn Link>,

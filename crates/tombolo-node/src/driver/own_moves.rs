@@ -61,11 +61,11 @@ struct Underway {
     connection: Option<Arc<Connection>>,
 }
 
-/// All of them. Numbers are never used again, so a late copy is never taken for another's.
+/// All copies under way. Numbers are never used again, so a late copy is never taken for another's.
 #[derive(Debug, Default)]
 pub(crate) struct OwnMoves {
     blocks: HashMap<u64, Underway>,
-    /// The number of the newest in a slot of the engine towards a peer.
+    /// The number of the newest copy for a slot of the engine towards a peer.
     slots: HashMap<(PeerId, u16), u64>,
     next: u64,
 }

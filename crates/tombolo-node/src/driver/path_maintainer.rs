@@ -17,7 +17,7 @@ use crate::driver::node::Node;
 use crate::fabric::connection::Connection;
 use crate::fabric::joining::Paths;
 
-/// PathLossSink of each link that is lost while others to the same node are left.
+/// Called with each link that is lost while others to the same node are left.
 pub(crate) type PathLossSink = Arc<dyn Fn(&Address, LossReason) + Send + Sync>;
 
 /// The threads; they end with it.

@@ -20,22 +20,24 @@ use crate::fabric::table::ITSELF;
 use crate::programs::domain::failure_of;
 use crate::programs::user::Poster;
 
-/// Bytes copied between programs here before others get their turn.
+/// Bytes copied between programs here before others get their turn: two blocks of 64 KiB, 6 to 9 us at the
+/// 15 to 22 GB/s that decision 14 measured for loopback.
 const LOOP_BACK_BYTES: u64 = 128 * 1024;
-/// Blocks that may be one copy.
+/// Blocks that may be one copy, at most. A bound, not a measurement.
 const LOOP_BACK_BLOCKS: usize = 8;
 
-/// A payload of so many bytes is sent from where it lies, if it can be summed there: less is copied sooner.
+/// The shortest payload that is sent from where it lies, if it can be summed there: a shorter one takes less time
+/// to copy (decision 15).
 const IN_PLACE_BYTES: usize = 8 * 1024;
 
 /// What is moved in so little time that the clock need not be looked at again, in bytes.
 const QUICK_BYTES: u32 = 4 * 1024;
-/// What a step costs beside the bytes it moves: as much as so many of them.
+/// Cost of a step beside the bytes that it moves, in bytes. A bound, not a measurement.
 const STEP_BYTES: u32 = 512;
 
-/// Acknowledgements go behind so many bytes of blocks: whoever waits for those takes them first.
+/// Bytes of blocks that go before acknowledgements: their receiver is waiting for them (decision 16).
 const BEFORE_ACKS_BYTES: u32 = 32 * 1024;
-/// So many of them wait at most.
+/// Acknowledgements that wait, at most: two packets full.
 const MAX_WAITING_ACKS: usize = 2 * MAX_ACKS;
 
 /// Short packets kept for a link that is full: as many as there are blocks to answer, and some.
@@ -51,7 +53,7 @@ pub(crate) enum Flush {
 /// What has become of a packet for a link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sent {
-    /// It is on its way, or lost.
+    /// The packet is on its way, or lost.
     Yes,
     /// Nothing was taken: the link is full.
     Full,
@@ -87,7 +89,7 @@ impl<'a> CachedClock<'a> {
         (self.seen, self.moved) = (None, 0);
     }
 
-    /// A step has been made, in which so many bytes were moved.
+    /// A step has been made that moved `bytes`.
     pub(crate) fn passed_for(&mut self, bytes: u32) {
         self.moved = self.moved.saturating_add(bytes).saturating_add(STEP_BYTES);
         if self.moved > QUICK_BYTES {
@@ -102,7 +104,7 @@ impl Node {
         self.pump_and(Flush::All, None, &mut CachedClock::new(self));
     }
 
-    /// The same; what is done is likely to be for that peer.
+    /// As [`Node::pump`], where most actions are expected to be for the peer of `connection`.
     pub(crate) fn pump_and(
         &self,
         flush: Flush,
@@ -239,8 +241,8 @@ impl Node {
         let _ = connection.link.flush();
     }
 
-    /// The same, before waiting for its link. Returns whether there is something to do first, as
-    /// [`Link::arm`].
+    /// Puts everything for a peer on its way before its link is waited for. Returns whether there is something to
+    /// do first, as [`Link::arm`].
     pub(crate) fn arm(&self, connection: &Connection) -> Result<bool, LinkError> {
         self.send_acks(connection);
         connection.link.arm()
@@ -384,7 +386,7 @@ impl Node {
         }
     }
 
-    /// Sends a block in packets of at most so many of its bytes.
+    /// Sends a block in packets of at most `max_payload_bytes`.
     fn send_cut(
         connection: &Connection,
         block: &Block,

@@ -1,4 +1,4 @@
-//! The lending side: accepts links, drives their connections, takes memory back.
+//! The engine's loop: accepts links, drives all of them, serves programs' doorbells, runs the timers.
 //!
 //! It polls for a short while after the last packet and sleeps then, so that an
 //! answer comes at once under load and an idle node costs nothing.
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tombolo_host::event;
 use tombolo_host::timing::node as timing;
+use tombolo_host::timing::node::TIMER_CHECK_ROUNDS;
 use tombolo_host::unix::SeqpacketListener;
 use tombolo_link::Listener;
 
@@ -17,9 +18,8 @@ use crate::fabric::connection::Connection;
 use crate::fabric::label::PeerLabel;
 use crate::programs::callers;
 
-/// While polling, one round in so many looks at the clock and the timers.
-const CHORES_ROUNDS: u32 = 16;
-/// One round in so many without work gives way to others.
+/// Rounds without work between two calls that offer the processor to other threads, while polling. Such a call
+/// is a system call and costs as much as several rounds. A bound, not a measurement.
 const YIELD_ROUNDS: u32 = 4;
 /// Links accepted in one turn.
 const MAX_ACCEPTED: usize = 16;
@@ -37,9 +37,12 @@ pub enum PeerEvent {
     PathGone(PeerLabel, String),
 }
 
-/// So many packets may be taken before they are answered.
+/// Packets taken before they are answered, at most: a peer that sends a stream has an answer after this many.
+/// A bound, not a measurement.
 const MAX_UNANSWERED: usize = 4;
-/// One turn in so many of somebody else looks at the timers.
+/// Turns of a program that drives the node itself between two looks at the timers. More than
+/// [`TIMER_CHECK_ROUNDS`], because such a look also copies the list of connections and flushes each of them, on
+/// the program's own time. A bound, not a measurement.
 const TURNS: u32 = 64;
 
 /// What a thread that drives a node by itself keeps between two turns.
@@ -118,7 +121,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         for connection in &connections {
             busy += node.drive(connection);
         }
-        round = (round + 1) % CHORES_ROUNDS;
+        round = (round + 1) % TIMER_CHECK_ROUNDS;
         // While packets may come at any moment, everything else waits for a few rounds.
         if round != 0 && polling {
             if busy == 0 && round.is_multiple_of(YIELD_ROUNDS) {

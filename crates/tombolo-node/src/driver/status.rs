@@ -28,8 +28,8 @@ impl Node {
         self.status_part(0, usize::MAX).0
     }
 
-    /// How this node is, from some entry on, as much as fits into so many bytes; and where the next part
-    /// begins, if there is more.
+    /// The status of this node from entry `from` on, as many entries as fit into `max_bytes`; and where the next
+    /// part begins, if there is more.
     pub(crate) fn status_part(&self, from: u64, max_bytes: usize) -> (NodeStatus, Option<u64>) {
         let mut connections = self.peers();
         connections.sort_by_key(|connection| connection.id);

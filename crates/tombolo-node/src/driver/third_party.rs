@@ -1,9 +1,9 @@
 //! Transfers between two other nodes: the one that has the source is asked, moves the bytes
 //! straight to where they go, and says how that ended.
 //!
-//! It reads what it was granted that the asking node may read, and the destination grants the
-//! source's node, as with any other write of that. The asking node says which node the bytes go to by its
-//! key and its life, never by its name, which any node can choose. Where several neighbours could be that
+//! It reads only what its programs grant to the asking node. The destination must grant writing to the
+//! source's node, as for any other write. The asking node says which node the bytes go to by its
+//! key and its life, never by its name, which any node can choose. Where several peers could be that
 //! one, nothing is moved. What goes to and fro between the nodes is in [`crate::fabric::third_party`].
 
 use tombolo_channel::Failure;

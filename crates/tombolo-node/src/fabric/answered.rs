@@ -20,7 +20,7 @@ const MAX_ANSWERED: usize = 256;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answered(Arc<Mutex<HashMap<PeerId, Questions>>>);
 
-/// Those of one peer, the latest last.
+/// The questions of one peer, the latest last.
 type Questions = VecDeque<Question>;
 
 #[derive(Debug)]

@@ -11,13 +11,10 @@ use parking_lot::Mutex;
 use tombolo_core::rdma::{PathId, PeerId};
 use tombolo_link::identity::Permissions;
 use tombolo_link::{Link, LossReason};
-use tombolo_wire::{Ack, Checksums, MAX_HEADER_BYTES};
+use tombolo_wire::{Ack, Checksums, MAX_BLOCK_BYTES, MAX_HEADER_BYTES};
 
 use crate::fabric::life::NodeIdentity;
 use crate::fabric::neighbour::Neighbour;
-
-/// The most payload of one packet: a block.
-const MAX_PAYLOAD_BYTES: usize = 16 * 1024;
 
 /// A link to another node.
 #[derive(Debug)]
@@ -129,7 +126,7 @@ impl Connection {
 
     /// The most bytes of a block that one packet holds now.
     pub(crate) fn max_payload_bytes(&self) -> u32 {
-        self.link.max_packet_bytes().saturating_sub(MAX_HEADER_BYTES).min(MAX_PAYLOAD_BYTES) as u32
+        self.link.max_packet_bytes().saturating_sub(MAX_HEADER_BYTES).min(MAX_BLOCK_BYTES as usize) as u32
     }
 
     /// The neighbour's link of that path, which may be this one.

@@ -146,7 +146,7 @@ impl Paths {
         self.keep_and_tell(node, security, timeout, stop, &|_, _| {});
     }
 
-    /// The same. `told` hears of each link that is lost while others are left.
+    /// As [`Self::keep`]. `told` is called with each link that is lost while others are left.
     pub(crate) fn keep_and_tell(
         &mut self,
         driver: &dyn LinkDriver,

@@ -175,7 +175,7 @@ pub enum Reply {
     },
     /// What has the name that was asked for.
     Found(NamedSegment),
-    /// The same, and it can be read.
+    /// The segment with the name that was asked for; it can be read.
     Opened {
         /// Its number on this link; also the protection domain of its transfers.
         segment: u16,

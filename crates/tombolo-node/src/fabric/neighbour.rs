@@ -19,7 +19,7 @@ use crate::fabric::paths::Token;
 /// A reply, and the descriptors that came with it.
 pub(crate) type Answer = (Reply, Vec<PassedDescriptor>);
 
-/// A node at the other end of links.
+/// A peer: the node at the other end of one connection or several, wanted or not ([`Self::is_wanted`]).
 #[derive(Debug)]
 pub(crate) struct Neighbour {
     /// Its number in the engine.

@@ -34,7 +34,7 @@ const MAX_JOINING: usize = 256;
 /// What has happened to a neighbour, for people.
 #[derive(Debug)]
 pub enum NeighbourEvent<'a> {
-    /// It is joined: the first time, or again.
+    /// The neighbour is joined: the first time, or again.
     Joined {
         /// As it was named.
         address: &'a Address,
@@ -153,7 +153,7 @@ pub struct Neighbourhood {
     reports: Receiver<Report>,
     sender: Sender<Report>,
     seed: u64,
-    /// Those that wait for the answer whether they are joined.
+    /// Links that wait for the answer whether they are joined.
     joining: HashMap<LinkId, (Arc<Connection>, Joining)>,
     /// The peers that neighbours are now, or were until just now.
     reached: HashMap<NeighbourId, Arc<Connection>>,

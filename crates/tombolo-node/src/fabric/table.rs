@@ -250,9 +250,8 @@ impl Fabric {
         self.engine.lock().post(now, peer, transfer).map(|_| ())
     }
 
-    /// The one neighbour that is this node. It may have several links that it has not made one of; that
-    /// they are of one node, its key says, or the kernel, which knows the process at the other end. Any
-    /// other that says that it is the node too makes it unknown which is meant.
+    /// The peer that has this identity. Several links to one node are known to be one node's by its key or
+    /// process. If two different nodes claim the identity, the result is [`Failure::AmbiguousNode`].
     pub(crate) fn peer_with(&self, identity: &NodeIdentity) -> Result<PeerId, Failure> {
         let mut candidates = self.connections().into_iter().filter(|connection| {
             !connection.is_part()

@@ -19,7 +19,8 @@ use crate::fabric::table::Fabric;
 
 /// Transfers that peers have asked for, open at once: half of what the engine has room for.
 const MAX_MADE: usize = 512;
-/// Those of one peer: others have some, too, when it wants all. No node asks another for more.
+/// Transfers that one peer has asked for, open at once: a quarter of all, so that one peer cannot have them all.
+/// No node asks another for more.
 pub(crate) const MAX_MADE_EACH: usize = 128;
 /// Outcomes that are known still, of one peer's questions. While an outcome waits to be heard again, at
 /// most this many others follow it: of the questions that were open with it, and of those that were asked
@@ -54,20 +55,20 @@ struct Asked {
 struct WithPeer {
     /// Asked by us.
     asked: BTreeMap<u32, Asked>,
-    /// Those of them that no link has taken, or only one that is lost.
+    /// Numbers of questions that no link has taken, or that were taken by a link that was lost since.
     to_ask: VecDeque<u32>,
     /// Being made for the peer.
     making: HashSet<u32>,
     /// What became of the last ones that were made for it: why each failed, if it did.
     outcomes: VecDeque<(u32, Option<u64>)>,
-    /// Those of them that no link has taken.
+    /// Numbers of outcomes that no link has taken.
     to_answer: VecDeque<u32>,
 }
 
 /// What a question of a peer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
-    /// It is to be carried out.
+    /// The transfer is to be carried out.
     New,
     /// The peer has too many open.
     OneTooMany,

@@ -33,8 +33,6 @@ const STRIPE_BYTES: u64 = DEFAULT_STRIPE_BYTES;
 const READ_PAGES: u32 = 512;
 /// Pages that can be written at once without a window.
 const STAGING_PAGES: u32 = 256;
-/// One round of progress in so many looks at the timers.
-const EXPIRE_ROUNDS: u32 = 16;
 /// How much of a window is mapped at once.
 const WARM_BYTES: usize = 1 << 20;
 /// Marks a completed write among the user numbers of transfers.
@@ -274,7 +272,7 @@ impl Borrowed {
         Ok(borrowed)
     }
 
-    /// The same over links that are up, for a node that may lend as well.
+    /// Borrows over links that are up, for a node that may lend as well.
     pub fn over(
         node: Arc<Node>,
         addresses: &[Address],
@@ -286,8 +284,8 @@ impl Borrowed {
         Self::from_peers(node, addresses, peers, bytes, wish_bytes)
     }
 
-    /// The same from peers that the node has joined already, one for each address. Somebody serves
-    /// the node, if a peer has several paths.
+    /// Borrows from peers that the node has joined already, one for each address. If a peer has several paths,
+    /// another thread must serve the node.
     pub fn from_peers(
         node: Arc<Node>,
         addresses: &[Address],
@@ -678,7 +676,7 @@ impl FarMemory for Borrowed {
             }
         }
         // Timers count milliseconds, and whoever waits comes here every microsecond.
-        if self.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(EXPIRE_ROUNDS) {
+        if self.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(timing::TIMER_CHECK_ROUNDS) {
             self.node.expire();
         }
         self.report_unposted();

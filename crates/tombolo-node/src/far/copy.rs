@@ -27,13 +27,16 @@ use crate::fabric::messages::{Checksum, NamedSegment, Reply, Request};
 use crate::lending::ledger::LendError;
 use crate::lending::named::{Hasher, SegmentName};
 
-/// How much one transfer moves.
+/// Bytes that one transfer of a copy moves.
 const PIECE_BYTES: usize = 1 << 20;
-/// How many transfers are open at once.
+/// Transfers open at once: 8 MiB under way, so that checksumming and writing one piece overlaps with the others. A
+/// bound, not a measurement.
 const PIECES: usize = 8;
-/// A node allocates and checks at least so much.
+/// Rate at which a node allocates and checks, at least: hundreds of times slower than memory, so that a busy
+/// machine is not given up. A bound, not a measurement.
 const SLOWEST_BYTES_PER_S: u64 = 20 << 20;
-/// How often a link is looked at, where something is there each time, before its timers are.
+/// Rounds in which packets are taken off a link that always has some, before the timers are looked at. A bound, not
+/// a measurement: what has come is looked at first, or the timers would take it for lost.
 const ROUNDS: u32 = 64;
 
 /// Why something was not copied.
@@ -48,7 +51,7 @@ pub enum CopyError {
     /// No address of the node is known.
     #[error("no address to copy from or to")]
     NoAddress,
-    /// This side could not be set up.
+    /// The thread that drives the link could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
     /// The node does not answer, or is gone.
@@ -129,7 +132,7 @@ pub enum CopyError {
     Interrupted,
 }
 
-/// PathLossSink how many bytes are done; false: go no further.
+/// Called with the number of bytes done; returns false to stop.
 pub type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
 
 /// The segments with names at another node. After a copy that failed its link is of no more use:
@@ -150,7 +153,7 @@ pub struct Store {
 /// A segment that can be read.
 #[derive(Debug)]
 pub struct Opened {
-    /// What it is.
+    /// Its name, length and checksum.
     pub found: NamedSegment,
     segment: u16,
 }
@@ -206,7 +209,7 @@ impl Store {
         Self::connect_with(name, addresses, security, DEFAULT_OUTAGE)
     }
 
-    /// The same. Over UDP the node may be silent for `outage` before it is lost; what is asked of it waits
+    /// As [`Self::connect`]. Over UDP the node may be silent for `outage` before it is lost; what is asked of it waits
     /// meanwhile.
     pub fn connect_with(
         name: &str,

@@ -82,7 +82,7 @@ impl Pinger {
         Ok(Self { node, peer, segment, ended, failure, pings: 0 })
     }
 
-    /// Writes so many bytes (at most [`MAX_PING_BYTES`]) and waits for the acknowledgement.
+    /// Writes `size_bytes` (at most [`MAX_PING_BYTES`]) and waits for the acknowledgement.
     pub fn ping(&mut self, size_bytes: u32, timeout: Duration) -> Result<Duration, PingError> {
         self.pings += 1;
         let since = Instant::now();

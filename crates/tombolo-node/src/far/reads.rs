@@ -33,7 +33,7 @@ pub(crate) struct Reads {
 }
 
 impl Reads {
-    /// For so many buffer pages.
+    /// No reads yet, for this number of buffer pages.
     pub(crate) fn new(buffers: u32) -> Self {
         let state = State {
             free: (0..buffers).rev().collect(),

@@ -50,7 +50,7 @@ impl Asker {
         self.answer_with(reply, None)
     }
 
-    /// The same, with memory for peers that can map it.
+    /// As [`Self::answer`], with memory for peers that can map it.
     pub(super) fn answer_with(&mut self, reply: Reply, memory: Option<Arc<SharedMemory>>) -> Step {
         self.answered.ended(&self.neighbour, self.number, &reply);
         let message = Message::V1(MessageV1::Answer { number: self.number, reply }).encode();

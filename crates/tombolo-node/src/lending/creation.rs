@@ -21,7 +21,7 @@ enum Stage {
     /// What others gave back is being freed, and there will be room then.
     AwaitsRoom(Instant),
     Allocates(Allocation, Room),
-    /// It is there, or will not be.
+    /// The memory is there, or will not be.
     Over,
 }
 

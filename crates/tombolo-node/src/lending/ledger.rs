@@ -83,7 +83,7 @@ pub struct Published {
 enum Holding {
     /// Memory to do with as it likes. It may have its descriptor.
     Lent(Segment),
-    /// What it fills, to be published. It reaches that through this node alone.
+    /// A draft that the peer fills, to be published. The peer reaches it through this node alone.
     Draft(Segment, u64),
     /// What others may read as well.
     Reading(Arc<Segment>),

@@ -26,10 +26,10 @@ pub struct SegmentName(String);
 /// Why a text is no name of a segment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// It is empty.
+    /// The name is empty.
     #[error("the name of the segment is empty")]
     Empty,
-    /// It is too long.
+    /// The name is too long.
     #[error("the name of a segment has {0} bytes, and may have {MAX_NAME_BYTES}")]
     TooLong(usize),
     /// It has a character that no name has.

@@ -12,20 +12,21 @@ use parking_lot::RwLock;
 use super::domain::ProgramDomain;
 use super::domains::{Domains, Programs};
 
-/// So many are looked at even if they are quiet.
+/// Number of domains that are looked at even if they are quiet. Each costs a round of the loop one load. A bound,
+/// not a measurement.
 const LOOKED_AT: usize = 64;
 
-/// Those domains.
+/// The domains whose doorbells are looked at.
 #[derive(Debug, Default)]
 pub(crate) struct Awake(RwLock<Arc<Domains>>);
 
 impl Awake {
-    /// All of them.
+    /// All awake domains.
     pub(crate) fn domains(&self) -> Arc<Domains> {
         self.0.read().clone()
     }
 
-    /// All of them, if one has rung.
+    /// All awake domains, if one of them has rung.
     pub(crate) fn if_rung(&self) -> Option<Arc<Domains>> {
         let domains = self.0.read();
         domains.values().any(|domain| domain.page.rung() != 0).then(|| domains.clone())

@@ -45,7 +45,7 @@ pub(crate) enum SetUpError {
     Random(#[from] NoRandomNumbers),
 }
 
-/// All of them.
+/// The domains of all programs.
 #[derive(Debug)]
 pub(crate) struct Programs {
     pub(super) limits: Limits,
@@ -58,7 +58,7 @@ pub(crate) struct Programs {
     addresses: Mutex<Addresses>,
     /// What the thread that receives programs sleeps on.
     pub(super) poll: Poll,
-    /// Those whose bells are looked at.
+    /// The domains whose doorbells are looked at.
     pub(crate) awake: Awake,
     /// What may be allocated for them.
     pub(crate) memory: Arc<Account>,
@@ -71,7 +71,7 @@ pub(crate) struct Programs {
     pub(crate) moved: Arc<Outbox>,
     /// Small transfers under way between programs here.
     pub(crate) small_at_home: AtomicU32,
-    /// For so many copies more, tiny ones are expected.
+    /// Number of further copies during which a tiny one is expected.
     pub(crate) tiny_expected: AtomicU32,
     /// Whose bells are answered first.
     pub(crate) turn: AtomicU16,
@@ -208,7 +208,7 @@ impl Programs {
         self.awake.domains().values().filter(|domain| domain.page.fall_asleep()).count() > 0
     }
 
-    /// It is awake.
+    /// The engine's loop is awake.
     pub(crate) fn wake_up(&self) {
         self.asleep.store(false, Ordering::SeqCst);
         self.moved.wake_up();
@@ -312,7 +312,7 @@ impl Programs {
         self.pool.give_back(domain.owner(), Box::new(LastHolder(domain.clone())));
     }
 
-    /// Takes so many bytes of what programs may have.
+    /// Takes `bytes` of what programs may have.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Room, String> {
         self.memory.take(bytes).map_err(|error| match error {
             TakeError::TooMuch { free_bytes } => {

@@ -44,6 +44,6 @@ pub(crate) enum Missing {
     Domain,
     /// The domain has nothing there.
     Range,
-    /// It is granted to others.
+    /// The memory is granted to others.
     Grant,
 }

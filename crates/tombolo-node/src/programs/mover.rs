@@ -24,10 +24,13 @@ use tombolo_wire::{NackCode, Notification};
 
 use super::own::OwnRange;
 
-/// Copies that wait; who comes then is told to come again.
+/// Copies of a domain that wait, at most; a further one is refused and comes again. A bound, not a measurement: a
+/// quarter of the 1024 blocks that an engine can have under way.
 const JOBS: usize = 256;
-/// Beyond so many, only if they hold no more than `JOB_BYTES`.
+/// Copies that wait whatever they hold: blocks of at most 16 KiB, so 1 MiB.
 const FREE_JOBS: usize = 64;
+/// Beyond [`FREE_JOBS`], a copy is refused while those that wait hold more than this: 256 blocks of 16 KiB. Blocks
+/// between programs of one node are longer. A bound, not a measurement.
 const JOB_BYTES: usize = 4 << 20;
 
 /// What a copy is for.

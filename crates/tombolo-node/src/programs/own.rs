@@ -33,7 +33,7 @@ impl OwnRange {
     }
 }
 
-/// Those of a domain, and the thread that reaches them.
+/// The registered ranges of a domain, and the thread that reaches them.
 #[derive(Debug, Default)]
 pub(super) struct OwnRanges(RwLock<Table>);
 

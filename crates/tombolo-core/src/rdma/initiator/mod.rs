@@ -63,7 +63,7 @@ pub struct Initiator {
     small_until: Time,
     /// Entries in a list with a timer.
     armed: u32,
-    /// Peers wait for others to have fewer slots; the fewest that one of them has itself.
+    /// Smallest slot count among peers that wait because they hold more slots than are free.
     held_back: Option<usize>,
     /// No timer fires before this.
     wake: Time,
@@ -128,7 +128,7 @@ impl Initiator {
         let heard_at = self.attended.at(now);
         self.peers[peer.index()] = Some(Box::new(SendPeer::new(peer, &self.config, heard_at, self.sessions)));
         // Room for what this peer's reads may need, apart from our own posts: a
-        // full table here must not keep the other side waiting (SPEC M10).
+        // full table here must not keep the other side waiting (the deadlock of MICRO §4.10).
         let peers = self.peers.iter().flatten().count();
         let served = peers * self.config.served_reads as usize;
         self.transfers.reserve(self.config.transfers as usize + served);
@@ -266,8 +266,8 @@ impl Initiator {
             && self.picker.pass_over_lower(has_work)
     }
 
-    /// Whether a block for that peer may have a slot: it has no more of them than are free. So one that
-    /// answers nothing leaves half of the table to others, and the next like it half of that.
+    /// Whether a block for that peer may have a slot. A peer may hold at most as many slots as are free: a
+    /// silent one leaves half of the table, a second silent one half of the rest.
     fn may_take_slot(&self, peer: PeerId) -> bool {
         self.peers[peer.index()].as_ref().is_some_and(|peer| peer.slots <= self.table.tickets.len())
     }

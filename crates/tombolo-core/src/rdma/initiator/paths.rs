@@ -22,10 +22,12 @@ use crate::rdma::round_trip::RoundTrip;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{MAX_PATHS, PathId, PeerId};
 
-/// A block that a path has lost goes by another one, unless that is slower by this factor.
+/// A block that a path has lost goes by another one, unless that is slower by this factor. A bound, not a
+/// measurement: a loss by chance should not send blocks a much longer way.
 const AVOIDED: u64 = 4;
 
-/// Number of times that a stuck peer is looked at before it is given up.
+/// Number of times that a stuck peer is looked at before it is given up: it is given up at most a quarter of
+/// [`Config::give_up_ns`] late.
 const LOOKS_OF_A_SILENCE: u64 = 4;
 
 /// What the initiator knows of one path.
@@ -369,8 +371,8 @@ impl Initiator {
         now.after_ns(self.config.give_up_ns / LOOKS_OF_A_SILENCE)
     }
 
-    /// A stuck peer is looked at. What waits because its links take nothing, while nothing comes from it
-    /// either, ends as what it does not answer.
+    /// Checks a stuck peer. If its links take nothing and it has been silent for [`Config::give_up_ns`], its
+    /// transfers end as [`TransferError::PeerUnreachable`].
     pub(super) fn look_at_stuck(&mut self, now: Time, id: PeerId) {
         let look_at = self.next_look(now);
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };

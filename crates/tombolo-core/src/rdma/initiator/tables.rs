@@ -61,9 +61,10 @@ pub(super) struct TransferState {
     pub received_bytes: u64,
     pub placing: u32,
     pub asked_at: Time,
-    /// A block of it was whole when it was last heard of, and whether one came since. What of that
-    /// kind a read knows when it ends, the next one inherits. By the attended clock.
+    /// When the timers last saw that a block of the answer had been placed; the next read inherits it. By the
+    /// attended clock.
     pub progress_at: Time,
+    /// Whether a block of the answer was placed since; the next read inherits it.
     pub has_progressed: bool,
     /// A sign of the read's life has come.
     pub heard: bool,
@@ -151,7 +152,7 @@ pub(super) struct Transfers {
     pub chain: Chain,
     /// Reads with a request, in the order of their ids.
     pub read_chain: Chain,
-    /// Those of each peer that have not ended.
+    /// The transfers of each peer that have not ended.
     pub open_chain: Chain,
     free: Vec<u32>,
     /// Open transfers that this node's programs have posted.
@@ -415,9 +416,9 @@ impl SendPeer {
         })
     }
 
-    /// An id for the next read. Ids whose place an open read still holds are skipped: as many
-    /// reads may come after a long one as like. There is a free place, because no more reads
-    /// may be open than there are places.
+    /// An id for the next read. An id whose place an open read holds is skipped, so that any number of
+    /// reads can follow a long one. There is a free place, because no more reads may be open than there
+    /// are places.
     pub fn take_request(&mut self) -> RequestId {
         while self.requests[request_place(self.next_request)] != NONE {
             self.next_request = self.next_request.next();

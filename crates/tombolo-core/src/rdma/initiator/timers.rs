@@ -1,4 +1,4 @@
-//! What happens when nothing happens (QOS ch. 4).
+//! Retransmission timers: a block without an answer goes again, or its transfer is given up (QOS ch. 4).
 //!
 //! A path's unanswered blocks are a list in the order they were sent (QOS §4.1).
 //! The timeout is the path's, not the block's, so the head always expires first.
@@ -23,7 +23,7 @@ const DELAYS: usize = 3;
 
 impl Transactions {
     /// The first unanswered block of a path, in the order of sending, that a later answer shows to be lost.
-    /// Those that were overtaken too often are passed over: they wait for the timeout, others do not.
+    /// Blocks that were overtaken too often are passed over: they wait for the timeout.
     fn first_overtaken(&self, timeouts: List, answered_order: u64) -> Option<u32> {
         let mut earlier = timeouts
             .iter(&self.chain)

@@ -34,12 +34,12 @@ impl Entries {
         self.pages.get_mut(slot / PAGE_ENTRIES)?.as_mut()?.get_mut(slot % PAGE_ENTRIES)
     }
 
-    /// Those that are there.
+    /// The entries that are allocated.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.pages.iter().flatten().flatten()
     }
 
-    /// Those that are there, with their slots.
+    /// The entries that are allocated, with their slots.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Entry)> {
         self.pages.iter_mut().enumerate().flat_map(|(number, page)| {
             let entries = page.iter_mut().flatten().enumerate();
