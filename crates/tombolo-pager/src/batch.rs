@@ -7,9 +7,12 @@
 //! it is not lost, as it would be if the page were copied and dropped. Dropping pages of the
 //! program one at a time would also cost an event each.
 //!
-//! A page that cannot be moved although nobody has pinned it, because a fork shares it or
-//! its mapping is not writable, is **kept** mapped, write-protected, while it is copied, and
-//! dropped afterwards.
+//! A page that a fork shares cannot be moved either. It is made this process's own, and moved when it
+//! comes up again. It is not dropped: a drop waits for its own event, and the program may have mapped
+//! something else there meanwhile.
+//!
+//! Only a page of a mapping that is not writable is **kept** mapped, write-protected, while it is
+//! copied, and dropped afterwards.
 //!
 //! The agent answers when it can. Until then the batch waits, and others go on: the program
 //! may be frozen, and its agent with it.
@@ -25,7 +28,7 @@ use crate::copy_out::{read_kept, read_moved};
 use crate::evict::Evictor;
 use crate::pager::CopyBack;
 use crate::protocol::{Done, STAGING_PAGES};
-use crate::space::{Agent, Order, Space, extend, is_shared};
+use crate::space::{Agent, Order, Space, extend};
 use crate::stats::Counters;
 
 /// Pages of one batch.
@@ -56,7 +59,7 @@ pub(crate) enum Way {
     Stay,
     /// It was moved and could not be saved: it goes back.
     Back,
-    /// It stays, and is made this process's own so that it can be moved next time.
+    /// A fork shares it, or it is pinned: it stays, and is made this process's own, so that it can be moved next time.
     Unshare,
 }
 
@@ -291,16 +294,11 @@ impl Evictor {
     fn moved(&self, batch: &mut Batch, done: &Done) {
         for (index, victim) in (0u32..).zip(&mut batch.victims) {
             let status = done.moved.get(index as usize).copied().unwrap_or(EINVAL);
-            let shared = || is_shared(batch.agent.pid, victim.page);
             let writable = || process::is_writable(batch.agent.pid, Space::address(victim.page));
             let refused = || match (status, victim.clean) {
                 // Its state says that it is mapped, and it is not: the program dropped it, or moved it away.
                 (ENOENT, _) => Way::Empty,
-                (EBUSY, _) => match shared() {
-                    Some(true) => Way::Keep,
-                    Some(false) => Way::Unshare,
-                    None => Way::Stay,
-                },
+                (EBUSY, _) => Way::Unshare,
                 (EINVAL, _) if writable() == Some(false) => Way::Keep,
                 _ => Way::Stay,
             };
@@ -328,10 +326,10 @@ impl Evictor {
                         victim.way = Way::Stay;
                         continue;
                     }
-                    // Before it was protected, a thread may have made the page this process's own, and a device
-                    // may write to it: what is copied now would not be the last word. From now on whoever wants
-                    // to write waits.
-                    if !victim.clean && self.may_be_pinned(batch.agent.pid, victim.page) {
+                    // Its mapping may have been made writable before it was protected, and a device may write to
+                    // the page: what is copied now would not be the last word. From now on whoever wants to write
+                    // waits.
+                    if !victim.clean && process::is_writable(batch.agent.pid, address) != Some(false) {
                         let _ = batch.space.uffd.write_protect(address, PAGE_BYTES as usize, false);
                         victim.way = Way::Stay;
                         continue;
@@ -341,11 +339,6 @@ impl Evictor {
                 _ => {}
             }
         }
-    }
-
-    /// Whether a device may write to a page of a writable mapping: nobody can have pinned one that a fork shares.
-    fn may_be_pinned(&self, pid: u32, page: Page) -> bool {
-        is_shared(pid, page) != Some(true) && process::is_writable(pid, Space::address(page)) != Some(false)
     }
 
     /// Gives the slots of zero pages back, and sends the others where there is no window.

@@ -379,15 +379,3 @@ impl AsFd for Agent {
         self.socket.as_fd()
     }
 }
-
-/// Whether a present page is mapped more than once, as after a fork. A page
-/// that is cannot be pinned for writing. `pid`: a process with that memory.
-pub fn is_shared(pid: u32, page: Page) -> Option<bool> {
-    const PRESENT: u64 = 1 << 63;
-    const MAPPED_ONCE: u64 = 1 << 56;
-    let mut word = [0u8; 8];
-    let file = std::fs::File::open(format!("/proc/{pid}/pagemap")).ok()?;
-    std::os::unix::fs::FileExt::read_exact_at(&file, &mut word, page * 8).ok()?;
-    let word = u64::from_ne_bytes(word);
-    (word & PRESENT != 0).then_some(word & MAPPED_ONCE == 0)
-}
