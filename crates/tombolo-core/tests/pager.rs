@@ -4,7 +4,7 @@
 //!
 //! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SEEDS=5000` runs many.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tombolo_core::pager::{Access, Decision, Entry, Outcome, Page, Slots, State, Table};
 use tombolo_random::{Random, Seeds};
@@ -46,6 +46,8 @@ struct Space {
     fetches: Vec<Page>,
     /// Faults that the kernel has reported, and nobody has read yet.
     unread: Vec<(Page, Access)>,
+    /// Pages that threads wait for: somebody has to wake them.
+    asleep: BTreeSet<Page>,
     resident: u64,
 }
 
@@ -104,6 +106,13 @@ impl World {
     /// Serves a fault, which may be an old one: the page may have come, gone, or changed since. False: the
     /// thread has to wait.
     fn serve(&mut self, id: u32, page: Page, access: Access) -> bool {
+        let served = self.try_serve(id, page, access);
+        let asleep = &mut self.space(id).asleep;
+        if served { asleep.remove(&page) } else { asleep.insert(page) };
+        served
+    }
+
+    fn try_serve(&mut self, id: u32, page: Page, access: Access) -> bool {
         let slow = self.slow;
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
@@ -115,7 +124,7 @@ impl World {
                 if !space.memory.expected.contains_key(&page) => {}
             Decision::Fetch(_) if slow => {
                 space.resident += 1;
-                let operation = space.table.fetching(page, access.write);
+                let operation = space.table.fetching(page, access.write, true);
                 space.fetches.push(operation);
                 return false;
             }
@@ -177,7 +186,7 @@ impl World {
             let is_remote = space.table.get(page).state() == State::Remote && !space.table.is_name(page);
             if slow && is_remote && space.memory.expected.contains_key(&page) {
                 space.resident += 1;
-                let operation = space.table.fetching(page, false);
+                let operation = space.table.fetching(page, false, false);
                 space.fetches.push(operation);
             }
         }
@@ -198,6 +207,10 @@ impl World {
             assert_eq!(entry.state(), State::Fetching);
             let contents = self.far[&slot.expect("a slot")];
             space.memory.present.entry(page).or_insert(Present { contents, protected: protect });
+            if !found {
+                // Mapping a page wakes those who wait for it.
+                space.asleep.remove(&page);
+            }
         }
         let keep = slot.filter(|&slot| {
             let keep = (protect && !found) || entry.is_discarded();
@@ -207,6 +220,7 @@ impl World {
             keep
         });
         let finished = space.table.finish(began, Outcome::Stays(keep), 0, slots);
+        finished.wake.iter().for_each(|page| drop(space.asleep.remove(page)));
         space.resident -= u64::from(finished.freed);
     }
 
@@ -269,6 +283,7 @@ impl World {
                 slots.release(victim.slot);
             }
             let finished = space.table.finish(victim.page, outcome, age, slots);
+            finished.wake.iter().for_each(|page| drop(space.asleep.remove(page)));
             space.resident -= u64::from(finished.freed);
             space.resident += u64::from(finished.gained);
             told.extend(finished.followers);
@@ -285,6 +300,7 @@ impl World {
                 continue;
             };
             let finished = space.table.finish(follower.page, outcome, self.age, &mut self.slots);
+            finished.wake.iter().for_each(|page| drop(space.asleep.remove(page)));
             space.resident += u64::from(finished.gained);
             space.resident -= u64::from(finished.freed);
             told.extend(finished.followers);
@@ -351,6 +367,7 @@ impl World {
             space.memory.expected.insert(to + step, expected);
         }
         let remapped = space.table.remap(from, to, count, slots);
+        remapped.wake.iter().for_each(|page| drop(space.asleep.remove(page)));
         space.resident -= remapped.resident;
         space.cancelled |= remapped.in_operation;
         // The kernel reports the old place, too.
@@ -453,6 +470,8 @@ impl World {
             while !self.spaces[&id].fetches.is_empty() {
                 self.arrive(id);
             }
+            let asleep = &self.spaces[&id].asleep;
+            assert!(asleep.is_empty(), "space {id}: nobody wakes those who wait for {asleep:?}");
             for page in 0..PAGES {
                 self.access(id, page, None);
                 while !self.spaces[&id].fetches.is_empty() {

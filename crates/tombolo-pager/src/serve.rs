@@ -253,7 +253,7 @@ impl Pager {
         since: Option<Instant>,
     ) -> Result<(), UffdError> {
         let Some(window) = self.far.window(slot) else {
-            let operation = table.states.fetching(page, !protect);
+            let operation = table.states.fetching(page, !protect, since.is_some());
             self.far.read(slot, ticket(space, operation), since);
             table.to_send = true;
             return Ok(());

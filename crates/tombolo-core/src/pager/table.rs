@@ -376,9 +376,10 @@ impl Table {
 
     /// The page is on its way from its slot. Returns the operation's name: the page, unless an operation that began
     /// here is under way elsewhere. The evictor itself may wait for this page, so it must not wait for an eviction.
-    pub fn fetching(&mut self, page: Page, writable: bool) -> Page {
+    /// `waiter`: a thread waits for it; it is not sent for ahead of need.
+    pub fn fetching(&mut self, page: Page, writable: bool, waiter: bool) -> Page {
         let entry = self.get(page);
-        self.set(page, entry.with_state(State::Fetching).with_writable(writable).with_waiter(false));
+        self.set(page, entry.with_state(State::Fetching).with_writable(writable).with_waiter(waiter));
         if !self.is_name(page) {
             return page;
         }
