@@ -108,7 +108,11 @@ impl World {
     fn serve(&mut self, id: u32, page: Page, access: Access) -> bool {
         let served = self.try_serve(id, page, access);
         let asleep = &mut self.space(id).asleep;
-        if served { asleep.remove(&page) } else { asleep.insert(page) };
+        if served {
+            asleep.remove(&page)
+        } else {
+            asleep.insert(page)
+        };
         served
     }
 
