@@ -224,7 +224,7 @@ impl World {
             keep
         });
         let finished = space.table.finish(began, Outcome::Stays(keep), 0, slots);
-        finished.wake.iter().for_each(|page| drop(space.asleep.remove(page)));
+        space.asleep.retain(|page| !finished.wake.contains(page));
         space.resident -= u64::from(finished.freed);
     }
 
@@ -287,7 +287,7 @@ impl World {
                 slots.release(victim.slot);
             }
             let finished = space.table.finish(victim.page, outcome, age, slots);
-            finished.wake.iter().for_each(|page| drop(space.asleep.remove(page)));
+            space.asleep.retain(|page| !finished.wake.contains(page));
             space.resident -= u64::from(finished.freed);
             space.resident += u64::from(finished.gained);
             told.extend(finished.followers);
@@ -304,7 +304,7 @@ impl World {
                 continue;
             };
             let finished = space.table.finish(follower.page, outcome, self.age, &mut self.slots);
-            finished.wake.iter().for_each(|page| drop(space.asleep.remove(page)));
+            space.asleep.retain(|page| !finished.wake.contains(page));
             space.resident += u64::from(finished.gained);
             space.resident -= u64::from(finished.freed);
             told.extend(finished.followers);
@@ -371,7 +371,7 @@ impl World {
             space.memory.expected.insert(to + step, expected);
         }
         let remapped = space.table.remap(from, to, count, slots);
-        remapped.wake.iter().for_each(|page| drop(space.asleep.remove(page)));
+        space.asleep.retain(|page| !remapped.wake.contains(page));
         space.resident -= remapped.resident;
         space.cancelled |= remapped.in_operation;
         // The kernel reports the old place, too.

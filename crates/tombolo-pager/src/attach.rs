@@ -237,7 +237,7 @@ impl Reception {
         uffd.enable(FEATURES)?;
         uffd.register(hello.control, CONTROL_PAGES as u64 * PAGE_BYTES)?;
         let token = Space::new_token()?;
-        let make = |index| Ok(Space::new(index, uffd, hello.control, hello.requests, token));
+        let make = |index| Ok(Space::new(index, uffd, hello, token));
         let space = self.pager.add_space(make)?;
         self.pager.poll_space(&space)?;
         Ok((space, gate, program))
@@ -335,6 +335,7 @@ fn hear(socket: &OwnedFd) -> io::Result<(Hello, Vec<OwnedFd>, Program)> {
         requests: long(2),
         token: long(3),
         agent: long(4),
+        changing: long(5),
     };
     let pidfd = process::peer_pidfd(socket.as_fd(), pid)?;
     Ok((hello, descriptors, Program { pid, pidfd }))

@@ -12,7 +12,8 @@
 //! something else there meanwhile.
 //!
 //! Only a page of a mapping that is not writable is **kept** mapped, write-protected, while it is
-//! copied, and dropped afterwards.
+//! copied, and dropped afterwards; libc's calls that change mappings wait for the drop. Of a program that
+//! changes mappings by system calls of its own, such pages stay.
 //!
 //! The agent answers when it can. Until then the batch waits, and others go on: the program
 //! may be frozen, and its agent with it.
@@ -28,7 +29,7 @@ use crate::copy_out::{read_kept, read_moved};
 use crate::evict::Evictor;
 use crate::pager::CopyBack;
 use crate::protocol::{Done, STAGING_PAGES};
-use crate::space::{Agent, Order, Space, extend};
+use crate::space::{Agent, Order, Space, Table, extend};
 use crate::stats::Counters;
 
 /// Pages of one batch.
@@ -299,7 +300,7 @@ impl Evictor {
                 // Its state says that it is mapped, and it is not: the program dropped it, or moved it away.
                 (ENOENT, _) => Way::Empty,
                 (EBUSY, _) => Way::Unshare,
-                (EINVAL, _) if writable() == Some(false) => Way::Keep,
+                (EINVAL, _) if !batch.space.changes_unseen() && writable() == Some(false) => Way::Keep,
                 _ => Way::Stay,
             };
             victim.way = match status {
@@ -381,24 +382,25 @@ impl Evictor {
             let mut guard = batch.space.lock();
             let table = &mut *guard;
             for victim in &mut batch.victims {
-                match victim.way {
-                    Way::Keep => {
-                        let (now, entry) = table.states.operation(victim.page);
-                        if now != victim.page || entry.is_discarded() || table.closed {
-                            victim.way = Way::Stay;
-                            continue;
-                        }
-                        if !victim.clean {
-                            // A fork from now on finds the contents in the slot, or the page present.
-                            table
-                                .states
-                                .set(victim.page, entry.with_state(State::EvictDrop).with_slot(victim.slot));
-                        }
-                        // One by one: of a range over several mappings, the kernel reports each part.
-                        order.drop.push((victim.page, 1));
+                if victim.way == Way::Keep {
+                    let (now, entry) = table.states.operation(victim.page);
+                    if now != victim.page || entry.is_discarded() || table.closed {
+                        victim.way = Way::Stay;
+                        continue;
                     }
-                    Way::Unshare => extend(&mut order.unshare, victim.page),
-                    _ => {}
+                    if !victim.clean {
+                        // A fork from now on finds the contents in the slot, or the page present.
+                        let saved = entry.with_state(State::EvictDrop).with_slot(victim.slot);
+                        table.states.set(victim.page, saved);
+                    }
+                    // One by one: of a range over several mappings, the kernel reports each part.
+                    order.drop.push((victim.page, 1));
+                }
+            }
+            // Not beside drops: a page that is to be dropped may come to stand where the agent touches one.
+            for victim in batch.victims.iter().filter(|victim| victim.way == Way::Unshare) {
+                if order.drop.is_empty() {
+                    extend(&mut order.unshare, victim.page);
                 }
             }
             table.command = command;
@@ -428,9 +430,8 @@ impl Evictor {
     fn dropped(&self, batch: &mut Batch, drops: &[(Page, u32)], count: usize) {
         let mut guard = batch.space.lock();
         let table = &mut *guard;
-        for (index, &(first, pages)) in drops.iter().enumerate() {
-            let end = first + u64::from(pages);
-            let range = (Space::address(first), Space::address(end));
+        for (index, &(page, _)) in drops.iter().enumerate() {
+            let range = (Space::address(page), Space::address(page + 1));
             let reported = match table.own_drops.iter().position(|own| *own == range) {
                 Some(at) => {
                     table.own_drops.swap_remove(at);
@@ -438,18 +439,22 @@ impl Evictor {
                 }
                 None => true,
             };
-            let way = match (index < count, reported) {
-                (true, _) => Way::Gone,
-                (false, false) => Way::Stay,
-                (false, true) => {
-                    // It was the program that dropped exactly this range.
-                    let discarded = table.states.discard(first, end, &mut self.pager.slots.lock());
-                    debug_assert_eq!(discarded.resident, 0, "all of them are in an operation");
-                    Way::Stay
+            let (now, entry) = table.states.operation(page);
+            let is_here = now == page && table.states.get(page) == entry;
+            let way = if index < count {
+                if !is_here {
+                    self.look_at_dropped(&batch.space, table, page);
                 }
+                Way::Gone
+            } else {
+                if reported && is_here {
+                    // It was the program that dropped exactly this range.
+                    table.states.discard(page, page + 1, &mut self.pager.slots.lock());
+                }
+                Way::Stay
             };
             for victim in batch.victims.iter_mut().filter(|victim| victim.way == Way::Keep) {
-                if (first..end).contains(&victim.page) {
+                if victim.page == page {
                     victim.way = way;
                     // What stays is protected and stored.
                     victim.clean |= way == Way::Stay && victim.slot.is_some();
@@ -457,6 +462,24 @@ impl Evictor {
             }
         }
         table.own_drops.clear();
+    }
+
+    /// A page was dropped, and another one has come to stand in its place, perhaps before the drop: libc's calls wait
+    /// for drops, so the program has moved it there by a system call of its own, its first. If the page is not
+    /// there, it was dropped instead, and whoever touches it gets SIGBUS rather than zeroes.
+    fn look_at_dropped(&self, space: &Arc<Space>, table: &mut Table, page: Page) {
+        if table.states.get(page).state() != State::Resident || table.closed {
+            return;
+        }
+        if space.uffd.poison(Space::address(page), PAGE_BYTES as usize).is_ok() {
+            table.states.lost(page, &mut self.pager.slots.lock());
+            self.pager.unreserve(space, 1);
+            self.pager.say_once(
+                "dropped",
+                "a page that the program moved by a system call of its own was dropped in place of the one before: \
+                 the program gets SIGBUS if it uses it",
+            );
+        }
     }
 
     /// The victims are gone, or stay: their entries say so, and threads that waited try again. False: some have

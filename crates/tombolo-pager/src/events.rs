@@ -144,11 +144,13 @@ impl Pager {
                 table.states.discard(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.lock())
             }
             Event::Unmap { start, end } => {
+                space.note_change();
                 let discarded = table.states.unmap(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.lock());
                 cancel(table, discarded.in_operation);
                 discarded
             }
             Event::Remap { from, to, length } => {
+                space.note_change();
                 let (from, to, count) = (from / PAGE_BYTES, to / PAGE_BYTES, length / PAGE_BYTES);
                 let remapped = table.states.remap(from, to, count, &mut slots.lock());
                 self.unreserve(space, remapped.resident);
@@ -220,7 +222,7 @@ impl Pager {
         let mut make = |index| {
             let token = Space::new_token()?;
             let uffd = uffd.take().ok_or(std::io::ErrorKind::AlreadyExists)?;
-            Ok(Space::new(index, uffd, parent.control, parent.requests, token))
+            Ok(parent.child(index, uffd, token))
         };
         let child = match self.add_space(&mut make) {
             Ok(child) => child,

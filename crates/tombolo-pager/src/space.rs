@@ -20,7 +20,7 @@ use crate::events::Fault;
 use crate::locked::{Locked, Wakes};
 use crate::protocol::{
     Answer, CANCELLED_OFFSET, CONTROL_PAGES, Command, Done, GATE_FREE, GATE_OFFSET, GATE_SUPERVISOR,
-    GATE_WAITED_FOR, REQUESTS, STAGING_PAGE, STAGING_PAGES,
+    GATE_WAITED_FOR, Hello, REQUESTS, STAGING_PAGE, STAGING_PAGES,
 };
 use crate::room::Account;
 
@@ -140,6 +140,10 @@ pub struct Space {
     pub control: u64,
     /// Where the program puts its requests.
     pub requests: u64,
+    /// Address of a word of the program that is not 0 while one of its threads changes mappings by a call of libc's.
+    changing: u64,
+    /// The program changes mappings by system calls of its own, too.
+    changes_unseen: AtomicBool,
     /// What the agent of a forked child names to find this space.
     pub token: u64,
     /// The page table.
@@ -206,13 +210,31 @@ impl Space {
         Ok(u64::from_ne_bytes(token) | 1)
     }
 
-    /// A space with an empty page table.
-    pub fn new(index: u32, uffd: Userfaultfd, control: u64, requests: u64, token: u64) -> Self {
+    /// The space of a program, with an empty page table.
+    pub fn new(index: u32, uffd: Userfaultfd, hello: &Hello, token: u64) -> Self {
+        Self::with_addresses(index, uffd, token, [hello.control, hello.requests, hello.changing], false)
+    }
+
+    /// The space of a forked child, which has everything where its parent has it.
+    pub fn child(&self, index: u32, uffd: Userfaultfd, token: u64) -> Self {
+        let addresses = [self.control, self.requests, self.changing];
+        Self::with_addresses(index, uffd, token, addresses, self.changes_unseen())
+    }
+
+    fn with_addresses(
+        index: u32,
+        uffd: Userfaultfd,
+        token: u64,
+        [control, requests, changing]: [u64; 3],
+        changes_unseen: bool,
+    ) -> Self {
         Self {
             index,
             uffd,
             control,
             requests,
+            changing,
+            changes_unseen: AtomicBool::new(changes_unseen),
             token,
             table: Mutex::new(Table { answered: vec![(0, Answer::default()); REQUESTS], ..Table::default() }),
             agent: Mutex::new(None),
@@ -223,6 +245,25 @@ impl Space {
             ending: AtomicBool::new(false),
             account: Account::default(),
         }
+    }
+
+    /// The kernel reports that a range was unmapped or moved; the thread that did it waits until this is read.
+    pub fn note_change(&self) {
+        if self.changes_unseen() {
+            return;
+        }
+        let mut word = [0u8; 4];
+        let Some(agent) = self.agent() else { return };
+        let read = process::read_exactly(agent.pid, self.changing, &mut word);
+        if read.is_ok() && word == [0; 4] && !agent.has_ended() {
+            self.changes_unseen.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the program changes mappings by system calls of its own, of which libc's side of the pager knows
+    /// nothing: they do not wait for the agent's.
+    pub fn changes_unseen(&self) -> bool {
+        self.changes_unseen.load(Ordering::Relaxed)
     }
 
     /// The page table, locked.

@@ -26,7 +26,7 @@ use crate::commands::{self, End};
 use crate::protocol::{GATE_BYTES, Hello, VERSION, Welcome};
 use crate::sys::{self, call};
 use crate::timing::RECHECK_MS;
-use crate::{control, start};
+use crate::{control, memory, start};
 
 #[repr(C, align(4096))]
 struct Stack<const BYTES: usize>(UnsafeCell<[u8; BYTES]>);
@@ -313,6 +313,7 @@ fn introduce() -> Result<Held, i32> {
         token,
         // SAFETY: getpid(2) takes nothing.
         agent: unsafe { call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as u64,
+        changing: memory::changing_address() as u64,
     };
     let pointer = core::ptr::from_ref(&hello) as usize;
     transfer(libc::SYS_sendmsg, socket, pointer, size_of::<Hello>(), &mut rights)?;

@@ -24,6 +24,12 @@ const UNFIT: c_int =
 /// The thread inside a call that unmaps or moves memory, or that forks; 0: none. One at a time: the kernel
 /// reports such calls after they were made, and two of them perhaps in another order.
 static CHANGING: AtomicU32 = AtomicU32::new(0);
+
+/// Where that is: the supervisor reads it, to tell changes by libc's calls from others.
+pub fn changing_address() -> usize {
+    CHANGING.as_ptr() as usize
+}
+
 /// 1: the thread in [`CHANGING`] forks, and may wait for locks of libc's and of the program's fork handlers.
 static FORKING: AtomicU32 = AtomicU32::new(0);
 /// The agent is dropping pages that cannot be moved (see `agent::drop_pages`).

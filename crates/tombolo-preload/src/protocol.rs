@@ -19,7 +19,7 @@
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:SOCKET`.
 pub const VARIABLE: &str = "TOMBOLO_PAGER";
@@ -57,6 +57,8 @@ pub struct Hello {
     pub token: u64,
     /// The agent's process id, as it sees it itself and as fault events name it.
     pub agent: u64,
+    /// Address of a word that is not 0 while a thread changes mappings by a call of libc's.
+    pub changing: u64,
 }
 
 /// The supervisor's answer; a forked child's userfaultfd is attached.

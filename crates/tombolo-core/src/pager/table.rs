@@ -495,8 +495,11 @@ impl Table {
                             counted: false,
                             waiter: false,
                         });
+                        // Whoever waits here looks again: it may be the evictor, which reads what it keeps.
+                        remapped.wake.extend(entry.has_waiter().then_some(page));
                         // One entry has the slot.
-                        self.set(page, entry.with_discarded(true).with_slot(None));
+                        let mark = entry.with_discarded(true).with_slot(None).with_waiter(false);
+                        self.set(page, mark);
                     }
                 }
                 let queued = self.get(target).is_queued();
