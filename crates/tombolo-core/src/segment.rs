@@ -1,7 +1,7 @@
 //! The segment table: where a borrowed byte lies (REMAP §III, VII).
 //!
 //! **What.** A borrower sees its far memory as one flat range of bytes from 0.
-//! The table maps each of them to a lender's segment: over which path, in which
+//! The table maps each of them to a lender's segment: which lender, in which
 //! segment, at which offset. REMAP keeps an offset and a link id per segment;
 //! here several segments can also be striped, so that one range is as fast as
 //! all its lenders together.
@@ -21,9 +21,9 @@
 //!  segment C  |2|5|8|11|13|15|16|17|              (numbers: stripes in order)
 //! ```
 
-/// A way to a lender: the number of a link in the caller's table.
+/// A lender: its number in the caller's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PathId(pub u32);
+pub struct LenderId(pub u32);
 
 /// A segment, as its lender calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,8 +32,8 @@ pub struct SegmentId(pub u64);
 /// One segment lent to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// How to reach its lender.
-    pub path: PathId,
+    /// Its lender.
+    pub lender: LenderId,
     /// Its name there.
     pub segment: SegmentId,
     /// Its length in bytes; a multiple of the stripe.
@@ -43,8 +43,8 @@ pub struct Segment {
 /// A run of far bytes that lies in one piece in one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// How to reach it.
-    pub path: PathId,
+    /// Its lender.
+    pub lender: LenderId,
     /// In which segment.
     pub segment: SegmentId,
     /// Where in the segment, in bytes.
@@ -106,7 +106,7 @@ pub struct SegmentTable {
     stripe_shift: u32,
     length_bytes: u64,
     bands: Vec<Band>,
-    members: Vec<(PathId, SegmentId)>,
+    members: Vec<(LenderId, SegmentId)>,
 }
 
 impl SegmentTable {
@@ -137,7 +137,7 @@ impl SegmentTable {
                 break;
             };
             let first = table.members.len();
-            table.members.extend(left().map(|segment| (segment.path, segment.segment)));
+            table.members.extend(left().map(|segment| (segment.lender, segment.segment)));
             let members = first..table.members.len();
             let band_bytes =
                 (members.len() as u64).checked_mul(end_bytes - done_bytes).ok_or(SegmentError::TooLong)?;
@@ -184,15 +184,15 @@ impl SegmentTable {
         let in_band = address - band.start;
         let width = band.members.len() as u64;
         if width == 1 {
-            let (path, segment) = self.members[band.members.start];
+            let (lender, segment) = self.members[band.members.start];
             let offset_bytes = band.segment_start + in_band;
-            return Some(Piece { path, segment, offset_bytes, length_bytes: end - address });
+            return Some(Piece { lender, segment, offset_bytes, length_bytes: end - address });
         }
         let stripe = in_band >> self.stripe_shift;
         let in_stripe = in_band & (self.stripe_bytes() - 1);
-        let (path, segment) = self.members[band.members.start + (stripe % width) as usize];
+        let (lender, segment) = self.members[band.members.start + (stripe % width) as usize];
         Some(Piece {
-            path,
+            lender,
             segment,
             offset_bytes: band.segment_start + ((stripe / width) << self.stripe_shift) + in_stripe,
             length_bytes: self.stripe_bytes() - in_stripe,
@@ -222,7 +222,7 @@ impl Iterator for Pieces<'_> {
                 None => piece = Some(next),
                 Some(piece)
                     if piece.segment == next.segment
-                        && piece.path == next.path
+                        && piece.lender == next.lender
                         && piece.offset_bytes + piece.length_bytes == next.offset_bytes =>
                 {
                     piece.length_bytes += next.length_bytes;
@@ -246,7 +246,7 @@ mod tests {
         (0u32..)
             .zip(stripes)
             .map(|(number, stripes)| Segment {
-                path: PathId(number % 3),
+                lender: LenderId(number % 3),
                 segment: SegmentId(100 + u64::from(number)),
                 length_bytes: stripes * 4096,
             })

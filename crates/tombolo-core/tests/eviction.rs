@@ -17,7 +17,7 @@ const BOUNDS: Bounds = Bounds {
     late_pause_ns: MS,
     claim_pause_ns: 100 * US,
     change_pause_ns: MS,
-    barren_ns: 250 * MS,
+    fruitless_ns: 250 * MS,
     sleep_max_ns: 200 * MS,
 };
 
@@ -72,7 +72,7 @@ struct World {
     threads: Vec<Option<u64>>,
     next_command: u32,
     /// Since when room is short and no page has left.
-    barren_since_ns: Option<u64>,
+    fruitless_since_ns: Option<u64>,
     /// The limit gave way, or a fault was given up, since a page left.
     gave_up: Option<Cause>,
     idle_steps: u64,
@@ -104,7 +104,7 @@ impl World {
             waiting: VecDeque::new(),
             threads,
             next_command: 1,
-            barren_since_ns: None,
+            fruitless_since_ns: None,
             gave_up: None,
             idle_steps: 0,
             given_up: 0,
@@ -203,7 +203,7 @@ impl World {
             let left = if space.is_pinned { 0 } else { pages.min(space.pages) };
             space.pages -= left;
             if left > 0 {
-                self.barren_since_ns = Some(now_ns);
+                self.fruitless_since_ns = Some(now_ns);
                 self.gave_up = None;
                 self.allowance -= self.allowance.min(left.div_ceil(4).cast_signed());
                 self.idle_steps = 0;
@@ -261,15 +261,15 @@ impl World {
 
     fn give_up(&mut self, faults: usize, cause: Cause) {
         assert!(faults > 0 && faults <= self.waiting.len(), "{faults} of {}", self.waiting.len());
-        let barren_ns = self.barren_since_ns.map_or(0, |since_ns| self.now_ns - since_ns);
+        let fruitless_ns = self.fruitless_since_ns.map_or(0, |since_ns| self.now_ns - since_ns);
         assert!(
-            self.gave_up == Some(cause) || barren_ns >= BOUNDS.barren_ns,
-            "given up after {barren_ns} ns"
+            self.gave_up == Some(cause) || fruitless_ns >= BOUNDS.fruitless_ns,
+            "given up after {fruitless_ns} ns"
         );
         let at_work = self.spaces.iter().filter_map(|space| space.command.as_ref());
         let at_work =
             at_work.filter(|command| self.now_ns - command.since_ns < BOUNDS.agent_frozen_ns).count();
-        let for_ever = barren_ns >= BOUNDS.barren_ns + BOUNDS.agent_frozen_ns;
+        let for_ever = fruitless_ns >= BOUNDS.fruitless_ns + BOUNDS.agent_frozen_ns;
         assert!(at_work == 0 || for_ever, "given up while {at_work} agents are at work");
         for _ in 0..faults {
             let fault = self.waiting.pop_front().expect("a fault");
@@ -294,7 +294,7 @@ impl World {
 
     fn step(&mut self) {
         self.agents();
-        self.barren_since_ns = self.is_short().then(|| self.barren_since_ns.unwrap_or(self.now_ns));
+        self.fruitless_since_ns = self.is_short().then(|| self.fruitless_since_ns.unwrap_or(self.now_ns));
         let view = self.view();
         self.idle_steps += 1;
         match self.eviction.next(&view) {
@@ -351,11 +351,11 @@ impl World {
         // As many as it takes to look at every page as often as one is spared.
         let idle_steps_max = (u64::from(LIVES_MAX) + 2) * self.resident().max(ROUND_LEAST) / LOOK_MAX;
         assert!(self.idle_steps <= idle_steps_max, "{} steps without a sleep", self.idle_steps);
-        let since_ns = self.barren_since_ns.unwrap_or(self.now_ns);
+        let since_ns = self.fruitless_since_ns.unwrap_or(self.now_ns);
         for fault in &self.waiting {
             // Since the fault, and since the last page left, whichever is later.
             let waited_ns = self.now_ns - fault.since_ns.max(since_ns);
-            let bound_ns = BOUNDS.agent_frozen_ns + BOUNDS.barren_ns + 200 * MS;
+            let bound_ns = BOUNDS.agent_frozen_ns + BOUNDS.fruitless_ns + 200 * MS;
             assert!(waited_ns <= bound_ns, "a fault has waited for {} ms", waited_ns / MS);
         }
     }

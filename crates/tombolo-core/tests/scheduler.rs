@@ -130,16 +130,20 @@ fn a_lone_small_transfer_skips_the_queue() {
 
 #[test]
 fn a_peer_without_packets_may_have_longer_blocks() {
-    let config =
-        Config { block_bytes_beside: 4 * KIB, beside_ns: 1000, outstanding_beside: 1, ..Config::default() };
+    let config = Config {
+        throttled_block_bytes: 4 * KIB,
+        small_transfer_memory_ns: 1000,
+        throttled_outstanding_blocks: 1,
+        ..Config::default()
+    };
     let mut engine = engine(config);
     for (asked, length) in [(64 * KIB, 64 * KIB), (100 * KIB, 64 * KIB), (u32::MAX, 1024 * KIB), (0, 256)] {
-        engine.add_peer_here(NOW, OTHER, asked);
+        engine.add_loopback_peer(NOW, OTHER, asked);
         post(&mut engine, 9, 4096 * KIB, None);
         let block = next_block(&mut engine).expect("a block");
         assert_eq!(block.length_bytes, length);
     }
-    engine.add_peer_here(NOW, OTHER, 64 * KIB);
+    engine.add_loopback_peer(NOW, OTHER, 64 * KIB);
     // All of one to its end, with small ones from its middle on.
     post(&mut engine, 9, 512 * KIB + 5, None);
     let mut lengths = Vec::new();
@@ -174,10 +178,10 @@ fn under_way(engine: &mut Engine, now: Time) -> Vec<u32> {
 fn while_small_ones_come_large_ones_keep_to_less() {
     let config = Config {
         outstanding_blocks: 4,
-        outstanding_beside: 1,
-        block_bytes_beside: 4 * KIB,
-        beside_block_ns: 10_000,
-        beside_ns: 1_000_000,
+        throttled_outstanding_blocks: 1,
+        throttled_block_bytes: 4 * KIB,
+        throttled_block_ns: 10_000,
+        small_transfer_memory_ns: 1_000_000,
         ..Config::default()
     };
     let start = |round_trip_ns: Option<u64>| {
@@ -420,7 +424,7 @@ fn the_notification_goes_with_a_single_block() {
 fn behind_the_last(blocks: u32, here: bool) -> Option<Action> {
     let mut engine = engine(Config { outstanding_blocks: blocks, bypass: false, ..Config::default() });
     if here {
-        engine.add_peer_here(NOW, OTHER, 16 * KIB);
+        engine.add_loopback_peer(NOW, OTHER, 16 * KIB);
     }
     let transfer = Transfer {
         direction: Direction::Write,

@@ -82,7 +82,7 @@ pub use listener::UdpListener;
 /// The largest packet, where the route takes such datagrams: a block and its headers.
 pub const MAX_PACKET_BYTES: usize = 16 * 1024 + 128;
 /// Room for small packets before the largest one in the same datagram.
-const COMPANY_BYTES: usize = 256;
+const SMALL_PACKETS_BYTES: usize = 256;
 /// The size of the kernel's buffers that is asked for, in each direction.
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
 /// The most probes in one call, so that a kernel that refuses all of them does not keep a thread there.
@@ -202,7 +202,7 @@ impl UdpLink {
         let around_bytes = HEADER_BYTES + LENGTH_BYTES + if sealed { SEAL_BYTES } else { 0 };
         let path = Path {
             route_bytes: socket.max_datagram_bytes().map_err(system)?,
-            useful_bytes: around_bytes + MAX_PACKET_BYTES + COMPANY_BYTES,
+            useful_bytes: around_bytes + MAX_PACKET_BYTES + SMALL_PACKETS_BYTES,
             headers_bytes: socket.headers_bytes().map_err(system)?,
             local: socket.local_address().map_err(system)?.ip().to_canonical().is_loopback(),
             probe_again: settings.probe_again,

@@ -52,7 +52,7 @@ const BOUNDS: Bounds = Bounds {
     late_pause_ns: ns(timing::LATE_AGENT_PAUSE),
     claim_pause_ns: ns(timing::CLAIM_PAUSE),
     change_pause_ns: ns(timing::CHANGE_PAUSE),
-    barren_ns: ns(timing::BARREN),
+    fruitless_ns: ns(timing::FRUITLESS_AFTER),
     sleep_max_ns: ns(timing::EVICTOR_MAX_SLEEP),
 };
 

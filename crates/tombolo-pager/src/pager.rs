@@ -2,8 +2,9 @@
 //!
 //! Locks, in the order they may be taken: a space's table, its child's, then slots,
 //! then replacement. A space's table is locked while its events are read and its pages
-//! are mapped, which waits for the program's own changes of its mappings at most; no lock
-//! is held while waiting for an agent or a lender.
+//! are mapped, and while a handler waits for the gate: microseconds, and milliseconds
+//! where the agent has lost its processor. No lock is held while waiting for an agent's
+//! answer or for a lender.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

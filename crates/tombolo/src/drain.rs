@@ -88,7 +88,7 @@ pub fn end_at_signals(
     let signals = |pause| signals.next(pause);
     let mut count = u32::from(signalled(&signals, None));
     let since = Instant::now();
-    node.lend_to_nobody_new();
+    node.refuse_new_borrowers();
     let mut awaited = Awaited::of(node);
     if awaited.count() > 0 && !timeout.is_zero() {
         say(&format!(

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tombolo_host::process::Signals;
-use tombolo_host::timing::command::HANDSHAKE_TO_LINK;
+use tombolo_host::timing::command::HANDSHAKE_SETTLE_TIME;
 use tombolo_host::unix::SeqpacketListener;
 use tombolo_node::{
     Address, Limits, Listener, Listeners, NeighbourEvent, Neighbourhood, Node, OpenError, PeerEvent,
@@ -81,7 +81,7 @@ fn reload_at_hangups(node: &Node, security: &Security, hangups: &Signals) {
             continue;
         };
         let mut count = 0;
-        for pause in [Duration::ZERO, HANDSHAKE_TO_LINK] {
+        for pause in [Duration::ZERO, HANDSHAKE_SETTLE_TIME] {
             std::thread::sleep(pause);
             match node.close_disallowed(security) {
                 Ok(closed) => {

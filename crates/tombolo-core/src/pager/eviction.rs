@@ -35,7 +35,7 @@ pub struct Bounds {
     /// After so long, what was put off because an address space was changing is looked at again.
     pub change_pause_ns: u64,
     /// For so long no page must have left, while room was short, before the limit gives way.
-    pub barren_ns: u64,
+    pub fruitless_ns: u64,
     /// Longest sleep where nothing is to be done.
     pub sleep_max_ns: u64,
 }
@@ -121,14 +121,14 @@ pub struct Eviction {
     /// Names looked at since a page left.
     looked_at: u64,
     /// Since when room has been short and no page has left.
-    barren_since_ns: Option<u64>,
+    fruitless_since_ns: Option<u64>,
     /// Nothing can leave, and faults were given up for it; no page has left since. The next ones are given up for the
     /// same cause without another look at everything.
     gave_up: Option<Cause>,
     /// Of the faults that wait, so many waited already when an attempt began that found far memory full.
     full_for: usize,
     /// The same of an attempt that found nothing to evict.
-    barren_for: usize,
+    fruitless_for: usize,
     /// The same of any attempt.
     tried_for: usize,
     /// To sleep before the next attempt.
@@ -142,10 +142,10 @@ impl Eviction {
             bounds,
             commands: BTreeMap::new(),
             looked_at: 0,
-            barren_since_ns: None,
+            fruitless_since_ns: None,
             gave_up: None,
             full_for: 0,
-            barren_for: 0,
+            fruitless_for: 0,
             tried_for: 0,
             pause_ns: None,
         }
@@ -173,7 +173,7 @@ impl Eviction {
     pub fn evicted(&mut self, pages: u64, now_ns: u64) {
         if pages > 0 {
             self.looked_at = 0;
-            self.barren_since_ns = self.barren_since_ns.map(|_| now_ns);
+            self.fruitless_since_ns = self.fruitless_since_ns.map(|_| now_ns);
             self.gave_up = None;
             self.forget_attempts();
         }
@@ -192,11 +192,11 @@ impl Eviction {
             // Whether they leave is not known yet. If they do, this is forgotten.
             Attempt::Begun(1..) => {
                 self.full_for = 0;
-                self.barren_for = if round_is_over { view.waiting } else { 0 };
+                self.fruitless_for = if round_is_over { view.waiting } else { 0 };
             }
-            Attempt::Begun(0) if round_is_over => self.barren_for = view.waiting,
+            Attempt::Begun(0) if round_is_over => self.fruitless_for = view.waiting,
             Attempt::Begun(0) => {}
-            Attempt::NoVictims => (self.full_for, self.barren_for) = (0, view.waiting),
+            Attempt::NoVictims => (self.full_for, self.fruitless_for) = (0, view.waiting),
             Attempt::FarFull => self.full_for = view.waiting,
         }
         self.pause_ns = match attempt {
@@ -217,7 +217,7 @@ impl Eviction {
     /// What to do now.
     pub fn next(&mut self, view: &View) -> Step {
         let now_ns = view.now_ns;
-        self.barren_since_ns = view.is_short.then(|| self.barren_since_ns.unwrap_or(now_ns));
+        self.fruitless_since_ns = view.is_short.then(|| self.fruitless_since_ns.unwrap_or(now_ns));
         if view.waiting > 0 && view.has_room {
             // Those that find none wait again, behind the others.
             self.forget_attempts();
@@ -248,15 +248,15 @@ impl Eviction {
         if !view.is_short {
             return None;
         }
-        let barren_ns = self.barren_since_ns.map_or(0, |since_ns| view.now_ns.saturating_sub(since_ns));
+        let fruitless_ns = self.fruitless_since_ns.map_or(0, |since_ns| view.now_ns.saturating_sub(since_ns));
         // Agents that always answer in time, and never let a page go.
-        let for_ever = barren_ns > self.bounds.barren_ns + self.bounds.agent_frozen_ns;
-        let (faults, cause) = match (self.full_for, self.barren_for) {
+        let for_ever = fruitless_ns > self.bounds.fruitless_ns + self.bounds.agent_frozen_ns;
+        let (faults, cause) = match (self.full_for, self.fruitless_for) {
             (0, 0) if for_ever => (self.tried_for, Cause::Immovable),
             (0, barren) => (barren, Cause::Immovable),
             (full, _) => (full, Cause::FarFull),
         };
-        let round_is_over = self.looked_at > round(view.evictable) && barren_ns > self.bounds.barren_ns;
+        let round_is_over = self.looked_at > round(view.evictable) && fruitless_ns > self.bounds.fruitless_ns;
         let over =
             for_ever || (!self.is_at_work(view.now_ns) && (self.gave_up == Some(cause) || round_is_over));
         let faults = faults.min(view.waiting);
@@ -264,7 +264,7 @@ impl Eviction {
     }
 
     fn forget_attempts(&mut self) {
-        (self.full_for, self.barren_for, self.tried_for) = (0, 0, 0);
+        (self.full_for, self.fruitless_for, self.tried_for) = (0, 0, 0);
     }
 
     /// How long agents have had their commands, without those that are taken for frozen.

@@ -43,15 +43,15 @@ pub struct Config {
     pub outstanding_blocks: u32,
     /// As `outstanding_blocks`, for transfers of the other classes while small transfers come: a small one
     /// waits for the blocks that are on the wire already.
-    pub outstanding_beside: u32,
+    pub throttled_outstanding_blocks: u32,
     /// Length of the blocks of those transfers while small ones come; a power of two from 256 to `block_bytes`.
-    pub block_bytes_beside: u32,
+    pub throttled_block_bytes: u32,
     /// On a path with a long round trip more of these blocks may be unacknowledged: as many as the shortest
     /// round trip holds, at one block in this time. What is on a long path delays no small transfer. 0: never
     /// more.
-    pub beside_block_ns: u64,
+    pub throttled_block_ns: u64,
     /// How long after a small transfer another one is expected.
-    pub beside_ns: u64,
+    pub small_transfer_memory_ns: u64,
     /// Blocks that a transfer issues before the next of its class has its turn. One that is longer than
     /// `block_bytes` counts for several.
     pub turn_blocks: u32,
@@ -121,10 +121,10 @@ impl Default for Config {
             transfers: 1024,
             block_bytes: MAX_BLOCK_BYTES,
             outstanding_blocks: 2,
-            outstanding_beside: 2,
-            block_bytes_beside: MAX_BLOCK_BYTES,
-            beside_block_ns: 0,
-            beside_ns: 0,
+            throttled_outstanding_blocks: 2,
+            throttled_block_bytes: MAX_BLOCK_BYTES,
+            throttled_block_ns: 0,
+            small_transfer_memory_ns: 0,
             turn_blocks: 2,
             // A lower class gets a seventeenth at least. A bound, not a measurement.
             starvation_blocks: 16,
@@ -169,7 +169,7 @@ impl Default for Config {
 }
 
 /// The longest block to a peer that no packets go to.
-pub(crate) const MAX_HOME_BLOCK_BYTES: u32 = 1 << 20;
+pub(crate) const MAX_LOOPBACK_BLOCK_BYTES: u32 = 1 << 20;
 
 /// The largest power of two that is at most that, within what blocks may have.
 pub(crate) fn power_of_two(bytes: u32, most: u32) -> u32 {
@@ -197,9 +197,10 @@ impl Config {
         self.peer_transactions = self.peer_transactions.max(1);
         self.transfers = self.transfers.clamp(1, 1 << 20);
         self.block_bytes = power_of_two(self.block_bytes, MAX_BLOCK_BYTES);
-        self.block_bytes_beside = power_of_two(self.block_bytes_beside, self.block_bytes);
+        self.throttled_block_bytes = power_of_two(self.throttled_block_bytes, self.block_bytes);
         self.outstanding_blocks = self.outstanding_blocks.max(1);
-        self.outstanding_beside = self.outstanding_beside.clamp(1, self.outstanding_blocks);
+        self.throttled_outstanding_blocks =
+            self.throttled_outstanding_blocks.clamp(1, self.outstanding_blocks);
         self.turn_blocks = self.turn_blocks.max(1);
         self.starvation_blocks = self.starvation_blocks.max(1);
         self.outstanding_reads = self.outstanding_reads.clamp(1, READ_WINDOW);

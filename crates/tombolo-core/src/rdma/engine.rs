@@ -111,7 +111,7 @@ impl Engine {
     /// late, with an acknowledgement, a refusal or [`Self::source_refused`]. A block comes again only
     /// if it was refused for now. A transfer that fails completes when the last of its blocks is answered:
     /// until then the caller may still copy.
-    pub fn add_peer_here(&mut self, now: Time, peer: PeerId, block_bytes: u32) {
+    pub fn add_loopback_peer(&mut self, now: Time, peer: PeerId, block_bytes: u32) {
         self.add_peer(now, peer);
         self.initiator.set_loopback(peer, block_bytes);
     }
@@ -150,9 +150,9 @@ impl Engine {
             // Lost already, and its place may be another's.
             return;
         }
-        self.initiator.lose_peer(peer);
-        self.responder.lose_peer(peer);
-        self.server.lose_peer(peer);
+        self.initiator.mark_peer_lost(peer);
+        self.responder.mark_peer_lost(peer);
+        self.server.mark_peer_lost(peer);
         self.collect(now);
     }
 

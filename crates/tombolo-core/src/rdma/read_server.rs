@@ -115,7 +115,7 @@ impl ReadServer {
         }));
     }
 
-    pub(crate) fn lose_peer(&mut self, id: PeerId) {
+    pub(crate) fn mark_peer_lost(&mut self, id: PeerId) {
         if let Some(peer) = self.peers.get_mut(id.index()) {
             *peer = None;
         }

@@ -8,7 +8,7 @@ use crate::by_hand::{SECOND, ack, engine, nack, next_block, status, transfer};
 
 /// Two blocks of one transfer to a peer that no packets go to, both handed out.
 fn two_blocks_here(engine: &mut Engine) -> [Block; 2] {
-    engine.add_peer_here(Time(0), OTHER, 16 * 1024);
+    engine.add_loopback_peer(Time(0), OTHER, 16 * 1024);
     engine.post(Time(0), OTHER, transfer(Direction::Write, 32 * 1024)).expect("room");
     [(); 2].map(|()| next_block(engine, Time(0)).expect("a block"))
 }

@@ -18,7 +18,7 @@ pub const PING_TIMEOUT: Duration = Duration::from_secs(3);
 /// After the list of keys has been read again, the node looks for links of keys that are no longer on it once
 /// more after this time. A link whose handshake found its key on the list just before the list changed is
 /// with the node by then.
-pub const HANDSHAKE_TO_LINK: Duration = Duration::from_secs(1);
+pub const HANDSHAKE_SETTLE_TIME: Duration = Duration::from_secs(1);
 
 /// How often `demo` checks its children and the signals: a user does not notice 10 ms, and its runs take seconds.
 pub const DEMO_CHECK_INTERVAL: Duration = Duration::from_millis(10);

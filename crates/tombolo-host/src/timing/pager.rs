@@ -15,11 +15,14 @@ pub const HANDLER_LONG_REST: Duration = Duration::from_secs(1);
 /// most four pages meanwhile (8 us): one that takes longer has lost its processor.
 pub const GATE_TIMEOUT: Duration = Duration::from_millis(2);
 
-/// After this time, what an address space put off by changing is looked at again.
+/// After this time, what an address space put off by changing is looked at again. The change ends when its thread has
+/// gone on: 50 us where it is woken on another processor, longer on a busy machine. A bound, not a measurement.
 pub const CHANGE_PAUSE: Duration = Duration::from_millis(1);
-/// Pause of the evictor where pages that it found could not be claimed.
+/// Pause of the evictor where pages that it found could not be claimed: a third of what the agent needs for the batch
+/// (0.3 ms) whose end frees them.
 pub const CLAIM_PAUSE: Duration = Duration::from_micros(100);
-/// Longest sleep of the evictor. It is woken when room is short.
+/// Longest sleep of the evictor. It is woken when room is short; this bounds how long anything that was forgotten
+/// would be. A bound, not a measurement.
 pub const EVICTOR_MAX_SLEEP: Duration = Duration::from_millis(200);
 /// An agent that has not answered for this long is late: its program is frozen, or the machine is very busy. A
 /// batch of 128 pages takes 0.3 ms. Others go on, and it is looked after less often.
@@ -33,7 +36,7 @@ pub const LATE_AGENT_PAUSE: Duration = Duration::from_millis(1);
 pub const AGENT_FROZEN: Duration = Duration::from_secs(2);
 /// For how long no page must have left before the limit gives way: hundreds of times what a batch takes on a
 /// quiet machine. A bound, not a measurement.
-pub const BARREN: Duration = Duration::from_millis(250);
+pub const FRUITLESS_AFTER: Duration = Duration::from_millis(250);
 
 /// How often it is looked whether programs still are what they were (one system call a program).
 pub const PROGRAM_CHECK_INTERVAL: Duration = Duration::from_millis(250);

@@ -15,7 +15,7 @@ use crate::driver::third_party::ThirdPartyTransfer;
 use crate::fabric::table::ITSELF;
 use crate::programs::domain::ProgramDomain;
 use crate::programs::domains::Domains;
-use crate::programs::user::SMALL_AT_HOME;
+use crate::programs::user::SMALL_LOOPBACK;
 
 /// A transfer that stays here is carried out at once if it is no larger, and none like it is under way here. One
 /// loopback block: 3 to 4 us of copying (decision 14).
@@ -104,7 +104,7 @@ fn plan(number: u16, user: u64, slot: usize, wanted: &Descriptor) -> Result<Plan
         }
     };
     if peer == ITSELF && transfer.size_bytes <= AT_ONCE_BYTES {
-        transfer.user |= SMALL_AT_HOME;
+        transfer.user |= SMALL_LOOPBACK;
     }
     Ok(Plan::Post(peer, transfer))
 }
@@ -177,7 +177,7 @@ impl Node {
             }
             // Another thread may be about to sleep, having seen no bell.
             if later != 0 && domain.page.ring(later) {
-                self.programs.rouse(domain);
+                self.programs.wake_domain(domain);
             }
         }
     }
@@ -218,7 +218,7 @@ impl Node {
     /// word. None: it is neither.
     fn at_once(&self, transfer: &Transfer, budget: &mut u32) -> Option<Result<u64, Failure>> {
         let is_small = transfer.size_bytes <= AT_ONCE_BYTES;
-        let is_lone = self.programs.small_at_home.load(Ordering::Relaxed) == 0;
+        let is_lone = self.programs.small_loopback.load(Ordering::Relaxed) == 0;
         // The own memory of a program may be slow.
         let words = transfer.notification.map_or(NODE_ADDRESSES, |words| words.address);
         let is_quick = [transfer.source_address, transfer.destination_address, words]
@@ -267,8 +267,8 @@ impl Node {
             Plan::Ask(peer, wanted) => self.ask_third_party(peer, &wanted),
             Plan::Post(peer, transfer) => match self.fabric.post_at(clock.now(), peer, transfer) {
                 Ok(()) => {
-                    let is_small = transfer.user & SMALL_AT_HOME != 0;
-                    self.programs.small_at_home.fetch_add(is_small.into(), Ordering::Relaxed);
+                    let is_small = transfer.user & SMALL_LOOPBACK != 0;
+                    self.programs.small_loopback.fetch_add(is_small.into(), Ordering::Relaxed);
                     Ok(true)
                 }
                 Err(PostError::Full) => Ok(false),

@@ -75,7 +75,7 @@ impl std::fmt::Debug for Node {
 const MAX_TRANSFERS: u32 = 1 << 16;
 
 /// What is copied at once between programs here.
-const HOME_BLOCK_BYTES: u32 = 64 * 1024;
+const LOOPBACK_BLOCK_BYTES: u32 = 64 * 1024;
 
 /// The engine as a node on ordinary machines uses it.
 fn configuration(limits: &Limits) -> Config {
@@ -87,14 +87,14 @@ fn configuration(limits: &Limits) -> Config {
         // The documents' two blocks of a transfer under way fill a wire of some hundred nanoseconds;
         // between processes a lone transfer needs more to keep both ends at work.
         outstanding_blocks: MAX_EARLIER_BLOCKS as u32 + 1,
-        outstanding_beside: 1,
-        block_bytes_beside: 4096,
+        throttled_outstanding_blocks: 1,
+        throttled_block_bytes: 4096,
         // A gigabyte a second.
-        beside_block_ns: 4000,
+        throttled_block_ns: 4000,
         // Blocks that follow each other are copied together between programs here; elsewhere, too, both
         // ends are faster with them.
         turn_blocks: 64,
-        beside_ns: 1_000_000,
+        small_transfer_memory_ns: 1_000_000,
         // Answers may be sent only when their sender gets the processor again,
         // which takes as long as the time slice of whoever has it.
         retransmission: Retransmission::Measured {
@@ -127,7 +127,7 @@ impl Node {
     ) -> Result<Self, LendError> {
         let buffers = allocate((buffer_bytes.max(4096) as u64).next_multiple_of(4096))?;
         let life = Life::new()?;
-        let fabric = Fabric::new(name, life, Engine::new(configuration(&limits)), HOME_BLOCK_BYTES);
+        let fabric = Fabric::new(name, life, Engine::new(configuration(&limits)), LOOPBACK_BLOCK_BYTES);
         let pool = blocking::pool();
         Ok(Self {
             lending: Lending::new(lend_bytes, pool.clone(), fabric.answered.clone()),
@@ -168,8 +168,8 @@ impl Node {
     }
 
     /// This node is about to end: from now on only a peer that has some of its memory already gets more.
-    pub fn lend_to_nobody_new(&self) {
-        self.fabric.lend_to_nobody_new();
+    pub fn refuse_new_borrowers(&self) {
+        self.fabric.refuse_new_borrowers();
     }
 
     /// The peers that have memory of this node.

@@ -73,7 +73,7 @@ impl Fabric {
         }
     }
 
-    pub(crate) fn lend_to_nobody_new(&self) {
+    pub(crate) fn refuse_new_borrowers(&self) {
         self.is_ending.store(true, Ordering::Relaxed);
     }
 

@@ -84,7 +84,7 @@ struct ToldFailures(HashMap<(NeighbourId, usize), String>);
 
 impl ToldFailures {
     /// A failure at an address: whether it is to be told.
-    fn is_news(&mut self, neighbour: NeighbourId, address: usize, reason: &str) -> bool {
+    fn note_failure(&mut self, neighbour: NeighbourId, address: usize, reason: &str) -> bool {
         let before = self.0.insert((neighbour, address), reason.to_owned());
         before.is_none_or(|before| before != reason)
     }
@@ -381,7 +381,7 @@ impl Neighbourhood {
             Report::Event(event) => event,
             Report::Failed(dial, reason) => {
                 let (neighbour, address) = (dial.neighbour(), dial.address());
-                if self.failures.is_news(neighbour, address, &reason)
+                if self.failures.note_failure(neighbour, address, &reason)
                     && let Some(address) = self.address(neighbour, address)
                 {
                     told(NeighbourEvent::Failed { address, reason });
@@ -404,7 +404,7 @@ impl Neighbourhood {
                     }
                     PathOutcome::NotNeeded => {}
                     PathOutcome::Failed(reason) => {
-                        if self.failures.is_news(neighbour, address, &reason)
+                        if self.failures.note_failure(neighbour, address, &reason)
                             && let Some(address) = self.address(neighbour, address)
                         {
                             told(NeighbourEvent::PathFailed { address, reason });

@@ -82,7 +82,7 @@ pub(super) struct Newcomer {
 
 impl Fabric {
     pub(crate) fn new(name: &str, life: Life, mut engine: Engine, home_block_bytes: u32) -> Self {
-        engine.add_peer_here(Time(0), ITSELF, home_block_bytes);
+        engine.add_loopback_peer(Time(0), ITSELF, home_block_bytes);
         Self {
             name: label::name(name),
             life,

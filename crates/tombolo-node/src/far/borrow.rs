@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tombolo_core::rdma::{Direction, PeerId, Transfer, TransferError};
-use tombolo_core::segment::{DEFAULT_STRIPE_BYTES, PathId, Segment, SegmentId, SegmentTable};
+use tombolo_core::segment::{DEFAULT_STRIPE_BYTES, LenderId, Segment, SegmentId, SegmentTable};
 use tombolo_host::event;
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::node as timing;
@@ -330,7 +330,7 @@ impl Borrowed {
             .iter()
             .enumerate()
             .map(|(index, (lender, bytes))| Segment {
-                path: PathId(index as u32),
+                lender: LenderId(index as u32),
                 segment: SegmentId(u64::from(lender.segment)),
                 length_bytes: *bytes,
             })
@@ -462,7 +462,7 @@ impl Borrowed {
         // The table's stripes say how far the piece reaches.
         let rest = STRIPE_BYTES - piece.offset_bytes % STRIPE_BYTES;
         let end = self.table.length_bytes() - address;
-        Some(Place { lender: piece.path.0, offset_bytes: piece.offset_bytes, length_bytes: rest.min(end) })
+        Some(Place { lender: piece.lender.0, offset_bytes: piece.offset_bytes, length_bytes: rest.min(end) })
     }
 
     fn lender(&self, page: u32) -> Option<(&Lender, Place)> {

@@ -40,7 +40,7 @@ use crate::memory::reclaim::Segment;
 /// After so long without an end the node hangs.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// A neighbour that takes no answers takes them all the same after so long, so that a run stays short.
-const DEAF: Duration = Duration::from_millis(1);
+const UNREAD_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// What fills memory that the hostile neighbour may neither read nor write.
 const SECRET: [u8; 8] = [0xA7, 0x31, 0xC4, 0x0E, 0x5B, 0xF2, 0x96, 0x6D];
@@ -328,7 +328,7 @@ impl<'a> Attack<'a> {
         wait_for("what the hostile neighbour asked for", || {
             self.links.iter().for_each(|link| _ = self.victim.node.drive(&link.peer));
             self.victim.drive();
-            if !self.is_deaf || since.elapsed() > DEAF {
+            if !self.is_deaf || since.elapsed() > UNREAD_TIMEOUT {
                 self.hear();
             }
             self.links.iter().all(|link| link.peer.own().open_tasks.load(Ordering::Acquire) == 0)

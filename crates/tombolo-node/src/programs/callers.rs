@@ -129,7 +129,7 @@ fn serve_caller(programs: &Arc<Programs>, fabric: &Fabric, caller: &mut Caller, 
             }
             Some(Message::WakeV1) => {
                 match caller {
-                    Caller::Open(domain) => programs.rouse(domain),
+                    Caller::Open(domain) => programs.wake_domain(domain),
                     Caller::New(_) => return false,
                 }
                 continue;

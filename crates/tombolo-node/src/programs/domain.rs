@@ -16,7 +16,7 @@ use crate::memory::reclaim::Room;
 
 /// A domain's mailbox.
 #[derive(Debug)]
-pub(super) struct Letterbox {
+pub(super) struct MailboxState {
     pub(super) mailbox: Mailbox,
     /// The domains and nodes that may write to it.
     pub(super) senders: Vec<Who>,
@@ -45,7 +45,7 @@ pub(crate) struct ProgramDomain {
     pub(crate) page: ChannelPage,
     pub(super) socket: SeqpacketSocket,
     pub(super) own: OwnRanges,
-    pub(super) letterbox: OnceLock<Letterbox>,
+    pub(super) mailbox_state: OnceLock<MailboxState>,
     /// Channels with a transfer under way.
     pub(crate) busy: AtomicU64,
     /// It has rung since the last look at that.

@@ -15,11 +15,11 @@ use tombolo_wire::NackCode;
 
 use super::addresses::Addresses;
 use super::awake::Awake;
-use super::domain::{Letterbox, ProgramDomain};
+use super::domain::{MailboxState, ProgramDomain};
 use super::mover::Outbox;
 use super::own::OwnRanges;
 use super::requests::LastHolder;
-use super::user::{Poster, SMALL_AT_HOME};
+use super::user::{Poster, SMALL_LOOPBACK};
 use super::{Limits, Missing};
 use crate::fabric::life::NoRandomNumbers;
 use crate::memory::blocking::Owner;
@@ -70,7 +70,7 @@ pub(crate) struct Programs {
     /// What was moved to and from programs' own memory.
     pub(crate) moved: Arc<Outbox>,
     /// Small transfers under way between programs here.
-    pub(crate) small_at_home: AtomicU32,
+    pub(crate) small_loopback: AtomicU32,
     /// Number of further copies during which a tiny one is expected.
     pub(crate) tiny_expected: AtomicU32,
     /// Whose bells are answered first.
@@ -107,7 +107,7 @@ impl Programs {
             lives: AtomicU32::new(0),
             wake,
             asleep: AtomicBool::new(false),
-            small_at_home: AtomicU32::new(0),
+            small_loopback: AtomicU32::new(0),
             tiny_expected: AtomicU32::new(0),
             turn: AtomicU16::new(0),
             counts: Counts::default(),
@@ -179,8 +179,8 @@ impl Programs {
         is_sender: impl FnOnce(&[Who]) -> bool,
     ) -> Result<Arc<ProgramDomain>, Missing> {
         let domain = self.domain(number).ok_or(Missing::Domain)?;
-        let letterbox = domain.letterbox.get().ok_or(Missing::Range)?;
-        if !is_sender(&letterbox.senders) {
+        let mailbox_state = domain.mailbox_state.get().ok_or(Missing::Range)?;
+        if !is_sender(&mailbox_state.senders) {
             self.counts.mails_refused.fetch_add(1, Ordering::Relaxed);
             return Err(Missing::Grant);
         }
@@ -188,7 +188,7 @@ impl Programs {
     }
 
     /// A program rang while its bell was not looked at.
-    pub(crate) fn rouse(&self, domain: &Arc<ProgramDomain>) {
+    pub(crate) fn wake_domain(&self, domain: &Arc<ProgramDomain>) {
         self.awake.add(domain);
         // If the loop sleeps: it looks at that bell, too, from now on.
         let _ = self.wake.signal();
@@ -225,10 +225,12 @@ impl Programs {
         sender: Target,
         bytes: SharedSpan<'_>,
     ) -> Result<(), NackCode> {
-        let letterbox = domain.letterbox.get().ok_or(NackCode::DecodeError)?;
-        letterbox.mailbox.put(&mut letterbox.written.lock(), sender, bytes).map_err(|error| match error {
-            MailError::Full => NackCode::BufferFull,
-            MailError::TooLong => NackCode::DecodeError,
+        let mailbox_state = domain.mailbox_state.get().ok_or(NackCode::DecodeError)?;
+        mailbox_state.mailbox.put(&mut mailbox_state.written.lock(), sender, bytes).map_err(|error| {
+            match error {
+                MailError::Full => NackCode::BufferFull,
+                MailError::TooLong => NackCode::DecodeError,
+            }
         })?;
         self.counts.mails.fetch_add(1, Ordering::Relaxed);
         if domain.page.announce() {
@@ -241,8 +243,8 @@ impl Programs {
     /// program's.
     pub(crate) fn completed(&self, user: u64, result: Result<u64, Failure>) -> bool {
         let Poster::Program(number, life) = Poster::of(user) else { return false };
-        if user & SMALL_AT_HOME != 0 {
-            self.small_at_home.fetch_sub(1, Ordering::Relaxed);
+        if user & SMALL_LOOPBACK != 0 {
+            self.small_loopback.fetch_sub(1, Ordering::Relaxed);
         }
         let slot = user as usize % SLOTS;
         let Some(domain) = self.domain(number).filter(|domain| domain.life == life) else { return true };
@@ -285,13 +287,13 @@ impl Programs {
             page,
             socket,
             own: OwnRanges::default(),
-            letterbox: OnceLock::new(),
+            mailbox_state: OnceLock::new(),
             busy: AtomicU64::new(0),
             rang: AtomicBool::new(true),
         });
         Arc::make_mut(&mut domains).insert(number, domain.clone());
         drop(domains);
-        self.rouse(&domain);
+        self.wake_domain(&domain);
         Ok(domain)
     }
 
@@ -339,21 +341,21 @@ impl Programs {
         if senders.len() > MAX_GRANTS {
             return Err(format!("{} senders are more than {MAX_GRANTS}", senders.len()));
         }
-        if let Some(letterbox) = domain.letterbox.get() {
+        if let Some(mailbox_state) = domain.mailbox_state.get() {
             // A program asks again where it had no descriptor left for the answer, or did not wait for it.
-            if letterbox.mailbox.messages() == messages && letterbox.senders == senders {
-                return Ok(&letterbox.mailbox);
+            if mailbox_state.mailbox.messages() == messages && mailbox_state.senders == senders {
+                return Ok(&mailbox_state.mailbox);
             }
             return Err(format!(
                 "this domain has a mailbox already, for {} messages; it cannot be opened with another number \
                  of messages or for other senders",
-                letterbox.mailbox.messages()
+                mailbox_state.mailbox.messages()
             ));
         }
         let mailbox = Mailbox::create(messages).map_err(|error| error.to_string())?;
         let room = self.reserve(mailbox.memory_bytes() as u64)?;
-        let letterbox = Letterbox { mailbox, senders, written: Mutex::new(0), _room: room };
-        Ok(&domain.letterbox.get_or_init(|| letterbox).mailbox)
+        let mailbox_state = MailboxState { mailbox, senders, written: Mutex::new(0), _room: room };
+        Ok(&domain.mailbox_state.get_or_init(|| mailbox_state).mailbox)
     }
 
     /// Whether memory of that size may be had with those grants.

@@ -5,7 +5,7 @@ use tombolo_core::rdma::PeerId;
 /// Marks the transfers of programs among the user numbers of the engine.
 const OF_A_PROGRAM: u64 = 1 << 62;
 /// Marks those of them that stay here and are small.
-pub(crate) const SMALL_AT_HOME: u64 = 1 << 61;
+pub(crate) const SMALL_LOOPBACK: u64 = 1 << 61;
 /// Marks the transfers that a peer asked for.
 const OF_A_PEER: u64 = 1 << 60;
 /// On whose behalf a transfer goes, by its user number.

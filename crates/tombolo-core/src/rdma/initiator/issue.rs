@@ -104,11 +104,11 @@ impl Initiator {
         let peer = self.transfers.entries[index as usize].peer;
         let trip_ns: u64 =
             self.peers[peer.index()].as_ref().and_then(|peer| peer.shortest_trip_ns()).unwrap_or(0);
-        let on_the_way = trip_ns.checked_div(config.beside_block_ns).unwrap_or(0);
+        let on_the_way = trip_ns.checked_div(config.throttled_block_ns).unwrap_or(0);
         // Of smaller blocks no more bytes than otherwise.
-        let most =
-            u64::from(config.outstanding_blocks) * u64::from(config.block_bytes / config.block_bytes_beside);
-        u32::try_from(on_the_way.clamp(config.outstanding_beside.into(), most)).unwrap_or(u32::MAX)
+        let most = u64::from(config.outstanding_blocks)
+            * u64::from(config.block_bytes / config.throttled_block_bytes);
+        u32::try_from(on_the_way.clamp(config.throttled_outstanding_blocks.into(), most)).unwrap_or(u32::MAX)
     }
 
     /// A small transfer goes at once; what has no slot is queued after all.
@@ -136,7 +136,7 @@ impl Initiator {
         let is_throttled = self.is_throttled(now, index);
         let transfer = &mut self.transfers.entries[index as usize];
         let peer = self.peers[transfer.peer.index()].as_mut()?;
-        let block_bytes = if is_throttled { self.config.block_bytes_beside } else { peer.block_bytes };
+        let block_bytes = if is_throttled { self.config.throttled_block_bytes } else { peer.block_bytes };
         if peer.slots > self.table.tickets.len() {
             return None;
         }

@@ -27,7 +27,7 @@ mod timers;
 pub use reads::ReadGrant;
 
 use super::action::{Action, Completion};
-use super::config::{Config, MAX_HOME_BLOCK_BYTES, power_of_two};
+use super::config::{Config, MAX_LOOPBACK_BLOCK_BYTES, power_of_two};
 use super::counters::Counters;
 use super::list::List;
 use super::scheduler::{ASK, ClassPicker, RESEND, Rings, ring_of};
@@ -73,7 +73,7 @@ pub struct Initiator {
 
 /// Of a time in which this engine was not run, this part of [`Config::give_up_ns`] counts as silence of a peer.
 /// So a peer is given up after four visits at least, between which there was time to read what it sent.
-const GAPS_OF_A_SILENCE: u64 = 4;
+const MIN_RUNS_BEFORE_GIVE_UP: u64 = 4;
 
 /// A write-back of a peer's read that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl Initiator {
             armed: 0,
             held_back: None,
             wake: Time(u64::MAX),
-            attended: AttendedClock::new(config.give_up_ns / GAPS_OF_A_SILENCE),
+            attended: AttendedClock::new(config.give_up_ns / MIN_RUNS_BEFORE_GIVE_UP),
         }
     }
 
@@ -138,9 +138,9 @@ impl Initiator {
     /// copies them remembers what they belong to.
     pub(crate) fn set_loopback(&mut self, peer: PeerId, block_bytes: u32) {
         if let Some(Some(peer)) = self.peers.get_mut(peer.index()) {
-            peer.block_bytes = power_of_two(block_bytes, MAX_HOME_BLOCK_BYTES);
+            peer.block_bytes = power_of_two(block_bytes, MAX_LOOPBACK_BLOCK_BYTES);
             peer.early_notification = false;
-            peer.is_here = true;
+            peer.is_loopback = true;
         }
     }
 
@@ -155,16 +155,16 @@ impl Initiator {
     }
 
     /// Everything to this peer ends at once.
-    pub(crate) fn lose_peer(&mut self, peer: PeerId) {
+    pub(crate) fn mark_peer_lost(&mut self, peer: PeerId) {
         if !self.knows(peer) {
             return;
         }
         if let Some(Some(lost)) = self.peers.get_mut(peer.index()) {
             // What the caller still carries out is not waited for.
-            lost.is_here = false;
+            lost.is_loopback = false;
         }
         self.end_all(peer, TransferError::PeerLost);
-        self.is_not_stuck(peer);
+        self.clear_stuck(peer);
         self.peers[peer.index()] = None;
         self.refresh(peer);
     }
@@ -184,7 +184,7 @@ impl Initiator {
             Some(Some(known)) if known.id == peer => {
                 known.heard_at = self.attended.at(now);
                 if known.stuck.is_some() && known.has_room() {
-                    self.is_not_stuck(peer);
+                    self.clear_stuck(peer);
                 }
                 true
             }
@@ -217,7 +217,7 @@ impl Initiator {
         let index = self.open_transfer(peer, spec, None).ok_or(PostError::Full)?;
         self.counters.transfers_posted += 1;
         if self.transfers.entries[index as usize].class(&self.config) == Class::High {
-            self.small_until = now.after_ns(self.config.beside_ns);
+            self.small_until = now.after_ns(self.config.small_transfer_memory_ns);
         }
         match spec.direction {
             Direction::Write | Direction::Atomic(_) => self.start_write(now, index),
@@ -372,8 +372,8 @@ impl Initiator {
     /// Whether the caller is at work on a block that needs no packets.
     fn is_carried_out_here(&self, slot: u32) -> bool {
         let Transaction { peer, place, .. } = &self.table.entries[slot as usize];
-        let is_here = self.peers[peer.index()].as_ref().is_some_and(|peer| peer.is_here);
-        is_here && matches!(place, Place::Timeout | Place::Late)
+        let is_loopback = self.peers[peer.index()].as_ref().is_some_and(|peer| peer.is_loopback);
+        is_loopback && matches!(place, Place::Timeout | Place::Late)
     }
 
     /// Frees the slot of an answered block if its transfer has ended meanwhile; `false`: it has not.

@@ -28,7 +28,7 @@ const AVOIDED: u64 = 4;
 
 /// Number of times that a stuck peer is looked at before it is given up: it is given up at most a quarter of
 /// [`Config::give_up_ns`] late.
-const LOOKS_OF_A_SILENCE: u64 = 4;
+const STUCK_CHECKS_PER_GIVE_UP: u64 = 4;
 
 /// What the initiator knows of one path.
 #[derive(Debug)]
@@ -294,7 +294,7 @@ impl Initiator {
         self.ask_by_others(id);
         if let Some(peer) = self.peers[id.index()].as_mut().filter(|peer| !peer.has_path()) {
             peer.pathless_since.get_or_insert(self.attended.at(now));
-            self.is_not_stuck(id);
+            self.clear_stuck(id);
         }
         self.refresh(id);
     }
@@ -308,7 +308,7 @@ impl Initiator {
         }
         if let Some(path) = peer.paths.get_mut(block.path.index()).filter(|path| path.up) {
             path.full = true;
-            self.is_stuck(now, block.peer);
+            self.mark_stuck(now, block.peer);
         }
         let slot = self.slot_of(block).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
@@ -342,14 +342,14 @@ impl Initiator {
         {
             path.full = false;
             if peer.has_room() {
-                self.is_not_stuck(id);
+                self.clear_stuck(id);
             }
             self.refresh(id);
         }
     }
 
     /// A link of the peer takes nothing: from now on that is looked at.
-    fn is_stuck(&mut self, now: Time, id: PeerId) {
+    fn mark_stuck(&mut self, now: Time, id: PeerId) {
         let look_at = self.next_look(now);
         if let Some(Some(peer)) = self.peers.get_mut(id.index())
             && peer.stuck.is_none()
@@ -359,7 +359,7 @@ impl Initiator {
         }
     }
 
-    pub(super) fn is_not_stuck(&mut self, id: PeerId) {
+    pub(super) fn clear_stuck(&mut self, id: PeerId) {
         if let Some(Some(peer)) = self.peers.get_mut(id.index())
             && peer.stuck.take().is_some()
         {
@@ -368,7 +368,7 @@ impl Initiator {
     }
 
     fn next_look(&self, now: Time) -> Time {
-        now.after_ns(self.config.give_up_ns / LOOKS_OF_A_SILENCE)
+        now.after_ns(self.config.give_up_ns / STUCK_CHECKS_PER_GIVE_UP)
     }
 
     /// Checks a stuck peer. If its links take nothing and it has been silent for [`Config::give_up_ns`], its
@@ -382,7 +382,7 @@ impl Initiator {
             None => peer.paths.iter().all(|path| path.full || !path.up).then_some(stuck.since),
         };
         match waits_since {
-            None => self.is_not_stuck(id),
+            None => self.clear_stuck(id),
             Some(since) => {
                 peer.stuck = Some(Stuck { look_at, ..stuck });
                 if self.is_silent(now, id, since) {
@@ -399,7 +399,7 @@ impl Initiator {
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
         match &mut peer.stuck {
             Some(stuck) if !peer.open.is_empty() => stuck.since = since,
-            _ => self.is_not_stuck(id),
+            _ => self.clear_stuck(id),
         }
     }
 

@@ -350,7 +350,7 @@ pub(super) struct SendPeer {
     pub early_notification: bool,
     /// No packets go to it: the caller carries out and answers each block that it is handed, so none is
     /// ever sent again unless it was refused.
-    pub is_here: bool,
+    pub is_loopback: bool,
     /// Occurrences of each slot towards this peer. Per peer, so that the peer
     /// sees every one of them and a wrap-around cannot fool it.
     pub generations: Box<[Generation]>,
@@ -389,7 +389,7 @@ impl SendPeer {
             pathless_since: None,
             block_bytes: config.block_bytes,
             early_notification: config.early_notification,
-            is_here: false,
+            is_loopback: false,
             generations: vec![Generation(0); config.transactions.into()].into(),
             slots: 0,
             open: List::default(),

@@ -110,8 +110,8 @@ impl Initiator {
             if sent_at.after_ns(timeout_ns) > now {
                 break;
             }
-            if peer.is_here {
-                self.is_late(slot);
+            if peer.is_loopback {
+                self.mark_late(slot);
                 continue;
             }
             path.congestion.timed_out(now, sent_at);
@@ -127,7 +127,7 @@ impl Initiator {
     }
 
     /// What is carried out here for so long leaves room for others meanwhile. Nothing of it is lost.
-    fn is_late(&mut self, slot: u32) {
+    fn mark_late(&mut self, slot: u32) {
         self.unplace(slot);
         self.uncount(slot);
         let transaction = &mut self.table.entries[slot as usize];
@@ -142,7 +142,7 @@ impl Initiator {
         if !self.config.fast_retransmit {
             return;
         }
-        while let Some(peer) = self.peers[id.index()].as_mut().filter(|peer| !peer.is_here) {
+        while let Some(peer) = self.peers[id.index()].as_mut().filter(|peer| !peer.is_loopback) {
             let path = &mut peer.paths[place];
             let Some(slot) = self.table.first_overtaken(path.timeouts, path.answered_order) else {
                 break;
@@ -276,7 +276,7 @@ impl Initiator {
             debug_assert!(transaction.place == Place::Timeout);
             wake = wake.min(transaction.sent_at.after_ns(peer.timeout_ns(place, &self.config)));
             if self.config.fast_retransmit
-                && !peer.is_here
+                && !peer.is_loopback
                 && let Some(slot) = self.table.first_overtaken(path.timeouts, path.answered_order)
                 && let Some(patience_ns) = path.trip.overtaken_ns(self.config.reorder_ns)
             {

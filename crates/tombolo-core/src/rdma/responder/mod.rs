@@ -118,7 +118,7 @@ impl Responder {
         peer.entries = Entries::new(self.slots);
     }
 
-    pub(crate) fn lose_peer(&mut self, id: PeerId) {
+    pub(crate) fn mark_peer_lost(&mut self, id: PeerId) {
         let Some(peer) = self.peers.get_mut(id.index()) else {
             return;
         };
