@@ -3,6 +3,7 @@
 pub mod cgroup;
 pub mod cpu;
 pub mod event;
+mod maps;
 pub mod own;
 pub mod passed;
 pub mod pool;

@@ -20,6 +20,7 @@ use rustix::fs::{OFlags, PROC_SUPER_MAGIC};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::maps::{self, Permission};
 use crate::passed::PassedDescriptor;
 use crate::process;
 use crate::shared::{SharedMemoryError, SharedSpan, SharedSpanMut};
@@ -165,29 +166,6 @@ pub enum AccessError {
     GivenUp,
 }
 
-/// `struct procmap_query`, `linux/fs.h`.
-#[repr(C)]
-#[derive(Default)]
-struct MapQuery {
-    size: u64,
-    flags: u64,
-    address: u64,
-    start: u64,
-    end: u64,
-    permissions: u64,
-    page_bytes: u64,
-    offset: u64,
-    inode: u64,
-    device: [u32; 2],
-    name_bytes: u32,
-    build_id_bytes: u32,
-    name: u64,
-    build_id: u64,
-}
-
-const READABLE: u64 = 1;
-const WRITABLE: u64 = 2;
-
 /// The memory of another process, by its descriptors.
 #[derive(Debug)]
 pub struct ProgramMemory {
@@ -223,7 +201,7 @@ impl ProgramMemory {
     /// Fills `bytes` from there. Waits for pages that somebody has to bring; `wanted` says after
     /// that whether to go on.
     pub fn read(&self, address: u64, bytes: &mut [u8], wanted: impl Fn() -> bool) -> Result<(), AccessError> {
-        self.allows(address, bytes.len() as u64, READABLE)?;
+        self.allows(address, bytes.len() as u64, Permission::Read)?;
         let mut done = 0;
         while done < bytes.len() {
             let at = address + done as u64;
@@ -246,7 +224,7 @@ impl ProgramMemory {
 
     /// Writes bytes there; see [`Self::read`]. Bytes before an address that is none may have been written.
     pub fn write(&self, address: u64, bytes: &[u8], wanted: impl Fn() -> bool) -> Result<(), AccessError> {
-        self.allows(address, bytes.len() as u64, WRITABLE)?;
+        self.allows(address, bytes.len() as u64, Permission::Write)?;
         let mut done = 0;
         while done < bytes.len() {
             let at = address + done as u64;
@@ -269,32 +247,28 @@ impl ProgramMemory {
     /// Has an absent page brought by whoever serves it: by a read of one byte, which harms nobody
     /// even if the number of the process had gone to another meanwhile.
     fn bring(&self, address: u64, wanted: impl Fn() -> bool) -> Result<(), AccessError> {
-        self.allows(address, 1, READABLE)?;
+        self.allows(address, 1, Permission::Read)?;
         process::read_exactly(self.process_id, address, &mut [0]).map_err(|_| AccessError::Nothing)?;
         if wanted() { Ok(()) } else { Err(AccessError::GivenUp) }
     }
 
     /// Whether the program itself could access the range so.
-    fn allows(&self, address: u64, length_bytes: u64, permission: u64) -> Result<(), AccessError> {
+    fn allows(&self, address: u64, length_bytes: u64, permission: Permission) -> Result<(), AccessError> {
         let end = address.checked_add(length_bytes).ok_or(AccessError::Nothing)?;
         let mut at = address;
         while at < end {
-            let mut query =
-                MapQuery { size: size_of::<MapQuery>() as u64, address: at, ..MapQuery::default() };
-            let request = libc::_IOWR::<MapQuery>(u32::from(b'f'), 17);
-            // SAFETY: the ioctl reads and writes the structure, whose size it is told, and no more:
-            // no buffers for names are given.
-            let result = unsafe { libc::ioctl(self.maps.as_raw_fd(), request, &raw mut query) };
-            if result < 0 {
-                let error = io::Error::last_os_error();
-                // The kernel is older than this ioctl.
-                let old = matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL));
-                return if old { Ok(()) } else { Err(AccessError::Nothing) };
-            }
-            if query.permissions & permission == 0 || query.end <= at {
+            let mapping = match maps::mapping_at(&self.maps, at) {
+                Ok(mapping) => mapping,
+                // The kernel is older than this question.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
+                    return Ok(());
+                }
+                Err(_) => return Err(AccessError::Nothing),
+            };
+            if !mapping.allows(permission) || mapping.end <= at {
                 return Err(AccessError::Nothing);
             }
-            at = query.end;
+            at = mapping.end;
         }
         Ok(())
     }

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use crate::maps;
+
 /// A range of another process's memory, or of ours, in bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -175,34 +177,9 @@ pub fn mappings(pid: u32) -> io::Result<Vec<(u64, u64)>> {
 
 /// Whether the mapping at an address of a process is writable, if there is one.
 pub fn is_writable(pid: u32, address: u64) -> Option<bool> {
-    /// `struct procmap_query`.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Query {
-        size: u64,
-        query_flags: u64,
-        query_address: u64,
-        start: u64,
-        end: u64,
-        flags: u64,
-        page_size: u64,
-        offset: u64,
-        inode: u64,
-        device_major: u32,
-        device_minor: u32,
-        name_size: u32,
-        build_id_size: u32,
-        name_address: u64,
-        build_id_address: u64,
-    }
-    const PROCMAP_QUERY: u64 = (3 << 30) | ((size_of::<Query>() as u64) << 16) | (b'f' as u64) << 8 | 17;
-    const WRITABLE: u64 = 2;
     let maps = std::fs::File::open(format!("/proc/{pid}/maps")).ok()?;
-    let mut query = Query { size: size_of::<Query>() as u64, query_address: address, ..Query::default() };
-    // SAFETY: the request names the size of the structure passed; no buffers are asked to be filled.
-    let asked = unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY as _, &raw mut query) };
-    if asked == 0 {
-        return Some(query.flags & WRITABLE != 0);
+    if let Ok(mapping) = maps::mapping_at(&maps, address) {
+        return Some(mapping.allows(maps::Permission::Write));
     }
     // Kernels before 6.11.
     let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
