@@ -16,7 +16,7 @@ use tombolo_channel::{
 use tombolo_host::own::{self, OwnMemory};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::client::{BUSY_PAUSE, DEFAULT_REQUEST_TIMEOUT};
-use tombolo_host::unix::{SeqpacketSocket, UnixError};
+use tombolo_host::unix::{SeqpacketSocket, UnixError, UntrustedUser};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
 
 use crate::asking::{Answer, Asking, TimeLimit};
@@ -39,22 +39,18 @@ fn mask(slots: Range<usize>) -> u64 {
     slots.fold(0, |mask, slot| mask | 1 << slot)
 }
 
-/// Refuses a listener that a stranger runs: anyone can make a socket in a directory like /tmp, before the
-/// node does, and memory that is registered there is all the program's memory.
-///
-/// The kernel says which user called `listen` on the socket that this one is connected to, whatever the
-/// path has come to name since.
+/// Refuses a listener that a stranger runs: memory that is registered there is all the program's memory.
 fn check_listener(
     path: &Path,
     socket: &SeqpacketSocket,
     trusted_user_id: Option<u32>,
 ) -> Result<(), OpenError> {
-    let user_id = socket.peer().map_err(OpenError::Lost)?.user_id;
-    let own_user_id = rustix::process::geteuid().as_raw();
-    if [own_user_id, 0].contains(&user_id) || trusted_user_id == Some(user_id) {
-        return Ok(());
-    }
-    Err(OpenError::UntrustedNode { path: path.to_owned(), user_id, own_user_id })
+    let checked = socket.check_listener(trusted_user_id).map_err(OpenError::Lost)?;
+    checked.map_err(|UntrustedUser { user_id, own_user_id }| OpenError::UntrustedNode {
+        path: path.to_owned(),
+        user_id,
+        own_user_id,
+    })
 }
 
 impl Domain {

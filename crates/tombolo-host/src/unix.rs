@@ -261,6 +261,15 @@ pub struct SeqpacketSocket {
     sender: OnceLock<passed::Sender>,
 }
 
+/// A listener runs as a user who is not to be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UntrustedUser {
+    /// Who that is.
+    pub user_id: u32,
+    /// The user of this process.
+    pub own_user_id: u32,
+}
+
 impl SeqpacketSocket {
     /// Connects to the listener at a path; does not wait.
     ///
@@ -388,6 +397,20 @@ impl SeqpacketSocket {
     fn sender(&self) -> passed::Sender {
         let ask = || passed::Sender::of(self.peer().ok().and_then(|peer| peer.process_id));
         *self.sender.get_or_init(ask)
+    }
+
+    /// Whether the listener that this socket is connected to is to be believed: it runs as this process's own user, as
+    /// root, or as the user of this id. Anyone can make a socket in a directory like /tmp, before the node does.
+    ///
+    /// The kernel says which user called `listen` on that very socket, whatever the path has come to name since.
+    pub fn check_listener(
+        &self,
+        trusted_user_id: Option<u32>,
+    ) -> Result<Result<(), UntrustedUser>, UnixError> {
+        let user_id = self.peer()?.user_id;
+        let own_user_id = rustix::process::geteuid().as_raw();
+        let is_trusted = [own_user_id, 0].contains(&user_id) || trusted_user_id == Some(user_id);
+        Ok(if is_trusted { Ok(()) } else { Err(UntrustedUser { user_id, own_user_id }) })
     }
 
     /// Who is at the other end.

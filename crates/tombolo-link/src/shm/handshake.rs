@@ -12,7 +12,7 @@ use tombolo_host::event::wait_readable;
 use tombolo_host::ring::footprint_bytes;
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::link::SHM_CONNECT_PAUSE;
-use tombolo_host::unix::{Received, SeqpacketSocket, UnixError};
+use tombolo_host::unix::{Received, SeqpacketSocket, UnixError, UntrustedUser};
 
 use super::{MAX_PACKET_BYTES, ShmLink, Side};
 use crate::{Address, OpenError, PROTOCOL_VERSION};
@@ -88,22 +88,15 @@ pub fn samples() -> [(&'static str, Vec<u8>); 3] {
     .map(|(name, message)| (name, message.encode().to_vec()))
 }
 
-/// Refuses a listener that a stranger runs: anyone can make a socket in a directory like /tmp, before the
-/// node does.
-///
-/// The kernel says who called `listen` on the very socket that we are connected to, so it does not matter
-/// what the path has come to name since.
+/// Refuses a listener that a stranger runs.
 fn check_listener(
     path: &Path,
     socket: &SeqpacketSocket,
     trusted_user_id: Option<u32>,
 ) -> Result<(), OpenError> {
-    let user_id = socket.peer()?.user_id;
-    let own_user_id = rustix::process::geteuid().as_raw();
-    if [own_user_id, 0].contains(&user_id) || trusted_user_id == Some(user_id) {
-        return Ok(());
-    }
-    Err(OpenError::UntrustedListener { path: path.to_owned(), user_id, own_user_id })
+    socket.check_listener(trusted_user_id)?.map_err(|UntrustedUser { user_id, own_user_id }| {
+        OpenError::UntrustedListener { path: path.to_owned(), user_id, own_user_id }
+    })
 }
 
 pub(super) fn connect(
