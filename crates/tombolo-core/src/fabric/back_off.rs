@@ -1,7 +1,5 @@
 //! Pauses that grow, up to a bound, and differ by chance.
 
-use super::neighbour::Pauses;
-
 /// Random numbers from a seed (SplitMix64). Not `tombolo-random`, which is for tests, benches and inputs: it reads
 /// seeds from the environment and prints them, and the core does no I/O.
 #[derive(Debug)]
@@ -23,6 +21,34 @@ impl Jitter {
     /// Three quarters of a pause up to five quarters of it.
     pub(super) fn around(&mut self, pause_ns: u64) -> u64 {
         pause_ns - pause_ns / 4 + self.next() % (pause_ns / 2).max(1)
+    }
+}
+
+/// Pauses between dials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pauses {
+    /// The first one.
+    pub first_ns: u64,
+    /// They double up to this.
+    pub longest_ns: u64,
+    /// A link that was there for this long begins anew with the first.
+    pub lasting_ns: u64,
+    /// Between two questions who answers at the address of a suspect neighbour.
+    pub probe_ns: u64,
+}
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self {
+            // A user does not notice a tenth of a second; ten dials a second are the most.
+            first_ns: 100_000_000,
+            // A node that comes back is joined 5 s later at most; one dial in 5 s costs nothing.
+            longest_ns: 5_000_000_000,
+            // As the longest pause: a link that fails sooner is no success.
+            lasting_ns: 5_000_000_000,
+            // A bound, not a measurement: below the 1.5 s of silence after which a link is suspect.
+            probe_ns: 1_000_000_000,
+        }
     }
 }
 
