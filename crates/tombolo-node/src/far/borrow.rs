@@ -1,10 +1,10 @@
 //! The borrowing side: far memory made of segments from several lenders.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tombolo_core::rdma::{Direction, PeerId, Transfer, TransferError};
@@ -12,19 +12,21 @@ use tombolo_core::segment::{DEFAULT_STRIPE_BYTES, LenderId, Segment, SegmentId, 
 use tombolo_host::event;
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::node as timing;
-use tombolo_link::{Address, Link, LossReason, OpenError, Security};
+use tombolo_link::{Address, Link, LossReason, Security};
 use tombolo_wire::Domain;
 
 use crate::driver::address_space::BUFFERS;
 use crate::driver::node::Node;
 use crate::driver::path_maintainer::{PathLossSink, PathMaintainer};
 use crate::fabric::connection::Connection;
-use crate::fabric::link_driver::{AskError, JoinError};
-use crate::fabric::messages::{NodeStatus, Reply, Request};
+use crate::fabric::messages::{Reply, Request};
 use crate::fabric::neighbourhood;
-use crate::far::front::{FarEvent, FarMemory, FarSink, LenderGone, Staging, Window};
+use crate::far::asking::{BorrowError, ask, ask_status, refused};
+use crate::far::front::{FarEvent, FarSink};
 use crate::far::reads::{Reads, Waiter};
 use crate::lending::ledger::LendError;
+
+mod pages;
 
 const PAGE_BYTES: u64 = 4096;
 /// Segments are whole stripes.
@@ -37,59 +39,6 @@ const STAGING_PAGES: u32 = 256;
 const WARM_BYTES: usize = 1 << 20;
 /// Marks a completed write among the user numbers of transfers.
 const WRITE: u64 = 1 << 63;
-
-/// Why memory could not be borrowed.
-#[derive(Debug, thiserror::Error)]
-pub enum BorrowError {
-    /// No node there.
-    #[error("{0}")]
-    Open(#[from] OpenError),
-    /// It cannot be reached by another of its addresses.
-    #[error("{0}")]
-    Join(#[from] JoinError),
-    /// It does not answer.
-    #[error("lender {lender}: {source}")]
-    Ask {
-        /// Who.
-        lender: Address,
-        /// Why.
-        source: AskError,
-    },
-    /// It has not so much.
-    #[error(
-        "lender {lender} has {free_bytes} bytes left to lend, and {asked_bytes} are asked of it: ask for less with --remote, or add lenders"
-    )]
-    TooMuch {
-        /// Who.
-        lender: Address,
-        /// What was asked.
-        asked_bytes: u64,
-        /// What it has.
-        free_bytes: u64,
-    },
-    /// It has nothing.
-    #[error("the lenders have no memory left to lend: start one with `tombolo node --lend SIZE`")]
-    Nothing,
-    /// It refused.
-    #[error("lender {lender}: {reason}")]
-    Refused {
-        /// Who.
-        lender: Address,
-        /// What it said.
-        reason: String,
-    },
-    /// What it gave is not what was agreed.
-    #[error("lender {lender} sent a wrong segment: {reason}")]
-    WrongSegment {
-        /// Who.
-        lender: Address,
-        /// What is wrong.
-        reason: String,
-    },
-    /// This node could not be set up.
-    #[error("cannot set up the borrowing node: {0}")]
-    SetUp(#[from] LendError),
-}
 
 #[derive(Debug)]
 struct Lender {
@@ -142,9 +91,6 @@ impl std::fmt::Debug for Borrowed {
     }
 }
 
-/// The most borrowers and counters that a node can tell of: some megabytes.
-const MAX_STATUS_ENTRIES: usize = 100_000;
-
 /// What to borrow, and where.
 #[derive(Debug, Clone, Copy)]
 pub struct Borrowing<'a> {
@@ -160,58 +106,6 @@ pub struct Borrowing<'a> {
     pub wish_bytes: u64,
     /// How long a lender over UDP may be silent before it is lost; meanwhile what is asked of it waits.
     pub outage: Duration,
-}
-
-/// Asks a node how it is.
-pub fn status_of(address: &Address, security: &Security) -> Result<NodeStatus, BorrowError> {
-    let node = Node::new("status", 0, 0)?;
-    let peer = node.add_peer(tombolo_link::connect(address, security, timing::BORROW_TIMEOUT)?);
-    let (mut status, mut next) = ask_status(&node, &peer, address, 0)?;
-    let mut from = 0;
-    while let Some(place) = next {
-        // A node that is right comes to an end.
-        if place <= from || status.borrowers.len() + status.counters.len() > MAX_STATUS_ENTRIES {
-            let reason = "its status has no end".into();
-            return Err(BorrowError::Refused { lender: address.clone(), reason });
-        }
-        from = place;
-        let (part, more) = ask_status(&node, &peer, address, place)?;
-        status.borrowers.extend(part.borrowers);
-        status.counters.extend(part.counters);
-        next = more;
-    }
-    Ok(status)
-}
-
-/// How a node is, from some entry on; and where the next part begins, if there is more.
-fn ask_status(
-    node: &Node,
-    peer: &Arc<Connection>,
-    address: &Address,
-    from: u64,
-) -> Result<(NodeStatus, Option<u64>), BorrowError> {
-    match ask(node, peer, address, Request::Status { from }, timing::BORROW_TIMEOUT)?.0 {
-        Reply::Status { status, next } => Ok((*status, next)),
-        other => Err(refused(address, other)),
-    }
-}
-
-fn refused(lender: &Address, reply: Reply) -> BorrowError {
-    let reason = match reply {
-        Reply::Failed(reason) => reason,
-        other => format!("an answer that does not fit: {other:?}"),
-    };
-    BorrowError::Refused { lender: lender.clone(), reason }
-}
-
-fn ask(
-    node: &Node,
-    peer: &Arc<Connection>,
-    lender: &Address,
-    request: Request,
-    timeout: Duration,
-) -> Result<(Reply, Vec<tombolo_host::passed::PassedDescriptor>), BorrowError> {
-    node.ask(peer, request, timeout).map_err(|source| BorrowError::Ask { lender: lender.clone(), source })
 }
 
 fn no_thread(error: std::io::Error) -> LendError {
@@ -558,154 +452,6 @@ fn borrow_segment(
     let warm = (0..pieces).map(|_| AtomicBool::new(false)).collect();
     let lost = AtomicBool::new(false);
     Ok((Lender { address: address.clone(), peer, segment, window, warm, lost }, bytes))
-}
-
-impl FarMemory for Borrowed {
-    fn start(&self, sink: FarSink) {
-        let _ = self.sink.set(sink);
-    }
-
-    fn pages(&self) -> u32 {
-        u32::try_from(self.table.length_bytes() / PAGE_BYTES).unwrap_or(u32::MAX)
-    }
-
-    fn window(&self, page: u32) -> Option<Window> {
-        let (lender, place) = self.lender(page)?;
-        let window = lender.window.as_ref()?;
-        let address = window.as_mut_ptr() as u64 + place.offset_bytes;
-        Some(Window { address, pages: (place.length_bytes / PAGE_BYTES) as u32 })
-    }
-
-    fn warm(&self, page: u32) {
-        let Some((lender, place)) = self.lender(page) else { return };
-        let piece = place.offset_bytes as usize / WARM_BYTES;
-        if let (Some(window), Some(warm)) = (&lender.window, lender.warm.get(piece))
-            && !warm.load(Ordering::Relaxed)
-            && !warm.swap(true, Ordering::Relaxed)
-        {
-            window.populate(piece * WARM_BYTES, WARM_BYTES);
-        }
-    }
-
-    fn is_lost(&self, page: u32) -> bool {
-        self.lender(page).is_none_or(|(lender, _)| lender.is_lost() || lender.peer.loss().is_some())
-    }
-
-    fn staging(&self) -> Staging {
-        let address = self.node.buffers().as_mut_ptr() as u64 + u64::from(READ_PAGES) * PAGE_BYTES;
-        Staging { address, pages: STAGING_PAGES }
-    }
-
-    fn write(&self, pages: &[(u32, u32)]) -> Result<(), LenderGone> {
-        let _one_at_a_time = self.writer.lock();
-        self.writes_failed.store(false, Ordering::Relaxed);
-        let mut index = 0;
-        while let Some(&(page, staged)) = pages.get(index) {
-            let (lender, place) = self.lender(page).ok_or(LenderGone)?;
-            // Neighbours in far memory and in the staging memory are one transfer.
-            let most = (place.length_bytes / PAGE_BYTES) as usize;
-            let mut count = 1;
-            while count < most
-                && pages.get(index + count) == Some(&(page + count as u32, staged + count as u32))
-            {
-                count += 1;
-            }
-            let transfer = Transfer {
-                direction: Direction::Write,
-                domain: Domain(lender.segment),
-                own_domain: BUFFERS,
-                source_address: u64::from(READ_PAGES + staged) * PAGE_BYTES,
-                destination_address: place.offset_bytes,
-                size_bytes: (count as u64 * PAGE_BYTES) as u32,
-                notification: None,
-                // Faults go before evictions.
-                class: Some(tombolo_core::rdma::Class::Medium),
-                user: WRITE | index as u64,
-            };
-            self.writes_open.fetch_add(1, Ordering::Relaxed);
-            if self.node.post(lender.peer.id, transfer).is_err() {
-                self.writes_open.fetch_sub(1, Ordering::Relaxed);
-                self.writes_failed.store(true, Ordering::Relaxed);
-                break;
-            }
-            index += count;
-        }
-        self.node.pump();
-        let mut polled_until = Instant::now() + timing::WRITE_POLL;
-        while self.writes_open.load(Ordering::Acquire) > 0 {
-            let before = self.writes_open.load(Ordering::Relaxed);
-            self.progress();
-            let now = Instant::now();
-            if self.writes_open.load(Ordering::Relaxed) < before {
-                polled_until = now + timing::WRITE_POLL;
-            } else if now > polled_until {
-                // Before sleeping: what drives lazily leaves answers behind.
-                for lender in &self.lenders {
-                    self.node.flush(&lender.peer);
-                }
-                let sleep =
-                    self.node.expire().unwrap_or(timing::WRITE_MAX_SLEEP).min(timing::WRITE_MAX_SLEEP);
-                let alive: Vec<_> = self
-                    .descriptors()
-                    .into_iter()
-                    .filter_map(|(descriptor, alive)| alive.then_some(descriptor))
-                    .collect();
-                let _ = event::wait_readable(&alive, Some(sleep));
-            }
-        }
-        if self.writes_failed.load(Ordering::Relaxed) { Err(LenderGone) } else { Ok(()) }
-    }
-
-    fn read(&self, page: u32, ticket: u64, since: Option<Instant>) {
-        if let Some(buffer) = self.reads.begin(page, Waiter { ticket, since })
-            && !self.post_read(page, buffer)
-        {
-            self.reads.not_posted(buffer);
-        }
-    }
-
-    fn flush(&self) {
-        self.node.pump();
-        self.report_unposted();
-    }
-
-    fn progress(&self) {
-        for lender in self.lenders.iter().filter(|lender| lender.window.is_none()) {
-            if lender.peer.has_link() {
-                self.node.drive_lazily(&lender.peer);
-            }
-        }
-        // Timers count milliseconds, and whoever waits comes here every microsecond.
-        if self.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(timing::TIMER_CHECK_ROUNDS) {
-            self.node.expire();
-        }
-        self.report_unposted();
-    }
-
-    fn in_flight(&self) -> u64 {
-        self.reads.in_flight()
-    }
-
-    fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {
-        let remote = self.lenders.iter().filter(|lender| lender.window.is_none());
-        remote
-            .map(|lender| (lender.peer.link.descriptor(), !lender.is_lost() && lender.peer.has_link()))
-            .collect()
-    }
-
-    fn sleep_time(&self) -> Option<Duration> {
-        let remote = self.lenders.iter().filter(|lender| lender.window.is_none() && !lender.is_lost());
-        // Where only further links are left, others wait at them.
-        for lender in remote.filter(|lender| lender.peer.has_link()) {
-            if self.node.arm(&lender.peer).unwrap_or(false) {
-                return Some(Duration::ZERO);
-            }
-        }
-        if self.in_flight() == 0 {
-            return None;
-        }
-        Some(self.node.expire().unwrap_or(timing::READ_MAX_SLEEP).max(timing::READ_MIN_SLEEP))
-    }
 }
 
 #[cfg(test)]

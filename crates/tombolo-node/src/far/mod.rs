@@ -3,6 +3,7 @@
 //!
 //! Each of these makes a node of its own, or is given one, and drives it. So this room lies above the driver.
 
+pub(crate) mod asking;
 pub(crate) mod borrow;
 pub(crate) mod copy;
 pub(crate) mod front;

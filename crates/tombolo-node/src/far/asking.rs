@@ -1,0 +1,122 @@
+//! Asking other nodes: how they are, and for memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tombolo_host::passed::PassedDescriptor;
+use tombolo_host::timing::node as timing;
+use tombolo_link::{Address, OpenError, Security};
+
+use crate::driver::node::Node;
+use crate::fabric::connection::Connection;
+use crate::fabric::link_driver::{AskError, JoinError};
+use crate::fabric::messages::{NodeStatus, Reply, Request};
+use crate::lending::ledger::LendError;
+
+/// Why memory could not be borrowed.
+#[derive(Debug, thiserror::Error)]
+pub enum BorrowError {
+    /// No node there.
+    #[error("{0}")]
+    Open(#[from] OpenError),
+    /// It cannot be reached by another of its addresses.
+    #[error("{0}")]
+    Join(#[from] JoinError),
+    /// It does not answer.
+    #[error("lender {lender}: {source}")]
+    Ask {
+        /// Who.
+        lender: Address,
+        /// Why.
+        source: AskError,
+    },
+    /// It has not so much.
+    #[error(
+        "lender {lender} has {free_bytes} bytes left to lend, and {asked_bytes} are asked of it: ask for less with --remote, or add lenders"
+    )]
+    TooMuch {
+        /// Who.
+        lender: Address,
+        /// What was asked.
+        asked_bytes: u64,
+        /// What it has.
+        free_bytes: u64,
+    },
+    /// It has nothing.
+    #[error("the lenders have no memory left to lend: start one with `tombolo node --lend SIZE`")]
+    Nothing,
+    /// It refused.
+    #[error("lender {lender}: {reason}")]
+    Refused {
+        /// Who.
+        lender: Address,
+        /// What it said.
+        reason: String,
+    },
+    /// What it gave is not what was agreed.
+    #[error("lender {lender} sent a wrong segment: {reason}")]
+    WrongSegment {
+        /// Who.
+        lender: Address,
+        /// What is wrong.
+        reason: String,
+    },
+    /// This node could not be set up.
+    #[error("cannot set up the borrowing node: {0}")]
+    SetUp(#[from] LendError),
+}
+
+/// The most borrowers and counters that a node can tell of: some megabytes.
+const MAX_STATUS_ENTRIES: usize = 100_000;
+
+/// Asks a node how it is.
+pub fn status_of(address: &Address, security: &Security) -> Result<NodeStatus, BorrowError> {
+    let node = Node::new("status", 0, 0)?;
+    let peer = node.add_peer(tombolo_link::connect(address, security, timing::BORROW_TIMEOUT)?);
+    let (mut status, mut next) = ask_status(&node, &peer, address, 0)?;
+    let mut from = 0;
+    while let Some(place) = next {
+        // A node that is right comes to an end.
+        if place <= from || status.borrowers.len() + status.counters.len() > MAX_STATUS_ENTRIES {
+            let reason = "its status has no end".into();
+            return Err(BorrowError::Refused { lender: address.clone(), reason });
+        }
+        from = place;
+        let (part, more) = ask_status(&node, &peer, address, place)?;
+        status.borrowers.extend(part.borrowers);
+        status.counters.extend(part.counters);
+        next = more;
+    }
+    Ok(status)
+}
+
+/// How a node is, from some entry on; and where the next part begins, if there is more.
+pub(super) fn ask_status(
+    node: &Node,
+    peer: &Arc<Connection>,
+    address: &Address,
+    from: u64,
+) -> Result<(NodeStatus, Option<u64>), BorrowError> {
+    match ask(node, peer, address, Request::Status { from }, timing::BORROW_TIMEOUT)?.0 {
+        Reply::Status { status, next } => Ok((*status, next)),
+        other => Err(refused(address, other)),
+    }
+}
+
+pub(super) fn refused(lender: &Address, reply: Reply) -> BorrowError {
+    let reason = match reply {
+        Reply::Failed(reason) => reason,
+        other => format!("an answer that does not fit: {other:?}"),
+    };
+    BorrowError::Refused { lender: lender.clone(), reason }
+}
+
+pub(super) fn ask(
+    node: &Node,
+    peer: &Arc<Connection>,
+    lender: &Address,
+    request: Request,
+    timeout: Duration,
+) -> Result<(Reply, Vec<PassedDescriptor>), BorrowError> {
+    node.ask(peer, request, timeout).map_err(|source| BorrowError::Ask { lender: lender.clone(), source })
+}
