@@ -109,10 +109,13 @@ impl Reception {
     fn hang_up(&self, index: u32) {
         let Some(space) = self.pager.space(index) else { return };
         let Some(agent) = space.detach() else { return };
-        self.pager.room.set_limited(&space.account, false);
         let _ = epoll::delete(&self.epoll, &*agent);
         let _ = epoll::delete(&self.epoll, &agent.program.pidfd);
-        if !self.pager.close_if_unused(&space) && !space.is_unused() {
+        if self.pager.close_if_unused(&space) {
+            return;
+        }
+        self.pager.room.set_limited(&space.account, false);
+        if !space.is_unused() {
             // Somebody ended it, and what it was doing is known to the evictor alone; or its program has
             // ended, and another process has its memory.
             self.say_without_agent(&space);

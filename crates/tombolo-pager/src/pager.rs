@@ -238,9 +238,9 @@ impl Pager {
             if table.closed || table.command != 0 || table.states.is_followed() {
                 return;
             }
-            // Under the lock, so that no eviction begins with it.
+            // Under the lock, so that no eviction begins with it. What the space has counts against the limit
+            // until it is free, which takes the agent's end.
             if let Some(agent) = space.retire() {
-                self.room.set_limited(&space.account, false);
                 space.dismiss(&agent);
             }
         }
