@@ -372,7 +372,7 @@ impl Initiator {
     }
 
     /// Checks a stuck peer. If its links take nothing and it has been silent for [`Config::give_up_ns`], its
-    /// transfers end as [`TransferError::PeerUnreachable`].
+    /// transfers end as `TransferError::PeerUnreachable`.
     pub(super) fn look_at_stuck(&mut self, now: Time, id: PeerId) {
         let look_at = self.next_look(now);
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
