@@ -82,7 +82,7 @@ impl CommonArguments {
         Ok(child::serve_node(&mut self.command(&words))?)
     }
 
-    /// Says how far the bench is, for whoever waits for it.
+    /// Prints which part of the bench runs, for the user who waits.
     fn report(&self, text: &str) {
         if !self.json {
             eprintln!("{text}");

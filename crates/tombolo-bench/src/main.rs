@@ -80,7 +80,7 @@ impl Failure {
         Self(reason.into())
     }
 
-    /// The same, with the part of the bench that it ended.
+    /// An error of the bench, with the part of the bench that it ended.
     pub fn during(self, part: &str) -> Self {
         Self(format!("{part}: {}", self.0))
     }

@@ -37,7 +37,7 @@ impl Spec {
         Descriptor { notification, class, ..plain }
     }
 
-    /// The same transfer with a notification.
+    /// This transfer, which notifies its target when it has ended.
     #[must_use]
     pub fn notify(self, notification: Notification) -> Self {
         Self { notification: Some(notification), ..self }

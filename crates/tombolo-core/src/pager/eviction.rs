@@ -6,9 +6,9 @@
 //!
 //! Three promises, whatever the agents do:
 //! - A fault that waits for room is served, or given up within the bounds of [`Bounds`]: it never hangs.
-//! - The limit does not give way, and no fault ends in SIGBUS, while an agent has a command that it is not late
-//!   beyond measure for (unless none of them has let a page go for even longer), nor before an attempt that
-//!   began after the fault has failed.
+//! - The limit does not give way, and no fault ends in SIGBUS, before an attempt to evict that began after the
+//!   fault has failed; nor while an agent works on a command that it got less than
+//!   [`Bounds::agent_frozen_ns`] ago, unless no page has left for even longer.
 //! - Steps that achieve nothing are followed by a sleep: the evictor does not take the processor of an agent
 //!   that it waits for.
 
@@ -18,15 +18,16 @@ use super::page::LIVES_MAX;
 
 /// Least number of names that are looked at before it is said that none can leave.
 const ROUND_LEAST: u64 = 16 * 1024;
-/// An attempt that found nothing to claim counts as so many names, so that a round ends also where no page is queued.
+/// An attempt to evict that found no page to claim is counted as if the evictor had looked at this many names: so a
+/// round ends also where no page is queued.
 const LOOK_COST: u64 = 1024;
 
 /// Spans of time, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// An agent that has not answered for so long is late: other spaces are turned to meanwhile.
+    /// An agent that has not answered for this long is late: the evictor turns to other spaces meanwhile.
     pub agent_late_ns: u64,
-    /// An agent that has not answered for so long is not waited for.
+    /// The evictor does not wait for an agent that has not answered for this long.
     pub agent_frozen_ns: u64,
     /// Pause where only pages of late agents were found.
     pub late_pause_ns: u64,
@@ -34,7 +35,7 @@ pub struct Bounds {
     pub claim_pause_ns: u64,
     /// After so long, what was put off because an address space was changing is looked at again.
     pub change_pause_ns: u64,
-    /// For so long no page must have left, while room was short, before the limit gives way.
+    /// The limit gives way only when no page has left for this long while room was short.
     pub fruitless_ns: u64,
     /// Longest sleep where nothing is to be done.
     pub sleep_max_ns: u64,
@@ -97,7 +98,7 @@ pub enum Cause {
 /// What came of an attempt to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
-    /// So many pages are on their way out. None: all that were looked at are spared this time.
+    /// This number of pages is on its way out. Zero: the evictor spares all pages that it looked at, this time.
     Begun(u64),
     /// Nothing that could be claimed was found.
     NoVictims,
@@ -125,11 +126,11 @@ pub struct Eviction {
     /// Nothing can leave, and faults were given up for it; no page has left since. The next ones are given up for the
     /// same cause without another look at everything.
     gave_up: Option<Cause>,
-    /// Of the faults that wait, so many waited already when an attempt began that found far memory full.
+    /// The number of waiting faults that came before the latest attempt that found far memory full.
     full_for: usize,
-    /// The same of an attempt that found nothing to evict.
+    /// The number of waiting faults that came before the latest attempt that found no page to evict.
     fruitless_for: usize,
-    /// The same of any attempt.
+    /// The number of waiting faults that came before the latest attempt of any kind.
     tried_for: usize,
     /// To sleep before the next attempt.
     pause_ns: Option<u64>,
