@@ -57,6 +57,23 @@ pub enum LossReason {
     },
 }
 
+impl LossReason {
+    /// Whether the peer ended the link: what it sent before still counts.
+    pub fn is_of_peer(&self) -> bool {
+        match self {
+            Self::ClosedByPeer | Self::PeerGone | Self::Refused | Self::KeyRevoked => true,
+            Self::Silent(_)
+            | Self::KeyRemoved
+            | Self::Superseded
+            | Self::Restarted
+            | Self::TooManyLinks
+            | Self::Ring(_)
+            | Self::Protocol(_)
+            | Self::System { .. } => false,
+        }
+    }
+}
+
 /// A link cannot go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use tombolo_channel::Target;
 use tombolo_core::rdma::{Operation, PeerId, Placement, Verdict};
 use tombolo_host::shared::SharedSpan;
-use tombolo_link::{LinkState, Packet as LinkPacket};
+use tombolo_link::{LinkState, LossReason, Packet as LinkPacket};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, Checksums, DataHeader, Domain, NackCode, Packet, Payload};
 
 use crate::driver::address_space::{Access, Place, Range};
@@ -14,6 +14,10 @@ use crate::driver::node::Node;
 use crate::driver::pump::{CachedClock, Flush};
 use crate::fabric::connection::Connection;
 use crate::programs::user::Poster;
+
+/// What is taken from a link that is lost, at most: as many of the shortest packets (32 bytes, header of the record
+/// included) as a ring of 1 MiB holds, so that a peer which goes on writing does not keep its lost link.
+const MAX_LAST: usize = 32 * 1024;
 
 /// What has become of bytes that came in.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,6 +50,16 @@ impl Node {
         // A lone packet is answered before looking for the next; a stream of them is taken in bulk.
         let budget =
             if connection.is_streaming.load(Ordering::Relaxed) { connection.receive_budget } else { 1 };
+        let count = self.take(connection, budget, flush);
+        if let LinkState::Lost(reason) = connection.link.state() {
+            self.take_last(connection, reason);
+            self.lose(connection, reason);
+        }
+        count
+    }
+
+    /// Takes up to `budget` packets, and the messages that came beside them. Returns how many.
+    fn take(&self, connection: &Arc<Connection>, budget: usize, flush: Flush) -> usize {
         let mut clock = CachedClock::new(self);
         let received = connection.link.receive(budget, &mut |packet| {
             self.packet(connection, packet, &mut clock);
@@ -69,10 +83,22 @@ impl Node {
         if count > 0 {
             self.pump_and(flush, Some(connection), &mut clock);
         }
-        if let LinkState::Lost(reason) = connection.link.state() {
-            self.lose(connection, reason);
-        }
         count
+    }
+
+    /// Takes what came before a link was lost: the goodbye of a peer that goes does not overtake its answers. Where
+    /// this node ended the link, as that of a key which was taken off the list, nothing more is obeyed.
+    pub(crate) fn take_last(&self, connection: &Arc<Connection>, reason: LossReason) {
+        if !reason.is_of_peer() {
+            return;
+        }
+        let mut left = MAX_LAST;
+        while left > 0 {
+            match self.take(connection, connection.receive_budget.min(left), Flush::All) {
+                0 => break,
+                taken => left = left.saturating_sub(taken),
+            }
+        }
     }
 
     fn packet(&self, connection: &Arc<Connection>, arrived: LinkPacket<'_>, clock: &mut CachedClock<'_>) {
