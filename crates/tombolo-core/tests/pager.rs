@@ -196,6 +196,20 @@ impl World {
         }
     }
 
+    /// Far memory is full: slots of pages that are also here are given up.
+    fn release_clean(&mut self, id: u32) {
+        let want = self.random.below(4);
+        let slots = &mut self.slots;
+        let space = self.spaces.get_mut(&id).expect("a space");
+        let clean = |table: &Table| {
+            let is_clean = |entry: Entry| entry.state() == State::Resident && entry.slot().is_some();
+            table.all().iter().filter(|(_, entry)| is_clean(*entry)).count() as u64
+        };
+        let before = clean(&space.table);
+        let freed = space.table.release_clean(want, slots);
+        assert_eq!((freed, clean(&space.table)), (want.min(before), before - want.min(before)));
+    }
+
     fn arrive(&mut self, id: u32) {
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
@@ -436,6 +450,7 @@ impl World {
                 self.meet(id, page, write);
             }
             5..=8 => self.serve_unread(id),
+            9 if page == 0 => self.release_clean(id),
             9 => self.prefetch(id),
             10..=26 => {
                 let value = 1 + self.random.next() % 1_000_000;

@@ -469,6 +469,9 @@ fn is_ignored(signal: libc::c_int) -> bool {
 mod tests {
     use super::*;
 
+    /// What is done with a signal is of the whole process: one test at a time changes it.
+    static DISPOSITIONS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     #[test]
     fn a_pidfd_names_its_process_until_that_has_ended() {
         let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -490,6 +493,7 @@ mod tests {
     fn signals_are_passed_to_one_process_and_kept_when_it_has_ended() {
         use std::os::unix::process::ExitStatusExt;
 
+        let _alone = DISPOSITIONS.lock();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let raise = |signal| {
             // SAFETY: raises a signal of this thread, which is handled.
@@ -499,8 +503,9 @@ mod tests {
         let not_waited_for = pidfd(ended.id()).unwrap();
         crate::event::wait_readable(&[not_waited_for.as_fd()], None).unwrap();
         let signals = pass_signals_to(not_waited_for);
-        raise(libc::SIGHUP);
-        assert_eq!(signals.take(), Some(libc::SIGHUP));
+        // Not a hangup, which may be ignored where the tests run.
+        raise(libc::SIGTERM);
+        assert_eq!(signals.take(), Some(libc::SIGTERM));
         ended.wait().unwrap();
         drop(signals);
         let signals = pass_signals_to(pidfd(child.id()).unwrap());
@@ -517,6 +522,7 @@ mod tests {
 
     #[test]
     fn a_hangup_is_taken_and_does_not_end_the_process() {
+        let _alone = DISPOSITIONS.lock();
         // The signal goes to this thread: others of the test process have not blocked it.
         std::thread::spawn(|| {
             let hangups = Signals::take_hangups().unwrap();

@@ -114,7 +114,9 @@ impl Evictor {
         }
         if self.windowed {
             let moves = victims.iter().filter(|victim| !victim.clean).count();
-            self.placement.arrange(&self.pager.home, Some(agent.pid), moves, victims.len());
+            // The number of one that has ended may be another process's.
+            let agent = (!agent.has_ended()).then_some(agent.pid);
+            self.placement.arrange(&self.pager.home, agent, moves, victims.len());
         }
         let count = victims.len() as u64;
         let batch = Batch {

@@ -271,24 +271,16 @@ impl Evictor {
 }
 
 impl Pager {
-    /// Far memory is full, but some of it holds copies of pages that are also
-    /// here: gives up to `want` of those slots up. Returns how many.
-    pub fn reclaim_clean_slots(&self, want: usize) -> usize {
-        let mut freed = 0;
+    /// Far memory is full, but some of it holds copies of pages that are also here: gives up to `want` of those slots
+    /// up. Returns how many. Where there are none, this costs a look at each space.
+    pub fn reclaim_clean_slots(&self, want: usize) -> u64 {
+        let mut left = want as u64;
         for space in self.all_spaces() {
-            let mut table = space.lock();
-            for (page, entry) in table.states.all() {
-                if let (State::Resident, Some(slot)) = (entry.state(), entry.slot()) {
-                    // The page stays protected; its next write finds it dirty already.
-                    table.states.set(page, entry.with_slot(None));
-                    self.slots.lock().release(slot);
-                    freed += 1;
-                    if freed == want {
-                        return freed;
-                    }
-                }
+            if left == 0 {
+                break;
             }
+            left -= space.lock().states.release_clean(left, &mut self.slots.lock());
         }
-        freed
+        want as u64 - left
     }
 }

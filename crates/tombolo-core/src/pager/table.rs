@@ -168,6 +168,8 @@ pub struct Table {
     forwards: Vec<Forward>,
     /// Pages of children that wait for the end of an operation here.
     followers: Vec<(Page, Follower)>,
+    /// Number of pages that are resident and have a slot.
+    clean: u64,
 }
 
 impl std::fmt::Debug for BlockHasher {
@@ -179,6 +181,11 @@ impl std::fmt::Debug for BlockHasher {
 /// Whether a page in an operation counts as resident: it was, or room is reserved for it.
 fn is_counted(entry: Entry) -> bool {
     in_operation(entry) && !entry.is_follower()
+}
+
+/// Whether a page is here, and its contents are far, too.
+fn is_clean(entry: Entry) -> bool {
+    entry.state() == State::Resident && entry.slot().is_some()
 }
 
 fn in_operation(entry: Entry) -> bool {
@@ -202,7 +209,27 @@ impl Table {
             return;
         }
         let block = self.blocks.entry(page / BLOCK).or_insert_with(|| Box::new([Entry(0); BLOCK as usize]));
-        block[(page % BLOCK) as usize] = entry;
+        let before = std::mem::replace(&mut block[(page % BLOCK) as usize], entry);
+        self.clean = self.clean + u64::from(is_clean(entry)) - u64::from(is_clean(before));
+    }
+
+    /// Gives up to `want` slots of pages up that are also here. Each stays protected: its next write finds it dirty
+    /// already. Returns how many.
+    pub fn release_clean(&mut self, want: u64, slots: &mut Slots) -> u64 {
+        let freed = want.min(self.clean);
+        let mut left = freed;
+        for entry in self.blocks.values_mut().flat_map(|block| block.iter_mut()) {
+            if left == 0 {
+                break;
+            }
+            if let Some(slot) = entry.slot().filter(|_| is_clean(*entry)) {
+                *entry = entry.with_slot(None);
+                slots.release(slot);
+                left -= 1;
+            }
+        }
+        self.clean -= freed;
+        freed
     }
 
     /// Every page of `[first, end)` that has an entry, in no order.
