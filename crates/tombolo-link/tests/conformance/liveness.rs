@@ -5,7 +5,12 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::harness::{PATIENCE, Pair, check, send, try_send};
+use tombolo_link::udp::DEFAULT_OUTAGE;
 use tombolo_link::{Link, LinkError, LinkState, LossReason, SendError, SharedSpan};
+
+/// An end that is noticed must not be taken for a silence, which is borne for twice as long. A thread may be without
+/// a processor for seconds, so no shorter time says anything.
+pub const SOONER_THAN_SILENCE: Duration = Duration::from_secs(DEFAULT_OUTAGE.as_secs() / 2);
 
 /// Sends until the other side, asleep most of the time, has been woken so many times.
 pub fn a_packet_wakes_a_sleeper(pair: &Pair) {
@@ -13,14 +18,19 @@ pub fn a_packet_wakes_a_sleeper(pair: &Pair) {
     let echo = |link: &dyn Link, first: bool| {
         let mut next = 0;
         let mut last_sent = Instant::now();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + 3 * PATIENCE;
         if first {
             send(link, 0, 64);
             link.flush().unwrap();
         }
         while next < ROUNDS {
             assert!(Instant::now() < deadline, "stuck at {next}");
-            link.wait(Duration::from_millis(if pair.lossless { 5000 } else { 20 })).unwrap();
+            if pair.lossless {
+                // The next packet comes, and nothing else wakes: no timer runs on these links.
+                assert!(link.wait(PATIENCE).unwrap(), "a lost wake at {next}");
+            } else {
+                link.wait(Duration::from_millis(20)).unwrap();
+            }
             let mut arrived = None;
             let received = link.receive(16, &mut |bytes| arrived = Some(check(bytes)));
             match received {
@@ -47,15 +57,10 @@ pub fn a_packet_wakes_a_sleeper(pair: &Pair) {
             link.tick(Instant::now());
         }
     };
-    let started = Instant::now();
     std::thread::scope(|scope| {
         scope.spawn(|| echo(&*pair.one, true));
         scope.spawn(|| echo(&*pair.other, false));
     });
-    if pair.lossless {
-        // One lost wake costs five seconds.
-        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    }
 }
 
 pub fn a_control_message_wakes_a_sleeper(pair: &Pair) {
@@ -74,7 +79,8 @@ pub fn a_control_message_wakes_a_sleeper(pair: &Pair) {
         let sent = Instant::now();
         pair.one.send_control(b"wake up", &[]).unwrap();
         assert_eq!(sleeper.join().unwrap(), b"wake up");
-        assert!(sent.elapsed() < Duration::from_secs(2));
+        // A lost wake costs all of it.
+        assert!(sent.elapsed() < PATIENCE / 2, "{:?}", sent.elapsed());
     });
 }
 
@@ -133,7 +139,7 @@ pub fn a_dropped_peer_is_noticed(pair: &Pair) {
     drop(doomed.one);
     let started = Instant::now();
     assert_eq!(await_loss(&*doomed.other, PATIENCE), LossReason::ClosedByPeer);
-    assert!(started.elapsed() < Duration::from_secs(1));
+    assert!(started.elapsed() < SOONER_THAN_SILENCE, "{:?}", started.elapsed());
     let lost = SendError::Lost(LossReason::ClosedByPeer);
     assert_eq!(doomed.other.send(b"x", SharedSpan::empty()), Err(lost));
     assert_eq!(doomed.other.send_control(b"x", &[]), Err(lost));

@@ -24,18 +24,19 @@ fn attempt(ours: &Security, theirs: &Security) -> (Result<bool, AcceptError>, Re
     let listener = listen(&loopback(), ours).unwrap();
     let address = listener.address();
     std::thread::scope(|scope| {
-        let connector = scope.spawn(|| connect(&address, theirs, Duration::from_millis(800)).map(drop));
-        let deadline = Instant::now() + Duration::from_secs(2);
+        let connector = scope.spawn(|| connect(&address, theirs, PATIENCE).map(drop));
         let mut accepted = Ok(false);
-        while !connector.is_finished() && Instant::now() < deadline {
-            match listener.accept_within(Duration::from_millis(10)) {
-                Ok(None) => {}
-                Ok(Some(_)) => accepted = Ok(true),
-                Err(error) => accepted = Err(error),
+        // Once more after its end: the last that it has said may not have been heard.
+        let mut is_over = false;
+        while !is_over {
+            is_over = connector.is_finished();
+            loop {
+                match listener.accept_within(Duration::from_millis(10)) {
+                    Ok(None) => break,
+                    Ok(Some(_)) => accepted = Ok(true),
+                    Err(error) => accepted = Err(error),
+                }
             }
-        }
-        if let Ok(Some(_)) = listener.accept() {
-            accepted = Ok(true);
         }
         (accepted, connector.join().unwrap())
     })
@@ -196,7 +197,8 @@ fn a_silent_peer_is_lost_after_the_outage() {
         for link in [&one, &other] {
             scope.spawn(move || {
                 assert_eq!(await_loss(&**link, PATIENCE).to_string(), "silent for 1.5 s");
-                assert!(started.elapsed() < Duration::from_millis(2500), "{:?}", started.elapsed());
+                // The outage that was agreed on, not the default of 10 s.
+                assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
             });
         }
     });

@@ -8,7 +8,9 @@ use crate::harness::{
     PATIENCE, a_late_listener_is_found, accept, check, connect, connected_to, listen, loopback,
     many_connect_to, receive_until, send,
 };
-use crate::liveness::{a_link_outlives_an_outage, agree_on_outage, await_loss, run_until};
+use crate::liveness::{
+    SOONER_THAN_SILENCE, a_link_outlives_an_outage, agree_on_outage, await_loss, run_until,
+};
 use crate::relay::{Fate, Relay, socket_address};
 use tombolo_link::testing::Random;
 use tombolo_link::{AcceptError, Address, LinkState, LossReason, OpenError, PROTOCOL_VERSION, Security};
@@ -208,8 +210,10 @@ fn a_silent_peer_is_lost_after_the_outage() {
             scope.spawn(move || {
                 let reason = await_loss(&**link, PATIENCE);
                 assert_eq!(reason.to_string(), "silent for 1.5 s");
-                assert!(started.elapsed() > Duration::from_millis(1000));
-                assert!(started.elapsed() < Duration::from_millis(2500), "{:?}", started.elapsed());
+                // Less than the 1.5 s: the silence may have begun before this test looked at the time.
+                assert!(started.elapsed() > Duration::from_millis(500), "{:?}", started.elapsed());
+                // The outage that was agreed on, not the default of 10 s.
+                assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
             });
         }
     });
@@ -233,7 +237,7 @@ fn a_refused_datagram_is_noticed_at_once() {
     send(&*link, 1, 100);
     link.flush().unwrap();
     assert_eq!(await_loss(&*link, PATIENCE), LossReason::Refused);
-    assert!(started.elapsed() < Duration::from_millis(500));
+    assert!(started.elapsed() < SOONER_THAN_SILENCE, "{:?}", started.elapsed());
 }
 
 #[test]

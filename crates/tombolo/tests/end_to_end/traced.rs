@@ -157,15 +157,19 @@ fn one_program_of_a_run_is_stopped_and_another_goes_on() {
     needs!("cc");
     let lender = Lender::start(Link::Shm, "1G");
     let (traced, threads) = (compiled("traced", &["-g"]), compiled("threads", &[]));
-    // The other one runs from its start to its end while the first one is stopped, three seconds at least.
+    let scratch = Scratch::new("stopped");
+    let said = scratch.file("said");
+    // The other one runs from its start to its end while the first one is stopped, three seconds at least. The
+    // first one is stopped when it has said that it has its memory and knows SIGUSR1, which would end it before.
     let script = format!(
-        "{traced} 12 & held=$!; until kill -STOP $held && sleep 0.1; do :; done
-         sleep 3 & {threads} 24 && wait $! && kill -CONT $held && sleep 0.2 && kill -USR1 $held && wait $held"
+        "mkfifo {said}; {traced} 12 >{said} & held=$!; exec 3<{said}; read line <&3; kill -STOP $held
+         sleep 3 & nap=$!; test \"$line\" = holding && {threads} 24 && wait $nap && kill -CONT $held &&
+         kill -USR1 $held && wait $held && cat <&3"
     );
     let run = Program::new(&["sh", "-c", &script]).remote("512M").start_on(&[&lender], "8M");
     let outcome = run.wait(PATIENCE);
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
-    assert_eq!(outcome.text(), "6144 pages right\nholding\nright\n");
+    assert_eq!(outcome.text(), "6144 pages right\nright\n");
     assert!(outcome.counter("pages_in") > 0 && outcome.counter("pages_out") > 0, "{:#}", outcome.report());
     outcome.assert_within_limit(1);
 }
