@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harness::{udp_listener, work};
+use harness::{PATIENCE, udp_listener, work};
 use tombolo_node::identity::{AllowList, KeyPair};
 use tombolo_node::{Address, Borrowed, Listener, Node, Security, listen, serve};
 
@@ -48,6 +48,12 @@ fn both_ways(security: &Security, a: (Box<dyn Listener>, Address), b: (Box<dyn L
             .into_iter()
             .collect();
         let done: Vec<u64> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+        // `release` waits half a second for the answer: a node without a processor reads the question later.
+        let since = Instant::now();
+        while [&node_a, &node_b].iter().any(|node| node.status().lent_bytes > 0) && since.elapsed() < PATIENCE
+        {
+            thread::sleep(Duration::from_millis(1));
+        }
         stop.store(true, Ordering::Relaxed);
         eprintln!("pages moved: {done:?}");
         assert!(done.iter().all(|&done| done > 100), "both directions make progress: {done:?}");

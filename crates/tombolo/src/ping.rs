@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use hdrhistogram::Histogram;
 use serde::Serialize;
-use tombolo_host::timing::command::{PING_CHECK_INTERVAL, PING_TIMEOUT};
+use tombolo_host::timing::command::{MAX_PING_TIMEOUT, PING_CHECK_INTERVAL, PING_TIMEOUT};
 use tombolo_node::{Address, MAX_PING_BYTES, PingError, Pinger, Security};
 
 use crate::asked::NodeArguments;
 use crate::size::Size;
-use crate::{Failure, output};
+use crate::{Failure, duration, output};
 
 /// Arguments of `tombolo ping`.
 #[derive(Args)]
@@ -27,6 +27,20 @@ pub struct Arguments {
     /// Milliseconds between two; 0: one after the other.
     #[arg(long, default_value_t = 1000)]
     interval: u64,
+    /// How long an answer may take, as 10s or 500ms; at most a minute, and three seconds unless given.
+    #[arg(long, value_name = "TIME", value_parser = timeout)]
+    timeout: Option<Duration>,
+}
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    let time = duration::parse(text)?;
+    if time.is_zero() {
+        return Err(format!("{text} is no time for an answer"));
+    }
+    if time > MAX_PING_TIMEOUT {
+        return Err(format!("{text} is more than a minute"));
+    }
+    Ok(time)
 }
 
 /// The result for one address.
@@ -50,6 +64,7 @@ const WARM_UP: u64 = 1;
 struct Way<'a> {
     address: &'a Address,
     pinger: Option<Pinger>,
+    timeout: Duration,
     sent: u64,
     times: Times,
 }
@@ -63,8 +78,8 @@ struct Times {
 }
 
 impl Times {
-    /// The longest that the histogram tells apart: longer than a ping waits.
-    const MAX_NS: u64 = 60_000_000_000;
+    /// The longest that the histogram tells apart: as long as a ping may wait.
+    const MAX_NS: u64 = MAX_PING_TIMEOUT.as_secs() * 1_000_000_000;
 
     fn new() -> Self {
         let histogram_ns = Histogram::new_with_bounds(1, Self::MAX_NS, 3)
@@ -95,14 +110,14 @@ impl Times {
 }
 
 impl<'a> Way<'a> {
-    fn new(address: &'a Address) -> Self {
-        Self { address, pinger: None, sent: 0, times: Times::new() }
+    fn new(address: &'a Address, timeout: Duration) -> Self {
+        Self { address, pinger: None, timeout, sent: 0, times: Times::new() }
     }
 
     fn open(&mut self, size: u32, security: &Security) -> Result<(), PingError> {
-        let mut pinger = Pinger::new(self.address, security, PING_TIMEOUT)?;
+        let mut pinger = Pinger::new(self.address, security, self.timeout)?;
         for _ in 0..WARM_UP {
-            pinger.ping(size, PING_TIMEOUT)?;
+            pinger.ping(size, self.timeout)?;
         }
         self.pinger = Some(pinger);
         Ok(())
@@ -112,7 +127,7 @@ impl<'a> Way<'a> {
     fn ping(&mut self, size: u32, silent: bool) {
         let Some(pinger) = &mut self.pinger else { return };
         self.sent += 1;
-        match pinger.ping(size, PING_TIMEOUT) {
+        match pinger.ping(size, self.timeout) {
             Ok(time) => {
                 let microseconds = time.as_nanos() as f64 / 1000.0;
                 self.times.record(time);
@@ -153,7 +168,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let address = node.ways()?;
     let security = ask.security(&address)?;
     let several = address.are_several();
-    let mut ways: Vec<Way<'_>> = address.iter().map(Way::new).collect();
+    let timeout = arguments.timeout.unwrap_or(PING_TIMEOUT);
+    let mut ways: Vec<Way<'_>> = address.iter().map(|way| Way::new(way, timeout)).collect();
     for way in &mut ways {
         match way.open(size, &security) {
             Err(error) if several => output::say(&format!("{}: {error}", way.address)),
@@ -223,6 +239,15 @@ mod tests {
         assert!((499.0..=501.0).contains(&median) && (988.0..=992.0).contains(&high), "{median} {high}");
         times.record(Duration::from_secs(3600));
         assert_eq!(times.summary_us()[3], 3.6e9);
+    }
+
+    #[test]
+    fn an_answer_may_take_a_minute_at_most() {
+        assert_eq!(timeout("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(timeout("1m"), Ok(MAX_PING_TIMEOUT));
+        for (text, error) in [("61s", "more than a minute"), ("0", "no time for"), ("soon", "no length of")] {
+            assert!(timeout(text).unwrap_err().contains(error), "{text}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Nodes that are to be joined to others: as programs see it.
 
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use tombolo_client::{Domain, Failure, Grant, Memory, Spec, Target, WaitError, Who};
@@ -34,10 +35,15 @@ fn write(domain: &Domain, from: &Memory, to: Target, address: u64) -> Result<(),
     domain.write(to, Spec::new(from.address(), address, 64)).unwrap().wait(PATIENCE)
 }
 
-/// Places to listen at over UDP that nobody uses now.
+/// A place to listen at over UDP, again and again, that nobody else has meanwhile: a loopback address of this process
+/// alone, and a port below those that the kernel gives away (32768).
 fn free() -> Address {
-    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    Address::Udp(socket.local_addr().unwrap())
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    // 22 bits, of which the port has the upper ones. Addresses that begin with 127.0 are those of other tests.
+    let process = std::process::id();
+    let host = [127, 1 + (process >> 8 & 0x7F) as u8, process as u8, number];
+    Address::Udp((host, 10_000 + (process >> 15) as u16).into())
 }
 
 fn with_keys() -> Security {

@@ -49,11 +49,12 @@ fn guarded(domain: &Domain, grants: &[Grant]) -> Memory {
     memory
 }
 
+/// A silent node is lost after ten seconds, and noticed later on a busy machine.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let since = Instant::now();
     while !is_so() {
-        assert!(since.elapsed() < PATIENCE, "still not: {what}");
-        std::thread::yield_now();
+        assert!(since.elapsed() < 3 * PATIENCE, "still not: {what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -197,9 +198,9 @@ fn strangers_and_impostors_keep_asking() {
             });
             // Who has no keys at all.
             scope.spawn(|| {
-                let short = Duration::from_secs(2);
                 for _ in 0..TRIES {
-                    let refused = tombolo_link::connect(&scene.address, &Security::Insecure, short).map(drop);
+                    let refused =
+                        tombolo_link::connect(&scene.address, &Security::Insecure, PATIENCE).map(drop);
                     assert!(matches!(refused, Err(OpenError::SecurityMismatch { .. })), "{refused:?}");
                 }
             });
@@ -372,7 +373,9 @@ fn half_open_all(sockets: &[UdpSocket], node: SocketAddr, first_nonce: u64) -> u
 fn answer_welcome(socket: &UdpSocket, node: SocketAddr, nonce: u64) -> bool {
     let mut buffer = [0; 2048];
     while let Ok(length) = socket.recv(&mut buffer) {
-        if let Some(session) = session_of(&buffer[..length]) {
+        // A welcome to an earlier one, which came late, is of no use any more.
+        if let Some(session) = session_of(&buffer[..length]).filter(|_| buffer[16..24] == nonce.to_le_bytes())
+        {
             let first = handshake(session, nonce, 1, &nonce.to_le_bytes().repeat(4));
             return socket.send_to(&first, node).is_ok();
         }
@@ -393,7 +396,7 @@ fn floods() {
         let ports: Vec<UdpSocket> = (0..PORTS)
             .map(|_| {
                 let socket = UdpSocket::bind(ELSEWHERE).unwrap();
-                socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+                socket.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
                 socket
             })
             .collect();
@@ -453,7 +456,9 @@ fn floods() {
     assert!(count("strangers_discarded") > 500, "{}", count("strangers_discarded"));
     assert!(count("strangers_hellos") > 100 && count("strangers_refused") > 100);
     // Nothing is begun for those who were not welcomed where they are.
-    assert!(count("strangers_begun") <= begun + 4, "{} begun", count("strangers_begun"));
+    // The honest one has begun once. Each of the three newcomers may begin once more every five seconds, which a
+    // handshake may take, for as long as it bears.
+    assert!(count("strangers_begun") <= begun + 1 + 3 * 5, "{} begun", count("strangers_begun"));
     let grown = crate::hostile::resident_bytes().saturating_sub(resident);
     assert!(grown < 256 << 20, "{grown} bytes more than before");
     wait_until("newcomers are gone", || scene.victim.node.peers().len() == 1);

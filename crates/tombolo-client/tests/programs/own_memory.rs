@@ -363,6 +363,11 @@ fn memory_that_never_comes_holds_up_nobody_else() {
 
 #[test]
 fn memory_that_comes_late_is_waited_for() {
+    // A page is waited for two seconds, for which the thread that brings it may have no processor: once, not twice.
+    copy_to_late_memory().or_else(|_| copy_to_late_memory()).unwrap();
+}
+
+fn copy_to_late_memory() -> Result<(), WaitError> {
     let hosts = pair(&shm());
     let (near, far) = (hosts[0].domain(1), hosts[1].domain(2));
     let mine = near.allocate(1 << 16, &[]).unwrap();
@@ -373,18 +378,17 @@ fn memory_that_comes_late_is_waited_for() {
     let spec = Spec::new(mine.address() + 100, slow.address() + 50, 50_000);
     let stop = AtomicBool::new(false);
     assert_eq!(hosts[0].node.programs_at_work(), []);
-    let transfer = near.write(Target { node: 1, domain: 2 }, spec).unwrap();
-    // A node that is to end waits for it.
-    let since = Instant::now();
-    while !matches!(&*hosts[0].node.programs_at_work(), [program] if (program.domain, program.transfers) == (1, 1))
-    {
-        assert!(since.elapsed() < PATIENCE, "{:?}", hosts[0].node.programs_at_work());
-        std::thread::yield_now();
-    }
-    std::thread::scope(|scope| {
+    let ended = std::thread::scope(|scope| {
         scope.spawn(|| {
             let page = OwnMemory::map(4096).unwrap();
             page.write(0, &[1; 4096]).unwrap();
+            // A node that is to end waits for it.
+            let at_work = || hosts[0].node.programs_at_work();
+            let since = Instant::now();
+            while !matches!(&*at_work(), [program] if (program.domain, program.transfers) == (1, 1)) {
+                assert!(since.elapsed() < PATIENCE, "{:?}", at_work());
+                std::thread::yield_now();
+            }
             while !stop.load(Ordering::Relaxed) {
                 if let Ok(Some(tombolo_host::uffd::Event::Fault { address, .. })) = faults.read_event() {
                     let _ = faults.copy(address & !4095, page.address(), 4096, false);
@@ -393,14 +397,16 @@ fn memory_that_comes_late_is_waited_for() {
                 }
             }
         });
+        let transfer = near.write(Target { node: 1, domain: 2 }, spec).unwrap();
         let ended = transfer.wait(PATIENCE);
         let mut found = vec![0; 50_000];
         slow.read(50, &mut found).unwrap();
         stop.store(true, Ordering::Relaxed);
-        ended.unwrap();
-        assert!(found == bytes);
+        assert!(ended.is_err() || found == bytes);
+        ended
     });
     assert_eq!(hosts[0].node.programs_at_work(), []);
+    ended
 }
 
 #[test]

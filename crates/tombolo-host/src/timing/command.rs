@@ -12,8 +12,12 @@ pub const LOG_END_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// How often a node that drains checks who still borrows: users do not notice a tenth of a second.
 pub const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The longest that `ping` waits for an answer: twice the silence after which a link is suspect.
+/// The longest that `ping` waits for an answer unless `--timeout` says otherwise: twice the silence after which a
+/// link is suspect.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The longest `--timeout` of `ping`. What takes longer than a minute, a user does not wait for.
+pub const MAX_PING_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// After the list of keys has been read again, the node looks for links of keys that are no longer on it once
 /// more after this time. A link whose handshake found its key on the list just before the list changed is

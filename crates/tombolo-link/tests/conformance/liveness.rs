@@ -182,13 +182,24 @@ pub fn an_idle_link_uses_no_cpu(pair: &Pair) {
         let end = clock_gettime(ClockId::ThreadCPUTime);
         (end.tv_sec - begin.tv_sec) * 1_000_000 + (end.tv_nsec - begin.tv_nsec) / 1000
     };
-    let (one_us, other_us) = std::thread::scope(|scope| {
-        let one = scope.spawn(|| idle(&*pair.one));
-        let other = scope.spawn(|| idle(&*pair.other));
-        (one.join().unwrap(), other.join().unwrap())
-    });
-    // One per cent of two seconds; a good link uses a tenth of that.
-    assert!(one_us < 20_000 && other_us < 20_000, "{one_us} and {other_us} us in 2 s");
+    let window = || {
+        std::thread::scope(|scope| {
+            let one = scope.spawn(|| idle(&*pair.one));
+            let other = scope.spawn(|| idle(&*pair.other));
+            (one.join().unwrap(), other.join().unwrap())
+        })
+    };
+    // One per cent of two seconds; a good link uses a tenth of that. What goes on after a link was made lasts longer
+    // on a busy machine; a link that spins does so in all three windows.
+    let is_idle = |(one_us, other_us): (i64, i64)| one_us < 20_000 && other_us < 20_000;
+    let mut used = window();
+    for _ in 0..2 {
+        if !is_idle(used) {
+            used = window();
+        }
+    }
+    let (one_us, other_us) = used;
+    assert!(is_idle(used), "{one_us} and {other_us} us in 2 s");
     println!("idle: {one_us} and {other_us} us of CPU in 2 s");
     assert_eq!((pair.one.state(), pair.other.state()), (LinkState::Up, LinkState::Up));
 }

@@ -144,13 +144,13 @@ fn a_newcomer_that_is_told_to_wait_gets_in_when_its_host_has_a_place() {
     let (ours, theirs) = friends();
     let listener = listen(&loopback(), &ours).unwrap();
     let address = listener.address();
-    // They keep their places until the node gives them up, which takes longer than the silence that the newcomer
-    // bears.
+    // They keep their places until the node gives them up, which takes 5 s: longer than the silence that the
+    // newcomer bears.
     let hoard: Vec<_> = (0..250).map(|number| begin(&*listener, [127, 0, 0, 1], number)).collect();
     let counters = listener.counters();
     assert!(counters.begun > 100 && counters.turned_away > 0, "{counters:?}");
     std::thread::scope(|scope| {
-        let newcomer = scope.spawn(|| connect(&address, &theirs, Duration::from_secs(1)));
+        let newcomer = scope.spawn(|| connect(&address, &theirs, Duration::from_secs(3)));
         let link = accept(&*listener);
         newcomer.join().unwrap().unwrap();
         assert_eq!(link.state(), LinkState::Up);
@@ -272,7 +272,8 @@ fn newcomer_gets_in(others: impl Iterator<Item = [u8; 4]>) {
     let hoard: Vec<_> = others.zip(0..).map(|(from, number)| begin(&*listener, from, number)).collect();
     let address = Address::Udp(SocketAddr::from(([127, 0, 0, 1], port)));
     std::thread::scope(|scope| {
-        let connector = scope.spawn(|| connect(&address, &theirs, Duration::from_secs(2)).map(drop));
+        // Less than the 5 s after which the others lose their places.
+        let connector = scope.spawn(|| connect(&address, &theirs, Duration::from_secs(4)).map(drop));
         let _link = accept(&*listener);
         connector.join().unwrap().unwrap();
     });

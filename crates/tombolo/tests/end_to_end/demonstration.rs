@@ -15,7 +15,15 @@ fn demo(link: &str, programs: &str) -> serde_json::Value {
 }
 
 fn sort(link: &str) {
-    let json = demo(link, "sort");
+    let exceeds = |json: &serde_json::Value| {
+        let mut runs = json["runs"].as_array().expect("runs").iter().skip(1);
+        runs.any(|run| run["resident_peak_bytes"].as_u64() > run["local_bytes"].as_u64())
+    };
+    let mut json = demo(link, "sort");
+    // As in `once_more_if_exceeded`; what the supervisor says is not to be seen here.
+    if exceeds(&json) {
+        json = demo(link, "sort");
+    }
     assert_eq!(json["identical"], true, "{json:#}");
     assert_eq!(json["link"], link);
     let runs = json["runs"].as_array().expect("runs");

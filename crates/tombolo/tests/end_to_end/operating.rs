@@ -138,7 +138,7 @@ fn all_json_is_an_object() {
 /// Somebody who has borrowed a page of that lender and uses it all the time.
 fn borrower(lender: &Lender) -> Running {
     let mut command = Command::new(TOMBOLO);
-    command.args(["ping", "--insecure", lender.address(), "--interval", "10"]);
+    command.args(["ping", "--insecure", lender.address(), "--interval", "10", "--timeout", "60s"]);
     let ping = Running::start(command, Vec::new());
     ping.output_with(": 1: ", PATIENCE);
     ping

@@ -55,8 +55,9 @@ int main(int count, char **arguments) {
             check(base, pages, 0, round - 1, "in the child");
             char *own = map(pages);
             fill(own, pages, 9000, round);
-            /* Long enough for it to be noticed that it has no agent. */
-            if (!strcmp(what, "filter") && round == 2) usleep(2500000);
+            /* Long enough for it to be noticed that it has no agent: that takes six seconds at most, and more where
+             * the supervisor has no processor. */
+            if (!strcmp(what, "filter") && round == 2) usleep(10000000);
             check(own, pages, 9000, round, "the child's own");
             check(base, pages, 0, round - 1, "in the child, again");
             _exit(0);
