@@ -209,11 +209,17 @@ fn strangers_get_no_more_than_they_give_and_cost_nothing() {
     let (ours, theirs) = friends();
     let listener = listen(&loopback(), &ours).unwrap();
     let address = socket_address(&listener.address());
-    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    // Each session has a socket at the listener's port. Descriptors are those of other tests, too.
+    let port = format!(":{:04X}", address.port());
+    let sockets = || {
+        let table = std::fs::read_to_string("/proc/thread-self/net/udp").unwrap();
+        let local = table.lines().filter_map(|line| line.split_whitespace().nth(1));
+        local.filter(|address| address.ends_with(&port)).count()
+    };
     let mut random = Random::for_test(7);
     let socket = stranger();
     socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-    let before = descriptors();
+    assert_eq!(sockets(), 1, "the listener's");
     for round in 0..2000_u64 {
         let mut datagram = hello(PROTOCOL_VERSION, round).to_vec();
         datagram[4] = 2;
@@ -239,9 +245,11 @@ fn strangers_get_no_more_than_they_give_and_cost_nothing() {
         assert!(answered <= datagram.len(), "{answered} for {}", datagram.len());
         assert_eq!(answered > 0, round % 5 == 0);
     }
-    // Other tests open descriptors too, but not thousands.
-    assert!(descriptors() < before + 300, "sessions for strangers");
+    // No more than there are places, though two thousand have come.
+    assert!(sockets() < 300, "{} sessions for strangers", sockets());
+    let sockets_before = sockets();
     let (one, other) = connected_as(&*listener, &theirs);
+    assert!(sockets() > sockets_before, "a session has a socket, or the count shows nothing");
     exchange(&one, &other, 1);
 }
 

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::common::{Lender, Link, Program, Running, Scratch, TOMBOLO, compiled, needs, path_of, tombolo};
+use crate::common::{
+    Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, path_of, tombolo,
+};
 
 #[test]
 fn the_program_has_its_exit_status_and_signals() {
@@ -38,8 +40,8 @@ fn a_signal_to_run_reaches_the_program() {
     let run = Program::new(&words).start_on(&[&lender], "8M");
     run.output_with("holding", Duration::from_secs(60));
     run.signal(rustix::process::Signal::TERM);
-    assert_eq!(run.wait(Duration::from_secs(20)).code(), 143);
-    lender.wait_until_free(Duration::from_secs(10));
+    assert_eq!(run.wait(PATIENCE).code(), 143);
+    lender.wait_until_free(PATIENCE);
 }
 
 #[test]
@@ -216,10 +218,10 @@ fn two_programs_share_a_lender() {
     let first = program.start_on(&[&lender], "8M");
     let second = program.start_on(&[&lender], "8M");
     for run in [first, second] {
-        let outcome = run.wait(crate::common::PATIENCE);
+        let outcome = run.wait(PATIENCE);
         assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
     }
-    lender.wait_until_free(Duration::from_secs(10));
+    lender.wait_until_free(PATIENCE);
 }
 
 #[test]

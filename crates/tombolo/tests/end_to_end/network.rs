@@ -39,6 +39,8 @@ impl Machines {
         let homes = ["one", "other"].map(Scratch::new);
         let machines = Self { name: format!("tombolo-e2e-{}-{number}", std::process::id()), homes };
         for which in 0..2 {
+            // One that was left behind by a killed test, whose process had this number.
+            let _ = ip(&format!("netns delete {}", machines.place(which)));
             ip(&format!("netns add {}", machines.place(which)))?;
             machines.at(which, "link set lo up")?;
         }

@@ -65,7 +65,7 @@ fn a_program_does_not_notice_that_a_path_is_cut() {
         assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
         assert!(outcome.stdout == plain.stdout, "path {which} was cut, and the output differs");
         assert!(outcome.counter("lost_pages") == 0 && !outcome.stderr.contains("SIGBUS"));
-        lender.wait_until_free(Duration::from_secs(10));
+        lender.wait_until_free(PATIENCE);
     }
 }
 

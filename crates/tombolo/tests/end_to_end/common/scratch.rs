@@ -16,6 +16,8 @@ impl Scratch {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("tombolo-test-{}-{number}-{name}", std::process::id()));
+        // One that was left behind by a killed test, whose process had this number.
+        let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).expect("a scratch directory");
         Self(path)
     }
