@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::time::Duration;
 
-use crate::common::{Lender, Link, Program, compiled, needs};
+use crate::common::{Lender, Link, PATIENCE, Program, compiled, needs};
 
 /// Clock ticks of CPU time that a process has used.
 fn ticks(pid: u32) -> u64 {
@@ -53,7 +53,7 @@ fn a_node_and_a_supervisor_of_a_resting_program_are_idle() {
         let mut lender = Lender::start(link, "512M");
         let words = [compiled("hold", &[]), "64".into(), "rest".into()];
         let run = Program::new(&words).remote("256M").start_on(&[&lender], "8M");
-        run.output_with("holding", Duration::from_secs(60));
+        run.output_with("holding", PATIENCE);
         assert_idle(lender.node().pid(), &format!("{link:?} node with a resting borrower"));
         assert_idle(run.pid(), &format!("{link:?} supervisor of a resting program"));
     }
@@ -90,7 +90,7 @@ fn the_kernel_agrees_that_resident_memory_is_within_the_limit() {
         let lender = Lender::start(link, "512M");
         let words = [compiled("hold", &[]), "64".into()];
         let run = Program::new(&words).remote("256M").start_on(&[&lender], "16M");
-        let line = run.output_with("holding 0x", Duration::from_secs(60));
+        let line = run.output_with("holding 0x", PATIENCE);
         let address = line.trim().rsplit("0x").next().unwrap();
         let address = u64::from_str_radix(address, 16).unwrap();
         let mut most = 0;
