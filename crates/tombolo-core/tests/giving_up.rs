@@ -2,10 +2,17 @@
 
 mod bench;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use bench::{BASE, Bench, DOMAIN, OTHER};
-use tombolo_core::rdma::{Action, Config, Direction, Engine, PathId, Time, Transfer, TransferError};
+use tombolo_core::rdma::{
+    Action, BlockNotification, Config, Direction, Engine, PathId, PeerId, Time, Transfer, TransferError,
+};
 use tombolo_random::{Random, Seeds};
-use tombolo_wire::{Nack, NackCode, Packet, ReadAccept, ReadReject, Receipt};
+use tombolo_wire::{
+    Ack, Domain, Nack, NackCode, NotificationMark, Packet, ReadAccept, ReadReject, ReadRequest, Receipt,
+    RequestId,
+};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -29,7 +36,7 @@ fn a_stopped_peer_that_goes_on_has_its_reads() {
             bench.step();
         }
         let reads = bench.watched.len();
-        let most = if seed % 2 == 0 { usize::MAX } else { bench.random.below(40) as usize };
+        let most = if seed % 2 == 0 { usize::MAX } else { bench.random.below(20) as usize };
         bench.stop_node(0, most);
         let stopped_at = bench.now;
         let stopped_ns = 6 * SECOND + bench.random.below(120 * SECOND);
@@ -168,4 +175,186 @@ fn an_honest_peer_that_loses_and_regains_its_only_path_has_all() {
         assert!(bench.watched.iter().all(|watched| watched.status == Some(Ok(()))), "seed {seed}");
         bench.check_memory();
     });
+}
+
+const BLOCK_BYTES: u32 = 16 * 1024;
+
+fn request(number: u32, watermark: u32, domain: u16, size_bytes: u32) -> Packet<'static> {
+    Packet::ReadRequest(ReadRequest {
+        request: RequestId(number),
+        watermark: RequestId(watermark),
+        attempt: tombolo_wire::Attempt(0),
+        domain: Domain(domain),
+        size_bytes,
+        source_address: BASE,
+        destination_address: 2 * BASE,
+        notification: None,
+        class: None,
+    })
+}
+
+/// The acknowledgement of all that an action asks to be placed or written.
+fn acknowledgement(action: &Action) -> Option<Packet<'static>> {
+    let (transaction, generation, attempt, bytes_only) = match action {
+        Action::SendBlock(block) => {
+            let is_later = block.notification == BlockNotification::Later;
+            (block.transaction, block.generation, block.attempt, is_later)
+        }
+        Action::Send { packet: Packet::Notify(header) | Packet::NotifyAfter(header, _), .. } => {
+            (header.transaction, header.generation, header.attempt, false)
+        }
+        Action::Send { packet: Packet::Data(header, _), .. } => {
+            let is_elsewhere = header.notification == NotificationMark::Elsewhere;
+            (header.transaction, header.generation, header.attempt, is_elsewhere)
+        }
+        _ => return None,
+    };
+    Some(Packet::Ack(Ack { transaction, generation, attempt, bytes_only }))
+}
+
+/// An engine with peers that read and are stopped, and one that reads and answers.
+struct Crowd {
+    engine: Engine,
+    now: Time,
+    /// Packets and blocks that a stopped peer's link holds at most.
+    most: usize,
+    /// What the links of stopped peers hold; `None`: they have gone on.
+    held: Option<BTreeMap<PeerId, Vec<Action>>>,
+    /// The honest peer's reads that are not answered: when each was asked for.
+    asked: BTreeMap<u32, Time>,
+    next_request: u32,
+    answered: u32,
+    /// Reads of stopped peers that were turned away.
+    turned_away: BTreeSet<(PeerId, u32)>,
+}
+
+impl Crowd {
+    const HONEST: PeerId = PeerId(0);
+
+    fn is_stopped(&self, peer: PeerId) -> bool {
+        peer != Self::HONEST && self.held.is_some()
+    }
+
+    fn ask(&mut self) {
+        let number = self.next_request;
+        self.next_request += 1;
+        let watermark = self.asked.keys().next().copied().unwrap_or(number);
+        self.asked.insert(number, self.now);
+        let _ = self.engine.handle(self.now, Self::HONEST, &request(number, watermark, 1, BLOCK_BYTES));
+    }
+
+    fn perform(&mut self) {
+        while let Some(action) = self.engine.poll(self.now) {
+            let peer = match &action {
+                Action::SendBlock(block) => block.peer,
+                Action::Send { peer, .. } => *peer,
+                other => panic!("{other:?}: this node asks for nothing"),
+            };
+            if self.is_stopped(peer) {
+                let held = self.held.as_mut().expect("some are stopped").entry(peer).or_default();
+                match &action {
+                    Action::SendBlock(block) if held.len() >= self.most => {
+                        self.engine.link_full(self.now, block);
+                    }
+                    _ => held.push(action),
+                }
+            } else {
+                self.answer(peer, &action);
+            }
+        }
+    }
+
+    fn answer(&mut self, peer: PeerId, action: &Action) {
+        if let Action::Send { packet: Packet::ReadReject(reject), .. } = action {
+            assert_ne!(peer, Self::HONEST, "{reject:?}");
+            self.turned_away.insert((peer, reject.request.0));
+        }
+        if let Some(answer) = acknowledgement(action) {
+            let _ = self.engine.handle(self.now, peer, &answer);
+        }
+        if let Action::SendBlock(block) = action
+            && peer == Self::HONEST
+        {
+            let request = block.in_reply_to.expect("an answer");
+            self.answered += u32::from(self.asked.remove(&request.0).is_some());
+        }
+    }
+
+    /// Runs until then; the honest peer reads again and again, and each read is answered in time.
+    fn run_until(&mut self, end: Time, seed: u64, random: &mut Random) {
+        while self.now < end {
+            self.engine.expire(self.now);
+            if self.asked.len() < 4 {
+                self.ask();
+            }
+            self.perform();
+            for (number, asked_at) in &self.asked {
+                let waited_ns = self.now.since_ns(*asked_at);
+                assert!(waited_ns < 7 * SECOND, "seed {seed}: read {number} waits, {} done", self.answered);
+            }
+            let next = self.now.after_ns(1 + random.below(SECOND / 5));
+            self.now = self.engine.deadline().map_or(next, |due| due.clamp(self.now.after_ns(1), next));
+        }
+    }
+}
+
+/// Many peers read and are stopped, more than the table has slots for. One that is not stopped goes on soon. What
+/// is not in the way of others waits, and the stopped have it when they go on; the rest they are told.
+#[test]
+fn stopped_readers_keep_no_other_out() {
+    let (mut crowded, mut roomy) = (0, 0);
+    run(20, "stopped_readers_keep_no_other_out", |seed| {
+        let mut random = Random::new(seed);
+        let config = Config { transactions: random.among(&[64, 256, 1024]), ..Config::default() };
+        let mut crowd = Crowd {
+            engine: Engine::new(config),
+            now: Time(0),
+            most: random.among(&[usize::MAX, 64, 5]),
+            held: Some(BTreeMap::new()),
+            asked: BTreeMap::new(),
+            next_request: 0,
+            answered: 0,
+            turned_away: BTreeSet::new(),
+        };
+        let stopped = random.among(&[1, 8, 64]);
+        for peer in 0..=stopped {
+            crowd.engine.add_peer(crowd.now, PeerId(peer));
+        }
+        let mut read = 0;
+        for peer in 1..=stopped {
+            let (reads, size_bytes) = random.among(&[(3, 1000), (100, 1000), (60, 200_000)]);
+            for number in 0..reads {
+                let _ = crowd.engine.handle(crowd.now, PeerId(peer), &request(number, 0, 1, size_bytes));
+                read += 1;
+            }
+        }
+        crowd.run_until(Time(30 * SECOND), seed, &mut random);
+        assert!(crowd.answered > 100, "seed {seed}: {} answered", crowd.answered);
+        // Half of the stopped readers' blocks find room: none had to give way.
+        let blocks_of_all = read * 2;
+        let has_room = blocks_of_all < usize::from(config.transactions) / 2;
+
+        let held = crowd.held.take().expect("some are stopped");
+        for (peer, actions) in held {
+            for action in actions {
+                crowd.answer(peer, &action);
+            }
+            crowd.engine.link_has_room(peer, PathId(0));
+        }
+        crowd.run_until(Time(40 * SECOND), seed, &mut random);
+        if has_room {
+            assert!(crowd.turned_away.is_empty(), "seed {seed}: {:?}", crowd.turned_away);
+            roomy += 1;
+        }
+        crowded += u32::from(!crowd.turned_away.is_empty());
+        assert!(crowd.turned_away.len() < read, "seed {seed}: all {read} were turned away");
+        while !crowd.asked.is_empty() {
+            crowd.perform();
+        }
+        assert!(crowd.engine.is_idle(), "seed {seed}");
+        assert_eq!(crowd.engine.counters().illegal_transitions, 0, "seed {seed}");
+    });
+    if Seeds::from_environment(20) == Seeds::First(20) {
+        assert!(crowded > 0 && roomy > 0, "{crowded} crowded, {roomy} with room");
+    }
 }

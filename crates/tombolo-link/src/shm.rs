@@ -200,6 +200,18 @@ impl ShmLink {
                     }
                 },
                 Err(UnixError::WouldBlock) => return,
+                // No descriptors are left in this process: the message comes without those that it had.
+                Err(UnixError::DescriptorsCut { length_bytes }) => {
+                    match inbox.buffer[..length_bytes].split_first() {
+                        Some((&kind::CONTROL, bytes)) if !bytes.is_empty() => {
+                            let bytes = bytes.to_vec();
+                            inbox.messages.push_back(ControlMessage { bytes, descriptors: Vec::new() });
+                        }
+                        _ => {
+                            self.mark_lost(LossReason::Protocol("an unknown message on the Unix socket"));
+                        }
+                    }
+                }
                 Err(error) => {
                     self.mark_lost(loss_of(&error));
                 }
@@ -330,6 +342,13 @@ impl Link for ShmLink {
                 Ok(())
             }
             Err(UnixError::WouldBlock) => Err(SendError::Full),
+            // The peer has gone. What it said before, its goodbye included, is read first, and by whoever reads the
+            // socket: a link that is lost is not read any more.
+            Err(UnixError::Closed) => {
+                self.pump(&mut self.inbox.lock());
+                self.check()?;
+                Err(SendError::Full)
+            }
             Err(error) => {
                 // The socket may still hold the reason that the peer gave for its end.
                 self.pump(&mut self.inbox.lock());

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -57,6 +58,26 @@ fn shared_memory() {
     });
 }
 
+/// A message that comes with a descriptor that this process cannot take is heard without it, and the link stays.
+fn passed_descriptors() {
+    let path = std::env::temp_dir().join(format!("tombolo-passed-{}", std::process::id()));
+    let address = Address::Shm(path);
+    let listener = listen(&address, &Security::Insecure).unwrap();
+    let (one, other) = std::thread::scope(|scope| {
+        let connector = scope.spawn(|| connect(&address, &Security::Insecure, TIMEOUT).unwrap());
+        (listener.accept_within(TIMEOUT).unwrap().unwrap(), connector.join().unwrap())
+    });
+    let passed = File::open("/dev/null").unwrap();
+    let all = take_all();
+    one.send_control(b"take this", &[passed.as_fd()]).unwrap();
+    let message = other.receive_control().unwrap().expect("a message");
+    assert_eq!((&*message.bytes, message.descriptors.len()), (&b"take this"[..], 0));
+    drop(all);
+    one.send_control(b"and this", &[passed.as_fd()]).unwrap();
+    let message = other.receive_control().unwrap().expect("a message");
+    assert_eq!((&*message.bytes, message.descriptors.len()), (&b"and this"[..], 1));
+}
+
 fn datagrams() {
     let listener = listen(&"udp:127.0.0.1:0".parse().unwrap(), &Security::Insecure).unwrap();
     let Address::Udp(address) = listener.address() else { panic!("not UDP") };
@@ -85,5 +106,6 @@ fn a_listener_without_descriptors_says_so_once_does_not_spin_and_goes_on() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum }).unwrap();
     shared_memory();
+    passed_descriptors();
     datagrams();
 }

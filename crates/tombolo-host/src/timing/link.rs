@@ -67,6 +67,11 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 pub const HANDSHAKE_RETRY_PAUSE: (Duration, Duration) =
     (Duration::from_millis(10), Duration::from_millis(200));
 
+/// A handshake that is under way for less than this gives its place to no newcomer, which is told to wait. Five of
+/// the longest pauses of [`HANDSHAKE_RETRY_PAUSE`]: an honest peer has had time for a round trip although some
+/// datagrams were lost. Those who only keep places cost a newcomer no more than this.
+pub const GIVES_WAY_AFTER: Duration = Duration::from_secs(1);
+
 /// Strangers whose datagrams do not fit are reported once in this time: anyone can send such datagrams, and
 /// must not be able to fill a log.
 pub const STRANGER_REPORT_INTERVAL: Duration = Duration::from_secs(1);

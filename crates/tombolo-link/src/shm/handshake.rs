@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use tombolo_host::event::wait_readable;
 use tombolo_host::ring::footprint_bytes;
 use tombolo_host::shared::SharedMemory;
-use tombolo_host::timing::link::SHM_CONNECT_PAUSE;
+use tombolo_host::timing::link::{SHM_CONNECT_PAUSE, SHM_INTRODUCTION_TIMEOUT};
 use tombolo_host::unix::{Received, SeqpacketSocket, UnixError, UntrustedUser};
 
 use super::{MAX_PACKET_BYTES, ShmLink, Side};
@@ -22,6 +22,10 @@ pub(super) const MESSAGE_BYTES: usize = 24;
 const MAGIC: [u8; 8] = *b"TOMBOLO\0";
 /// The rings that we agree to: large enough for the largest packet, small enough to map unseen.
 pub(super) const RING_BYTES: std::ops::RangeInclusive<usize> = 1 << 16..=1 << 28;
+
+/// A listener closes a connection of which it has heard nothing for a while, and where many connect at once, the
+/// oldest such. A process that lost its processor between its connection and its hello tries so many times more.
+const MAX_CLOSED: u32 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
@@ -104,39 +108,82 @@ pub(super) fn connect(
     trusted_user_id: Option<u32>,
     timeout: Duration,
 ) -> Result<ShmLink, OpenError> {
-    let started = Instant::now();
-    let no_answer = || OpenError::NoAnswer { address: address(path), waited: timeout };
-    let left = || timeout.checked_sub(started.elapsed());
-    let mut pause = SHM_CONNECT_PAUSE.0;
-    let socket = loop {
-        match SeqpacketSocket::connect(path) {
-            Ok(socket) => break socket,
-            // No node listens yet, or its queue is full: it may be starting.
-            Err(UnixError::WouldBlock | UnixError::Path { errno: Errno::NOENT | Errno::CONNREFUSED, .. }) => {
-            }
-            Err(error) => return Err(error.into()),
+    let mut asking = Asking { path, trusted_user_id, timeout, started: Instant::now(), closed: 0 };
+    loop {
+        match asking.introduce() {
+            Err(OpenError::Unix(UnixError::Closed)) => asking.closed += 1,
+            other => return other,
         }
-        std::thread::sleep(pause.min(left().ok_or_else(no_answer)?));
-        pause = (pause * 2).min(SHM_CONNECT_PAUSE.1);
-    };
-    check_listener(path, &socket, trusted_user_id)?;
-    socket.send(&[&Message::Hello.encode()], &[])?;
-    let mut buffer = [0; MESSAGE_BYTES];
-    let received = loop {
-        match socket.receive(&mut buffer) {
-            Ok(received) => break received,
-            Err(UnixError::WouldBlock) => {}
-            Err(UnixError::Closed) => {
-                return Err(not_a_node(path, "it closed the connection during the handshake"));
-            }
-            Err(UnixError::Truncated) => return Err(not_a_node(path, "its answer is too long")),
-            Err(error) => return Err(error.into()),
+        if asking.closed > MAX_CLOSED {
+            return Err(asking.closed_by_listener());
         }
-        let left = left().ok_or_else(no_answer)?;
-        wait_readable(&[socket.as_fd()], Some(left))
-            .map_err(|errno| OpenError::System { operation: "poll", errno })?;
-    };
-    finish(path, socket, &buffer[..received.length_bytes], received)
+        std::thread::sleep(SHM_CONNECT_PAUSE.1.min(asking.left()?));
+    }
+}
+
+/// A connection attempt.
+struct Asking<'a> {
+    path: &'a Path,
+    trusted_user_id: Option<u32>,
+    timeout: Duration,
+    started: Instant,
+    /// How many times the listener has closed the connection.
+    closed: u32,
+}
+
+impl Asking<'_> {
+    /// How much of the time is left.
+    fn left(&self) -> Result<Duration, OpenError> {
+        let left = self.timeout.checked_sub(self.started.elapsed());
+        left.ok_or_else(|| OpenError::NoAnswer { address: address(self.path), waited: self.timeout })
+    }
+
+    fn closed_by_listener(&self) -> OpenError {
+        not_a_node(self.path, "it closed the connection during the handshake")
+    }
+
+    fn connect(&self) -> Result<SeqpacketSocket, OpenError> {
+        let mut pause = SHM_CONNECT_PAUSE.0;
+        loop {
+            match SeqpacketSocket::connect(self.path) {
+                Ok(socket) => return Ok(socket),
+                Err(UnixError::WouldBlock) => {}
+                // No node listens yet: it may be starting. One that has closed a connection was there.
+                Err(UnixError::Path { errno: Errno::NOENT | Errno::CONNREFUSED, .. }) if self.closed == 0 => {
+                }
+                Err(UnixError::Path { errno: Errno::NOENT | Errno::CONNREFUSED, .. }) => {
+                    return Err(self.closed_by_listener());
+                }
+                Err(error) => return Err(error.into()),
+            }
+            std::thread::sleep(pause.min(self.left()?));
+            pause = (pause * 2).min(SHM_CONNECT_PAUSE.1);
+        }
+    }
+
+    /// Says hello, and waits for the answer. `Closed`: the listener has closed the connection before it read the
+    /// hello. One that closes it afterwards is no node.
+    fn introduce(&self) -> Result<ShmLink, OpenError> {
+        let socket = self.connect()?;
+        let connected = Instant::now();
+        check_listener(self.path, &socket, self.trusted_user_id)?;
+        socket.send(&[&Message::Hello.encode()], &[])?;
+        // Then it may have met the end of the connection.
+        let is_late = connected.elapsed() >= SHM_INTRODUCTION_TIMEOUT / 2;
+        let mut buffer = [0; MESSAGE_BYTES];
+        let received = loop {
+            match socket.receive(&mut buffer) {
+                Ok(received) => break received,
+                Err(UnixError::WouldBlock) => {}
+                Err(UnixError::Closed) if !is_late => return Err(self.closed_by_listener()),
+                Err(UnixError::Truncated) => return Err(not_a_node(self.path, "its answer is too long")),
+                Err(error) => return Err(error.into()),
+            }
+            wait_readable(&[socket.as_fd()], Some(self.left()?))
+                .map_err(|errno| OpenError::System { operation: "poll", errno })?;
+        };
+        finish(self.path, socket, &buffer[..received.length_bytes], received)
+    }
 }
 
 fn finish(

@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::epoll;
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
-use tombolo_host::event::timespec;
+use tombolo_host::event::{timespec, wait_readable};
 use tombolo_host::ring::footprint_bytes;
 use tombolo_host::shared::{SharedMemory, SharedMemoryError};
 use tombolo_host::timing::link::{SHM_ACCEPT_BACK_OFF, SHM_INTRODUCTION_TIMEOUT};
@@ -24,7 +24,8 @@ use super::handshake::{MESSAGE_BYTES, Malformed, Message, RING_BYTES};
 use super::{DEFAULT_RING_BYTES, ShmLink, Side};
 use crate::{AcceptError, Address, Link, Listener, OpenError, PROTOCOL_VERSION};
 
-/// The most connections that have not said hello. When one more comes, the oldest is closed.
+/// The most connections that have not said hello. When one more comes, the oldest that says nothing is closed;
+/// those whose hello is here are read first, and the others wait in the kernel.
 const MAX_PENDING: usize = 64;
 
 #[derive(Debug)]
@@ -65,6 +66,18 @@ struct Newcomers {
 }
 
 impl Newcomers {
+    /// Closes the oldest connection that says nothing, if another one waits. False: nobody has to wait for a
+    /// place, or all of them have something to read.
+    fn make_room(&mut self, listener: &SeqpacketListener) -> bool {
+        let is_readable = |fd| wait_readable(&[fd], Some(Duration::ZERO)).unwrap_or(true);
+        if !is_readable(listener.as_fd()) {
+            return false;
+        }
+        let silent = self.pending.iter().position(|pending| !is_readable(pending.socket.as_fd()));
+        // Closing it takes it out of the poller too.
+        silent.map(|index| drop(self.pending.remove(index))).is_some()
+    }
+
     /// The error to report, if any: a lack of descriptors is reported once.
     fn say(&mut self, error: OpenError) -> Option<OpenError> {
         let error = match error {
@@ -135,6 +148,9 @@ impl ShmListener {
             newcomers.backs_off = false;
         }
         for _ in 0..MAX_PENDING {
+            if newcomers.pending.len() >= MAX_PENDING && !newcomers.make_room(&self.listener) {
+                break;
+            }
             let accepted = self.listener.accept().inspect_err(|error| {
                 if matches!(error, UnixError::NoDescriptors { .. }) && self.begin_back_off().is_ok() {
                     newcomers.backs_off = true;
@@ -142,14 +158,9 @@ impl ShmListener {
             });
             let Some(socket) = accepted.map_err(OpenError::from)? else { break };
             self.check(&socket)?;
-            let pending = &mut newcomers.pending;
-            if pending.len() >= MAX_PENDING {
-                // Closing it takes it out of the poller too.
-                pending.remove(0);
-            }
             let data = epoll::EventData::new_u64(1);
             epoll::add(&self.poller, &socket, data, epoll::EventFlags::IN).map_err(system)?;
-            pending.push(Pending { socket, deadline: Instant::now() + SHM_INTRODUCTION_TIMEOUT });
+            newcomers.pending.push(Pending { socket, deadline: Instant::now() + SHM_INTRODUCTION_TIMEOUT });
         }
         Ok(())
     }

@@ -7,7 +7,9 @@
 //!
 //! Anyone can send as many datagrams as the network carries. So a turn takes a bounded number of them,
 //! and of beginnings, which cost more; the others wait in the socket, or are dropped by it. Of pending
-//! handshakes, which cost their senders nothing, the oldest give way.
+//! handshakes, which cost their senders nothing, the oldest give way, but none that had no time for a round
+//! trip yet. A handshake that can end does so before another one begins, so that those under way do not grow
+//! in number while honest peers wait for the last answer.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +22,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use tombolo_host::event::EventFd;
-use tombolo_host::timing::link::{HANDSHAKE_TIMEOUT, STRANGER_REPORT_INTERVAL};
+use tombolo_host::timing::link::{GIVES_WAY_AFTER, HANDSHAKE_TIMEOUT, STRANGER_REPORT_INTERVAL};
 use tombolo_host::udp::{MAX_CAUGHT, RECEIVE_BUFFER_BYTES, UdpSocket};
 
 use super::batch::IncomingBatch;
@@ -58,7 +60,7 @@ const MAX_KEPT: usize = 64;
 #[derive(Debug)]
 struct Pending {
     responder: Box<Responder>,
-    deadline: Instant,
+    begun: Instant,
 }
 
 impl Pending {
@@ -99,8 +101,9 @@ impl Strangers {
     /// Room for one more handshake. If all places are taken, the oldest of the host that has the most
     /// gives way, or of the newcomer's own if that has as many; if each host has one, the oldest of all:
     /// an honest newcomer takes a round trip, and those who only keep places do not come back. False:
-    /// many are under way, and the newcomer's host has its share of them.
-    fn make_room(&mut self, newcomer: IpAddr) -> bool {
+    /// many are under way, and the newcomer's host has its share of them, or the one that would give way
+    /// has had no time for a round trip.
+    fn make_room(&mut self, newcomer: IpAddr, now: Instant) -> bool {
         let of = |host| self.pending.iter().filter(|pending| pending.host() == host).count();
         let (newcomer, of_newcomer) = (network(newcomer), of(network(newcomer)));
         if of_newcomer >= MAX_PENDING_OF_HOST && self.pending.len() >= CROWDED {
@@ -116,10 +119,12 @@ impl Strangers {
             _ => None,
         };
         let is_it = |pending: &Pending| gives_way.is_none_or(|host| pending.host() == host);
-        if let Some(oldest) = self.pending.iter().position(is_it) {
+        let oldest = self.pending.iter().position(is_it);
+        let oldest = oldest.filter(|index| now.duration_since(self.pending[*index].begun) >= GIVES_WAY_AFTER);
+        if let Some(oldest) = oldest {
             self.give_up(oldest);
         }
-        true
+        oldest.is_some()
     }
 
     /// Ends a handshake that came to nothing. Its peer may begin again with the number that it has.
@@ -389,8 +394,8 @@ impl UdpListener {
         if !self.may_begin(strangers, number, nonce, from) {
             return self.discard();
         }
-        let before = strangers.pending.len();
-        let room = strangers.make_room(from.ip());
+        let (before, now) = (strangers.pending.len(), Instant::now());
+        let room = strangers.make_room(from.ip(), now);
         if !room || strangers.pending.len() < before {
             self.counters.turned_away.add(1);
         }
@@ -406,8 +411,7 @@ impl UdpListener {
         strangers.begin(number);
         let data = epoll::EventData::new_u64(number);
         epoll::add(&self.poller, &responder.socket, data, epoll::EventFlags::IN).map_err(system("epoll"))?;
-        let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
-        strangers.pending.push(Pending { responder: Box::new(responder), deadline });
+        strangers.pending.push(Pending { responder: Box::new(responder), begun: now });
         self.counters.begun.add(1);
         Ok(())
     }
@@ -441,7 +445,7 @@ impl UdpListener {
         }
         let now = Instant::now();
         // All of them have the same time, so the oldest ends first.
-        while strangers.pending.first().is_some_and(|oldest| now >= oldest.deadline) {
+        while strangers.pending.first().is_some_and(|oldest| now >= oldest.begun + HANDSHAKE_TIMEOUT) {
             self.counters.abandoned.add(1);
             strangers.give_up(0);
         }
@@ -453,22 +457,25 @@ impl Listener for UdpListener {
     fn accept(&self) -> Result<Option<Arc<dyn Link>>, AcceptError> {
         let mut strangers = self.strangers.lock();
         let mut heard = Ok(());
-        if strangers.ready.is_empty() {
+        // Who has come so far goes first: each beginning that is heard ends in one of these.
+        let mut link = strangers.ready.pop_front();
+        if link.is_none() && strangers.refused.is_empty() {
+            link = self.ready(&mut strangers)?;
+        }
+        if link.is_none() && strangers.refused.is_empty() {
             let _ = self.more.drain();
             heard = self.hear(&mut strangers);
+            link = strangers.ready.pop_front();
         }
-        // One of them is returned now.
-        if strangers.refused.len() + strangers.ready.len() > 1 || !strangers.caught.is_empty() {
+        // One of them is returned now, a link first.
+        let refused = if link.is_none() { strangers.refused.pop_front() } else { None };
+        if !(strangers.refused.is_empty() && strangers.ready.is_empty() && strangers.caught.is_empty()) {
             let _ = self.more.signal();
         }
-        if let Some(refused) = strangers.refused.pop_front() {
+        if let Some(refused) = refused {
             return Err(refused);
         }
-        let ready = match strangers.ready.pop_front() {
-            Some(link) => Some(link),
-            None => self.ready(&mut strangers)?,
-        };
-        if let Some(link) = ready {
+        if let Some(link) = link {
             self.counters.accepted.add(1);
             return Ok(Some(link));
         }

@@ -3,6 +3,7 @@
 mod harness;
 
 mod control;
+mod crowds;
 mod liveness;
 mod packets;
 mod relay;

@@ -95,6 +95,7 @@ impl Node {
         let mut left = MAX_LAST;
         while left > 0 {
             match self.take(connection, connection.receive_budget.min(left), Flush::All) {
+                // Over UDP also after 256 datagrams in a row that were no packets; what lies behind them is not taken.
                 0 => break,
                 taken => left = left.saturating_sub(taken),
             }

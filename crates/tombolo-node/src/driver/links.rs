@@ -64,8 +64,11 @@ impl Node {
                 next = Some(next.map_or(time, |next| next.min(time)));
             }
             if let LinkState::Lost(reason) = connection.link.state() {
-                self.take_last(&connection, reason);
-                self.lose(&connection, reason);
+                // A lost connection stays in the list until it is forgotten; from then on nothing of it is taken.
+                if connection.has_link() {
+                    self.take_last(&connection, reason);
+                    self.lose(&connection, reason);
+                }
             } else if connection.link.is_suspect() != connection.is_paused.load(Ordering::Relaxed)
                 && self.fabric.pause_or_resume(&connection)
             {

@@ -441,8 +441,9 @@ fn borrow_segment(
     };
     let wrong = |reason: String| BorrowError::WrongSegment { lender: address.clone(), reason };
     let window = if peer.link.supports_windows() {
-        let descriptor =
-            descriptors.into_iter().next().ok_or_else(|| wrong("no descriptor came with it".into()))?;
+        let none_came =
+            || wrong("no descriptor came with it: has this process one left (`ulimit -n`)?".into());
+        let descriptor = descriptors.into_iter().next().ok_or_else(none_came)?;
         let length = usize::try_from(bytes).map_err(|error| wrong(error.to_string()))?;
         Some(SharedMemory::open(descriptor, length).map_err(|error| wrong(error.to_string()))?)
     } else {

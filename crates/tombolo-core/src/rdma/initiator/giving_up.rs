@@ -2,8 +2,11 @@
 //!
 //! A peer of which nothing is heard for [`Config::give_up_ns`], though something was sent to it, ends all that
 //! this node wants of it. What the peer itself has asked for waits until its link is lost: a process that is
-//! stopped and goes on finds its reads answered, and would lose their bytes otherwise. Such an answer holds no
-//! more than a window of blocks meanwhile.
+//! stopped and goes on finds its reads answered, and would lose their bytes otherwise. Such an answer holds
+//! slots of the table meanwhile, so it waits only while there is room for others: while less than a quarter of
+//! the table is free, the answers to a silent peer that hold slots end, too, the oldest first. Until something
+//! is heard of the peer again, its blocks get one slot at a time: enough to find out that it answers. So however
+//! many peers are stopped, the others go on after [`Config::give_up_ns`].
 //!
 //! A peer that is heard, but does not answer one block or request, ends that alone, after
 //! [`Config::max_attempts`]; a path that is lost with it counts as an attempt. Time without a path does not
@@ -14,6 +17,7 @@
 use crate::rdma::config::Config;
 
 use super::Initiator;
+use super::tables::Queue;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PeerId, TransferError};
 
@@ -50,25 +54,26 @@ impl Initiator {
 
     /// A transfer is given up for this error. Returns whether it goes on nevertheless.
     pub(super) fn end_given_up(&mut self, now: Time, index: u32, error: TransferError) -> bool {
-        let transfer = &self.transfers.entries[index as usize];
         if error != TransferError::PeerUnreachable {
             self.end(index, Err(error));
             return false;
         }
-        let goes_on = transfer.served.is_some();
-        self.end_unanswered(now, transfer.peer);
-        goes_on
+        self.end_unanswered(now, self.transfers.entries[index as usize].peer);
+        !matches!(self.transfers.entries[index as usize].queue, Queue::Ending | Queue::Done)
     }
 
     /// The peer does not answer. That holds for all that this node wants of it: what waits for its turn need
-    /// not find out anew. What the peer has asked for goes on.
+    /// not find out anew. What the peer has asked for goes on, but for what holds slots that others need.
     pub(super) fn end_unanswered(&mut self, now: Time, id: PeerId) {
-        let Some(Some(peer)) = self.peers.get(id.index()) else { return };
+        let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
+        // Before any slot is freed: what the peer still waits for must not take it.
+        peer.is_silent = true;
         let open: Vec<u32> = peer.open.iter(&self.transfers.open_chain).collect();
         let now = self.attended.at(now);
         for index in open {
+            let is_crowded = self.is_crowded();
             let transfer = &self.transfers.entries[index as usize];
-            if transfer.served.is_none() {
+            if transfer.served.is_none() || (is_crowded && !transfer.slots.is_empty()) {
                 self.end(index, Err(TransferError::PeerUnreachable));
                 continue;
             }
@@ -77,6 +82,11 @@ impl Initiator {
                 (transaction.issued_at, transaction.unanswered) = (now, 0);
             }
         }
+    }
+
+    /// Whether less than a quarter of the table is free.
+    fn is_crowded(&self) -> bool {
+        self.table.tickets.len() < self.table.entries.len().div_ceil(4)
     }
 
     /// A block was under way by a path that is lost.

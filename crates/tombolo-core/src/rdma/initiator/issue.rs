@@ -137,7 +137,7 @@ impl Initiator {
         let transfer = &mut self.transfers.entries[index as usize];
         let peer = self.peers[transfer.peer.index()].as_mut()?;
         let block_bytes = if is_throttled { self.config.throttled_block_bytes } else { peer.block_bytes };
-        if peer.slots > self.table.tickets.len() {
+        if !peer.may_take_slot(self.table.tickets.len()) {
             return None;
         }
         let slot = u32::from(self.table.tickets.pop_front()?);

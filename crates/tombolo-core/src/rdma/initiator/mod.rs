@@ -183,8 +183,12 @@ impl Initiator {
         match self.peers.get_mut(peer.index()) {
             Some(Some(known)) if known.id == peer => {
                 known.heard_at = self.attended.at(now);
+                let was_silent = std::mem::take(&mut known.is_silent);
                 if known.stuck.is_some() && known.has_room() {
                     self.clear_stuck(peer);
+                }
+                if was_silent {
+                    self.refresh(peer);
                 }
                 true
             }
@@ -266,10 +270,10 @@ impl Initiator {
             && self.picker.pass_over_lower(has_work)
     }
 
-    /// Whether a block for that peer may have a slot. A peer may hold at most as many slots as are free: a
-    /// silent one leaves half of the table, a second silent one half of the rest.
+    /// Whether a block for that peer may have a slot.
     fn may_take_slot(&self, peer: PeerId) -> bool {
-        self.peers[peer.index()].as_ref().is_some_and(|peer| peer.slots <= self.table.tickets.len())
+        let free = self.table.tickets.len();
+        self.peers[peer.index()].as_ref().is_some_and(|peer| peer.may_take_slot(free))
     }
 
     fn enqueue(&mut self, index: u32, class: Class) {
@@ -292,11 +296,12 @@ impl Initiator {
         if let Some(peer) = self.peers[id.index()].as_ref() {
             if peer.is_open() {
                 work |= u8::from(!peer.resend.is_empty()) << RESEND;
-                let may_take = peer.slots <= self.table.tickets.len();
+                let free = self.table.tickets.len();
+                let may_take = peer.may_take_slot(free);
                 for class in Class::ALL {
                     let waits = !peer.queues[class as usize].is_empty();
                     work |= u8::from(waits && may_take) << ring_of(class);
-                    if waits && !may_take {
+                    if waits && peer.slots > free {
                         let fewest = self.held_back.unwrap_or(usize::MAX);
                         self.held_back = Some(fewest.min(peer.slots));
                     }

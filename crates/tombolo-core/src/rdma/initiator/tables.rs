@@ -342,6 +342,8 @@ pub(super) struct SendPeer {
     pub read_trip: RoundTrip,
     /// By the attended clock.
     pub heard_at: Time,
+    /// It was given up, and nothing was heard of it since.
+    pub is_silent: bool,
     /// By the attended clock, since when it has no path, if it has none.
     pub pathless_since: Option<Time>,
     /// Length of a block.
@@ -386,6 +388,7 @@ impl SendPeer {
             paths: vec![Path::new(config, true)],
             read_trip: RoundTrip::new(),
             heard_at,
+            is_silent: false,
             pathless_since: None,
             block_bytes: config.block_bytes,
             early_notification: config.early_notification,
@@ -407,6 +410,13 @@ impl SendPeer {
             ask_order: 0,
             answered_ask_order: 0,
         }
+    }
+
+    /// Whether a block for this peer may have one of this many free slots. A peer may hold at most as many slots
+    /// as are free: the first that answers slowly leaves half of the table, the next one half of the rest. A
+    /// silent one gets one slot, for a block that finds out whether it answers.
+    pub fn may_take_slot(&self, free: usize) -> bool {
+        self.slots <= free && !(self.is_silent && self.slots > 0)
     }
 
     /// The classes of which a new read may be asked for.
