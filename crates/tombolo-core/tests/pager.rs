@@ -532,3 +532,17 @@ fn run(seed: u64) {
 fn seeds() {
     Seeds::from_environment(600).run("cargo test -p tombolo-core --test pager", run);
 }
+
+/// A page of a read-only mapping is copied from where it is. If it has gone by then in a way that the kernel does not
+/// report, whoever copies it, the one who ends the eviction, must not be told to wait for that end.
+#[test]
+fn a_kept_page_that_has_gone_unreported_reads_as_zero() {
+    let (mut slots, mut table) = (Slots::new(4), Table::default());
+    table.register(0, 4, &mut slots);
+    let resident = table.mapped(1, false, &mut slots).0;
+    table.set(1, resident.with_state(State::EvictCopy).with_slot(None).with_kept(true));
+    let absent = Access { write: false, protected: false, agent: false };
+    assert_eq!(table.decide(1, absent), Decision::ZeroAgain);
+    let writer = Access { write: true, protected: true, agent: false };
+    assert_eq!(table.decide(1, writer), Decision::Wait, "what is being copied is not written to");
+}

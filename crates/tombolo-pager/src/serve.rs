@@ -174,7 +174,9 @@ impl Pager {
 
     /// A page that has room already, and reads as zero.
     fn zero_again(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
-        match space.map(table, page, self.zeroes.address(), 1, false) {
+        // What is being copied from where it is must not be written to.
+        let protect = table.states.get(page).is_kept();
+        match space.map(table, page, self.zeroes.address(), 1, protect) {
             Ok(_) => {
                 if table.states.get(page).state() == State::Resident {
                     table.states.mapped(page, false, &mut self.slots.lock());

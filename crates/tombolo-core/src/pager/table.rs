@@ -344,11 +344,9 @@ impl Table {
                 // Its protection means nothing: the page is moved as it is, before the write or after.
                 Decision::Unprotect
             }
-            // The program gave the page up while its eviction was about to copy it from where it is: that copy
-            // must not wait for its own end.
-            State::EvictCopy if entry.is_kept() && entry.is_discarded() && !access.protected => {
-                Decision::ZeroAgain
-            }
+            // The program gave the page up while its eviction was about to copy it from where it is, or before, in a
+            // way that the kernel does not report: that copy must not wait for its own end.
+            State::EvictCopy if entry.is_kept() && !access.protected => Decision::ZeroAgain,
             State::EvictCopy | State::EvictDrop if access.agent && !access.protected => Decision::ZeroAgain,
             State::EvictCopy | State::EvictDrop => {
                 self.set(page, entry.with_waiter(true));
