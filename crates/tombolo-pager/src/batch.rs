@@ -4,8 +4,8 @@
 //! nobody writes them, and a thread that touches one waits. A *clean* page's contents are
 //! stored already, and it is gone. The others are read from there and saved unless they are
 //! zeroes. A page that a device or io_uring has pinned does not move, so a direct read into
-//! it is not lost, as it would be if the page were copied and dropped. Dropping pages of the
-//! program one at a time would also cost an event each.
+//! it is not lost, as it would be if the page were copied and dropped. (Of a mapping that is not writable, the kernel
+//! does not say whether a page is pinned.) Dropping pages of the program one at a time would also cost an event each.
 //!
 //! A page that a fork shares cannot be moved either. It is made this process's own, and moved when it
 //! comes up again. It is not dropped: a drop waits for its own event, and the program may have mapped
@@ -24,6 +24,7 @@ use std::sync::atomic::Ordering;
 use tombolo_core::pager::{Attempt, Entry, Outcome as Ending, PAGE_BYTES, Page, PageName, State};
 use tombolo_host::process;
 use tombolo_host::sparse::page_is_zero;
+use tombolo_host::uffd::UffdError;
 
 use crate::copy_out::{read_kept, read_moved};
 use crate::evict::Evictor;
@@ -85,16 +86,22 @@ pub struct Batch {
     /// Ranges that the agent was told to drop, in the second command.
     drops: Option<Vec<(Page, u32)>>,
     command: u32,
-    /// The agent's answer, where staging memory is awaited.
-    done: Option<Done>,
-    /// The agent has answered; pages are to be mapped again in an address space that is changing.
-    returning: bool,
+    awaits: Awaits,
+}
+
+/// What a batch waits for.
+enum Awaits {
+    Agent,
+    /// The agent has answered this; another batch has pages in the staging memory.
+    Staging(Done),
+    /// Pages are to be mapped again in an address space that is changing.
+    Rest,
 }
 
 impl Batch {
     /// It waits for its agent, and for nothing else.
     pub(crate) fn is_with_its_agent(&self) -> bool {
-        self.done.is_none() && !self.returning
+        matches!(self.awaits, Awaits::Agent)
     }
 }
 
@@ -119,15 +126,8 @@ impl Evictor {
             self.placement.arrange(&self.pager.home, agent, moves, victims.len());
         }
         let count = victims.len() as u64;
-        let batch = Batch {
-            space: space.clone(),
-            agent,
-            victims,
-            drops: None,
-            command,
-            done: None,
-            returning: false,
-        };
+        let batch =
+            Batch { space: space.clone(), agent, victims, drops: None, command, awaits: Awaits::Agent };
         match space.send(&batch.agent, command, &order, &mut self.message) {
             Ok(()) => {
                 for slot in
@@ -243,7 +243,7 @@ impl Evictor {
     pub(crate) fn collect(&mut self) {
         let mut index = 0;
         while let Some(batch) = self.batches.get(index) {
-            if batch.done.is_some() || batch.returning {
+            if !batch.is_with_its_agent() {
                 let batch = self.batches.swap_remove(index);
                 if !self.resume(batch) {
                     // It stands last now; the one that stands here comes in the next pass.
@@ -255,7 +255,7 @@ impl Evictor {
                 Ok(None) => index += 1,
                 Ok(Some(done)) if done.number == batch.command => {
                     let mut batch = self.batches.swap_remove(index);
-                    batch.done = Some(done);
+                    batch.awaits = Awaits::Staging(done);
                     self.resume(batch);
                 }
                 // An answer to another command: not what an agent of ours says.
@@ -269,7 +269,9 @@ impl Evictor {
 
     /// Goes on with a batch whose agent has answered. False: it has to wait, and stands last now.
     fn resume(&mut self, mut batch: Batch) -> bool {
-        let Some(done) = batch.done.take() else { return self.settle(batch) };
+        let Awaits::Staging(done) = std::mem::replace(&mut batch.awaits, Awaits::Agent) else {
+            return self.settle(batch);
+        };
         if let Some(drops) = batch.drops.take() {
             self.dropped(&mut batch, &drops, done.dropped as usize);
             self.settle(batch);
@@ -277,7 +279,7 @@ impl Evictor {
         }
         if !self.stage(&mut batch.victims) {
             self.eviction.returning(batch.command);
-            batch.done = Some(done);
+            batch.awaits = Awaits::Staging(done);
             self.batches.push(batch);
             return false;
         }
@@ -386,7 +388,8 @@ impl Evictor {
             for victim in &mut batch.victims {
                 if victim.way == Way::Keep {
                     let (now, entry) = table.states.operation(victim.page);
-                    if now != victim.page || entry.is_discarded() || table.closed {
+                    let is_seen = !batch.space.changes_unseen();
+                    if now != victim.page || entry.is_discarded() || table.closed || !is_seen {
                         victim.way = Way::Stay;
                         continue;
                     }
@@ -406,6 +409,7 @@ impl Evictor {
                 }
             }
             table.command = command;
+            table.touching = !order.unshare.is_empty();
             table.own_drops = order
                 .drop
                 .iter()
@@ -473,7 +477,9 @@ impl Evictor {
         if table.states.get(page).state() != State::Resident || table.closed {
             return;
         }
-        if space.uffd.poison(Space::address(page), PAGE_BYTES as usize).is_ok() {
+        let poisoned = space.uffd.poison(Space::address(page), PAGE_BYTES as usize);
+        // Where the mappings are changing again, whoever touches the page poisons it, unless it is there.
+        if !matches!(poisoned, Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone)) {
             table.states.lost(page, &mut self.pager.slots.lock());
             self.pager.unreserve(space, 1);
             self.pager.say_once(
@@ -496,7 +502,7 @@ impl Evictor {
             };
         }
         if batch.victims.iter().any(|victim| victim.way == Way::Back) {
-            batch.returning = true;
+            batch.awaits = Awaits::Rest;
             self.eviction.returning(batch.command);
             self.batches.push(batch);
             return false;
@@ -504,7 +510,10 @@ impl Evictor {
         let stayed = |victim: &&Victim| victim.way == Way::Stay;
         self.evicted((batch.victims.len() - batch.victims.iter().filter(stayed).count()) as u64);
         self.end(&batch.space, std::mem::take(&mut batch.victims));
-        batch.space.lock().command = 0;
+        {
+            let mut table = batch.space.lock();
+            (table.command, table.touching) = (0, false);
+        }
         self.eviction.ended(batch.command);
         self.pager.close_if_ended(&batch.space);
         true

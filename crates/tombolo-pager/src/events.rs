@@ -18,7 +18,7 @@ use tombolo_core::pager::{PAGE_BYTES, Page, State};
 use tombolo_host::uffd::{Event, Userfaultfd};
 
 use crate::pager::Pager;
-use crate::space::{Gate, Space, Table};
+use crate::space::{Agent, Gate, Space, Table};
 use crate::stats::Counters;
 
 /// A thread waits for a page.
@@ -99,6 +99,7 @@ impl Pager {
         let agent = space.agent();
         let gate = space.gate(agent.as_deref())?;
         let (mut count, mut since) = (0, None);
+        let changes = agent.as_deref().and_then(Agent::changes);
         let read = space.uffd.read_events(most, |event| {
             count += 1;
             if let Event::Fault { address, write, write_protected, thread } = event {
@@ -111,7 +112,7 @@ impl Pager {
                     since: *since.get_or_insert_with(Instant::now),
                 });
             } else {
-                self.changed(space, table, event, &gate);
+                self.changed(space, table, event, &gate, changes);
             }
         });
         drop(gate);
@@ -126,9 +127,16 @@ impl Pager {
 
     /// The address space has changed. What the agent was told and has not begun is void where its pages are
     /// not where they were.
-    fn changed(&self, space: &Arc<Space>, table: &mut Table, event: Event, gate: &Gate<'_>) {
+    fn changed(
+        &self,
+        space: &Arc<Space>,
+        table: &mut Table,
+        event: Event,
+        gate: &Gate<'_>,
+        changes: Option<u32>,
+    ) {
         let cancel = |table: &Table, in_operation: bool| {
-            if in_operation && table.command != 0 {
+            if (in_operation || table.touching) && table.command != 0 {
                 gate.cancel(table.command);
             }
         };
@@ -144,17 +152,18 @@ impl Pager {
                 table.states.discard(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.lock())
             }
             Event::Unmap { start, end } => {
-                space.note_change();
+                let unseen = space.note_change(gate.agent, changes);
                 let discarded = table.states.unmap(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.lock());
-                cancel(table, discarded.in_operation);
+                // What is being dropped by this command must not be met by the next change of this kind.
+                cancel(table, discarded.in_operation || unseen);
                 discarded
             }
             Event::Remap { from, to, length } => {
-                space.note_change();
+                let unseen = space.note_change(gate.agent, changes);
                 let (from, to, count) = (from / PAGE_BYTES, to / PAGE_BYTES, length / PAGE_BYTES);
                 let remapped = table.states.remap(from, to, count, &mut slots.lock());
                 self.unreserve(space, remapped.resident);
-                cancel(table, remapped.in_operation);
+                cancel(table, remapped.in_operation || unseen);
                 for page in remapped.wake {
                     space.wake_later(table, page, 1);
                 }

@@ -19,8 +19,8 @@ use tombolo_host::{event, process};
 use crate::events::Fault;
 use crate::locked::{Locked, Wakes};
 use crate::protocol::{
-    Answer, CANCELLED_OFFSET, CONTROL_PAGES, Command, Done, GATE_FREE, GATE_OFFSET, GATE_SUPERVISOR,
-    GATE_WAITED_FOR, Hello, REQUESTS, STAGING_PAGE, STAGING_PAGES,
+    Answer, CANCELLED_OFFSET, CHANGES_OFFSET, CONTROL_PAGES, Command, Done, GATE_FREE, GATE_OFFSET,
+    GATE_SUPERVISOR, GATE_WAITED_FOR, Hello, REQUESTS, STAGING_PAGE, STAGING_PAGES,
 };
 use crate::room::Account;
 
@@ -38,6 +38,8 @@ pub struct Table {
     pub touches: Touches,
     /// Number of the command that the agent has and has not answered; 0: none.
     pub command: u32,
+    /// The command has the agent touch pages that are in no operation.
+    pub touching: bool,
     /// Ranges of that command which the agent drops: the kernel will report each as if the program did it.
     pub own_drops: Vec<(u64, u64)>,
     /// For each place of a request, the last request carried out there, and its answer.
@@ -114,6 +116,11 @@ impl Agent {
         self.gate.atomic_u32(offset).ok()
     }
 
+    /// How often calls of libc's have begun to change mappings, and have ended.
+    pub fn changes(&self) -> Option<u32> {
+        Some(self.word(CHANGES_OFFSET)?.load(Ordering::SeqCst))
+    }
+
     /// Whether it has ended. What was read by its number is another process's, perhaps, if it has ended since.
     pub fn has_ended(&self) -> bool {
         process::has_ended(&self.pidfd)
@@ -140,8 +147,6 @@ pub struct Space {
     pub control: u64,
     /// Where the program puts its requests.
     pub requests: u64,
-    /// Address of a word of the program that is not 0 while one of its threads changes mappings by a call of libc's.
-    changing: u64,
     /// The program changes mappings by system calls of its own, too.
     changes_unseen: AtomicBool,
     /// What the agent of a forked child names to find this space.
@@ -180,7 +185,7 @@ fn lock_actively<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The gate, held by the supervisor.
 pub struct Gate<'a> {
-    agent: Option<&'a Agent>,
+    pub(crate) agent: Option<&'a Agent>,
 }
 
 impl Gate<'_> {
@@ -212,12 +217,12 @@ impl Space {
 
     /// The space of a program, with an empty page table.
     pub fn new(index: u32, uffd: Userfaultfd, hello: &Hello, token: u64) -> Self {
-        Self::with_addresses(index, uffd, token, [hello.control, hello.requests, hello.changing], false)
+        Self::with_addresses(index, uffd, token, [hello.control, hello.requests], false)
     }
 
     /// The space of a forked child, which has everything where its parent has it.
     pub fn child(&self, index: u32, uffd: Userfaultfd, token: u64) -> Self {
-        let addresses = [self.control, self.requests, self.changing];
+        let addresses = [self.control, self.requests];
         Self::with_addresses(index, uffd, token, addresses, self.changes_unseen())
     }
 
@@ -225,7 +230,7 @@ impl Space {
         index: u32,
         uffd: Userfaultfd,
         token: u64,
-        [control, requests, changing]: [u64; 3],
+        [control, requests]: [u64; 2],
         changes_unseen: bool,
     ) -> Self {
         Self {
@@ -233,7 +238,6 @@ impl Space {
             uffd,
             control,
             requests,
-            changing,
             changes_unseen: AtomicBool::new(changes_unseen),
             token,
             table: Mutex::new(Table { answered: vec![(0, Answer::default()); REQUESTS], ..Table::default() }),
@@ -247,17 +251,15 @@ impl Space {
         }
     }
 
-    /// The kernel reports that a range was unmapped or moved; the thread that did it waits until this is read.
-    pub fn note_change(&self) {
-        if self.changes_unseen() {
-            return;
-        }
-        let mut word = [0u8; 4];
-        let Some(agent) = self.agent() else { return };
-        let read = process::read_exactly(agent.pid, self.changing, &mut word);
-        if read.is_ok() && word == [0; 4] && !agent.has_ended() {
-            self.changes_unseen.store(true, Ordering::Relaxed);
-        }
+    /// The kernel has reported, in an event that was read after the agent's [`Agent::changes`] were `before`, that a range
+    /// was unmapped or moved. Returns whether this is the first such change of which libc's side of the pager knows
+    /// nothing.
+    pub fn note_change(&self, agent: Option<&Agent>, before: Option<u32>) -> bool {
+        let Some(agent) = agent.filter(|_| !self.changes_unseen()) else { return false };
+        // A call of libc's that has ended since the event was read has been counted since.
+        let is_unseen = before.is_some_and(|count| count.is_multiple_of(2)) && agent.changes() == before;
+        self.changes_unseen.store(is_unseen, Ordering::Relaxed);
+        is_unseen
     }
 
     /// Whether the program changes mappings by system calls of its own, of which libc's side of the pager knows
@@ -321,6 +323,11 @@ impl Space {
         let agent = self.agent.lock().take()?;
         *self.retired.lock() = Some(agent.clone());
         Some(agent)
+    }
+
+    /// The agent that gets no command any more and has not ended.
+    pub fn retired_agent(&self) -> Option<Arc<Agent>> {
+        self.retired.lock().clone()
     }
 
     /// Whether an agent that gets no command any more has not ended.

@@ -26,7 +26,7 @@ use crate::commands::{self, End};
 use crate::protocol::{GATE_BYTES, Hello, VERSION, Welcome};
 use crate::sys::{self, call};
 use crate::timing::RECHECK_MS;
-use crate::{control, memory, start};
+use crate::{control, forking, start};
 
 #[repr(C, align(4096))]
 struct Stack<const BYTES: usize>(UnsafeCell<[u8; BYTES]>);
@@ -66,6 +66,8 @@ const READY: u32 = 1 << 16;
 /// Starts the agent and waits until the supervisor has taken over.
 pub fn start(token: u64) -> Result<(), i32> {
     STATUS.store(0, Ordering::Relaxed);
+    // In a forked child, it has the number of the parent's.
+    AGENT.store(0, Ordering::Relaxed);
     TOKEN.store(token, Ordering::Relaxed);
     // SAFETY: getpid(2) takes nothing.
     let program = unsafe { call(libc::SYS_getpid, [0; 6]) }?;
@@ -300,6 +302,7 @@ fn introduce() -> Result<Held, i32> {
         unsafe { call(libc::SYS_pidfd_open, [PROGRAM.load(Ordering::Relaxed) as usize, 0, 0, 0, 0, 0])? };
     let socket = connect()?;
     let (file, gate) = make_gate()?;
+    forking::set_gate(gate);
     let made = if token == 0 { make_userfaultfd() } else { Err(0) };
     let mut rights = match made {
         Ok(userfaultfd) => Rights::new(&[program, userfaultfd, file]),
@@ -313,7 +316,6 @@ fn introduce() -> Result<Held, i32> {
         token,
         // SAFETY: getpid(2) takes nothing.
         agent: unsafe { call(libc::SYS_getpid, [0; 6]) }.unwrap_or(0) as u64,
-        changing: memory::changing_address() as u64,
     };
     let pointer = core::ptr::from_ref(&hello) as usize;
     transfer(libc::SYS_sendmsg, socket, pointer, size_of::<Hello>(), &mut rights)?;

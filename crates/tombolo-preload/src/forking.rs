@@ -74,6 +74,27 @@ fn progress() -> Option<&'static AtomicU32> {
     (address != 0).then(|| unsafe { &*(address as *const AtomicU32) })
 }
 
+/// In the page of that word: the address of the gate, which a forked child does not inherit either.
+const GATE_ADDRESS_OFFSET: usize = 64;
+
+fn gate_address() -> Option<&'static AtomicUsize> {
+    let address = PROGRESS.load(Ordering::Acquire);
+    // SAFETY: the page stays mapped as long as its address is stored, and is accessed atomically only.
+    (address != 0).then(|| unsafe { &*((address + GATE_ADDRESS_OFFSET) as *const AtomicUsize) })
+}
+
+/// The gate of this address space, once its agent has made one. It stays mapped.
+pub fn gate() -> Option<usize> {
+    gate_address().map(|word| word.load(Ordering::Acquire)).filter(|&gate| gate != 0)
+}
+
+/// The agent has made a gate.
+pub fn set_gate(gate: usize) {
+    if let Some(word) = gate_address() {
+        word.store(gate, Ordering::Release);
+    }
+}
+
 /// Makes that page. Called once, before any other thread exists.
 pub fn establish() -> Result<(), i32> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -6,11 +6,11 @@
 //! all; these are the calls of which the kernel reports nothing, and those that must
 //! not pass the agent while it drops pages ([`change`]).
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use libc::{c_int, c_void, off_t, size_t};
 
-use crate::protocol::{LOCALISE, PAGE_BYTES, REGISTER};
+use crate::protocol::{CHANGES_OFFSET, LOCALISE, PAGE_BYTES, REGISTER};
 use crate::sys::{self, set_errno, with_errno};
 use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_TRIES, RECHECK_MS};
 use crate::{control, forking, start};
@@ -25,9 +25,29 @@ const UNFIT: c_int =
 /// reports such calls after they were made, and two of them perhaps in another order.
 static CHANGING: AtomicU32 = AtomicU32::new(0);
 
-/// Where that is: the supervisor reads it, to tell changes by libc's calls from others.
-pub fn changing_address() -> usize {
-    CHANGING.as_ptr() as usize
+/// The gate in which the call of that thread is announced; 0: in none.
+static ANNOUNCED: AtomicUsize = AtomicUsize::new(0);
+
+/// Tells the supervisor that a call of libc's changes mappings, so that it takes the kernel's report for no change
+/// of which nothing here knows. For whoever holds [`CHANGING`].
+fn announce() {
+    if let Some(gate) = forking::gate() {
+        changes(gate).fetch_add(1, Ordering::SeqCst);
+        ANNOUNCED.store(gate, Ordering::Relaxed);
+    }
+}
+
+fn end_announcement() {
+    let gate = ANNOUNCED.swap(0, Ordering::Relaxed);
+    // In a child that a signal handler has forked inside the call, it is the parent's.
+    if gate != 0 && forking::gate() == Some(gate) {
+        changes(gate).fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn changes(gate: usize) -> &'static AtomicU32 {
+    // SAFETY: a gate's memory stays mapped in the address space that it was made in, and is accessed atomically only.
+    unsafe { &*((gate + CHANGES_OFFSET) as *const AtomicU32) }
 }
 
 /// 1: the thread in [`CHANGING`] forks, and may wait for locks of libc's and of the program's fork handlers.
@@ -97,15 +117,20 @@ fn take_changing() -> bool {
         } else {
             sys::futex_wait(&CHANGING, holder, RECHECK_MS);
         }
-        if !sys::shares_memory(holder) {
-            // The thread was killed inside the call.
-            let _ = CHANGING.compare_exchange(holder, 0, Ordering::SeqCst, Ordering::SeqCst);
+        // Else the thread was killed inside the call.
+        if !sys::shares_memory(holder)
+            && CHANGING.compare_exchange(holder, own, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        {
+            end_announcement();
+            break;
         }
     }
+    announce();
     true
 }
 
 fn release_changing() {
+    end_announcement();
     CHANGING.store(0, Ordering::SeqCst);
     sys::futex_wake(&CHANGING, 1);
 }
@@ -121,6 +146,8 @@ pub fn while_unchanged<T>(work: impl FnOnce() -> T) -> Option<T> {
 
 /// In a forked child: the parent's other threads, and its agent, do not exist here.
 pub fn forget_other_threads() {
+    // What was announced was announced in the parent's gate, which is not mapped here.
+    ANNOUNCED.store(0, Ordering::Relaxed);
     CHANGING.store(0, Ordering::Relaxed);
     FORKING.store(0, Ordering::Relaxed);
     DROPPING.store(0, Ordering::Relaxed);

@@ -19,7 +19,7 @@
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:SOCKET`.
 pub const VARIABLE: &str = "TOMBOLO_PAGER";
@@ -57,8 +57,6 @@ pub struct Hello {
     pub token: u64,
     /// The agent's process id, as it sees it itself and as fault events name it.
     pub agent: u64,
-    /// Address of a word that is not 0 while a thread changes mappings by a call of libc's.
-    pub changing: u64,
 }
 
 /// The supervisor's answer; a forked child's userfaultfd is attached.
@@ -125,6 +123,9 @@ pub const GATE_WAITED_FOR: u32 = 4;
 pub const GATE_OFFSET: usize = 0;
 /// Offset of the number of the command that is cancelled.
 pub const CANCELLED_OFFSET: usize = 64;
+/// Offset of a count that grows when a call of libc's begins to change mappings, and when it has ended: so it is odd
+/// meanwhile. An event of a change that lies between two equal, even counts was made by a raw system call.
+pub const CHANGES_OFFSET: usize = 128;
 /// Bytes of the gate's memory.
 pub const GATE_BYTES: usize = 4096;
 

@@ -157,6 +157,22 @@ fn protection_holds_under_eviction() {
     far("protecting", Link::Shm, 1, ordinary(), &[]);
 }
 
+/// Pages of read-only mappings leave by being dropped, and libc's calls wait for that. Those of a program that moves
+/// memory behind libc stay, and the limit gives way.
+#[test]
+fn read_only_memory_that_moves_keeps_its_contents() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "512M");
+    for how in ["libc", "raw"] {
+        let words = [compiled("raw_moves", &["-pthread"]), "24".into(), how.into()];
+        let far = Program::new(&words).remote("256M").run_on(&[&lender], "8M");
+        assert_eq!((far.code(), far.text().as_str()), (0, "all of it is there\n"), "{how}: {}", far.stderr);
+        assert!(far.counter("pages_out") > 0, "{how}: {:#}", far.report());
+        let gave_way = far.stderr.contains("exceeds --local");
+        assert_eq!(gave_way, how == "raw", "{how}: {}\n{:#}", far.stderr, far.report());
+    }
+}
+
 #[test]
 fn system_calls_reach_far_memory() {
     needs!("cc");
