@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
@@ -346,6 +348,47 @@ impl Drop for PassedSignals {
     }
 }
 
+/// From now on the ends of children are kept for whoever waits for them, until this is dropped: also where this process
+/// was started with SIGCHLD ignored, and the kernel would forget them.
+pub fn take_child_ends() -> ChildEnds {
+    // SAFETY: all-zero sigactions are valid; the call reads one and writes the other.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        let mut before: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = libc::SIG_DFL;
+        libc::sigaction(libc::SIGCHLD, &raw const action, &raw mut before);
+        ChildEnds { before }
+    }
+}
+
+/// What was done with SIGCHLD before.
+pub struct ChildEnds {
+    before: libc::sigaction,
+}
+
+impl ChildEnds {
+    /// The command starts with SIGCHLD ignored, if this process did.
+    pub fn pass_on(&self, command: &mut Command) {
+        if self.before.sa_sigaction != libc::SIG_IGN {
+            return;
+        }
+        let ignore = || {
+            // SAFETY: signal(2) is async-signal-safe, and ignores one signal here.
+            unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+            Ok(())
+        };
+        // SAFETY: the closure makes one async-signal-safe call.
+        unsafe { command.pre_exec(ignore) };
+    }
+}
+
+impl Drop for ChildEnds {
+    fn drop(&mut self) {
+        // SAFETY: the action is one that the kernel gave us.
+        unsafe { libc::sigaction(libc::SIGCHLD, &raw const self.before, std::ptr::null_mut()) };
+    }
+}
+
 /// Where SIGINT and SIGTERM are noted.
 static STOP_FLAG: AtomicPtr<AtomicBool> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -478,7 +521,7 @@ mod tests {
         let own = peer_pidfd(one.as_fd(), std::process::id()).unwrap();
         assert!(!has_ended(&own));
         assert!(signal(&own, 0).is_ok());
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pidfd = pidfd(child.id()).unwrap();
         assert!(!has_ended(&pidfd));
         assert_eq!(pid_of(pidfd.as_fd()).unwrap(), Some(child.id()));
@@ -494,18 +537,22 @@ mod tests {
         use std::os::unix::process::ExitStatusExt;
 
         let _alone = DISPOSITIONS.lock();
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        // Where the tests run, some may be ignored.
+        for signal in PASSED {
+            // SAFETY: signal(2) with the default action.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let raise = |signal| {
             // SAFETY: raises a signal of this thread, which is handled.
             assert_eq!(unsafe { libc::raise(signal) }, 0);
         };
-        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        let mut ended = Command::new("true").spawn().unwrap();
         let not_waited_for = pidfd(ended.id()).unwrap();
         crate::event::wait_readable(&[not_waited_for.as_fd()], None).unwrap();
         let signals = pass_signals_to(not_waited_for);
-        // Not a hangup, which may be ignored where the tests run.
-        raise(libc::SIGTERM);
-        assert_eq!(signals.take(), Some(libc::SIGTERM));
+        raise(libc::SIGHUP);
+        assert_eq!(signals.take(), Some(libc::SIGHUP));
         ended.wait().unwrap();
         drop(signals);
         let signals = pass_signals_to(pidfd(child.id()).unwrap());

@@ -1,5 +1,6 @@
 //! Where agents say hello and where their end is noticed.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -15,11 +16,12 @@ use rustix::net::{
 use tombolo_core::pager::{PAGE_BYTES, Page};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::pager as timing;
-use tombolo_host::uffd::{self, Userfaultfd};
+use tombolo_host::uffd::{self, UffdError, Userfaultfd};
 use tombolo_host::{event, process};
 
+use crate::locked::Locked;
 use crate::pager::Pager;
-use crate::protocol::{CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
+use crate::protocol::{ATTACH_PAGE, CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
 use crate::space::{Agent, Program, Space};
 use crate::stats::Counters;
 
@@ -28,6 +30,11 @@ const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 /// Marks the pidfd of a space's program, beside the index.
 const PROGRAM: u64 = 1 << 32;
+/// Marks a socket whose agent has not said hello, beside its number.
+const STRANGER: u64 = 1 << 33;
+/// Looks at the mappings of a child that goes on changing them, 1 ms apart, before its agent is refused. A bound, not a
+/// measurement.
+const LOOKS_MAX: u32 = 500;
 /// The features without which nothing can be served.
 pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
     | uffd::FEATURE_EVENT_FORK
@@ -36,6 +43,12 @@ pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
     | uffd::FEATURE_EVENT_UNMAP
     | uffd::FEATURE_THREAD_ID
     | uffd::FEATURE_POISON;
+
+/// Who has connected and not said hello.
+struct Stranger {
+    socket: OwnedFd,
+    until: Instant,
+}
 
 /// The socket that agents connect to.
 pub struct Reception {
@@ -73,6 +86,7 @@ impl Reception {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [nothing; 16];
         let mut watched = Instant::now();
+        let (mut strangers, mut number) = (HashMap::new(), 0u32);
         while !self.pager.stopping.load(Ordering::Relaxed) {
             let count = epoll::wait(
                 &self.epoll,
@@ -83,10 +97,24 @@ impl Reception {
             for event in &events[..count] {
                 match event.data.u64() {
                     STOP => return,
-                    LISTENER => self.receive(),
+                    LISTENER => {
+                        number = number.wrapping_add(1);
+                        let stranger = self.accept(number);
+                        strangers.extend(stranger.map(|stranger| (number, stranger)));
+                    }
+                    data if data & STRANGER != 0 => {
+                        if let Some(Stranger { socket, .. }) = strangers.remove(&(data as u32)) {
+                            let _ = epoll::delete(&self.epoll, &socket);
+                            self.receive(socket);
+                        }
+                    }
                     data if data & PROGRAM != 0 => self.program_ended(data as u32),
                     index => self.hang_up(index as u32),
                 }
+            }
+            let now = Instant::now();
+            for (_, stranger) in strangers.extract_if(|_, stranger| now >= stranger.until) {
+                self.refuse(Some(stranger.socket), &io::Error::other("its agent said nothing"));
             }
             self.sweep();
             if watched.elapsed() > timing::MEMORY_CHECK_INTERVAL {
@@ -99,7 +127,7 @@ impl Reception {
     /// The program of a space has ended.
     fn program_ended(&self, index: u32) {
         let Some(space) = self.pager.space(index) else { return };
-        if let Some(agent) = space.agent() {
+        if let Some(agent) = space.agent().or_else(|| space.retired_agent()) {
             let _ = epoll::delete(&self.epoll, &agent.program.pidfd);
         }
         self.pager.close_space(&space);
@@ -148,34 +176,44 @@ impl Reception {
         }
     }
 
-    fn receive(&self) {
-        let socket = match net::accept_with(&self.listener, net::SocketFlags::CLOEXEC) {
+    /// Takes the next connection. Its agent mostly speaks at once; one that has no processor keeps nobody waiting.
+    fn accept(&self, number: u32) -> Option<Stranger> {
+        let flags = net::SocketFlags::CLOEXEC | net::SocketFlags::NONBLOCK;
+        let socket = match net::accept_with(&self.listener, flags) {
             Ok(socket) => socket,
             Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
                 if !self.pager.use_spare_descriptor() {
                     // The agent waits; its program goes on when there is a descriptor again.
                     std::thread::sleep(timing::ACCEPT_PAUSE);
                 }
-                return;
+                return None;
             }
-            Err(_) => return,
+            Err(_) => return None,
         };
-        // An agent speaks at once; whoever does not must not keep the others waiting.
-        let _ = net::sockopt::set_socket_timeout(
-            &socket,
-            net::sockopt::Timeout::Recv,
-            Some(timing::HELLO_TIMEOUT),
-        );
+        let data = epoll::EventData::new_u64(STRANGER | u64::from(number));
+        match epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN) {
+            Ok(()) => Some(Stranger { socket, until: Instant::now() + timing::HELLO_TIMEOUT }),
+            Err(errno) => {
+                self.refuse(Some(socket), &errno.into());
+                None
+            }
+        }
+    }
+
+    /// An agent has said hello, or hung up.
+    fn receive(&self, socket: OwnedFd) {
         match self.attach(socket) {
             Ok(()) => {}
             Err((_, reason)) if reason.kind() == io::ErrorKind::UnexpectedEof => {}
-            Err((socket, reason)) => {
-                (self.pager.notify)(&format!("a process runs without far memory: {reason}"));
-                let error = reason.raw_os_error().unwrap_or(libc::EPROTO) as u32;
-                if let Some(socket) = socket {
-                    let _ = net::send(&socket, &error.to_ne_bytes().repeat(2), SendFlags::NOSIGNAL);
-                }
-            }
+            Err((socket, reason)) => self.refuse(socket, &reason),
+        }
+    }
+
+    fn refuse(&self, socket: Option<OwnedFd>, reason: &io::Error) {
+        (self.pager.notify)(&format!("a process runs without far memory: {reason}"));
+        let error = reason.raw_os_error().unwrap_or(libc::EPROTO) as u32;
+        if let Some(socket) = socket {
+            let _ = net::send(&socket, &error.to_ne_bytes().repeat(2), SendFlags::NOSIGNAL);
         }
     }
 
@@ -190,7 +228,6 @@ impl Reception {
         };
         let (space, gate, program) = space;
         self.pager.keeper.program(&space, &program.pidfd);
-        let _ = net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Recv, None);
         let agent = Arc::new(Agent::new(socket, process, hello.agent as u32, gate, program));
         self.welcome(&space, agent).map_err(|error| (None, error))
     }
@@ -246,11 +283,34 @@ impl Reception {
         Ok((space, gate, program))
     }
 
+    /// The table of a space, and the mappings of its process, between which there is no change that is not known yet:
+    /// another thread may be changing mappings.
+    fn mappings_at_rest<'a>(
+        &self,
+        space: &'a Arc<Space>,
+        agent: &Program,
+    ) -> io::Result<(Locked<'a>, Vec<(u64, u64)>)> {
+        for _ in 0..LOOKS_MAX {
+            let mut table = space.lock();
+            while self.pager.read_change(space, &mut table) {}
+            let mapped = process::mappings(agent.pid)?;
+            // The kernel says that an address space is changing before it changes anything.
+            let page = space.control_address(ATTACH_PAGE);
+            match space.uffd.write_protect(page, PAGE_BYTES as usize, false) {
+                Err(UffdError::Again(_)) => {}
+                _ => return Ok((table, mapped)),
+            }
+            drop(table);
+            std::thread::sleep(timing::CHANGE_PAUSE);
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
     /// A range that a child did not inherit (`MADV_DONTFORK`) is none of ours: what the child maps there need not
     /// be far, and must not be moved.
-    fn forget_what_was_not_inherited(&self, space: &Space, agent: &Program) -> io::Result<()> {
-        let mut table = space.lock();
-        let mut mapped = process::mappings(agent.pid)?.into_iter().peekable();
+    fn forget_what_was_not_inherited(&self, space: &Arc<Space>, agent: &Program) -> io::Result<()> {
+        let (mut table, mapped) = self.mappings_at_rest(space, agent)?;
+        let mut mapped = mapped.into_iter().peekable();
         if process::has_ended(&agent.pidfd) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -338,7 +398,6 @@ fn hear(socket: &OwnedFd) -> io::Result<(Hello, Vec<OwnedFd>, Program)> {
         requests: long(2),
         token: long(3),
         agent: long(4),
-        changing: long(5),
     };
     let pidfd = process::peer_pidfd(socket.as_fd(), pid)?;
     Ok((hello, descriptors, Program { pid, pidfd }))

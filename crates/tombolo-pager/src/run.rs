@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::WaitOptions;
 use tombolo_host::process::{self, PassedSignals};
@@ -202,9 +202,13 @@ fn make_directory(parent: &Path) -> io::Result<(PathBuf, OwnedFd)> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Locks a directory, unless somebody else has.
+/// Locks a directory of this user's, unless somebody else has. Others may make anything of such a name.
 fn lock_directory(path: &Path) -> io::Result<OwnedFd> {
-    let directory = OwnedFd::from(fs::File::open(path)?);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path, flags, Mode::empty())?;
+    if rustix::fs::fstat(&directory)?.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
     Ok(directory)
 }
@@ -227,6 +231,8 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
         return Err(RunError::LimitTooSmall(options.local_bytes));
     }
     let directory = set_up("its directory", RunDirectory::new(options.library))?;
+    // Where the ends of children are ignored, no status of the program would be kept.
+    let child_ends = process::take_child_ends();
     let processors = process::processors();
     // Two at least: one may wait for the other's event.
     let handlers = processors.len().clamp(2, 16);
@@ -270,12 +276,12 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
         preload.push(":");
         preload.push(others);
     }
+    let mut command = Command::new(&options.program);
+    command.args(&options.arguments).env("LD_PRELOAD", preload).env(VARIABLE, setting);
+    child_ends.pass_on(&mut command);
     let since = Instant::now();
-    let spawned = Command::new(&options.program)
-        .args(&options.arguments)
-        .env("LD_PRELOAD", preload)
-        .env(VARIABLE, setting)
-        .spawn();
+    let spawned = command.spawn();
+    let mut left = Left::Nobody;
     let result = match spawned.and_then(Started::new) {
         Ok(Started { child, pidfd }) => {
             let signals = process::pass_signals_to(pidfd);
@@ -287,7 +293,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
             let status = wait_for(&child);
             let elapsed = since.elapsed();
             signals.recipient_has_ended();
-            wait_for_descendants(&pager, &signals);
+            left = wait_for_descendants(&pager, &signals);
             status.map(|status| (status, elapsed))
         }
         Err(error) => Err(error),
@@ -301,7 +307,9 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     for thread in threads {
         let _ = thread.join();
     }
-    pager.keeper.end();
+    if left == Left::Nobody {
+        pager.keeper.end();
+    }
     let (status, elapsed) = result.map_err(|source| RunError::Program {
         program: options.program.to_string_lossy().into_owned(),
         source,
@@ -357,25 +365,55 @@ fn wait_for(program: &Child) -> io::Result<ExitStatus> {
     }
 }
 
+/// Who has memory of this run when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Nobody,
+    /// Processes that no signal reaches: none of them has an agent. They are the keeper's.
+    Somebody,
+}
+
 /// Descendants that outlive the program need the supervisor as long as they live. A signal goes to all of
-/// them, and the next one ends them.
-fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) {
+/// them, and the next one ends them, or the wait for them.
+fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) -> Left {
     let since = Instant::now();
-    let (mut told, mut signalled) = (false, false);
+    let mut told = false;
+    // The signal that was taken, and the spaces whose programs are to get it.
+    let mut passed: Option<(i32, Vec<u32>)> = None;
+    let mut ended_at: Option<Instant> = None;
     loop {
         let spaces = pager.all_spaces();
         if spaces.is_empty() {
-            return;
+            return Left::Nobody;
+        }
+        if ended_at.is_some_and(|ended| ended.elapsed() > timing::DESCENDANTS_END) {
+            (pager.notify)(&format!(
+                "{} process(es) that the program left behind cannot be ended from here; where their memory is far, \
+                 they get SIGBUS",
+                spaces.len()
+            ));
+            return Left::Somebody;
         }
         if let Some(signal) = signals.take() {
-            for agent in spaces.iter().filter_map(|space| space.agent()) {
-                let _ = process::signal(&agent.program.pidfd, if signalled { libc::SIGKILL } else { signal });
-            }
-            if !signalled {
-                signalled = true;
+            if passed.is_some() {
+                ended_at.get_or_insert_with(Instant::now);
+            } else {
+                passed = Some((signal, spaces.iter().map(|space| space.index).collect()));
                 (pager.notify)(&format!(
                     "passed signal {signal} on to what the program left behind; the next one ends it"
                 ));
+            }
+        }
+        for space in &spaces {
+            // One that is just being forked has no agent yet, and gets it later.
+            let Some(agent) = space.agent() else { continue };
+            if ended_at.is_some() {
+                let _ = process::signal(&agent.program.pidfd, libc::SIGKILL);
+            } else if let Some((signal, due)) = &mut passed
+                && let Some(place) = due.iter().position(|index| *index == space.index)
+            {
+                due.swap_remove(place);
+                let _ = process::signal(&agent.program.pidfd, *signal);
             }
         }
         if !told && since.elapsed() > timing::DESCENDANTS_NOTICE {

@@ -42,16 +42,20 @@ pub const FRUITLESS_AFTER: Duration = Duration::from_millis(250);
 pub const PROGRAM_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// How often it is looked how much memory programs have that is not served (one file a program).
 pub const MEMORY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// After this time without a hello, a forked child has no agent: it says hello while it is being forked. A bound, not a
-/// measurement.
-pub const AGENT_HELLO_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long an attaching agent may take to say hello, and how long its welcome may take to be sent.
-pub const HELLO_TIMEOUT: Duration = Duration::from_millis(500);
+/// After this time without a hello, a forked child has no agent, and it is said: it says hello while it is being forked,
+/// if it has a processor. A bound, not a measurement.
+pub const AGENT_HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an attaching agent may take to say hello. Its program waits, and nobody else. A bound, not a measurement: on a
+/// busy machine an agent may have no processor for a second.
+pub const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause of the listener where no descriptor is left for another agent.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// How often the keeper looks for faults of programs that it is ending.
 pub const KEEPER_INTERVAL: Duration = Duration::from_millis(50);
 /// After this time, the user is told that descendants keep the run from ending.
 pub const DESCENDANTS_NOTICE: Duration = Duration::from_secs(2);
+/// How long processes that were killed may take to be gone before those that are left are the keeper's: freeing some GiB
+/// takes a second.
+pub const DESCENDANTS_END: Duration = Duration::from_secs(3);
 /// How often it is looked whether descendants have ended.
 pub const DESCENDANTS_INTERVAL: Duration = Duration::from_millis(5);

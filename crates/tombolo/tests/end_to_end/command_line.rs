@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::common::{
-    Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, path_of, tombolo,
+    Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, path_of, send, tombolo,
 };
 
 #[test]
@@ -61,6 +61,63 @@ fn a_signal_ends_what_the_program_has_left_behind() {
         }
         assert_eq!(run.wait(Duration::from_secs(60)).code(), 7);
     }
+}
+
+/// A process that shares the program's memory has no agent of its own, and gets no signal.
+#[test]
+fn a_run_ends_though_somebody_whom_no_signal_reaches_has_its_memory() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "256M");
+    let words = [compiled("outliving", &[]), "32".into(), "stays".into()];
+    let run = Program::new(&words).remote("128M").start_on(&[&lender], "16M");
+    let said = run.output_with("stays", Duration::from_secs(60));
+    let pid = said.split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("its number");
+    run.errors_with("left behind", Duration::from_secs(60));
+    run.signal(rustix::process::Signal::TERM);
+    run.errors_with("the next one ends it", Duration::from_secs(60));
+    run.signal(rustix::process::Signal::TERM);
+    let outcome = run.wait(Duration::from_secs(60));
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("cannot be ended from here"), "{}", outcome.stderr);
+    rustix::process::test_kill_process(rustix::process::Pid::from_raw(pid).unwrap())
+        .expect("it is not ours to end");
+    send(pid.cast_unsigned(), rustix::process::Signal::KILL);
+}
+
+#[test]
+fn what_others_put_beside_the_directories_of_runs_is_let_alone() {
+    needs!();
+    let lender = Lender::start(Link::Shm, "256M");
+    let scratch = Scratch::new("stale");
+    let name = scratch.file("tombolo-pager-fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &name, rustix::fs::FileType::Fifo, 0o666.into(), 0).unwrap();
+    let link = scratch.file("tombolo-pager-link");
+    std::os::unix::fs::symlink("/dev", &link).unwrap();
+    let stale = scratch.file("tombolo-pager-1.0");
+    std::fs::create_dir(&stale).unwrap();
+    let directory = scratch.path().to_string_lossy().into_owned();
+    let outcome =
+        Program::new(&["sh", "-c", "exit 7"]).variable("TMPDIR", &directory).run_on(&[&lender], "16M");
+    assert_eq!(outcome.code(), 7, "{}", outcome.stderr);
+    let left = [&name, &link, &stale].map(|path| std::fs::symlink_metadata(path).is_ok());
+    assert_eq!(left, [true, true, false]);
+}
+
+#[test]
+fn a_run_that_is_started_with_the_ends_of_children_ignored_sees_its_program_end() {
+    needs!();
+    let lender = Lender::start(Link::Shm, "256M");
+    let mut command = std::process::Command::new("env");
+    command.args(["--ignore-signal=CHLD", TOMBOLO, "run", "--insecure"]);
+    command.args(["--from", lender.address(), "--local", "16M", "--"]);
+    // A shell would not leave it so.
+    command.args(["awk", "{ print } END { exit 7 }", "/proc/self/status"]);
+    let outcome = Running::start(command, Vec::new()).wait(Duration::from_secs(60));
+    assert_eq!(outcome.code(), 7, "{}", outcome.stderr);
+    let text = outcome.text();
+    let ignored = text.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
+    let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+    assert_ne!(ignored >> 16 & 1, 0, "the program does not ignore them: {ignored:x}");
 }
 
 #[test]
