@@ -11,7 +11,7 @@ use tombolo_host::event;
 use tombolo_host::timing::node as timing;
 use tombolo_host::timing::node::TIMER_CHECK_ROUNDS;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_link::Listener;
+use tombolo_link::{AcceptError, Listener};
 
 use crate::driver::node::Node;
 use crate::fabric::connection::Connection;
@@ -214,7 +214,11 @@ fn accept(node: &Node, listener: &dyn Listener, told: &dyn Fn(PeerEvent)) -> usi
             Ok(None) => break,
             Err(error) => {
                 told(PeerEvent::Refused(error.to_string()));
-                break;
+                // Who was refused keeps nobody waiting who comes next.
+                if matches!(error, AcceptError::Open(_)) {
+                    break;
+                }
+                count += 1;
             }
         }
     }

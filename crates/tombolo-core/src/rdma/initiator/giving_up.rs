@@ -4,9 +4,10 @@
 //! this node wants of it. What the peer itself has asked for waits until its link is lost: a process that is
 //! stopped and goes on finds its reads answered, and would lose their bytes otherwise. Such an answer holds
 //! slots of the table meanwhile, so it waits only while there is room for others: while less than a quarter of
-//! the table is free, the answers to a silent peer that hold slots end, too, the oldest first. Until something
-//! is heard of the peer again, its blocks get one slot at a time: enough to find out that it answers. So however
-//! many peers are stopped, the others go on after [`Config::give_up_ns`].
+//! the table is free, and silent peers hold more than a quarter, their answers that hold slots end, too, the oldest
+//! first. Until something is heard of a silent peer again, its blocks get one slot at a time: enough to find out that
+//! it answers. So however many peers are stopped, the others go on after [`Config::give_up_ns`]. A peer without a path
+//! is not silent: what it has asked for waits until its link is lost.
 //!
 //! A peer that is heard, but does not answer one block or request, ends that alone, after
 //! [`Config::max_attempts`]; a path that is lost with it counts as an attempt. Time without a path does not
@@ -84,9 +85,14 @@ impl Initiator {
         }
     }
 
-    /// Whether less than a quarter of the table is free.
+    /// Whether less than a quarter of the table is free, and more than a quarter is held by silent peers. So whoever
+    /// waits for one of those has what it read although others are busy.
     fn is_crowded(&self) -> bool {
-        self.table.tickets.len() < self.table.entries.len().div_ceil(4)
+        let quarter = self.table.entries.len().div_ceil(4);
+        let held = || -> usize {
+            self.peers.iter().flatten().filter(|peer| peer.is_silent).map(|peer| peer.slots).sum()
+        };
+        self.table.tickets.len() < quarter && held() > quarter
     }
 
     /// A block was under way by a path that is lost.
