@@ -22,6 +22,7 @@ use tombolo_host::{event, process};
 use crate::locked::Locked;
 use crate::pager::Pager;
 use crate::protocol::{ATTACH_PAGE, CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
+use crate::serve::CHANGES_MAX;
 use crate::space::{Agent, Program, Space};
 use crate::stats::Counters;
 
@@ -292,7 +293,11 @@ impl Reception {
     ) -> io::Result<(Locked<'a>, Vec<(u64, u64)>)> {
         for _ in 0..LOOKS_MAX {
             let mut table = space.lock();
-            while self.pager.read_change(space, &mut table) {}
+            for _ in 0..CHANGES_MAX {
+                if !self.pager.read_change(space, &mut table) {
+                    break;
+                }
+            }
             let mapped = process::mappings(agent.pid)?;
             // The kernel says that an address space is changing before it changes anything.
             let page = space.control_address(ATTACH_PAGE);

@@ -120,10 +120,7 @@ impl Evictor {
             extend(&mut order.move_out, victim.page);
         }
         if self.windowed {
-            let moves = victims.iter().filter(|victim| !victim.clean).count();
-            // The number of one that has ended may be another process's.
-            let agent = (!agent.has_ended()).then_some(agent.pid);
-            self.placement.arrange(&self.pager.home, agent, moves, victims.len());
+            self.placement.arrange(&self.pager.home);
         }
         let count = victims.len() as u64;
         let batch =
