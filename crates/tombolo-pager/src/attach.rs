@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::net::{
@@ -114,7 +114,12 @@ impl Reception {
                 }
             }
             let now = Instant::now();
-            for (_, stranger) in strangers.extract_if(|_, stranger| now >= stranger.until) {
+            // What lies unread was said in time.
+            let is_late = |stranger: &Stranger| {
+                let socket = stranger.socket.as_fd();
+                now >= stranger.until && event::wait_readable(&[socket], Some(Duration::ZERO)) == Ok(false)
+            };
+            for (_, stranger) in strangers.extract_if(|_, stranger| is_late(stranger)) {
                 self.refuse(Some(stranger.socket), &io::Error::other("its agent said nothing"));
             }
             self.sweep();
@@ -306,6 +311,8 @@ impl Reception {
                 _ => return Ok((table, mapped)),
             }
             drop(table);
+            // Faults that were read on the way are put off; the evictor serves them.
+            self.pager.evictor.ring();
             std::thread::sleep(timing::CHANGE_PAUSE);
         }
         Err(io::ErrorKind::TimedOut.into())
@@ -314,7 +321,9 @@ impl Reception {
     /// A range that a child did not inherit (`MADV_DONTFORK`) is none of ours: what the child maps there need not
     /// be far, and must not be moved.
     fn forget_what_was_not_inherited(&self, space: &Arc<Space>, agent: &Program) -> io::Result<()> {
-        let (mut table, mapped) = self.mappings_at_rest(space, agent)?;
+        let at_rest = self.mappings_at_rest(space, agent);
+        self.pager.evictor.ring();
+        let (mut table, mapped) = at_rest?;
         let mut mapped = mapped.into_iter().peekable();
         if process::has_ended(&agent.pidfd) {
             return Err(io::ErrorKind::UnexpectedEof.into());

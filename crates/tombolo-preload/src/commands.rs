@@ -191,11 +191,18 @@ fn move_some(held: &Held, target: usize, source: usize, pages: usize) -> (usize,
     }
 }
 
+/// Pages unshared before it is looked whether the command was cancelled: another mapping may stand there by then.
+const PAGES_UNSHARED_AT_ONCE: usize = 16;
+
 /// Makes pages this process's own that a fork left shared.
 fn unshare_pages(held: &Held, command: u32, spans: usize, count: usize) {
+    const BYTES: usize = PAGES_UNSHARED_AT_ONCE * PAGE_BYTES;
     for (start, length) in (0..count).map(|index| span(spans, index)) {
-        if through_gate(held, command, || ()).is_some() {
-            let _ = sys::madvise(start, length, libc::MADV_POPULATE_WRITE);
+        for offset in (0..length).step_by(BYTES) {
+            if through_gate(held, command, || ()).is_none() {
+                return;
+            }
+            let _ = sys::madvise(start + offset, BYTES.min(length - offset), libc::MADV_POPULATE_WRITE);
         }
     }
 }

@@ -6,7 +6,7 @@
 //! all; these are the calls of which the kernel reports nothing, and those that must
 //! not pass the agent while it drops pages ([`change`]).
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{c_int, c_void, off_t, size_t};
 
@@ -25,23 +25,19 @@ const UNFIT: c_int =
 /// reports such calls after they were made, and two of them perhaps in another order.
 static CHANGING: AtomicU32 = AtomicU32::new(0);
 
-/// The gate in which the call of that thread is announced; 0: in none.
-static ANNOUNCED: AtomicUsize = AtomicUsize::new(0);
-
 /// Tells the supervisor that a call of libc's changes mappings, so that it takes the kernel's report for no change
-/// of which nothing here knows. For whoever holds [`CHANGING`].
+/// of which nothing here knows. For whoever holds [`CHANGING`]: a holder that was killed has left any count.
 fn announce() {
     if let Some(gate) = forking::gate() {
-        changes(gate).fetch_add(1, Ordering::SeqCst);
-        ANNOUNCED.store(gate, Ordering::Relaxed);
+        let odd = (changes(gate).load(Ordering::SeqCst) | 1).wrapping_add(2);
+        changes(gate).store(odd, Ordering::SeqCst);
     }
 }
 
 fn end_announcement() {
-    let gate = ANNOUNCED.swap(0, Ordering::Relaxed);
-    // In a child that a signal handler has forked inside the call, it is the parent's.
-    if gate != 0 && forking::gate() == Some(gate) {
-        changes(gate).fetch_add(1, Ordering::SeqCst);
+    if let Some(gate) = forking::gate() {
+        let even = (changes(gate).load(Ordering::SeqCst) | 1).wrapping_add(1);
+        changes(gate).store(even, Ordering::SeqCst);
     }
 }
 
@@ -121,7 +117,6 @@ fn take_changing() -> bool {
         if !sys::shares_memory(holder)
             && CHANGING.compare_exchange(holder, own, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         {
-            end_announcement();
             break;
         }
     }
@@ -146,8 +141,6 @@ pub fn while_unchanged<T>(work: impl FnOnce() -> T) -> Option<T> {
 
 /// In a forked child: the parent's other threads, and its agent, do not exist here.
 pub fn forget_other_threads() {
-    // What was announced was announced in the parent's gate, which is not mapped here.
-    ANNOUNCED.store(0, Ordering::Relaxed);
     CHANGING.store(0, Ordering::Relaxed);
     FORKING.store(0, Ordering::Relaxed);
     DROPPING.store(0, Ordering::Relaxed);

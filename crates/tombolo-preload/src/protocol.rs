@@ -124,7 +124,8 @@ pub const GATE_OFFSET: usize = 0;
 /// Offset of the number of the command that is cancelled.
 pub const CANCELLED_OFFSET: usize = 64;
 /// Offset of a count that grows when a call of libc's begins to change mappings, and when it has ended: so it is odd
-/// meanwhile. An event of a change that lies between two equal, even counts was made by a raw system call.
+/// meanwhile, also while it waits for the agent's drops. An event of a change that lies between two equal, even counts
+/// was made by a raw system call.
 pub const CHANGES_OFFSET: usize = 128;
 /// Bytes of the gate's memory.
 pub const GATE_BYTES: usize = 4096;
