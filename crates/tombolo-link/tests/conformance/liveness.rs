@@ -247,6 +247,8 @@ pub fn a_link_outlives_an_outage(ends: [&dyn Link; 2], cut: &dyn Fn(bool)) {
     run_until("packets pass", ends, || {
         let _ = try_send(one, 7, 100);
         let _ = one.flush();
+        // Not left to `run_until`, which receives for nobody: a relay takes a while.
+        let _ = other.wait(Duration::from_millis(500));
         other.receive(64, &mut |bytes| arrived = Some(check(bytes))).unwrap();
         arrived.is_some()
     });
