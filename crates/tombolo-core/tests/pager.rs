@@ -534,7 +534,7 @@ fn seeds() {
 }
 
 /// A page of a read-only mapping is copied from where it is. If it has gone by then in a way that the kernel does not
-/// report, whoever copies it, the one who ends the eviction, must not be told to wait for that end.
+/// report, the evictor, which copies it, must not be told to wait for the end of the eviction: it is the one to end it.
 #[test]
 fn a_kept_page_that_has_gone_unreported_reads_as_zero() {
     let (mut slots, mut table) = (Slots::new(4), Table::default());

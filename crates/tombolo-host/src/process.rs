@@ -348,7 +348,7 @@ impl Drop for PassedSignals {
     }
 }
 
-/// From now on the ends of children are kept for whoever waits for them, until this is dropped: also where this process
+/// Until this is dropped, the kernel keeps the ends of children for a thread that waits for them: also where this process
 /// was started with SIGCHLD ignored, and the kernel would forget them.
 pub fn take_child_ends() -> ChildEnds {
     // SAFETY: all-zero sigactions are valid; the call reads one and writes the other.

@@ -475,7 +475,7 @@ impl Evictor {
             return;
         }
         let poisoned = space.uffd.poison(Space::address(page), PAGE_BYTES as usize);
-        // Where the mappings are changing again, whoever touches the page poisons it, unless it is there.
+        // Where the mappings are changing again, a thread that touches the page has it poisoned, unless it is there.
         if !matches!(poisoned, Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone)) {
             table.states.lost(page, &mut self.pager.slots.lock());
             self.pager.unreserve(space, 1);

@@ -369,7 +369,8 @@ fn wait_for(program: &Child) -> io::Result<ExitStatus> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     Nobody,
-    /// Processes that no signal reaches: none of them has an agent. They are the keeper's.
+    /// Processes that the supervisor could not end, mostly because no agent has named them. The keeper looks after
+    /// their memory.
     Somebody,
 }
 

@@ -26,7 +26,8 @@ const UNFIT: c_int =
 static CHANGING: AtomicU32 = AtomicU32::new(0);
 
 /// Tells the supervisor that a call of libc's changes mappings, so that it takes the kernel's report for no change
-/// of which nothing here knows. For whoever holds [`CHANGING`]: a holder that was killed has left any count.
+/// of which nothing here knows. Only the thread in [`CHANGING`] calls it. A thread that was
+/// killed there may have left an odd count or an even one.
 fn announce() {
     if let Some(gate) = forking::gate() {
         let odd = (changes(gate).load(Ordering::SeqCst) | 1).wrapping_add(2);

@@ -69,7 +69,8 @@ pub const HANDSHAKE_RETRY_PAUSE: (Duration, Duration) =
 
 /// A handshake that is under way for less than this gives its place to no newcomer, which is told to wait. Five of
 /// the longest pauses of [`HANDSHAKE_RETRY_PAUSE`]: an honest peer has had time for a round trip although some
-/// datagrams were lost. Those who only keep places cost a newcomer no more than this.
+/// datagrams were lost. Those who only keep places cost a newcomer this; those of many hosts who begin again and again,
+/// more, because they ask for the places that become free, too.
 pub const GIVES_WAY_AFTER: Duration = Duration::from_secs(1);
 
 /// Strangers whose datagrams do not fit are reported once in this time: anyone can send such datagrams, and

@@ -24,7 +24,8 @@ const MAGIC: [u8; 8] = *b"TOMBOLO\0";
 pub(super) const RING_BYTES: std::ops::RangeInclusive<usize> = 1 << 16..=1 << 28;
 
 /// A listener closes a connection of which it has heard nothing for a while, and where many connect at once, the
-/// oldest such. A process that lost its processor between its connection and its hello tries so many times more.
+/// oldest of those. A process that lost its processor between its connection and its hello connects again, this many
+/// times at most.
 const MAX_CLOSED: u32 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -30,7 +30,7 @@ pub enum BorrowError {
         /// Why.
         source: AskError,
     },
-    /// It has not so much.
+    /// The lender does not have as much memory as was asked for.
     #[error(
         "lender {lender} has {free_bytes} bytes left to lend, and {asked_bytes} are asked of it: ask for less with --remote, or add lenders"
     )]

@@ -70,7 +70,7 @@ pub enum CopyError {
         /// Why.
         reason: LossReason,
     },
-    /// It has not so much room.
+    /// The node does not have as much room as the file needs.
     #[error("node {address} has no room for {asked_bytes} bytes: {free_bytes} are free")]
     NoRoom {
         /// Which node.

@@ -85,8 +85,8 @@ impl Initiator {
         }
     }
 
-    /// Whether less than a quarter of the table is free, and more than a quarter is held by silent peers. So whoever
-    /// waits for one of those has what it read although others are busy.
+    /// Whether less than a quarter of the table is free, and more than a quarter is held by silent peers. A lone
+    /// stopped peer keeps what it has read although others are busy.
     fn is_crowded(&self) -> bool {
         let quarter = self.table.entries.len().div_ceil(4);
         let held = || -> usize {

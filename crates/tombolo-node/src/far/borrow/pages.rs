@@ -129,7 +129,7 @@ impl FarMemory for Borrowed {
                 self.node.drive_lazily(&lender.peer);
             }
         }
-        // Timers count milliseconds, and whoever waits comes here every microsecond.
+        // Timers count milliseconds, and a thread that waits for a page calls this every microsecond.
         if self.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(timing::TIMER_CHECK_ROUNDS) {
             self.node.expire();
         }
