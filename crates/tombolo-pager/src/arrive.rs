@@ -67,7 +67,8 @@ impl Pager {
                     }
                 }
             }
-            let evicted_at = Some(entry.age());
+            let is_asked_for = since.is_some() || entry.has_waiter();
+            let evicted_at = is_asked_for.then_some(entry.age());
             let finished = {
                 let mut slots = self.slots.lock();
                 let slot = entry.slot().filter(|&slot| {

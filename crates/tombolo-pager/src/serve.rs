@@ -262,7 +262,8 @@ impl Pager {
         };
         space.map(table, page, window.address, 1, protect)?;
         let (_, evicted_at) = table.states.mapped(page, protect, &mut self.slots.lock());
-        self.queue(space, table, page, evicted_at);
+        // Nobody has used a page yet that came unasked: it has to prove itself.
+        self.queue(space, table, page, evicted_at.filter(|_| since.is_some()));
         Ok(())
     }
 

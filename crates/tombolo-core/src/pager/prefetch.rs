@@ -16,6 +16,9 @@ const STRIDE_MAX: i64 = 64;
 /// First and largest window, in pages.
 const WINDOW_MIN: u32 = 4;
 const WINDOW_MAX: u32 = 64;
+/// How many steps beyond the end of its window a stream is still known. With 2, streams over memory that is there in
+/// part are lost at each piece; with 64, random faults near a stream fetch windows for nothing (decision 2).
+const LATE_MAX: i64 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
@@ -65,7 +68,8 @@ impl Prefetch {
             // A few pages late is the same stream: some of its pages were there already.
             let late = page - stream.next;
             stream.window > 0
-                && (late == 0 || (late * stream.stride.signum() > 0 && late.abs() <= 2 * stream.stride.abs()))
+                && (late == 0
+                    || (late % stream.stride == 0 && (1..=LATE_MAX).contains(&(late / stream.stride))))
         })?;
         stream.window = (stream.window * 2).min(WINDOW_MAX);
         stream.used_at = now;
