@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use tombolo_host::cgroup::{MemoryGroup, Relief};
+use tombolo_host::cgroup::{MemoryGroup, Relief, Relieved};
 use tombolo_host::zram::ZramSwap;
 
 /// A memory cgroup with a limit, and swap on zram, which is on only while this lasts: nothing that runs
@@ -36,9 +36,9 @@ impl LimitedMemory {
         self.group.peak_bytes()
     }
 
-    /// The most bytes that the group had to be given beyond its limit.
-    pub fn relieved_bytes(&self) -> u64 {
-        self.relief.as_ref().map_or(0, Relief::most_bytes)
+    /// What the group had to be given beyond its limit.
+    pub fn relieved(&self) -> Relieved {
+        self.relief.as_ref().map_or_else(Relieved::default, Relief::relieved)
     }
 }
 

@@ -103,17 +103,54 @@ impl MemoryGroup {
 ///
 /// At a limit, reclaim now and then finds nothing to swap, although there is
 /// plenty and swap is free, and the kernel ends a process. Here it waits instead
-/// (version 1 only), and the limit is raised by a step, and lowered again as soon
-/// as the kernel can.
+/// (version 1 only), and the limit is raised by a step, and lowered again, step by
+/// step, as the kernel can. Lowering makes the kernel reclaim in the thread that
+/// lowers: a small step at a time takes little of this work off the program.
 #[derive(Debug)]
 pub struct Relief {
-    most: Arc<AtomicU64>,
+    given: Arc<Given>,
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How much the limit is raised each time.
+/// What a group was given beyond its limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Relieved {
+    /// The most bytes at once.
+    pub most_bytes: u64,
+    /// Bytes on average, over the whole time.
+    pub mean_bytes: u64,
+}
+
+/// How much the limit is raised or lowered each time.
 const RELIEF_STEP_BYTES: u64 = 256 << 10;
+
+/// Written by the thread that raises the limit.
+#[derive(Debug, Default)]
+struct Given {
+    most_bytes: AtomicU64,
+    mean_bytes: AtomicU64,
+}
+
+/// How far the limit is raised, and for how long it was.
+#[derive(Debug, Default)]
+struct Raised {
+    bytes: u64,
+    byte_seconds: f64,
+    seconds: f64,
+}
+
+impl Raised {
+    /// Time has gone by.
+    fn passed(&mut self, seconds: f64) {
+        self.byte_seconds += self.bytes as f64 * seconds;
+        self.seconds += seconds;
+    }
+
+    fn mean_bytes(&self) -> u64 {
+        if self.seconds > 0.0 { (self.byte_seconds / self.seconds) as u64 } else { 0 }
+    }
+}
 
 impl Relief {
     /// Begins for a group with this limit. `None`: this version of cgroups cannot do it.
@@ -128,31 +165,41 @@ impl Relief {
         let wish = format!("{} {}", event.as_raw_fd(), control.as_raw_fd());
         write(&group.folder.join("cgroup.event_control"), &wish)?;
         let limit = group.folder.join("memory.limit_in_bytes");
-        let (most, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (told, stop) = (most.clone(), ended.clone());
+        let (given, ended) = (Arc::new(Given::default()), Arc::new(AtomicBool::new(false)));
+        let (told, stop) = (given.clone(), ended.clone());
         let thread = std::thread::spawn(move || {
-            let mut raised_bytes = 0;
+            let (mut raised, mut since) = (Raised::default(), Instant::now());
             while !stop.load(Ordering::Relaxed) {
-                let timeout = if raised_bytes > 0 { RELIEF_LOWER_INTERVAL } else { RELIEF_CHECK_INTERVAL };
+                let timeout = if raised.bytes > 0 { RELIEF_LOWER_INTERVAL } else { RELIEF_CHECK_INTERVAL };
                 let mut wait = [PollFd::new(&event, PollFlags::IN)];
                 let starved =
                     rustix::event::poll(&mut wait, Some(&timespec(timeout))).is_ok_and(|ready| ready > 0);
                 if starved {
                     let _ = rustix::io::read(&event, &mut [0u8; 8]);
-                    raised_bytes += RELIEF_STEP_BYTES;
-                    told.fetch_max(raised_bytes, Ordering::Relaxed);
-                    let _ = write(&limit, &(limit_bytes + raised_bytes).to_string());
-                } else if raised_bytes > 0 && write(&limit, &limit_bytes.to_string()).is_ok() {
-                    raised_bytes = 0;
                 }
+                let wanted_bytes = match starved {
+                    true => raised.bytes + RELIEF_STEP_BYTES,
+                    false => raised.bytes.saturating_sub(RELIEF_STEP_BYTES),
+                };
+                let is_set = wanted_bytes == raised.bytes
+                    || write(&limit, &(limit_bytes + wanted_bytes).to_string()).is_ok();
+                raised.passed(std::mem::replace(&mut since, Instant::now()).elapsed().as_secs_f64());
+                if is_set {
+                    raised.bytes = wanted_bytes;
+                }
+                told.most_bytes.fetch_max(raised.bytes, Ordering::Relaxed);
+                told.mean_bytes.store(raised.mean_bytes(), Ordering::Relaxed);
             }
         });
-        Ok(Some(Self { most, ended, thread: Some(thread) }))
+        Ok(Some(Self { given, ended, thread: Some(thread) }))
     }
 
-    /// Most bytes that the group was given beyond its limit; 0 when it never needed any.
-    pub fn most_bytes(&self) -> u64 {
-        self.most.load(Ordering::Relaxed)
+    /// What the group was given so far.
+    pub fn relieved(&self) -> Relieved {
+        Relieved {
+            most_bytes: self.given.most_bytes.load(Ordering::Relaxed),
+            mean_bytes: self.given.mean_bytes.load(Ordering::Relaxed),
+        }
     }
 }
 
@@ -180,6 +227,16 @@ impl Drop for MemoryGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_group_was_given_is_weighed_by_time() {
+        let mut raised = Raised::default();
+        assert_eq!(raised.mean_bytes(), 0);
+        raised.passed(3.0);
+        raised.bytes = 4000;
+        raised.passed(1.0);
+        assert_eq!(raised.mean_bytes(), 1000);
+    }
 
     #[test]
     fn the_memory_controller_is_found_in_either_version() {

@@ -84,7 +84,14 @@ mod tests {
         let cost = |wall| Cost { wall, cpu: wall };
         let point = |percent, wall| {
             let (tombolo, kernel) = (Ok(cost(wall)), Ok(cost(wall * 2.0)));
-            Point { percent, local_bytes: 1, tombolo, kernel, kernel_retries: 0, kernel_relieved_bytes: 0 }
+            Point {
+                percent,
+                local_bytes: 1,
+                tombolo,
+                kernel,
+                kernel_retries: 0,
+                kernel_relieved: Default::default(),
+            }
         };
         let curve = Curve {
             name: "test",

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use tombolo_host::cgroup::Relieved;
+
 use super::surroundings::{Surroundings, Way, ample};
 use super::workload::{Cost, Unit, Workload};
 use super::{LOCAL_PERCENT, interrupted};
@@ -10,8 +12,11 @@ use super::{LOCAL_PERCENT, interrupted};
 const LONG_RUN: Duration = Duration::from_secs(20);
 /// The kernel now and then finds nothing to reclaim in a small cgroup although it
 /// could swap, and has to be given more than the limit for a moment, or kills.
-/// Such runs are counted and made again, this many times at most.
-const RETRIES_MOST: u32 = 3;
+/// Runs that fail, or had more memory than allowed on average, are counted and made
+/// again, this many times at most.
+const RETRIES_MOST: u32 = 2;
+/// A run is held to its limit if what it had beyond it, on average over the run, is at most this part of it.
+const BEYOND_MOST: f64 = 0.01;
 
 /// Costs at one limit: the median of the runs, or why there is none.
 #[derive(Debug)]
@@ -22,8 +27,8 @@ pub struct Point {
     pub kernel: Result<Cost, String>,
     /// Runs in which the kernel found nothing to reclaim, and that were made again.
     pub kernel_retries: u32,
-    /// Most bytes beyond the limit that the kernel had in a run that counts.
-    pub kernel_relieved_bytes: u64,
+    /// What the kernel had beyond the limit in a run that counts: the most of all runs.
+    pub kernel_relieved: Relieved,
 }
 
 /// A program's figures.
@@ -62,13 +67,13 @@ struct Runs {
     costs: Vec<Cost>,
     failure: Option<String>,
     retries: u32,
-    relieved_bytes: u64,
+    relieved: Relieved,
     done: bool,
 }
 
 impl Runs {
     fn new(way: Way) -> Self {
-        Self { way, costs: Vec::new(), failure: None, retries: 0, relieved_bytes: 0, done: false }
+        Self { way, costs: Vec::new(), failure: None, retries: 0, relieved: Relieved::default(), done: false }
     }
 
     fn once(&mut self, surroundings: &Surroundings, workload: &dyn Workload) {
@@ -77,19 +82,24 @@ impl Runs {
         }
         loop {
             let since = Instant::now();
-            let outcome = surroundings
-                .place(self.way)
-                .and_then(|place| Ok((workload.run(&place)?, place.relieved_bytes())));
-            let clean = matches!(outcome, Ok((_, 0)));
-            let kernel = matches!(self.way, Way::Kernel(_));
-            if kernel && !clean && self.retries < RETRIES_MOST && !interrupted() {
+            let outcome =
+                surroundings.place(self.way).and_then(|place| Ok((workload.run(&place)?, place.relieved())));
+            let is_held = match (&self.way, &outcome) {
+                (Way::Kernel(limit_bytes), Ok((_, relieved))) => {
+                    relieved.mean_bytes as f64 <= *limit_bytes as f64 * BEYOND_MOST
+                }
+                (Way::Kernel(_), Err(_)) => false,
+                _ => true,
+            };
+            if !is_held && self.retries < RETRIES_MOST && !interrupted() {
                 self.retries += 1;
                 continue;
             }
             match outcome {
-                Ok((cost, relieved_bytes)) => {
+                Ok((cost, relieved)) => {
                     self.costs.push(cost);
-                    self.relieved_bytes = self.relieved_bytes.max(relieved_bytes);
+                    self.relieved.most_bytes = self.relieved.most_bytes.max(relieved.most_bytes);
+                    self.relieved.mean_bytes = self.relieved.mean_bytes.max(relieved.mean_bytes);
                 }
                 Err(error) => {
                     let error = match self.retries {
@@ -172,9 +182,9 @@ pub fn measure(surroundings: &Surroundings, workload: &dyn Workload, runs: usize
     eprintln!("  plain: {}; Tombolo within its limit: {}", show(&Ok(plain)), show(&within));
     let mut points = Vec::new();
     for (percent, local_bytes, tombolo, kernel) in limited {
-        let (kernel_retries, kernel_relieved_bytes) = (kernel.retries, kernel.relieved_bytes);
+        let (kernel_retries, kernel_relieved) = (kernel.retries, kernel.relieved);
         let (tombolo, kernel) = (tombolo.cost(), kernel.cost());
-        let point = Point { percent, local_bytes, tombolo, kernel, kernel_retries, kernel_relieved_bytes };
+        let point = Point { percent, local_bytes, tombolo, kernel, kernel_retries, kernel_relieved };
         eprintln!("  {percent:3} % local: Tombolo {}, zram {}", show(&point.tombolo), show(&point.kernel));
         points.push(point);
     }

@@ -41,7 +41,8 @@ fn curve_json(curve: &Curve) -> Value {
                 "tombolo": cost_json(&point.tombolo),
                 "zram": cost_json(&point.kernel),
                 "zram_runs_repeated": point.kernel_retries,
-                "zram_beyond_limit_bytes": point.kernel_relieved_bytes,
+                "zram_beyond_limit_bytes": point.kernel_relieved.most_bytes,
+                "zram_beyond_limit_mean_bytes": point.kernel_relieved.mean_bytes,
             })
         })
         .collect();
@@ -210,15 +211,16 @@ fn curve_section(page: &mut String, curve: &Curve) {
     if retries > 0 {
         let _ = writeln!(
             page,
-            "\nThe kernel found nothing to reclaim in {retries} run(s) in the cgroup; they were made again."
+            "\nIn {retries} run(s) in the cgroup the kernel found nothing to reclaim for too long; they were made again."
         );
     }
-    for point in curve.points.iter().filter(|point| point.kernel_relieved_bytes > 0) {
+    for point in curve.points.iter().filter(|point| point.kernel_relieved.most_bytes > 0) {
         let _ = writeln!(
             page,
-            "\nAt {} % it did so each time: the run that counts had up to {} more than the limit, for moments.",
+            "\nAt {} % a run of zram's that counts had up to {} more than the limit, {:.1} % of it on average.",
             point.percent,
-            mebibytes(point.kernel_relieved_bytes)
+            mebibytes(point.kernel_relieved.most_bytes),
+            point.kernel_relieved.mean_bytes as f64 * 100.0 / point.local_bytes as f64
         );
     }
     let verdict = match curve.to_kernel(50) {
@@ -322,8 +324,8 @@ Both keep the rest in this machine's memory outside of the limit: a lender's ove
 `--local` is twice the working set, so nothing is evicted. CPU is that of the whole machine. Costs are medians of
 the runs; ways of running take turns; a run of more than 20 s is not repeated. Now and then the kernel finds nothing to
 reclaim in the cgroup, although swap is free, and would kill the program. Here it waits instead, and the limit is raised
-in steps of 256 KiB, each for as long as the kernel needs to get below it again; such runs are repeated, and count only
-where there is no other.
+in steps of 256 KiB, and lowered again in such steps as soon as the kernel can. A run that had more than 1 % beyond its
+limit on average is repeated, and counts only where there is no other.
 ";
 
 #[cfg(test)]

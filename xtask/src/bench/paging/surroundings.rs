@@ -8,6 +8,7 @@ use serde_json::Value;
 use tombolo_app::child::{self, Guard};
 use tombolo_app::scratch::Scratch;
 use tombolo_app::swap::LimitedMemory;
+use tombolo_host::cgroup::Relieved;
 
 /// More than any program here uses.
 const AMPLE_BYTES: u64 = 1 << 30;
@@ -120,9 +121,9 @@ impl Place<'_> {
         serde_json::from_str(&fs::read_to_string(self.report_file()).ok()?).ok()
     }
 
-    /// Most that a cgroup had to be given beyond its limit, in bytes.
-    pub fn relieved_bytes(&self) -> u64 {
-        self.group.as_ref().map_or(0, LimitedMemory::relieved_bytes)
+    /// What a cgroup had to be given beyond its limit.
+    pub fn relieved(&self) -> Relieved {
+        self.group.as_ref().map_or_else(Relieved::default, LimitedMemory::relieved)
     }
 
     /// Most memory that was used: of the heap under Tombolo, of everything in a cgroup.

@@ -145,7 +145,7 @@ mod tests {
             tombolo,
             kernel: Ok(cost(4.0)),
             kernel_retries: 0,
-            kernel_relieved_bytes: 0,
+            kernel_relieved: Default::default(),
         };
         let found = Found {
             faults: Ok(json!({ "targets": [{ "name": "  a / b", "ratio": 1.0, "target": 1.1 }] })),
