@@ -358,3 +358,56 @@ fn stopped_readers_keep_no_other_out() {
         assert!(crowded > 0 && roomy > 0, "{crowded} crowded, {roomy} with room");
     }
 }
+
+/// A stopped reader that holds little has it when it goes on, although others keep the table full.
+#[test]
+fn a_lone_stopped_reader_keeps_its_answer_beside_busy_peers() {
+    run(10, "a_lone_stopped_reader_keeps_its_answer_beside_busy_peers", |seed| {
+        const STOPPED: PeerId = PeerId(0);
+        let mut random = Random::new(seed);
+        let mut engine = Engine::new(Config { transactions: 64, congestion: None, ..Config::default() });
+        let mut now = Time(0);
+        for peer in 0..=4 {
+            engine.add_peer(now, PeerId(peer));
+        }
+        let _ = engine.handle(now, STOPPED, &request(0, 0, 1, 1000));
+        let (mut kept, mut under_way, mut next) = (Vec::new(), Vec::new(), [0; 5]);
+        let mut fullest = 0;
+        while now < Time(20 * SECOND) {
+            for peer in 1..=4 {
+                let first = next[peer as usize];
+                for number in first..first + 24 {
+                    let domain = 1 + (number % 8) as u16;
+                    let _ = engine.handle(now, PeerId(peer), &request(number, first, domain, 400_000));
+                }
+            }
+            while let Some(action) = engine.poll(now) {
+                match &action {
+                    Action::SendBlock(block) if block.peer == STOPPED => kept.push(action),
+                    Action::SendBlock(block) => under_way.push((block.peer, action)),
+                    Action::Send { peer: STOPPED, packet: Packet::ReadReject(_), .. } => {
+                        panic!("seed {seed}: the stopped reader is turned away at {now:?}");
+                    }
+                    Action::Send { .. } => {}
+                    other => panic!("{other:?}: this node asks for nothing"),
+                }
+            }
+            // Timers run while all that the busy have asked for is under way.
+            fullest = fullest.max(under_way.len());
+            now = now.after_ns(1 + random.below(SECOND / 20));
+            engine.expire(now);
+            for (peer, action) in under_way.drain(..) {
+                if let Some(answer) = acknowledgement(&action) {
+                    let _ = engine.handle(now, peer, &answer);
+                }
+                next[peer.index()] += u32::from(random.per_million(50_000));
+            }
+        }
+        assert!(fullest > 48, "seed {seed}: {fullest} blocks of the busy were under way at most");
+        let Some(Action::SendBlock(block)) = kept.pop() else { panic!("seed {seed}: nothing was sent") };
+        assert!(engine.is_open(&block), "seed {seed}");
+        let answer = acknowledgement(&Action::SendBlock(block.clone())).expect("a block");
+        let _ = engine.handle(now, STOPPED, &answer);
+        assert!(!engine.is_open(&block), "seed {seed}");
+    });
+}

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -103,9 +103,10 @@ impl MemoryGroup {
 ///
 /// At a limit, reclaim now and then finds nothing to swap, although there is
 /// plenty and swap is free, and the kernel ends a process. Here it waits instead
-/// (version 1 only), and the limit is raised by a step, and lowered again, step by
-/// step, as the kernel can. Lowering makes the kernel reclaim in the thread that
-/// lowers: a small step at a time takes little of this work off the program.
+/// (version 1 only), and reclaims again; if that finds nothing some times, the limit
+/// is raised by a step, and lowered again, step by step, as soon as the kernel can.
+/// Lowering makes the kernel reclaim in the thread that lowers: as much of this work
+/// as was let off the program.
 #[derive(Debug)]
 pub struct Relief {
     given: Arc<Given>,
@@ -124,6 +125,9 @@ pub struct Relieved {
 
 /// How much the limit is raised or lowered each time.
 const RELIEF_STEP_BYTES: u64 = 256 << 10;
+/// How often reclaim is tried again before the limit is raised: each attempt ages pages, so that the next one may
+/// take them.
+const RELIEF_ATTEMPTS: u32 = 8;
 
 /// Written by the thread that raises the limit.
 #[derive(Debug, Default)]
@@ -168,24 +172,33 @@ impl Relief {
         let (given, ended) = (Arc::new(Given::default()), Arc::new(AtomicBool::new(false)));
         let (told, stop) = (given.clone(), ended.clone());
         let thread = std::thread::spawn(move || {
-            let (mut raised, mut since) = (Raised::default(), Instant::now());
+            let (mut raised, mut since, mut in_vain, mut is_unheeded) =
+                (Raised::default(), Instant::now(), 0, false);
             while !stop.load(Ordering::Relaxed) {
-                let timeout = if raised.bytes > 0 { RELIEF_LOWER_INTERVAL } else { RELIEF_CHECK_INTERVAL };
+                let timeout = if raised.bytes > 0 { Duration::ZERO } else { RELIEF_CHECK_INTERVAL };
                 let mut wait = [PollFd::new(&event, PollFlags::IN)];
-                let starved =
+                let timeout = if is_unheeded { Duration::ZERO } else { timeout };
+                let is_told =
                     rustix::event::poll(&mut wait, Some(&timespec(timeout))).is_ok_and(|ready| ready > 0);
-                if starved {
+                if is_told {
                     let _ = rustix::io::read(&event, &mut [0u8; 8]);
                 }
+                let starved = is_told || is_unheeded;
+                in_vain += u32::from(starved);
                 let wanted_bytes = match starved {
+                    true if in_vain <= RELIEF_ATTEMPTS => raised.bytes,
                     true => raised.bytes + RELIEF_STEP_BYTES,
                     false => raised.bytes.saturating_sub(RELIEF_STEP_BYTES),
                 };
-                let is_set = wanted_bytes == raised.bytes
+                // Setting a limit, also the same one, makes who waits for memory reclaim again.
+                let is_set = (!starved && wanted_bytes == raised.bytes)
                     || write(&limit, &(limit_bytes + wanted_bytes).to_string()).is_ok();
                 raised.passed(std::mem::replace(&mut since, Instant::now()).elapsed().as_secs_f64());
-                if is_set {
-                    raised.bytes = wanted_bytes;
+                is_unheeded = starved && !is_set;
+                match (is_set, starved) {
+                    (true, true) => raised.bytes = wanted_bytes,
+                    (true, false) => (raised.bytes, in_vain) = (wanted_bytes, 0),
+                    (false, _) => std::thread::sleep(RELIEF_LOWER_INTERVAL),
                 }
                 told.most_bytes.fetch_max(raised.bytes, Ordering::Relaxed);
                 told.mean_bytes.store(raised.mean_bytes(), Ordering::Relaxed);

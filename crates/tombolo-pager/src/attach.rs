@@ -235,6 +235,10 @@ impl Reception {
         let (space, gate, program) = space;
         self.pager.keeper.program(&space, &program.pidfd);
         let agent = Arc::new(Agent::new(socket, process, hello.agent as u32, gate, program));
+        if !agent.has_ended() {
+            // It was made by a thread that may be bound to one processor. Not being allowed to costs speed only.
+            let _ = process::place_thread(agent.pid, self.pager.home.processors());
+        }
         self.welcome(&space, agent).map_err(|error| (None, error))
     }
 

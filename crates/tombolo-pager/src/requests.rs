@@ -3,6 +3,7 @@
 //! A request is a page fault, and its answer the contents of the page.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tombolo_core::pager::{PAGE_BYTES, Page, PageName, State};
 use tombolo_host::process;
@@ -110,6 +111,7 @@ impl Pager {
     /// Brings every page of a range here, beyond the limit if need be. False: some are on their way.
     fn bring_all(&self, space: &Arc<Space>, table: &mut Table, first: Page, end: Page) -> bool {
         let mut all = true;
+        let since = Instant::now();
         for (page, entry) in table.states.entries(first, end) {
             if entry.state() == State::Lost {
                 // It stays lost when nobody is asked any more.
@@ -131,7 +133,7 @@ impl Pager {
             if self.reserve(space, 1) == 0 {
                 self.room.take(&space.account, 1);
             }
-            match self.bring(space, table, page, slot, false, None) {
+            match self.bring(space, table, page, slot, false, Some(since)) {
                 Ok(()) => {
                     all &= table.states.get(page).state() == State::Resident;
                 }

@@ -16,8 +16,10 @@ const STRIDE_MAX: i64 = 64;
 /// First and largest window, in pages.
 const WINDOW_MIN: u32 = 4;
 const WINDOW_MAX: u32 = 64;
+/// Most pages of a space that are fetched and that no stream has come to yet, the pages asked for among them.
+pub(super) const AHEAD_MOST: usize = STREAMS * (WINDOW_MAX as usize + 1);
 /// How many steps beyond the end of its window a stream is still known. With 2, streams over memory that is there in
-/// part are lost at each piece; with 64, random faults near a stream fetch windows for nothing (decision 2).
+/// part are lost at each piece; with 64, random faults near a stream fetch windows for nothing (decision 19).
 const LATE_MAX: i64 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,13 +66,17 @@ impl Prefetch {
     }
 
     fn follow(&mut self, page: i64, now: u64) -> Option<Ahead> {
-        let stream = self.streams.iter_mut().find(|stream| {
-            // A few pages late is the same stream: some of its pages were there already.
-            let late = page - stream.next;
-            stream.window > 0
-                && (late == 0
-                    || (late % stream.stride == 0 && (1..=LATE_MAX).contains(&(late / stream.stride))))
-        })?;
+        // A few steps late is the same stream: some of its pages were there already. The nearest one is it.
+        let late = |stream: &Stream| match page - stream.next {
+            0 => Some(0),
+            ahead if ahead % stream.stride == 0 => {
+                Some(ahead / stream.stride).filter(|late| (1..=LATE_MAX).contains(late))
+            }
+            _ => None,
+        };
+        let followed = self.streams.iter_mut().filter(|stream| stream.window > 0);
+        let (_, stream) =
+            followed.filter_map(|stream| Some((late(stream)?, stream))).min_by_key(|(late, _)| *late)?;
         stream.window = (stream.window * 2).min(WINDOW_MAX);
         stream.used_at = now;
         stream.next = page + stream.stride * (i64::from(stream.window) + 1);

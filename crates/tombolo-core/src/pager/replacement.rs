@@ -1,6 +1,6 @@
 //! Which page goes next: S3-FIFO, fed by what a supervisor can see.
 //!
-//! New pages enter a *small* queue (a fiftieth of the room) and leave from there,
+//! New pages enter a *small* queue (a small part of the room) and leave from there,
 //! unless they come back soon after: a page that faults again within one
 //! memory's worth of evictions (its age, kept in its table entry, is the ghost
 //! queue) enters the *main* queue. Pages that are fetched ahead of a stream count
@@ -17,6 +17,7 @@
 use std::collections::VecDeque;
 
 use super::page::{AGE_MASK, LIVES_MAX, Page};
+use super::prefetch::AHEAD_MOST;
 
 /// Names a page of a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,11 +74,10 @@ pub struct Replacement {
 const TICK: u64 = 64;
 
 /// How many pages the small queue keeps. A fiftieth of the room costs fewer faults than a tenth in traces of sort,
-/// sqlite and synthetic programs (decision 2), but pages that are fetched ahead have to be there still when their
-/// stream comes to them, as far as a small memory allows that.
+/// sqlite and made-up programs, but what is fetched ahead has to be there still when its stream comes to it, as far as
+/// a small memory allows that (decision 19).
 fn small_pages(limit_pages: usize) -> usize {
-    const LEAST: usize = 128;
-    (limit_pages / 50).max(LEAST).min(limit_pages / 10)
+    (limit_pages / 50).max(AHEAD_MOST).min(limit_pages / 10)
 }
 
 impl Replacement {
@@ -183,5 +183,46 @@ mod tests {
         let mut pages: Vec<Page> = std::iter::from_fn(|| replacement.pop()).map(PageName::page).collect();
         pages.sort_unstable();
         assert_eq!(pages, (0..30).collect::<Vec<_>>());
+    }
+
+    /// Streams that take turns, over memory that is far: what was fetched ahead is still there when it is read.
+    #[test]
+    fn what_is_fetched_ahead_waits_for_its_stream() {
+        use crate::pager::prefetch::Prefetch;
+        use std::collections::HashMap;
+
+        for streams in [1, 3, 8] {
+            let limit_pages = 6000;
+            let (mut replacement, mut prefetch) = (Replacement::new(limit_pages), Prefetch::default());
+            // Whether each resident page was read.
+            let mut resident: HashMap<Page, bool> = HashMap::new();
+            for page in 0..limit_pages as u64 {
+                replacement.insert(name(1_000_000_000 + page), Some(replacement.age()));
+                resident.insert(1_000_000_000 + page, true);
+            }
+            let (mut faults, mut unread) = (0, 0);
+            for (step, stream) in (0..3000).flat_map(|step| (0..streams).map(move |stream| (step, stream))) {
+                let page = stream * 1_000_000 + step;
+                if resident.insert(page, true).is_some() {
+                    continue;
+                }
+                faults += 1;
+                replacement.insert(name(page), None);
+                let ahead = prefetch.fault(page);
+                for next in (1..=u64::from(ahead.count)).map(|distance| page + distance) {
+                    resident.entry(next).or_insert_with(|| {
+                        replacement.insert(name(next), None);
+                        false
+                    });
+                }
+                while resident.len() > limit_pages {
+                    let gone = replacement.pop().expect("pages are resident").page();
+                    unread += u32::from(resident.remove(&gone) == Some(false));
+                    replacement.advance(1);
+                }
+            }
+            assert_eq!(unread, 0, "{streams} streams");
+            assert!(faults < streams * 100, "{streams} streams: {faults} faults");
+        }
     }
 }

@@ -45,8 +45,8 @@ pub const ZRAM_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two attempts to end it: small beside the seconds that a comparison takes.
 pub const ZRAM_END_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often the limit of a control group that was raised is tried to be lowered again. Short beside a run, so
-/// that hardly any of it has more memory than its limit says.
+/// After an attempt to lower the limit of a control group failed: until the next. Short beside a run, so that hardly
+/// any of it has more memory than its limit says.
 pub const RELIEF_LOWER_INTERVAL: Duration = Duration::from_micros(500);
 
 /// How often the thread that raises a control group's limit checks whether it is to end: the end of a run is

@@ -63,6 +63,8 @@ struct Newcomers {
     backs_off: bool,
     /// The lack of descriptors has been reported.
     told_of_descriptors: bool,
+    /// Who was refused last, and is to be reported.
+    refused: Option<AcceptError>,
 }
 
 impl Newcomers {
@@ -172,26 +174,8 @@ impl ShmListener {
         epoll::delete(&self.poller, &self.listener)
     }
 
-    fn welcome(&self, socket: SeqpacketSocket) -> Result<Arc<dyn Link>, OpenError> {
-        let memory_bytes = 2 * footprint_bytes(self.ring_bytes);
-        let memory = SharedMemory::create("tombolo-link", memory_bytes)?;
-        let message = Message::Welcome { ring_bytes: self.ring_bytes as u64 };
-        socket.send(&[&message.encode()], &[memory.as_fd()])?;
-        Ok(Arc::new(ShmLink::new(socket, memory, self.ring_bytes, Side::Listener)?))
-    }
-}
-
-impl Listener for ShmListener {
-    fn accept(&self) -> Result<Option<Arc<dyn Link>>, AcceptError> {
-        let mut newcomers = self.newcomers.lock();
-        match self.admit(&mut newcomers) {
-            Err(AcceptError::Open(error)) => {
-                if let Some(error) = newcomers.say(error) {
-                    return Err(error.into());
-                }
-            }
-            other => other?,
-        }
+    /// Hears who is pending, and links the first that said hello.
+    fn look(&self, newcomers: &mut Newcomers) -> Result<Option<Arc<dyn Link>>, AcceptError> {
         let now = Instant::now();
         let mut next = 0;
         let Newcomers { pending, .. } = &mut *newcomers;
@@ -231,6 +215,34 @@ impl Listener for ShmListener {
             }
         }
         Ok(None)
+    }
+
+    fn welcome(&self, socket: SeqpacketSocket) -> Result<Arc<dyn Link>, OpenError> {
+        let memory_bytes = 2 * footprint_bytes(self.ring_bytes);
+        let memory = SharedMemory::create("tombolo-link", memory_bytes)?;
+        let message = Message::Welcome { ring_bytes: self.ring_bytes as u64 };
+        socket.send(&[&message.encode()], &[memory.as_fd()])?;
+        Ok(Arc::new(ShmLink::new(socket, memory, self.ring_bytes, Side::Listener)?))
+    }
+}
+
+impl Listener for ShmListener {
+    fn accept(&self) -> Result<Option<Arc<dyn Link>>, AcceptError> {
+        let mut newcomers = self.newcomers.lock();
+        match self.admit(&mut newcomers) {
+            Ok(()) => {}
+            Err(AcceptError::Open(error)) => {
+                if let Some(error) = newcomers.say(error) {
+                    return Err(error.into());
+                }
+            }
+            // Who is refused keeps nobody waiting who came before.
+            Err(refused) => newcomers.refused = Some(refused),
+        }
+        match self.look(&mut newcomers)? {
+            Some(link) => Ok(Some(link)),
+            None => newcomers.refused.take().map_or(Ok(None), Err),
+        }
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {

@@ -90,6 +90,7 @@ mod tests {
                 tombolo,
                 kernel,
                 kernel_retries: 0,
+                kernel_limit_bytes: 1,
                 kernel_relieved: Default::default(),
             }
         };

@@ -217,10 +217,10 @@ fn curve_section(page: &mut String, curve: &Curve) {
     for point in curve.points.iter().filter(|point| point.kernel_relieved.most_bytes > 0) {
         let _ = writeln!(
             page,
-            "\nAt {} % a run of zram's that counts had up to {} more than the limit, {:.1} % of it on average.",
+            "\nAt {} % zram's runs that count had at most {:.1} % more than the limit, and at most {:.1} % on average.",
             point.percent,
-            mebibytes(point.kernel_relieved.most_bytes),
-            point.kernel_relieved.mean_bytes as f64 * 100.0 / point.local_bytes as f64
+            point.kernel_relieved.most_bytes as f64 * 100.0 / point.kernel_limit_bytes as f64,
+            point.kernel_relieved.mean_bytes as f64 * 100.0 / point.kernel_limit_bytes as f64
         );
     }
     let verdict = match curve.to_kernel(50) {

@@ -145,6 +145,7 @@ mod tests {
             tombolo,
             kernel: Ok(cost(4.0)),
             kernel_retries: 0,
+            kernel_limit_bytes: 1,
             kernel_relieved: Default::default(),
         };
         let found = Found {

@@ -6,8 +6,9 @@
 //! slots of the table meanwhile, so it waits only while there is room for others: while less than a quarter of
 //! the table is free, and silent peers hold more than a quarter, their answers that hold slots end, too, the oldest
 //! first. Until something is heard of a silent peer again, its blocks get one slot at a time: enough to find out that
-//! it answers. So however many peers are stopped, the others go on after [`Config::give_up_ns`]. A peer without a path
-//! is not silent: what it has asked for waits until its link is lost.
+//! it answers. So however many peers with a path are stopped, the others go on after [`Config::give_up_ns`]. A peer without a
+//! path is not silent, whatever it holds: what it has asked for waits until its link is lost, since a network that is
+//! down for less than that may cost nobody anything.
 //!
 //! A peer that is heard, but does not answer one block or request, ends that alone, after
 //! [`Config::max_attempts`]; a path that is lost with it counts as an attempt. Time without a path does not
@@ -72,12 +73,12 @@ impl Initiator {
         let open: Vec<u32> = peer.open.iter(&self.transfers.open_chain).collect();
         let now = self.attended.at(now);
         for index in open {
-            let is_crowded = self.is_crowded();
             let transfer = &self.transfers.entries[index as usize];
-            if transfer.served.is_none() || (is_crowded && !transfer.slots.is_empty()) {
+            if transfer.served.is_none() || (!transfer.slots.is_empty() && self.is_crowded()) {
                 self.end(index, Err(TransferError::PeerUnreachable));
                 continue;
             }
+            let transfer = &self.transfers.entries[index as usize];
             for slot in transfer.slots.iter(&self.table.siblings) {
                 let transaction = &mut self.table.entries[slot as usize];
                 (transaction.issued_at, transaction.unanswered) = (now, 0);
@@ -85,14 +86,14 @@ impl Initiator {
         }
     }
 
-    /// Whether less than a quarter of the table is free, and more than a quarter is held by silent peers. A lone
-    /// stopped peer keeps what it has read although others are busy.
+    /// Whether less than a quarter of the table is free, and more than a quarter is held by silent peers. A stopped
+    /// peer that holds less keeps what it has read although others are busy.
     fn is_crowded(&self) -> bool {
-        let quarter = self.table.entries.len().div_ceil(4);
+        let all = self.table.entries.len();
         let held = || -> usize {
             self.peers.iter().flatten().filter(|peer| peer.is_silent).map(|peer| peer.slots).sum()
         };
-        self.table.tickets.len() < quarter && held() > quarter
+        self.table.tickets.len() * 4 < all && held() * 4 > all
     }
 
     /// A block was under way by a path that is lost.
