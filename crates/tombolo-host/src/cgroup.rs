@@ -103,8 +103,8 @@ impl MemoryGroup {
 ///
 /// At a limit, reclaim now and then finds nothing to swap, although there is
 /// plenty and swap is free, and the kernel ends a process. Here it waits instead
-/// (version 1 only), and reclaims again; if that finds nothing some times, the limit
-/// is raised by a step, and lowered again, step by step, as soon as the kernel can.
+/// (version 1 only), and the limit is raised, by small steps at first, and lowered
+/// again, step by step, as soon as the kernel can.
 /// Lowering makes the kernel reclaim in the thread that lowers: as much of this work
 /// as was let off the program.
 #[derive(Debug)]
@@ -123,11 +123,14 @@ pub struct Relieved {
     pub mean_bytes: u64,
 }
 
-/// How much the limit is raised or lowered each time.
+/// How much the limit is lowered each time, and raised at most.
 const RELIEF_STEP_BYTES: u64 = 256 << 10;
-/// How often reclaim is tried again before the limit is raised: each attempt ages pages, so that the next one may
-/// take them.
-const RELIEF_ATTEMPTS: u32 = 8;
+
+/// How much a limit is raised that was raised so often already since it was last lowered. Who waits reclaims again
+/// when it is, and each attempt ages pages, so that the next one may take them: a page more is often enough.
+fn step_bytes(in_vain: u32) -> u64 {
+    (4096 << in_vain.min(20)).min(RELIEF_STEP_BYTES)
+}
 
 /// Written by the thread that raises the limit.
 #[derive(Debug, Default)]
@@ -184,19 +187,16 @@ impl Relief {
                     let _ = rustix::io::read(&event, &mut [0u8; 8]);
                 }
                 let starved = is_told || is_unheeded;
-                in_vain += u32::from(starved);
                 let wanted_bytes = match starved {
-                    true if in_vain <= RELIEF_ATTEMPTS => raised.bytes,
-                    true => raised.bytes + RELIEF_STEP_BYTES,
+                    true => raised.bytes + step_bytes(in_vain),
                     false => raised.bytes.saturating_sub(RELIEF_STEP_BYTES),
                 };
-                // Setting a limit, also the same one, makes who waits for memory reclaim again.
-                let is_set = (!starved && wanted_bytes == raised.bytes)
+                let is_set = wanted_bytes == raised.bytes
                     || write(&limit, &(limit_bytes + wanted_bytes).to_string()).is_ok();
                 raised.passed(std::mem::replace(&mut since, Instant::now()).elapsed().as_secs_f64());
                 is_unheeded = starved && !is_set;
                 match (is_set, starved) {
-                    (true, true) => raised.bytes = wanted_bytes,
+                    (true, true) => (raised.bytes, in_vain) = (wanted_bytes, in_vain + 1),
                     (true, false) => (raised.bytes, in_vain) = (wanted_bytes, 0),
                     (false, _) => std::thread::sleep(RELIEF_LOWER_INTERVAL),
                 }
@@ -240,6 +240,11 @@ impl Drop for MemoryGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_is_raised_by_a_page_at_first() {
+        assert_eq!([0, 1, 6, 7, u32::MAX].map(step_bytes), [4096, 8192, 262_144, 262_144, 262_144]);
+    }
 
     #[test]
     fn what_a_group_was_given_is_weighed_by_time() {

@@ -324,7 +324,7 @@ Both keep the rest in this machine's memory outside of the limit: a lender's ove
 `--local` is twice the working set, so nothing is evicted. CPU is that of the whole machine. Costs are medians of
 the runs; ways of running take turns; a run of more than 20 s is not repeated. Now and then the kernel finds nothing to
 reclaim in the cgroup, although swap is free, and would kill the program. Here it waits instead, and the limit is raised
-in steps of 256 KiB, and lowered again in such steps as soon as the kernel can. A run that had more than 1 % beyond its
+by 4 to 256 KiB at a time, and lowered again as soon as the kernel can. A run that had more than 1 % beyond its
 limit on average is repeated, and counts only where there is no other.
 ";
 
