@@ -110,7 +110,23 @@ fn faults_section(page: &mut String, faults: &Value) {
         bytes("reads_area_bytes"),
         bytes("reads_local_bytes")
     );
+    if let Some(share) = floor_by_swap(faults) {
+        let _ = writeln!(
+            page,
+            "\nWhat no pager in user space goes below: the floor's mean, for the part of the reads that finds its page \
+             far, is {share:.2} of what a read costs with zram, evictions not counted.",
+        );
+    }
     page.push_str(HOW_FIGURES);
+}
+
+/// What random reads would cost if each fault took what the floor takes, and nothing else took time: by what they cost
+/// with the kernel's swap.
+fn floor_by_swap(faults: &Value) -> Option<f64> {
+    let mean = |name: &str| faults["rows"][name]["mean_ns"].as_f64();
+    let bytes = |field: &str| faults[field].as_f64();
+    let far = 1.0 - bytes("reads_local_bytes")? / bytes("reads_area_bytes")?;
+    Some(mean("floor")? * far / mean("reads_zram")?)
 }
 
 /// Racers of the random reads that are not pinned, and their titles.
@@ -331,6 +347,17 @@ limit on average is repeated, and counts only where there is no other.
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_floor_is_weighed_by_the_reads_that_are_far() {
+        let mut faults = json!({
+            "rows": { "floor": { "mean_ns": 8000.0 }, "reads_zram": { "mean_ns": 4000.0 } },
+            "reads_area_bytes": 400, "reads_local_bytes": 100,
+        });
+        assert_eq!(floor_by_swap(&faults), Some(1.5));
+        faults["rows"]["reads_zram"] = Value::Null;
+        assert_eq!(floor_by_swap(&faults), None);
+    }
 
     #[test]
     fn a_part_that_failed_is_a_line_and_the_others_stay() {
