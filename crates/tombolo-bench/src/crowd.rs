@@ -7,7 +7,7 @@
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -254,25 +254,23 @@ pub fn hellos(arguments: &HelloArguments) -> Result<(), Failure> {
     )
 }
 
-/// Starts a program that borrows `--size` bytes. Dropping the guard ends it.
-fn borrower(arguments: &FreeingArguments, address: &str) -> Result<Guard, Failure> {
+/// Starts a program that has borrowed `--size` bytes when this returns: it makes a file first. Dropping the guard
+/// ends it.
+fn borrower(arguments: &FreeingArguments, address: &str, began: &Path) -> Result<Guard, Failure> {
     let (common, size) = (&arguments.common, arguments.size.to_string());
-    let words =
-        ["run", "--insecure", "--from", address, "--local", "64M", "--remote", &size, "--", "sleep", "600"];
+    let words = ["run", "--insecure", "--from", address, "--local", "64M", "--remote", &size, "--"];
     let mut command = common.command(&words);
+    command.args(["sh", "-c", "echo >\"$0\" && exec sleep 600"]).arg(began);
     let group = child::spawn(command.stdout(Stdio::null()))?;
     let since = Instant::now();
-    loop {
-        let words = ["status", "--insecure", "--json", address];
-        let status: Value = crate::result(&mut common.command(&words), RUN_LIMIT)?;
-        if status["lent_bytes"].as_u64() >= Some(arguments.size as u64) {
-            return Ok(group);
-        }
+    while !began.exists() {
         if since.elapsed() > BORROW_LIMIT {
             return Err(Failure::new("the memory was not borrowed"));
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+    std::fs::remove_file(began)?;
+    Ok(group)
 }
 
 /// Measures others' writes while memory is freed.
@@ -286,7 +284,7 @@ pub fn freeing(arguments: &FreeingArguments) -> Result<(), Failure> {
     let (mut left_bytes, mut freed_ms) = (Vec::new(), Vec::new());
     for round in 1..=common.rounds {
         let since = Instant::now();
-        let borrower = borrower(arguments, &address)?;
+        let borrower = borrower(arguments, &address, &scratch.file("began"))?;
         let rounds = common.rounds;
         common.report(&format!(
             "round {round} of {rounds}: borrowed after {:.1} s",
@@ -295,7 +293,11 @@ pub fn freeing(arguments: &FreeingArguments) -> Result<(), Failure> {
         quiet.0.push(common.ping(&address, common.count)?);
         drop(borrower);
         let since = Instant::now();
-        while common.being_freed_bytes(&address)? == 0 && since.elapsed() < RUN_LIMIT {}
+        while common.being_freed_bytes(&address)? == 0 {
+            if since.elapsed() > RUN_LIMIT {
+                return Err(Failure::new("nothing was seen to be freed: is `--size` too small?"));
+            }
+        }
         freeing.0.push(common.ping(&address, common.count)?);
         // If nothing is left, a part of the writes were made when all was freed.
         left_bytes.push(common.being_freed_bytes(&address)?);
