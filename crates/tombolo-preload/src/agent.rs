@@ -343,7 +343,7 @@ fn introduce() -> Result<Held, i32> {
 /// From now on this process can make only the system calls that an agent makes. Where
 /// the kernel has no seccomp, it goes on without.
 fn limit_system_calls() {
-    const ALLOWED: [libc::c_long; 10] = [
+    const ALLOWED: [libc::c_long; 11] = [
         libc::SYS_ioctl,
         libc::SYS_madvise,
         libc::SYS_munlock,
@@ -352,6 +352,7 @@ fn limit_system_calls() {
         libc::SYS_sched_yield,
         libc::SYS_futex,
         libc::SYS_pidfd_send_signal,
+        libc::SYS_ppoll,
         libc::SYS_exit,
         libc::SYS_exit_group,
     ];
@@ -383,7 +384,8 @@ fn limit_system_calls() {
     }
 }
 
-/// The supervisor is gone and with it the memory that it kept: no thread may go on.
+/// The supervisor is gone and with it the memory that it kept: no thread may go on. A program that has ended is there,
+/// and takes signals, until its parent asks for its status, which may be never; its descriptor tells that it has.
 fn end_program(held: &Held) -> ! {
     loop {
         // SAFETY: a descriptor and integers.
@@ -392,7 +394,17 @@ fn end_program(held: &Held) -> ! {
         if sent.is_err() {
             exit();
         }
-        // SAFETY: sched_yield(2) takes nothing.
-        let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
+        let mut ended = libc::pollfd { fd: held.program as i32, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one descriptor, for as long as it takes.
+        let polled =
+            unsafe { call(libc::SYS_ppoll, [core::ptr::from_mut(&mut ended) as usize, 1, 0, 0, 0, 0]) };
+        match polled {
+            Ok(1..) => exit(),
+            Ok(_) | Err(libc::EINTR) => {}
+            Err(_) => {
+                // SAFETY: sched_yield(2) takes nothing.
+                let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -10,6 +11,7 @@ use rustix::process::Signal;
 use crate::common::{Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, path_of};
 use crate::paths::relay::Relay;
 use crate::programs::lines;
+use crate::runtimes::source;
 
 /// The promise is 2 s; a busy machine gets more, and the measured time is printed.
 const SOON: Duration = Duration::from_secs(8);
@@ -94,7 +96,7 @@ fn a_lost_lender_is_a_bus_error_though_nothing_can_be_said() {
     while full.write(&[b' '; 4096]).is_ok() {}
     for (target, redirection) in [("/dev/full", "exec 2>\"$0\""), (pipe.as_str(), "exec 2<>\"$0\"")] {
         let mut lender = Lender::start(Link::Shm, "512M");
-        let mut command = std::process::Command::new("sh");
+        let mut command = Command::new("sh");
         command.args(["-c", &format!("{redirection}; exec \"$@\""), target, TOMBOLO, "run", "--insecure"]);
         command.args(["--from", lender.address(), "--local", "8M", "--remote", "256M", "--outage", "1.5s"]);
         command.args(["--", &compiled("hold", &[]), "64", "check"]);
@@ -175,6 +177,18 @@ fn a_killed_supervisor_ends_the_program() {
         assert!(!outcome.stderr.contains("pattern.h"), "a wrong byte: {}", outcome.stderr);
         measured("memory free after the supervisor", lender.wait_until_free(Duration::from_secs(30)));
     }
+}
+
+/// The supervisor's orphans have a parent that asks for nobody's status.
+#[test]
+fn the_agent_of_a_killed_supervisor_ends_with_the_program() {
+    needs!("cc", "python3");
+    let lender = Lender::start(Link::Shm, "512M");
+    let mut command = Command::new(path_of("python3"));
+    command.arg(source("orphans.py")).args([TOMBOLO, "run", "--insecure", "--from", lender.address()]);
+    command.args(["--local", "8M", "--remote", "64M", "--", &compiled("hold", &[]), "16", "rest"]);
+    let outcome = Running::start(command, Vec::new()).wait(PATIENCE);
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
 }
 
 /// Whether the process runs, other than as a zombie that nobody reaps.

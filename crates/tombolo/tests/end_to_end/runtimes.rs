@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::common::{Lender, Link, Program, Running, Scratch, needs, path_of, sized};
 use crate::programs::lines;
 
-fn source(name: &str) -> String {
+pub fn source(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).display().to_string()
 }
 
