@@ -406,7 +406,7 @@ fn a_lone_stopped_reader_keeps_its_answer_beside_busy_peers() {
         assert!(fullest > 48, "seed {seed}: {fullest} blocks of the busy were under way at most");
         let Some(Action::SendBlock(block)) = kept.pop() else { panic!("seed {seed}: nothing was sent") };
         assert!(engine.is_open(&block), "seed {seed}");
-        let answer = acknowledgement(&Action::SendBlock(block.clone())).expect("a block");
+        let answer = acknowledgement(&Action::SendBlock(block)).expect("a block");
         let _ = engine.handle(now, STOPPED, &answer);
         assert!(!engine.is_open(&block), "seed {seed}");
     });
