@@ -106,3 +106,6 @@ pub const STORE_MAX_SLEEP: Duration = Duration::from_millis(5);
 pub const STORE_PAUSE: Duration = Duration::from_millis(100);
 /// How long a ping polls before it sleeps on the link: longer than a round trip over loopback.
 pub const PING_POLL: Duration = Duration::from_micros(100);
+/// How long a ping polls before it lets others that are ready have its processor between looks: longer than a round trip
+/// over shared memory to a node that has one of its own.
+pub const PING_SPIN: Duration = Duration::from_micros(5);

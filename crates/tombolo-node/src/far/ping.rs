@@ -116,6 +116,9 @@ impl Pinger {
             if waited > timing::PING_POLL {
                 let _ = self.peer.link.wait(until_timer.min(timeout - waited));
                 self.node.tick();
+            } else if waited > timing::PING_SPIN {
+                // Whoever is to answer may need this processor.
+                std::thread::yield_now();
             }
         }
     }
