@@ -2,8 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
@@ -100,6 +100,54 @@ pub fn has_ended(pidfd: &OwnedFd) -> bool {
     unsafe { libc::poll(&raw mut poll, 1, 0) != 0 }
 }
 
+/// How the process of a pidfd ended, which need not be a child of this one. Waits for it up to `limit`. `None`: it has not
+/// ended, or it cannot be told (its parent has asked, and the kernel is older than 6.15).
+pub fn how_it_ended(pidfd: BorrowedFd<'_>, limit: Duration) -> Option<ExitStatus> {
+    let since = Instant::now();
+    loop {
+        // In this order: between the two, its parent may ask.
+        if let Some(status) = status_until_asked_for(pidfd).or_else(|| status_once_asked_for(pidfd)) {
+            return Some(status);
+        }
+        if since.elapsed() >= limit {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The status of a process that has ended and whose parent has not asked for it.
+fn status_until_asked_for(pidfd: BorrowedFd<'_>) -> Option<ExitStatus> {
+    let pid = pid_of(pidfd).ok()??;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may contain anything. After it: the state, and 49 fields later the status.
+    let (_, fields) = text.rsplit_once(')')?;
+    let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
+    let status = fields.get(49)?.parse().ok()?;
+    // If it has its number still, that was it.
+    let is_it = pid_of(pidfd).ok()? == Some(pid);
+    (fields.first() == Some(&"Z") && is_it).then(|| ExitStatus::from_raw(status))
+}
+
+/// The status of a process whose parent has asked for it, as kernels from 6.15 on tell.
+fn status_once_asked_for(pidfd: BorrowedFd<'_>) -> Option<ExitStatus> {
+    /// The kernel's `pidfd_info`, as it first was.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Info {
+        mask: u64,
+        cgroup: u64,
+        numbers: [u32; 11],
+        status: i32,
+    }
+    const EXIT: u64 = 1 << 3;
+    const GET_INFO: libc::Ioctl = 0xC040_FF0B;
+    let mut info = Info { mask: EXIT, ..Info::default() };
+    // SAFETY: a structure of the size that the number of the call names.
+    let result = unsafe { libc::ioctl(pidfd.as_raw_fd(), GET_INFO, &raw mut info) };
+    (result == 0 && info.mask & EXIT != 0).then(|| ExitStatus::from_raw(info.status))
+}
+
 /// Sends a signal through a pidfd: never to a process that took over the number.
 pub fn signal(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
     // SAFETY: pidfd_send_signal(2) takes a descriptor, a number, no siginfo and no flags.
@@ -192,6 +240,19 @@ pub fn is_writable(pid: u32, address: u64) -> Option<bool> {
         let rights = words.next()?;
         (start..end).contains(&address).then(|| rights.contains('w'))
     })
+}
+
+/// For the pages of a process at these addresses: whether each holds something, in memory or swapped.
+pub fn hold_something(pid: u32, addresses: impl IntoIterator<Item = u64>) -> io::Result<Vec<bool>> {
+    const PAGE: u64 = 4096;
+    const IN_MEMORY_OR_SWAPPED: u64 = 3 << 62;
+    let entries = std::fs::File::open(format!("/proc/{pid}/pagemap"))?;
+    let look = |address: u64| {
+        let mut entry = [0u8; 8];
+        std::os::unix::fs::FileExt::read_exact_at(&entries, &mut entry, address / PAGE * 8)?;
+        Ok(u64::from_ne_bytes(entry) & IN_MEMORY_OR_SWAPPED != 0)
+    };
+    addresses.into_iter().map(look).collect()
 }
 
 /// Raises the limit of this process's open files as far as it may.
@@ -524,12 +585,30 @@ mod tests {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pidfd = pidfd(child.id()).unwrap();
         assert!(!has_ended(&pidfd));
+        assert_eq!(how_it_ended(pidfd.as_fd(), Duration::from_millis(2)), None, "it lives");
         assert_eq!(pid_of(pidfd.as_fd()).unwrap(), Some(child.id()));
         signal(&pidfd, libc::SIGKILL).unwrap();
-        child.wait().unwrap();
+        let told = how_it_ended(pidfd.as_fd(), Duration::from_secs(10));
+        let status = child.wait().unwrap();
+        assert_eq!(told, Some(status));
         assert!(has_ended(&pidfd));
+        // Kernels before 6.15 do not tell.
+        assert!(how_it_ended(pidfd.as_fd(), Duration::ZERO).is_none_or(|told| told == status));
         assert_eq!(pid_of(pidfd.as_fd()).unwrap(), None);
         assert!(pid_of(one.as_fd()).is_err(), "no pidfd");
+    }
+
+    #[test]
+    fn a_page_holds_something_once_it_was_written() {
+        let mut pages = vec![0u8; 4 * 4096];
+        let first = (pages.as_ptr() as u64).next_multiple_of(4096);
+        // SAFETY: whole pages of the vector, whose contents are zeroes anyway.
+        unsafe { libc::madvise(first as *mut libc::c_void, 2 * 4096, libc::MADV_DONTNEED) };
+        let at = (first - pages.as_ptr() as u64) as usize;
+        pages[at + 4096] = 1;
+        let hold = hold_something(std::process::id(), [first, first + 4096, 0]).unwrap();
+        assert_eq!(hold, [false, true, false]);
+        assert!(hold_something(u32::MAX, [0]).is_err());
     }
 
     #[test]

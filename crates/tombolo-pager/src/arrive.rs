@@ -158,14 +158,14 @@ impl Pager {
             return;
         }
         for (space, lost) in hurt {
-            let agent = space.agent();
-            let pid = agent
+            let program = space.program();
+            let pid = program
                 .as_ref()
-                .map_or("a forked child".to_owned(), |agent| format!("process {}", agent.program.pid));
-            // Before anything is said. A child without an agent gets its SIGBUS when it touches one of those
+                .map_or("a forked child".to_owned(), |program| format!("process {}", program.pid));
+            // Before anything is said. A child that has had no agent gets its SIGBUS when it touches one of those
             // pages.
-            if let Some(agent) = agent {
-                let _ = process::signal(&agent.program.pidfd, libc::SIGBUS);
+            if let Some(program) = program {
+                let _ = process::signal(&program.pidfd, libc::SIGBUS);
             }
             (self.notify)(&format!(
                 "lender {who} is gone ({why}), and with it {} KiB of {pid}: sending it SIGBUS",

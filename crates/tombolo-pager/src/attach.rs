@@ -152,19 +152,18 @@ impl Reception {
         if !space.is_unused() {
             // Somebody ended it, and what it was doing is known to the evictor alone; or its program has
             // ended, and another process has its memory.
-            self.say_without_agent(&space);
+            self.say_without_agent(&space, &format!("its agent ended: {}", agent.end()));
         }
     }
 
-    fn say_without_agent(&self, space: &Space) {
+    fn say_without_agent(&self, space: &Space, why: &str) {
         if space.told.swap(true, Ordering::Relaxed) {
             return;
         }
         Counters::add(&self.pager.stats.counters.without_agent, 1);
         self.pager.say_once(
             "agent",
-            "a process has no agent (it may make no other process, or its agent was ended): \
-             its memory is served, and stays local",
+            &format!("a process has no agent ({why}): its memory is served, and stays local"),
         );
     }
 
@@ -176,7 +175,9 @@ impl Reception {
                 Some(agent) if !agent.serves_its_program() => self.pager.close_space(&space),
                 Some(_) => {}
                 None if space.has_retired_agent() || self.pager.close_if_unused(&space) => {}
-                None if space.began.elapsed() > timing::AGENT_HELLO_TIMEOUT => self.say_without_agent(&space),
+                None if space.began.elapsed() > timing::AGENT_HELLO_TIMEOUT => {
+                    self.say_without_agent(&space, "it has made none, and may be forbidden to");
+                }
                 None => {}
             }
         }

@@ -19,7 +19,6 @@
 //! may be frozen, and its agent with it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use tombolo_core::pager::{Attempt, Entry, Outcome as Ending, PAGE_BYTES, Page, PageName, State};
 use tombolo_host::process;
@@ -80,17 +79,17 @@ pub(crate) struct Victim {
 
 /// Pages on their way out of one space, while its agent carries out a command.
 pub struct Batch {
-    space: Arc<Space>,
+    pub(crate) space: Arc<Space>,
     pub(crate) agent: Arc<Agent>,
-    victims: Vec<Victim>,
+    pub(crate) victims: Vec<Victim>,
     /// Ranges that the agent was told to drop, in the second command.
-    drops: Option<Vec<(Page, u32)>>,
-    command: u32,
-    awaits: Awaits,
+    pub(crate) drops: Option<Vec<(Page, u32)>>,
+    pub(crate) command: u32,
+    pub(crate) awaits: Awaits,
 }
 
 /// What a batch waits for.
-enum Awaits {
+pub(crate) enum Awaits {
     Agent,
     /// The agent has answered this; another batch has pages in the staging memory.
     Staging(Done),
@@ -135,7 +134,7 @@ impl Evictor {
                 self.eviction.commanded(command, self.now_ns());
                 self.batches.push(batch);
             }
-            Err(_) => self.agent_lost(batch, false),
+            Err(_) => self.not_commanded(batch),
         }
         Attempt::Begun(count)
     }
@@ -258,14 +257,14 @@ impl Evictor {
                 // An answer to another command: not what an agent of ours says.
                 Ok(Some(_)) | Err(_) => {
                     let batch = self.batches.swap_remove(index);
-                    self.agent_lost(batch, true);
+                    self.agent_lost(batch);
                 }
             }
         }
     }
 
     /// Goes on with a batch whose agent has answered. False: it has to wait, and stands last now.
-    fn resume(&mut self, mut batch: Batch) -> bool {
+    pub(crate) fn resume(&mut self, mut batch: Batch) -> bool {
         let Awaits::Staging(done) = std::mem::replace(&mut batch.awaits, Awaits::Agent) else {
             return self.settle(batch);
         };
@@ -282,7 +281,7 @@ impl Evictor {
         }
         self.moved(&mut batch, &done);
         self.keep(&mut batch);
-        read_moved(&batch.agent, batch.space.staging_address(0), &mut batch.victims);
+        read_moved(&batch.space, &batch.agent, &mut batch.victims);
         read_kept(&batch.agent, &mut batch.victims);
         self.save(&mut batch.victims);
         for victim in batch.victims.iter_mut().filter(|victim| victim.way != Way::Back) {
@@ -425,7 +424,7 @@ impl Evictor {
                 self.eviction.commanded(command, self.now_ns());
                 self.batches.push(batch);
             }
-            Err(_) => self.agent_lost(batch, true),
+            Err(_) => self.not_commanded(batch),
         }
     }
 
@@ -489,7 +488,7 @@ impl Evictor {
 
     /// The victims are gone, or stay: their entries say so, and threads that waited try again. False: some have
     /// to be mapped again, and cannot yet.
-    fn settle(&mut self, mut batch: Batch) -> bool {
+    pub(crate) fn settle(&mut self, mut batch: Batch) -> bool {
         for victim in batch.victims.iter_mut().filter(|victim| victim.way == Way::Back) {
             victim.way = match self.pager.copy_back(&batch.space, victim.page, victim.copy) {
                 CopyBack::Mapped => Way::Stay,
@@ -543,29 +542,5 @@ impl Evictor {
             }
         }
         self.pager.end_operations(space, endings);
-    }
-
-    /// The agent has ended, or does not say what it did: which pages it moved is not known.
-    /// `told`: it has got a command.
-    fn agent_lost(&mut self, mut batch: Batch, told: bool) {
-        let moving = batch.drops.take().is_none();
-        for victim in &mut batch.victims {
-            victim.way = match victim.way {
-                Way::Move | Way::Clean if !told => Way::Stay,
-                // Moved or not, its slot has the contents.
-                Way::Clean => Way::Gone,
-                Way::Move if moving => Way::Unread,
-                Way::Keep => Way::Gone,
-                other => other,
-            };
-        }
-        let is_over =
-            batch.space.ending.load(Ordering::Acquire) || process::has_ended(&batch.agent.program.pidfd);
-        // The program mostly ends before its agent.
-        if told && !is_over {
-            self.pager.end_program(&batch.agent, "its agent was ended in the middle of an eviction");
-        }
-        batch.space.lock().own_drops.clear();
-        self.settle(batch);
     }
 }

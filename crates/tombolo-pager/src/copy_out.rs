@@ -24,6 +24,10 @@ impl Vector {
         debug_assert!(self.local.len().max(self.remote.len()) <= SPANS_MAX);
     }
 
+    fn pages(&self) -> u64 {
+        self.local.iter().map(|span| span.length / PAGE_BYTES).sum()
+    }
+
     /// Copies; returns whole pages copied.
     fn copy(&self, pid: u32) -> u64 {
         // SAFETY: the local ranges are far windows or staging memory, which no
@@ -33,7 +37,8 @@ impl Vector {
 }
 
 /// Copies the moved victims out of the staging area.
-pub(crate) fn read_moved(agent: &Agent, staging: u64, victims: &mut [Victim]) {
+pub(crate) fn read_moved(space: &Space, agent: &Agent, victims: &mut [Victim]) {
+    let staging = space.staging_address(0);
     let mut vector = Vector::default();
     for victim in victims.iter() {
         if let Way::Moved(index) = victim.way {
@@ -43,8 +48,16 @@ pub(crate) fn read_moved(agent: &Agent, staging: u64, victims: &mut [Victim]) {
     if vector.local.is_empty() {
         return;
     }
-    let copied = vector.copy(agent.pid);
-    let mut left = if agent.has_ended() { 0 } else { copied };
+    let pages = vector.pages();
+    let mut left = vector.copy(agent.pid);
+    // An agent that is ending has given its memory up already; and once it has ended, its number may have been another
+    // process's.
+    if left < pages || agent.has_ended() {
+        left = vector.copy(agent.program.pid);
+        if !space.is_memory_of(&agent.program) {
+            left = 0;
+        }
+    }
     for victim in victims.iter_mut().filter(|victim| matches!(victim.way, Way::Moved(_))) {
         if left == 0 {
             // Most likely the process has ended, and nobody will ask for the page.

@@ -183,8 +183,9 @@ impl Pager {
         if exhausted && self.use_spare_descriptor() {
             return;
         }
-        if exhausted && let Some(agent) = space.agent() {
-            self.end_program(&agent, "no file descriptor is left to serve a forked child (see `ulimit -n`)");
+        if exhausted && let Some(program) = space.program() {
+            let why = || "no file descriptor is left to serve a forked child (see `ulimit -n`)".into();
+            self.end_program(&program, why);
         }
     }
 

@@ -21,6 +21,7 @@ mod handler;
 mod home;
 mod keeper;
 mod locked;
+mod lost;
 mod pager;
 mod placement;
 #[path = "../../tombolo-preload/src/protocol.rs"]

@@ -23,7 +23,7 @@ use crate::home::Home;
 use crate::keeper::Keeper;
 use crate::protocol::STAGING_PAGES;
 use crate::room::Room;
-use crate::space::{Agent, Space, Table};
+use crate::space::{Program, Space, Table};
 use crate::stats::{Counters, Stats};
 
 /// Bounds of the room that is kept free, in pages: a 64th of the limit, within these, up to a 32nd.
@@ -278,9 +278,9 @@ impl Pager {
     }
 
     /// A program that cannot go on rightly does not go on.
-    pub fn end_program(&self, agent: &Agent, why: &str) {
-        let _ = process::signal(&agent.program.pidfd, libc::SIGKILL);
-        (self.notify)(&format!("ending process {}: {why}", agent.program.pid));
+    pub fn end_program(&self, program: &Program, why: impl FnOnce() -> String) {
+        let _ = process::signal(&program.pidfd, libc::SIGKILL);
+        (self.notify)(&format!("ending process {}: {}", program.pid, why()));
     }
 
     /// Evictions of a space have ended like this: their pages' states say so, threads that waited try

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tombolo_core::pager::{PAGE_BYTES, Page, PageName, State};
-use tombolo_host::process;
 use tombolo_host::uffd::UffdError;
 
 use crate::pager::Pager;
@@ -56,10 +55,7 @@ impl Pager {
     /// by a signal is reported again.
     fn carry_out(&self, space: &Arc<Space>, table: &mut Table, place: usize) -> Answer {
         let mut bytes = [0u8; size_of::<Request>()];
-        let Some(agent) = space.agent() else { return Answer::default() };
-        let at = space.requests + (place * size_of::<Request>()) as u64;
-        // The agent's memory is the program's.
-        if process::read_exactly(agent.pid, at, &mut bytes).is_err() || agent.has_ended() {
+        if !space.read(space.requests + (place * size_of::<Request>()) as u64, &mut bytes) {
             return Answer::default();
         }
         let field =

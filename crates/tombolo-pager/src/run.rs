@@ -407,14 +407,14 @@ fn wait_for_descendants(pager: &Pager, signals: &PassedSignals) -> Left {
         }
         for space in &spaces {
             // One that is just being forked has no agent yet, and gets it later.
-            let Some(agent) = space.agent() else { continue };
+            let Some(program) = space.program() else { continue };
             if ended_at.is_some() {
-                let _ = process::signal(&agent.program.pidfd, libc::SIGKILL);
+                let _ = process::signal(&program.pidfd, libc::SIGKILL);
             } else if let Some((signal, due)) = &mut passed
                 && let Some(place) = due.iter().position(|index| *index == space.index)
             {
                 due.swap_remove(place);
-                let _ = process::signal(&agent.program.pidfd, *signal);
+                let _ = process::signal(&program.pidfd, *signal);
             }
         }
         if !told && since.elapsed() > timing::DESCENDANTS_NOTICE {

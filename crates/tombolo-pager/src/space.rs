@@ -96,7 +96,7 @@ pub struct Agent {
     /// Memory of the gate.
     gate: SharedMemory,
     /// The program.
-    pub program: Program,
+    pub program: Arc<Program>,
 }
 
 impl Agent {
@@ -109,7 +109,7 @@ impl Agent {
         program: Program,
     ) -> Self {
         let Program { pid, pidfd } = process;
-        Self { socket, pid, pidfd, own_pid, gate, program }
+        Self { socket, pid, pidfd, own_pid, gate, program: Arc::new(program) }
     }
 
     fn word(&self, offset: usize) -> Option<&AtomicU32> {
@@ -124,6 +124,24 @@ impl Agent {
     /// Whether it has ended. What was read by its number is another process's, perhaps, if it has ended since.
     pub fn has_ended(&self) -> bool {
         process::has_ended(&self.pidfd)
+    }
+
+    /// Becomes readable when it ends.
+    pub fn process(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// How it ended, for a message.
+    pub fn end(&self) -> String {
+        match process::how_it_ended(self.pidfd.as_fd(), timing::AGENT_END) {
+            Some(status) if status.code() == Some(0) => "it was dismissed".into(),
+            Some(status) => match status.code() {
+                Some(error) => format!("it gave up: {}", io::Error::from_raw_os_error(error)),
+                None => status.to_string(),
+            },
+            None if self.has_ended() => "how is not known".into(),
+            None => "it has not ended".into(),
+        }
     }
 
     /// Whether the program still is what it was when the agent started: it has neither
@@ -156,6 +174,8 @@ pub struct Space {
     /// The agent, once it has said hello, until it is gone.
     agent: Mutex<Option<Arc<Agent>>>,
     has_agent: AtomicBool,
+    /// The program, once an agent has named it: it may outlive its agent.
+    program: Mutex<Option<Arc<Program>>>,
     /// The agent after its program has ended, until it has ended, too.
     retired: Mutex<Option<Arc<Agent>>>,
     /// When it began.
@@ -243,6 +263,7 @@ impl Space {
             table: Mutex::new(Table { answered: vec![(0, Answer::default()); REQUESTS], ..Table::default() }),
             agent: Mutex::new(None),
             has_agent: AtomicBool::new(false),
+            program: Mutex::new(None),
             retired: Mutex::new(None),
             began: Instant::now(),
             told: AtomicBool::new(false),
@@ -299,6 +320,11 @@ impl Space {
         if self.has_agent.load(Ordering::Acquire) { self.agent.lock().clone() } else { None }
     }
 
+    /// The program, if an agent has named it.
+    pub fn program(&self) -> Option<Arc<Program>> {
+        self.program.lock().clone()
+    }
+
     /// Whether evictions from here are possible at all.
     pub fn has_agent(&self) -> bool {
         self.has_agent.load(Ordering::Acquire)
@@ -306,6 +332,7 @@ impl Space {
 
     /// An agent serves this space from now on.
     pub fn attach(&self, agent: Arc<Agent>) {
+        *self.program.lock() = Some(agent.program.clone());
         *self.agent.lock() = Some(agent);
         self.has_agent.store(true, Ordering::Release);
     }
@@ -369,6 +396,28 @@ impl Space {
             }
         }
         Some(Gate { agent })
+    }
+
+    /// Whether the memory, or its program, has ended.
+    pub fn has_ended(&self, program: &Program) -> bool {
+        self.ending.load(Ordering::Acquire) || process::has_ended(&program.pidfd)
+    }
+
+    /// Whether a program whose agent has ended has this memory still, and not that of another program which it has
+    /// executed: the kernel puts control areas at random addresses.
+    pub fn is_memory_of(&self, program: &Program) -> bool {
+        process::is_writable(program.pid, self.control) == Some(true) && !self.has_ended(program)
+    }
+
+    /// Reads what is at an address of this memory. Returns whether it could be read.
+    pub fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        let by_agent = self.agent().is_some_and(|agent| {
+            process::read_exactly(agent.pid, address, buffer).is_ok() && !agent.has_ended()
+        });
+        by_agent
+            || self.program().is_some_and(|program| {
+                process::read_exactly(program.pid, address, buffer).is_ok() && self.is_memory_of(&program)
+            })
     }
 
     /// Sends the agent an order; its answer is for [`Space::answer`].

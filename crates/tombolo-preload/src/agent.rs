@@ -99,6 +99,11 @@ pub fn start(token: u64) -> Result<(), i32> {
     Err(error)
 }
 
+/// Whether this address space has no agent, or has none any more.
+pub fn has_ended() -> bool {
+    AGENT.load(Ordering::Acquire) == 0
+}
+
 /// Whether this process adopts the orphans among its descendants: it is the first one of its pid namespace,
 /// or has made itself a subreaper.
 fn adopts_orphans() -> bool {
@@ -134,7 +139,7 @@ extern "C" fn intermediate_main() -> ! {
     if let Err(error) = spawn_agent() {
         REFUSED.store(error as u32, Ordering::Release);
     }
-    exit()
+    exit(0)
 }
 
 /// Waits for the end of a child that was made by `sys::spawn`, which other calls of wait(2) do not see.
@@ -164,22 +169,22 @@ extern "C" fn main() -> ! {
             limit_system_calls();
             report(READY);
             match commands::obey(&held) {
-                End::NothingToServe => exit(),
-                End::NoSupervisor => end_program(&held),
+                End::NothingToServe => exit(0),
+                End::NoSupervisor { error } => end_program(&held, error),
             }
         }
         Err(error) => {
             report(error.max(1) as u32);
-            exit()
+            exit(error)
         }
     }
 }
 
-/// Ends the agent.
-fn exit() -> ! {
+/// Ends the agent. Its exit code is for the supervisor's messages: 0, or the number of the error that made it end.
+fn exit(code: i32) -> ! {
     loop {
         // SAFETY: exit(2) ends the calling thread, the agent's only one.
-        let _ = unsafe { call(libc::SYS_exit, [0; 6]) };
+        let _ = unsafe { call(libc::SYS_exit, [code as usize, 0, 0, 0, 0, 0]) };
     }
 }
 
@@ -386,20 +391,20 @@ fn limit_system_calls() {
 
 /// The supervisor is gone and with it the memory that it kept: no thread may go on. A program that has ended is there,
 /// and takes signals, until its parent asks for its status, which may be never; its descriptor tells that it has.
-fn end_program(held: &Held) -> ! {
+fn end_program(held: &Held, error: i32) -> ! {
     loop {
         // SAFETY: a descriptor and integers.
         let sent =
             unsafe { call(libc::SYS_pidfd_send_signal, [held.program, libc::SIGKILL as usize, 0, 0, 0, 0]) };
         if sent.is_err() {
-            exit();
+            exit(error);
         }
         let mut ended = libc::pollfd { fd: held.program as i32, events: libc::POLLIN, revents: 0 };
         // SAFETY: one descriptor, for as long as it takes.
         let polled =
             unsafe { call(libc::SYS_ppoll, [core::ptr::from_mut(&mut ended) as usize, 1, 0, 0, 0, 0]) };
         match polled {
-            Ok(1..) => exit(),
+            Ok(1..) => exit(error),
             Ok(_) | Err(libc::EINTR) => {}
             Err(_) => {
                 // SAFETY: sched_yield(2) takes nothing.

@@ -26,8 +26,8 @@ static BUFFER: Buffer = Buffer(UnsafeCell::new([0; BUFFER_WORDS]));
 pub enum End {
     /// The last command, of number 0: there is no program left to serve.
     NothingToServe,
-    /// The supervisor has hung up.
-    NoSupervisor,
+    /// The supervisor has hung up, or cannot be heard or answered for this error.
+    NoSupervisor { error: i32 },
 }
 
 /// Carries out the supervisor's commands.
@@ -40,7 +40,8 @@ pub fn obey(held: &Held) -> End {
         let count = match unsafe { call(libc::SYS_read, [held.socket, buffer, capacity, 0, 0, 0]) } {
             Ok(count @ 1..) => count,
             Err(libc::EINTR) => continue,
-            Ok(0) | Err(_) => return End::NoSupervisor,
+            Ok(0) => return End::NoSupervisor { error: libc::ECONNRESET },
+            Err(error) => return End::NoSupervisor { error },
         };
         // SAFETY: the buffer is aligned and large enough.
         let command = unsafe { core::ptr::read_volatile(buffer as *const Command) };
@@ -62,9 +63,9 @@ pub fn obey(held: &Held) -> End {
         let pointer = core::ptr::from_ref(&done) as usize;
         let flags = libc::MSG_NOSIGNAL as usize;
         // SAFETY: `done` outlives the call.
-        if unsafe { call(libc::SYS_sendto, [held.socket, pointer, size_of::<Done>(), flags, 0, 0]) }.is_err()
-        {
-            return End::NoSupervisor;
+        let sent = unsafe { call(libc::SYS_sendto, [held.socket, pointer, size_of::<Done>(), flags, 0, 0]) };
+        if let Err(error) = sent {
+            return End::NoSupervisor { error };
         }
     }
 }

@@ -13,7 +13,7 @@ use libc::{c_int, c_void, off_t, size_t};
 use crate::protocol::{CHANGES_OFFSET, LOCALISE, PAGE_BYTES, REGISTER};
 use crate::sys::{self, set_errno, with_errno};
 use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_TRIES, RECHECK_MS};
-use crate::{control, forking, start};
+use crate::{agent, control, forking, start};
 
 const GUARD_INSTALL: c_int = 102;
 
@@ -85,6 +85,11 @@ fn wait_for_drops() {
     while DROPPING.load(Ordering::SeqCst) != 0 {
         // In a child that was made by a raw system call, it is the parent's agent that was at it.
         forking::attach_if_forked();
+        if agent::has_ended() {
+            // It was killed at it.
+            DROPPING.store(0, Ordering::SeqCst);
+            return;
+        }
         sys::futex_wait(&DROPPING, 1, RECHECK_MS);
     }
 }

@@ -50,6 +50,9 @@ pub const AGENT_HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause of the listener where no descriptor is left for another agent.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+/// How long a message about an agent that has ended waits for how it ended, which is known when its parent has asked. A
+/// bound, not a measurement.
+pub const AGENT_END: Duration = Duration::from_millis(100);
 /// How often the keeper looks for faults of programs that it is ending.
 pub const KEEPER_INTERVAL: Duration = Duration::from_millis(50);
 /// After this time, the user is told that descendants keep the run from ending.

@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::common::{Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, path_of};
+use crate::common::{
+    Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, path_of, send,
+};
+use crate::kernel_truth::agents_of;
 use crate::paths::relay::Relay;
 use crate::programs::lines;
 use crate::runtimes::source;
@@ -180,6 +183,33 @@ fn a_killed_supervisor_ends_the_program() {
 }
 
 /// The supervisor's orphans have a parent that asks for nobody's status.
+/// Killed while it moves pages, mostly: all that threads do here is evict.
+#[test]
+fn a_killed_agent_takes_no_page_along() {
+    needs!("cc");
+    for (round, link) in [Link::Shm, Link::Udp].into_iter().cycle().take(8).enumerate() {
+        let lender = Lender::start(link, "512M");
+        let run =
+            Program::new(&[compiled("threads", &[]), "64".into()]).remote("256M").start_on(&[&lender], "8M");
+        let since = Instant::now();
+        let agents = loop {
+            let agents = agents_of(run.program_pid());
+            if !agents.is_empty() {
+                break agents;
+            }
+            assert!(since.elapsed() < PATIENCE, "no agent");
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        std::thread::sleep(Duration::from_millis(50 + 37 * round as u64));
+        for agent in agents {
+            send(agent, Signal::KILL);
+        }
+        let outcome = run.wait(Duration::from_secs(120));
+        assert_eq!(outcome.code(), 0, "{link:?}, round {round}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains("signal: 9"), "how did it end? {}", outcome.stderr);
+    }
+}
+
 #[test]
 fn the_agent_of_a_killed_supervisor_ends_with_the_program() {
     needs!("cc", "python3");
@@ -205,7 +235,7 @@ fn a_killed_program_gives_its_memory_back() {
         let lender = Lender::start(link, "512M");
         let run = holding(&[&lender], "check");
         assert!(lender.lent_bytes() > 0);
-        crate::common::send(run.program_pid(), Signal::KILL);
+        send(run.program_pid(), Signal::KILL);
         let since = Instant::now();
         assert_eq!(run.wait(Duration::from_secs(60)).code(), 137);
         measured("run ends after its program", since.elapsed());

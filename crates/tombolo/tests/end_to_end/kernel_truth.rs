@@ -107,7 +107,7 @@ fn many_processes_run_under_a_low_limit_of_descriptors() {
 }
 
 /// Processes called `tombolo-agent` that have the memory of this process.
-fn agents_of(program: u32) -> Vec<u32> {
+pub fn agents_of(program: u32) -> Vec<u32> {
     let numbers = fs::read_dir("/proc").expect("proc").flatten();
     numbers
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -268,8 +268,13 @@ fn random_calls_on_memory_come_out_as_they_do_plainly() {
         // Stops at moments that differ from run to run.
         let pid = run.program_pid();
         let mut random = tombolo_random::Random::new(seed);
-        for _ in 0..6 {
+        // And now and then somebody kills its agent.
+        let kill_at = (seed % 3 == 2).then(|| random.below(6));
+        for stop in 0..6 {
             std::thread::sleep(Duration::from_millis(random.below(128)));
+            if kill_at == Some(stop) {
+                agents_of(pid).into_iter().for_each(|agent| send(agent, Signal::KILL));
+            }
             if fs::metadata(format!("/proc/{pid}")).is_err() {
                 break;
             }
