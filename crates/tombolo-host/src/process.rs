@@ -105,11 +105,12 @@ pub fn has_ended(pidfd: &OwnedFd) -> bool {
 pub fn how_it_ended(pidfd: BorrowedFd<'_>, limit: Duration) -> Option<ExitStatus> {
     let since = Instant::now();
     loop {
+        let is_asked_for = matches!(pid_of(pidfd), Ok(None));
         // In this order: between the two, its parent may ask.
         if let Some(status) = status_until_asked_for(pidfd).or_else(|| status_once_asked_for(pidfd)) {
             return Some(status);
         }
-        if since.elapsed() >= limit {
+        if is_asked_for || since.elapsed() >= limit {
             return None;
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -16,13 +16,11 @@ use rustix::net::{
 use tombolo_core::pager::{PAGE_BYTES, Page};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::pager as timing;
-use tombolo_host::uffd::{self, UffdError, Userfaultfd};
+use tombolo_host::uffd::{self, Userfaultfd};
 use tombolo_host::{event, process};
 
-use crate::locked::Locked;
 use crate::pager::Pager;
-use crate::protocol::{ATTACH_PAGE, CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
-use crate::serve::CHANGES_MAX;
+use crate::protocol::{CONTROL_PAGES, GATE_BYTES, Hello, VERSION, Welcome};
 use crate::space::{Agent, Program, Space};
 use crate::stats::Counters;
 
@@ -33,9 +31,6 @@ const STOP: u64 = u64::MAX - 1;
 const PROGRAM: u64 = 1 << 32;
 /// Marks a socket whose agent has not said hello, beside its number.
 const STRANGER: u64 = 1 << 33;
-/// Looks at the mappings of a child that goes on changing them, 1 ms apart, before its agent is refused. A bound, not a
-/// measurement.
-const LOOKS_MAX: u32 = 500;
 /// The features without which nothing can be served.
 pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
     | uffd::FEATURE_EVENT_FORK
@@ -152,19 +147,18 @@ impl Reception {
         if !space.is_unused() {
             // Somebody ended it, and what it was doing is known to the evictor alone; or its program has
             // ended, and another process has its memory.
-            self.say_without_agent(&space, &format!("its agent ended: {}", agent.end()));
+            self.say_without_agent(&space, || format!("its agent ended: {}", agent.end()));
         }
     }
 
-    fn say_without_agent(&self, space: &Space, why: &str) {
+    fn say_without_agent(&self, space: &Space, why: impl FnOnce() -> String) {
         if space.told.swap(true, Ordering::Relaxed) {
             return;
         }
         Counters::add(&self.pager.stats.counters.without_agent, 1);
-        self.pager.say_once(
-            "agent",
-            &format!("a process has no agent ({why}): its memory is served, and stays local"),
-        );
+        self.pager.say_once_with("agent", || {
+            format!("a process has no agent ({}): its memory is served, and stays local", why())
+        });
     }
 
     /// Children that ended without an agent, and programs that executed another one: their agent
@@ -176,7 +170,7 @@ impl Reception {
                 Some(_) => {}
                 None if space.has_retired_agent() || self.pager.close_if_unused(&space) => {}
                 None if space.began.elapsed() > timing::AGENT_HELLO_TIMEOUT => {
-                    self.say_without_agent(&space, "it has made none, and may be forbidden to");
+                    self.say_without_agent(&space, || "it has made none, and may be forbidden to".into());
                 }
                 None => {}
             }
@@ -294,41 +288,10 @@ impl Reception {
         Ok((space, gate, program))
     }
 
-    /// The table of a space, and the mappings of its process, between which there is no change that is not known yet:
-    /// another thread may be changing mappings.
-    fn mappings_at_rest<'a>(
-        &self,
-        space: &'a Arc<Space>,
-        agent: &Program,
-    ) -> io::Result<(Locked<'a>, Vec<(u64, u64)>)> {
-        for _ in 0..LOOKS_MAX {
-            let mut table = space.lock();
-            for _ in 0..CHANGES_MAX {
-                if !self.pager.read_change(space, &mut table) {
-                    break;
-                }
-            }
-            let mapped = process::mappings(agent.pid)?;
-            // The kernel says that an address space is changing before it changes anything.
-            let page = space.control_address(ATTACH_PAGE);
-            match space.uffd.write_protect(page, PAGE_BYTES as usize, false) {
-                Err(UffdError::Again(_)) => {}
-                _ => return Ok((table, mapped)),
-            }
-            drop(table);
-            // Faults that were read on the way are put off; the evictor serves them.
-            self.pager.evictor.ring();
-            std::thread::sleep(timing::CHANGE_PAUSE);
-        }
-        Err(io::ErrorKind::TimedOut.into())
-    }
-
     /// A range that a child did not inherit (`MADV_DONTFORK`) is none of ours: what the child maps there need not
     /// be far, and must not be moved.
     fn forget_what_was_not_inherited(&self, space: &Arc<Space>, agent: &Program) -> io::Result<()> {
-        let at_rest = self.mappings_at_rest(space, agent);
-        self.pager.evictor.ring();
-        let (mut table, mapped) = at_rest?;
+        let (mut table, mapped) = self.pager.look_at_rest(space, |_| process::mappings(agent.pid))?;
         let mut mapped = mapped.into_iter().peekable();
         if process::has_ended(&agent.pidfd) {
             return Err(io::ErrorKind::UnexpectedEof.into());

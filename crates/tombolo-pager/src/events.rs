@@ -11,15 +11,23 @@
 //! gate, see `protocol`): a command that names a range which is gone is cancelled before
 //! the program can map something else there.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
 use tombolo_core::pager::{PAGE_BYTES, Page, State};
-use tombolo_host::uffd::{Event, Userfaultfd};
+use tombolo_host::timing::pager as timing;
+use tombolo_host::uffd::{Event, UffdError, Userfaultfd};
 
+use crate::locked::Locked;
 use crate::pager::Pager;
+use crate::protocol::ATTACH_PAGE;
+use crate::serve::CHANGES_MAX;
 use crate::space::{Agent, Gate, Space, Table};
 use crate::stats::Counters;
+
+/// Looks at an address space that goes on changing, 1 ms apart, before it is given up. A bound, not a measurement.
+const LOOKS_MAX: u32 = 500;
 
 /// A thread waits for a page.
 #[derive(Clone, Copy, Debug)]
@@ -178,7 +186,7 @@ impl Pager {
     }
 
     /// An event cannot be read: no descriptor is left for a forked child, whose parent waits.
-    fn unreadable(&self, space: &Arc<Space>, error: &std::io::Error) {
+    fn unreadable(&self, space: &Arc<Space>, error: &io::Error) {
         let exhausted = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
         if exhausted && self.use_spare_descriptor() {
             return;
@@ -187,6 +195,41 @@ impl Pager {
             let why = || "no file descriptor is left to serve a forked child (see `ulimit -n`)".into();
             self.end_program(&program, why);
         }
+    }
+
+    /// Looks at an address space while no thread is changing it: no change begins that is not known before the table is
+    /// unlocked. `look` may be called several times; the last answer counts.
+    pub(crate) fn look_at_rest<'a, T>(
+        &self,
+        space: &'a Arc<Space>,
+        look: impl Fn(&Table) -> io::Result<T>,
+    ) -> io::Result<(Locked<'a>, T)> {
+        let mut result = Err(io::ErrorKind::TimedOut.into());
+        for _ in 0..LOOKS_MAX {
+            let mut table = space.lock();
+            for _ in 0..CHANGES_MAX {
+                if !self.read_change(space, &mut table) {
+                    break;
+                }
+            }
+            let seen = look(&table);
+            // The kernel says that an address space is changing before it changes anything.
+            let page = space.control_address(ATTACH_PAGE);
+            let is_changing = matches!(
+                space.uffd.write_protect(page, PAGE_BYTES as usize, false),
+                Err(UffdError::Again(_))
+            );
+            if seen.is_err() || !is_changing {
+                result = seen.map(|seen| (table, seen));
+                break;
+            }
+            drop(table);
+            // Faults that were read on the way are put off; the evictor serves them.
+            self.evictor.ring();
+            std::thread::sleep(timing::CHANGE_PAUSE);
+        }
+        self.evictor.ring();
+        result
     }
 
     /// Reads an event while a fault is being served: a change is dealt with, another fault is put off.
@@ -231,7 +274,7 @@ impl Pager {
         let mut uffd = Some(uffd);
         let mut make = |index| {
             let token = Space::new_token()?;
-            let uffd = uffd.take().ok_or(std::io::ErrorKind::AlreadyExists)?;
+            let uffd = uffd.take().ok_or(io::ErrorKind::AlreadyExists)?;
             Ok(parent.child(index, uffd, token))
         };
         let child = match self.add_space(&mut make) {

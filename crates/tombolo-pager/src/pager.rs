@@ -476,6 +476,11 @@ impl Pager {
 
     /// Tells the user something, once a run.
     pub fn say_once(&self, key: &'static str, text: &str) {
+        self.say_once_with(key, || text.to_owned());
+    }
+
+    /// The same, of a text that takes time to make.
+    pub fn say_once_with(&self, key: &'static str, text: impl FnOnce() -> String) {
         let is_new = {
             let mut said = self.said.lock();
             let is_new = !said.contains(&key);
@@ -485,7 +490,7 @@ impl Pager {
             is_new
         };
         if is_new {
-            (self.notify)(text);
+            (self.notify)(&text());
         }
     }
 }

@@ -19,8 +19,8 @@ use tombolo_host::{event, process};
 use crate::events::Fault;
 use crate::locked::{Locked, Wakes};
 use crate::protocol::{
-    Answer, CANCELLED_OFFSET, CHANGES_OFFSET, CONTROL_PAGES, Command, Done, GATE_FREE, GATE_OFFSET,
-    GATE_SUPERVISOR, GATE_WAITED_FOR, Hello, REQUESTS, STAGING_PAGE, STAGING_PAGES,
+    Answer, BEGUN_OFFSET, CANCELLED_OFFSET, CHANGES_OFFSET, CONTROL_PAGES, Command, Done, GATE_FREE,
+    GATE_OFFSET, GATE_SUPERVISOR, GATE_WAITED_FOR, Hello, REQUESTS, STAGING_PAGE, STAGING_PAGES,
 };
 use crate::room::Account;
 
@@ -124,6 +124,11 @@ impl Agent {
     /// Whether it has ended. What was read by its number is another process's, perhaps, if it has ended since.
     pub fn has_ended(&self) -> bool {
         process::has_ended(&self.pidfd)
+    }
+
+    /// What it has begun of its command (see `BEGUN_OFFSET`).
+    pub fn begun(&self) -> u32 {
+        self.word(BEGUN_OFFSET).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     /// Becomes readable when it ends.
@@ -347,6 +352,8 @@ impl Space {
     /// From now on the agent gets no command; returns it, once.
     pub fn retire(&self) -> Option<Arc<Agent>> {
         self.has_agent.store(false, Ordering::Release);
+        // Its program has ended, or has executed another one, whom nothing here concerns.
+        *self.program.lock() = None;
         let agent = self.agent.lock().take()?;
         *self.retired.lock() = Some(agent.clone());
         Some(agent)
@@ -423,6 +430,9 @@ impl Space {
     /// Sends the agent an order; its answer is for [`Space::answer`].
     pub fn send(&self, agent: &Agent, number: u32, order: &Order, buffer: &mut Vec<u8>) -> io::Result<()> {
         debug_assert_eq!(size_of::<Command>(), 16);
+        if let Some(word) = agent.word(BEGUN_OFFSET) {
+            word.store(0, Ordering::Release);
+        }
         buffer.clear();
         buffer.extend_from_slice(&number.to_ne_bytes());
         for count in [order.move_out.len(), order.drop.len(), order.unshare.len()] {

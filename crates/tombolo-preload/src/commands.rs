@@ -9,8 +9,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::agent::Held;
 use crate::protocol::{
-    CANCELLED_OFFSET, Command, Done, GATE_AGENT, GATE_FREE, GATE_OFFSET, GATE_WAITED_FOR, PAGE_BYTES,
-    SPANS_MAX, STAGING_PAGES,
+    BEGUN_OFFSET, CANCELLED_OFFSET, Command, Done, GATE_AGENT, GATE_FREE, GATE_OFFSET, GATE_WAITED_FOR,
+    PAGE_BYTES, SPANS_MAX, STAGING_PAGES,
 };
 use crate::sys::{self, call};
 use crate::timing::{GATE_SPINS, RECHECK_MS};
@@ -88,7 +88,7 @@ fn drop_pages(held: &Held, command: u32, spans: usize, count: usize) -> usize {
             let (start, length) = span(spans, index);
             // A change of libc's that was before this drop has cancelled the command by now.
             memory::while_unchanged(|| {
-                through_gate(held, command, || ()).is_some()
+                through_gate(held, command, || begin(held, index + 1)).is_some()
                     && sys::madvise(start, length, libc::MADV_DONTNEED).is_ok()
             }) == Some(true)
         })
@@ -98,6 +98,11 @@ fn drop_pages(held: &Held, command: u32, spans: usize, count: usize) -> usize {
 fn gate_word(held: &Held, offset: usize) -> &'static AtomicU32 {
     // SAFETY: the gate's memory stays mapped as long as the agent lives, and is accessed atomically only.
     unsafe { &*((held.gate + offset) as *const AtomicU32) }
+}
+
+/// Notes what is begun, for whoever finds this agent killed.
+fn begin(held: &Held, what: usize) {
+    gate_word(held, BEGUN_OFFSET).store(what as u32, Ordering::Release);
 }
 
 /// Runs `work` while the supervisor reads no event. `None`: the command was cancelled.
@@ -139,6 +144,7 @@ fn move_pages(held: &Held, command: u32, spans: usize, count: usize, moved: &mut
         // Nothing can be moved there; the supervisor finds that no page was.
         return;
     }
+    begin(held, 1);
     let staging = control::staging();
     let mut index = 0;
     for (start, length) in (0..count).map(|index| span(spans, index)) {
