@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tombolo_channel::{Status, Waiting};
 use tombolo_host::timing::client::{
-    DRIVE_BEFORE_SLEEP, GATHER_PAUSE, MAX_GATHER, MAX_SLEEP, POLL_BEFORE_SLEEP, SPIN,
+    DRIVE_BEFORE_SLEEP, DRIVE_QUIET, GATHER_PAUSE, MAX_GATHER, MAX_SLEEP, POLL_BEFORE_SLEEP, SPIN,
 };
 
 use crate::error::WaitError;
@@ -56,6 +56,8 @@ impl Inner {
                 let gathers = waited < quiet_from + GATHER_PAUSE && waited < MAX_GATHER && self.gathers();
                 if progress.0(if gathers { RungChannels::Leave } else { RungChannels::Start }) > 0 {
                     quiet_from = waited;
+                } else if waited > quiet_from + DRIVE_QUIET {
+                    std::thread::yield_now();
                 }
             } else if waited < SPIN {
                 std::hint::spin_loop();

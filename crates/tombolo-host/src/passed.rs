@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::pool::{BlockingTask, Pool, PoolLimits, PoolOwner, Step};
+use crate::pool::{BlockingTask, Pool, PoolLimits, PoolOwner, Step, Urgency};
 
 /// Threads that close descriptors. A process that passes descriptors which take long to close keeps one thread
 /// busy.
@@ -47,7 +47,7 @@ static CLOSING: LazyLock<Pool<Sender>> = LazyLock::new(|| {
         tasks: usize::MAX,
         tasks_of_owner: MAX_WAITING,
     };
-    Pool::new("closing", limits)
+    Pool::new("closing", limits, Urgency::Normal)
 });
 
 /// A descriptor that came from another process.

@@ -17,6 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::process;
 use crate::timing::host::{POOL_THREAD_MAX_IDLE, POOL_WAIT_PAUSE};
 
 /// How far a task is after a step.
@@ -47,6 +48,15 @@ pub struct PoolLimits {
     pub tasks: usize,
     /// Tasks that wait, of one owner.
     pub tasks_of_owner: usize,
+}
+
+/// Who goes first where there are fewer processors than threads that want one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// A pool's threads are as good as others.
+    Normal,
+    /// A pool's threads take what others leave: next to nothing of processors that others keep busy.
+    StandsBack,
 }
 
 /// The party that a pool works for.
@@ -184,6 +194,7 @@ impl<Owner: PoolOwner> State<Owner> {
 struct Shared<Owner> {
     name: &'static str,
     limits: PoolLimits,
+    urgency: Urgency,
     state: Mutex<State<Owner>>,
     work: Condvar,
 }
@@ -212,7 +223,7 @@ impl<Owner> std::fmt::Debug for Pool<Owner> {
 
 impl<Owner: PoolOwner> Pool<Owner> {
     /// A pool whose threads have this name.
-    pub fn new(name: &'static str, limits: PoolLimits) -> Self {
+    pub fn new(name: &'static str, limits: PoolLimits, urgency: Urgency) -> Self {
         let state = State {
             owners: BTreeMap::new(),
             turns: VecDeque::new(),
@@ -223,7 +234,7 @@ impl<Owner: PoolOwner> Pool<Owner> {
             threads: 0,
             idle: 0,
         };
-        Self(Arc::new(Shared { name, limits, state: Mutex::new(state), work: Condvar::new() }))
+        Self(Arc::new(Shared { name, limits, urgency, state: Mutex::new(state), work: Condvar::new() }))
     }
 
     /// Takes a task on, if there is room.
@@ -265,7 +276,12 @@ impl<Owner: PoolOwner> Pool<Owner> {
 
     fn start_thread(&self, state: &mut State<Owner>) -> io::Result<()> {
         let pool = self.clone();
-        std::thread::Builder::new().name(self.0.name.into()).spawn(move || pool.run())?;
+        std::thread::Builder::new().name(self.0.name.into()).spawn(move || {
+            if pool.0.urgency == Urgency::StandsBack {
+                process::stand_back();
+            }
+            pool.run();
+        })?;
         state.threads += 1;
         Ok(())
     }
@@ -361,7 +377,7 @@ mod tests {
 
     #[test]
     fn tasks_that_wait_hold_up_no_others_of_their_owner() {
-        let pool = Pool::new("test", LIMITS);
+        let pool = Pool::new("test", LIMITS, Urgency::Normal);
         let enough = Arc::new(AtomicBool::new(false));
         for _ in 0..100 {
             pool.offer(0, Box::new(Waiting(enough.clone()))).unwrap();
@@ -376,7 +392,7 @@ mod tests {
 
     #[test]
     fn tasks_of_one_owner_take_turns_and_later_ones_find_a_thread_again() {
-        let pool = Pool::new("test", LIMITS);
+        let pool = Pool::new("test", LIMITS, Urgency::Normal);
         let (sender, said) = channel();
         let (gate, hung, open) = Gate::new();
         pool.offer(0, gate).unwrap();
@@ -398,7 +414,7 @@ mod tests {
 
     #[test]
     fn a_task_that_hangs_holds_up_no_other_owner_and_takes_one_thread() {
-        let pool = Pool::new("test", LIMITS);
+        let pool = Pool::new("test", LIMITS, Urgency::Normal);
         let (sender, said) = channel();
         let (gate, hung, open) = Gate::new();
         pool.offer(0, gate).unwrap();
@@ -429,7 +445,7 @@ mod tests {
     #[test]
     fn owners_of_a_group_that_hang_leave_threads_to_others_and_are_served_in_turn() {
         let limits = PoolLimits { threads: 4, threads_of_group: 2, ..LIMITS };
-        let pool = Pool::new("test", limits);
+        let pool = Pool::new("test", limits, Urgency::Normal);
         let gates: Vec<_> = (0..6).map(|_| Gate::new()).collect();
         let mut hanging = Vec::new();
         for (number, (gate, hung, open)) in gates.into_iter().enumerate() {
@@ -463,7 +479,7 @@ mod tests {
 
     #[test]
     fn an_owner_with_many_tasks_delays_another_by_a_step() {
-        let pool = Pool::new("test", PoolLimits { threads: 1, ..LIMITS });
+        let pool = Pool::new("test", PoolLimits { threads: 1, ..LIMITS }, Urgency::Normal);
         let (sender, said) = channel();
         let (gate, hung, open) = Gate::new();
         pool.offer(0, gate).unwrap();
@@ -479,7 +495,11 @@ mod tests {
 
     #[test]
     fn what_waits_is_bounded_by_owner_and_together_but_for_what_is_given_back() {
-        let pool = Pool::new("test", PoolLimits { threads: 1, tasks: 3, tasks_of_owner: 2, ..LIMITS });
+        let pool = Pool::new(
+            "test",
+            PoolLimits { threads: 1, tasks: 3, tasks_of_owner: 2, ..LIMITS },
+            Urgency::Normal,
+        );
         let (sender, said) = channel();
         let (gate, hung, open) = Gate::new();
         pool.offer(0, gate).unwrap();
@@ -496,6 +516,25 @@ mod tests {
     }
 
     #[test]
+    fn threads_that_stand_back_have_the_lowest_priority_and_others_keep_theirs() {
+        struct Tells(Sender<i32>);
+        impl BlockingTask for Tells {
+            fn step(&mut self) -> Step {
+                // SAFETY: getpriority(2) takes integers.
+                let _ = self.0.send(unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) });
+                Step::Over
+            }
+        }
+        let (sender, said) = channel();
+        let priority = |urgency| {
+            Pool::new("test", LIMITS, urgency).offer(1, Box::new(Tells(sender.clone()))).unwrap();
+            said.recv_timeout(TIMEOUT).unwrap()
+        };
+        let normal = priority(Urgency::Normal);
+        assert_eq!((priority(Urgency::StandsBack), priority(Urgency::Normal)), (19, normal));
+    }
+
+    #[test]
     fn a_task_that_panics_is_over_and_others_go_on() {
         struct Panics;
         impl BlockingTask for Panics {
@@ -503,7 +542,7 @@ mod tests {
                 panic!("as the test wants")
             }
         }
-        let pool = Pool::new("test", PoolLimits { threads: 1, ..LIMITS });
+        let pool = Pool::new("test", PoolLimits { threads: 1, ..LIMITS }, Urgency::Normal);
         let (sender, said) = channel();
         pool.offer(0, Box::new(Panics)).unwrap();
         pool.offer(0, Box::new(Steps('a', 1, sender))).unwrap();

@@ -310,6 +310,13 @@ pub fn place_thread(thread: u32, processors: &[usize]) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// The calling thread gets the lowest priority: beside others that want its processor, a 70th of it.
+pub fn stand_back() {
+    const LOWEST: i32 = 19;
+    // SAFETY: setpriority(2) takes integers; 0 is the calling thread. A thread may always lower its own.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, LOWEST) };
+}
+
 /// Keeps every page of this process, present and future, in memory. The
 /// supervisor must never wait for the memory that it serves.
 pub fn lock_memory() -> io::Result<()> {

@@ -29,6 +29,10 @@ pub const POLL_BEFORE_SLEEP: RangeInclusive<Duration> = Duration::from_micros(50
 /// thread: five times the longest polling, so a thread that waits for something long sleeps.
 pub const DRIVE_BEFORE_SLEEP: Duration = Duration::from_millis(5);
 
+/// A waiting thread that drives a node and has found nothing to do for this long gives its processor to another thread
+/// now and again: five round trips over UDP on loopback (10 µs). The other may be the peer's.
+pub const DRIVE_QUIET: Duration = Duration::from_micros(50);
+
 /// New transfers that are to be sent together go when no completion has come in for this long: a fifth of a
 /// round trip over UDP on loopback (10 µs), so that a lone transfer loses little.
 pub const GATHER_PAUSE: Duration = Duration::from_micros(2);

@@ -26,7 +26,7 @@ use crate::fabric::table::Fabric;
 use crate::lending::Lending;
 use crate::lending::ledger::LendError;
 use crate::memory::allocation::allocate;
-use crate::memory::blocking;
+use crate::memory::blocking::Pools;
 use crate::programs::domain::ProgramAtWork;
 use crate::programs::domains::{Programs, SetUpError};
 use crate::programs::{Limits, MAX_TRANSACTIONS};
@@ -128,10 +128,10 @@ impl Node {
         let buffers = allocate((buffer_bytes.max(4096) as u64).next_multiple_of(4096))?;
         let life = Life::new()?;
         let fabric = Fabric::new(name, life, Engine::new(configuration(&limits)), LOOPBACK_BLOCK_BYTES);
-        let pool = blocking::pool();
+        let pools = Pools::new();
         Ok(Self {
-            lending: Lending::new(lend_bytes, pool.clone(), fabric.answered.clone()),
-            programs: Arc::new(Programs::new(limits, pool)?),
+            lending: Lending::new(lend_bytes, pools.clone(), fabric.answered.clone()),
+            programs: Arc::new(Programs::new(limits, pools)?),
             fabric,
             gone_links: GoneLinks::default(),
             listener_stats: ListenerStats::default(),

@@ -351,7 +351,8 @@ mod tests {
         for (number, request) in [(1, Request::Lend { bytes: 4096 }), (2, Request::Create { bytes: 100 })] {
             let message = Message::V1(MessageV1::Ask { number, request }).encode();
             // It is still being allocated when it is asked for again.
-            let hanging = crate::memory::blocking::testing::hang(&node.lending.pool, Owner::Peer(whole.id));
+            let hanging =
+                crate::memory::blocking::testing::hang(&node.lending.pools.blocking, Owner::Peer(whole.id));
             far_first.send_control(&message, &[]).unwrap();
             node.drive(&whole);
             far_second.send_control(&message, &[]).unwrap();

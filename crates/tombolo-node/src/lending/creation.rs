@@ -39,11 +39,14 @@ struct Creation {
 impl Creation {
     /// Takes room, or waits for it.
     fn reserve(&mut self, since: Instant) -> Result<Step, LendError> {
-        let room = self.ledger.lock().reserve(self.bytes);
+        let (room, account) = {
+            let mut ledger = self.ledger.lock();
+            (ledger.reserve(self.bytes), ledger.account())
+        };
         match room {
             Err(LendError::BeingFreed) if since.elapsed() < timing::LEND_FREEING_TIMEOUT => {
                 self.stage = Stage::AwaitsRoom(since);
-                Ok(Step::Waits)
+                Ok(account.help_to_free())
             }
             room => {
                 let room = room?;

@@ -119,6 +119,11 @@ impl Ledger {
         }
     }
 
+    /// The account of what is lent.
+    pub(crate) fn account(&self) -> Arc<Account> {
+        self.account.clone()
+    }
+
     /// What may be lent.
     pub fn lend_bytes(&self) -> u64 {
         self.account.limit_bytes()
@@ -276,7 +281,10 @@ mod tests {
     }
 
     fn reclaimer() -> Reclaimer {
-        Reclaimer::new(crate::memory::blocking::pool(), crate::memory::blocking::Owner::Peer(PeerId(1)))
+        Reclaimer::new(
+            crate::memory::blocking::Pools::new().freeing,
+            crate::memory::blocking::Owner::Peer(PeerId(1)),
+        )
     }
 
     /// Waits for what is being freed.

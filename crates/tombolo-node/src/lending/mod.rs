@@ -16,13 +16,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tombolo_core::rdma::PeerId;
-use tombolo_host::pool::{BlockingTask, Pool};
+use tombolo_host::pool::BlockingTask;
 
 use crate::fabric::answered::Answered;
 use crate::fabric::connection::Connection;
 use crate::fabric::label;
 use crate::fabric::messages::{Borrower, Reply};
-use crate::memory::blocking::Owner;
+use crate::memory::blocking::{Owner, Pools};
 use crate::memory::reclaim::Reclaimer;
 use ledger::{Ledger, LendError};
 
@@ -30,19 +30,19 @@ use ledger::{Ledger, LendError};
 #[derive(Debug)]
 pub(crate) struct Lending {
     pub(crate) ledger: Arc<Mutex<Ledger>>,
-    pub(crate) pool: Pool<Owner>,
+    pub(crate) pools: Pools,
     answered: Answered,
 }
 
 impl Lending {
     /// Nothing lent yet, of `lend_bytes`. Answers are kept where they may be asked for again.
-    pub(crate) fn new(lend_bytes: u64, pool: Pool<Owner>, answered: Answered) -> Self {
-        Self { ledger: Arc::new(Mutex::new(Ledger::new(lend_bytes))), pool, answered }
+    pub(crate) fn new(lend_bytes: u64, pools: Pools, answered: Answered) -> Self {
+        Self { ledger: Arc::new(Mutex::new(Ledger::new(lend_bytes))), pools, answered }
     }
 
     /// What frees the memory that an owner has had.
     pub(crate) fn reclaimer(&self, owner: Owner) -> Reclaimer {
-        Reclaimer::new(self.pool.clone(), owner)
+        Reclaimer::new(self.pools.freeing.clone(), owner)
     }
 
     /// Whether a peer has memory of this node for itself.
@@ -69,7 +69,7 @@ impl Lending {
 
     /// Gives a task to the pool. The refusal, if it takes no more.
     fn begin(&self, owner: Owner, task: Box<dyn BlockingTask>) -> Option<Reply> {
-        self.pool.offer(owner, task).err().map(|error| failed(&error))
+        self.pools.blocking.offer(owner, task).err().map(|error| failed(&error))
     }
 }
 

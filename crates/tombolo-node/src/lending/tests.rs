@@ -208,12 +208,13 @@ fn freeing_what_one_has_borrowed_holds_up_nobody_else() {
     let lender = Lender::new(BYTES + (8 << 20));
     let (one, other, third) = (Borrower::new(&lender), Borrower::new(&lender), Borrower::new(&lender));
     assert!(matches!(one.ask(Request::Lend { bytes: BYTES }), Reply::Lent { .. }));
-    let peers = lender.node.peers();
-    let has_some =
-        |peer: &&Arc<Connection>| lender.node.lending.ledger.lock().segments_of(peer.id).count() > 0;
-    let owner = Owner::Peer(peers.iter().find(has_some).unwrap().id);
-    let hanging = crate::memory::blocking::testing::hang(&lender.node.lending.pool, owner);
-    drop((peers, one));
+    // Somebody copies from it for a long time.
+    let held = lender.node.peers().iter().find_map(|peer| {
+        let ledger = lender.node.lending.ledger.lock();
+        ledger.segments_of(peer.id).next().map(|(_, memory)| memory.clone())
+    });
+    let held = held.expect("somebody has borrowed");
+    drop(one);
     let since = Instant::now();
     while being_freed(&other) != (0, BYTES) {
         assert!(since.elapsed() < TIMEOUT, "the borrower is not forgotten");
@@ -233,7 +234,7 @@ fn freeing_what_one_has_borrowed_holds_up_nobody_else() {
             Reply::TooMuch { free_bytes: BYTES },
             "for more than there is, nobody waits"
         );
-        drop(hanging);
+        drop(held);
         assert!(matches!(returns.join().unwrap(), Reply::Lent { .. }));
     });
     assert_eq!(being_freed(&other), (BYTES + (8 << 20), 0));

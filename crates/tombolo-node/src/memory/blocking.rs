@@ -9,7 +9,7 @@
 //! and answers when it is done.
 
 use tombolo_core::rdma::PeerId;
-use tombolo_host::pool::{Pool, PoolLimits, PoolOwner};
+use tombolo_host::pool::{Pool, PoolLimits, PoolOwner, Urgency};
 
 /// For whom something is done. One of them never waits for the end of another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,15 +48,29 @@ const TASKS_OF_OWNER: usize = 128;
 /// Tasks that wait, of all of them.
 const TASKS: usize = 8192;
 
-/// A node's pool.
-pub(crate) fn pool() -> Pool<Owner> {
-    let limits = PoolLimits {
-        threads: THREADS,
-        threads_of_group: THREADS_OF_USER,
-        tasks: TASKS,
-        tasks_of_owner: TASKS_OF_OWNER,
-    };
-    Pool::new("blocking", limits)
+const LIMITS: PoolLimits = PoolLimits {
+    threads: THREADS,
+    threads_of_group: THREADS_OF_USER,
+    tasks: TASKS,
+    tasks_of_owner: TASKS_OF_OWNER,
+};
+
+/// A node's pools.
+#[derive(Clone, Debug)]
+pub(crate) struct Pools {
+    /// For what somebody waits for.
+    pub(crate) blocking: Pool<Owner>,
+    /// For freeing: nobody waits for that, or who does helps (decision 20).
+    pub(crate) freeing: Pool<Owner>,
+}
+
+impl Pools {
+    pub(crate) fn new() -> Self {
+        Self {
+            blocking: Pool::new("blocking", LIMITS, Urgency::Normal),
+            freeing: Pool::new("freeing", LIMITS, Urgency::StandsBack),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -99,7 +113,7 @@ mod tests {
 
     #[test]
     fn processes_of_one_user_that_hang_leave_threads_to_peers() {
-        let pool = pool();
+        let pool = Pools::new().blocking;
         let process = |id| Owner::Process { id, user: 1000 };
         let _processes = [1, 2].map(|id| testing::hang(&pool, process(id)));
         let (_ends, waiting): (Vec<_>, Vec<_>) = (3..=8).map(|_| testing::hanging()).unzip();

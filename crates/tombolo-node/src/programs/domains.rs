@@ -8,7 +8,6 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::{ChannelPage, Failure, Grant, MAX_GRANTS, MailError, Mailbox, SLOTS, Target, Who};
 use tombolo_host::event::{EventFd, Poll};
-use tombolo_host::pool::Pool;
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_host::unix::SeqpacketSocket;
 use tombolo_wire::NackCode;
@@ -22,7 +21,7 @@ use super::requests::LastHolder;
 use super::user::{Poster, SMALL_LOOPBACK};
 use super::{Limits, Missing};
 use crate::fabric::life::NoRandomNumbers;
-use crate::memory::blocking::Owner;
+use crate::memory::blocking::Pools;
 use crate::memory::reclaim::{Account, Room, Segment, TakeError};
 
 /// Memory of a domain. When it is dropped, it is freed in the pool.
@@ -62,7 +61,7 @@ pub(crate) struct Programs {
     pub(crate) awake: Awake,
     /// What may be allocated for them.
     pub(crate) memory: Arc<Account>,
-    pub(super) pool: Pool<Owner>,
+    pub(super) pools: Pools,
     lives: AtomicU32,
     /// The engine's loop sleeps on this, too.
     wake: EventFd,
@@ -90,7 +89,7 @@ pub(crate) struct Counts {
 }
 
 impl Programs {
-    pub(crate) fn new(limits: Limits, pool: Pool<Owner>) -> Result<Self, SetUpError> {
+    pub(crate) fn new(limits: Limits, pools: Pools) -> Result<Self, SetUpError> {
         let wake = EventFd::new().map_err(std::io::Error::from)?;
         let poll = Poll::new().map_err(std::io::Error::from)?;
         let moved = Outbox::new(&wake)?;
@@ -103,7 +102,7 @@ impl Programs {
             awake: Awake::default(),
             poll,
             memory: Account::new(limits.program_memory_bytes),
-            pool,
+            pools,
             lives: AtomicU32::new(0),
             wake,
             asleep: AtomicBool::new(false),
@@ -311,7 +310,7 @@ impl Programs {
         domain.own.close();
         drop(regions);
         // Whoever lets it go last closes what is in it.
-        self.pool.give_back(domain.owner(), Box::new(LastHolder(domain.clone())));
+        self.pools.blocking.give_back(domain.owner(), Box::new(LastHolder(domain.clone())));
     }
 
     /// Takes `bytes` of what programs may have.

@@ -83,7 +83,7 @@ impl Programs {
                 };
                 let work = Work::Free(region, Instant::now());
                 let task = ProgramTask { programs: programs.clone(), domain: domain.clone(), number, work };
-                self.pool.give_back(domain.owner(), Box::new(task));
+                self.pools.blocking.give_back(domain.owner(), Box::new(task));
                 return Ok(());
             }
             Request::Allocate { bytes, grants } => match Programs::check_allocation(bytes, &grants) {
@@ -96,7 +96,7 @@ impl Programs {
         };
         let owner = if matches!(work, Work::Register(..)) { domain.process_owner() } else { domain.owner() };
         let task = ProgramTask { programs: programs.clone(), domain: domain.clone(), number, work };
-        match self.pool.offer(owner, Box::new(task)) {
+        match self.pools.blocking.offer(owner, Box::new(task)) {
             Ok(()) => Ok(()),
             Err(error) => domain.reply(number, Reply::Failed(error.to_string()), &[]),
         }
@@ -134,7 +134,7 @@ impl ProgramTask {
         match self.programs.memory.take(bytes) {
             Err(TakeError::BeingFreed) if since.elapsed() < timing::ALLOCATE_FREEING_TIMEOUT => {
                 self.work = Work::AwaitRoom(bytes, grants, since);
-                Ok(Step::Waits)
+                Ok(self.programs.memory.help_to_free())
             }
             Err(_) => Err(self.programs.reserve(bytes).map_or_else(|reason| reason, |_| "ask again".into())),
             Ok(room) => {
@@ -156,7 +156,7 @@ impl ProgramTask {
             return Ok(Step::More);
         }
         let memory = Arc::new(allocation.finish());
-        let reclaimer = Reclaimer::new(self.programs.pool.clone(), self.domain.owner());
+        let reclaimer = Reclaimer::new(self.programs.pools.freeing.clone(), self.domain.owner());
         let segment = Segment::new(memory.clone(), room, reclaimer);
         let address = self.programs.enter(&self.domain, segment, grants)?;
         Ok(self.answer(Reply::Allocated { address }, Some(memory)))
@@ -269,7 +269,7 @@ mod tests {
             let slow = Program::open(&path, 1);
             let owner = node.programs.domain(1).unwrap().owner();
             assert!(matches!(owner, Owner::Program(1, _)));
-            let hanging = testing::hang(&node.programs.pool, owner);
+            let hanging = testing::hang(&node.programs.pools.blocking, owner);
             slow.ask(2, Request::Allocate { bytes: BYTES, grants: Vec::new() });
             slow.ask(3, Request::Peers);
             assert!(matches!(slow.answer(), (3, Reply::Peers(_))), "it waits for the allocation");
@@ -281,7 +281,7 @@ mod tests {
             drop(hanging);
             assert!(matches!(slow.answer(), (2, Reply::Allocated { .. })));
             // A program that ends while memory is allocated for it leaves none behind.
-            let hanging = testing::hang(&node.programs.pool, owner);
+            let hanging = testing::hang(&node.programs.pools.blocking, owner);
             slow.ask(4, Request::Allocate { bytes: BYTES, grants: Vec::new() });
             slow.ask(5, Request::Peers);
             assert!(matches!(slow.answer(), (5, _)));
@@ -293,7 +293,9 @@ mod tests {
             }
             assert_eq!(node.programs.memory.in_use_bytes(), 0);
             drop(hanging);
-            while node.programs.memory.being_freed_bytes() > 0 || node.programs.pool.waiting_of(owner) > 0 {
+            while node.programs.memory.being_freed_bytes() > 0
+                || node.programs.pools.blocking.waiting_of(owner) > 0
+            {
                 assert!(since.elapsed() < TIMEOUT, "memory is not freed");
                 std::thread::yield_now();
             }
