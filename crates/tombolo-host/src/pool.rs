@@ -516,22 +516,22 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_stand_back_have_the_lowest_priority_and_others_keep_theirs() {
+    fn threads_that_stand_back_take_what_others_leave() {
         struct Tells(Sender<i32>);
         impl BlockingTask for Tells {
             fn step(&mut self) -> Step {
-                // SAFETY: getpriority(2) takes integers.
-                let _ = self.0.send(unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) });
+                // SAFETY: sched_getscheduler(2) takes an integer.
+                let _ = self.0.send(unsafe { libc::sched_getscheduler(0) });
                 Step::Over
             }
         }
         let (sender, said) = channel();
-        let priority = |urgency| {
+        let policy = |urgency| {
             Pool::new("test", LIMITS, urgency).offer(1, Box::new(Tells(sender.clone()))).unwrap();
             said.recv_timeout(TIMEOUT).unwrap()
         };
-        let normal = priority(Urgency::Normal);
-        assert_eq!((priority(Urgency::StandsBack), priority(Urgency::Normal)), (19, normal));
+        let policies = [Urgency::Normal, Urgency::StandsBack, Urgency::Normal].map(policy);
+        assert_eq!(policies, [libc::SCHED_OTHER, libc::SCHED_IDLE, libc::SCHED_OTHER]);
     }
 
     #[test]

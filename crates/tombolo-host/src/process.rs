@@ -310,11 +310,14 @@ pub fn place_thread(thread: u32, processors: &[usize]) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The calling thread gets the lowest priority: beside others that want its processor, a 70th of it.
+/// The calling thread gets what other threads leave of the processors (`SCHED_IDLE`): the kernel counts a processor with
+/// none but such threads as idle, and has others run there at once.
 pub fn stand_back() {
-    const LOWEST: i32 = 19;
-    // SAFETY: setpriority(2) takes integers; 0 is the calling thread. A thread may always lower its own.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, LOWEST) };
+    // SAFETY: an all-zero sched_param is what this policy wants; 0 is the calling thread. A thread may always ask for less.
+    unsafe {
+        let parameters: libc::sched_param = std::mem::zeroed();
+        libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters);
+    }
 }
 
 /// Keeps every page of this process, present and future, in memory. The

@@ -1,7 +1,7 @@
 //! The traits that every link implements, and the words they use.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -251,6 +251,11 @@ pub trait Link: Send + Sync + fmt::Debug {
 
     /// The peer's process on this machine, as the kernel says, where known.
     fn peer_process_id(&self) -> Option<u32> {
+        None
+    }
+
+    /// A pidfd of that process, where it is known which it is, whatever has become of it.
+    fn peer_process(&self) -> Option<Arc<OwnedFd>> {
         None
     }
 

@@ -17,13 +17,14 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tombolo_host::process;
 use tombolo_host::ring::{Consumer, Producer, PushError, RingError};
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_host::timing::link::SHM_SOCKET_READ_INTERVAL;
@@ -92,6 +93,7 @@ pub struct ShmLink {
     socket: SeqpacketSocket,
     lost: OnceLock<LossReason>,
     peer_process_id: Option<u32>,
+    peer_process: Option<Arc<OwnedFd>>,
     counters: Counters,
 }
 
@@ -127,6 +129,8 @@ impl ShmLink {
         let producer = Producer::new(Arc::clone(&memory), ours, ring_bytes)?;
         let consumer = Consumer::new(memory, theirs, ring_bytes)?;
         let peer_process_id = socket.peer()?.process_id;
+        let peer_process =
+            process::peer_pidfd(socket.as_fd(), peer_process_id.unwrap_or(0)).ok().map(Arc::new);
         Ok(Self {
             sending: Mutex::new(Sending { producer, unflushed: false, refused_bytes: None }),
             receiving: Mutex::new(consumer),
@@ -138,6 +142,7 @@ impl ShmLink {
             socket,
             lost: OnceLock::new(),
             peer_process_id,
+            peer_process,
             counters: Counters::default(),
         })
     }
@@ -404,6 +409,10 @@ impl Link for ShmLink {
 
     fn peer_process_id(&self) -> Option<u32> {
         self.peer_process_id
+    }
+
+    fn peer_process(&self) -> Option<Arc<OwnedFd>> {
+        self.peer_process.clone()
     }
 
     fn close(&self, reason: LossReason) {

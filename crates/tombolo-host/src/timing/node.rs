@@ -49,6 +49,12 @@ pub const PATHS_MAX_SLEEP: Duration = Duration::from_millis(10);
 /// How long a full link or socket is tried again for an answer. Twice the silence after which a link is suspect: a
 /// peer or program that takes nothing for so long is not going to.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long memory waits for threads that stand back, which on a busy machine may have no processor; then others free it.
+/// A bound, not a measurement.
+pub const STAND_BACK: Duration = Duration::from_secs(10);
+/// How long it is waited for the end of a process whose link has ended: its descriptors are closed shortly before. A
+/// bound, not a measurement.
+pub const HOLDER_END: Duration = Duration::from_millis(100);
 /// How long a peer that asks for memory waits for what others gave back to be freed: some tens of GiB, at the few
 /// GiB a second that a kernel frees, and less than the peer waits for its answer ([`LEND_TIMEOUT`]).
 pub const LEND_FREEING_TIMEOUT: Duration = Duration::from_secs(30);

@@ -15,6 +15,7 @@ use crate::fabric::answered::Answered;
 use crate::fabric::connection::Connection;
 use crate::fabric::messages::{Message, MessageV1, Reply};
 use crate::fabric::neighbour::Neighbour;
+use crate::memory::reclaim::Holder;
 
 /// Tasks of one peer at once.
 const MAX_OPEN_TASKS: u32 = 64;
@@ -45,6 +46,15 @@ impl Asker {
         )))
     }
 
+    /// Who will have mapped what is answered with.
+    pub(super) fn holder(&self) -> Holder {
+        match self.by.link.peer_process() {
+            _ if !self.by.link.supports_windows() => Holder::Nobody,
+            Some(process) => Holder::Process(process),
+            None => Holder::Anybody,
+        }
+    }
+
     /// The task has ended so; the answer is sent now, or in later steps.
     pub(super) fn answer(&mut self, reply: Reply) -> Step {
         self.answer_with(reply, None)
@@ -71,7 +81,8 @@ impl Asker {
     pub(super) fn send(&mut self) -> Option<Step> {
         let (message, memory, deadline) = self.unsent.as_ref()?;
         let Some(link) = self.link() else { return Some(Step::Over) };
-        let memory = memory.as_ref().filter(|_| link.supports_windows());
+        // Only who has asked by such a link counts as a holder.
+        let memory = memory.as_ref().filter(|_| link.supports_windows() && self.by.link.supports_windows());
         let descriptors: SmallVec<[_; 1]> = memory.iter().map(|memory| memory.as_fd()).collect();
         let sent = link.send_control(message, &descriptors);
         let waits = matches!(sent, Err(SendError::Full)) && Instant::now() < *deadline;

@@ -63,7 +63,10 @@ impl Creation {
             return Ok(Step::More);
         }
         let memory = Arc::new(allocation.finish());
-        let segment = Segment::new(memory.clone(), room, self.reclaimer.clone());
+        let mut segment = Segment::new(memory.clone(), room, self.reclaimer.clone());
+        if self.draft_bytes.is_none() {
+            segment.set_holder(self.asker.holder());
+        }
         let (segment, memory) = {
             let (peer, mut ledger) = (&self.asker.neighbour, self.ledger.lock());
             // A peer that is lost by now is forgotten under this lock, before or after.

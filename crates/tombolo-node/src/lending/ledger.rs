@@ -18,7 +18,7 @@ use crate::fabric::life::NoRandomNumbers;
 use crate::fabric::messages::Checksum;
 use crate::lending::named::SegmentName;
 use crate::memory::allocation::AllocationError;
-use crate::memory::reclaim::{Account, Room, Segment, TakeError};
+use crate::memory::reclaim::{Account, Holder, Room, Segment, TakeError};
 
 /// Why memory was not lent.
 #[derive(Debug, thiserror::Error)]
@@ -242,7 +242,12 @@ impl Ledger {
 
     /// Takes a segment back. False: the peer has no such one.
     pub fn release(&mut self, peer: PeerId, number: u16) -> bool {
-        self.segments.remove(&(peer, number)).is_some()
+        let mut released = self.segments.remove(&(peer, number));
+        if let Some(Holding::Lent(segment)) = &mut released {
+            // The peer lives, and has it mapped still, perhaps.
+            segment.set_holder(Holder::Anybody);
+        }
+        released.is_some()
     }
 
     /// Takes everything back that a peer has; returns the bytes.
@@ -281,10 +286,7 @@ mod tests {
     }
 
     fn reclaimer() -> Reclaimer {
-        Reclaimer::new(
-            crate::memory::blocking::Pools::new().freeing,
-            crate::memory::blocking::Owner::Peer(PeerId(1)),
-        )
+        Reclaimer::new(crate::memory::blocking::Pools::new(), crate::memory::blocking::Owner::Peer(PeerId(1)))
     }
 
     /// Waits for what is being freed.

@@ -42,7 +42,7 @@ impl Lending {
 
     /// What frees the memory that an owner has had.
     pub(crate) fn reclaimer(&self, owner: Owner) -> Reclaimer {
-        Reclaimer::new(self.pools.freeing.clone(), owner)
+        Reclaimer::new(self.pools.clone(), owner)
     }
 
     /// Whether a peer has memory of this node for itself.

@@ -9,17 +9,24 @@
 //! meanwhile helps to free, on a thread that does not stand back (decision 20).
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tombolo_host::pool::{BlockingTask, Pool, Step};
-use tombolo_host::shared::{SharedMemory, Unmapping};
+use tombolo_host::pool::{BlockingTask, Step};
+use tombolo_host::process;
+use tombolo_host::shared::{Pages, SharedMemory, Unmapping};
+use tombolo_host::timing::node as timing;
 
-use crate::memory::blocking::Owner;
+use crate::memory::blocking::{Owner, Pools};
 
-/// How much is unmapped in one step: 0.3 ms. Nobody else maps or unmaps meanwhile, also while the thread that does it
-/// has no processor.
-const STEP_BYTES: usize = 16 << 20;
+/// How much is freed in one step: half a millisecond, and as long as its thread has no processor meanwhile, nobody else of
+/// this process maps or unmaps.
+const STEP_BYTES: usize = 4 << 20;
+/// For how long after a try to free some, who waits for room is taken to try again: it does every millisecond, when it
+/// has a processor. A bound, not a measurement.
+const HURRY: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Taken {
@@ -54,26 +61,13 @@ impl Account {
         Arc::new(Self { limit_bytes, taken: Mutex::default(), retired: Mutex::default() })
     }
 
-    /// Frees a part of what is being freed.
-    pub(crate) fn free_some(&self) -> Step {
-        let Some(mut turn) = Turn::begin(self) else {
-            // Who has the rest in hands may put it back.
-            return if self.retired.lock().in_hands > 0 { Step::Waits } else { Step::Over };
-        };
-        match turn.0.as_mut().map_or(Step::Over, Retired::step) {
-            Step::Over => {
-                turn.0 = None;
-                Step::More
-            }
-            step => step,
-        }
-    }
-
-    /// For who waits for room: frees some, and is to look again, at once where there was something to do.
+    /// For who waits for room: frees some, and is to look again, at once where there was something to do. Those that
+    /// stand back leave the rest to it.
     pub(crate) fn help_to_free(&self) -> Step {
-        match self.free_some() {
-            Step::More => Step::More,
-            Step::Waits | Step::Over => Step::Waits,
+        self.retired.lock().hurried_until = Some(Instant::now() + HURRY);
+        match Turn::begin(self) {
+            Some(turn) => turn.go_on(),
+            None => Step::Waits,
         }
     }
 
@@ -134,62 +128,121 @@ impl Drop for Room {
     }
 }
 
+/// Who outside this node may have memory mapped.
+#[derive(Clone, Debug)]
+pub enum Holder {
+    /// Its descriptor was given to nobody.
+    Nobody,
+    /// This process, of which this is a pidfd.
+    Process(Arc<OwnedFd>),
+    /// Who it is, is not known.
+    Anybody,
+}
+
+impl Holder {
+    fn may_live(&self) -> bool {
+        match self {
+            Self::Nobody => false,
+            Self::Process(process) => !process::has_ended(process),
+            Self::Anybody => true,
+        }
+    }
+}
+
 /// Frees what one owner has had.
 #[derive(Clone, Debug)]
 pub(crate) struct Reclaimer {
-    pool: Pool<Owner>,
+    pools: Pools,
     owner: Owner,
 }
 
 impl Reclaimer {
-    pub(crate) fn new(pool: Pool<Owner>, owner: Owner) -> Self {
-        Self { pool, owner }
+    pub(crate) fn new(pools: Pools, owner: Owner) -> Self {
+        Self { pools, owner }
     }
 
     /// Nobody finds this memory any more; who has found it copies or sends a block and lets it go. There
     /// are never more of these than segments were given out.
-    fn retire(&self, memory: Arc<SharedMemory>, mut room: Room) {
+    fn retire(&self, memory: Arc<SharedMemory>, mut room: Room, holder: Holder) {
         room.begin_freeing();
         let account = room.account.clone();
-        account.retired.lock().waiting.push_back(Retired { memory: Retiring::Held(memory), _room: room });
-        self.pool.give_back(self.owner, Box::new(Freeing(account)));
+        let (reclaimer, since) = (self.clone(), Instant::now());
+        let retired = Retired { memory: Retiring::Held(memory), holder, since, reclaimer, _room: room };
+        if matches!(retired.holder, Holder::Anybody) {
+            return retired.hurry();
+        }
+        account.retired.lock().waiting.push_back(retired);
+        self.pools.freeing.give_back(self.owner, Box::new(Freeing(account)));
     }
 }
 
-/// What is being freed of an account. There is a task for each, here or under way, and more where others have helped.
+/// What threads that stand back are to free of an account. There is a task for each, or more.
 #[derive(Debug, Default)]
 struct Queue {
     waiting: VecDeque<Retired>,
     /// Number of those that a thread has in hands.
     in_hands: usize,
+    /// Until then, who waits for room frees.
+    hurried_until: Option<Instant>,
 }
 
 /// One of them, in a thread's hands. It is put back when this is dropped, also where the thread panics, unless it is free.
-struct Turn<'a>(Option<Retired>, &'a Account);
+struct Turn<'a> {
+    retired: Option<Retired>,
+    account: &'a Account,
+}
 
 impl<'a> Turn<'a> {
     fn begin(account: &'a Account) -> Option<Self> {
         let mut queue = account.retired.lock();
-        let retired = queue.waiting.pop_front()?;
+        let retired = Some(queue.waiting.pop_front()?);
         queue.in_hands += 1;
-        Some(Self(Some(retired), account))
+        Some(Self { retired, account })
+    }
+
+    /// Frees a piece.
+    fn go_on(mut self) -> Step {
+        match self.retired.as_mut().map_or(Step::Over, Retired::step) {
+            Step::Over => {
+                self.retired = None;
+                Step::More
+            }
+            step => step,
+        }
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut queue = self.1.retired.lock();
-        queue.waiting.extend(self.0.take());
+        let mut queue = self.account.retired.lock();
+        queue.waiting.extend(self.retired.take());
         queue.in_hands -= 1;
     }
 }
 
-/// Frees until nothing is left to be freed.
+/// Frees until nothing is left, on a thread that stands back.
 struct Freeing(Arc<Account>);
 
 impl BlockingTask for Freeing {
     fn step(&mut self) -> Step {
-        self.0.free_some()
+        {
+            let queue = self.0.retired.lock();
+            if queue.waiting.is_empty() {
+                // Who has the rest in hands may put it back.
+                return if queue.in_hands > 0 { Step::Waits } else { Step::Over };
+            }
+            if queue.hurried_until.is_some_and(|until| Instant::now() < until) {
+                return Step::Waits;
+            }
+        }
+        let Some(mut turn) = Turn::begin(&self.0) else { return Step::Waits };
+        match turn.retired.take_if(|retired| retired.is_late()) {
+            Some(late) => {
+                late.hurry();
+                Step::More
+            }
+            None => turn.go_on(),
+        }
     }
 }
 
@@ -205,22 +258,56 @@ enum Retiring {
 #[derive(Debug)]
 struct Retired {
     memory: Retiring,
+    holder: Holder,
+    since: Instant,
+    reclaimer: Reclaimer,
     _room: Room,
 }
 
 impl Retired {
+    /// Threads that stand back do not come to it, or must not: freed all at once, it would be in their hands for long.
+    fn is_late(&mut self) -> bool {
+        let waited = self.since.elapsed();
+        if matches!(self.memory, Retiring::Held(_)) && waited > timing::HOLDER_END && self.holder.may_live() {
+            self.holder = Holder::Anybody;
+        }
+        matches!(self.holder, Holder::Anybody) || waited > timing::STAND_BACK
+    }
+
+    /// Leaves it to threads that do not stand back.
+    fn hurry(self) {
+        let Reclaimer { pools, owner } = self.reclaimer.clone();
+        pools.blocking.give_back(owner, Box::new(self));
+    }
+}
+
+impl BlockingTask for Retired {
     fn step(&mut self) -> Step {
         match std::mem::replace(&mut self.memory, Retiring::Free) {
-            Retiring::Held(memory) => match Arc::try_unwrap(memory) {
-                Ok(memory) => {
-                    self.memory = Retiring::Unmapping(Unmapping::new(memory));
-                    Step::More
+            Retiring::Held(memory) => {
+                let pages = match &self.holder {
+                    Holder::Anybody => Pages::WithTheLast,
+                    _ if self.since.elapsed() > timing::HOLDER_END && self.holder.may_live() => {
+                        Pages::WithTheLast
+                    }
+                    holder if holder.may_live() => {
+                        // It is just ending, perhaps.
+                        self.memory = Retiring::Held(memory);
+                        return Step::Waits;
+                    }
+                    _ => Pages::WithEachPiece,
+                };
+                match Arc::try_unwrap(memory) {
+                    Ok(memory) => {
+                        self.memory = Retiring::Unmapping(Unmapping::new(memory, pages));
+                        Step::More
+                    }
+                    Err(memory) => {
+                        self.memory = Retiring::Held(memory);
+                        Step::Waits
+                    }
                 }
-                Err(memory) => {
-                    self.memory = Retiring::Held(memory);
-                    Step::Waits
-                }
-            },
+            }
             Retiring::Unmapping(mut memory) => {
                 if memory.go_on(STEP_BYTES) {
                     // With its descriptor the last of it goes, where nobody else has one.
@@ -240,13 +327,19 @@ pub struct Segment {
     memory: Arc<SharedMemory>,
     /// None when it has been given back.
     room: Option<Room>,
+    holder: Holder,
     reclaimer: Reclaimer,
 }
 
 impl Segment {
     /// Of memory as large as the room.
     pub(crate) fn new(memory: Arc<SharedMemory>, room: Room, reclaimer: Reclaimer) -> Self {
-        Self { memory, room: Some(room), reclaimer }
+        Self { memory, room: Some(room), holder: Holder::Anybody, reclaimer }
+    }
+
+    /// Nobody but this holder has it mapped outside this node.
+    pub(crate) fn set_holder(&mut self, holder: Holder) {
+        self.holder = holder;
     }
 
     /// Its memory.
@@ -263,14 +356,14 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         if let Some(room) = self.room.take() {
-            self.reclaimer.retire(self.memory.clone(), room);
+            self.reclaimer.retire(self.memory.clone(), room, self.holder.clone());
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::os::fd::AsFd;
 
     use tombolo_core::rdma::PeerId;
 
@@ -291,7 +384,7 @@ mod tests {
     #[test]
     fn room_is_free_again_when_the_memory_is_and_not_before() {
         let account = Account::new(BYTES);
-        let reclaimer = Reclaimer::new(Pools::new().freeing, Owner::Peer(PeerId(1)));
+        let reclaimer = Reclaimer::new(Pools::new(), Owner::Peer(PeerId(1)));
         let memory = Arc::new(SharedMemory::create("test", BYTES as usize).unwrap());
         let weak = Arc::downgrade(&memory);
         let segment = Segment::new(memory.clone(), account.take(BYTES).unwrap(), reclaimer);
@@ -310,27 +403,55 @@ mod tests {
     #[test]
     fn who_wants_room_frees_what_threads_that_stand_back_have_not_come_to() {
         let account = Account::new(4 * BYTES);
-        let (pool, owner) = (Pools::new().freeing, Owner::Peer(PeerId(1)));
-        let hanging = testing::hang(&pool, owner);
-        let reclaimer = Reclaimer::new(pool, owner);
+        let (pools, owner) = (Pools::new(), Owner::Peer(PeerId(1)));
+        let hanging = testing::hang(&pools.freeing, owner);
+        let reclaimer = Reclaimer::new(pools, owner);
         let segments: Vec<Segment> = (0..4)
             .map(|_| {
                 let memory = Arc::new(SharedMemory::create("test", BYTES as usize).unwrap());
-                Segment::new(memory, account.take(BYTES).unwrap(), reclaimer.clone())
+                let mut segment = Segment::new(memory, account.take(BYTES).unwrap(), reclaimer.clone());
+                segment.set_holder(Holder::Nobody);
+                segment
             })
             .collect();
         let held = segments[0].memory().clone();
         drop(segments);
         while account.being_freed_bytes() > BYTES {
-            assert_ne!(account.free_some(), Step::Over);
+            let _ = account.help_to_free();
         }
-        assert_eq!(account.free_some(), Step::Waits, "one is held");
+        assert_eq!(account.help_to_free(), Step::Waits, "one is held");
         let room = account.take(3 * BYTES).unwrap();
-        drop(held);
-        drop(hanging);
+        drop((held, hanging));
         // The task of each finds the rest, or nothing.
         wait_until_freed(&account);
-        assert_eq!((account.free_some(), account.in_use_bytes()), (Step::Over, 3 * BYTES));
+        assert_eq!(account.in_use_bytes(), 3 * BYTES);
         drop(room);
+    }
+
+    #[test]
+    fn memory_of_a_holder_that_lives_is_not_emptied_before_it_is_let_go_of() {
+        use std::process::Command;
+
+        let account = Account::new(2 * BYTES);
+        let reclaimer = Reclaimer::new(Pools::new(), Owner::Peer(PeerId(1)));
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pidfd = Arc::new(process::pidfd(child.id()).unwrap());
+        let left_of = |is_dead: bool, child: &mut std::process::Child| {
+            let memory = Arc::new(SharedMemory::create("test", BYTES as usize).unwrap());
+            memory.span_mut(0, 5).unwrap().copy_from(b"bytes"[..].into());
+            let descriptor = memory.as_ref().as_fd().try_clone_to_owned().unwrap();
+            let theirs = SharedMemory::open(descriptor, BYTES as usize).unwrap();
+            let mut segment = Segment::new(memory, account.take(BYTES).unwrap(), reclaimer.clone());
+            segment.set_holder(Holder::Process(pidfd.clone()));
+            if is_dead {
+                child.kill().unwrap();
+            }
+            drop(segment);
+            wait_until_freed(&account);
+            theirs.span(0, 5).unwrap().to_vec()
+        };
+        let left = [left_of(false, &mut child), left_of(true, &mut child)];
+        child.wait().unwrap();
+        assert_eq!(left, [b"bytes".to_vec(), vec![0; 5]]);
     }
 }

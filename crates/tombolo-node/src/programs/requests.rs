@@ -156,7 +156,7 @@ impl ProgramTask {
             return Ok(Step::More);
         }
         let memory = Arc::new(allocation.finish());
-        let reclaimer = Reclaimer::new(self.programs.pools.freeing.clone(), self.domain.owner());
+        let reclaimer = Reclaimer::new(self.programs.pools.clone(), self.domain.owner());
         let segment = Segment::new(memory.clone(), room, reclaimer);
         let address = self.programs.enter(&self.domain, segment, grants)?;
         Ok(self.answer(Reply::Allocated { address }, Some(memory)))
