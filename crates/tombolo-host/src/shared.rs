@@ -198,6 +198,19 @@ impl SharedMemory {
         self.length_bytes = left_bytes;
     }
 
+    /// Gives the pages of a range back to the system. Whoever has them mapped, here or in another process, reads zeroes
+    /// from then on. This takes no lock of the address space.
+    pub fn give_pages_back(
+        &mut self,
+        offset_bytes: usize,
+        length_bytes: usize,
+    ) -> Result<(), SharedMemoryError> {
+        self.range(offset_bytes, length_bytes, 1)?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.descriptor, flags, offset_bytes as u64, length_bytes as u64)
+            .map_err(SharedMemoryError::system("giving pages back"))
+    }
+
     fn range(
         &self,
         offset_bytes: usize,
@@ -349,35 +362,21 @@ impl HeldSpan {
 
 /// Shared memory that is being unmapped piece by piece, from its end: to unmap much at once holds up every
 /// other thread of the process that maps, unmaps or protects memory meanwhile.
+///
+/// The kernel frees the pages with the last mapping or descriptor of them, in this process or another.
 #[derive(Debug)]
-pub struct Unmapping(SharedMemory, Pages);
-
-/// When the pages of memory that is unmapped are free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pages {
-    /// With the last mapping or descriptor of them, in this process or another, all at once.
-    WithTheLast,
-    /// With each piece. Another process that has the memory mapped reads zeroes from then on.
-    WithEachPiece,
-}
+pub struct Unmapping(SharedMemory);
 
 impl Unmapping {
     /// Begins. The memory is owned here, so no span of it is left.
-    pub fn new(memory: SharedMemory, pages: Pages) -> Self {
-        Self(memory, pages)
+    pub fn new(memory: SharedMemory) -> Self {
+        Self(memory)
     }
 
     /// Unmaps whole pages, at most the given number of bytes. True: nothing is mapped any more.
     pub fn go_on(&mut self, bytes: usize) -> bool {
-        let before_bytes = self.0.length_bytes;
-        let left_bytes = before_bytes.saturating_sub(bytes) / PAGE_BYTES * PAGE_BYTES;
-        self.0.unmap_end(left_bytes);
-        if self.1 == Pages::WithEachPiece {
-            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let (first, length) = (left_bytes as u64, (before_bytes - left_bytes) as u64);
-            // Where the system refuses, they are free with the last.
-            let _ = rustix::fs::fallocate(&self.0.descriptor, flags, first, length);
-        }
+        let left_bytes = self.0.length_bytes.saturating_sub(bytes);
+        self.0.unmap_end(left_bytes / PAGE_BYTES * PAGE_BYTES);
         self.0.length_bytes == 0
     }
 }

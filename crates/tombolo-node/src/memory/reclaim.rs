@@ -16,14 +16,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tombolo_host::pool::{BlockingTask, Step};
 use tombolo_host::process;
-use tombolo_host::shared::{Pages, SharedMemory, Unmapping};
+use tombolo_host::shared::{SharedMemory, Unmapping};
 use tombolo_host::timing::node as timing;
 
 use crate::memory::blocking::{Owner, Pools};
 
-/// How much is freed in one step: half a millisecond, and as long as its thread has no processor meanwhile, nobody else of
-/// this process maps or unmaps.
-const STEP_BYTES: usize = 4 << 20;
+/// How much is unmapped in one step.
+const UNMAP_BYTES: usize = 64 << 20;
+/// How much is given back in one step: half a millisecond, so that who wants room has not long to wait for a thread that
+/// has it in hands and no processor.
+const EMPTY_BYTES: usize = 4 << 20;
 /// For how long after a try to free some, who waits for room is taken to try again: it does every millisecond, when it
 /// has a processor. A bound, not a measurement.
 const HURRY: Duration = Duration::from_millis(100);
@@ -236,9 +238,9 @@ impl BlockingTask for Freeing {
             }
         }
         let Some(mut turn) = Turn::begin(&self.0) else { return Step::Waits };
-        match turn.retired.take_if(|retired| retired.is_late()) {
-            Some(late) => {
-                late.hurry();
+        match turn.retired.take_if(|retired| retired.is_for_others()) {
+            Some(retired) => {
+                retired.hurry();
                 Step::More
             }
             None => turn.go_on(),
@@ -250,6 +252,8 @@ impl BlockingTask for Freeing {
 enum Retiring {
     /// Others may have it still.
     Held(Arc<SharedMemory>),
+    /// Pages are given back, from the end. How many bytes are left.
+    Emptying(SharedMemory, usize),
     Unmapping(Unmapping),
     Free,
 }
@@ -265,13 +269,24 @@ struct Retired {
 }
 
 impl Retired {
-    /// Threads that stand back do not come to it, or must not: freed all at once, it would be in their hands for long.
-    fn is_late(&mut self) -> bool {
-        let waited = self.since.elapsed();
-        if matches!(self.memory, Retiring::Held(_)) && waited > timing::HOLDER_END && self.holder.may_live() {
+    /// Whether it is for threads that do not stand back: others have not come to it, or must not. What is unmapped with
+    /// all its pages is long in their hands, and a thread that has lost its processor while it unmaps keeps others from
+    /// mapping.
+    fn is_for_others(&mut self) -> bool {
+        self.look_at_holder();
+        matches!(self.memory, Retiring::Unmapping(_))
+            || matches!(self.holder, Holder::Anybody)
+            || self.since.elapsed() > timing::STAND_BACK
+    }
+
+    /// A process that has not ended shortly after its link does not do so because of that.
+    fn look_at_holder(&mut self) {
+        if matches!(self.memory, Retiring::Held(_))
+            && self.since.elapsed() > timing::HOLDER_END
+            && self.holder.may_live()
+        {
             self.holder = Holder::Anybody;
         }
-        matches!(self.holder, Holder::Anybody) || waited > timing::STAND_BACK
     }
 
     /// Leaves it to threads that do not stand back.
@@ -279,27 +294,28 @@ impl Retired {
         let Reclaimer { pools, owner } = self.reclaimer.clone();
         pools.blocking.give_back(owner, Box::new(self));
     }
+
+    fn begin(&self, memory: SharedMemory) -> Retiring {
+        match self.holder {
+            Holder::Anybody => Retiring::Unmapping(Unmapping::new(memory)),
+            Holder::Nobody | Holder::Process(_) => {
+                let bytes = memory.len();
+                Retiring::Emptying(memory, bytes)
+            }
+        }
+    }
 }
 
 impl BlockingTask for Retired {
     fn step(&mut self) -> Step {
+        self.look_at_holder();
         match std::mem::replace(&mut self.memory, Retiring::Free) {
             Retiring::Held(memory) => {
-                let pages = match &self.holder {
-                    Holder::Anybody => Pages::WithTheLast,
-                    _ if self.since.elapsed() > timing::HOLDER_END && self.holder.may_live() => {
-                        Pages::WithTheLast
-                    }
-                    holder if holder.may_live() => {
-                        // It is just ending, perhaps.
-                        self.memory = Retiring::Held(memory);
-                        return Step::Waits;
-                    }
-                    _ => Pages::WithEachPiece,
-                };
-                match Arc::try_unwrap(memory) {
+                // Its holder is just ending, perhaps.
+                let waits = !matches!(self.holder, Holder::Anybody) && self.holder.may_live();
+                match if waits { Err(memory) } else { Arc::try_unwrap(memory) } {
                     Ok(memory) => {
-                        self.memory = Retiring::Unmapping(Unmapping::new(memory, pages));
+                        self.memory = self.begin(memory);
                         Step::More
                     }
                     Err(memory) => {
@@ -308,8 +324,17 @@ impl BlockingTask for Retired {
                     }
                 }
             }
+            Retiring::Emptying(mut memory, before) => {
+                let left = before.saturating_sub(EMPTY_BYTES);
+                // Where the system refuses, they are free with the last mapping and descriptor.
+                self.memory = match memory.give_pages_back(left, before - left) {
+                    Ok(()) if left > 0 => Retiring::Emptying(memory, left),
+                    _ => Retiring::Unmapping(Unmapping::new(memory)),
+                };
+                Step::More
+            }
             Retiring::Unmapping(mut memory) => {
-                if memory.go_on(STEP_BYTES) {
+                if memory.go_on(UNMAP_BYTES) {
                     // With its descriptor the last of it goes, where nobody else has one.
                     return Step::Over;
                 }
