@@ -254,10 +254,13 @@ impl<Owner: PoolOwner> Pool<Owner> {
 
     /// Takes on a task that gives something back, such as memory: never refused, since nobody could do
     /// anything else with it. There are no more of these than was given out, which the caller bounds.
-    pub fn give_back(&self, owner: Owner, task: Box<dyn BlockingTask>) {
+    ///
+    /// False: there is no thread, and none can be started; the task waits until another is given.
+    pub fn give_back(&self, owner: Owner, task: Box<dyn BlockingTask>) -> bool {
         let mut state = self.0.lock();
         state.put(owner, task);
         self.call_thread(&mut state);
+        state.threads > 0
     }
 
     /// How many tasks of an owner wait.

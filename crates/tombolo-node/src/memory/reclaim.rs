@@ -174,7 +174,9 @@ impl Reclaimer {
             return retired.hurry();
         }
         account.retired.lock().waiting.push_back(retired);
-        self.pools.freeing.give_back(self.owner, Box::new(Freeing(account)));
+        if !self.pools.freeing.give_back(self.owner, Box::new(Freeing(account.clone()))) {
+            self.pools.blocking.give_back(self.owner, Box::new(Freeing(account)));
+        }
     }
 }
 
