@@ -18,4 +18,5 @@ pub mod timing;
 pub mod udp;
 pub mod uffd;
 pub mod unix;
+pub mod yielding;
 pub mod zram;

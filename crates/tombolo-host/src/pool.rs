@@ -15,10 +15,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::process;
-use crate::timing::host::{POOL_THREAD_MAX_IDLE, POOL_WAIT_PAUSE};
+use crate::timing::host::{POOL_REST_PAUSE, POOL_THREAD_MAX_IDLE, POOL_WAIT_PAUSE};
 
 /// How far a task is after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub enum Step {
     More,
     /// The task waits for another party, and checks again in its next turn.
     Waits,
+    /// As [`Step::Waits`], for something that takes long: it checks again later.
+    Rests,
     /// The task is done.
     Over,
 }
@@ -83,8 +85,10 @@ pub enum PoolError {
 
 struct Tasks {
     waiting: VecDeque<Box<dyn BlockingTask>>,
-    /// Number of steps in a row that ended with [`Step::Waits`].
+    /// Number of steps in a row after which the task waits.
     waits: usize,
+    /// When the first of these is to check again.
+    pause: Duration,
 }
 
 struct Group<Owner> {
@@ -115,7 +119,7 @@ impl<Owner: PoolOwner> State<Owner> {
         self.waiting += 1;
         let tasks = self.owners.entry(owner).or_insert_with(|| {
             self.turns.push_back(owner);
-            Tasks { waiting: VecDeque::new(), waits: 0 }
+            Tasks { waiting: VecDeque::new(), waits: 0, pause: POOL_REST_PAUSE }
         });
         tasks.waiting.push_back(task);
         tasks.waits = 0;
@@ -172,10 +176,20 @@ impl<Owner: PoolOwner> State<Owner> {
     }
 
     /// Notes a step of this owner: `task` is the rest, if there is one.
-    fn stepped(&mut self, owner: Owner, task: Option<Box<dyn BlockingTask>>, waits: bool) {
+    fn stepped(&mut self, owner: Owner, task: Option<Box<dyn BlockingTask>>, step: Step) {
         self.leave_group(owner);
         let Some(tasks) = self.owners.get_mut(&owner) else { return };
-        tasks.waits = if waits { tasks.waits + 1 } else { 0 };
+        let pause = match step {
+            Step::Waits => Some(POOL_WAIT_PAUSE),
+            Step::Rests => Some(POOL_REST_PAUSE),
+            Step::More | Step::Over => None,
+        };
+        match pause {
+            Some(pause) if tasks.waits > 0 => tasks.pause = tasks.pause.min(pause),
+            Some(pause) => tasks.pause = pause,
+            None => {}
+        }
+        tasks.waits = if pause.is_some() { tasks.waits + 1 } else { 0 };
         if let Some(task) = task {
             tasks.waiting.push_back(task);
             self.waiting += 1;
@@ -184,7 +198,9 @@ impl<Owner: PoolOwner> State<Owner> {
             self.owners.remove(&owner);
         } else if tasks.waits >= tasks.waiting.len() {
             tasks.waits = 0;
-            self.resting.push_back((Instant::now() + POOL_WAIT_PAUSE, owner));
+            let until = Instant::now() + tasks.pause;
+            let place = self.resting.partition_point(|(other, _)| *other <= until);
+            self.resting.insert(place, (until, owner));
         } else {
             self.turns.push_back(owner);
         }
@@ -322,7 +338,7 @@ impl<Owner: PoolOwner> Pool<Owner> {
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(task.take())));
             }
             state = self.0.lock();
-            state.stepped(owner, task, step == Step::Waits);
+            state.stepped(owner, task, step);
         }
     }
 }
@@ -331,8 +347,6 @@ impl<Owner: PoolOwner> Pool<Owner> {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
-
-    use std::time::Duration;
 
     use super::*;
 
@@ -520,21 +534,39 @@ mod tests {
 
     #[test]
     fn threads_that_stand_back_take_what_others_leave() {
-        struct Tells(Sender<i32>);
+        struct Tells(Sender<bool>);
         impl BlockingTask for Tells {
             fn step(&mut self) -> Step {
-                // SAFETY: sched_getscheduler(2) takes an integer.
-                let _ = self.0.send(unsafe { libc::sched_getscheduler(0) });
+                let _ = self.0.send(process::stands_back());
                 Step::Over
             }
         }
         let (sender, said) = channel();
-        let policy = |urgency| {
+        let stands_back = |urgency| {
             Pool::new("test", LIMITS, urgency).offer(1, Box::new(Tells(sender.clone()))).unwrap();
             said.recv_timeout(TIMEOUT).unwrap()
         };
-        let policies = [Urgency::Normal, Urgency::StandsBack, Urgency::Normal].map(policy);
-        assert_eq!(policies, [libc::SCHED_OTHER, libc::SCHED_IDLE, libc::SCHED_OTHER]);
+        let found = [Urgency::Normal, Urgency::StandsBack, Urgency::Normal].map(stands_back);
+        assert_eq!(found, [false, true, false]);
+    }
+
+    #[test]
+    fn an_owner_whose_tasks_wait_for_long_is_asked_less_often() {
+        struct RestsFor(u32, Sender<()>);
+        impl BlockingTask for RestsFor {
+            fn step(&mut self) -> Step {
+                self.0 -= 1;
+                let _ = self.1.send(());
+                if self.0 > 0 { Step::Rests } else { Step::Over }
+            }
+        }
+        let pool = Pool::new("test", LIMITS, Urgency::Normal);
+        let ((sender, said), since) = (channel(), Instant::now());
+        pool.offer(0, Box::new(RestsFor(5, sender))).unwrap();
+        for _ in 0..5 {
+            said.recv_timeout(TIMEOUT).unwrap();
+        }
+        assert!(since.elapsed() >= POOL_REST_PAUSE * 4);
     }
 
     #[test]

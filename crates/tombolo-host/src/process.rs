@@ -96,8 +96,8 @@ pub fn peer_pidfd(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd> {
 /// Whether the process of a pidfd has ended.
 pub fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one structure, and no wait.
-    unsafe { libc::poll(&raw mut poll, 1, 0) != 0 }
+    // SAFETY: one structure, and no wait. An error, as when a signal comes, is no end.
+    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 && poll.revents & libc::POLLIN != 0 }
 }
 
 /// How the process of a pidfd ended, which need not be a child of this one. Waits for it up to `limit`. `None`: it has not
@@ -318,6 +318,12 @@ pub fn stand_back() {
         let parameters: libc::sched_param = std::mem::zeroed();
         libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters);
     }
+}
+
+/// Whether the calling thread has stood back.
+pub fn stands_back() -> bool {
+    // SAFETY: 0 is the calling thread.
+    unsafe { libc::sched_getscheduler(0) == libc::SCHED_IDLE }
 }
 
 /// Keeps every page of this process, present and future, in memory. The

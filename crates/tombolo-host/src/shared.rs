@@ -201,7 +201,7 @@ impl SharedMemory {
     /// Gives the pages of a range back to the system. Whoever has them mapped, here or in another process, reads zeroes
     /// from then on. This takes no lock of the address space.
     pub fn give_pages_back(
-        &mut self,
+        &self,
         offset_bytes: usize,
         length_bytes: usize,
     ) -> Result<(), SharedMemoryError> {

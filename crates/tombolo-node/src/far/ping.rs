@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tombolo_core::rdma::{Direction, PostError, Transfer, TransferError};
 use tombolo_host::timing::node as timing;
+use tombolo_host::yielding::Yielder;
 use tombolo_link::{Address, Security};
 use tombolo_wire::Domain;
 
@@ -57,6 +58,7 @@ pub struct Pinger {
     ended: Arc<AtomicU64>,
     failure: Arc<parking_lot::Mutex<Option<TransferError>>>,
     pings: u64,
+    yielder: Yielder,
 }
 
 impl Pinger {
@@ -79,7 +81,7 @@ impl Pinger {
             Reply::Failed(reason) => return Err(PingError::Refused(reason)),
             other => return Err(PingError::Refused(format!("its answer does not fit: {other:?}"))),
         };
-        Ok(Self { node, peer, segment, ended, failure, pings: 0 })
+        Ok(Self { node, peer, segment, ended, failure, pings: 0, yielder: Yielder::default() })
     }
 
     /// Writes `size_bytes` (at most [`MAX_PING_BYTES`]) and waits for the acknowledgement.
@@ -118,7 +120,7 @@ impl Pinger {
                 self.node.tick();
             } else if waited > timing::PING_SPIN {
                 // Whoever is to answer may need this processor.
-                std::thread::yield_now();
+                self.yielder.yield_now();
             }
         }
     }

@@ -232,10 +232,13 @@ impl Ledger {
         Some((holding.memory().clone(), matches!(holding, Holding::Reading(_))))
     }
 
-    /// The memory that is lent to a peer under that number, to be mapped by it.
-    pub fn lent(&self, peer: PeerId, number: u16) -> Option<Arc<SharedMemory>> {
-        match self.segments.get(&(peer, number))? {
-            Holding::Lent(segment) => Some(segment.memory().clone()),
+    /// The memory that is lent to a peer under that number, to be mapped by it: by which of its processes is not known.
+    pub fn lent(&mut self, peer: PeerId, number: u16) -> Option<Arc<SharedMemory>> {
+        match self.segments.get_mut(&(peer, number))? {
+            Holding::Lent(segment) => {
+                segment.set_holder(Holder::Anybody);
+                Some(segment.memory().clone())
+            }
             Holding::Draft(..) | Holding::Reading(_) => None,
         }
     }

@@ -4,13 +4,22 @@
 //!   free ──take──► taken ──Reclaimer::retire──► being freed ──► free
 //! ```
 //!
-//! To free gigabytes takes seconds. It is done in pieces, under no lock, and in a pool whose threads stand back, so that
-//! nobody else's work waits for it; what is being freed cannot be given out again before it is free. Who wants it
-//! meanwhile helps to free, on a thread that does not stand back (decision 20).
+//! To free gigabytes takes seconds. Who retires memory hands it to a thread that oversees it, and waits for nothing. Its
+//! pages are given back in pieces, by threads that stand back, so that nobody else's work waits for it; what is being freed
+//! cannot be given out again before it is free. Who wants it meanwhile gives pieces back, too (decision 20).
+//!
+//! ```text
+//!   retired ─► Retired, on a thread that does not stand back: held ─► emptying ─► unmapping ─► free
+//!                                                                        │ pieces: claimed by an atomic number
+//!                            Freeing, on a thread that stands back ◄─────┴─────► who waits for room
+//! ```
+//!
+//! Threads that stand back may have no processor for long. So they share no lock with the engine's loop, and start no
+//! thread: one that they start stands back as well.
 
-use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -24,7 +33,7 @@ use crate::memory::blocking::{Owner, Pools};
 /// How much is unmapped in one step.
 const UNMAP_BYTES: usize = 64 << 20;
 /// How much is given back in one step: half a millisecond, so that who wants room has not long to wait for a thread that
-/// has it in hands and no processor.
+/// has it in hands and no processor. Whole huge pages: of one that a piece ends in, each part is emptied by itself.
 const EMPTY_BYTES: usize = 4 << 20;
 /// For how long after a try to free some, who waits for room is taken to try again: it does every millisecond, when it
 /// has a processor. A bound, not a measurement.
@@ -55,21 +64,24 @@ pub(crate) enum TakeError {
 pub(crate) struct Account {
     limit_bytes: u64,
     taken: Mutex<Taken>,
-    retired: Mutex<Queue>,
+    /// What is being emptied of it.
+    emptying: Mutex<Vec<Arc<Emptying>>>,
+    hurry: Hurry,
 }
 
 impl Account {
     pub(crate) fn new(limit_bytes: u64) -> Arc<Self> {
-        Arc::new(Self { limit_bytes, taken: Mutex::default(), retired: Mutex::default() })
+        Arc::new(Self { limit_bytes, taken: Mutex::default(), emptying: Mutex::default(), hurry: Hurry::new() })
     }
 
     /// For who waits for room: frees some, and is to look again, at once where there was something to do. Those that
     /// stand back leave the rest to it.
     pub(crate) fn help_to_free(&self) -> Step {
-        self.retired.lock().hurried_until = Some(Instant::now() + HURRY);
-        match Turn::begin(self) {
-            Some(turn) => turn.go_on(),
-            None => Step::Waits,
+        self.hurry.begin();
+        let of_use = self.emptying.lock().iter().find(|emptying| !emptying.is_claimed()).cloned();
+        match of_use.is_some_and(|emptying| emptying.give_piece_back()) {
+            true => Step::More,
+            false => Step::Waits,
         }
     }
 
@@ -151,6 +163,32 @@ impl Holder {
     }
 }
 
+/// Whether who waits for room frees.
+#[derive(Debug)]
+struct Hurry {
+    start: Instant,
+    /// Milliseconds after the start.
+    until_ms: AtomicU64,
+}
+
+impl Hurry {
+    fn new() -> Self {
+        Self { start: Instant::now(), until_ms: AtomicU64::new(0) }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn begin(&self) {
+        self.until_ms.store(self.now_ms() + HURRY.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn is_on(&self) -> bool {
+        self.now_ms() < self.until_ms.load(Ordering::Relaxed)
+    }
+}
+
 /// Frees what one owner has had.
 #[derive(Clone, Debug)]
 pub(crate) struct Reclaimer {
@@ -167,85 +205,67 @@ impl Reclaimer {
     /// are never more of these than segments were given out.
     fn retire(&self, memory: Arc<SharedMemory>, mut room: Room, holder: Holder) {
         room.begin_freeing();
-        let account = room.account.clone();
-        let (reclaimer, since) = (self.clone(), Instant::now());
-        let retired = Retired { memory: Retiring::Held(memory), holder, since, reclaimer, _room: room };
-        if matches!(retired.holder, Holder::Anybody) {
-            return retired.hurry();
+        let retired = Retired {
+            memory: Retiring::Held(memory),
+            holder,
+            since: Instant::now(),
+            reclaimer: self.clone(),
+            room,
+        };
+        self.pools.blocking.give_back(self.owner, Box::new(retired));
+    }
+
+    /// Has threads that stand back empty this. False: there are none.
+    fn stand_back(&self, emptying: &Arc<Emptying>, account: &Arc<Account>) -> bool {
+        let freeing = Freeing { emptying: Arc::downgrade(emptying), account: account.clone() };
+        self.pools.freeing.give_back(self.owner, Box::new(freeing))
+    }
+}
+
+/// Memory whose pages are given back from the end, by any number of threads.
+#[derive(Debug)]
+struct Emptying {
+    memory: SharedMemory,
+    /// So many bytes at the beginning are in nobody's hands yet.
+    left_bytes: AtomicUsize,
+}
+
+impl Emptying {
+    fn is_claimed(&self) -> bool {
+        self.left_bytes.load(Ordering::Relaxed) == 0
+    }
+
+    /// False: there is none that others do not have in hands.
+    fn give_piece_back(&self) -> bool {
+        let begin_of_last = |end: usize| end.saturating_sub(1) / EMPTY_BYTES * EMPTY_BYTES;
+        let claim = |end: usize| (end > 0).then(|| begin_of_last(end));
+        let Ok(end) = self.left_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim) else {
+            return false;
+        };
+        let begin = begin_of_last(end);
+        if self.memory.give_pages_back(begin, end - begin).is_err() {
+            // They are free with the last mapping and descriptor.
+            self.left_bytes.store(0, Ordering::Relaxed);
         }
-        account.retired.lock().waiting.push_back(retired);
-        if !self.pools.freeing.give_back(self.owner, Box::new(Freeing(account.clone()))) {
-            self.pools.blocking.give_back(self.owner, Box::new(Freeing(account)));
-        }
+        true
     }
 }
 
-/// What threads that stand back are to free of an account. There is a task for each, or more.
-#[derive(Debug, Default)]
-struct Queue {
-    waiting: VecDeque<Retired>,
-    /// Number of those that a thread has in hands.
-    in_hands: usize,
-    /// Until then, who waits for room frees.
-    hurried_until: Option<Instant>,
+/// Gives pages back until nothing is left, on a thread that stands back.
+struct Freeing {
+    /// Whoever oversees it waits only for who has a piece in hands.
+    emptying: Weak<Emptying>,
+    account: Arc<Account>,
 }
-
-/// One of them, in a thread's hands. It is put back when this is dropped, also where the thread panics, unless it is free.
-struct Turn<'a> {
-    retired: Option<Retired>,
-    account: &'a Account,
-}
-
-impl<'a> Turn<'a> {
-    fn begin(account: &'a Account) -> Option<Self> {
-        let mut queue = account.retired.lock();
-        let retired = Some(queue.waiting.pop_front()?);
-        queue.in_hands += 1;
-        Some(Self { retired, account })
-    }
-
-    /// Frees a piece.
-    fn go_on(mut self) -> Step {
-        match self.retired.as_mut().map_or(Step::Over, Retired::step) {
-            Step::Over => {
-                self.retired = None;
-                Step::More
-            }
-            step => step,
-        }
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let mut queue = self.account.retired.lock();
-        queue.waiting.extend(self.retired.take());
-        queue.in_hands -= 1;
-    }
-}
-
-/// Frees until nothing is left, on a thread that stands back.
-struct Freeing(Arc<Account>);
 
 impl BlockingTask for Freeing {
     fn step(&mut self) -> Step {
-        {
-            let queue = self.0.retired.lock();
-            if queue.waiting.is_empty() {
-                // Who has the rest in hands may put it back.
-                return if queue.in_hands > 0 { Step::Waits } else { Step::Over };
-            }
-            if queue.hurried_until.is_some_and(|until| Instant::now() < until) {
-                return Step::Waits;
-            }
-        }
-        let Some(mut turn) = Turn::begin(&self.0) else { return Step::Waits };
-        match turn.retired.take_if(|retired| retired.is_for_others()) {
-            Some(retired) => {
-                retired.hurry();
-                Step::More
-            }
-            None => turn.go_on(),
+        let Some(emptying) = self.emptying.upgrade() else { return Step::Over };
+        match self.account.hurry.is_on() {
+            _ if emptying.is_claimed() => Step::Over,
+            true => Step::Rests,
+            false if emptying.give_piece_back() => Step::More,
+            false => Step::Over,
         }
     }
 }
@@ -254,55 +274,66 @@ impl BlockingTask for Freeing {
 enum Retiring {
     /// Others may have it still.
     Held(Arc<SharedMemory>),
-    /// Pages are given back, from the end. How many bytes are left.
-    Emptying(SharedMemory, usize),
+    /// Threads that stand back give its pages back.
+    LeftToOthers(Arc<Emptying>),
+    /// This task does, since there are no such threads, or they have not come to it.
+    Emptying(Arc<Emptying>),
     Unmapping(Unmapping),
     Free,
 }
 
-/// Memory that is being freed, and then its room.
+/// Memory that is being freed, and then its room. On a thread that does not stand back.
 #[derive(Debug)]
 struct Retired {
     memory: Retiring,
     holder: Holder,
     since: Instant,
     reclaimer: Reclaimer,
-    _room: Room,
+    room: Room,
 }
 
 impl Retired {
-    /// Whether it is for threads that do not stand back: others have not come to it, or must not. What is unmapped with
-    /// all its pages is long in their hands, and a thread that has lost its processor while it unmaps keeps others from
-    /// mapping.
-    fn is_for_others(&mut self) -> bool {
-        self.look_at_holder();
-        matches!(self.memory, Retiring::Unmapping(_))
-            || matches!(self.holder, Holder::Anybody)
-            || self.since.elapsed() > timing::STAND_BACK
+    /// Its holder may live, or somebody copies from it.
+    fn hold(&mut self, memory: Arc<SharedMemory>) -> Step {
+        let may_live = self.holder.may_live();
+        if may_live && self.since.elapsed() > timing::HOLDER_END {
+            // It does not end because of its link.
+            self.holder = Holder::Anybody;
+        }
+        let is_anybodys = matches!(self.holder, Holder::Anybody);
+        let waits = may_live && !is_anybodys;
+        match if waits { Err(memory) } else { Arc::try_unwrap(memory) } {
+            Ok(memory) if is_anybodys => self.memory = Retiring::Unmapping(Unmapping::new(memory)),
+            Ok(memory) => self.memory = self.empty(memory),
+            Err(memory) => {
+                self.memory = Retiring::Held(memory);
+                return Step::Waits;
+            }
+        }
+        Step::More
     }
 
-    /// A process that has not ended shortly after its link does not do so because of that.
-    fn look_at_holder(&mut self) {
-        if matches!(self.memory, Retiring::Held(_))
-            && self.since.elapsed() > timing::HOLDER_END
-            && self.holder.may_live()
-        {
-            self.holder = Holder::Anybody;
+    fn empty(&self, memory: SharedMemory) -> Retiring {
+        let left_bytes = AtomicUsize::new(memory.len());
+        let emptying = Arc::new(Emptying { memory, left_bytes });
+        self.room.account.emptying.lock().push(emptying.clone());
+        match self.reclaimer.stand_back(&emptying, &self.room.account) {
+            true => Retiring::LeftToOthers(emptying),
+            false => Retiring::Emptying(emptying),
         }
     }
 
-    /// Leaves it to threads that do not stand back.
-    fn hurry(self) {
-        let Reclaimer { pools, owner } = self.reclaimer.clone();
-        pools.blocking.give_back(owner, Box::new(self));
-    }
-
-    fn begin(&self, memory: SharedMemory) -> Retiring {
-        match self.holder {
-            Holder::Anybody => Retiring::Unmapping(Unmapping::new(memory)),
-            Holder::Nobody | Holder::Process(_) => {
-                let bytes = memory.len();
-                Retiring::Emptying(memory, bytes)
+    /// All of it is in somebody's hands.
+    fn emptied(&mut self, emptying: Arc<Emptying>) -> Step {
+        self.room.account.emptying.lock().retain(|other| !Arc::ptr_eq(other, &emptying));
+        match Arc::try_unwrap(emptying) {
+            Ok(Emptying { memory, .. }) => {
+                self.memory = Retiring::Unmapping(Unmapping::new(memory));
+                Step::More
+            }
+            Err(emptying) => {
+                self.memory = Retiring::LeftToOthers(emptying);
+                Step::Rests
             }
         }
     }
@@ -310,31 +341,24 @@ impl Retired {
 
 impl BlockingTask for Retired {
     fn step(&mut self) -> Step {
-        self.look_at_holder();
         match std::mem::replace(&mut self.memory, Retiring::Free) {
-            Retiring::Held(memory) => {
-                // Its holder is just ending, perhaps.
-                let waits = !matches!(self.holder, Holder::Anybody) && self.holder.may_live();
-                match if waits { Err(memory) } else { Arc::try_unwrap(memory) } {
-                    Ok(memory) => {
-                        self.memory = self.begin(memory);
-                        Step::More
-                    }
-                    Err(memory) => {
-                        self.memory = Retiring::Held(memory);
-                        Step::Waits
-                    }
-                }
-            }
-            Retiring::Emptying(mut memory, before) => {
-                let left = before.saturating_sub(EMPTY_BYTES);
-                // Where the system refuses, they are free with the last mapping and descriptor.
-                self.memory = match memory.give_pages_back(left, before - left) {
-                    Ok(()) if left > 0 => Retiring::Emptying(memory, left),
-                    _ => Retiring::Unmapping(Unmapping::new(memory)),
-                };
+            Retiring::Held(memory) => self.hold(memory),
+            Retiring::LeftToOthers(emptying) if emptying.is_claimed() => self.emptied(emptying),
+            Retiring::LeftToOthers(emptying) if self.since.elapsed() > timing::STAND_BACK => {
+                self.memory = Retiring::Emptying(emptying);
                 Step::More
             }
+            Retiring::LeftToOthers(emptying) => {
+                self.memory = Retiring::LeftToOthers(emptying);
+                Step::Rests
+            }
+            Retiring::Emptying(emptying) => match emptying.give_piece_back() {
+                true => {
+                    self.memory = Retiring::Emptying(emptying);
+                    Step::More
+                }
+                false => self.emptied(emptying),
+            },
             Retiring::Unmapping(mut memory) => {
                 if memory.go_on(UNMAP_BYTES) {
                     // With its descriptor the last of it goes, where nobody else has one.
@@ -391,6 +415,7 @@ impl Drop for Segment {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::sync::mpsc::{Sender, channel};
 
     use tombolo_core::rdma::PeerId;
 
@@ -425,6 +450,28 @@ mod tests {
         wait_until_freed(&account);
         assert!(weak.upgrade().is_none());
         assert!(account.take(BYTES).is_ok());
+    }
+
+    #[test]
+    fn threads_that_stand_back_start_none_of_the_others() {
+        struct Tells(Sender<bool>);
+        impl BlockingTask for Tells {
+            fn step(&mut self) -> Step {
+                let _ = self.0.send(process::stands_back());
+                Step::Over
+            }
+        }
+        let account = Account::new(BYTES);
+        let (pools, owner) = (Pools::new(), Owner::Peer(PeerId(1)));
+        let memory = Arc::new(SharedMemory::create("test", BYTES as usize).unwrap());
+        let room = account.take(BYTES).unwrap();
+        let mut segment = Segment::new(memory, room, Reclaimer::new(pools.clone(), owner));
+        segment.set_holder(Holder::Nobody);
+        drop(segment);
+        wait_until_freed(&account);
+        let (sender, said) = channel();
+        pools.blocking.offer(owner, Box::new(Tells(sender))).unwrap();
+        assert!(!said.recv_timeout(TIMEOUT).unwrap());
     }
 
     #[test]
