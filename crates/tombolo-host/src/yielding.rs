@@ -7,45 +7,40 @@
 //! itself.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::timing::host as timing;
 
 /// So many yields in a row, in each of which another thread has run, are no chance: a thread that runs now and then,
 /// as an interrupt's does, is met once. A bound, not a measurement.
-const SHARED_YIELDS: u32 = 16;
+const SHARED_YIELDS: u64 = 16;
 
 /// The yields of a thread of ours: whoever else changes what processors it may run on at the very moment in which it moves
-/// has the change undone.
+/// has the change undone. Not for threads of which more poll than there are processors: they move in vain.
 #[derive(Debug)]
 pub struct Yielder {
     start: Instant,
     /// Yields since the last in which nobody else has run.
-    shared: AtomicU32,
+    shared: u64,
     /// After so many of them it moves: drawn, since where both of two move at once, they meet again.
-    bound: AtomicU32,
-    /// Nanoseconds after `start` before which it does not move again.
-    next_ns: AtomicU64,
-    pause_ns: AtomicU64,
+    bound: u64,
+    /// After `start`: it does not move again before.
+    next: Duration,
+    pause: Duration,
 }
 
 impl Default for Yielder {
     fn default() -> Self {
-        Self {
-            start: Instant::now(),
-            shared: AtomicU32::new(0),
-            bound: AtomicU32::new(draw(std::process::id().into())),
-            next_ns: AtomicU64::new(0),
-            pause_ns: AtomicU64::new(nanoseconds(*timing::MOVE_PAUSE.start())),
-        }
+        let bound = draw(std::process::id().into());
+        let (next, pause) = (Duration::ZERO, *timing::MOVE_PAUSE.start());
+        Self { start: Instant::now(), shared: 0, bound, next, pause }
     }
 }
 
 impl Yielder {
     /// Lets another thread run that is ready to on this processor. Where there was one each time lately, this thread
     /// moves.
-    pub fn yield_now(&self) {
+    pub fn yield_now(&mut self) {
         let since = Instant::now();
         std::thread::yield_now();
         let now = Instant::now();
@@ -56,28 +51,22 @@ impl Yielder {
     }
 
     /// After a yield that took so long.
-    fn has_to_move(&self, took: Duration, now: Duration) -> bool {
+    fn has_to_move(&mut self, took: Duration, now: Duration) -> bool {
         if took < timing::SHARED_YIELD {
-            self.shared.store(0, Ordering::Relaxed);
+            self.shared = 0;
             return false;
         }
-        let shared = self.shared.load(Ordering::Relaxed).saturating_add(1);
-        self.shared.store(shared, Ordering::Relaxed);
-        let (now_ns, next_ns) = (nanoseconds(now), self.next_ns.load(Ordering::Relaxed));
-        if shared < self.bound.load(Ordering::Relaxed) || now_ns < next_ns {
+        self.shared += 1;
+        if self.shared < self.bound || now < self.next {
             return false;
         }
-        let (first_ns, last_ns) =
-            (nanoseconds(*timing::MOVE_PAUSE.start()), nanoseconds(*timing::MOVE_PAUSE.end()));
         // Where the last move has helped, it was alone for some time.
-        let pause_ns = match now_ns > next_ns.saturating_add(last_ns) {
-            true => first_ns,
-            false => self.pause_ns.load(Ordering::Relaxed),
-        };
-        self.shared.store(0, Ordering::Relaxed);
-        self.bound.store(draw(now_ns), Ordering::Relaxed);
-        self.next_ns.store(now_ns.saturating_add(pause_ns), Ordering::Relaxed);
-        self.pause_ns.store((pause_ns * 2).min(last_ns), Ordering::Relaxed);
+        if now > self.next + *timing::MOVE_PAUSE.end() {
+            self.pause = *timing::MOVE_PAUSE.start();
+        }
+        (self.shared, self.bound) = (0, draw(u64::from(now.subsec_nanos())));
+        self.next = now + self.pause;
+        self.pause = (self.pause * 2).min(*timing::MOVE_PAUSE.end());
         true
     }
 }
@@ -95,12 +84,8 @@ fn move_away() -> io::Result<()> {
 }
 
 /// A bound, by a number that differs from thread to thread.
-fn draw(number: u64) -> u32 {
-    SHARED_YIELDS + (number % u64::from(SHARED_YIELDS)) as u32
-}
-
-fn nanoseconds(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+fn draw(number: u64) -> u64 {
+    SHARED_YIELDS + number % SHARED_YIELDS
 }
 
 #[cfg(test)]
@@ -111,19 +96,19 @@ mod tests {
     const WITH_ANOTHER: Duration = Duration::from_micros(10);
 
     /// When it moves in this span, yielding every so often.
-    fn moves(yielder: &Yielder, span: std::ops::Range<u64>, took: Duration) -> Vec<u64> {
+    fn moves(yielder: &mut Yielder, span: std::ops::Range<u64>, took: Duration) -> Vec<u64> {
         span.filter(|ms| (0..1000).any(|_| yielder.has_to_move(took, Duration::from_millis(*ms)))).collect()
     }
 
     #[test]
     fn a_thread_that_shares_its_processor_moves_more_and_more_seldom() {
-        let yielder = Yielder::default();
-        assert_eq!(moves(&yielder, 0..1000, ALONE), []);
-        let shared = moves(&yielder, 1000..3000, WITH_ANOTHER);
+        let mut yielder = Yielder::default();
+        assert_eq!(moves(&mut yielder, 0..1000, ALONE), []);
+        let shared = moves(&mut yielder, 1000..3000, WITH_ANOTHER);
         let pauses: Vec<u64> = shared.windows(2).map(|pair| pair[1] - pair[0]).take(8).collect();
         assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 160]);
-        assert_eq!(moves(&yielder, 3000..4000, ALONE), []);
-        assert_eq!(moves(&yielder, 4000..4008, WITH_ANOTHER), [4000, 4002, 4006]);
+        assert_eq!(moves(&mut yielder, 3000..4000, ALONE), []);
+        assert_eq!(moves(&mut yielder, 4000..4008, WITH_ANOTHER), [4000, 4002, 4006]);
     }
 
     #[test]
@@ -144,7 +129,7 @@ mod tests {
 
     #[test]
     fn what_runs_now_and_then_moves_nobody() {
-        let yielder = Yielder::default();
+        let mut yielder = Yielder::default();
         for ms in 1..10_000 {
             let took = if ms % 10 == 0 { ALONE } else { WITH_ANOTHER };
             assert!(!yielder.has_to_move(took, Duration::from_millis(ms)));

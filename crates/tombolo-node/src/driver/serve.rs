@@ -11,7 +11,6 @@ use tombolo_host::event;
 use tombolo_host::timing::node as timing;
 use tombolo_host::timing::node::TIMER_CHECK_ROUNDS;
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_host::yielding::Yielder;
 use tombolo_link::{AcceptError, Listener};
 
 use crate::driver::node::Node;
@@ -103,7 +102,6 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
     let (mut connections, mut arrivals): (Vec<Arc<Connection>>, u32) = (Vec::new(), 0);
     let mut last_packet = Instant::now();
     let (mut next_tick, mut next_accept) = (Instant::now(), Instant::now());
-    let yielder = Yielder::default();
     let (mut round, mut polling, mut busy, mut driven) = (0, false, 0, 0);
     while !stop.load(Ordering::Relaxed) {
         let arrivals_now = node.fabric.arrivals.load(Ordering::Acquire);
@@ -128,7 +126,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         if round != 0 && polling {
             if busy == 0 && round.is_multiple_of(YIELD_ROUNDS) {
                 // Whoever is waited for may need this processor.
-                yielder.yield_now();
+                std::thread::yield_now();
             }
             continue;
         }
