@@ -200,11 +200,7 @@ impl SharedMemory {
 
     /// Gives the pages of a range back to the system. Whoever has them mapped, here or in another process, reads zeroes
     /// from then on. This takes no lock of the address space.
-    pub fn give_pages_back(
-        &self,
-        offset_bytes: usize,
-        length_bytes: usize,
-    ) -> Result<(), SharedMemoryError> {
+    pub fn give_pages_back(&self, offset_bytes: usize, length_bytes: usize) -> Result<(), SharedMemoryError> {
         self.range(offset_bytes, length_bytes, 1)?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(&self.descriptor, flags, offset_bytes as u64, length_bytes as u64)

@@ -71,7 +71,12 @@ pub(crate) struct Account {
 
 impl Account {
     pub(crate) fn new(limit_bytes: u64) -> Arc<Self> {
-        Arc::new(Self { limit_bytes, taken: Mutex::default(), emptying: Mutex::default(), hurry: Hurry::new() })
+        Arc::new(Self {
+            limit_bytes,
+            taken: Mutex::default(),
+            emptying: Mutex::default(),
+            hurry: Hurry::new(),
+        })
     }
 
     /// For who waits for room: frees some, and is to look again, at once where there was something to do. Those that
