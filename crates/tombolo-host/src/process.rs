@@ -216,6 +216,21 @@ pub fn anonymous_bytes(pid: u32) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
+/// A thread of this process that has its memory still: the first may have ended before others.
+pub fn thread_with_memory(pid: u32) -> u32 {
+    if anonymous_bytes(pid).is_some() {
+        return pid;
+    }
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut threads = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
+    threads.find(|&thread| anonymous_bytes(thread).is_some()).unwrap_or(pid)
+}
+
+/// Whether a process has a thread of this number.
+pub fn has_thread(pid: u32, thread: u32) -> bool {
+    std::path::Path::new(&format!("/proc/{pid}/task/{thread}")).exists()
+}
+
 /// The mappings of a process, in order: start and end.
 pub fn mappings(pid: u32) -> io::Result<Vec<(u64, u64)>> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;

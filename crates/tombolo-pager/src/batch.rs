@@ -19,6 +19,7 @@
 //! may be frozen, and its agent with it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tombolo_core::pager::{Attempt, Entry, Outcome as Ending, PAGE_BYTES, Page, PageName, State};
 use tombolo_host::process;
@@ -95,6 +96,8 @@ pub(crate) enum Awaits {
     Staging(Done),
     /// Pages are to be mapped again in an address space that is changing.
     Rest,
+    /// The agent has hung up, at that time; what it has done cannot be told yet.
+    End(Instant),
 }
 
 impl Batch {
@@ -134,7 +137,10 @@ impl Evictor {
                 self.eviction.commanded(command, self.now_ns());
                 self.batches.push(batch);
             }
-            Err(_) => self.not_commanded(batch),
+            Err(_) => {
+                self.not_commanded(batch);
+                return Attempt::NoVictims;
+            }
         }
         Attempt::Begun(count)
     }
@@ -257,7 +263,9 @@ impl Evictor {
                 // An answer to another command: not what an agent of ours says.
                 Ok(Some(_)) | Err(_) => {
                     let batch = self.batches.swap_remove(index);
-                    self.agent_lost(batch);
+                    if !self.agent_lost(batch, Instant::now()) {
+                        index += 1;
+                    }
                 }
             }
         }
@@ -265,8 +273,10 @@ impl Evictor {
 
     /// Goes on with a batch whose agent has answered. False: it has to wait, and stands last now.
     pub(crate) fn resume(&mut self, mut batch: Batch) -> bool {
-        let Awaits::Staging(done) = std::mem::replace(&mut batch.awaits, Awaits::Agent) else {
-            return self.settle(batch);
+        let done = match std::mem::replace(&mut batch.awaits, Awaits::Agent) {
+            Awaits::Staging(done) => done,
+            Awaits::End(since) => return self.agent_lost(batch, since),
+            Awaits::Agent | Awaits::Rest => return self.settle(batch),
         };
         if let Some(drops) = batch.drops.take() {
             self.dropped(&mut batch, &drops, done.dropped as usize);

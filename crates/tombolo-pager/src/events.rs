@@ -204,32 +204,40 @@ impl Pager {
         space: &'a Arc<Space>,
         look: impl Fn(&Table) -> io::Result<T>,
     ) -> io::Result<(Locked<'a>, T)> {
-        let mut result = Err(io::ErrorKind::TimedOut.into());
         for _ in 0..LOOKS_MAX {
-            let mut table = space.lock();
-            for _ in 0..CHANGES_MAX {
-                if !self.read_change(space, &mut table) {
-                    break;
-                }
-            }
-            let seen = look(&table);
-            // The kernel says that an address space is changing before it changes anything.
-            let page = space.control_address(ATTACH_PAGE);
-            let is_changing = matches!(
-                space.uffd.write_protect(page, PAGE_BYTES as usize, false),
-                Err(UffdError::Again(_))
-            );
-            if seen.is_err() || !is_changing {
-                result = seen.map(|seen| (table, seen));
-                break;
+            let (table, seen, is_changing) = self.look(space, &look)?;
+            if !is_changing {
+                return Ok((table, seen));
             }
             drop(table);
-            // Faults that were read on the way are put off; the evictor serves them.
-            self.evictor.ring();
             std::thread::sleep(timing::CHANGE_PAUSE);
         }
-        self.evictor.ring();
-        result
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
+    /// Looks at an address space when all changes that have begun are known, if none begins meanwhile. Also returns
+    /// whether one has.
+    pub(crate) fn look<'a, T>(
+        &self,
+        space: &'a Arc<Space>,
+        look: impl Fn(&Table) -> io::Result<T>,
+    ) -> io::Result<(Locked<'a>, T, bool)> {
+        let mut table = space.lock();
+        for _ in 0..CHANGES_MAX {
+            if !self.read_change(space, &mut table) {
+                break;
+            }
+        }
+        let seen = look(&table);
+        // The kernel says that an address space is changing before it changes anything.
+        let page = space.control_address(ATTACH_PAGE);
+        let is_changing =
+            matches!(space.uffd.write_protect(page, PAGE_BYTES as usize, false), Err(UffdError::Again(_)));
+        if !self.deferred.lock().is_empty() {
+            // Faults that were read on the way; the evictor serves them.
+            self.evictor.ring();
+        }
+        Ok((table, seen?, is_changing))
     }
 
     /// Reads an event while a fault is being served: a change is dealt with, another fault is put off.

@@ -205,9 +205,11 @@ impl Evictor {
                 let mut table = space.lock();
                 // An agent without a command can be given one; without an agent, nothing leaves.
                 let able = space.has_agent() && table.command == 0;
+                // It has lost its agent, and gets no other.
+                let stays = !space.has_agent() && space.named_program().is_some();
                 for &name in run {
                     let entry = table.states.get(name.page());
-                    if entry.state() != State::Resident {
+                    if entry.state() != State::Resident || stays {
                         table.states.set(name.page(), entry.with_queued(false));
                     } else if !able {
                         spared.push(name);

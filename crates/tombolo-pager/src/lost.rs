@@ -1,8 +1,12 @@
 //! An agent that ends while it has a command: somebody has killed it. What it had done by then, the page tables of its
 //! program tell: it moves a page, or drops it, wholly or not at all. So the batch goes on as if it had answered.
 
+use std::io;
+use std::time::Instant;
+
+use tombolo_core::pager::Page;
+use tombolo_host::process;
 use tombolo_host::timing::pager as timing;
-use tombolo_host::{event, process};
 
 use crate::batch::{Awaits, Batch, Victim, Way};
 use crate::evict::Evictor;
@@ -29,12 +33,25 @@ impl Evictor {
         self.settle(batch);
     }
 
-    /// The agent has hung up, or does not say what it should.
-    pub(crate) fn agent_lost(&mut self, mut batch: Batch) {
-        if let Some(done) = what_was_done(&self.pager, &batch) {
-            batch.awaits = Awaits::Staging(done);
-            self.resume(batch);
-            return;
+    /// The agent has hung up, at that time, or does not say what it should. False: the batch has to wait, and stands last
+    /// now.
+    pub(crate) fn agent_lost(&mut self, mut batch: Batch, since: Instant) -> bool {
+        match what_was_done(&self.pager, &batch) {
+            Told::Done { done, doubtful } => {
+                for victim in batch.victims.iter_mut().filter(|victim| Some(victim.page) == doubtful) {
+                    // Rather no contents than wrong ones.
+                    victim.way = Way::Unread;
+                }
+                batch.awaits = Awaits::Staging(done);
+                return self.resume(batch);
+            }
+            Told::NotYet if since.elapsed() < timing::AGENT_GONE => {
+                self.eviction.returning(batch.command);
+                batch.awaits = Awaits::End(since);
+                self.batches.push(batch);
+                return false;
+            }
+            Told::NotYet | Told::Never => {}
         }
         let is_moving = batch.drops.take().is_none();
         for victim in &mut batch.victims {
@@ -47,64 +64,97 @@ impl Evictor {
             };
         }
         // The program mostly ends before its agent, or executes another one, which nothing here concerns.
-        if !batch.space.has_ended(&batch.agent.program) && !batch.space.is_unused() {
+        if batch.space.is_memory_of(&batch.agent.program) {
             let agent = &batch.agent;
             let why = || format!("what its agent has evicted is not known ({})", agent.end());
             self.pager.end_program(&agent.program, why);
         }
         batch.space.lock().own_drops.clear();
-        self.settle(batch);
+        self.settle(batch)
     }
 }
 
-/// What an agent had done of its command when it ended, as its program's page tables tell. `None`: it has not ended; or
-/// its program has, too, or has executed another one; or a page may have been dropped by either of them.
-fn what_was_done(pager: &Pager, batch: &Batch) -> Option<Done> {
-    // Its socket closes after it has given its memory up, and shortly before it has ended.
-    if event::wait_readable(&[batch.agent.process()], Some(timing::AGENT_END)) != Ok(true) {
-        return None;
+/// What can be told of a command whose agent was killed.
+enum Told {
+    /// It had done this. One page may have been dropped by it or by its program.
+    Done { done: Done, doubtful: Option<Page> },
+    /// It is just ending, or its program is changing its mappings, or no descriptor is left to look.
+    NotYet,
+    /// Its program has ended, too, or has executed another one, or cannot be looked at.
+    Never,
+}
+
+impl From<io::Error> for Told {
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => Self::NotYet,
+            _ => Self::Never,
+        }
     }
-    let program = &batch.agent.program;
-    let hold = |pages: Vec<u64>| process::hold_something(program.pid, pages);
+}
+
+/// What an agent had done of its command when it ended, as its program's page tables tell.
+fn what_was_done(pager: &Pager, batch: &Batch) -> Told {
+    // Its socket closes after it has given its memory up, and shortly before it has ended.
+    if !batch.agent.has_ended() {
+        return Told::NotYet;
+    }
+    let told = batch.space.by_program(&batch.agent.program, |thread| match &batch.drops {
+        Some(drops) => what_was_dropped(pager, batch, drops, thread),
+        None => what_was_moved(pager, batch, thread),
+    });
+    told.map_or(Told::Never, |told| told.unwrap_or_else(Told::from))
+}
+
+fn what_was_dropped(pager: &Pager, batch: &Batch, drops: &[(Page, u32)], thread: u32) -> io::Result<Told> {
+    let begun = batch.agent.begun();
+    let mut done = Done { number: batch.command, dropped: begun / 2, moved: [0; STAGING_PAGES] };
+    // It was killed at this one.
+    let Some(&(page, _)) = drops.get(done.dropped as usize).filter(|_| begun % 2 == 1) else {
+        return Ok(Told::Done { done, doubtful: None });
+    };
+    let (mut table, is_left, is_changing) = pager.look(&batch.space, |table| {
+        let now = Space::address(table.states.operation(page).0);
+        Ok(process::hold_something(thread, [now])?.contains(&true))
+    })?;
+    if is_changing || !process::has_thread(batch.agent.program.pid, thread) {
+        return Ok(Told::NotYet);
+    }
+    if is_left {
+        return Ok(Told::Done { done, doubtful: None });
+    }
+    done.dropped += 1;
+    let range = (Space::address(page), Space::address(page + 1));
+    // Killed while it waited until the kernel's event was read: that is gone then, and so is the page. Of a drop of the
+    // program's there would be an event. Where one has come, it is not known whose.
+    let is_its_own = table.own_drops.contains(&range);
+    // The next event of this range is the program's.
+    table.own_drops.retain(|own| *own != range);
+    Ok(Told::Done { done, doubtful: (!is_its_own).then_some(page) })
+}
+
+fn what_was_moved(pager: &Pager, batch: &Batch, thread: u32) -> io::Result<Told> {
     let begun = batch.agent.begun();
     let mut done = Done { number: batch.command, dropped: 0, moved: [0; STAGING_PAGES] };
-    if let Some(drops) = &batch.drops {
-        let (table, left) = pager
-            .look_at_rest(&batch.space, |table| {
-                hold(drops.iter().map(|&(page, _)| Space::address(table.states.operation(page).0)).collect())
-            })
-            .ok()?;
-        // All before the last that it began are dropped.
-        let last = begun.saturating_sub(1);
-        done.dropped = last;
-        if let Some(&(page, _)) = drops.get(last as usize).filter(|_| begun > 0)
-            && left.get(last as usize) == Some(&false)
-        {
-            let range = (Space::address(page), Space::address(page + 1));
-            if !table.own_drops.contains(&range) {
-                // It was dropped, and the program may have done that itself, just before.
-                return None;
-            }
-        }
-    } else {
-        let staging = |index| batch.space.staging_address(index);
-        let (_table, (stayed, moved)) = pager
-            .look_at_rest(&batch.space, |table| {
-                let now = |victim: &Victim| Space::address(table.states.operation(victim.page).0);
-                let stayed = hold(batch.victims.iter().map(now).collect())?;
-                let moved = hold((0u32..).zip(&batch.victims).map(|(index, _)| staging(index)).collect())?;
-                Ok((stayed, moved))
-            })
-            .ok()?;
-        for ((status, stayed), moved) in done.moved.iter_mut().zip(stayed).zip(moved) {
-            *status = match (stayed, moved && begun > 0) {
-                (true, _) => libc::ECANCELED as u8,
-                (false, true) => 0,
-                // The program has dropped it.
-                (false, false) => libc::ENOENT as u8,
-            };
-        }
+    let staging = |index| batch.space.staging_address(index);
+    let (_table, (stayed, moved), is_changing) = pager.look(&batch.space, |table| {
+        let now = |victim: &Victim| Space::address(table.states.operation(victim.page).0);
+        let stayed = process::hold_something(thread, batch.victims.iter().map(now))?;
+        let moved =
+            process::hold_something(thread, (0u32..).zip(&batch.victims).map(|(index, _)| staging(index)))?;
+        Ok((stayed, moved))
+    })?;
+    let mut is_clear = true;
+    for ((status, stayed), moved) in done.moved.iter_mut().zip(stayed).zip(moved) {
+        let moved = moved && begun > 0;
+        is_clear &= stayed != moved;
+        *status = match (stayed, moved) {
+            (true, _) => libc::ECANCELED as u8,
+            (false, true) => 0,
+            // The program has dropped it.
+            (false, false) => libc::ENOENT as u8,
+        };
     }
-    // Those were the pages of the right memory.
-    batch.space.is_memory_of(program).then_some(done)
+    // Each is in one place, whatever is changing elsewhere.
+    Ok(if is_changing && !is_clear { Told::NotYet } else { Told::Done { done, doubtful: None } })
 }

@@ -82,6 +82,13 @@ pub struct Program {
     pub pidfd: OwnedFd,
 }
 
+impl Program {
+    /// A thread of it by which its memory is reached. Its number may be another process's when it has ended.
+    fn thread(&self) -> u32 {
+        process::thread_with_memory(self.pid)
+    }
+}
+
 /// The agent of a space.
 #[derive(Debug)]
 pub struct Agent {
@@ -129,11 +136,6 @@ impl Agent {
     /// What it has begun of its command (see `BEGUN_OFFSET`).
     pub fn begun(&self) -> u32 {
         self.word(BEGUN_OFFSET).map_or(0, |word| word.load(Ordering::Acquire))
-    }
-
-    /// Becomes readable when it ends.
-    pub fn process(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
     }
 
     /// How it ended, for a message.
@@ -325,8 +327,13 @@ impl Space {
         if self.has_agent.load(Ordering::Acquire) { self.agent.lock().clone() } else { None }
     }
 
-    /// The program, if an agent has named it.
+    /// The program, if an agent has named it, and it has not executed another one since its agent has ended.
     pub fn program(&self) -> Option<Arc<Program>> {
+        self.named_program().filter(|program| self.has_agent() || self.is_memory_of(program))
+    }
+
+    /// The program, if an agent has named it. It may have executed another one.
+    pub fn named_program(&self) -> Option<Arc<Program>> {
         self.program.lock().clone()
     }
 
@@ -393,7 +400,8 @@ impl Space {
             }
             // An agent that holds it this long has lost its processor.
             if since.get_or_insert_with(Instant::now).elapsed() > timing::GATE_TIMEOUT {
-                return None;
+                // One that has ended does nothing any more, and never leaves it.
+                return agent.is_some_and(Agent::has_ended).then_some(Gate { agent: None });
             }
             let waited = holder | GATE_WAITED_FOR;
             if holder == waited
@@ -411,9 +419,25 @@ impl Space {
     }
 
     /// Whether a program whose agent has ended has this memory still, and not that of another program which it has
-    /// executed: the kernel puts control areas at random addresses.
+    /// executed: the kernel puts control areas at random addresses, unless it is told not to.
     pub fn is_memory_of(&self, program: &Program) -> bool {
-        process::is_writable(program.pid, self.control) == Some(true) && !self.has_ended(program)
+        self.by_program(program, |_| ()).is_some()
+    }
+
+    /// Does something by the number of a thread of this program. `None`: the program, or its memory, has ended, or it has
+    /// executed another one.
+    pub fn by_program<T>(&self, program: &Program, mut work: impl FnMut(u32) -> T) -> Option<T> {
+        const THREADS_MAX: u32 = 4;
+        for _ in 0..THREADS_MAX {
+            let thread = program.thread();
+            let done = work(thread);
+            let is_here = process::is_writable(thread, self.control) == Some(true);
+            // In this order: a thread that is here now was here before.
+            if process::has_thread(program.pid, thread) {
+                return Some(done).filter(|_| is_here && !self.has_ended(program));
+            }
+        }
+        None
     }
 
     /// Reads what is at an address of this memory. Returns whether it could be read.
@@ -422,8 +446,9 @@ impl Space {
             process::read_exactly(agent.pid, address, buffer).is_ok() && !agent.has_ended()
         });
         by_agent
-            || self.program().is_some_and(|program| {
-                process::read_exactly(program.pid, address, buffer).is_ok() && self.is_memory_of(&program)
+            || self.named_program().is_some_and(|program| {
+                let read = self.by_program(&program, |thread| process::read_exactly(thread, address, buffer));
+                matches!(read, Some(Ok(())))
             })
     }
 

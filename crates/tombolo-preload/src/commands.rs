@@ -88,8 +88,12 @@ fn drop_pages(held: &Held, command: u32, spans: usize, count: usize) -> usize {
             let (start, length) = span(spans, index);
             // A change of libc's that was before this drop has cancelled the command by now.
             memory::while_unchanged(|| {
-                through_gate(held, command, || begin(held, index + 1)).is_some()
+                through_gate(held, command, || note(held, 2 * index + 1)).is_some()
                     && sys::madvise(start, length, libc::MADV_DONTNEED).is_ok()
+                    && {
+                        note(held, 2 * index + 2);
+                        true
+                    }
             }) == Some(true)
         })
         .count()
@@ -100,8 +104,8 @@ fn gate_word(held: &Held, offset: usize) -> &'static AtomicU32 {
     unsafe { &*((held.gate + offset) as *const AtomicU32) }
 }
 
-/// Notes what is begun, for whoever finds this agent killed.
-fn begin(held: &Held, what: usize) {
+/// Notes how far it is, for whoever finds this agent killed.
+fn note(held: &Held, what: usize) {
     gate_word(held, BEGUN_OFFSET).store(what as u32, Ordering::Release);
 }
 
@@ -144,7 +148,7 @@ fn move_pages(held: &Held, command: u32, spans: usize, count: usize, moved: &mut
         // Nothing can be moved there; the supervisor finds that no page was.
         return;
     }
-    begin(held, 1);
+    note(held, 1);
     let staging = control::staging();
     let mut index = 0;
     for (start, length) in (0..count).map(|index| span(spans, index)) {

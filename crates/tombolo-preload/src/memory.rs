@@ -88,6 +88,7 @@ fn wait_for_drops() {
         if agent::has_ended() {
             // It was killed at it.
             DROPPING.store(0, Ordering::SeqCst);
+            sys::futex_wake(&DROPPING, i32::MAX as usize);
             return;
         }
         sys::futex_wait(&DROPPING, 1, RECHECK_MS);

@@ -19,7 +19,7 @@
 //! a library of another build is refused by [`VERSION`].
 
 /// Changed whenever anything here changes.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// Names the supervisor to the program: `VERSION:MINIMUM_BYTES:SOCKET`.
 pub const VARIABLE: &str = "TOMBOLO_PAGER";
@@ -128,8 +128,8 @@ pub const CANCELLED_OFFSET: usize = 64;
 /// was made by a raw system call.
 pub const CHANGES_OFFSET: usize = 128;
 /// Offset of what the agent has begun of a command: 0 when the supervisor sends it; then 1 once the staging area holds
-/// nothing but what this command moves there; of a command to drop, the number of ranges up to the one that it is about
-/// to drop. It tells when the agent is killed.
+/// nothing but what this command moves there; of a command to drop, twice the number of ranges that are dropped, and one
+/// more while it drops the next. It tells when the agent is killed.
 pub const BEGUN_OFFSET: usize = 192;
 /// Bytes of the gate's memory.
 pub const GATE_BYTES: usize = 4096;

@@ -210,6 +210,40 @@ fn a_killed_agent_takes_no_page_along() {
     }
 }
 
+/// Killed while its drop of a page waits until the supervisor reads the kernel's event, which is gone then: the page is
+/// dropped all the same.
+#[test]
+fn an_agent_that_is_killed_while_it_drops_a_page_takes_none_along() {
+    const MADVISE: &str = "28 ";
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "512M");
+    for how in [&["64", "40"][..], &["64", "40", "leaderless"]] {
+        let mut words = vec![compiled("readonly", &[])];
+        words.extend(how.iter().map(|&word| word.to_owned()));
+        let run = Program::new(&words).remote("256M").start_on(&[&lender], "8M");
+        let (program, since) = (run.program_pid(), Instant::now());
+        let agent = loop {
+            let agents = agents_of(program);
+            assert!(since.elapsed() < PATIENCE, "no agent drops a page");
+            let [agent] = agents[..] else { continue };
+            send(run.pid(), Signal::STOP);
+            std::thread::sleep(Duration::from_millis(20));
+            let call = fs::read_to_string(format!("/proc/{agent}/syscall")).unwrap_or_default();
+            if call.starts_with(MADVISE) {
+                break agent;
+            }
+            send(run.pid(), Signal::CONT);
+            std::thread::sleep(Duration::from_millis(3));
+        };
+        send(agent, Signal::KILL);
+        std::thread::sleep(Duration::from_millis(20));
+        send(run.pid(), Signal::CONT);
+        let outcome = run.wait(Duration::from_secs(120));
+        assert_eq!(outcome.code(), 0, "{how:?}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains("signal: 9"), "how did it end? {}", outcome.stderr);
+    }
+}
+
 #[test]
 fn the_agent_of_a_killed_supervisor_ends_with_the_program() {
     needs!("cc", "python3");
