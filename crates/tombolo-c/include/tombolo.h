@@ -6,6 +6,8 @@
  * tombolo_write or tombolo_read, and tombolo_poll or tombolo_wait. Sizes are in bytes.
  * tombolo_fetch_add and tombolo_compare_swap change a word of another domain, tombolo_send
  * and tombolo_receive pass small messages, tombolo_carry moves bytes between two others.
+ * tombolo_post gives a queue any number of transfers, tombolo_poll_queue and tombolo_wait_any take
+ * their ends.
  * Link with -ltombolo_c.
  */
 
@@ -108,6 +110,32 @@ typedef enum tombolo_who {
 } tombolo_who;
 
 /*
+ What an order of a queue does.
+ */
+typedef enum tombolo_order_kind {
+  /*
+   As `tombolo_write`.
+   */
+  TOMBOLO_ORDER_KIND_WRITE = 0,
+  /*
+   As `tombolo_read`.
+   */
+  TOMBOLO_ORDER_KIND_READ = 1,
+  /*
+   As `tombolo_carry`, from `source`.
+   */
+  TOMBOLO_ORDER_KIND_CARRY = 2,
+  /*
+   As `tombolo_fetch_add`, to the word at the destination address of `spec`.
+   */
+  TOMBOLO_ORDER_KIND_FETCH_ADD = 3,
+  /*
+   As `tombolo_compare_swap`, of the word at the destination address of `spec`.
+   */
+  TOMBOLO_ORDER_KIND_COMPARE_SWAP = 4,
+} tombolo_order_kind;
+
+/*
  A protection domain. May be used by all threads.
  */
 typedef struct tombolo_domain tombolo_domain;
@@ -121,6 +149,11 @@ typedef struct tombolo_mailbox tombolo_mailbox;
  Memory that transfers reach.
  */
 typedef struct tombolo_memory tombolo_memory;
+
+/*
+ A queue of transfers.
+ */
+typedef struct tombolo_queue tombolo_queue;
 
 /*
  A transfer or an atomic operation under way, or over.
@@ -201,6 +234,72 @@ typedef struct tombolo_spec {
    */
   uint64_t last;
 } tombolo_spec;
+
+/*
+ Something for a queue to do.
+ */
+typedef struct tombolo_order {
+  /*
+   A `tombolo_order_kind`.
+   */
+  int32_t kind;
+  /*
+   It begins when all that was posted to its queue before it has ended.
+   */
+  bool fenced;
+  /*
+   The other side.
+   */
+  struct tombolo_target target;
+  /*
+   Of `CARRY`: where the bytes come from.
+   */
+  struct tombolo_target source;
+  /*
+   What is to be moved; of an atomic operation its destination address alone counts.
+   */
+  struct tombolo_spec spec;
+  /*
+   What is added, or put there.
+   */
+  uint64_t operand;
+  /*
+   What has to be there.
+   */
+  uint64_t compare;
+  /*
+   Comes back with the end.
+   */
+  uint64_t context;
+} tombolo_order;
+
+/*
+ The end of an order.
+ */
+typedef struct tombolo_completion {
+  /*
+   As given when it was posted.
+   */
+  uint64_t context;
+  /*
+   Of an atomic operation: the word as it was before.
+   */
+  uint64_t before;
+  /*
+   How it ended: `OK`, `FAILED` or `NODE_GONE`.
+   */
+  enum tombolo_result result;
+} tombolo_completion;
+
+/*
+ A handle of memory of a domain, for programs at any node. Its bytes may be passed on in whatever way.
+ */
+typedef struct tombolo_remote {
+  /*
+   What they say is `tombolo_find`'s business.
+   */
+  uint8_t bytes[40];
+} tombolo_remote;
 
 #ifdef __cplusplus
 extern "C" {
@@ -438,6 +537,93 @@ enum tombolo_result tombolo_wait(const struct tombolo_transfer *transfer,
  `transfer` came from a function that starts one and is not used after this.
  */
 void tombolo_release(struct tombolo_transfer *transfer);
+
+/*
+ Opens a queue for any number of transfers of a domain, of which `capacity` at most have an end that was not
+ taken. One thread at a time may use it; each may have its own.
+
+ # Safety
+ `domain` is open, `queue` can be written.
+ */
+enum tombolo_result tombolo_open_queue(const struct tombolo_domain *domain,
+                                       size_t capacity,
+                                       struct tombolo_queue **queue);
+
+/*
+ Posts `count` orders. Those that can begin at once do so together; the others begin as channels become free, each
+ direction in its order. `posted` becomes their number, unless it is null: fewer than `count` if the queue is full,
+ which is `NO_CHANNEL`. If one of them makes no sense, none is posted.
+
+ # Safety
+ `queue` is open, `orders` has `count` entries, `posted` is null or can be written.
+ */
+enum tombolo_result tombolo_post(struct tombolo_queue *queue,
+                                 const struct tombolo_order *orders,
+                                 size_t count,
+                                 size_t *posted);
+
+/*
+ Takes up to `most` ends. Returns how many there were. If transfers among them have failed, `tombolo_error` says how the
+ last of these did. No system call, unless the node sleeps and is to begin more.
+
+ # Safety
+ `queue` is null or open, `completions` has room for `most`.
+ */
+size_t tombolo_poll_queue(struct tombolo_queue *queue,
+                          struct tombolo_completion *completions,
+                          size_t most);
+
+/*
+ Waits for an end, at most this many milliseconds, and takes it: `OK`, and how it ended is in `completion`. If every end
+ was taken already: `BAD_ARGUMENT`.
+
+ # Safety
+ `queue` is open, `completion` can be written.
+ */
+enum tombolo_result tombolo_wait_any(struct tombolo_queue *queue,
+                                     struct tombolo_completion *completion,
+                                     uint32_t milliseconds);
+
+/*
+ How many transfers of a queue have an end that was not taken; 0 for null.
+
+ # Safety
+ `queue` is null or open.
+ */
+size_t tombolo_queue_length(const struct tombolo_queue *queue);
+
+/*
+ Closes a queue: what has begun goes on, and what has not does not begin. Null is nothing.
+
+ # Safety
+ `queue` came from `tombolo_open_queue` and is not used after this.
+ */
+void tombolo_close_queue(struct tombolo_queue *queue);
+
+/*
+ A handle of memory of the domain, to be told to programs at any node: of what begins at `address` there
+ (`tombolo_address`, or own memory that is registered), `length` bytes. It gives no rights: grants do.
+
+ # Safety
+ `domain` is open, `remote` can be written.
+ */
+enum tombolo_result tombolo_export(const struct tombolo_domain *domain,
+                                   uint64_t address,
+                                   uint64_t length,
+                                   struct tombolo_remote *remote);
+
+/*
+ Whose memory a handle means, for transfers of this domain, where it begins there, and how long it is. `NO_NODE`: that
+ node is not connected to this one now, or it was started again, and the memory is gone.
+
+ # Safety
+ `domain` is open, `remote` is valid, the others can be written.
+ */
+enum tombolo_result tombolo_find(const struct tombolo_domain *domain,
+                                 const struct tombolo_remote *remote,
+                                 struct tombolo_target *target,
+                                 uint64_t *address,
+                                 uint64_t *length);
 
 /*
  Makes memory of this program memory of the domain, with grants as for `tombolo_allocate`: `start`

@@ -18,6 +18,10 @@ mod mailbox;
 
 mod completion;
 
+mod queue;
+
+mod remote;
+
 mod own;
 
 pub use atomic::{tombolo_compare_swap, tombolo_fetch_add, tombolo_wait_word};
@@ -28,6 +32,11 @@ pub use mailbox::{
 };
 pub use memory::{tombolo_address, tombolo_allocate, tombolo_data, tombolo_free};
 pub use own::{tombolo_arm, tombolo_deregister, tombolo_descriptor, tombolo_drain, tombolo_register};
+pub use queue::{
+    tombolo_close_queue, tombolo_open_queue, tombolo_poll_queue, tombolo_post, tombolo_queue_length,
+    tombolo_wait_any,
+};
+pub use remote::{tombolo_export, tombolo_find};
 pub use transfer::{tombolo_carry, tombolo_read, tombolo_write};
 
 use std::cell::RefCell;
@@ -142,6 +151,64 @@ pub struct Spec {
     pub last: u64,
 }
 
+/// What an order of a queue does.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderKind {
+    /// As `tombolo_write`.
+    Write = 0,
+    /// As `tombolo_read`.
+    Read = 1,
+    /// As `tombolo_carry`, from `source`.
+    Carry = 2,
+    /// As `tombolo_fetch_add`, to the word at the destination address of `spec`.
+    FetchAdd = 3,
+    /// As `tombolo_compare_swap`, of the word at the destination address of `spec`.
+    CompareSwap = 4,
+}
+
+/// Something for a queue to do.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Order {
+    /// A `tombolo_order_kind`.
+    pub kind: i32,
+    /// It begins when all that was posted to its queue before it has ended.
+    pub fenced: bool,
+    /// The other side.
+    pub target: Target,
+    /// Of `CARRY`: where the bytes come from.
+    pub source: Target,
+    /// What is to be moved; of an atomic operation its destination address alone counts.
+    pub spec: Spec,
+    /// What is added, or put there.
+    pub operand: u64,
+    /// What has to be there.
+    pub compare: u64,
+    /// Comes back with the end.
+    pub context: u64,
+}
+
+/// The end of an order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Completion {
+    /// As given when it was posted.
+    pub context: u64,
+    /// Of an atomic operation: the word as it was before.
+    pub before: u64,
+    /// How it ended: `OK`, `FAILED` or `NODE_GONE`.
+    pub result: Result,
+}
+
+/// A handle of memory of a domain, for programs at any node. Its bytes may be passed on in whatever way.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Remote {
+    /// What they say is `tombolo_find`'s business.
+    pub bytes: [u8; 40],
+}
+
 /// A protection domain. May be used by all threads.
 pub struct Domain {
     domain: tombolo_client::Domain,
@@ -168,6 +235,9 @@ impl Started {
         }
     }
 }
+
+/// A queue of transfers.
+pub struct Queue(tombolo_client::Queue);
 
 /// The mailbox of a domain, to which messages come.
 pub struct Mailbox(tombolo_client::Mailbox);

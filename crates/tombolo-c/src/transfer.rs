@@ -4,6 +4,21 @@ use tombolo_client::{CLASSES, Notification, PostError};
 
 use crate::{Domain, Result, Spec, Started, Target, Transfer, bad_argument, hand_out};
 
+/// What a program in C wants moved; `None` if the class is none.
+pub(crate) fn wanted(spec: &Spec) -> Option<tombolo_client::Spec> {
+    if spec.class_hint > u32::from(CLASSES) {
+        return None;
+    }
+    let words = Notification { address: spec.notification_address, first: spec.first, last: spec.last };
+    Some(tombolo_client::Spec {
+        source_address: spec.source_address,
+        destination_address: spec.destination_address,
+        size_bytes: spec.size_bytes,
+        notification: spec.notify.then_some(words),
+        class: spec.class_hint.checked_sub(1).map(|class| class as u8),
+    })
+}
+
 unsafe fn start(
     domain: *const Domain,
     target: Target,
@@ -19,16 +34,8 @@ unsafe fn start(
     let (Some(domain), Some(spec)) = (unsafe { domain.as_ref() }, unsafe { spec.as_ref() }) else {
         return bad_argument("a transfer without a domain or a spec");
     };
-    if transfer.is_null() || spec.class_hint > u32::from(CLASSES) {
+    let Some(wanted) = wanted(spec).filter(|_| !transfer.is_null()) else {
         return bad_argument("a transfer without a place for its handle, or of a class that is none");
-    }
-    let words = Notification { address: spec.notification_address, first: spec.first, last: spec.last };
-    let wanted = tombolo_client::Spec {
-        source_address: spec.source_address,
-        destination_address: spec.destination_address,
-        size_bytes: spec.size_bytes,
-        notification: spec.notify.then_some(words),
-        class: spec.class_hint.checked_sub(1).map(|class| class as u8),
     };
     let started = post(&domain.domain, target.into(), wanted).map(Started::Plain);
     // SAFETY: can be written, as the callers' callers promise.

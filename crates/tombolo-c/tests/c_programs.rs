@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tombolo_host::unix::SeqpacketListener;
-use tombolo_node::{Address, Node, Security};
+use tombolo_node::{Address, Limits, Node, Security};
 
 /// Where the library is: beside this test.
 fn libraries() -> PathBuf {
@@ -47,7 +47,9 @@ fn run(name: &str, arguments: &[&Path]) -> Output {
 
 fn run_program(name: &str, program: &Path, arguments: &[&Path]) -> Output {
     let socket = folder().join(format!("{name}-programs"));
-    let node = Arc::new(Node::new("c", 0, 0).unwrap());
+    // `all_to_all` opens 64.
+    let limits = Limits { domains: 64, ..Limits::default() };
+    let node = Arc::new(Node::with_limits("c", 0, 0, limits).unwrap());
     let listener =
         tombolo_node::listen(&Address::Shm(folder().join(format!("{name}-link"))), &Security::Insecure)
             .unwrap();
@@ -82,6 +84,11 @@ fn key_value() {
 #[test]
 fn tally() {
     assert_eq!(said(&run("tally", &[])), "1000 tickets drawn\n");
+}
+
+#[test]
+fn all_to_all() {
+    assert_eq!(said(&run("all_to_all", &[])), "4096 parts exchanged by 64 domains\n");
 }
 
 #[test]

@@ -148,6 +148,8 @@ pub struct PeerStatus {
     pub node: u32,
     /// As it introduced itself; may be empty.
     pub name: String,
+    /// Which life of it this is; unknown before it has introduced itself.
+    pub life: Option<[u8; 16]>,
 }
 
 /// A message as bytes.

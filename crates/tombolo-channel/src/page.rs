@@ -71,9 +71,8 @@ impl ChannelPage {
         self.short(slot % SLOTS * SLOT_BYTES + DONE_BYTES)
     }
 
-    /// The program's: writes a descriptor and rings. True: the node sleeps and has to be woken.
-    #[must_use]
-    pub fn post(&self, slot: usize, descriptor: &Descriptor) -> bool {
+    /// The program's: writes a descriptor, of which the node hears when the channel is rung for.
+    pub fn write(&self, slot: usize, descriptor: &Descriptor) {
         let words = descriptor.encode();
         for (word, value) in words[..SIZE_WORD].iter().enumerate() {
             self.word(slot, word).store(*value, Ordering::Relaxed);
@@ -83,6 +82,12 @@ impl ChannelPage {
         for word in [TARGET_WORD, RESULT_WORD] {
             self.word(slot, word).store(words[word], Ordering::Relaxed);
         }
+    }
+
+    /// The program's: writes a descriptor and rings. True: the node sleeps and has to be woken.
+    #[must_use]
+    pub fn post(&self, slot: usize, descriptor: &Descriptor) -> bool {
+        self.write(slot, descriptor);
         self.ring(1 << (slot % SLOTS))
     }
 

@@ -26,7 +26,10 @@ fn messages() {
         ("open-mailbox", ask(Request::OpenMailbox { messages: 16, senders: vec![Who::Program(1)] })),
         ("opened", answer(Reply::Opened { domain: 3 })),
         ("allocated", answer(Reply::Allocated { address: 1 << 32 })),
-        ("peers-are", answer(Reply::Peers(vec![PeerStatus { node: 1, name: "one".into() }]))),
+        (
+            "peers-are",
+            answer(Reply::Peers(vec![PeerStatus { node: 1, name: "one".into(), life: Some([5; 16]) }])),
+        ),
         ("failed", answer(Reply::Failed("no".into()))),
         ("open-first-version", Message::AskV1(Request::Open { domain: Some(3) })),
         ("failed-first-version", Message::AnswerV1(Reply::Failed("no".into()))),

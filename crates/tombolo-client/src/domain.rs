@@ -10,8 +10,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use tombolo_channel::{
-    ChannelPage, Descriptor, Grant, MAX_MAIL_BYTES, Message, PeerStatus, READ_SLOTS, Reply, Request, SLOTS,
-    Target, WRITE_SLOTS, Waiting, Who, Work, encode,
+    ChannelPage, Descriptor, Grant, MAX_MAIL_BYTES, PeerStatus, READ_SLOTS, Reply, Request, SLOTS, Target,
+    WRITE_SLOTS, Waiting, Who, Work,
 };
 use tombolo_host::own::{self, OwnMemory};
 use tombolo_host::shared::SharedMemory;
@@ -25,6 +25,7 @@ use crate::error::{DeregisterError, OpenError, PostError, SendError, WaitError};
 use crate::inner::{Inner, Progress};
 use crate::mailbox::Mailbox;
 use crate::memory::{Memory, Registered};
+use crate::queue::Queue;
 use crate::readiness::Readiness;
 use crate::requests::GivenUp;
 use crate::transfer::{Atomic, Spec, Transfer};
@@ -35,7 +36,8 @@ use crate::transfer::{Atomic, Spec, Transfer};
 #[derive(Clone, Debug)]
 pub struct Domain(Arc<Inner>);
 
-fn mask(slots: Range<usize>) -> u64 {
+/// The bits of these channels.
+pub(crate) fn mask(slots: Range<usize>) -> u64 {
     slots.fold(0, |mask, slot| mask | 1 << slot)
 }
 
@@ -297,6 +299,11 @@ impl Domain {
         self.start(WRITE_SLOTS, "writes", &descriptor).map(Atomic::new)
     }
 
+    /// A queue for any number of transfers: at most `capacity` whose end was not taken.
+    pub fn queue(&self, capacity: usize) -> Queue {
+        Queue::new(self.0.clone(), capacity)
+    }
+
     /// Opens this domain's mailbox, with room for `messages` messages (a power of two, at most
     /// [`tombolo_channel::MAX_MAILS`]) that are not taken yet. Only `senders` can send to it.
     pub fn open_mailbox(&self, messages: u32, senders: &[Who]) -> Result<Mailbox, OpenError> {
@@ -380,15 +387,8 @@ impl Domain {
     }
 
     fn post(&self, slot: usize, descriptor: &Descriptor) -> Transfer {
-        let asleep = self.0.page.post(slot, descriptor);
-        if self.0.progress.is_some() {
-            if !self.0.gathers() {
-                self.0.go_on();
-            }
-        } else if asleep {
-            // If the socket is full, the messages in it wake the node.
-            let _ = self.0.socket.send(&[&encode(&Message::WakeV1)], &[]);
-        }
+        self.0.page.write(slot, descriptor);
+        self.0.ring(1 << slot);
         Transfer::new(self.0.clone(), slot)
     }
 }

@@ -74,6 +74,9 @@ pub enum PostError {
     /// All 32 channels of this direction are in use: wait for a transfer to end.
     #[error("all channels for {0} are in use: wait for a transfer to end")]
     NoChannel(&'static str),
+    /// A queue has as many orders as it may have whose end was not taken.
+    #[error("{0} orders are in the queue, and no more may be: take the ends of some")]
+    QueueFull(usize),
 }
 
 /// Why a message was not sent.

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use tombolo_channel::{ChannelPage, Failure, Request, Status};
+use tombolo_channel::{ChannelPage, Failure, Message, Request, Status, encode};
 use tombolo_host::timing::client::NODE_CHECK_INTERVAL;
 use tombolo_host::unix::SeqpacketSocket;
 
@@ -118,6 +118,19 @@ impl Inner {
     pub(crate) fn free_later(&self, address: u64) {
         self.to_free.lock().push(address);
         self.settle_late_answers();
+    }
+
+    /// Has the node begin what these channels hold.
+    pub(crate) fn ring(&self, slots: u64) {
+        let asleep = self.page.ring(slots);
+        if self.progress.is_some() {
+            if !self.gathers() {
+                self.go_on();
+            }
+        } else if asleep {
+            // If the socket is full, the messages in it wake the node.
+            let _ = self.socket.send(&[&encode(&Message::WakeV1)], &[]);
+        }
     }
 
     pub(crate) fn take(&self, kind: u64) -> Option<usize> {

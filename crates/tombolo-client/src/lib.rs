@@ -32,6 +32,22 @@
 //! domain.write(there, spec)?.wait(Duration::from_secs(1))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! A [`Queue`] takes any number of transfers, begins them in batches, and hands out their ends. A [`Remote`] names memory to
+//! programs at other nodes.
+//!
+//! # Order
+//!
+//! - The bytes of a transfer are placed in any order. Its notification is written after all of them, the first word
+//!   before the last.
+//! - When a write has ended, all its bytes are in the memory of the other domain; when a read has ended, all are in the own
+//!   memory. Whoever starts a transfer after that, here or there, finds them.
+//! - Two transfers under way overtake each other, also those between the same two domains, of one class, or to the same
+//!   bytes. What has to come after another is started when that has ended: by waiting, or behind a fence
+//!   ([`Order::fenced`]). A read behind a fence finds what the writes before it have written.
+//! - Each atomic operation is carried out once, and whole. Two under way, on one word or on several, are carried out in any
+//!   order.
+//! - Messages under way to one mailbox arrive in any order.
 #![forbid(unsafe_code)]
 
 mod asking;
@@ -43,7 +59,9 @@ mod error;
 mod inner;
 mod mailbox;
 mod memory;
+mod queue;
 mod readiness;
+mod remote;
 mod requests;
 mod transfer;
 mod waiting;
@@ -54,6 +72,8 @@ pub use embedded::{EmbedError, Embedded, Embedding};
 pub use error::{DeregisterError, OpenError, PostError, SendError, WaitError};
 pub use mailbox::Mailbox;
 pub use memory::{Memory, Registered};
+pub use queue::{Completion, Order, Queue};
+pub use remote::{Remote, RemoteError};
 pub use tombolo_channel::{Failure, Grant, MAX_MAIL_BYTES, MAX_MAILS, Mail, PeerStatus, Status, Target, Who};
 pub use tombolo_host::own::OwnMemory;
 pub use tombolo_wire::{CLASSES, Notification};

@@ -3,10 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tombolo_node::Limits;
+
 use crate::harness::{Host, shm};
 
 fn run(name: &str, arguments: &[&Path]) -> String {
-    let (host, _) = Host::start(&shm(), &[]);
+    // `all_to_all` opens 64.
+    let limits = Limits { domains: 64, ..Limits::default() };
+    let (host, _) = Host::start_with("examples", &shm(), &[], limits);
     // Built by cargo with the tests, beside the folder of this one.
     let test = std::env::current_exe().unwrap();
     let program = test.ancestors().nth(2).unwrap().join("examples").join(name);
@@ -31,6 +35,11 @@ fn key_value() {
 #[test]
 fn tally() {
     assert_eq!(run("tally", &[]), "3000 tickets drawn by 3 workers\n");
+}
+
+#[test]
+fn all_to_all() {
+    assert_eq!(run("all_to_all", &[]), "4096 parts exchanged by 64 domains\n");
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod late;
 mod mail;
 mod many;
 mod own_memory;
+mod queue;
 mod refused;
 mod transfers;
 mod waiting;

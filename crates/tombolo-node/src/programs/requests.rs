@@ -24,7 +24,8 @@ use crate::memory::reclaim::{Reclaimer, Room, Segment, TakeError};
 
 /// The nodes that programs can name.
 fn peer_statuses(fabric: &Fabric) -> Vec<PeerStatus> {
-    let itself = PeerStatus { node: ITSELF.0, name: fabric.name().to_owned() };
+    let life = Some(fabric.life().0);
+    let itself = PeerStatus { node: ITSELF.0, name: fabric.name().to_owned(), life };
     // One that is only being dialed is no neighbour yet.
     let is_dial = |connection: &Connection| {
         let neighbour = connection.neighbour();
@@ -34,6 +35,7 @@ fn peer_statuses(fabric: &Fabric) -> Vec<PeerStatus> {
     let others = fabric.connections().into_iter().filter(first).map(|connection| PeerStatus {
         node: fabric.numbers.number(connection.id),
         name: connection.neighbour().name(),
+        life: connection.neighbour().life().map(|life| life.0),
     });
     std::iter::once(itself).chain(others).collect()
 }

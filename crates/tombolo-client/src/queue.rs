@@ -1,0 +1,320 @@
+//! Any number of transfers: started in batches as channels become free, and found as they end.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tombolo_channel::{Descriptor, READ_SLOTS, SLOTS, Status, Target, WRITE_SLOTS, Work};
+use tombolo_host::timing::client::BUSY_PAUSE;
+use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
+
+use crate::domain::mask;
+use crate::error::{PostError, WaitError};
+use crate::inner::Inner;
+use crate::transfer::Spec;
+
+/// Something for a [`Queue`] to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    descriptor: Descriptor,
+    is_read: bool,
+    is_fenced: bool,
+}
+
+impl Order {
+    fn new(descriptor: Descriptor) -> Self {
+        Self { descriptor, is_read: false, is_fenced: false }
+    }
+
+    /// As [`crate::Domain::write`].
+    pub fn write(to: Target, spec: Spec) -> Self {
+        Self::new(spec.descriptor(to))
+    }
+
+    /// As [`crate::Domain::read`].
+    pub fn read(from: Target, spec: Spec) -> Self {
+        Self { is_read: true, ..Self::new(spec.descriptor(from)) }
+    }
+
+    /// As [`crate::Domain::carry`].
+    pub fn carry(from: Target, to: Target, spec: Spec) -> Self {
+        Self::new(Descriptor { source: Some(from), ..spec.descriptor(to) })
+    }
+
+    /// As [`crate::Domain::fetch_add`].
+    pub fn fetch_add(at: Target, address: u64, operand: u64) -> Self {
+        Self::change(at, address, AtomicOperation::FetchAdd(operand))
+    }
+
+    /// As [`crate::Domain::compare_swap`].
+    pub fn compare_swap(at: Target, address: u64, compare: u64, swap: u64) -> Self {
+        Self::change(at, address, AtomicOperation::CompareSwap { compare, swap })
+    }
+
+    fn change(at: Target, address: u64, operation: AtomicOperation) -> Self {
+        let work = Work::Atomic(operation);
+        Self::new(Descriptor { work, ..Descriptor::new(0, address, ATOMIC_BYTES, at) })
+    }
+
+    /// This order, behind a fence: it begins when all that was posted to its queue before it has ended.
+    #[must_use]
+    pub fn fenced(self) -> Self {
+        Self { is_fenced: true, ..self }
+    }
+}
+
+/// The end of an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// As given when it was posted.
+    pub context: u64,
+    /// How it ended; of an atomic operation, the word as it was before, otherwise 0.
+    pub outcome: Result<u64, WaitError>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    order: Order,
+    context: u64,
+    /// Its place among all orders of the queue.
+    number: u64,
+}
+
+/// A queue of orders at a domain, and of their ends. Each thread may have its own; all share the channels of the domain.
+///
+/// Orders of one direction (reads are one, all else the other) begin in the order in which they are posted. They end in any
+/// order, as transfers do: see [the crate](crate#order).
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # use tombolo_client::{Domain, Order, Spec, Target};
+/// # fn all(domain: &Domain, there: Target, spec: Spec) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut queue = domain.queue(1000);
+/// for piece in 0..1000 {
+///     queue.post(Order::write(there, spec), piece)?;
+/// }
+/// while let Some(completion) = queue.wait_any(Duration::from_secs(1))? {
+///     completion.outcome?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// With epoll: arm the domain ([`crate::Domain::arm`]), poll the queue, and only then wait for the domain's descriptor.
+///
+/// When it is dropped, what has begun goes on, and what has not does not begin.
+#[derive(Debug)]
+pub struct Queue {
+    domain: Arc<Inner>,
+    capacity: usize,
+    /// Orders that have not begun: writes and the like, and reads.
+    waiting: [VecDeque<Posted>; 2],
+    /// The numbers of those behind a fence.
+    fences: VecDeque<u64>,
+    /// By channel.
+    running: [Option<Posted>; SLOTS],
+    /// A bit for each.
+    running_slots: u64,
+    ended: VecDeque<Completion>,
+    next_number: u64,
+    /// The node had no room for more transfers at that time.
+    paused: Option<Instant>,
+}
+
+impl Queue {
+    pub(crate) fn new(domain: Arc<Inner>, capacity: usize) -> Self {
+        Self {
+            domain,
+            capacity,
+            waiting: Default::default(),
+            fences: VecDeque::new(),
+            running: [None; SLOTS],
+            running_slots: 0,
+            ended: VecDeque::new(),
+            next_number: 0,
+            paused: None,
+        }
+    }
+
+    /// Orders whose end was not taken yet.
+    pub fn len(&self) -> usize {
+        let waiting: usize = self.waiting.iter().map(VecDeque::len).sum();
+        waiting + self.running_slots.count_ones() as usize + self.ended.len()
+    }
+
+    /// Whether every end was taken.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Posts an order. `context` comes back with its end.
+    pub fn post(&mut self, order: Order, context: u64) -> Result<(), PostError> {
+        match self.post_all([(order, context)]) {
+            0 => Err(PostError::QueueFull(self.capacity)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Posts orders, of which those that begin at once do so together. Returns how many were posted: fewer when the queue
+    /// is full.
+    pub fn post_all(&mut self, orders: impl IntoIterator<Item = (Order, u64)>) -> usize {
+        let room = self.capacity.saturating_sub(self.len());
+        let mut posted = 0;
+        for (order, context) in orders.into_iter().take(room) {
+            let number = self.next_number;
+            self.next_number += 1;
+            if order.is_fenced {
+                self.fences.push_back(number);
+            }
+            self.waiting[usize::from(order.is_read)].push_back(Posted { order, context, number });
+            posted += 1;
+        }
+        self.start();
+        posted
+    }
+
+    /// Appends ends to `into`, at most so many. Returns how many there were. No system call, unless the node is in this
+    /// process, or sleeps and is to begin more.
+    pub fn poll(&mut self, into: &mut Vec<Completion>, most: usize) -> usize {
+        self.domain.go_on();
+        self.collect();
+        let count = self.ended.len().min(most);
+        into.extend(self.ended.drain(..count));
+        count
+    }
+
+    /// Waits for an end. `None`: every end was taken.
+    pub fn wait_any(&mut self, timeout: Duration) -> Result<Option<Completion>, WaitError> {
+        let since = Instant::now();
+        loop {
+            self.collect();
+            if let Some(completion) = self.ended.pop_front() {
+                return Ok(Some(completion));
+            }
+            if self.is_empty() {
+                return Ok(None);
+            }
+            let left = timeout.saturating_sub(since.elapsed());
+            if left.is_zero() && !timeout.is_zero() {
+                return Err(WaitError::TimedOut(timeout));
+            }
+            // What waits for room at the node, or for channels that others of this program have, is tried again.
+            let may_start = self.paused.is_some() || self.running_slots == 0;
+            let limit = if may_start { left.min(BUSY_PAUSE) } else { left };
+            let (domain, running) = (&self.domain, self.running_slots);
+            let is_over = || slots(running).any(|slot| domain.page.status(slot) != Status::Ongoing);
+            match domain.wait_until(limit, is_over) {
+                // Each has failed, which its end says.
+                Err(WaitError::NodeGone) | Ok(()) => {}
+                Err(error) => return Err(error),
+            }
+            if timeout.is_zero() {
+                self.collect();
+                return self.ended.pop_front().map(Some).ok_or(WaitError::TimedOut(timeout));
+            }
+        }
+    }
+
+    /// Takes what has ended, and begins what can.
+    fn collect(&mut self) {
+        let before = self.running_slots;
+        for slot in slots(before) {
+            let status = self.domain.status(slot);
+            if status == Status::Ongoing {
+                continue;
+            }
+            let Some(posted) = self.running[slot].take() else { continue };
+            self.running_slots &= !(1 << slot);
+            let is_atomic = matches!(posted.order.descriptor.work, Work::Atomic(_));
+            let outcome = match status {
+                Status::FinishedWithError(failure) => Err(failure.into()),
+                _ if is_atomic => Ok(self.domain.page.result(slot)),
+                _ => Ok(0),
+            };
+            self.domain.give_back(slot);
+            if status == Status::Paused {
+                self.paused = Some(Instant::now());
+                self.wait_again(posted);
+                continue;
+            }
+            self.ended.push_back(Completion { context: posted.context, outcome });
+        }
+        if self.domain.notices_node_gone() {
+            self.give_up();
+        } else if before != self.running_slots || self.paused.is_some() || before == 0 {
+            self.start();
+        }
+    }
+
+    /// It has not begun: it goes before those that were posted after it.
+    fn wait_again(&mut self, posted: Posted) {
+        let waiting = &mut self.waiting[usize::from(posted.order.is_read)];
+        waiting.insert(waiting.partition_point(|other| other.number < posted.number), posted);
+        if posted.order.is_fenced {
+            self.fences.push_front(posted.number);
+        }
+    }
+
+    /// There is no node any more that could begin these.
+    fn give_up(&mut self) {
+        let mut left: Vec<Posted> = self.waiting.iter_mut().flat_map(|waiting| waiting.drain(..)).collect();
+        left.sort_unstable_by_key(|posted| posted.number);
+        self.fences.clear();
+        let failed =
+            |posted: Posted| Completion { context: posted.context, outcome: Err(WaitError::NodeGone) };
+        self.ended.extend(left.into_iter().map(failed));
+    }
+
+    /// Begins what can begin: all at once.
+    fn start(&mut self) {
+        if self.paused.is_some_and(|since| since.elapsed() < BUSY_PAUSE) {
+            return;
+        }
+        self.paused = None;
+        let mut rung = 0;
+        for (index, range) in [(0, WRITE_SLOTS), (1, READ_SLOTS)] {
+            while let Some(&posted) = self.waiting[index].front()
+                && self.may_begin(posted.number)
+                && let Some(slot) = self.domain.take(mask(range.clone()))
+            {
+                self.waiting[index].pop_front();
+                if posted.order.is_fenced {
+                    self.fences.pop_front();
+                }
+                self.domain.page.write(slot, &posted.order.descriptor);
+                self.running[slot] = Some(posted);
+                self.running_slots |= 1 << slot;
+                rung |= 1 << slot;
+            }
+        }
+        if rung != 0 {
+            self.domain.ring(rung);
+        }
+    }
+
+    fn may_begin(&self, number: u64) -> bool {
+        let first = |waiting: &VecDeque<Posted>| waiting.front().map_or(u64::MAX, |posted| posted.number);
+        match self.fences.front() {
+            Some(&fence) if number == fence => {
+                self.running_slots == 0 && self.waiting.iter().all(|waiting| first(waiting) >= fence)
+            }
+            Some(&fence) => number < fence,
+            None => true,
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        slots(self.running_slots).for_each(|slot| self.domain.give_back(slot));
+    }
+}
+
+/// The channels of these bits.
+fn slots(mut bits: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let slot = bits.trailing_zeros();
+        bits &= bits.wrapping_sub(1);
+        (slot < 64).then_some(slot as usize)
+    })
+}

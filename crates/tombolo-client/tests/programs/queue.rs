@@ -1,0 +1,212 @@
+//! Queues of transfers: many at once, fences, and ends.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tombolo_client::{
+    Completion, Domain, Failure, Grant, Memory, Order, PostError, Queue, Remote, Spec, Target, WaitError, Who,
+};
+use tombolo_node::Limits;
+
+use crate::harness::{Host, PATIENCE, pair, pattern, shm, udp};
+
+const PIECE: usize = 3000;
+const PIECES: usize = 500;
+
+/// A domain with memory for all pieces.
+fn program(host: &Host, number: u16) -> (Domain, Memory) {
+    let domain = host.domain(number);
+    let bytes = (PIECE * PIECES).next_multiple_of(4096);
+    let memory = domain.allocate(bytes, &[Grant::all(Who::Anyone)]).unwrap();
+    (domain, memory)
+}
+
+fn ends(queue: &mut Queue) -> Vec<Completion> {
+    std::iter::from_fn(|| queue.wait_any(PATIENCE).unwrap()).collect()
+}
+
+fn piece(from: &Memory, to: &Memory, index: usize) -> Spec {
+    let offset = (index * PIECE) as u64;
+    Spec::new(from.address() + offset, to.address() + offset, PIECE as u32)
+}
+
+#[test]
+fn far_more_transfers_than_channels_all_end_once() {
+    for listen in [shm(), udp()] {
+        let [one, other] = pair(&listen);
+        let ((near, memory), (_far, there)) = (program(&one, 1), program(&other, 2));
+        let target = Target { node: 1, domain: 2 };
+        let bytes = pattern(1, PIECE * PIECES);
+        memory.write(0, &bytes).unwrap();
+        let mut queue = near.queue(PIECES);
+        let writes =
+            (0..PIECES).map(|index| (Order::write(target, piece(&memory, &there, index)), index as u64));
+        assert_eq!(queue.post_all(writes), PIECES);
+        assert_eq!(queue.post(Order::fetch_add(target, 0, 0), 0), Err(PostError::QueueFull(PIECES)));
+        // By both ways of taking them.
+        let mut found = Vec::new();
+        while found.len() < PIECES / 2 {
+            let before = found.len();
+            assert!(queue.poll(&mut found, 7) <= 7);
+            assert!(found.len() - before <= 7);
+        }
+        found.extend(ends(&mut queue));
+        assert!(found.iter().all(|end| end.outcome == Ok(0)), "{found:?}");
+        let contexts: BTreeSet<u64> = found.iter().map(|end| end.context).collect();
+        assert_eq!((contexts.len(), found.len()), (PIECES, PIECES));
+        let mut read = vec![0; bytes.len()];
+        there.read(0, &mut read).unwrap();
+        assert!(read == bytes);
+        // And back.
+        memory.write(0, &vec![0; bytes.len()]).unwrap();
+        let reads =
+            (0..PIECES).map(|index| (Order::read(target, piece(&there, &memory, index)), index as u64));
+        assert_eq!(queue.post_all(reads), PIECES);
+        assert!(ends(&mut queue).iter().all(|end| end.outcome == Ok(0)));
+        memory.read(0, &mut read).unwrap();
+        assert!(read == bytes);
+        assert_eq!((queue.len(), queue.wait_any(PATIENCE)), (0, Ok(None)));
+    }
+}
+
+#[test]
+fn what_is_behind_a_fence_finds_all_before_it() {
+    let [one, other] = pair(&shm());
+    let ((near, memory), (_far, there)) = (program(&one, 1), program(&other, 2));
+    let target = Target { node: 1, domain: 2 };
+    let mut queue = near.queue(1000);
+    for round in 1..=50u64 {
+        let half = memory.len() / 2;
+        let bytes = pattern(round, half);
+        memory.write(0, &bytes).unwrap();
+        // The large one is overtaken by everything that may.
+        let large = Spec::new(memory.address(), there.address(), half as u32);
+        let back = Spec::new(there.address(), memory.address() + half as u64, half as u32);
+        let orders = [
+            (Order::write(target, large), 1),
+            (Order::read(target, back).fenced(), 2),
+            (Order::fetch_add(target, there.address(), 1).fenced(), 3),
+            (Order::fetch_add(target, there.address(), 1).fenced(), 4),
+        ];
+        assert_eq!(queue.post_all(orders), 4);
+        let found = ends(&mut queue);
+        let contexts: Vec<u64> = found.iter().map(|end| end.context).collect();
+        assert_eq!(contexts, [1, 2, 3, 4]);
+        let mut read = vec![0; half];
+        memory.read(half, &mut read).unwrap();
+        assert!(read == bytes, "round {round}");
+        let word = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        assert_eq!([found[2].outcome, found[3].outcome], [Ok(word), Ok(word.wrapping_add(1))]);
+    }
+}
+
+#[test]
+fn a_node_without_room_has_them_begin_later() {
+    let limits = Limits { transactions: 4, ..Limits::default() };
+    let (host, _) = Host::start_with("small", &shm(), &[], limits);
+    let ((near, memory), (_far, there)) = (program(&host, 1), program(&host, 2));
+    let mut queues = [near.queue(PIECES), near.queue(PIECES)];
+    for queue in &mut queues {
+        for index in 0..PIECES {
+            let spec = piece(&memory, &there, index);
+            let order = Order::write(Target { node: 0, domain: 2 }, spec);
+            queue.post(if index % 50 == 49 { order.fenced() } else { order }, index as u64).unwrap();
+        }
+    }
+    for mut queue in queues {
+        let mut open: BTreeSet<u64> = (0..PIECES as u64).collect();
+        for end in ends(&mut queue) {
+            assert_eq!(end.outcome, Ok(0));
+            assert!(open.remove(&end.context));
+            assert!(end.context % 50 != 49 || open.first().is_none_or(|first| *first > end.context));
+        }
+        assert!(open.is_empty());
+    }
+}
+
+#[test]
+fn failures_say_so_and_the_rest_goes_on() {
+    let [one, other] = pair(&shm());
+    let ((near, memory), (_far, there)) = (program(&one, 1), program(&other, 2));
+    let mut queue = near.queue(100);
+    for index in 0..100 {
+        let domain = if index % 3 == 0 { 9 } else { 2 };
+        let order = Order::write(Target { node: 1, domain }, piece(&memory, &there, index));
+        queue.post(order, index as u64).unwrap();
+    }
+    let first = queue.wait_any(Duration::ZERO);
+    assert!(matches!(first, Ok(Some(_)) | Err(WaitError::TimedOut(_))), "{first:?}");
+    for end in ends(&mut queue) {
+        let is_refused = matches!(end.outcome, Err(WaitError::Failed(Failure::Refused(_))));
+        assert_eq!(is_refused, end.context % 3 == 0, "{end:?}");
+    }
+}
+
+#[test]
+fn all_end_with_their_node() {
+    let (host, _) = Host::start(&shm(), &[]);
+    let (near, memory) = program(&host, 1);
+    let mut queue = near.queue(PIECES);
+    let target = Target { node: 0, domain: 1 };
+    let orders = (0..PIECES).map(|index| {
+        let order = Order::write(target, piece(&memory, &memory, index));
+        (if index == 300 { order.fenced() } else { order }, index as u64)
+    });
+    assert_eq!(queue.post_all(orders), PIECES);
+    drop(host);
+    let found = ends(&mut queue);
+    assert_eq!(found.len(), PIECES);
+    let is_known = |end: &Completion| {
+        matches!(
+            end.outcome,
+            Ok(0) | Err(WaitError::NodeGone | WaitError::Failed(Failure::NodeGone | Failure::Unreachable))
+        )
+    };
+    assert!(found.iter().all(is_known), "{found:?}");
+    assert!(found.iter().any(|end| end.outcome.is_err()));
+    // What is posted now ends so, too.
+    queue.post(Order::write(target, piece(&memory, &memory, 0)), 7).unwrap();
+    let end = queue.wait_any(PATIENCE).unwrap().unwrap();
+    assert!(end.context == 7 && end.outcome.is_err());
+}
+
+#[test]
+fn channels_of_a_dropped_queue_are_free_again() {
+    let (host, _) = Host::start(&shm(), &[]);
+    let (near, memory) = program(&host, 1);
+    let target = Target { node: 0, domain: 1 };
+    for _ in 0..20 {
+        let mut queue = near.queue(PIECES);
+        for index in 0..PIECES {
+            queue.post(Order::write(target, piece(&memory, &memory, index)), 0).unwrap();
+        }
+        drop(queue);
+    }
+    let mut queue = near.queue(1);
+    queue.post(Order::write(target, piece(&memory, &memory, 0)), 1).unwrap();
+    assert_eq!(queue.wait_any(PATIENCE), Ok(Some(Completion { context: 1, outcome: Ok(0) })));
+}
+
+#[test]
+fn memory_is_found_by_its_handle_from_any_node() {
+    let (first, address) = Host::start_named("first", &shm(), &[]);
+    let (second, other_address) = Host::start_named("second", &shm(), &[]);
+    // Its numbers of the two are other ones than theirs.
+    let (third, _) = Host::start_named("third", &shm(), &[&other_address, &address]);
+    let (domain, memory) = program(&first, 7);
+    memory.write(0, b"found").unwrap();
+    let told = domain.export(memory.address(), 5).unwrap().to_bytes();
+    let remote = Remote::from_bytes(&told).unwrap();
+    assert_eq!((remote.address(), remote.length_bytes()), (memory.address(), 5));
+    for (host, expected) in [(&first, Some(0)), (&third, Some(2)), (&second, None)] {
+        let (near, own) = program(host, 8);
+        let target = near.find(&remote).unwrap();
+        assert_eq!(target, expected.map(|node| Target { node, domain: 7 }), "{}", host.node.status().name);
+        let Some(target) = target else { continue };
+        let spec = Spec::new(remote.address(), own.address(), remote.length_bytes() as u32);
+        near.read(target, spec).unwrap().wait(PATIENCE).unwrap();
+        let mut bytes = [0; 5];
+        own.read(0, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"found");
+    }
+}
