@@ -41,7 +41,11 @@ fn part(from: usize, to: usize) -> [u8; PART_BYTES] {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let socket = PathBuf::from(std::env::args().nth(1).ok_or("usage: all_to_all SOCKET, that of `tombolo node --programs SOCKET --domains 64`")?);
+    let socket = PathBuf::from(
+        std::env::args()
+            .nth(1)
+            .ok_or("usage: all_to_all SOCKET, that of `tombolo node --programs SOCKET --domains 64`")?,
+    );
     let mut members: Vec<Member> = (0..DOMAINS).map(|_| Member::new(&socket)).collect::<Result<_, _>>()?;
     let places: Vec<(Target, u64)> =
         members.iter().map(|member| (member.target(), member.memory.address())).collect();

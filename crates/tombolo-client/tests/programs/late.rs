@@ -17,9 +17,9 @@ use crate::harness::{Host, PATIENCE, path, shm};
 const SHORT: Duration = Duration::from_millis(20);
 
 /// A node played by hand.
-struct Slow {
+pub(crate) struct Slow {
     socket: SeqpacketSocket,
-    _page: ChannelPage,
+    pub(crate) page: ChannelPage,
 }
 
 impl Slow {
@@ -52,7 +52,7 @@ impl Slow {
 }
 
 /// A domain at a node whose side `play` plays. It is let go on by what is sent.
-fn at_slow_node(
+pub(crate) fn at_slow_node(
     play: impl FnOnce(&Slow, &Receiver<()>) + Send + 'static,
 ) -> (Domain, Sender<()>, JoinHandle<()>) {
     let path = path("slow");
@@ -61,10 +61,10 @@ fn at_slow_node(
     let node = std::thread::spawn(move || {
         event::wait_readable(&[listener.as_fd()], Some(PATIENCE)).unwrap();
         let socket = listener.accept().unwrap().unwrap();
-        let slow = Slow { socket, _page: ChannelPage::create().unwrap() };
+        let slow = Slow { socket, page: ChannelPage::create().unwrap() };
         let (number, request) = slow.receive();
         assert_eq!(request, Request::Open { domain: Some(3) });
-        slow.answer(number, Reply::Opened { domain: 3 }, &[slow._page.as_fd()]);
+        slow.answer(number, Reply::Opened { domain: 3 }, &[slow.page.as_fd()]);
         play(&slow, &may_go);
     });
     let domain = Domain::open(&path, Some(3)).unwrap();

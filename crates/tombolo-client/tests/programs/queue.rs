@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use tombolo_channel::{Fate, SLOTS};
 use tombolo_client::{
     Completion, Domain, Failure, Grant, Memory, Order, PostError, Queue, Remote, Spec, Target, WaitError, Who,
 };
 use tombolo_node::Limits;
 
 use crate::harness::{Host, PATIENCE, pair, pattern, shm, udp};
+use crate::late::at_slow_node;
 
 const PIECE: usize = 3000;
 const PIECES: usize = 500;
@@ -101,7 +103,7 @@ fn what_is_behind_a_fence_finds_all_before_it() {
 }
 
 #[test]
-fn a_node_without_room_has_them_begin_later() {
+fn with_few_slots_and_many_fences_all_end_in_the_order_of_the_fences() {
     let limits = Limits { transactions: 4, ..Limits::default() };
     let (host, _) = Host::start_with("small", &shm(), &[], limits);
     let ((near, memory), (_far, there)) = (program(&host, 1), program(&host, 2));
@@ -122,6 +124,42 @@ fn a_node_without_room_has_them_begin_later() {
         }
         assert!(open.is_empty());
     }
+}
+
+/// The node has no room for each of them at first.
+#[test]
+fn what_the_node_has_no_room_for_is_posted_again() {
+    const ORDERS: u64 = 100;
+    let (domain, done, node) = at_slow_node(|node, is_done| {
+        let mut open: BTreeSet<u64> = (0..ORDERS).collect();
+        let mut refused = BTreeSet::new();
+        while is_done.try_recv().is_err() {
+            let rung = node.page.take_rung();
+            for slot in (0..SLOTS).filter(|slot| rung & 1 << slot != 0) {
+                let index = node.page.descriptor(slot).unwrap().destination_address;
+                if refused.insert(index) {
+                    let _ = node.page.tell(slot, Fate::Paused);
+                    continue;
+                }
+                assert!(index != 50 || open.first() == Some(&50), "{open:?} are before the fence");
+                assert!(open.remove(&index), "{index} began twice");
+                let _ = node.page.tell_end(slot, Ok(0));
+            }
+        }
+        assert!(open.is_empty());
+    });
+    let mut queue = domain.queue(ORDERS as usize);
+    let orders = (0..ORDERS).map(|index| {
+        let order = Order::write(Target { node: 0, domain: 3 }, Spec::new(0, index, 1));
+        (if index == 50 { order.fenced() } else { order }, index)
+    });
+    assert_eq!(queue.post_all(orders), ORDERS as usize);
+    let found = ends(&mut queue);
+    done.send(()).unwrap();
+    node.join().unwrap();
+    let contexts: BTreeSet<u64> = found.iter().map(|end| end.context).collect();
+    assert_eq!((contexts.len(), found.len()), (ORDERS as usize, ORDERS as usize));
+    assert!(found.iter().all(|end| end.outcome == Ok(0)));
 }
 
 #[test]
