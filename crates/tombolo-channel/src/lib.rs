@@ -27,7 +27,7 @@ mod slot;
 pub use mailbox::{
     MAX_MAIL_BYTES, MAX_MAILS, Mail, MailError, Mailbox, mail_address, mail_sender, reaches_mail,
 };
-pub use message::{Grant, Message, PeerStatus, Reply, Request, Who, decode, encode};
+pub use message::{Grant, Message, PeerLife, PeerStatus, Reply, Request, Who, decode, encode};
 pub use page::{ChannelPage, SHARED_BYTES, Waiting};
 pub use slot::{
     Descriptor, Failure, Fate, READ_SLOTS, SLOTS, SlotError, Status, Target, WRITE_SLOTS, Work, is_read,

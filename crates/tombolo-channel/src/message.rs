@@ -116,6 +116,8 @@ pub enum Request {
         /// Where it begins.
         address: u64,
     },
+    /// Which lives do the nodes have that are there, and this one?
+    Lives,
 }
 
 /// What the node can answer.
@@ -139,6 +141,8 @@ pub enum Reply {
     Failed(String),
     /// The mailbox, whose descriptor comes along.
     Mailbox,
+    /// The lives of those nodes that have introduced themselves.
+    Lives(Vec<PeerLife>),
 }
 
 /// A node that transfers can go to.
@@ -148,8 +152,15 @@ pub struct PeerStatus {
     pub node: u32,
     /// As it introduced itself; may be empty.
     pub name: String,
-    /// Which life of it this is; unknown before it has introduced itself.
-    pub life: Option<[u8; 16]>,
+}
+
+/// Which life of a node it is that has a number now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerLife {
+    /// As [`PeerStatus::node`].
+    pub node: u32,
+    /// Random; another one when the node is started again.
+    pub life: [u8; 16],
 }
 
 /// A message as bytes.

@@ -1,7 +1,7 @@
 //! Everything here that reads bytes of the other side, fed with the fuzzers' corpus and random bytes.
 
 use tombolo_channel::{
-    Descriptor, Grant, Message, PeerStatus, Reply, Request, Target, Who, Work, encode, fuzzing,
+    Descriptor, Grant, Message, PeerLife, PeerStatus, Reply, Request, Target, Who, Work, encode, fuzzing,
 };
 use tombolo_wire::{AtomicOperation, Notification};
 
@@ -26,10 +26,9 @@ fn messages() {
         ("open-mailbox", ask(Request::OpenMailbox { messages: 16, senders: vec![Who::Program(1)] })),
         ("opened", answer(Reply::Opened { domain: 3 })),
         ("allocated", answer(Reply::Allocated { address: 1 << 32 })),
-        (
-            "peers-are",
-            answer(Reply::Peers(vec![PeerStatus { node: 1, name: "one".into(), life: Some([5; 16]) }])),
-        ),
+        ("peers-are", answer(Reply::Peers(vec![PeerStatus { node: 1, name: "one".into() }]))),
+        ("lives", ask(Request::Lives)),
+        ("lives-are", answer(Reply::Lives(vec![PeerLife { node: 1, life: [5; 16] }]))),
         ("failed", answer(Reply::Failed("no".into()))),
         ("open-first-version", Message::AskV1(Request::Open { domain: Some(3) })),
         ("failed-first-version", Message::AnswerV1(Reply::Failed("no".into()))),

@@ -10,8 +10,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use tombolo_channel::{
-    ChannelPage, Descriptor, Grant, MAX_MAIL_BYTES, PeerStatus, READ_SLOTS, Reply, Request, SLOTS, Target,
-    WRITE_SLOTS, Waiting, Who, Work,
+    ChannelPage, Descriptor, Grant, MAX_MAIL_BYTES, PeerLife, PeerStatus, READ_SLOTS, Reply, Request, SLOTS,
+    Target, WRITE_SLOTS, Waiting, Who, Work,
 };
 use tombolo_host::own::{self, OwnMemory};
 use tombolo_host::shared::SharedMemory;
@@ -246,6 +246,14 @@ impl Domain {
     pub fn peers(&self) -> Result<Vec<PeerStatus>, OpenError> {
         match self.0.ask(Request::Peers, &mut || GivenUp::Nothing)?.reply {
             Reply::Peers(peers) => Ok(peers),
+            _ => Err(OpenError::UnexpectedMessage),
+        }
+    }
+
+    /// Which lives of nodes have which numbers.
+    pub(crate) fn lives(&self) -> Result<Vec<PeerLife>, OpenError> {
+        match self.0.ask(Request::Lives, &mut || GivenUp::Nothing)?.reply {
+            Reply::Lives(lives) => Ok(lives),
             _ => Err(OpenError::UnexpectedMessage),
         }
     }

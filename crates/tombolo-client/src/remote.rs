@@ -78,15 +78,15 @@ impl Domain {
     /// A handle of memory of this domain, to be told to other programs: [`crate::Memory`] or
     /// [`crate::Registered`], or a part of one. It means this life of the node.
     pub fn export(&self, address: u64, length_bytes: u64) -> Result<Remote, OpenError> {
-        let itself = self.peers()?.into_iter().find(|peer| peer.node == 0);
-        let life = itself.and_then(|peer| peer.life).ok_or(OpenError::UnexpectedMessage)?;
-        Ok(Remote { life, domain: self.number(), address, length_bytes })
+        let itself =
+            self.lives()?.into_iter().find(|peer| peer.node == 0).ok_or(OpenError::UnexpectedMessage)?;
+        Ok(Remote { life: itself.life, domain: self.number(), address, length_bytes })
     }
 
     /// Whose memory a handle means, for transfers of this domain. `None`: the node is not connected to this one now, or
     /// it was started again, and that memory is gone.
     pub fn find(&self, remote: &Remote) -> Result<Option<Target>, OpenError> {
-        let peer = self.peers()?.into_iter().find(|peer| peer.life == Some(remote.life));
+        let peer = self.lives()?.into_iter().find(|peer| peer.life == remote.life);
         Ok(peer.map(|peer| Target { node: peer.node, domain: remote.domain }))
     }
 }

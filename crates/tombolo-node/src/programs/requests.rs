@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use tombolo_channel::{Grant, PeerStatus, Reply, Request, Who};
+use tombolo_channel::{Grant, PeerLife, PeerStatus, Reply, Request, Who};
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::pool::{BlockingTask, Step};
 use tombolo_host::shared::SharedMemory;
@@ -24,8 +24,7 @@ use crate::memory::reclaim::{Reclaimer, Room, Segment, TakeError};
 
 /// The nodes that programs can name.
 fn peer_statuses(fabric: &Fabric) -> Vec<PeerStatus> {
-    let life = Some(fabric.life().0);
-    let itself = PeerStatus { node: ITSELF.0, name: fabric.name().to_owned(), life };
+    let itself = PeerStatus { node: ITSELF.0, name: fabric.name().to_owned() };
     // One that is only being dialed is no neighbour yet.
     let is_dial = |connection: &Connection| {
         let neighbour = connection.neighbour();
@@ -35,7 +34,17 @@ fn peer_statuses(fabric: &Fabric) -> Vec<PeerStatus> {
     let others = fabric.connections().into_iter().filter(first).map(|connection| PeerStatus {
         node: fabric.numbers.number(connection.id),
         name: connection.neighbour().name(),
-        life: connection.neighbour().life().map(|life| life.0),
+    });
+    std::iter::once(itself).chain(others).collect()
+}
+
+/// The lives of the nodes that programs can name, as far as they are known.
+fn peer_lives(fabric: &Fabric) -> Vec<PeerLife> {
+    let itself = PeerLife { node: ITSELF.0, life: fabric.life().0 };
+    let others = fabric.connections().into_iter().filter(|connection| !connection.is_part());
+    let others = others.filter_map(|connection| {
+        let life = connection.neighbour().life()?.0;
+        Some(PeerLife { node: fabric.numbers.number(connection.id), life })
     });
     std::iter::once(itself).chain(others).collect()
 }
@@ -69,6 +78,7 @@ impl Programs {
                 return domain.reply(number, Reply::Failed("a domain is open already".into()), &[]);
             }
             Request::Peers => return domain.reply(number, Reply::Peers(peer_statuses(fabric)), &[]),
+            Request::Lives => return domain.reply(number, Reply::Lives(peer_lives(fabric)), &[]),
             Request::OpenMailbox { messages, senders } => {
                 let senders = senders.into_iter().map(|who| noted_who(fabric, who)).collect();
                 return match programs.open_mailbox(domain, messages, senders) {
