@@ -39,6 +39,8 @@ pub fn main(arguments: &[String], require_all: bool) -> Result<(), String> {
     run(cargo().args(["test", "--workspace", "--exclude", "tombolo"]))?;
     // As users run it: the end-to-end tests are about the real thing, and its speed.
     run(cargo().args(["test", "--release", "--package", "tombolo", "--bins"]))?;
+    // A program in C links it.
+    run(cargo().args(["build", "--release", "--package", "tombolo-c"]))?;
     let mut end_to_end = cargo();
     end_to_end.args(["test", "--release", "--package", "tombolo", "--test", "end_to_end", "--"]);
     run(end_to_end.args(arguments))

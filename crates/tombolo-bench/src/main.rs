@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use tombolo_app::child;
 
 mod crowd;
+mod faults;
 mod paging;
 mod rdma;
 mod reads;
@@ -34,6 +35,8 @@ enum Bench {
     Paging(paging::Arguments),
     /// Transfers between programs, beside a cache line's round trip, a copy and bare UDP.
     Rdma(rdma::Arguments),
+    /// Transfers to and from memory of programs' own whose pages are absent, beside pinning and touching them before.
+    Faults(faults::Arguments),
     /// Uniformly random reads of an area that is larger than local memory.
     Reads(reads::Arguments),
     /// How long `tombolo run` takes beyond what it borrows and what its program does.
@@ -59,6 +62,9 @@ enum Bench {
     /// The other program of `rdma`.
     #[command(hide = true)]
     RdmaFar(rdma::far::Arguments),
+    /// The other program of `faults`.
+    #[command(hide = true)]
+    FaultsFar(faults::far::Arguments),
     /// The far end of the bare UDP of `rdma`.
     #[command(hide = true)]
     UdpSink(rdma::bare::Arguments),
@@ -124,6 +130,8 @@ fn main() -> ExitCode {
     let done = match Cli::parse().bench {
         Bench::Paging(arguments) => paging::main(&arguments),
         Bench::Rdma(arguments) => rdma::main(&arguments),
+        Bench::Faults(arguments) => faults::main(&arguments),
+        Bench::FaultsFar(arguments) => faults::far::main(&arguments),
         Bench::Reads(arguments) => reads::main(&arguments),
         Bench::Start(arguments) => start::main(&arguments),
         Bench::Time(arguments) => time::main(&arguments),

@@ -136,6 +136,24 @@ typedef enum tombolo_order_kind {
 } tombolo_order_kind;
 
 /*
+ Which pages are brought in where one is absent.
+ */
+typedef enum tombolo_touch {
+  /*
+   All of the block that are absent, and more along a run of them.
+   */
+  TOMBOLO_TOUCH_ADAPTIVE = 0,
+  /*
+   Touch-a-page: the one that is absent.
+   */
+  TOMBOLO_TOUCH_PAGE = 1,
+  /*
+   Touch-ahead: `pages` of them, at most 64, from the one that is absent.
+   */
+  TOMBOLO_TOUCH_AHEAD = 2,
+} tombolo_touch;
+
+/*
  A protection domain. May be used by all threads.
  */
 typedef struct tombolo_domain tombolo_domain;
@@ -301,9 +319,63 @@ typedef struct tombolo_remote {
   uint8_t bytes[40];
 } tombolo_remote;
 
+/*
+ How absent pages of registered memory are dealt with. All zero is what `tombolo_register` does.
+ */
+typedef struct tombolo_faults {
+  /*
+   A `tombolo_touch`.
+   */
+  int32_t touch;
+  /*
+   How many pages ahead, for `TOMBOLO_TOUCH_AHEAD`.
+   */
+  uint16_t pages;
+  /*
+   The block is refused and comes again when its pages are there, in place of waiting with its bytes.
+   */
+  bool terminates;
+} tombolo_faults;
+
+/*
+ The fault registers of a domain, named as those of FAULT 3.2.1.
+ */
+typedef struct tombolo_fault_registers {
+  /*
+   FSR.TF: a page was not present.
+   */
+  bool translation_fault;
+  /*
+   FSR.PF: an access was not permitted, or its page cannot be had.
+   */
+  bool permission_fault;
+  /*
+   FSR.MULTI: there was another fault after the one that the others tell of.
+   */
+  bool multiple;
+  /*
+   FSYNR.WNR: by a write (at a destination), not a read (at a source).
+   */
+  bool write_not_read;
+  /*
+   FAR: where.
+   */
+  uint64_t address;
+} tombolo_fault_registers;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+/*
+ Where the page begins that could not be reached, if this thread's last error was a transfer that failed so:
+ of the other domain's memory, or of own memory, as `tombolo_error` says. False: there is none, and
+ nothing is written.
+
+ # Safety
+ `page` can be written, or is null.
+ */
+bool tombolo_error_page(uint64_t *page);
 
 /*
  The text of this thread's last error, until its next call. Never null.
@@ -644,6 +716,43 @@ enum tombolo_result tombolo_register(const struct tombolo_domain *domain,
                                      size_t bytes,
                                      const struct tombolo_grant *grants,
                                      size_t grant_count);
+
+/*
+ As `tombolo_register`, with a choice of how absent pages are dealt with; null chooses nothing. To register all
+ memory of the program, whatever is mapped there when, begin at 4096 and end at 2^47.
+
+ # Safety
+ As for `tombolo_register`; `faults` is valid or null.
+ */
+enum tombolo_result tombolo_register_with(const struct tombolo_domain *domain,
+                                          void *start,
+                                          size_t bytes,
+                                          const struct tombolo_grant *grants,
+                                          size_t grant_count,
+                                          const struct tombolo_faults *faults);
+
+/*
+ Brings pages of registered memory in before a transfer needs them: `bytes` from `at` on, for being read, or
+ also written. Returns at once; pages that cannot be had are left out. `PAUSED`: too much is waiting to be brought in
+ already, or this process could not start threads for it. `at` need not be where the memory begins.
+
+ # Safety
+ `domain` is open.
+ */
+enum tombolo_result tombolo_prefetch(const struct tombolo_domain *domain,
+                                     const void *at,
+                                     size_t bytes,
+                                     bool for_writing);
+
+/*
+ The fault registers of a domain, which are clear then: they tell of the first access to its registered memory whose page
+ was absent, or that was not permitted, whoever made it.
+
+ # Safety
+ `domain` is open, `registers` can be written.
+ */
+enum tombolo_result tombolo_take_fault_registers(const struct tombolo_domain *domain,
+                                                 struct tombolo_fault_registers *registers);
 
 /*
  Takes own memory back: when this returns 0, no transfer touches it any more. Transfers that are

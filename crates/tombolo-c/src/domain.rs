@@ -76,7 +76,7 @@ pub unsafe extern "C" fn tombolo_close(domain: *mut Domain) -> Result {
     // SAFETY: from `Box::into_raw`, and the caller's last use.
     let domain = unsafe { Box::from_raw(domain) };
     let mut closed = Result::Ok;
-    for (start, own) in domain.registered().drain() {
+    for (start, own) in std::mem::take(&mut *domain.registered()) {
         let Err((_, error)) = own.take_back(&domain.domain, start) else { continue };
         closed = open_failure(&error);
         // A node that does not answer is not asked again for each range.

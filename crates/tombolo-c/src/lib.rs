@@ -39,8 +39,8 @@ pub use queue::{
 pub use remote::{tombolo_export, tombolo_find};
 pub use transfer::{tombolo_carry, tombolo_read, tombolo_write};
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -151,6 +151,46 @@ pub struct Spec {
     pub last: u64,
 }
 
+/// Which pages are brought in where one is absent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// All of the block that are absent, and more along a run of them.
+    Adaptive = 0,
+    /// Touch-a-page: the one that is absent.
+    Page = 1,
+    /// Touch-ahead: `pages` of them, at most 64, from the one that is absent.
+    Ahead = 2,
+}
+
+/// How absent pages of registered memory are dealt with. All zero is what `tombolo_register` does.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    /// A `tombolo_touch`.
+    pub touch: i32,
+    /// How many pages ahead, for `TOMBOLO_TOUCH_AHEAD`.
+    pub pages: u16,
+    /// The block is refused and comes again when its pages are there, in place of waiting with its bytes.
+    pub terminates: bool,
+}
+
+/// The fault registers of a domain, named as those of FAULT 3.2.1.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct FaultRegisters {
+    /// FSR.TF: a page was not present.
+    pub translation_fault: bool,
+    /// FSR.PF: an access was not permitted, or its page cannot be had.
+    pub permission_fault: bool,
+    /// FSR.MULTI: there was another fault after the one that the others tell of.
+    pub multiple: bool,
+    /// FSYNR.WNR: by a write (at a destination), not a read (at a source).
+    pub write_not_read: bool,
+    /// FAR: where.
+    pub address: u64,
+}
+
 /// What an order of a queue does.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,7 +253,7 @@ pub struct Remote {
 pub struct Domain {
     domain: tombolo_client::Domain,
     /// The program's own memory that is registered, by the address at which it begins.
-    registered: Mutex<HashMap<usize, own::Own>>,
+    registered: Mutex<BTreeMap<usize, own::Own>>,
 }
 
 /// Memory that transfers reach.
@@ -244,9 +284,11 @@ pub struct Mailbox(tombolo_client::Mailbox);
 
 thread_local! {
     static ERROR: RefCell<CString> = RefCell::default();
+    static ERROR_PAGE: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 fn fail(result: Result, text: &str) -> Result {
+    ERROR_PAGE.set(None);
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     ERROR.with(|error| *error.borrow_mut() = text);
     result
@@ -277,7 +319,27 @@ fn wait_failure(error: WaitError) -> Result {
         WaitError::TimedOut(_) => Result::TimedOut,
         WaitError::NodeGone => Result::NodeGone,
     };
-    fail(result, &error.to_string())
+    fail(result, &error.to_string());
+    if let WaitError::Failed(failure) = error {
+        ERROR_PAGE.set(failure.page());
+    }
+    result
+}
+
+/// Where the page begins that could not be reached, if this thread's last error was a transfer that failed so:
+/// of the other domain's memory, or of own memory, as `tombolo_error` says. False: there is none, and
+/// nothing is written.
+///
+/// # Safety
+/// `page` can be written, or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_error_page(page: *mut u64) -> bool {
+    let Some(known) = ERROR_PAGE.get() else { return false };
+    if !page.is_null() {
+        // SAFETY: can be written, as the caller promises.
+        unsafe { page.write(known) };
+    }
+    true
 }
 
 /// The text of this thread's last error, until its next call. Never null.
@@ -310,7 +372,7 @@ unsafe fn grants_of(grants: *const Grant, count: usize) -> Option<Vec<tombolo_cl
 }
 
 impl Domain {
-    fn registered(&self) -> MutexGuard<'_, HashMap<usize, own::Own>> {
+    fn registered(&self) -> MutexGuard<'_, BTreeMap<usize, own::Own>> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,9 +4,11 @@ use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 
-use tombolo_client::{DeregisterError, OpenError, OwnMemory, Registered};
+use tombolo_client::{DeregisterError, OpenError, OwnMemory, Registered, Right, Touch};
 
-use crate::{Domain, Grant, Result, bad_argument, grants_of, open_failure, wait_failure};
+use crate::{
+    Domain, FaultRegisters, Faults, Grant, Result, bad_argument, grants_of, open_failure, wait_failure,
+};
 
 /// Memory of the program that begins at one address.
 #[derive(Default)]
@@ -56,6 +58,28 @@ pub unsafe extern "C" fn tombolo_register(
     grants: *const Grant,
     grant_count: usize,
 ) -> Result {
+    // SAFETY: as the caller promises.
+    unsafe { tombolo_register_with(domain, start, bytes, grants, grant_count, std::ptr::null()) }
+}
+
+/// As `tombolo_register`, with a choice of how absent pages are dealt with; null chooses nothing. To register all
+/// memory of the program, whatever is mapped there when, begin at 4096 and end at 2^47.
+///
+/// # Safety
+/// As for `tombolo_register`; `faults` is valid or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_register_with(
+    domain: *const Domain,
+    start: *mut c_void,
+    bytes: usize,
+    grants: *const Grant,
+    grant_count: usize,
+    faults: *const Faults,
+) -> Result {
+    // SAFETY: null or valid, as the caller promises.
+    let Some(faults) = unsafe { faults.as_ref() }.map_or(Some(Default::default()), faults_of) else {
+        return bad_argument("tombolo_register_with: pages are to be brought in in a way that there is not");
+    };
     // SAFETY: null or open, as the caller promises.
     let Some(domain) = (unsafe { domain.as_ref() }) else {
         return bad_argument("tombolo_register: domain is null");
@@ -71,7 +95,7 @@ pub unsafe extern "C" fn tombolo_register(
     let memory = unsafe { OwnMemory::from_raw(address, bytes) };
     // Held over the call: who deregisters it meanwhile finds it.
     let mut registered = domain.registered();
-    match domain.domain.register(memory, &grants) {
+    match domain.domain.register_with(memory, &grants, faults) {
         Ok(memory) => {
             registered.entry(start as usize).or_default().registered = Some(memory);
             Result::Ok
@@ -83,6 +107,81 @@ pub unsafe extern "C" fn tombolo_register(
             }
             result
         }
+    }
+}
+
+fn faults_of(faults: &Faults) -> Option<tombolo_client::Faults> {
+    let touch = match faults.touch {
+        0 => Touch::Adaptive,
+        1 => Touch::Page,
+        2 => Touch::Ahead(faults.pages),
+        _ => return None,
+    };
+    Some(tombolo_client::Faults { touch, terminates: faults.terminates })
+}
+
+/// Brings pages of registered memory in before a transfer needs them: `bytes` from `at` on, for being read, or
+/// also written. Returns at once; pages that cannot be had are left out. `PAUSED`: too much is waiting to be brought in
+/// already, or this process could not start threads for it. `at` need not be where the memory begins.
+///
+/// # Safety
+/// `domain` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_prefetch(
+    domain: *const Domain,
+    at: *const c_void,
+    bytes: usize,
+    for_writing: bool,
+) -> Result {
+    // SAFETY: null or open, as the caller promises.
+    let Some(domain) = (unsafe { domain.as_ref() }) else {
+        return bad_argument("tombolo_prefetch: domain is null");
+    };
+    let registered = domain.registered();
+    let mut before = registered.range(..=at as usize).rev();
+    let memory = before.find_map(|(start, own)| Some((start, own.registered.as_ref()?)));
+    let Some((start, memory)) = memory else {
+        return bad_argument("tombolo_prefetch: no memory is registered there");
+    };
+    let first = at as usize - start;
+    let Some(end) = first.checked_add(bytes).filter(|end| *end <= memory.len()) else {
+        return bad_argument("tombolo_prefetch: the bytes do not lie in memory that is registered");
+    };
+    let right = if for_writing { Right::Write } else { Right::Read };
+    match domain.domain.prefetch(memory, first..end, right) {
+        true => Result::Ok,
+        false => crate::fail(Result::Paused, "too much is waiting to be brought in, or nobody brings it"),
+    }
+}
+
+/// The fault registers of a domain, which are clear then: they tell of the first access to its registered memory whose page
+/// was absent, or that was not permitted, whoever made it.
+///
+/// # Safety
+/// `domain` is open, `registers` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_take_fault_registers(
+    domain: *const Domain,
+    registers: *mut FaultRegisters,
+) -> Result {
+    // SAFETY: null or open, as the caller promises.
+    let Some(domain) = unsafe { domain.as_ref() }.filter(|_| !registers.is_null()) else {
+        return bad_argument("tombolo_take_fault_registers: a pointer is null");
+    };
+    match domain.domain.take_fault_registers() {
+        Ok(taken) => {
+            let taken = FaultRegisters {
+                translation_fault: taken.translation_fault,
+                permission_fault: taken.permission_fault,
+                multiple: taken.multiple,
+                write_not_read: taken.write_not_read,
+                address: taken.address,
+            };
+            // SAFETY: can be written, as the caller promises.
+            unsafe { registers.write(taken) };
+            Result::Ok
+        }
+        Err(error) => open_failure(&error),
     }
 }
 

@@ -24,6 +24,10 @@ impl Node {
         loop {
             match self.0.receive(&mut buffer) {
                 Ok(received) => match decode(&buffer[..received.length_bytes]) {
+                    // This node makes the accesses to programs' memory.
+                    Some(Message::AskV2 { number, request: Request::OpenAccess }) => {
+                        self.answer(number, Reply::Failed("no area".into()), &[]);
+                    }
                     Some(Message::AskV2 { number, request }) => return (number, request),
                     other => panic!("{other:?}"),
                 },
@@ -67,7 +71,7 @@ fn settled_by(name: &str, settle: impl FnOnce(*mut Domain, *mut c_void)) {
         let (number, _) = node.receive();
         node.answer(number, Reply::Opened { domain: 1 }, &[page.as_fd()]);
         let (number, request) = node.receive();
-        let Request::Register { address, .. } = request else { panic!("{request:?}") };
+        let Request::RegisterV2 { address, .. } = request else { panic!("{request:?}") };
         may_go.recv().unwrap();
         node.answer(number, Reply::Done, &[]);
         let (number, request) = node.receive();

@@ -17,6 +17,7 @@
 //! once and checks the copy, and a program believes nothing but its own books.
 #![forbid(unsafe_code)]
 
+pub mod access;
 #[doc(hidden)]
 pub mod fuzzing;
 mod mailbox;
@@ -27,7 +28,9 @@ mod slot;
 pub use mailbox::{
     MAX_MAIL_BYTES, MAX_MAILS, Mail, MailError, Mailbox, mail_address, mail_sender, reaches_mail,
 };
-pub use message::{Grant, Message, PeerLife, PeerStatus, Reply, Request, Who, decode, encode};
+pub use message::{
+    FaultRegisters, Faults, Grant, Message, PeerLife, PeerStatus, Reply, Request, Touch, Who, decode, encode,
+};
 pub use page::{ChannelPage, SHARED_BYTES, Waiting};
 pub use slot::{
     Descriptor, Failure, Fate, READ_SLOTS, SLOTS, SlotError, Status, Target, WRITE_SLOTS, Work, is_read,

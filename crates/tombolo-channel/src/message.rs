@@ -118,6 +118,59 @@ pub enum Request {
     },
     /// Which lives do the nodes have that are there, and this one?
     Lives,
+    /// The area by which this program makes the accesses to its own memory that the node asks for, by
+    /// [`crate::access::AccessThreads`].
+    OpenAccess,
+    /// As [`Self::Register`], with a choice of how absent pages are dealt with. After [`Self::OpenAccess`], no
+    /// descriptors come along; otherwise, `/proc/self/pagemap` is the third.
+    RegisterV2 {
+        /// As for [`Self::Register`].
+        address: u64,
+        /// As for [`Self::Register`].
+        bytes: u64,
+        /// As for [`Self::Allocate`].
+        grants: Vec<Grant>,
+        /// How.
+        faults: Faults,
+    },
+    /// The fault registers of this domain, which are clear then.
+    TakeFaultRegisters,
+}
+
+/// The fault registers of a domain, named as those of FAULT §3.2.1. They hold the first fault since they were taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FaultRegisters {
+    /// FSR.TF: a page was not present.
+    pub translation_fault: bool,
+    /// FSR.PF: an access was not permitted, or its page cannot be had.
+    pub permission_fault: bool,
+    /// FSR.MULTI: there was another fault after the one that the others tell of.
+    pub multiple: bool,
+    /// FAR: where.
+    pub address: u64,
+    /// FSYNR.WNR: by a write (at a destination), not a read (at a source).
+    pub write_not_read: bool,
+}
+
+/// Which pages are brought in when a transfer meets an absent one (FAULT §3.2.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Touch {
+    /// Touch-a-page: the one that is absent.
+    Page,
+    /// Touch-ahead: that many, at most 64, from the one that is absent, but none behind the block.
+    Ahead(u16),
+    /// All of the block that are absent, and more along a run of them.
+    #[default]
+    Adaptive,
+}
+
+/// How absent pages of a range are dealt with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Faults {
+    /// Which pages are brought in.
+    pub touch: Touch,
+    /// The block is refused and comes again when its pages are there, in place of waiting with its bytes at the node.
+    pub terminates: bool,
 }
 
 /// What the node can answer.
@@ -143,6 +196,10 @@ pub enum Reply {
     Mailbox,
     /// The lives of those nodes that have introduced themselves.
     Lives(Vec<PeerLife>),
+    /// The area, whose descriptor comes along.
+    Access,
+    /// The fault registers.
+    FaultRegisters(FaultRegisters),
 }
 
 /// A node that transfers can go to.

@@ -17,7 +17,7 @@
 //!
 //! All little endian, addresses virtual ones of their domain.
 
-use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, CLASSES, NackCode, Notification};
+use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, CLASSES, NackCode, Notification, Refusal};
 
 /// Channels of a page.
 pub const SLOTS: usize = 64;
@@ -189,11 +189,21 @@ pub enum Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The other side refused (QOS Table 3.2).
-    #[error("the other side refused the access: {0:?}")]
-    Refused(NackCode),
+    #[error("the other side refused the access: {code:?}{}", in_page(*page))]
+    Refused {
+        /// Why.
+        code: NackCode,
+        /// Where the page begins, of the other side's memory, that could not be reached; if that is known.
+        page: Option<u64>,
+    },
     /// This side's own memory is not there.
-    #[error("the program's own memory refused the access: {0:?}")]
-    Local(NackCode),
+    #[error("the program's own memory refused the access: {code:?}{}", in_page(*page))]
+    Local {
+        /// Why.
+        code: NackCode,
+        /// Where the page begins, of this program's memory, that could not be reached; if that is known.
+        page: Option<u64>,
+    },
     /// The other node does not answer.
     #[error("the other node does not answer")]
     Unreachable,
@@ -218,12 +228,45 @@ pub enum Failure {
     Unknown(u64),
 }
 
+/// The low bits of a word that say why; the page is in the others, if [`HAS_PAGE`] is set.
+const WHY_BITS: u64 = 0xFFF;
+const HAS_PAGE: u64 = 0x800;
+
+fn in_page(page: Option<u64>) -> String {
+    page.map_or_else(String::new, |page| format!(" in the page at {page:#x}"))
+}
+
+fn page_bits(page: Option<u64>) -> u64 {
+    page.map_or(0, |page| page & !WHY_BITS | HAS_PAGE)
+}
+
 impl Failure {
+    /// The other side refused.
+    pub fn refused(refusal: impl Into<Refusal>) -> Self {
+        let refusal = refusal.into();
+        Self::Refused { code: refusal.code, page: refusal.address.map(|address| address & !WHY_BITS) }
+    }
+
+    /// This side refused.
+    pub fn local(refusal: impl Into<Refusal>) -> Self {
+        let refusal = refusal.into();
+        Self::Local { code: refusal.code, page: refusal.address.map(|address| address & !WHY_BITS) }
+    }
+
+    /// The page that could not be reached, if that is known: for a write of the other side's memory or of own memory, as the
+    /// variant says; of a read that is refused, either, since the memory that it goes to may refuse, too.
+    pub fn page(self) -> Option<u64> {
+        match self {
+            Self::Refused { page, .. } | Self::Local { page, .. } => page,
+            _ => None,
+        }
+    }
+
     /// As a word of the channel.
     pub fn code(self) -> u64 {
         match self {
-            Self::Refused(code) => 0x100 | code as u64,
-            Self::Local(code) => 0x200 | code as u64,
+            Self::Refused { code, page } => 0x100 | code as u64 | page_bits(page),
+            Self::Local { code, page } => 0x200 | code as u64 | page_bits(page),
             Self::Unreachable => 0x300,
             Self::Gone => 0x301,
             Self::NoSuchNode => 0x302,
@@ -236,10 +279,12 @@ impl Failure {
 
     /// From a word of the channel.
     pub fn from_code(code: u64) -> Self {
-        let nack = NackCode::try_from(code as u8);
-        match (code & !0xFF, code, nack) {
-            (0x100, _, Ok(nack)) => Self::Refused(nack),
-            (0x200, _, Ok(nack)) => Self::Local(nack),
+        let page = (code & HAS_PAGE != 0).then_some(code & !WHY_BITS);
+        // Without a page there are no bits where it would be.
+        let why = if page.is_some() { code & WHY_BITS & !HAS_PAGE } else { code };
+        match (why & !0xFF, code, NackCode::try_from(code as u8)) {
+            (0x100, _, Ok(code)) => Self::Refused { code, page },
+            (0x200, _, Ok(code)) => Self::Local { code, page },
             (_, 0x300, _) => Self::Unreachable,
             (_, 0x301, _) => Self::Gone,
             (_, 0x302, _) => Self::NoSuchNode,
@@ -343,8 +388,16 @@ mod tests {
         assert_eq!([Initialised, Ongoing, Complete].map(|fate| fate.word(false)), [0, 2, 1]);
         assert_eq!([Initialised, Ongoing, Complete].map(|fate| fate.word(true)), [2, 0, 1]);
         assert_eq!(Fate::from_word(u32::MAX, false), None);
-        for failure in NackCode::ALL.map(Failure::Refused) {
-            assert_eq!(Failure::from_code(failure.code()), failure);
+        for code in NackCode::ALL {
+            for page in [None, Some(0), Some(0x7fff_ffff_f000), Some(!WHY_BITS)] {
+                for failure in [Failure::Refused { code, page }, Failure::Local { code, page }] {
+                    assert_eq!(Failure::from_code(failure.code()), failure);
+                    assert_eq!(failure.page(), page);
+                }
+            }
+        }
+        for unknown in [0x305, 0x100, 0x106, 0x1102, 0x12_0102] {
+            assert_eq!(Failure::from_code(unknown), Failure::Unknown(unknown));
         }
     }
 }

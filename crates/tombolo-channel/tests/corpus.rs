@@ -1,7 +1,8 @@
 //! Everything here that reads bytes of the other side, fed with the fuzzers' corpus and random bytes.
 
 use tombolo_channel::{
-    Descriptor, Grant, Message, PeerLife, PeerStatus, Reply, Request, Target, Who, Work, encode, fuzzing,
+    Descriptor, FaultRegisters, Faults, Grant, Message, PeerLife, PeerStatus, Reply, Request, Target, Touch,
+    Who, Work, encode, fuzzing,
 };
 use tombolo_wire::{AtomicOperation, Notification};
 
@@ -18,6 +19,9 @@ fn messages() {
     let ask = |request| Message::AskV2 { number: 7, request };
     let answer = |reply| Message::AnswerV2 { number: 7, reply };
     let grants = vec![Grant::all(Who::Anyone), Grant::read(Who::Program(7)), Grant::write(Who::Node(9))];
+    let registers =
+        FaultRegisters { permission_fault: true, address: 0x7f00_0000_1000, ..Default::default() };
+    let faults = Faults { touch: Touch::Ahead(4), terminates: true };
     for (name, message) in [
         ("open", ask(Request::Open { domain: Some(3) })),
         ("allocate", ask(Request::Allocate { bytes: 1 << 20, grants })),
@@ -29,6 +33,11 @@ fn messages() {
         ("peers-are", answer(Reply::Peers(vec![PeerStatus { node: 1, name: "one".into() }]))),
         ("lives", ask(Request::Lives)),
         ("lives-are", answer(Reply::Lives(vec![PeerLife { node: 1, life: [5; 16] }]))),
+        ("open-access", ask(Request::OpenAccess)),
+        ("access", answer(Reply::Access)),
+        ("register", ask(Request::RegisterV2 { address: 4096, bytes: 8192, grants: vec![], faults })),
+        ("take-fault-registers", ask(Request::TakeFaultRegisters)),
+        ("fault-registers", answer(Reply::FaultRegisters(registers))),
         ("failed", answer(Reply::Failed("no".into()))),
         ("open-first-version", Message::AskV1(Request::Open { domain: Some(3) })),
         ("failed-first-version", Message::AnswerV1(Reply::Failed("no".into()))),

@@ -1,78 +1,126 @@
-//! A table of records in one domain, looked up from another with one-sided reads: the owner does nothing.
+//! A table of records in one program's own memory, looked up from another domain with one-sided reads, while its owner
+//! changes records: no lock, and no message.
+//!
+//! The bytes of a transfer come in any order, but processors copy an aligned word whole. So each word of a record carries
+//! the record's version: where two differ, the read met a change in the middle, and is made again.
 //!
 //! `cargo run --release -p tombolo-client --example key_value -- SOCKET`, that of
 //! `tombolo node --programs SOCKET`.
 
 use std::error::Error;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tombolo_client::{Domain, Grant, Memory, Spec, Target, Who};
+use tombolo_client::{Domain, Grant, OwnMemory, Spec, Target, Who};
 
 const RECORDS: u64 = 1000;
-const RECORD_BYTES: usize = 64;
+/// The key, and the value: six bytes and a version each.
+const WORDS: usize = 8;
+const RECORD_BYTES: usize = WORDS * 8;
 const LOOKUPS: u64 = 3000;
 
-/// A record: the key (0: none), then text and zeroes.
-fn record(key: u64) -> [u8; RECORD_BYTES] {
-    let mut bytes = [0; RECORD_BYTES];
-    bytes[..8].copy_from_slice(&key.to_le_bytes());
-    let text = format!("the value of {key}");
-    bytes[8..8 + text.len()].copy_from_slice(text.as_bytes());
-    bytes
+/// A record in that version; key 0 is none.
+fn record(key: u64, version: u16) -> [u64; WORDS] {
+    let text = format!("version {version} of the value of {key}");
+    let mut words = [key; WORDS];
+    for (word, part) in words[1..].iter_mut().zip(text.as_bytes().chunks(6)) {
+        let mut bytes = [0; 8];
+        bytes[..part.len()].copy_from_slice(part);
+        *word = u64::from_le_bytes(bytes);
+    }
+    words.map(|word| word << 16 | u64::from(version))
 }
 
 fn place(key: u64) -> u64 {
     key.wrapping_mul(2_654_435_761) % RECORDS
 }
 
-/// Half of the keys, by open addressing.
-fn fill(table: &Memory) -> Result<(), Box<dyn Error>> {
-    for key in 1..=RECORDS / 2 {
-        let mut at = place(key) as usize;
-        let mut found = [0; 8];
-        loop {
-            table.read(at * RECORD_BYTES, &mut found)?;
-            if found == [0; 8] {
-                break;
-            }
-            at = (at + 1) % RECORDS as usize;
-        }
-        table.write(at * RECORD_BYTES, &record(key))?;
+/// Puts a record to a place, a word at a time.
+fn put(table: &OwnMemory, at: u64, words: [u64; WORDS]) -> Result<(), Box<dyn Error + Send + Sync>> {
+    for (index, word) in words.into_iter().enumerate() {
+        table.word(at as usize * RECORD_BYTES + index * 8)?.store(word, Ordering::Relaxed);
     }
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+/// Half of the keys, by open addressing; where each went.
+fn fill(table: &OwnMemory) -> Result<Vec<(u64, u64)>, Box<dyn Error + Send + Sync>> {
+    let mut places = Vec::new();
+    for key in 1..=RECORDS / 2 {
+        let mut at = place(key);
+        while table.word(at as usize * RECORD_BYTES)?.load(Ordering::Relaxed) != 0 {
+            at = (at + 1) % RECORDS;
+        }
+        put(table, at, record(key, 1))?;
+        places.push((key, at));
+    }
+    Ok(places)
+}
+
+/// Looks a key up: whether it is there, and how many reads met a change in the middle.
+fn look_up(
+    reader: &Domain,
+    own: &OwnMemory,
+    (target, table): (Target, u64),
+    key: u64,
+) -> Result<(bool, u64), Box<dyn Error + Send + Sync>> {
+    let (mut at, mut torn) = (place(key), 0);
+    loop {
+        let spec = Spec::new(table + at * RECORD_BYTES as u64, own.address(), RECORD_BYTES as u32);
+        reader.read(target, spec)?.wait(Duration::from_secs(10))?;
+        let mut words = [0; WORDS];
+        for (index, word) in words.iter_mut().enumerate() {
+            *word = own.word(index * 8)?.load(Ordering::Relaxed);
+        }
+        let version = words[0] as u16;
+        if words.iter().any(|word| *word as u16 != version) {
+            torn += 1;
+            continue;
+        }
+        match words[0] >> 16 {
+            0 => return Ok((false, torn)),
+            found if found == key => {
+                let is_whole = words == record(key, version);
+                return if is_whole { Ok((true, torn)) } else { Err("a record of two versions".into()) };
+            }
+            _ => at = (at + 1) % RECORDS,
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let socket = PathBuf::from(std::env::args().nth(1).ok_or("usage: key_value SOCKET")?);
     let owner = Domain::open(&socket, None)?;
     let table =
-        owner.allocate(RECORDS as usize * RECORD_BYTES / 4096 * 4096 + 4096, &[Grant::read(Who::Anyone)])?;
-    fill(&table)?;
+        owner.register(OwnMemory::map(RECORDS as usize * RECORD_BYTES)?, &[Grant::read(Who::Anyone)])?;
+    let places = fill(&table)?;
 
     let reader = Domain::open(&socket, None)?;
-    let own = reader.allocate(4096, &[])?;
+    let own = reader.register(OwnMemory::map(4096)?, &[])?;
     let target = Target { node: 0, domain: owner.number() };
-    let mut found = 0;
-    for lookup in 0..LOOKUPS {
-        let key = lookup % RECORDS + 1;
-        let mut at = place(key);
-        loop {
-            let source = table.address() + at * RECORD_BYTES as u64;
-            let spec = Spec::new(source, own.address(), RECORD_BYTES as u32);
-            reader.read(target, spec)?.wait(Duration::from_secs(10))?;
-            let mut bytes = [0; RECORD_BYTES];
-            own.read(0, &mut bytes)?;
-            if bytes == record(key) {
-                found += 1;
-                break;
+    let is_over = AtomicBool::new(false);
+    let (found, torn) = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut version = 1_u16;
+            while !is_over.load(Ordering::Relaxed) {
+                version = version.wrapping_add(1);
+                for (key, at) in &places {
+                    put(&table, *at, record(*key, version))?;
+                }
             }
-            if bytes[..8] == [0; 8] {
-                break;
-            }
-            at = (at + 1) % RECORDS;
-        }
-    }
+            Ok::<_, Box<dyn Error + Send + Sync>>(())
+        });
+        let looked = (0..LOOKUPS).try_fold((0, 0), |(found, torn), lookup| {
+            let key = lookup % RECORDS + 1;
+            let (is_there, more) = look_up(&reader, &own, (target, table.address()), key)?;
+            Ok::<_, Box<dyn Error + Send + Sync>>((found + u64::from(is_there), torn + more))
+        });
+        is_over.store(true, Ordering::Relaxed);
+        writer.join().map_err(|_| "the writer failed")??;
+        looked
+    })?;
+    eprintln!("{torn} reads met a change in the middle");
     println!("{LOOKUPS} lookups, {found} found");
     Ok(())
 }

@@ -10,10 +10,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use tombolo_channel::{
-    ChannelPage, Descriptor, Grant, MAX_MAIL_BYTES, PeerLife, PeerStatus, READ_SLOTS, Reply, Request, SLOTS,
-    Target, WRITE_SLOTS, Waiting, Who, Work,
+    ChannelPage, Descriptor, FaultRegisters, Faults, Grant, MAX_MAIL_BYTES, PeerLife, PeerStatus, READ_SLOTS,
+    Reply, Request, SLOTS, Target, WRITE_SLOTS, Waiting, Who, Work,
 };
-use tombolo_host::own::{self, OwnMemory};
+use tombolo_host::own::{self, OwnMemory, Right};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::client::{BUSY_PAUSE, DEFAULT_REQUEST_TIMEOUT};
 use tombolo_host::unix::{SeqpacketSocket, UnixError, UntrustedUser};
@@ -25,6 +25,7 @@ use crate::error::{DeregisterError, OpenError, PostError, SendError, WaitError};
 use crate::inner::{Inner, Progress};
 use crate::mailbox::Mailbox;
 use crate::memory::{Memory, Registered};
+use crate::own_access;
 use crate::queue::Queue;
 use crate::readiness::Readiness;
 use crate::requests::GivenUp;
@@ -112,6 +113,7 @@ impl Domain {
             next_check_ms: AtomicU64::new(0),
             outgoing: OnceLock::new(),
             progress,
+            own_access: OnceLock::new(),
         })))
     }
 
@@ -168,22 +170,43 @@ impl Domain {
     }
 
     /// Makes a range of the program's own memory memory of this domain, at its own address
-    /// ([`OwnMemory::address`]), with grants as for [`Self::allocate`]. Its pages need not be there:
-    /// a transfer brings them in. A transfer fails where no memory is mapped, or where the program itself could not
-    /// access it so. Pages that a userfaultfd write-protects cannot be written.
+    /// ([`OwnMemory::address`]), with grants as for [`Self::allocate`]. Nothing is pinned, and its pages need not be there:
+    /// a transfer that meets an absent one waits until it is brought in, and no other transfer does. A transfer fails
+    /// where no memory is mapped, or where the program itself could not access it so.
+    ///
+    /// The accesses are made by threads of this process, which are started with the first registration, and by those that wait
+    /// for something of this domain. So a thread that itself brings pages of registered memory (userfaultfd, FUSE) does not
+    /// wait for transfers: it might wait for itself. They survive faults by handlers of `SIGSEGV` and `SIGBUS`, installed then;
+    /// a program that installs its own later calls the ones before for what it does not know.
     ///
     /// A child made by fork has this memory, but not as memory of the domain.
     pub fn register(&self, memory: OwnMemory, grants: &[Grant]) -> Result<Registered, OpenError> {
-        let descriptors = own::descriptors().map_err(OpenError::OwnMemory)?;
-        let request = Request::Register {
-            address: memory.address(),
-            bytes: memory.len() as u64,
-            grants: grants.to_vec(),
-        };
-        let descriptors = descriptors.each_ref().map(AsFd::as_fd);
-        let (address, mut memory) = (memory.address(), Some(Registered::new(memory)));
+        self.register_with(memory, grants, Faults::default())
+    }
+
+    /// As [`Self::register`], with a choice of how absent pages are dealt with.
+    pub fn register_with(
+        &self,
+        memory: OwnMemory,
+        grants: &[Grant],
+        faults: Faults,
+    ) -> Result<Registered, OpenError> {
+        let (address, bytes) = (memory.address(), memory.len() as u64);
+        let request = Request::RegisterV2 { address, bytes, grants: grants.to_vec(), faults };
+        let mut memory = Some(Registered::new(memory));
+        let mut is_permitted = false;
         let limit = self.0.time_limit();
         let answered = self.0.lock_asking(limit).and_then(|mut asking| {
+            let access = own_access::open(&self.0, &mut asking, limit)?;
+            let descriptors = match (access, memory.as_ref()) {
+                (Some(access), Some(memory)) => {
+                    access.process.permit(memory);
+                    is_permitted = true;
+                    Vec::new()
+                }
+                _ => Vec::from(own::descriptors().map_err(OpenError::OwnMemory)?),
+            };
+            let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
             // The node may register the memory later: then it is deregistered, and unmapped only after that.
             let given_up = &mut || memory.take().map_or(GivenUp::Nothing, GivenUp::Registration);
             let answer = self.0.ask_with(&mut asking, request, &descriptors, given_up, limit)?;
@@ -198,11 +221,34 @@ impl Domain {
                 }
             }
         });
-        // `given_up` did not take the memory: the request was never sent, so the node will not register it.
+        // `given_up` did not take the memory: the request was never sent, or refused, so the node will not register it.
         if let Some(memory) = memory {
+            if is_permitted {
+                self.revoke(&memory);
+            }
             drop(memory.take());
         }
         answered
+    }
+
+    /// Brings pages of registered memory in before a transfer needs them, for bytes that will be read or written. Returns
+    /// at once; pages that cannot be had are left out. False: nobody does it, because too much is waiting to be
+    /// brought in, or this process could not start the threads for it.
+    ///
+    /// # Panics
+    /// The range does not lie in the memory.
+    #[must_use = "nobody may be bringing the pages in"]
+    pub fn prefetch(&self, memory: &Registered, range: Range<usize>, right: Right) -> bool {
+        assert!(range.start <= range.end && range.end <= memory.len(), "{range:?} of {} bytes", memory.len());
+        let Some(Some(access)) = self.0.own_access.get() else { return false };
+        access.threads.prefetch(memory.address() + range.start as u64, range.len(), right)
+    }
+
+    /// The threads of this process make no more accesses to it.
+    fn revoke(&self, memory: &OwnMemory) {
+        if let Some(Some(access)) = self.0.own_access.get() {
+            access.process.revoke(memory);
+        }
     }
 
     /// Makes sure that memory whose registration failed, with [`OpenError::TimedOut`],
@@ -237,6 +283,7 @@ impl Domain {
         // A late answer to an earlier attempt may have confirmed it.
         if asking.requests.take_deregistered(address) || is_done {
             asking.requests.forget_deregistrations(address);
+            self.revoke(&memory);
             return Ok(memory.take());
         }
         Err(DeregisterError { memory, error: answered.err().unwrap_or(OpenError::UnexpectedMessage) })
@@ -246,6 +293,16 @@ impl Domain {
     pub fn peers(&self) -> Result<Vec<PeerStatus>, OpenError> {
         match self.0.ask(Request::Peers, &mut || GivenUp::Nothing)?.reply {
             Reply::Peers(peers) => Ok(peers),
+            _ => Err(OpenError::UnexpectedMessage),
+        }
+    }
+
+    /// The fault registers of this domain (FAULT §3.2.1), which are clear then: they tell of the first access to memory that
+    /// this program has registered whose page was absent, or that was not permitted, whoever made it. A fault is nothing bad;
+    /// what was not permitted has failed a transfer.
+    pub fn take_fault_registers(&self) -> Result<FaultRegisters, OpenError> {
+        match self.0.ask(Request::TakeFaultRegisters, &mut || GivenUp::Nothing)?.reply {
+            Reply::FaultRegisters(registers) => Ok(registers),
             _ => Err(OpenError::UnexpectedMessage),
         }
     }

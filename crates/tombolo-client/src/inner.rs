@@ -14,6 +14,7 @@ use crate::asking::{Answer, Asking, TimeLimit};
 use crate::channels::Channels;
 use crate::error::OpenError;
 use crate::memory::Memory;
+use crate::own_access::OwnAccess;
 use crate::readiness::Readiness;
 use crate::requests::GivenUp;
 
@@ -40,6 +41,8 @@ pub(crate) struct Inner {
     pub(crate) outgoing: OnceLock<Memory>,
     /// What makes the node go on, if it is in this process.
     pub(crate) progress: Option<Progress>,
+    /// Makes the accesses to this program's own memory; `None` in it: the node does.
+    pub(crate) own_access: OnceLock<Option<OwnAccess>>,
 }
 
 /// Makes a node in this process go on. Returns how much there was to do.

@@ -59,6 +59,7 @@ mod error;
 mod inner;
 mod mailbox;
 mod memory;
+mod own_access;
 mod queue;
 mod readiness;
 mod remote;
@@ -74,7 +75,10 @@ pub use mailbox::Mailbox;
 pub use memory::{Memory, Registered};
 pub use queue::{Completion, Order, Queue};
 pub use remote::{Remote, RemoteError};
-pub use tombolo_channel::{Failure, Grant, MAX_MAIL_BYTES, MAX_MAILS, Mail, PeerStatus, Status, Target, Who};
-pub use tombolo_host::own::OwnMemory;
+pub use tombolo_channel::{
+    Failure, FaultRegisters, Faults, Grant, MAX_MAIL_BYTES, MAX_MAILS, Mail, PeerStatus, Status, Target,
+    Touch, Who,
+};
+pub use tombolo_host::own::{OwnMemory, Right};
 pub use tombolo_wire::{CLASSES, Notification};
 pub use transfer::{Atomic, Spec, Transfer};

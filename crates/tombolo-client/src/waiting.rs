@@ -10,6 +10,7 @@ use tombolo_host::timing::client::{
 
 use crate::error::WaitError;
 use crate::inner::{Inner, RungChannels};
+use crate::own_access::Polling;
 
 /// While at least this many transfers are under way at a node in this process, up to as many new ones
 /// are sent together: they wait for each other while completions come in ([`GATHER_PAUSE`], [`MAX_GATHER`]).
@@ -38,8 +39,12 @@ impl Inner {
         let since = Instant::now();
         let poll = Duration::from_nanos(self.poll_ns.load(Ordering::Relaxed)).max(*POLL_BEFORE_SLEEP.start());
         let (mut sleeping, mut quiet_from) = (false, Duration::ZERO);
+        let mut polling = Polling::begin(self);
         let outcome = loop {
             let ended = if sleeping { self.page.ended() } else { 0 };
+            if let Some(polling) = &polling {
+                polling.serve();
+            }
             let so = is_so();
             let waited = since.elapsed();
             if so || waited >= timeout {
@@ -67,6 +72,7 @@ impl Inner {
             } else if !sleeping {
                 // The node is told first; a transfer that ended before that is seen in the next round.
                 sleeping = true;
+                polling = None;
                 self.sleepers.fetch_add(1, Ordering::SeqCst);
                 self.page.wait_by(Waiting::Futex);
             } else {

@@ -84,11 +84,11 @@ fn useless_answer(random: &mut Random, action: &Action) -> Option<Packet<'static
             transaction: block.transaction,
             generation: block.generation,
             attempt: block.attempt,
-            code,
+            refusal: code.into(),
         })),
         Action::Send { packet: Packet::ReadRequest(request), .. } => match random.per_million(500_000) {
             true => Some(Packet::ReadAccept(ReadAccept { request: request.request })),
-            false => Some(Packet::ReadReject(ReadReject { request: request.request, code })),
+            false => Some(Packet::ReadReject(ReadReject { request: request.request, refusal: code.into() })),
         },
         _ => None,
     }

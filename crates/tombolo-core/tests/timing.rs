@@ -384,7 +384,7 @@ fn a_block_that_is_never_placed_is_given_up() {
         let _ = engine.handle(now, OTHER, &Packet::Receipt(Receipt { transaction, generation, attempt }));
         match engine.poll(now) {
             Some(Action::Complete(completion)) => {
-                assert_eq!(completion.status, Err(TransferError::Refused(NackCode::SlaveError)));
+                assert_eq!(completion.status, Err(TransferError::Refused(NackCode::SlaveError.into())));
                 break;
             }
             Some(Action::Send { packet: Packet::Data(header, _), .. }) => attempt = header.attempt,

@@ -45,3 +45,77 @@ pub fn as_user<T: Send>(user_id: u32, work: impl FnOnce() -> T + Send) -> T {
         done.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
+
+/// Gives the pages of a range back to the system: they are zero and absent then.
+pub fn give_pages_back(memory: &crate::own::OwnMemory) {
+    // SAFETY: memory that is only reached through spans and atomics, which mind no change.
+    unsafe {
+        libc::madvise(memory.as_mut_ptr().cast(), memory.len(), libc::MADV_DONTNEED);
+    }
+}
+
+/// Makes a range one huge page where the kernel can, whatever it held.
+pub fn collapse(memory: &crate::own::OwnMemory) -> bool {
+    // SAFETY: to put pages together changes no contents.
+    unsafe { libc::madvise(memory.as_mut_ptr().cast(), memory.len(), libc::MADV_COLLAPSE) == 0 }
+}
+
+/// Has the kernel swap a range out, if it has somewhere to put it.
+pub fn swap_out(memory: &crate::own::OwnMemory) {
+    // SAFETY: to swap out changes no contents.
+    unsafe {
+        libc::madvise(memory.as_mut_ptr().cast(), memory.len(), libc::MADV_PAGEOUT);
+    }
+}
+
+/// Forbids or allows writing to a range.
+///
+/// # Panics
+///
+/// If the kernel refuses.
+pub fn protect(memory: &crate::own::OwnMemory, writable: bool) {
+    let flags = rustix::mm::MprotectFlags::READ
+        | if writable { rustix::mm::MprotectFlags::WRITE } else { rustix::mm::MprotectFlags::empty() };
+    // SAFETY: memory that nobody uses but through accesses that survive a fault.
+    unsafe { rustix::mm::mprotect(memory.as_mut_ptr().cast(), memory.len(), flags) }.expect("mprotect");
+}
+
+/// A child of this process with the memory that it had, until this is dropped: it does nothing.
+#[derive(Debug)]
+pub struct Fork(libc::pid_t);
+
+impl Fork {
+    /// Forks.
+    ///
+    /// # Panics
+    ///
+    /// If there can be no child.
+    pub fn new() -> Self {
+        // SAFETY: the child makes async-signal-safe calls alone.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "no child");
+        if child == 0 {
+            loop {
+                // SAFETY: waits for a signal.
+                unsafe { libc::pause() };
+            }
+        }
+        Self(child)
+    }
+}
+
+impl Default for Fork {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Fork {
+    fn drop(&mut self) {
+        // SAFETY: a child of ours that nobody has waited for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}

@@ -56,7 +56,7 @@ pub use data::{DataHeader, Notification, NotificationMark, NotifyHeader, Payload
 pub use earlier::{EarlierBlocks, MAX_EARLIER_BLOCKS};
 pub use error::WireError;
 pub use ids::{Attempt, Domain, Generation, RequestId, TransactionId};
-pub use nack::NackCode;
+pub use nack::{NackCode, Refusal};
 pub use packet::{Ack, Nack, Packet, Receipt, Resume};
 pub use reading::{ReadAccept, ReadReject, ReadRequest};
 pub use view::{Kind, View};

@@ -1,6 +1,12 @@
-//! The reasons of a negative acknowledgement (QOS Table 3.2).
+//! The reasons of a negative acknowledgement (QOS Table 3.2), and where memory was refused.
 
 use crate::WireError;
+use crate::view::{Draft, SHORT_HEADER_BYTES, View};
+
+/// A refusal says where: sixteen bytes more.
+pub(crate) const FLAG_ADDRESS: u8 = 1 << 0;
+/// How many bytes of header that makes.
+pub(crate) const LONG_REFUSAL_BYTES: usize = SHORT_HEADER_BYTES + 16;
 
 /// Why a block was not placed or a read not served (QOS Table 3.2; 6 is
 /// reserved there and invalid here).
@@ -9,7 +15,7 @@ use crate::WireError;
 pub enum NackCode {
     /// 1, AXI slave error: the memory did not take the bytes, which is how an
     /// absent page shows (FAULT §3.2.3). Transient: the sender pauses the block
-    /// until a `Resume` arrives or the pause is over. No node sends a `Resume` yet.
+    /// until a `Resume` arrives or the pause is over.
     SlaveError = 1,
     /// 2, AXI decode error: no memory at this address. Final.
     DecodeError = 2,
@@ -61,5 +67,52 @@ impl TryFrom<u8> for NackCode {
 
     fn try_from(code: u8) -> Result<Self, WireError> {
         Self::ALL.into_iter().find(|known| *known as u8 == code).ok_or(WireError::Code(code))
+    }
+}
+
+/// Why an access was refused, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why.
+    pub code: NackCode,
+    /// The first address that could not be reached, or that of the access, in the memory of whoever refuses; `None`: not
+    /// known.
+    pub address: Option<u64>,
+    /// Of an absent page: all that are absent. Bit `i`: the page `i` behind that of the address.
+    pub missing: u32,
+}
+
+impl Refusal {
+    /// With an address.
+    #[must_use]
+    pub fn at(code: NackCode, address: u64) -> Self {
+        Self { code, address: Some(address), missing: 0 }
+    }
+
+    pub(crate) fn flags(self) -> u8 {
+        if self.address.is_some() { FLAG_ADDRESS } else { 0 }
+    }
+
+    pub(crate) fn emit_address(self, draft: &mut Draft) {
+        if let Some(address) = self.address {
+            draft.u64_at::<16>(address);
+            draft.u32_at::<24>(self.missing);
+        }
+    }
+
+    /// Reads what [`Self::emit_address`] has written; the fields behind a short header are zero.
+    pub(crate) fn interpret(view: &View<'_>, code: u8) -> Result<Self, WireError> {
+        view.only_flags(FLAG_ADDRESS)?;
+        if view.u32_at::<28>() != 0 {
+            return Err(WireError::Reserved);
+        }
+        let address = (view.flags() & FLAG_ADDRESS != 0).then(|| view.u64_at::<16>());
+        Ok(Self { code: NackCode::try_from(code)?, address, missing: view.u32_at::<24>() })
+    }
+}
+
+impl From<NackCode> for Refusal {
+    fn from(code: NackCode) -> Self {
+        Self { code, address: None, missing: 0 }
     }
 }

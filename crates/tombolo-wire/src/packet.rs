@@ -7,7 +7,7 @@ use crate::data::{DataHeader, NotifyHeader, Payload};
 use crate::earlier::{self, EarlierBlocks};
 use crate::reading::{ReadAccept, ReadReject, ReadRequest};
 use crate::view::{Draft, Kind, View};
-use crate::{Attempt, Domain, Generation, NackCode, TransactionId, WireError};
+use crate::{Attempt, Domain, Generation, Refusal, TransactionId, WireError};
 
 /// Everything that crosses a link between two engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,22 +190,22 @@ pub struct Nack {
     pub generation: Generation,
     /// The transmission that was answered.
     pub attempt: Attempt,
-    /// Why.
-    pub code: NackCode,
+    /// Why, and where.
+    pub refusal: Refusal,
 }
 
 impl Nack {
     fn emit(self, out: &mut [u8], checksums: Checksums) -> Result<usize, WireError> {
-        let mut draft = Draft::new(Kind::Nack, 0, self.attempt.0);
+        let mut draft = Draft::new(Kind::Nack, self.refusal.flags(), self.attempt.0);
         draft.u16_at::<8>(self.transaction.0);
-        draft.u8_at::<10>(self.code as u8);
+        draft.u8_at::<10>(self.refusal.code as u8);
         draft.u32_at::<12>(self.generation.0);
+        self.refusal.emit_address(&mut draft);
         draft.finish(out, checksums)
     }
 
     fn interpret(view: &View<'_>) -> Result<Self, WireError> {
         view.ends_here()?;
-        view.only_flags(0)?;
         if view.u8_at::<11>() != 0 {
             return Err(WireError::Reserved);
         }
@@ -213,7 +213,7 @@ impl Nack {
             transaction: TransactionId(view.u16_at::<8>()),
             generation: Generation(view.u32_at::<12>()),
             attempt: Attempt(view.attempt()),
-            code: NackCode::try_from(view.u8_at::<10>())?,
+            refusal: Refusal::interpret(view, view.u8_at::<10>())?,
         })
     }
 }

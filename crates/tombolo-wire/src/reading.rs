@@ -6,7 +6,7 @@
 
 use crate::checksum::Checksums;
 use crate::view::{Draft, Kind, View};
-use crate::{Attempt, CLASSES, Domain, NackCode, Notification, RequestId, WireError};
+use crate::{Attempt, CLASSES, Domain, Notification, Refusal, RequestId, WireError};
 
 const FLAG_NOTIFICATION: u8 = 1 << 0;
 
@@ -98,26 +98,26 @@ impl ReadRequest {
 pub struct ReadReject {
     /// Which read.
     pub request: RequestId,
-    /// Why.
-    pub code: NackCode,
+    /// Why, and where.
+    pub refusal: Refusal,
 }
 
 impl ReadReject {
     pub(crate) fn emit(self, out: &mut [u8], checksums: Checksums) -> Result<usize, WireError> {
-        let mut draft = Draft::new(Kind::ReadReject, 0, 0);
+        let mut draft = Draft::new(Kind::ReadReject, self.refusal.flags(), 0);
         draft.u32_at::<8>(self.request.0);
-        draft.u8_at::<12>(self.code as u8);
+        draft.u8_at::<12>(self.refusal.code as u8);
+        self.refusal.emit_address(&mut draft);
         draft.finish(out, checksums)
     }
 
     pub(crate) fn interpret(view: &View<'_>) -> Result<Self, WireError> {
         view.ends_here()?;
-        view.only_flags(0)?;
         if view.u8_at::<13>() != 0 || view.u16_at::<14>() != 0 || view.attempt() != 0 {
             return Err(WireError::Reserved);
         }
-        let code = NackCode::try_from(view.u8_at::<12>())?;
-        Ok(Self { request: RequestId(view.u32_at::<8>()), code })
+        let refusal = Refusal::interpret(view, view.u8_at::<12>())?;
+        Ok(Self { request: RequestId(view.u32_at::<8>()), refusal })
     }
 }
 

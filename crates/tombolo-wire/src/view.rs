@@ -6,6 +6,7 @@
 
 use crate::acks::{ENTRY_BYTES, MAX_ACKS};
 use crate::checksum::{self, Checksums, FIELDS_AT, HEADER_CRC_AT};
+use crate::nack::{FLAG_ADDRESS, LONG_REFUSAL_BYTES};
 use crate::{MAGIC, MAX_HEADER_BYTES, WireError};
 
 /// What a packet is.
@@ -76,6 +77,7 @@ impl Kind {
             Self::AtomicAck => SHORT_HEADER_BYTES + 8,
             // Their number is where others have flags.
             Self::Acks => FIELDS_AT + ENTRY_BYTES * usize::from(flags).min(MAX_ACKS),
+            Self::Nack | Self::ReadReject if flags & FLAG_ADDRESS != 0 => LONG_REFUSAL_BYTES,
             Self::Ack | Self::Nack | Self::Resume | Self::ReadReject | Self::ReadAccept | Self::Receipt => {
                 SHORT_HEADER_BYTES
             }

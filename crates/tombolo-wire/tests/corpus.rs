@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use tombolo_wire::{
     Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain, EarlierBlocks,
     Generation, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload, ReadAccept,
-    ReadReject, ReadRequest, Receipt, RequestId, Resume, TransactionId, fuzzing,
+    ReadReject, ReadRequest, Receipt, Refusal, RequestId, Resume, TransactionId, fuzzing,
 };
 
 fn samples() -> Vec<(&'static str, Packet<'static>)> {
@@ -45,13 +45,18 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
     for slot in 3..6 {
         assert!(earlier.push(TransactionId(slot), Generation(7)));
     }
+    let absent = Refusal { code: NackCode::SlaveError, address: Some(0x7f00_1234_5678), missing: 0b101 };
     let ack = Ack { transaction, generation, attempt, bytes_only: false };
     vec![
         ("data", Packet::Data(data, Payload::Intact(&[0x5a; 44]))),
         ("data-notification", Packet::Data(carrying, Payload::Intact(&[0xa5; 44]))),
         ("notify", Packet::Notify(notify)),
         ("ack", Packet::Ack(ack)),
-        ("nack", Packet::Nack(Nack { transaction, generation, attempt, code: NackCode::BufferFull })),
+        (
+            "nack",
+            Packet::Nack(Nack { transaction, generation, attempt, refusal: NackCode::BufferFull.into() }),
+        ),
+        ("nack-address", Packet::Nack(Nack { transaction, generation, attempt, refusal: absent })),
         ("resume", Packet::Resume(Resume { transaction, generation, domain })),
         (
             "read-request",
@@ -67,7 +72,8 @@ fn samples() -> Vec<(&'static str, Packet<'static>)> {
                 class: Some(1),
             }),
         ),
-        ("read-reject", Packet::ReadReject(ReadReject { request, code: NackCode::NoContext })),
+        ("read-reject", Packet::ReadReject(ReadReject { request, refusal: NackCode::NoContext.into() })),
+        ("read-reject-address", Packet::ReadReject(ReadReject { request, refusal: absent })),
         ("read-accept", Packet::ReadAccept(ReadAccept { request })),
         (
             "atomic",

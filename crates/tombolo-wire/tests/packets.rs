@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tombolo_wire::{
     Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, CLASSES, Checksums, DataHeader, Domain,
     EarlierBlocks, Generation, MAX_ACKS, MAX_EARLIER_BLOCKS, Nack, NackCode, Notification, NotificationMark,
-    NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest, Receipt, RequestId, Resume,
+    NotifyHeader, Packet, Payload, ReadAccept, ReadReject, ReadRequest, Receipt, Refusal, RequestId, Resume,
     TransactionId, WireError,
 };
 
@@ -48,9 +48,14 @@ fn data() -> impl Strategy<Value = DataHeader> {
 
 fn control() -> impl Strategy<Value = Packet<'static>> {
     let code = proptest::sample::select(NackCode::ALL.to_vec());
+    let refusal = (code, any::<Option<(u64, u32)>>()).prop_map(|(code, place)| Refusal {
+        code,
+        address: place.map(|(address, _)| address),
+        missing: place.map_or(0, |(_, missing)| missing),
+    });
     let ids = any::<(u16, u32, u8, bool, u16, u32)>();
-    (ids, code, data(), notification(), any::<(u32, u32, u64, Option<u64>)>(), 0..13u8).prop_map(
-        |((slot, generation, attempt, flag, domain, request), code, data, words, read, kind)| {
+    (ids, refusal, data(), notification(), any::<(u32, u32, u64, Option<u64>)>(), 0..13u8).prop_map(
+        |((slot, generation, attempt, flag, domain, request), refusal, data, words, read, kind)| {
             let transaction = TransactionId(slot);
             let generation = Generation(generation);
             let attempt = Attempt(attempt);
@@ -58,9 +63,9 @@ fn control() -> impl Strategy<Value = Packet<'static>> {
             let request = RequestId(request);
             match kind {
                 0 => Packet::Ack(Ack { transaction, generation, attempt, bytes_only: flag }),
-                1 => Packet::Nack(Nack { transaction, generation, attempt, code }),
+                1 => Packet::Nack(Nack { transaction, generation, attempt, refusal }),
                 2 => Packet::Resume(Resume { transaction, generation, domain }),
-                3 => Packet::ReadReject(ReadReject { request, code }),
+                3 => Packet::ReadReject(ReadReject { request, refusal }),
                 4 => Packet::ReadAccept(ReadAccept { request }),
                 5 => Packet::Notify(NotifyHeader {
                     domain,

@@ -134,6 +134,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         domains: arguments.domains,
         program_memory_bytes: arguments.program_memory.0,
         transactions: arguments.transactions,
+        ..Limits::default()
     };
     allow_descriptors();
     let node = Arc::new(Node::with_limits(&name, arguments.lend.0 / 4096 * 4096, 0, limits)?);

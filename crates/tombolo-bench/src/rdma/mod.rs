@@ -19,7 +19,7 @@ pub mod far;
 pub mod floor;
 mod interference;
 mod measure;
-mod pair;
+pub mod pair;
 mod targets;
 
 use floor::Floor;

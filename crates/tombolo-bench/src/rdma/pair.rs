@@ -18,16 +18,17 @@ use super::{ANSWER_TIMEOUT, AREA, Engine, Route};
 use crate::{Failure, this_binary};
 
 /// The other program, in a process of its own.
-struct FarProgram {
+pub struct FarProgram {
     _child: Guard,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
 impl FarProgram {
-    fn start(arguments: &[String]) -> Result<Self, Failure> {
+    /// Starts this binary with these arguments.
+    pub fn start(arguments: &[String]) -> Result<Self, Failure> {
         let mut command = Command::new(this_binary()?);
-        command.arg("rdma-far").args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = child::spawn(&mut command)?;
         let (commands, answers) = child
             .0
@@ -38,7 +39,8 @@ impl FarProgram {
         Ok(Self { _child: child, commands, answers: BufReader::new(answers) })
     }
 
-    fn line(&mut self) -> Result<Vec<String>, Failure> {
+    /// The words of the next line that it says.
+    pub fn line(&mut self) -> Result<Vec<String>, Failure> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
         if line.is_empty() {
@@ -47,9 +49,10 @@ impl FarProgram {
         Ok(line.split_whitespace().map(str::to_owned).collect())
     }
 
-    fn command(&mut self, words: &str) -> Result<(), Failure> {
+    /// Tells it to do something, and waits until it has.
+    pub fn command(&mut self, words: &str) -> Result<Vec<String>, Failure> {
         writeln!(self.commands, "{words}")?;
-        self.line().map(|_| ())
+        self.line()
     }
 }
 
@@ -67,13 +70,14 @@ pub struct Pair {
     _nodes: Vec<Guard>,
 }
 
-fn number<T: std::str::FromStr>(words: &[String], index: usize) -> Result<T, Failure> {
+/// A number that the other program has said.
+pub fn number<T: std::str::FromStr>(words: &[String], index: usize) -> Result<T, Failure> {
     let word = words.get(index).and_then(|word| word.parse().ok());
     word.ok_or_else(|| Failure::new(format!("the other program said `{}`", words.join(" "))))
 }
 
 /// A node in a process of its own; where it listens, and where programs find it.
-fn start_node(
+pub fn start_node(
     binary: &Path,
     scratch: &Scratch,
     name: &str,
@@ -114,7 +118,7 @@ impl Keys {
 }
 
 /// A node joins others when it has started.
-fn await_neighbour(domain: &Domain, node: u32) -> Result<(), Failure> {
+pub fn await_neighbour(domain: &Domain, node: u32) -> Result<(), Failure> {
     let since = Instant::now();
     while !domain.peers()?.iter().any(|peer| peer.node == node) {
         if since.elapsed() > ANSWER_TIMEOUT {
@@ -161,7 +165,7 @@ impl Pair {
                 return Err(Failure::new("only embedded nodes are measured over this link"));
             }
         };
-        let far = FarProgram::start(&["--programs".into(), far.display().to_string()])?;
+        let far = FarProgram::start(&["rdma-far".into(), "--programs".into(), far.display().to_string()])?;
         let domain = Domain::open(&near, Some(1))?;
         await_neighbour(&domain, node)?;
         Self::meet(domain, node, far, None, nodes)
@@ -171,7 +175,7 @@ impl Pair {
         let shm = |name: &str| format!("shm:{}", scratch.file(name).display());
         let listen = if route == Route::Shm { shm("embedded-far") } else { "udp:127.0.0.1:0".to_owned() };
         let keys = if route == Route::UdpSealed { Some(Keys::new(scratch)?) } else { None };
-        let mut arguments = vec!["--listen".to_owned(), listen];
+        let mut arguments = vec!["rdma-far".to_owned(), "--listen".to_owned(), listen];
         if let Some(keys) = &keys {
             arguments.extend(keys.far_arguments.clone());
         }
@@ -216,7 +220,7 @@ impl Pair {
 
     /// The other program polls, and answers what comes.
     pub fn far_polls(&mut self, polls: bool) -> Result<(), Failure> {
-        self.far.command(if polls { "poll" } else { "rest" })
+        self.far.command(if polls { "poll" } else { "rest" }).map(|_| ())
     }
 
     /// A node inside this program goes on; another may need the processor.

@@ -48,7 +48,7 @@ fn newcomers_have_no_grants_of_others(listen: &Address) {
         if round == 0 {
             assert_eq!(written, Ok(()));
         } else {
-            assert!(matches!(written, Err(WaitError::Failed(Failure::Refused(_)))), "{written:?}");
+            assert!(matches!(written, Err(WaitError::Failed(Failure::Refused { .. }))), "{written:?}");
         }
         assert!(bytes_of(&granted) == first[..], "round {round}: what the first has written stays");
         drop((own, mine, neighbour));
@@ -91,7 +91,7 @@ fn what_was_meant_for_an_earlier_life_finds_nothing() {
             // Nor does an old address mean anything to who looks up the node anew.
             let target = Target { node: peer.id.0, ..*target };
             let outcome = write(&own, &mine, target, *address);
-            assert!(matches!(outcome, Err(WaitError::Failed(Failure::Refused(_)))), "{outcome:?}");
+            assert!(matches!(outcome, Err(WaitError::Failed(Failure::Refused { .. }))), "{outcome:?}");
         }
         assert_eq!(bytes_of(&memory), [0; 64], "life {life}");
         earlier.push((Target { node: peer.id.0, domain: 2 }, memory.address()));
@@ -132,7 +132,7 @@ fn who_comes_back_in_the_same_life_has_its_number_and_grants() {
         let domain = other.domain(1);
         let memory = domain.allocate(4096, &[]).unwrap();
         let written = write(&domain, &memory, target, granted.address());
-        assert!(matches!(written, Err(WaitError::Failed(Failure::Refused(_)))), "{written:?}");
+        assert!(matches!(written, Err(WaitError::Failed(Failure::Refused { .. }))), "{written:?}");
         drop((domain, memory, other));
         wait_until("the other is gone", || theirs.peers().unwrap().len() == 1);
     }

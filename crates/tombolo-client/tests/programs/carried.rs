@@ -61,7 +61,7 @@ fn carry(triangle: &Triangle, poster: usize, from: usize, to: usize) {
     ] {
         let outcome = asking.carry(there, here, Spec::new(source, destination, 64)).unwrap().wait(PATIENCE);
         assert!(
-            matches!(outcome, Err(WaitError::Failed(Failure::Refused(_) | Failure::Local(_)))),
+            matches!(outcome, Err(WaitError::Failed(Failure::Refused { .. } | Failure::Local { .. }))),
             "{outcome:?}"
         );
     }

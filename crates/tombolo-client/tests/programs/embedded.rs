@@ -166,7 +166,10 @@ fn no_address_is_given_twice() {
         }
         // What was meant for those who had this number before finds nothing.
         for address in &seen {
-            let refused = Err(WaitError::Failed(Failure::Refused(NackCode::DecodeError)));
+            let refused = Err(WaitError::Failed(Failure::Refused {
+                code: NackCode::DecodeError,
+                page: Some(address & !4095),
+            }));
             assert_eq!(write(*address), refused);
         }
         seen.extend(theirs.iter().map(|memory| memory.address()));

@@ -38,6 +38,16 @@ fn tally() {
 }
 
 #[test]
+fn lock() {
+    assert_eq!(run("lock", &[]), "900 turns of 3 workers, each alone\n");
+}
+
+#[test]
+fn messages() {
+    assert_eq!(run("messages", &[]), "3000 messages, each in its turn\n");
+}
+
+#[test]
 fn all_to_all() {
     assert_eq!(run("all_to_all", &[]), "4096 parts exchanged by 64 domains\n");
 }

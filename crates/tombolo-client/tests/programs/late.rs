@@ -28,6 +28,10 @@ impl Slow {
         loop {
             match self.socket.receive(&mut buffer) {
                 Ok(received) => match decode(&buffer[..received.length_bytes]) {
+                    // This node makes the accesses to programs' memory.
+                    Some(Message::AskV2 { number, request: Request::OpenAccess }) => {
+                        self.answer(number, Reply::Failed("no area".into()), &[]);
+                    }
                     Some(Message::AskV2 { number, request }) => return (number, request),
                     other => panic!("{other:?}"),
                 },
@@ -109,7 +113,7 @@ fn memory_that_comes_late_is_not_the_next_one_s_and_is_given_back() {
 fn own_memory_that_is_registered_late_is_deregistered_and_one_deregistered_late_is_free() {
     let (domain, go, node) = at_slow_node(|node, may_go| {
         let (first, request) = node.receive();
-        let Request::Register { address, .. } = request else { panic!("{request:?}") };
+        let Request::RegisterV2 { address, .. } = request else { panic!("{request:?}") };
         may_go.recv().unwrap();
         node.answer(first, Reply::Done, &[]);
         // The program waits for nothing, but looks at its messages.
@@ -118,7 +122,7 @@ fn own_memory_that_is_registered_late_is_deregistered_and_one_deregistered_late_
         node.answer(second, Reply::Done, &[]);
         // Another is registered, and deregistered late.
         let (third, request) = node.receive();
-        assert!(matches!(request, Request::Register { .. }), "{request:?}");
+        assert!(matches!(request, Request::RegisterV2 { .. }), "{request:?}");
         node.answer(third, Reply::Done, &[]);
         let (fourth, request) = node.receive();
         let Request::Deregister { address } = request else { panic!("{request:?}") };
@@ -150,7 +154,7 @@ fn own_memory_that_is_registered_late_is_deregistered_and_one_deregistered_late_
 fn memory_that_may_be_registered_is_settled() {
     let (domain, go, node) = at_slow_node(|node, may_go| {
         let (first, request) = node.receive();
-        let Request::Register { address, .. } = request else { panic!("{request:?}") };
+        let Request::RegisterV2 { address, .. } = request else { panic!("{request:?}") };
         may_go.recv().unwrap();
         node.answer(first, Reply::Done, &[]);
         let (second, request) = node.receive();
@@ -180,7 +184,7 @@ fn a_late_deregistration_does_not_end_that_of_a_later_range() {
     let (domain, go, node) = at_slow_node(|node, may_go| {
         let register = |node: &Slow| {
             let (number, request) = node.receive();
-            assert!(matches!(request, Request::Register { .. }), "{request:?}");
+            assert!(matches!(request, Request::RegisterV2 { .. }), "{request:?}");
             node.answer(number, Reply::Done, &[]);
         };
         let deregister = |node: &Slow| {

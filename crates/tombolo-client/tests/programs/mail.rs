@@ -70,7 +70,7 @@ fn only_senders_that_are_meant_get_through() {
     let closed = host.domain(3);
     let refused = |sender: &Domain, to: Target| {
         let outcome = sender.send(to, b"let me in").unwrap().wait(PATIENCE);
-        assert!(matches!(outcome, Err(WaitError::Failed(Failure::Refused(_)))), "{outcome:?}");
+        assert!(matches!(outcome, Err(WaitError::Failed(Failure::Refused { .. }))), "{outcome:?}");
     };
     // No mailbox, then one that is for domain 1 of this node only.
     refused(&friend, Target { node: 0, domain: 3 });

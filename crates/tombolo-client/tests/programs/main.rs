@@ -4,6 +4,7 @@
 mod carried;
 mod embedded;
 mod examples;
+mod faults;
 mod harness;
 mod hostile;
 mod impostor;

@@ -60,7 +60,8 @@ fn all_domains_move_at_once() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     assert!(maximum.is_none_or(|maximum| maximum > 16 * DOMAINS as u64), "the test needs more descriptors");
-    let limits = Limits { domains: 600, program_memory_bytes: 64 << 20, transactions: 1 << 15 };
+    let limits =
+        Limits { domains: 600, program_memory_bytes: 64 << 20, transactions: 1 << 15, ..Limits::default() };
     let (one, address) = Host::start_with("one", &shm(), &[], limits);
     // The other has fewer slots: each node's limits are its own.
     let (other, _) =

@@ -137,8 +137,13 @@ fn between_two_nodes_over_udp() {
     exchange(&hosts[0].domain(1), &hosts[1].domain(2), 1, &SIZES);
 }
 
-fn decode_error() -> Result<(), WaitError> {
-    Err(WaitError::Failed(Failure::Refused(NackCode::DecodeError)))
+fn refused(code: NackCode, address: u64) -> Result<(), WaitError> {
+    Err(WaitError::Failed(Failure::Refused { code, page: Some(address & !4095) }))
+}
+
+/// It names the page.
+fn decode_error(address: u64) -> Result<(), WaitError> {
+    refused(NackCode::DecodeError, address)
 }
 
 /// What of own memory is out of reach, at node `node`.
@@ -153,24 +158,24 @@ fn nothing_else_is_reached(near: &Domain, far: &Domain, node: u32) {
     let read = |address: u64, size: u32| {
         near.read(target, Spec::new(address, mine.address(), size)).unwrap().wait(PATIENCE)
     };
-    let mismatch = Err(WaitError::Failed(Failure::Refused(NackCode::DomainMismatch)));
+    let mismatch = |address| refused(NackCode::DomainMismatch, address);
     mine.write(0, &[7; 8192]).unwrap();
-    assert_eq!(write(private.address(), 64), mismatch);
-    assert_eq!(read(private.address(), 64), mismatch);
-    assert_eq!(write(readable.address(), 64), mismatch);
+    assert_eq!(write(private.address(), 64), mismatch(private.address()));
+    assert_eq!(read(private.address(), 64), mismatch(private.address()));
+    assert_eq!(write(readable.address(), 64), mismatch(readable.address()));
     assert_eq!(read(readable.address(), 64), Ok(()));
-    assert_eq!(read(readable.address() + 8000, 200), decode_error());
-    assert_eq!(read(readable.address() - 1, 1), decode_error());
+    assert_eq!(read(readable.address() + 8000, 200), decode_error(readable.address() + 8000));
+    assert_eq!(read(readable.address() - 1, 1), decode_error(readable.address() - 1));
     // Memory of this very process that is not registered.
     let other = OwnMemory::map(4096).unwrap();
-    assert_eq!(write(other.address(), 64), decode_error());
+    assert_eq!(write(other.address(), 64), decode_error(other.address()));
     let spec = Spec::new(other.address(), readable.address(), 64);
     assert!(near.write(target, spec).unwrap().wait(PATIENCE).is_err());
     // A notification goes only where bytes may.
     let words = Notification { address: private.address(), first: 1, last: 2 };
     let writable = far.register(OwnMemory::map(4096).unwrap(), &ANYONE).unwrap();
     let spec = Spec::new(mine.address(), writable.address(), 64).notify(words);
-    assert_eq!(near.write(target, spec).unwrap().wait(PATIENCE), mismatch);
+    assert_eq!(near.write(target, spec).unwrap().wait(PATIENCE), mismatch(private.address()));
     let mut found = vec![0; 8192];
     for memory in [&private, &readable] {
         memory.read(0, &mut found).unwrap();
@@ -179,7 +184,7 @@ fn nothing_else_is_reached(near: &Domain, far: &Domain, node: u32) {
     // After it is deregistered, nothing of it.
     let address = readable.address();
     let memory = far.deregister(readable).unwrap();
-    assert_eq!(read(address, 64), decode_error());
+    assert_eq!(read(address, 64), decode_error(address));
     drop(memory);
 }
 
@@ -250,10 +255,11 @@ fn memory_is_reached_as_its_program_could() {
     }
     let write = |address| near.write(target, Spec::new(mine.address(), address, 64)).unwrap().wait(PATIENCE);
     let read = |address| near.read(target, Spec::new(address, mine.address(), 64)).unwrap().wait(PATIENCE);
-    assert_eq!(write(constant), decode_error());
+    let mismatch = |address| refused(NackCode::DomainMismatch, address);
+    assert_eq!(write(constant), mismatch(constant));
     assert_eq!(read(constant), Ok(()));
-    assert_eq!(write(forbidden), decode_error());
-    assert_eq!(read(forbidden), decode_error());
+    assert_eq!(write(forbidden), mismatch(forbidden));
+    assert_eq!(read(forbidden), mismatch(forbidden));
     // Unmapped in the middle of transfers.
     let memory = OwnMemory::map(16 << 20).unwrap();
     let address = memory.address();
@@ -263,9 +269,9 @@ fn memory_is_reached_as_its_program_could() {
         (0..8).map(|_| near.write(target, Spec::new(from.address(), address, 16 << 20)).unwrap()).collect();
     drop(memory);
     for transfer in transfers {
-        assert!(matches!(transfer.wait(PATIENCE), Ok(()) | Err(WaitError::Failed(Failure::Refused(_)))));
+        assert!(matches!(transfer.wait(PATIENCE), Ok(()) | Err(WaitError::Failed(Failure::Refused { .. }))));
     }
-    assert_eq!(read(address), decode_error());
+    assert_eq!(read(address), decode_error(address));
 }
 
 #[test]
@@ -283,7 +289,7 @@ fn what_is_registered_is_checked() {
     refused((1 << 56) - 5, 100, "no memory of a program");
     // Descriptors of something else.
     let file = |path: &str| std::fs::File::options().read(true).write(true).open(path).unwrap();
-    let [mem, maps] = own::descriptors().unwrap();
+    let [mem, maps, page_map] = own::descriptors().unwrap();
     let ends = SeqpacketSocket::pair().unwrap();
     let (null, read_only) = (file("/dev/null"), std::fs::File::open("/proc/self/mem").unwrap());
     let other = file("/proc/self/comm");
@@ -293,6 +299,8 @@ fn what_is_registered_is_checked() {
         vec![ends.0.as_fd(), maps.as_fd()],
         vec![read_only.as_fd(), maps.as_fd()],
         vec![mem.as_fd(), mem.as_fd()],
+        vec![mem.as_fd(), maps.as_fd(), null.as_fd()],
+        vec![mem.as_fd(), maps.as_fd(), page_map.as_fd(), page_map.as_fd()],
         vec![mem.as_fd()],
         vec![],
     ] {
@@ -344,12 +352,8 @@ fn memory_that_never_comes_holds_up_nobody_else() {
             theirs.read(0, &mut found).unwrap();
             assert!(found == bytes);
         }
-        // The owner is told that a copy hangs, and everybody that waits fails.
-        let hangs = far.deregister(slow).unwrap_err();
-        assert!(hangs.to_string().contains("a page that nobody brings"), "{hangs}");
-        // It stays registered, and says so again.
-        let hangs = far.deregister(hangs.memory).unwrap_err();
-        assert!(hangs.to_string().contains("a page that nobody brings"), "{hangs}");
+        // Nothing but its own page is waited for: the memory is given back at once, and what waits for it fails.
+        let memory = far.deregister(slow).unwrap();
         for transfer in stuck {
             let ended = transfer.wait(PATIENCE);
             assert!(matches!(ended, Err(WaitError::Failed(_))), "{ended:?}");
@@ -358,6 +362,26 @@ fn memory_that_never_comes_holds_up_nobody_else() {
         drop((far, near, bystander));
         drop(hosts);
         drop(faults);
+        drop(memory);
+    }
+}
+
+#[test]
+fn a_page_that_never_comes_fails_its_own_transfer_alone() {
+    let (host, _) = Host::start(&shm(), &[]);
+    let (near, far) = (host.domain(1), host.domain(2));
+    let (memory, faults) = faulting(1 << 16);
+    let slow = far.register(memory, &ANYONE).unwrap();
+    let mine = near.allocate(4096, &[]).unwrap();
+    let spec = Spec::new(mine.address(), slow.address(), 100);
+    let write = || near.write(Target { node: 0, domain: 2 }, spec).unwrap().wait(PATIENCE);
+    assert_eq!(write(), decode_error(slow.address()));
+    assert_eq!(write(), decode_error(slow.address()), "it is known by now");
+    assert_eq!(host.counter("faults_timed_out"), 2);
+    drop(faults);
+    let since = Instant::now();
+    while write().is_err() {
+        assert!(since.elapsed() < PATIENCE);
     }
 }
 
@@ -484,7 +508,7 @@ fn a_killed_program_fails_what_goes_there() {
     child.wait().unwrap();
     for transfer in transfers {
         let ended = transfer.wait(PATIENCE);
-        assert!(matches!(ended, Err(WaitError::Failed(Failure::Refused(_)))), "{ended:?}");
+        assert!(matches!(ended, Err(WaitError::Failed(Failure::Refused { .. }))), "{ended:?}");
     }
     // Its domain is free again, and others work on.
     let since = Instant::now();
@@ -510,7 +534,11 @@ fn a_failed_transfer_touches_nothing_after_it_is_told() {
         let from = (1 << 20) - 40_000 - round * 100;
         let spec = Spec::new(theirs.address(), mine.address() + from, 100_000);
         let ended = near.read(target, spec).unwrap().wait(PATIENCE);
-        assert_eq!(ended, decode_error());
+        let code = NackCode::DecodeError;
+        assert!(
+            matches!(ended, Err(WaitError::Failed(Failure::Refused { code: found, .. })) if found == code),
+            "{ended:?}"
+        );
         mine.write(0, &vec![0x55; 1 << 20]).unwrap();
         // Another transfer through the same thread comes behind whatever was left.
         near.write(target, Spec::new(mine.address(), theirs.address(), 64)).unwrap().wait(PATIENCE).unwrap();
@@ -556,7 +584,7 @@ fn another_program_under_the_same_number_is_not_touched() {
     let transfers: Vec<_> = (0..16).map(|_| near.write(target, spec).unwrap()).collect();
     input.write_all(b"now\n").unwrap();
     for transfer in transfers {
-        assert!(matches!(transfer.wait(PATIENCE), Ok(()) | Err(WaitError::Failed(Failure::Refused(_)))));
+        assert!(matches!(transfer.wait(PATIENCE), Ok(()) | Err(WaitError::Failed(Failure::Refused { .. }))));
     }
     let since = Instant::now();
     while near.write(target, spec).unwrap().wait(PATIENCE).is_ok() {

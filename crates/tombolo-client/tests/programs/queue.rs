@@ -175,7 +175,7 @@ fn failures_say_so_and_the_rest_goes_on() {
     let first = queue.wait_any(Duration::ZERO);
     assert!(matches!(first, Ok(Some(_)) | Err(WaitError::TimedOut(_))), "{first:?}");
     for end in ends(&mut queue) {
-        let is_refused = matches!(end.outcome, Err(WaitError::Failed(Failure::Refused(_))));
+        let is_refused = matches!(end.outcome, Err(WaitError::Failed(Failure::Refused { .. })));
         assert_eq!(is_refused, end.context % 3 == 0, "{end:?}");
     }
 }

@@ -5,8 +5,9 @@ use tombolo_wire::NackCode;
 
 use crate::harness::{Host, PATIENCE, pair, shm, udp};
 
-fn refused(code: NackCode) -> Result<(), WaitError> {
-    Err(WaitError::Failed(Failure::Refused(code)))
+/// The error names the page.
+fn refused(code: NackCode, address: u64) -> Result<(), WaitError> {
+    Err(WaitError::Failed(Failure::Refused { code, page: Some(address & !4095) }))
 }
 
 /// Everything that a domain may not do to another at node `node`.
@@ -22,19 +23,25 @@ fn nothing_is_let_through(near: &Domain, far: &Domain, node: u32) {
         near.read(from, Spec::new(address, mine.address(), size)).unwrap().wait(PATIENCE)
     };
     mine.write(0, &[7; 8192]).unwrap();
-    assert_eq!(write(target, private.address(), 64), refused(NackCode::DomainMismatch));
-    assert_eq!(read(target, private.address(), 64), refused(NackCode::DomainMismatch));
-    assert_eq!(write(target, readable.address(), 64), refused(NackCode::DomainMismatch));
+    assert_eq!(write(target, private.address(), 64), refused(NackCode::DomainMismatch, private.address()));
+    assert_eq!(read(target, private.address(), 64), refused(NackCode::DomainMismatch, private.address()));
+    assert_eq!(write(target, readable.address(), 64), refused(NackCode::DomainMismatch, readable.address()));
     assert_eq!(read(target, readable.address(), 64), Ok(()));
     // Outside, across the end, and nowhere.
-    assert_eq!(read(target, readable.address() + 8192, 1), refused(NackCode::DecodeError));
-    assert_eq!(read(target, readable.address() + 8000, 1000), refused(NackCode::DecodeError));
-    assert_eq!(read(target, 5, 1), refused(NackCode::DecodeError));
+    assert_eq!(
+        read(target, readable.address() + 8192, 1),
+        refused(NackCode::DecodeError, readable.address() + 8192)
+    );
+    assert_eq!(
+        read(target, readable.address() + 8000, 1000),
+        refused(NackCode::DecodeError, readable.address() + 8000)
+    );
+    assert_eq!(read(target, 5, 1), refused(NackCode::DecodeError, 5));
     assert_eq!(read(target, u64::MAX - 10, 100), Err(WaitError::Failed(Failure::BadDescriptor)));
     let nobody = Target { node, domain: 999 };
-    assert_eq!(write(nobody, private.address(), 64), refused(NackCode::NoContext));
+    assert_eq!(write(nobody, private.address(), 64), refused(NackCode::NoContext, private.address()));
     let buffers = Target { node, domain: 0 };
-    assert_eq!(write(buffers, 0, 64), refused(NackCode::NoContext));
+    assert_eq!(write(buffers, 0, 64), refused(NackCode::NoContext, 0));
     assert_eq!(
         write(Target { node: 77, ..target }, private.address(), 64),
         Err(WaitError::Failed(Failure::NoSuchNode))
@@ -43,11 +50,17 @@ fn nothing_is_let_through(near: &Domain, far: &Domain, node: u32) {
     let words = Notification { address: private.address(), first: 1, last: 2 };
     let writable = far.allocate(4096, &[Grant::write(Who::Anyone)]).unwrap();
     let spec = Spec::new(mine.address(), writable.address(), 64).notify(words);
-    assert_eq!(near.write(target, spec).unwrap().wait(PATIENCE), refused(NackCode::DomainMismatch));
+    assert_eq!(
+        near.write(target, spec).unwrap().wait(PATIENCE),
+        refused(NackCode::DomainMismatch, private.address())
+    );
     // Own memory that is not there.
     let spec = Spec::new(1, writable.address(), 64);
     let wrong = near.write(target, spec).unwrap().wait(PATIENCE);
-    assert!(matches!(wrong, Err(WaitError::Failed(Failure::Local(_) | Failure::Refused(_)))), "{wrong:?}");
+    assert!(
+        matches!(wrong, Err(WaitError::Failed(Failure::Local { .. } | Failure::Refused { .. }))),
+        "{wrong:?}"
+    );
     let mut found = vec![0; 8192];
     for memory in [&private, &readable] {
         memory.read(0, &mut found).unwrap();
@@ -56,7 +69,7 @@ fn nothing_is_let_through(near: &Domain, far: &Domain, node: u32) {
     // Freed memory is nowhere.
     let address = readable.address();
     far.free(readable).unwrap();
-    assert_eq!(read(target, address, 64), refused(NackCode::DecodeError));
+    assert_eq!(read(target, address, 64), refused(NackCode::DecodeError, address));
 }
 
 #[test]

@@ -30,15 +30,15 @@ fn change(near: &Domain, far: &Domain, node: u32) {
     for wrong in [address + 4, address + 1] {
         assert!(matches!(refused(wrong), WaitError::Failed(_)), "{wrong:#x}");
     }
-    assert!(matches!(refused(memory.address() + 4096), WaitError::Failed(Failure::Refused(_))));
+    assert!(matches!(refused(memory.address() + 4096), WaitError::Failed(Failure::Refused { .. })));
     if near.number() == far.number() && node == 0 {
         return;
     }
     let read_only = far.allocate(4096, &[Grant::read(Who::Anyone)]).unwrap();
-    assert!(matches!(refused(read_only.address()), WaitError::Failed(Failure::Refused(_))));
+    assert!(matches!(refused(read_only.address()), WaitError::Failed(Failure::Refused { .. })));
     assert_eq!(read_only.word(0).unwrap().load(Ordering::SeqCst), 0);
     let write_only = far.allocate(4096, &[Grant::write(Who::Anyone)]).unwrap();
-    assert!(matches!(refused(write_only.address()), WaitError::Failed(Failure::Refused(_))));
+    assert!(matches!(refused(write_only.address()), WaitError::Failed(Failure::Refused { .. })));
 }
 
 /// Many at once, from several sides: nothing is lost and nothing done twice.

@@ -1,6 +1,7 @@
 //! What the engine asks its caller to do.
 
 use super::transfer::{PathId, PeerId, TransferError, TransferId};
+use crate::iommu::FaultSource;
 use tombolo_wire::{
     AtomicOperation, Attempt, DataHeader, Domain, GRANULE_BYTES, Generation, Notification, NotificationMark,
     Packet, RequestId, TransactionId,
@@ -163,11 +164,37 @@ pub struct Placement {
     pub read: Option<TransferId>,
     /// Given when that read was posted.
     pub user: u64,
+    /// Where its block goes, and how long that is.
+    pub block: (u64, u32),
     pub(crate) epoch: u32,
     pub(crate) slot: u16,
     pub(crate) generation: Generation,
     pub(crate) attempt: Attempt,
     pub(crate) mask: u64,
+}
+
+impl Placement {
+    /// Whose block it is, for fault records.
+    #[must_use]
+    pub fn fault_source(&self) -> FaultSource {
+        FaultSource { node: self.peer.0, transaction: self.slot, sequence: self.generation.0 }
+    }
+}
+
+impl NotificationWrite {
+    /// Whose block it is, for fault records.
+    #[must_use]
+    pub fn fault_source(&self) -> FaultSource {
+        FaultSource { node: self.peer.0, transaction: self.slot, sequence: self.generation.0 }
+    }
+}
+
+impl Block {
+    /// Whose block it is, for fault records.
+    #[must_use]
+    pub fn fault_source(&self) -> FaultSource {
+        FaultSource { node: self.peer.0, transaction: self.transaction.0, sequence: self.generation.0 }
+    }
 }
 
 /// A word to be changed. Hand it back, once, whatever happens: to `operated` with what the word was,

@@ -51,6 +51,8 @@ pub struct Counters {
     pub nacks_received: [u64; 8],
     /// Negative acknowledgements sent, by code.
     pub nacks_sent: [u64; 8],
+    /// Refusals for absent pages that were not sent, because the sender had heard of that.
+    pub nacks_spared: u64,
     /// Resumes obeyed.
     pub resumes: u64,
     /// Transitions that the state table does not have: must stay 0.

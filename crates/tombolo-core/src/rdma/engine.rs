@@ -10,7 +10,7 @@ use super::read_server::{ReadServer, Start};
 use super::responder::{BlockEnd, Responder};
 use super::time::Time;
 use super::transfer::{PathId, PeerId, PostError, Transfer, TransferError, TransferId};
-use tombolo_wire::{EarlierBlocks, NackCode, NotifyHeader, Packet, Payload, ReadRequest};
+use tombolo_wire::{EarlierBlocks, NackCode, NotifyHeader, Packet, Payload, ReadRequest, Refusal};
 
 /// An RDMA engine: one node's half of every transfer it takes part in.
 ///
@@ -227,7 +227,7 @@ impl Engine {
                 }
             }
             Packet::ReadReject(reject) => {
-                self.initiator.read_rejected(now, (peer, path), reject.request, reject.code);
+                self.initiator.read_rejected(now, (peer, path), reject.request, reject.refusal);
             }
             Packet::ReadAccept(accept) => self.initiator.read_accepted(now, (peer, path), accept.request),
         }
@@ -249,14 +249,14 @@ impl Engine {
         self.responder.operated(&operation.placement, before);
     }
 
-    /// The memory refused a placement: the sender is told `code`. For an absent
+    /// The memory refused a placement: the sender is told why, and where. For an absent
     /// page say [`NackCode::SlaveError`], and `page_ready` when it is there, if that is known
     /// before the sender's pause is over; for
     /// no memory at all [`NackCode::DecodeError`]; for another's memory
     /// [`NackCode::DomainMismatch`]; for an unknown domain
     /// [`NackCode::NoContext`]. Poll afterwards.
-    pub fn refused(&mut self, placement: Placement, code: NackCode) {
-        let end = self.responder.refused(&placement, code);
+    pub fn refused(&mut self, placement: Placement, refusal: impl Into<Refusal>) {
+        let end = self.responder.refused(&placement, refusal.into());
         self.block_end(end);
         if let Some(read) = placement.read {
             self.initiator.read_placed(read);
@@ -280,8 +280,8 @@ impl Engine {
 
     /// The memory refused a notification; codes as for [`Self::refused`]. An
     /// absent page is tried again when the sender's pause is over.
-    pub fn notification_refused(&mut self, write: NotificationWrite, code: NackCode) {
-        self.responder.notification_refused(&write, code);
+    pub fn notification_refused(&mut self, write: NotificationWrite, refusal: impl Into<Refusal>) {
+        self.responder.notification_refused(&write, refusal.into());
         if let Some(read) = write.read {
             self.initiator.read_placed(read);
         }
@@ -291,8 +291,8 @@ impl Engine {
     /// [`NackCode::SlaveError`] (absent page) the block waits for `source_ready`
     /// or the pause's end (FAULT §3.2.2); with any other code its transfer fails,
     /// and if it answered a read, the read's. Poll afterwards.
-    pub fn source_refused(&mut self, now: Time, block: &Block, code: NackCode) {
-        self.initiator.source_refused(now, block, code);
+    pub fn source_refused(&mut self, now: Time, block: &Block, refusal: impl Into<Refusal>) {
+        self.initiator.source_refused(now, block, refusal.into());
         self.collect(now);
     }
 
@@ -355,7 +355,7 @@ impl Engine {
             if write.read.is_none_or(|read| self.initiator.read_placing(now, read)) {
                 return Some(Action::WriteNotification(write));
             }
-            self.responder.notification_refused(&write, NackCode::NoContext);
+            self.responder.notification_refused(&write, NackCode::NoContext.into());
         }
         if let Some((peer, path, packet)) = self.server.poll_reply() {
             let path = match path {
@@ -389,6 +389,7 @@ impl Engine {
         let mut sum = *self.initiator.counters();
         let (received, served) = (self.responder.counters(), self.server.counters());
         sum.nacks_sent = received.nacks_sent;
+        sum.nacks_spared = received.nacks_spared;
         sum.receipts_sent = received.receipts_sent;
         sum.atomics = received.atomics;
         sum.packets_placed = received.packets_placed;
@@ -429,7 +430,11 @@ impl Engine {
             let failure = end.status.err().map(|error| match error {
                 // Not a transient one: part of the read may be there, and
                 // beginning it anew would count that part twice.
-                TransferError::Refused(code) | TransferError::Local(code) if !code.is_transient() => code,
+                TransferError::Refused(refusal) | TransferError::Local(refusal)
+                    if !refusal.code.is_transient() =>
+                {
+                    refusal
+                }
                 // The requester hears nothing or is gone; if it asks again, it is told to
                 // give up.
                 TransferError::Refused(_)
@@ -437,7 +442,7 @@ impl Engine {
                 | TransferError::PeerUnreachable
                 | TransferError::Undeliverable
                 | TransferError::PeerLost
-                | TransferError::Incomplete => NackCode::NoContext,
+                | TransferError::Incomplete => NackCode::NoContext.into(),
             });
             self.server.ended(end.peer, end.request, &end.transfer, failure);
             while let Some(start) = self.server.next_start(end.peer) {
@@ -449,7 +454,7 @@ impl Engine {
     fn start(&mut self, now: Time, start: &Start) {
         let Start { peer, request, transfer } = *start;
         if !self.initiator.serve(now, peer, transfer, request) {
-            self.server.ended(peer, request, &transfer, Some(NackCode::BufferFull));
+            self.server.ended(peer, request, &transfer, Some(NackCode::BufferFull.into()));
         }
     }
 }

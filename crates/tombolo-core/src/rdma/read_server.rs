@@ -21,7 +21,9 @@ use super::list::{Chain, List, NONE};
 use super::scheduler::{ClassPicker, Shares};
 use super::transfer::{Class, Direction, PathId, PeerId, Transfer};
 use std::collections::VecDeque;
-use tombolo_wire::{Domain, NackCode, Packet, READ_WINDOW, ReadAccept, ReadReject, ReadRequest, RequestId};
+use tombolo_wire::{
+    Domain, NackCode, Packet, READ_WINDOW, ReadAccept, ReadReject, ReadRequest, Refusal, RequestId,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
@@ -32,7 +34,7 @@ enum Known {
     Waiting,
     Running,
     Served,
-    Rejected(NackCode),
+    Rejected(Refusal),
 }
 
 /// The channels of one domain that has reads open.
@@ -171,8 +173,8 @@ impl ReadServer {
                 Known::Waiting | Known::Running => {
                     self.answer(id, Some(path), Packet::ReadAccept(ReadAccept { request: name }));
                 }
-                Known::Rejected(code) => {
-                    self.answer(id, Some(path), Packet::ReadReject(ReadReject { request: name, code }));
+                Known::Rejected(refusal) => {
+                    self.answer(id, Some(path), Packet::ReadReject(ReadReject { request: name, refusal }));
                 }
                 Known::Served | Known::Never | Known::Nothing => {}
             }
@@ -187,8 +189,8 @@ impl ReadServer {
         let slot = if peer.may_wait(&self.config, class) { peer.free.pop() } else { None };
         let Some(slot) = slot else {
             self.counters.reads_turned_away += 1;
-            let code = NackCode::BufferFull;
-            self.answer(id, Some(path), Packet::ReadReject(ReadReject { request: name, code }));
+            let refusal = NackCode::BufferFull.into();
+            self.answer(id, Some(path), Packet::ReadReject(ReadReject { request: name, refusal }));
             return None;
         };
         peer.window[place] = (name, Known::Waiting);
@@ -209,7 +211,7 @@ impl ReadServer {
         id: PeerId,
         request: RequestId,
         transfer: &Transfer,
-        failure: Option<NackCode>,
+        failure: Option<Refusal>,
     ) {
         let class = self.class_of(transfer.size_bytes, transfer.class);
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
@@ -218,13 +220,13 @@ impl ReadServer {
             peer.window[place].1 = match failure {
                 None => Known::Served,
                 // It never began; asked again, it may.
-                Some(code) if code.is_transient() => Known::Nothing,
-                Some(code) => Known::Rejected(code),
+                Some(refusal) if refusal.code.is_transient() => Known::Nothing,
+                Some(refusal) => Known::Rejected(refusal),
             };
         }
         peer.vacate(transfer.domain, class);
-        if let Some(code) = failure {
-            self.answer(id, None, Packet::ReadReject(ReadReject { request, code }));
+        if let Some(refusal) = failure {
+            self.answer(id, None, Packet::ReadReject(ReadReject { request, refusal }));
         }
     }
 

@@ -1,6 +1,6 @@
 //! What a program asks for, and how it can end.
 
-use tombolo_wire::{AtomicOperation, Domain, NackCode, Notification};
+use tombolo_wire::{AtomicOperation, Domain, Notification, Refusal};
 
 /// A node at the other end of a link (or this one, over a loop-back link). The
 /// caller chooses the numbers: a place in the engine's tables, a small number, and which
@@ -160,10 +160,10 @@ pub enum TransferError {
     PeerLost,
     /// The peer refused: for a write its destination, for a read its source.
     #[error("the peer refused the access: {0:?}")]
-    Refused(NackCode),
+    Refused(Refusal),
     /// This node's own side refused: the source of a write.
     #[error("the local memory refused the access: {0:?}")]
-    Local(NackCode),
+    Local(Refusal),
     /// The peer says a read is complete, but not all bytes came.
     #[error("the peer ended the read early")]
     Incomplete,

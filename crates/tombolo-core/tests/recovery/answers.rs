@@ -57,7 +57,7 @@ fn final_refusals_end_the_transfer_and_transient_ones_do_not() {
         let block = next_block(&mut engine, Time(0)).expect("a block");
         let _ = engine.handle(Time(1), OTHER, &nack(&block, code));
         if !code.is_transient() {
-            assert_eq!(status(&mut engine, Time(1)), Some(Err(TransferError::Refused(code))));
+            assert_eq!(status(&mut engine, Time(1)), Some(Err(TransferError::Refused(code.into()))));
             continue;
         }
         let again = match next_block(&mut engine, Time(1)) {
@@ -85,7 +85,7 @@ fn a_block_refused_for_ever_is_given_up() {
             let _ = engine.handle(now, OTHER, &nack(&block, NackCode::BufferFull));
         }
         if let Some(status) = status(&mut engine, now) {
-            assert_eq!(status, Err(TransferError::Refused(NackCode::BufferFull)));
+            assert_eq!(status, Err(TransferError::Refused(NackCode::BufferFull.into())));
             break;
         }
         now = engine.deadline().expect("a delay");
@@ -131,7 +131,7 @@ fn an_unreadable_source_fails_the_write_or_the_read_behind_it() {
     engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
     let block = next_block(&mut engine, Time(0)).expect("a block");
     engine.source_refused(Time(0), &block, NackCode::DomainMismatch);
-    let local = TransferError::Local(NackCode::DomainMismatch);
+    let local = TransferError::Local(NackCode::DomainMismatch.into());
     assert_eq!(status(&mut engine, Time(0)), Some(Err(local)));
     // A read: the target refuses, its requester hears, and hears again if asked.
     let mut requester = self::engine(Config::default());
@@ -146,14 +146,14 @@ fn an_unreadable_source_fails_the_write_or_the_read_behind_it() {
         let Some(Action::Send { packet: Packet::ReadReject(reject), .. }) = engine.poll(Time(0)) else {
             panic!("the answer is due");
         };
-        assert_eq!(reject.code, NackCode::DecodeError);
+        assert_eq!(reject.refusal.code, NackCode::DecodeError);
         let _ = requester.handle(Time(0), OTHER, &Packet::ReadReject(reject));
         let _ = engine.handle(Time(0), OTHER, &request);
     }
-    let refused = TransferError::Refused(NackCode::DecodeError);
+    let refused = TransferError::Refused(NackCode::DecodeError.into());
     assert_eq!(status(&mut requester, Time(0)), Some(Err(refused)));
     assert!(requester.is_idle());
-    let stale = ReadReject { request: RequestId(0), code: NackCode::DecodeError };
+    let stale = ReadReject { request: RequestId(0), refusal: NackCode::DecodeError.into() };
     let _ = requester.handle(Time(0), OTHER, &Packet::ReadReject(stale));
     assert_eq!(requester.counters().stale_answers, 2);
 }
@@ -181,9 +181,9 @@ fn reads_that_wait_for_others_are_waited_for() {
         }
         if served == 0 && now >= Time(100 * SECOND) {
             served = 1;
-            let reject = ReadReject { request: RequestId(0), code: NackCode::DecodeError };
+            let reject = ReadReject { request: RequestId(0), refusal: NackCode::DecodeError.into() };
             let _ = engine.handle(now, OTHER, &Packet::ReadReject(reject));
-            let refused = Err(TransferError::Refused(NackCode::DecodeError));
+            let refused = Err(TransferError::Refused(NackCode::DecodeError.into()));
             assert_eq!(status(&mut engine, now), Some(refused));
         }
         // A piece every four seconds.

@@ -60,7 +60,7 @@ pub fn nack(block: &Block, code: NackCode) -> Packet<'static> {
         transaction: block.transaction,
         generation: block.generation,
         attempt: block.attempt,
-        code,
+        refusal: code.into(),
     })
 }
 

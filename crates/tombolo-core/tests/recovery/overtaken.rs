@@ -47,7 +47,7 @@ fn a_block_that_is_always_overtaken_is_given_up() {
                         break 'ended completion.status;
                     }
                     Action::Send { packet: Packet::ReadReject(reject), .. } => {
-                        assert_eq!(reject.code, NackCode::NoContext);
+                        assert_eq!(reject.refusal.code, NackCode::NoContext);
                         break 'ended Err(TransferError::Undeliverable);
                     }
                     _ => {}

@@ -3,7 +3,7 @@
 use tombolo_core::rdma::{Action, Config, Direction, DropReason, Engine, Time, Transfer, Verdict};
 use tombolo_wire::{
     Attempt, DataHeader, EarlierBlocks, Generation, NackCode, Notification, NotificationMark, NotifyHeader,
-    Packet, TransactionId,
+    Packet, Refusal, TransactionId,
 };
 
 use crate::bench::{BASE, OTHER};
@@ -14,7 +14,7 @@ fn a_write_back_is_admitted_for_an_open_read_and_its_range_only() {
     let mut engine = engine(Config::default());
     let nacked = |engine: &mut Engine| {
         std::iter::from_fn(|| engine.poll(Time(0))).find_map(|action| match action {
-            Action::Send { packet: Packet::Nack(nack), .. } => Some(nack.code),
+            Action::Send { packet: Packet::Nack(nack), .. } => Some(nack.refusal.code),
             _ => None,
         })
     };
@@ -47,7 +47,7 @@ fn a_repeat_of_a_finished_block_is_acknowledged_and_not_placed() {
     let Some(Action::Send { packet: Packet::Nack(busy), .. }) = engine.poll(Time(0)) else {
         panic!("its sender has to know that it was not lost");
     };
-    assert_eq!((busy.generation, busy.code), (newer.generation, NackCode::BufferFull));
+    assert_eq!((busy.generation, busy.refusal.code), (newer.generation, NackCode::BufferFull));
     assert_eq!(engine.poll(Time(0)), None);
     engine.placed(placement);
     let acked = |engine: &mut Engine| match engine.poll(Time(0)) {
@@ -63,6 +63,45 @@ fn a_repeat_of_a_finished_block_is_acknowledged_and_not_placed() {
     assert_eq!(acked(&mut engine), Some((2, 0)));
     assert_eq!(receive(&mut engine, header), Verdict::Dropped(DropReason::Stale));
     assert_eq!(engine.poll(Time(0)), None);
+}
+
+#[test]
+fn absent_pages_are_told_once_for_each_time_that_a_block_is_sent() {
+    let mut engine = engine(Config::default());
+    let part = |number: u32, generation, attempt| DataHeader {
+        block_bytes: 1024,
+        offset_bytes: number * 256,
+        payload_bytes: 256,
+        attempt: Attempt(attempt),
+        ..data(3, generation, None, BASE)
+    };
+    let absent = Refusal { code: NackCode::SlaveError, address: Some(BASE), missing: 0b11 };
+    // The last is another block in the same place.
+    for (generation, attempt) in [(1, 0), (1, 1), (1, 2), (2, 2)] {
+        let parts: Vec<_> =
+            (0..4).map(|number| place(&mut engine, part(number, generation, attempt))).collect();
+        let mut told = Vec::new();
+        for placement in &parts {
+            engine.refused(*placement, absent);
+            while let Some(action) = engine.poll(Time(0)) {
+                told.push(action);
+            }
+        }
+        let [Action::Send { packet: Packet::Nack(nack), .. }] = told[..] else { panic!("{told:?}") };
+        assert_eq!((nack.attempt, nack.refusal), (Attempt(attempt), absent));
+        // It is there, which the next refusal does not hide.
+        engine.page_ready(&parts[0]);
+        let resumed = engine.poll(Time(0));
+        assert!(matches!(resumed, Some(Action::Send { packet: Packet::Resume(_), .. })), "{resumed:?}");
+    }
+    assert_eq!(engine.counters().nacks_spared, 12);
+    // A link that was full: what its sender did not hear because it was not waiting, it is told again.
+    for _ in 0..2 {
+        let placement = place(&mut engine, part(1, 3, 0));
+        engine.refused(placement, absent);
+        let told = engine.poll(Time(0));
+        assert!(matches!(told, Some(Action::Send { packet: Packet::Nack(_), .. })), "{told:?}");
+    }
 }
 
 #[test]

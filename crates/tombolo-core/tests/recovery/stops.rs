@@ -67,7 +67,7 @@ fn a_transfer_that_fails_here_ends_when_no_block_of_it_is_carried_out() {
                 1 => drop(engine.handle(now, OTHER, &nack(&second, NackCode::SlaveError))),
                 _ => engine.source_refused(now, &second, NackCode::SlaveError),
             }
-            let failed = Err(TransferError::Refused(NackCode::DecodeError));
+            let failed = Err(TransferError::Refused(NackCode::DecodeError.into()));
             assert_eq!(status(&mut engine, now), Some(failed));
             let _ = engine.handle(now, OTHER, &ack(&other));
             assert_eq!(status(&mut engine, now), Some(Ok(())));
@@ -132,9 +132,10 @@ fn the_time_of_a_stop_does_not_count_as_being_refused() {
             }
             let refusal = match engine.poll(now).expect("it goes") {
                 Action::SendBlock(block) => nack(&block, NackCode::BufferFull),
-                Action::Send { packet: Packet::ReadRequest(request), .. } => {
-                    Packet::ReadReject(ReadReject { request: request.request, code: NackCode::BufferFull })
-                }
+                Action::Send { packet: Packet::ReadRequest(request), .. } => Packet::ReadReject(ReadReject {
+                    request: request.request,
+                    refusal: NackCode::BufferFull.into(),
+                }),
                 other => panic!("unexpected: {other:?}"),
             };
             let _ = engine.handle(now, OTHER, &refusal);

@@ -43,3 +43,10 @@ pub const MAX_GATHER: Duration = Duration::from_micros(20);
 
 /// The longest sleep of a wait, so that the node's end is noticed; as [`NODE_CHECK_INTERVAL`].
 pub const MAX_SLEEP: Duration = Duration::from_millis(100);
+
+/// How long a thread that makes accesses for the node looks for the next order before it sleeps: blocks of one transfer
+/// come one after the other.
+pub const ACCESS_POLL: Duration = Duration::from_micros(50);
+
+/// The longest sleep of that thread, though nobody wakes it. A bound, not a measurement.
+pub const ACCESS_MAX_SLEEP: Duration = Duration::from_secs(1);

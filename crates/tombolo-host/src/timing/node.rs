@@ -73,13 +73,6 @@ pub const HUGE_PAGES_RESERVE: Duration = Duration::from_millis(20);
 /// How long programs that cannot be received now wait: for a descriptor or a place to become free. Ten attempts a
 /// second cost nothing.
 pub const CROWDED_PAUSE: Duration = Duration::from_millis(100);
-/// How long a mover looks for the next copy before it sleeps: blocks of one transfer come one after the other.
-pub const MOVER_POLL: Duration = Duration::from_micros(50);
-/// A copy to or from a program's own memory that takes longer is given up: nobody brings its page.
-pub const COPY_TIMEOUT: Duration = Duration::from_secs(2);
-/// A copy that waits longer for its turn is to come again, so that its sender hears something: half of
-/// [`COPY_TIMEOUT`], after which the one before it is given up.
-pub const COPY_QUEUE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a lender or a node whose status is asked for may take to answer: as [`DIAL_TIMEOUT`].
 pub const BORROW_TIMEOUT: Duration = Duration::from_secs(3);

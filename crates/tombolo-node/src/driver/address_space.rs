@@ -22,7 +22,7 @@ use std::sync::Arc;
 use tombolo_channel::{Grant, Who, from_the_wire};
 use tombolo_core::rdma::{PeerId, Transfer};
 use tombolo_host::shared::SharedMemory;
-use tombolo_wire::{Domain, NackCode};
+use tombolo_wire::{Domain, NackCode, Refusal};
 
 use crate::driver::node::Node;
 use crate::fabric::numbers::Numbers;
@@ -86,7 +86,7 @@ pub(crate) enum Place<'a> {
 
 /// Why a range may not be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum Denied {
     /// There is no such domain or segment, or it is not the life of it that is meant.
     NoDomain,
     /// The domain has nothing there.
@@ -95,7 +95,7 @@ pub(crate) enum Refusal {
     NotGranted,
 }
 
-impl From<Missing> for Refusal {
+impl From<Missing> for Denied {
     fn from(missing: Missing) -> Self {
         match missing {
             Missing::Domain => Self::NoDomain,
@@ -105,13 +105,19 @@ impl From<Missing> for Refusal {
     }
 }
 
-impl From<Refusal> for NackCode {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::NoDomain => Self::NoContext,
-            Refusal::OutOfRange => Self::DecodeError,
-            Refusal::NotGranted => Self::DomainMismatch,
+impl Denied {
+    /// As a sender is told it.
+    pub(crate) fn code(self) -> NackCode {
+        match self {
+            Self::NoDomain => NackCode::NoContext,
+            Self::OutOfRange => NackCode::DecodeError,
+            Self::NotGranted => NackCode::DomainMismatch,
         }
+    }
+
+    /// And where.
+    pub(crate) fn at(self, address: u64) -> Refusal {
+        Refusal::at(self.code(), address)
     }
 }
 
@@ -171,7 +177,7 @@ pub(crate) fn may_be_third_party(transfer: &Transfer) -> bool {
 
 impl Node {
     /// Where a range is, if it may be reached so.
-    pub(crate) fn resolve(&self, range: Range, access: Access) -> Result<Place<'_>, Refusal> {
+    pub(crate) fn resolve(&self, range: Range, access: Access) -> Result<Place<'_>, Denied> {
         let Range { holder, domain, address, length_bytes } = range;
         let numbers = &self.fabric.numbers;
         if let Some(number) = from_the_wire(domain) {
@@ -193,23 +199,23 @@ impl Node {
                 is_granted,
             )?));
         }
-        let offset = usize::try_from(address).map_err(|_| Refusal::OutOfRange)?;
+        let offset = usize::try_from(address).map_err(|_| Denied::OutOfRange)?;
         if domain == BUFFERS && access.by == Poster::Node {
             return Ok(Place::Node(Memory::Buffers(self.buffers()), offset));
         }
         let (memory, is_read_only) =
-            self.lending.ledger.lock().find(holder, domain.0).ok_or(Refusal::NoDomain)?;
+            self.lending.ledger.lock().find(holder, domain.0).ok_or(Denied::NoDomain)?;
         if is_read_only && access.right != Right::Read {
-            return Err(Refusal::NotGranted);
+            return Err(Denied::NotGranted);
         }
         Ok(Place::Node(Memory::Shared(memory), offset))
     }
 
     /// Where a range is in memory of this node, if it may be reached so: for what is not done in programs.
     pub(crate) fn resolve_here(&self, range: Range, access: Access) -> Result<(Memory<'_>, usize), Refusal> {
-        match self.resolve(range, access)? {
+        match self.resolve(range, access).map_err(|denied| denied.at(range.address))? {
             Place::Node(memory, offset) => Ok((memory, offset)),
-            Place::Own(_) => Err(Refusal::OutOfRange),
+            Place::Own(_) => Err(Denied::OutOfRange.at(range.address)),
         }
     }
 
@@ -220,8 +226,8 @@ impl Node {
         domain: Domain,
         peer: PeerId,
         sender: u16,
-    ) -> Result<Arc<ProgramDomain>, Refusal> {
-        let number = from_the_wire(domain).ok_or(Refusal::NoDomain)?;
+    ) -> Result<Arc<ProgramDomain>, Denied> {
+        let number = from_the_wire(domain).ok_or(Denied::NoDomain)?;
         let by = if peer == ITSELF { Poster::Program(sender, 0) } else { Poster::Peer(peer) };
         let numbers = &self.fabric.numbers;
         let is_sender = |senders: &[Who]| senders.iter().any(|who| is_meant(by, *who, numbers));
@@ -267,17 +273,17 @@ mod tests {
         }
 
         /// What a poster may do with 64 bytes: to read them, write them, change a word.
-        fn rights(&self, domain: Domain, address: u64, by: Poster) -> [Option<Refusal>; 3] {
+        fn rights(&self, domain: Domain, address: u64, by: Poster) -> [Option<Denied>; 3] {
             let range = Range { holder: PEER, domain, address, length_bytes: 64 };
             [Access::reading(by), Access::writing(by), Access::changing(by)]
                 .map(|access| self.node.resolve(range, access).err())
         }
     }
 
-    const ALL: [Option<Refusal>; 3] = [None; 3];
-    const NONE: [Option<Refusal>; 3] = [Some(Refusal::NotGranted); 3];
-    const READ: [Option<Refusal>; 3] = [None, Some(Refusal::NotGranted), Some(Refusal::NotGranted)];
-    const WRITE: [Option<Refusal>; 3] = [Some(Refusal::NotGranted), None, Some(Refusal::NotGranted)];
+    const ALL: [Option<Denied>; 3] = [None; 3];
+    const NONE: [Option<Denied>; 3] = [Some(Denied::NotGranted); 3];
+    const READ: [Option<Denied>; 3] = [None, Some(Denied::NotGranted), Some(Denied::NotGranted)];
+    const WRITE: [Option<Denied>; 3] = [Some(Denied::NotGranted), None, Some(Denied::NotGranted)];
 
     #[test]
     fn others_reach_what_is_granted_to_them_and_the_owner_all() {
@@ -330,13 +336,13 @@ mod tests {
         let by = Poster::Peer(PEER);
         assert_eq!(scene.rights(Domain(lent), 0, by), ALL);
         assert_eq!(scene.rights(Domain(read), 0, by), READ);
-        assert_eq!(scene.rights(Domain(lent + 7), 0, by), [Some(Refusal::NoDomain); 3]);
+        assert_eq!(scene.rights(Domain(lent + 7), 0, by), [Some(Denied::NoDomain); 3]);
         let range = Range { holder: PeerId(8), domain: Domain(lent), address: 0, length_bytes: 64 };
-        assert_eq!(scene.node.resolve(range, Access::reading(by)).err(), Some(Refusal::NoDomain));
+        assert_eq!(scene.node.resolve(range, Access::reading(by)).err(), Some(Denied::NoDomain));
         // The buffers are the node's alone.
         assert_eq!(scene.rights(BUFFERS, 0, Poster::Node), ALL);
-        assert_eq!(scene.rights(BUFFERS, 0, by), [Some(Refusal::NoDomain); 3]);
-        assert_eq!(scene.rights(BUFFERS, 0, Poster::Program(OWN, 0)), [Some(Refusal::NoDomain); 3]);
+        assert_eq!(scene.rights(BUFFERS, 0, by), [Some(Denied::NoDomain); 3]);
+        assert_eq!(scene.rights(BUFFERS, 0, Poster::Program(OWN, 0)), [Some(Denied::NoDomain); 3]);
     }
 
     #[test]
@@ -344,13 +350,13 @@ mod tests {
         let scene = Scene::new();
         let domain = scene.open(OWN);
         let to = |peer, sender| scene.node.resolve_mailbox(on_the_wire(OWN), peer, sender).err();
-        assert_eq!(to(PEER, OTHER), Some(Refusal::OutOfRange), "it has none");
+        assert_eq!(to(PEER, OTHER), Some(Denied::OutOfRange), "it has none");
         let senders = vec![Who::Program(OTHER), Who::Node(PEER.0)];
         scene.node.programs.open_mailbox(&domain, 8, senders).unwrap();
         assert_eq!([to(ITSELF, OTHER), to(PEER, OTHER), to(PEER, OWN)], [None; 3]);
-        assert_eq!([to(ITSELF, OWN), to(PeerId(8), OTHER)], [Some(Refusal::NotGranted); 2]);
+        assert_eq!([to(ITSELF, OWN), to(PeerId(8), OTHER)], [Some(Denied::NotGranted); 2]);
         let elsewhere = scene.node.resolve_mailbox(on_the_wire(OTHER), ITSELF, OTHER).err();
-        assert_eq!(elsewhere, Some(Refusal::NoDomain));
+        assert_eq!(elsewhere, Some(Denied::NoDomain));
     }
 
     /// A program dies while its transfers go on, and another opens a domain of the same number.
@@ -367,17 +373,17 @@ mod tests {
         let address = scene.allocate(&old, Vec::new()).unwrap();
         assert_eq!(found(address, by_old), None);
         scene.node.programs.close(&old);
-        assert_eq!(found(address, by_old), Some(Refusal::NoDomain));
+        assert_eq!(found(address, by_old), Some(Denied::NoDomain));
         let new = scene.open(OWN);
         let by_new = Poster::of(new.user(3));
         let other = scene.allocate(&new, Vec::new()).unwrap();
         assert!(scene.allocate(&old, Vec::new()).is_err(), "memory that comes late for a closed domain");
-        assert_eq!(found(address, by_old), Some(Refusal::OutOfRange));
+        assert_eq!(found(address, by_old), Some(Denied::OutOfRange));
         assert_eq!((found(other, by_new), scene.node.programs.memory.in_use_bytes()), (None, 4096));
         // Memory of their own is at addresses of their choice, which may be the same.
         assert_eq!(
             [found(4096, by_old), found(4096, by_new)],
-            [Some(Refusal::NoDomain), Some(Refusal::OutOfRange)]
+            [Some(Denied::NoDomain), Some(Denied::OutOfRange)]
         );
     }
 }

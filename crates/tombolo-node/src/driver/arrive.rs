@@ -7,10 +7,13 @@ use tombolo_channel::Target;
 use tombolo_core::rdma::{Operation, PeerId, Placement, Verdict};
 use tombolo_host::shared::SharedSpan;
 use tombolo_link::{LinkState, LossReason, Packet as LinkPacket};
-use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, Checksums, DataHeader, Domain, NackCode, Packet, Payload};
+use tombolo_wire::{
+    ATOMIC_BYTES, AtomicOperation, Checksums, DataHeader, Domain, NackCode, Packet, Payload, Refusal,
+};
 
-use crate::driver::address_space::{Access, Place, Range};
+use crate::driver::address_space::{Access, Denied, Place, Range};
 use crate::driver::node::Node;
+use crate::driver::own_accesses::{Context, Purpose, Work};
 use crate::driver::pump::{CachedClock, Flush};
 use crate::fabric::connection::Connection;
 use crate::programs::user::Poster;
@@ -143,47 +146,54 @@ impl Node {
         match placed {
             Ok(Placed::Now) => engine.placed(placement),
             Ok(Placed::Later) => {}
-            Err(code) => engine.refused(placement, code),
+            Err(refusal) => engine.refused(placement, refusal),
         }
     }
 
     /// Changes a word that a peer asks to change.
     fn operate(&self, peer: PeerId, operation: Operation) {
-        let Placement { domain, address, .. } = operation.placement;
-        let outcome = self.change_word(peer, domain, address, operation.operation, Poster::Peer(peer));
+        let Placement { domain, address, block, .. } = operation.placement;
+        let by = operation.placement.fault_source();
+        let context = Context { by, block, purpose: Purpose::Operate(operation) };
+        let wanted = (operation.operation, Poster::Peer(peer));
+        let outcome = self.change_word(peer, (domain, address), wanted, context);
         let mut engine = self.fabric.engine.lock();
         match outcome {
-            Ok(before) => engine.operated(operation, before),
-            Err(code) => engine.refused(operation.placement, code),
+            Ok(Some(before)) => engine.operated(operation, before),
+            Ok(None) => {}
+            Err(refusal) => engine.refused(operation.placement, refusal),
         }
     }
 
-    /// Changes a word; what it was before.
+    /// Changes a word; what it was before. `None`: it is in a program's own memory, and that goes on elsewhere.
     pub(crate) fn change_word(
         &self,
         peer: PeerId,
-        domain: Domain,
-        address: u64,
-        operation: AtomicOperation,
-        by: Poster,
-    ) -> Result<u64, NackCode> {
+        (domain, address): (Domain, u64),
+        (operation, by): (AtomicOperation, Poster),
+        context: Context,
+    ) -> Result<Option<u64>, Refusal> {
         let range = Range { holder: peer, domain, address, length_bytes: ATOMIC_BYTES };
-        let (memory, offset) = self.resolve_here(range, Access::changing(by))?;
-        let word = memory.get().atomic_u64(offset).map_err(|_| NackCode::DecodeError)?;
-        Ok(match operation {
+        let (memory, offset) = match self
+            .resolve(range, Access::changing(by))
+            .map_err(|denied| denied.at(address))?
+        {
+            Place::Node(memory, offset) => (memory, offset),
+            Place::Own(place) => {
+                return self.begin_access(&place, address, Work::Change(operation), context).map(|()| None);
+            }
+        };
+        let word = memory.get().atomic_u64(offset);
+        let word = word.map_err(|_| Refusal::at(NackCode::DecodeError, address))?;
+        Ok(Some(match operation {
             AtomicOperation::FetchAdd(more) => word.fetch_add(more, Ordering::SeqCst),
             AtomicOperation::CompareSwap { compare, swap } => word
                 .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
                 .unwrap_or_else(|found| found),
-        })
+        }))
     }
 
-    fn place(
-        &self,
-        peer: PeerId,
-        placement: &Placement,
-        payload: SharedSpan<'_>,
-    ) -> Result<Placed, NackCode> {
+    fn place(&self, peer: PeerId, placement: &Placement, payload: SharedSpan<'_>) -> Result<Placed, Refusal> {
         let length = placement.length_bytes as usize;
         let payload = payload.part(0, length).ok_or(NackCode::PacketCorrupted)?;
         let by = match placement.read {
@@ -199,13 +209,15 @@ impl Node {
             address: placement.address,
             length_bytes: placement.length_bytes,
         };
-        let (memory, offset) = match self.resolve(range, Access::writing(by))? {
-            Place::Node(memory, offset) => (memory, offset),
-            Place::Own(place) => {
-                return Self::place_own(placement, payload, place).map(|()| Placed::Later);
-            }
-        };
-        let target = memory.get().span_mut(offset, length).map_err(|_| NackCode::DecodeError)?;
+        let (memory, offset) =
+            match self.resolve(range, Access::writing(by)).map_err(|denied| denied.at(placement.address))? {
+                Place::Node(memory, offset) => (memory, offset),
+                Place::Own(place) => {
+                    return self.place_own(placement, payload, &place).map(|()| Placed::Later);
+                }
+            };
+        let target = memory.get().span_mut(offset, length);
+        let target = target.map_err(|_| Refusal::at(NackCode::DecodeError, placement.address))?;
         target.copy_from(payload);
         Ok(Placed::Now)
     }
@@ -217,9 +229,9 @@ impl Node {
         peer: PeerId,
         from: u16,
         bytes: SharedSpan<'_>,
-    ) -> Result<(), NackCode> {
-        let domain = self.resolve_mailbox(domain, peer, from)?;
+    ) -> Result<(), Refusal> {
+        let domain = self.resolve_mailbox(domain, peer, from).map_err(Denied::code)?;
         let sender = Target { node: self.fabric.numbers.number(peer), domain: from };
-        self.programs.deliver(&domain, sender, bytes)
+        Ok(self.programs.deliver(&domain, sender, bytes)?)
     }
 }

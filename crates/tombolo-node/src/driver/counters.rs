@@ -32,6 +32,7 @@ pub fn engine(counters: &Counters) -> Vec<(String, u64)> {
         stale_answers,
         nacks_received,
         nacks_sent,
+        nacks_spared,
         resumes,
         illegal_transitions,
         packets_placed,
@@ -76,6 +77,7 @@ pub fn engine(counters: &Counters) -> Vec<(String, u64)> {
         probes_sent,
         acks,
         stale_answers,
+        nacks_spared,
         resumes,
         illegal_transitions,
         packets_placed,
@@ -156,7 +158,7 @@ mod tests {
         counters.nacks_received[1] = 8;
         let named = engine(&counters);
         let nacks: Vec<_> = named.iter().filter(|(name, _)| name.starts_with("nacks_")).collect();
-        assert_eq!(nacks.len(), 12);
+        assert_eq!(nacks.len(), 13);
         let count = |name: &str| named.iter().find(|(known, _)| known == name).map(|(_, count)| *count);
         assert_eq!(count("nacks_sent_domain_mismatch"), Some(7));
         assert_eq!(count("nacks_received_slave_error"), Some(8));

@@ -203,9 +203,25 @@ impl Node {
         transfer: &Transfer,
         budget: &mut u32,
     ) -> bool {
+        // One in a program's own memory goes on there, and may end before this thread looks again.
+        if matches!(transfer.direction, Direction::Atomic(_)) && transfer.destination_address < NODE_ADDRESSES
+        {
+            domain.busy.fetch_or(1 << slot, Ordering::Relaxed);
+            let _ = domain.page.tell(slot, Fate::Ongoing);
+        }
         let Some(outcome) = self.at_once(transfer, budget) else { return false };
         let counts = &self.programs.counts;
         counts.transfers.fetch_add(1, Ordering::Relaxed);
+        let outcome = match outcome {
+            Ok(Some(before)) => Ok(before),
+            // It ends as one that was posted.
+            Ok(None) => return true,
+            Err(Failure::Refused { code: NackCode::BufferFull, .. }) => {
+                domain.pause(slot);
+                return true;
+            }
+            Err(failure) => Err(failure),
+        };
         counts.failed.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
         if transfer.size_bytes <= TINY_BYTES {
             self.programs.tiny_expected.store(TINY_LATELY, Ordering::Relaxed);
@@ -216,7 +232,7 @@ impl Node {
 
     /// A lone small transfer between programs here needs no queue (QOS §3.3), nor does a change of one
     /// word. None: it is neither.
-    fn at_once(&self, transfer: &Transfer, budget: &mut u32) -> Option<Result<u64, Failure>> {
+    fn at_once(&self, transfer: &Transfer, budget: &mut u32) -> Option<Result<Option<u64>, Failure>> {
         let is_small = transfer.size_bytes <= AT_ONCE_BYTES;
         let is_lone = self.programs.small_loopback.load(Ordering::Relaxed) == 0;
         // The own memory of a program may be slow.
@@ -236,8 +252,8 @@ impl Node {
         }
         match self.carry_out(transfer) {
             // A full mailbox: the engine tries again.
-            Err(NackCode::BufferFull) => None,
-            outcome => Some(outcome.map_err(Failure::Refused)),
+            Err(refusal) if refusal.code == NackCode::BufferFull && !is_atomic => None,
+            outcome => Some(outcome.map_err(Failure::refused)),
         }
     }
 

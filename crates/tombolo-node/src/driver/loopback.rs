@@ -3,15 +3,17 @@
 
 use std::sync::atomic::Ordering;
 
+use tombolo_core::iommu::FaultSource;
 use tombolo_core::rdma::{Block, BlockNotification, Direction, Time, Transfer};
 use tombolo_host::shared::SharedSpan;
-use tombolo_wire::{Ack, Atomic, Nack, NackCode, Notification, NotifyHeader, Packet};
+use tombolo_wire::{ATOMIC_BYTES, Ack, Atomic, Nack, NackCode, Notification, NotifyHeader, Packet, Refusal};
 
 use crate::driver::address_space::{Access, Memory, Range};
 use crate::driver::node::Node;
+use crate::driver::own_accesses::{Context, Purpose};
 use crate::driver::own_moves::touches_own;
 use crate::fabric::table::ITSELF;
-use crate::programs::user::Poster;
+use crate::programs::user::{Poster, SMALL_LOOPBACK};
 
 /// Bytes of a large transfer that are copied before tiny transfers get their turn. A bound, not a measurement:
 /// memcpy takes a tenth of a microsecond for them.
@@ -32,15 +34,16 @@ fn follows(block: &Block, next: &Block) -> bool {
 pub(crate) const NOTIFICATION_BYTES: u32 = 16;
 
 /// Writes the two words of a notification, the first before the last.
-pub(crate) fn write_words(memory: &Memory<'_>, offset: usize, words: &Notification) -> Result<(), NackCode> {
+pub(crate) fn write_words(memory: &Memory<'_>, offset: usize, words: &Notification) -> Result<(), Refusal> {
     // Both or none.
-    memory.get().span_mut(offset, 16).map_err(|_| NackCode::DecodeError)?;
+    let refusal = |_| Refusal::at(NackCode::DecodeError, words.address);
+    memory.get().span_mut(offset, 16).map_err(refusal)?;
     for (at, word) in [(offset, words.first), (offset + 8, words.last)] {
         if let Ok(place) = memory.get().atomic_u64(at) {
             place.store(word, Ordering::Release);
             continue;
         }
-        let target = memory.get().span_mut(at, 8).map_err(|_| NackCode::DecodeError)?;
+        let target = memory.get().span_mut(at, 8).map_err(refusal)?;
         target.copy_from(SharedSpan::from(word.to_le_bytes().as_slice()));
     }
     Ok(())
@@ -81,35 +84,42 @@ impl Node {
             let bytes_only = block.notification == BlockNotification::Later;
             let answer = match outcome {
                 Ok(()) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
-                Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+                Err(refusal) => Packet::Nack(Nack { transaction, generation, attempt, refusal }),
             };
             let _ = self.fabric.engine.lock().handle(now, ITSELF, &answer);
         }
     }
 
-    /// Carries out a transfer that stays here; the word before it, if it is an atomic operation.
-    pub(crate) fn carry_out(&self, transfer: &Transfer) -> Result<u64, NackCode> {
+    /// Carries out a transfer that stays here; the word before it, if it is an atomic operation. `None`: it is one in a
+    /// program's own memory, which ends later.
+    pub(crate) fn carry_out(&self, transfer: &Transfer) -> Result<Option<u64>, Refusal> {
         if let Direction::Atomic(operation) = transfer.direction {
-            let by = Poster::of(transfer.user);
-            return self.change_word(ITSELF, transfer.domain, transfer.destination_address, operation, by);
+            let at = (transfer.domain, transfer.destination_address);
+            // It is no block, and has no slot.
+            let by = FaultSource { node: ITSELF.0, transaction: u16::MAX, sequence: transfer.user as u32 };
+            let block = (transfer.destination_address, ATOMIC_BYTES);
+            let context =
+                Context { by, block, purpose: Purpose::OperateHere(transfer.user & !SMALL_LOOPBACK) };
+            return self.change_word(ITSELF, at, (operation, Poster::of(transfer.user)), context);
         }
-        self.copy_here(transfer, false).map(|()| 0)
+        self.copy_here(transfer, false).map(|()| Some(0))
     }
 
     /// Moves bytes between two programs here, as far as both allow, and then writes the words. In parts,
     /// if tiny transfers are to go between them.
-    fn copy_here(&self, part: &Transfer, in_parts: bool) -> Result<(), NackCode> {
+    fn copy_here(&self, part: &Transfer, in_parts: bool) -> Result<(), Refusal> {
         let by = Poster::of(part.user);
         let (read, write) = (Access::reading(by), Access::writing(by));
         let range = |domain, address, length_bytes| Range { holder: ITSELF, domain, address, length_bytes };
         let length = part.size_bytes;
+        let refusal = |address| move |_| Refusal::at(NackCode::DecodeError, address);
         let (from, source) = self.resolve_here(range(part.own_domain, part.source_address, length), read)?;
-        let source = from.get().span(source, length as usize).map_err(|_| NackCode::DecodeError)?;
+        let source = from.get().span(source, length as usize).map_err(refusal(part.source_address))?;
         if let Some(sender) = tombolo_channel::mail_sender(part.destination_address) {
             return self.deliver(part.domain, ITSELF, sender, source);
         }
         let (to, target) = self.resolve_here(range(part.domain, part.destination_address, length), write)?;
-        let target = to.get().span_mut(target, length as usize).map_err(|_| NackCode::DecodeError)?;
+        let target = to.get().span_mut(target, length as usize).map_err(refusal(part.destination_address))?;
         let length = target.len();
         let awake = in_parts.then(|| self.programs.awake.domains());
         let step = if in_parts { PART_BYTES } else { length.max(1) };
@@ -146,7 +156,7 @@ impl Node {
             _ => return,
         };
         if !is_written {
-            let nack = Nack { transaction, generation, attempt, code: NackCode::NoContext };
+            let nack = Nack { transaction, generation, attempt, refusal: NackCode::NoContext.into() };
             let _ = self.fabric.engine.lock().handle(self.now(), ITSELF, &Packet::Nack(nack));
         }
     }
@@ -166,12 +176,12 @@ mod tests {
             match node.resolve(range, Access::writing(Poster::Node)) {
                 Ok(Place::Node(memory, offset)) => write_words(&memory, offset, &words),
                 Ok(Place::Own(_)) => panic!("no program's memory"),
-                Err(refusal) => Err(refusal.into()),
+                Err(denied) => Err(denied.at(address)),
             }
         };
         let word = |at| node.buffers().atomic_u64(at).unwrap().load(Ordering::Relaxed);
         for address in [4088, 4096, u64::MAX, u64::MAX - 7, u64::MAX - 15] {
-            assert_eq!(write(address), Err(NackCode::DecodeError), "at {address}");
+            assert_eq!(write(address), Err(Refusal::at(NackCode::DecodeError, address)));
         }
         assert_eq!(word(4088), 0);
         assert_eq!(write(4080), Ok(()));

@@ -10,6 +10,7 @@ pub(crate) mod doorbell;
 mod links;
 pub(crate) mod loopback;
 pub(crate) mod node;
+pub(crate) mod own_accesses;
 pub(crate) mod own_moves;
 pub(crate) mod path_maintainer;
 pub(crate) mod pump;

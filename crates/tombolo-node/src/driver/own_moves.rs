@@ -1,11 +1,11 @@
-//! Transfers from and to programs' own memory. Its bytes are copied by the domain's mover
-//! ([`crate::programs::mover`]), and the engine's loop goes on when the copy is made: so all that
+//! Blocks from and to programs' own memory. The bytes are copied by the program itself or a thread of the node
+//! ([`crate::driver::own_accesses`]), and the engine's loop goes on when that is done: so all that
 //! follows from a copy happens on one thread, in order, and no late copy can be taken for another.
 //!
 //! ```text
-//!  packet ── bytes ─────────────────► mover: write ──► placed
-//!  block out ──────► mover: read ──► bytes ──► packets
-//!  block at home ──► mover: read ──► bytes ──► mover: write ──► mover: words ──► answer
+//!  packet ── bytes ─────────────► write ──► placed
+//!  block out ──────► read ──► bytes ──► packets
+//!  block at home ──► read ──► bytes ──► write ──► words ──► answer
 //!                    (where an end is memory of the node, that step is done at once)
 //! ```
 //!
@@ -17,18 +17,18 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use tombolo_core::rdma::{Block, BlockNotification, NotificationWrite, PeerId, Placement};
 use tombolo_host::shared::SharedSpan;
-use tombolo_wire::{Ack, Attempt, Generation, Nack, NackCode, Notification, Packet};
+use tombolo_wire::{Ack, Attempt, Generation, Nack, NackCode, Notification, Packet, Refusal};
 
 use crate::driver::address_space::{Access, Place, Range};
 use crate::driver::loopback::{NOTIFICATION_BYTES, write_words};
 use crate::driver::node::Node;
+use crate::driver::own_accesses::{Context, Purpose, Work};
 use crate::fabric::connection::Connection;
 use crate::fabric::table::ITSELF;
-use crate::programs::mover::{Moved, Order, Task};
+use crate::programs::access::Staged;
 use crate::programs::own::{OwnPlace, is_own};
 use crate::programs::user::Poster;
 
@@ -133,33 +133,61 @@ pub(crate) fn touches_own(block: &Block) -> bool {
 impl Node {
     /// Bytes from a peer go to a program's own memory.
     pub(crate) fn place_own(
+        &self,
         placement: &Placement,
         payload: SharedSpan<'_>,
-        place: OwnPlace,
-    ) -> Result<(), NackCode> {
-        let task = Task::Write { address: placement.address, bytes: payload.to_vec() };
-        place.offer(Order::Place(*placement), task)
+        place: &OwnPlace,
+    ) -> Result<(), Refusal> {
+        let purpose = Purpose::Place(*placement);
+        let context = Context { by: placement.fault_source(), block: placement.block, purpose };
+        self.begin_access(place, placement.address, Work::Write(payload), context)
     }
 
     /// Words that a peer asked for go there.
-    pub(crate) fn notify_own(&self, write: NotificationWrite, place: OwnPlace) -> Result<(), NackCode> {
-        place.offer(Order::Notify(write), Task::Words(write.words))
+    pub(crate) fn notify_own(&self, write: NotificationWrite, place: &OwnPlace) -> Result<(), Refusal> {
+        let (by, words) = (write.fault_source(), write.words);
+        let context =
+            Context { by, block: (words.address, NOTIFICATION_BYTES), purpose: Purpose::Notify(write) };
+        self.begin_access(place, words.address, Work::Words([words.first, words.last]), context)
     }
 
     /// A block to a peer comes from there.
-    pub(crate) fn send_own(&self, connection: &Arc<Connection>, block: &Block, place: OwnPlace) {
+    pub(crate) fn send_own(&self, connection: &Arc<Connection>, block: &Block, place: &OwnPlace) {
         let Some(number) = self.begin_copy(block, Some(connection)) else { return };
-        let task = Task::Read { address: block.source_address, length_bytes: block.length_bytes };
-        if let Err(code) = place.offer(Order::Block(number), task) {
+        if let Err(refusal) =
+            self.access_own(number, block, block.source_address, Work::Read(block.length_bytes), place)
+        {
             self.own_moves.lock().remove(number);
-            self.source_refused(block, code);
+            self.source_refused(block, refusal);
         }
     }
 
-    fn source_refused(&self, block: &Block, code: NackCode) {
+    /// Begins an access for a block.
+    fn access_own(
+        &self,
+        number: u64,
+        block: &Block,
+        address: u64,
+        work: Work<'_>,
+        place: &OwnPlace,
+    ) -> Result<(), Refusal> {
+        let length = if matches!(work, Work::Words(_)) { NOTIFICATION_BYTES } else { block.length_bytes };
+        let purpose = Purpose::Block(number);
+        let context = Context { by: block.fault_source(), block: (address, length), purpose };
+        self.begin_access(place, address, work, context)
+    }
+
+    /// The block of a move.
+    pub(crate) fn block_of_move(&self, number: u64) -> Option<Block> {
+        self.own_moves.lock().blocks.get(&number).map(|underway| underway.block)
+    }
+
+    fn source_refused(&self, block: &Block, mut refusal: Refusal) {
         // Here, what passes is an absent page.
-        let code = if code.is_transient() { NackCode::SlaveError } else { code };
-        self.fabric.engine.lock().source_refused(self.now(), block, code);
+        if refusal.code.is_transient() {
+            refusal.code = NackCode::SlaveError;
+        }
+        self.fabric.engine.lock().source_refused(self.now(), block, refusal);
     }
 
     /// The number for the copy of a block that begins now. `None`: one is being made already, and counts for
@@ -168,7 +196,7 @@ impl Node {
         let mut moves = self.own_moves.lock();
         if moves.take_over(block, connection) {
             drop(moves);
-            self.source_refused(block, NackCode::SlaveError);
+            self.source_refused(block, NackCode::SlaveError.into());
             return None;
         }
         let connection = connection.cloned();
@@ -179,13 +207,13 @@ impl Node {
     pub(crate) fn is_underway(&self, block: &Block, connection: &Arc<Connection>) -> bool {
         let is_underway = self.own_moves.lock().take_over(block, Some(connection));
         if is_underway {
-            self.source_refused(block, NackCode::SlaveError);
+            self.source_refused(block, NackCode::SlaveError.into());
         }
         is_underway
     }
 
     /// Where an end of a block that stays here is.
-    fn end_of(&self, block: &Block, end: End) -> Result<Place<'_>, NackCode> {
+    fn end_of(&self, block: &Block, end: End) -> Result<Place<'_>, Refusal> {
         let by = Poster::of(block.user);
         let (domain, address, length_bytes, access) = match end {
             End::Source => (block.own_domain, block.source_address, block.length_bytes, Access::reading(by)),
@@ -194,7 +222,8 @@ impl Node {
             }
             End::Words(address) => (block.domain, address, NOTIFICATION_BYTES, Access::writing(by)),
         };
-        Ok(self.resolve(Range { holder: ITSELF, domain, address, length_bytes }, access)?)
+        let range = Range { holder: ITSELF, domain, address, length_bytes };
+        self.resolve(range, access).map_err(|denied| denied.at(address))
     }
 
     /// A block between two programs here, with own memory at an end of it.
@@ -205,51 +234,57 @@ impl Node {
     }
 
     /// Returns whether it is over already.
-    fn begin_here(&self, number: u64, block: &Block) -> Result<bool, NackCode> {
+    fn begin_here(&self, number: u64, block: &Block) -> Result<bool, Refusal> {
         // Nothing is read that could not be written.
         self.end_of(block, End::Destination).map(drop)?;
         match self.end_of(block, End::Source)? {
             Place::Own(place) => {
-                let task = Task::Read { address: block.source_address, length_bytes: block.length_bytes };
-                place.offer(Order::Block(number), task).map(|()| false)
+                let work = Work::Read(block.length_bytes);
+                self.access_own(number, block, block.source_address, work, &place).map(|()| false)
             }
             Place::Node(memory, offset) => {
                 let source = memory.get().span(offset, block.length_bytes as usize);
-                let bytes = source.map_err(|_| NackCode::DecodeError)?.to_vec();
-                self.bring_here(number, block, bytes)
+                let refusal = |_| Refusal::at(NackCode::DecodeError, block.source_address);
+                self.write_here(number, block, Work::Write(source.map_err(refusal)?))
             }
         }
     }
 
-    /// The bytes of a block are read.
-    fn bring_here(&self, number: u64, block: &Block, bytes: Vec<u8>) -> Result<bool, NackCode> {
+    /// The bytes of a block are there to be written.
+    fn write_here(&self, number: u64, block: &Block, work: Work<'_>) -> Result<bool, Refusal> {
         match self.end_of(block, End::Destination)? {
             Place::Own(place) => {
                 self.set_stage(number, Stage::Writing);
-                let task = Task::Write { address: block.destination_address, bytes };
-                place.offer(Order::Block(number), task).map(|()| false)
+                self.access_own(number, block, block.destination_address, work, &place).map(|()| false)
             }
             Place::Node(memory, offset) => {
                 let target = memory.get().span_mut(offset, block.length_bytes as usize);
-                target.map_err(|_| NackCode::DecodeError)?.copy_from(SharedSpan::from(&bytes));
+                let refusal = |_| Refusal::at(NackCode::DecodeError, block.destination_address);
+                let target = target.map_err(refusal)?;
+                match &work {
+                    Work::Write(bytes) => target.copy_from(*bytes),
+                    Work::WriteStaged(staged) => target.copy_from(staged.bytes()),
+                    Work::Read(_) | Work::Words(_) | Work::Change(_) => 0,
+                };
                 self.end_here(number, block)
             }
         }
     }
 
     /// The bytes of a block are written.
-    fn end_here(&self, number: u64, block: &Block) -> Result<bool, NackCode> {
+    fn end_here(&self, number: u64, block: &Block) -> Result<bool, Refusal> {
         match block.notification {
             BlockNotification::Now(words) => self.say_here(number, block, &words),
             BlockNotification::None | BlockNotification::Later => Ok(true),
         }
     }
 
-    fn say_here(&self, number: u64, block: &Block, words: &Notification) -> Result<bool, NackCode> {
+    fn say_here(&self, number: u64, block: &Block, words: &Notification) -> Result<bool, Refusal> {
         match self.end_of(block, End::Words(words.address))? {
             Place::Own(place) => {
                 self.set_stage(number, Stage::Words);
-                place.offer(Order::Block(number), Task::Words(*words)).map(|()| false)
+                let work = Work::Words([words.first, words.last]);
+                self.access_own(number, block, words.address, work, &place).map(|()| false)
             }
             Place::Node(memory, offset) => write_words(&memory, offset, words).map(|()| true),
         }
@@ -262,7 +297,7 @@ impl Node {
     }
 
     /// Answers a block that is over.
-    fn settle_here(&self, number: u64, over: Result<bool, NackCode>) {
+    fn settle_here(&self, number: u64, over: Result<bool, Refusal>) {
         if over == Ok(false) {
             return;
         }
@@ -277,7 +312,7 @@ impl Node {
         let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
         let answer = match over {
             Ok(_) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
-            Err(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+            Err(refusal) => Packet::Nack(Nack { transaction, generation, attempt, refusal }),
         };
         // One that is set aside hears no refusal; it comes again, and is refused then.
         let _ = self.fabric.engine.lock().handle(self.now(), ITSELF, &answer);
@@ -313,31 +348,8 @@ impl Node {
         true
     }
 
-    /// Goes on with what movers have done. Returns how much that was.
-    pub(crate) fn take_moved(&self) -> usize {
-        let moved = self.programs.moved.take();
-        let count = moved.len();
-        for moved in moved {
-            match moved {
-                Moved::Copied(Order::Place(placement), Ok(_)) => self.fabric.engine.lock().placed(placement),
-                Moved::Copied(Order::Place(placement), Err(code)) => {
-                    self.fabric.engine.lock().refused(placement, code);
-                }
-                Moved::Copied(Order::Notify(write), Ok(_)) => self.fabric.engine.lock().notified(write),
-                Moved::Copied(Order::Notify(write), Err(code)) => {
-                    self.fabric.engine.lock().notification_refused(write, code);
-                }
-                Moved::Copied(Order::Block(number), result) => self.copied(number, result),
-                Moved::Released(release, ended) => self.programs.released(release, ended),
-            }
-        }
-        if count > 0 {
-            self.pump();
-        }
-        count
-    }
-
-    fn copied(&self, number: u64, result: Result<Vec<u8>, NackCode>) {
+    /// An access for a block is over: the bytes, if it was a read.
+    pub(crate) fn copied(&self, number: u64, result: Result<Option<Staged>, Refusal>) {
         let mut moves = self.own_moves.lock();
         let Some(underway) = moves.blocks.get_mut(&number) else { return };
         let (block, stage) = (underway.block, underway.stage);
@@ -345,25 +357,22 @@ impl Node {
             moves.remove(number);
             drop(moves);
             match result {
-                Ok(bytes) => self.send_packets(&connection, &block, SharedSpan::from(&bytes), None),
-                Err(code) => self.source_refused(&block, code),
+                Ok(Some(staged)) => self.send_packets(&connection, &block, staged.bytes(), None),
+                Ok(None) => self.source_refused(&block, NackCode::DecodeError.into()),
+                Err(refusal) => self.source_refused(&block, refusal),
             }
             self.flush(&connection);
             return;
         }
         drop(moves);
         let over = match (result, stage) {
-            (Err(code), _) => Err(code),
-            (Ok(bytes), Stage::Reading) => self.bring_here(number, &block, bytes),
+            (Err(refusal), _) => Err(refusal),
+            (Ok(Some(staged)), Stage::Reading) => self.write_here(number, &block, Work::WriteStaged(staged)),
+            (Ok(None), Stage::Reading) => Err(NackCode::DecodeError.into()),
             (Ok(_), Stage::Writing) => self.end_here(number, &block),
             (Ok(_), Stage::Words | Stage::Acknowledged) => Ok(true),
         };
         self.settle_here(number, over);
-    }
-
-    /// Gives up copies that take too long.
-    pub(crate) fn watch_movers(&self, now: Instant) {
-        self.programs.watch_movers(now);
     }
 }
 

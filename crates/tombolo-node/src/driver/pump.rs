@@ -10,6 +10,7 @@ use tombolo_host::shared::{HeldSpan, SharedSpan};
 use tombolo_link::{Link, LinkError, SendError};
 use tombolo_wire::{
     Ack, Acks, Attempt, Checksums, MAX_ACKS, MAX_BARE_PACKET_BYTES, MAX_HEADER_BYTES, NackCode, Packet,
+    Refusal,
 };
 
 use crate::driver::address_space::{Access, Memory, Place, Range};
@@ -116,12 +117,12 @@ impl Node {
         let mut looped: SmallVec<[Block; LOOP_BACK_BLOCKS]> = SmallVec::new();
         let (mut looped_bytes, mut sent_bytes) = (0, 0_u32);
         let mut acks: SmallVec<[(PeerId, PathId, Ack); 8]> = SmallVec::new();
-        let mut written: Option<(NotificationWrite, Result<(), NackCode>)> = None;
+        let mut written: Option<(NotificationWrite, Result<(), Refusal>)> = None;
         loop {
             let mut engine = self.fabric.engine.lock();
             match written.take() {
                 Some((write, Ok(()))) => engine.notified(write),
-                Some((write, Err(code))) => engine.notification_refused(write, code),
+                Some((write, Err(refusal))) => engine.notification_refused(write, refusal),
                 None => {}
             }
             let is_enough = looped_bytes >= LOOP_BACK_BYTES;
@@ -327,16 +328,18 @@ impl Node {
         };
         let (memory, offset) = match self.resolve(range, Access::reading(by)) {
             Ok(Place::Node(memory, offset)) => (memory, offset),
-            Ok(Place::Own(place)) => return self.send_own(connection, block, place),
+            Ok(Place::Own(place)) => return self.send_own(connection, block, &place),
             // What is being copied ends first, though its range may be gone.
             Err(_) if self.is_underway(block, connection) => return,
-            Err(refusal) => {
-                return self.fabric.engine.lock().source_refused(self.now(), block, refusal.into());
+            Err(denied) => {
+                let refusal = denied.at(block.source_address);
+                return self.fabric.engine.lock().source_refused(self.now(), block, refusal);
             }
         };
         let length = block.length_bytes as usize;
         let Ok(source) = memory.get().span(offset, length) else {
-            return self.fabric.engine.lock().source_refused(self.now(), block, NackCode::DecodeError);
+            let refusal = Refusal::at(NackCode::DecodeError, block.source_address);
+            return self.fabric.engine.lock().source_refused(self.now(), block, refusal);
         };
         // A block that goes again may have been damaged because its bytes changed while they were sent.
         let in_place = match &memory {
@@ -429,7 +432,7 @@ impl Node {
     }
 
     /// Writes the two words of a notification. None: that goes on elsewhere.
-    fn write_notification(&self, write: NotificationWrite) -> Option<Result<(), NackCode>> {
+    fn write_notification(&self, write: NotificationWrite) -> Option<Result<(), Refusal>> {
         let by = match write.read {
             Some(_) => Poster::of(write.user),
             None => Poster::Peer(write.peer),
@@ -441,9 +444,9 @@ impl Node {
             length_bytes: NOTIFICATION_BYTES,
         };
         match self.resolve(range, Access::writing(by)) {
-            Ok(Place::Own(place)) => self.notify_own(write, place).err().map(Err),
+            Ok(Place::Own(place)) => self.notify_own(write, &place).err().map(Err),
             Ok(Place::Node(memory, offset)) => Some(write_words(&memory, offset, &write.words)),
-            Err(refusal) => Some(Err(refusal.into())),
+            Err(denied) => Some(Err(denied.at(write.words.address))),
         }
     }
 

@@ -69,7 +69,7 @@ impl Node {
             turn.connections.iter().for_each(|connection| self.flush(connection));
             let now = Instant::now();
             if turn.next_tick.is_none_or(|next| now >= next) {
-                self.watch_movers(now);
+                self.watch_accesses();
                 self.programs.leave_out_quiet();
                 turn.next_tick =
                     Some(self.tick().unwrap_or(now + timing::MAX_SLEEP).min(now + timing::MAX_SLEEP));
@@ -77,7 +77,7 @@ impl Node {
         }
         turn.round = turn.round.wrapping_add(1);
         let rung = if bells { self.serve_doorbells() } else { 0 };
-        let busy = rung + self.take_moved() + usize::from(self.finish());
+        let busy = rung + self.take_accesses() + usize::from(self.finish());
         let taken: usize = turn.connections.iter().map(|connection| self.drive_lazily(connection)).sum();
         turn.unanswered += taken;
         // Who sends a stream must not wait for its pauses.
@@ -117,7 +117,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             std::thread::sleep(timing::STAND_BY_PAUSE);
             continue;
         }
-        busy += node.serve_doorbells() + node.take_moved() + usize::from(node.finish());
+        busy += node.serve_doorbells() + node.take_accesses() + usize::from(node.finish());
         for connection in &connections {
             busy += node.drive(connection);
         }
@@ -139,7 +139,7 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         }
         let mut sleep = node.expire().unwrap_or(timing::MAX_SLEEP).min(timing::MAX_SLEEP);
         if now >= next_tick {
-            node.watch_movers(now);
+            node.watch_accesses();
             node.programs.leave_out_quiet();
             next_tick = node.tick().unwrap_or(now + timing::MAX_SLEEP).min(now + timing::MAX_SLEEP);
         }

@@ -120,6 +120,7 @@ impl Node {
         counters.extend(self.gone_links.and(connections.iter().map(|connection| &*connection.link)));
         counters.extend(self.listener_stats.named());
         counters.extend(self.programs.counters());
+        counters.extend(self.access_counters());
         counters.extend(self.lending.ledger.lock().counters());
         counters
     }

@@ -78,7 +78,7 @@ impl Node {
         let Some(question) = transfers.question(neighbour, number, user) else { return };
         let begun = match question {
             Question::New => self.make(user, carriage),
-            Question::OneTooMany => Err(Failure::Refused(NackCode::BufferFull)),
+            Question::OneTooMany => Err(Failure::refused(NackCode::BufferFull)),
             Question::Known => Ok(()),
         };
         if let Err(failure) = begun {
@@ -113,7 +113,7 @@ impl Node {
             return Err(Failure::BadDescriptor);
         }
         self.post(to, transfer).map_err(|error| match error {
-            PostError::Full => Failure::Refused(NackCode::BufferFull),
+            PostError::Full => Failure::refused(NackCode::BufferFull),
             PostError::UnknownPeer(_) => Failure::NoSuchNode,
             _ => Failure::BadDescriptor,
         })

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tombolo_channel::{ChannelPage, Failure, Fate, Mailbox, Message, Reply, Who, encode};
+use tombolo_core::iommu::ContextId;
 use tombolo_core::rdma::TransferError;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 
@@ -56,6 +57,11 @@ impl ProgramDomain {
     /// The user number of a channel's transfer.
     pub(crate) fn user(&self, slot: usize) -> u64 {
         Poster::user_of_program(self.number, self.life, slot)
+    }
+
+    /// What the IOMMU knows its own memory by.
+    pub(crate) fn context(&self) -> ContextId {
+        ContextId(self.life.into())
     }
 
     /// What the program waits for, if it has transfers under way.
@@ -115,8 +121,8 @@ pub(crate) fn failure_of(error: TransferError) -> Failure {
         TransferError::PeerUnreachable | TransferError::Undeliverable | TransferError::Incomplete => {
             Failure::Unreachable
         }
-        TransferError::Refused(code) => Failure::Refused(code),
-        TransferError::Local(code) => Failure::Local(code),
+        TransferError::Refused(refusal) => Failure::refused(refusal),
+        TransferError::Local(refusal) => Failure::local(refusal),
         _ => Failure::Gone,
     }
 }

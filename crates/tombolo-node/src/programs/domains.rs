@@ -7,15 +7,16 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::{ChannelPage, Failure, Grant, MAX_GRANTS, MailError, Mailbox, SLOTS, Target, Who};
+use tombolo_core::iommu::Iommu;
 use tombolo_host::event::{EventFd, Poll};
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_host::unix::SeqpacketSocket;
 use tombolo_wire::NackCode;
 
+use super::access::{LoopWake, OwnAccess};
 use super::addresses::Addresses;
 use super::awake::Awake;
 use super::domain::{MailboxState, ProgramDomain};
-use super::mover::Outbox;
 use super::own::OwnRanges;
 use super::requests::LastHolder;
 use super::user::{Poster, SMALL_LOOPBACK};
@@ -64,10 +65,15 @@ pub(crate) struct Programs {
     pub(super) pools: Pools,
     lives: AtomicU32,
     /// The engine's loop sleeps on this, too.
-    wake: EventFd,
-    asleep: AtomicBool,
-    /// What was moved to and from programs' own memory.
-    pub(crate) moved: Arc<Outbox>,
+    pub(super) loop_wake: Arc<LoopWake>,
+    /// Accesses to programs' own memory. Locked after what is known of a domain's own memory.
+    pub(crate) iommu: Mutex<Iommu>,
+    /// The areas by which they are made.
+    accesses: RwLock<Arc<Vec<Arc<OwnAccess>>>>,
+    /// Orders to them that are not answered.
+    pub(super) open_orders: Arc<AtomicU32>,
+    /// The IOMMU has actions that do not follow from an answer.
+    has_actions: AtomicBool,
     /// Small transfers under way between programs here.
     pub(crate) small_loopback: AtomicU32,
     /// Number of further copies during which a tiny one is expected.
@@ -92,9 +98,13 @@ impl Programs {
     pub(crate) fn new(limits: Limits, pools: Pools) -> Result<Self, SetUpError> {
         let wake = EventFd::new().map_err(std::io::Error::from)?;
         let poll = Poll::new().map_err(std::io::Error::from)?;
-        let moved = Outbox::new(&wake)?;
+        let loop_wake = Arc::new(LoopWake { is_asleep: AtomicBool::new(false), event: wake });
         Ok(Self {
-            moved: Arc::new(moved),
+            loop_wake,
+            iommu: Mutex::new(Iommu::new(limits.faults)),
+            accesses: RwLock::default(),
+            open_orders: Arc::default(),
+            has_actions: AtomicBool::new(false),
             limits,
             domains: RwLock::default(),
             regions: RwLock::default(),
@@ -104,8 +114,6 @@ impl Programs {
             memory: Account::new(limits.program_memory_bytes),
             pools,
             lives: AtomicU32::new(0),
-            wake,
-            asleep: AtomicBool::new(false),
             small_loopback: AtomicU32::new(0),
             tiny_expected: AtomicU32::new(0),
             turn: AtomicU16::new(0),
@@ -190,28 +198,63 @@ impl Programs {
     pub(crate) fn wake_domain(&self, domain: &Arc<ProgramDomain>) {
         self.awake.add(domain);
         // If the loop sleeps: it looks at that bell, too, from now on.
-        let _ = self.wake.signal();
+        let _ = self.loop_wake.event.signal();
     }
 
     /// The descriptor that the engine's loop sleeps on beside its links.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
+        self.loop_wake.event.as_fd()
     }
 
     /// The engine's loop is about to sleep. True: somebody rang, so it must not.
     pub(crate) fn fall_asleep(&self) -> bool {
-        self.asleep.store(true, Ordering::SeqCst);
-        if self.moved.fall_asleep() {
-            return true;
-        }
-        self.awake.domains().values().filter(|domain| domain.page.fall_asleep()).count() > 0
+        self.loop_wake.is_asleep.store(true, Ordering::SeqCst);
+        let has_rung = self.awake.domains().values().filter(|domain| domain.page.fall_asleep()).count() > 0;
+        has_rung || self.has_actions.load(Ordering::SeqCst) || self.answers_waiting()
+    }
+
+    /// Whether answers of programs about accesses to their own memory wait.
+    pub(crate) fn answers_waiting(&self) -> bool {
+        self.open_orders.load(Ordering::Relaxed) > 0
+            && self.accesses.read().iter().any(|access| access.has_answers())
+    }
+
+    /// The areas by which programs' own memory is reached.
+    pub(crate) fn accesses(&self) -> Arc<Vec<Arc<OwnAccess>>> {
+        self.accesses.read().clone()
+    }
+
+    pub(super) fn add_access(&self, access: &Arc<OwnAccess>) {
+        self.iommu.lock().open(access.context);
+        Arc::make_mut(&mut self.accesses.write()).push(access.clone());
+    }
+
+    /// All accesses of an area end.
+    pub(crate) fn remove_access(&self, access: &Arc<OwnAccess>) {
+        let mut accesses = self.accesses.write();
+        let Some(place) = accesses.iter().position(|known| Arc::ptr_eq(known, access)) else { return };
+        Arc::make_mut(&mut accesses).swap_remove(place);
+        drop(accesses);
+        self.iommu.lock().close(access.context);
+        access.close();
+        self.has_actions();
+    }
+
+    /// The engine's loop is to look at the actions of the IOMMU.
+    pub(super) fn has_actions(&self) {
+        self.has_actions.store(true, Ordering::SeqCst);
+        self.loop_wake.wake();
+    }
+
+    /// The loop's: whether there may be actions.
+    pub(crate) fn take_has_actions(&self) -> bool {
+        self.has_actions.load(Ordering::Relaxed) && self.has_actions.swap(false, Ordering::SeqCst)
     }
 
     /// The engine's loop is awake.
     pub(crate) fn wake_up(&self) {
-        self.asleep.store(false, Ordering::SeqCst);
-        self.moved.wake_up();
-        let _ = self.wake.drain();
+        self.loop_wake.is_asleep.store(false, Ordering::SeqCst);
+        let _ = self.loop_wake.event.drain();
         for domain in self.awake.domains().values() {
             domain.page.wake_up();
         }
@@ -236,6 +279,14 @@ impl Programs {
             domain.send_ended();
         }
         Ok(())
+    }
+
+    /// A program's transfer was not begun: there is no room now.
+    pub(crate) fn not_begun(&self, user: u64) {
+        let Poster::Program(number, life) = Poster::of(user) else { return };
+        if let Some(domain) = self.domain(number).filter(|domain| domain.life == life) {
+            domain.pause(user as usize % SLOTS);
+        }
     }
 
     /// A transfer has ended, with the word before it if it was an atomic operation. False: it is no
@@ -307,7 +358,9 @@ impl Programs {
         Arc::make_mut(&mut domains).remove(&domain.number);
         drop(domains);
         self.awake.remove(domain.number);
-        domain.own.close();
+        if let Some(access) = domain.own.close() {
+            self.remove_access(&access);
+        }
         drop(regions);
         // Whoever lets it go last closes what is in it.
         self.pools.blocking.give_back(domain.owner(), Box::new(LastHolder(domain.clone())));

@@ -7,12 +7,12 @@
 //! It owns the domains with all that belongs to them. It calls the rooms `fabric` and `memory`. Whether somebody
 //! may reach a domain's memory is decided above, by the grants that are kept here.
 
+pub(crate) mod access;
 mod addresses;
 pub(crate) mod awake;
 pub(crate) mod callers;
 pub(crate) mod domain;
 pub(crate) mod domains;
-pub(crate) mod mover;
 pub(crate) mod own;
 mod requests;
 pub(crate) mod user;
@@ -29,11 +29,14 @@ pub struct Limits {
     pub program_memory_bytes: u64,
     /// Blocks under way (QOS §3.2.4: 1024), at most [`MAX_TRANSACTIONS`].
     pub transactions: u16,
+    /// How absent pages of programs' own memory are dealt with.
+    pub faults: tombolo_core::iommu::Config,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { domains: 16, program_memory_bytes: 1 << 30, transactions: 1024 }
+        let faults = tombolo_core::iommu::Config::default();
+        Self { domains: 16, program_memory_bytes: 1 << 30, transactions: 1024, faults }
     }
 }
 

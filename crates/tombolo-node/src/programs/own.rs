@@ -4,25 +4,29 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use parking_lot::RwLock;
-use tombolo_channel::{Grant, MAX_GRANTS, MAX_OWN_RANGES, NODE_ADDRESSES, Reply, from_the_wire};
+use tombolo_channel::{
+    FaultRegisters, Grant, MAX_GRANTS, MAX_OWN_RANGES, NODE_ADDRESSES, Reply, from_the_wire,
+};
+use tombolo_core::iommu::{ContextId, FaultPolicy, Released};
 use tombolo_host::own::ProgramMemory;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::UnixError;
-use tombolo_wire::{Domain, NackCode};
+use tombolo_wire::Domain;
 
 use super::Missing;
+use super::access::OwnAccess;
 use super::domain::ProgramDomain;
 use super::domains::Programs;
-use super::mover::{Job, Mover, Order, Release, Released, Task};
 
 /// A range that a program has registered.
 #[derive(Debug)]
 pub(crate) struct OwnRange {
-    end: u64,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
     grants: Vec<Grant>,
+    pub(crate) faults: FaultPolicy,
     gone: AtomicBool,
 }
 
@@ -33,43 +37,36 @@ impl OwnRange {
     }
 }
 
-/// The registered ranges of a domain, and the thread that reaches them.
+/// The registered ranges of a domain, and how they are reached.
 #[derive(Debug, Default)]
 pub(super) struct OwnRanges(RwLock<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
     ranges: BTreeMap<u64, Arc<OwnRange>>,
-    mover: Option<Arc<Mover>>,
+    access: Option<Arc<OwnAccess>>,
+    /// Deregistrations that wait for the end of an access, by where their range begins: the numbers of the requests.
+    releases: BTreeMap<u64, Vec<u32>>,
     closed: bool,
 }
 
 impl OwnRanges {
-    /// The domain closes: nothing of it is touched any more, but by a copy that hangs.
-    pub(super) fn close(&self) {
+    /// The domain closes: nothing of it is touched any more, but by an access that hangs.
+    pub(super) fn close(&self) -> Option<Arc<OwnAccess>> {
         let mut table = self.0.write();
         table.closed = true;
         for range in std::mem::take(&mut table.ranges).into_values() {
             range.gone.store(true, Ordering::SeqCst);
         }
-        if let Some(mover) = table.mover.take() {
-            mover.close();
-        }
+        table.access.take()
     }
 }
 
 /// Own memory of a program, found and allowed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct OwnPlace {
-    range: Arc<OwnRange>,
-    mover: Arc<Mover>,
-}
-
-impl OwnPlace {
-    /// Has a copy made.
-    pub(crate) fn offer(self, order: Order, task: Task) -> Result<(), NackCode> {
-        self.mover.offer(Job { range: self.range, order, task })
-    }
+    pub(crate) range: Arc<OwnRange>,
+    pub(crate) access: Arc<OwnAccess>,
 }
 
 impl ProgramDomain {
@@ -106,30 +103,70 @@ impl Programs {
         let (_, range) = table.ranges.range(..=address).next_back().ok_or(Missing::Range)?;
         let end = address.checked_add(length_bytes.into()).ok_or(Missing::Range)?;
         let is_within = end <= range.end && !range.is_gone();
-        let mover = table.mover.as_ref().filter(|_| is_within).ok_or(Missing::Range)?;
+        let access = table.access.as_ref().filter(|_| is_within).ok_or(Missing::Range)?;
         if is_granted(&range.grants) {
-            Ok(OwnPlace { range: range.clone(), mover: mover.clone() })
+            Ok(OwnPlace { range: range.clone(), access: access.clone() })
         } else {
             Err(Missing::Grant)
         }
     }
 
+    /// The area by which the program makes the accesses to its memory itself.
+    pub(super) fn open_access(&self, domain: &ProgramDomain) -> Result<Arc<OwnAccess>, String> {
+        let mut table = domain.own.0.write();
+        if table.closed {
+            return Err("the domain is closed".into());
+        }
+        match &table.access {
+            // A program asks again where it did not get the answer.
+            Some(access) if access.is_by_program() => return Ok(access.clone()),
+            Some(_) => return Err("the node makes the accesses to this program's memory already".into()),
+            None => {}
+        }
+        let access = OwnAccess::by_program((domain.number, domain.context()), &self.open_orders);
+        let access = Arc::new(access.map_err(|error| error.to_string())?);
+        table.access = Some(access.clone());
+        self.add_access(&access);
+        Ok(access)
+    }
+
+    /// How the ranges are reached that are registered with these descriptors.
+    fn access_for(
+        &self,
+        domain: &ProgramDomain,
+        descriptors: Vec<PassedDescriptor>,
+    ) -> Result<Arc<OwnAccess>, String> {
+        let (known, is_used) = {
+            let table = domain.own.0.read();
+            (table.access.clone(), !table.ranges.is_empty())
+        };
+        match known {
+            // It has changed its mind: a thread could not be started there.
+            Some(access) if access.is_by_program() && !descriptors.is_empty() && !is_used => {}
+            Some(access) => return Ok(access),
+            None => {}
+        }
+        // Under no lock that the engine's loop needs: the program may make this wait.
+        let memory = domain.own_memory(descriptors)?;
+        let whose = (domain.number, domain.context());
+        OwnAccess::by_node(whose, memory, &self.loop_wake, &self.open_orders).map(Arc::new)
+    }
+
     pub(super) fn register(
         &self,
         domain: &ProgramDomain,
-        address: u64,
-        bytes: u64,
+        range: (u64, u64),
         grants: Vec<Grant>,
+        faults: FaultPolicy,
         descriptors: Vec<PassedDescriptor>,
     ) -> Result<(), String> {
+        let (address, bytes) = range;
         if grants.len() > MAX_GRANTS {
             return Err(format!("{} grants are more than {MAX_GRANTS}", grants.len()));
         }
         let end = address.checked_add(bytes).filter(|end| bytes > 0 && *end <= NODE_ADDRESSES);
         let end = end.ok_or_else(|| format!("{bytes} bytes at {address:#x} are no memory of a program"))?;
-        // Under no lock that the engine's loop needs: the program may make this wait.
-        let has_mover = domain.own.0.read().mover.is_some();
-        let memory = if has_mover { None } else { Some(domain.own_memory(descriptors)?) };
+        let access = self.access_for(domain, descriptors)?;
         let mut table = domain.own.0.write();
         if table.closed {
             return Err("the domain is closed".into());
@@ -147,13 +184,13 @@ impl Programs {
             }
             return Err(format!("{bytes} bytes at {address:#x} overlap a range that is registered"));
         }
-        if let Some(memory) = memory
-            && table.mover.is_none()
-        {
-            let mover = Mover::start(memory, self.moved.clone()).map_err(|error| error.to_string())?;
-            table.mover = Some(Arc::new(mover));
+        if table.access.as_ref().is_none_or(|known| !Arc::ptr_eq(known, &access)) {
+            if let Some(before) = table.access.replace(access.clone()) {
+                self.remove_access(&before);
+            }
+            self.add_access(&access);
         }
-        let range = OwnRange { end, grants, gone: AtomicBool::new(false) };
+        let range = OwnRange { start: address, end, grants, faults, gone: AtomicBool::new(false) };
         table.ranges.insert(address, Arc::new(range));
         Ok(())
     }
@@ -174,55 +211,57 @@ impl Programs {
             return domain.reply(number, Reply::Failed(reason), &[]);
         };
         range.gone.store(true, Ordering::SeqCst);
-        let release = Release {
-            domain: domain.number,
-            life: domain.life,
-            request: number,
-            address,
-            range: range.clone(),
-        };
-        let released = table.mover.as_ref().map_or(Released::Now, |mover| mover.release(&range, release));
-        if released == Released::Now {
-            table.ranges.remove(&address);
+        let released = self.iommu.lock().release(domain.context(), address);
+        match released {
+            Released::Now => drop(table.ranges.remove(&address)),
+            Released::Later => table.releases.entry(address).or_default().push(number),
+            Released::Stuck => {}
         }
         drop(table);
+        // What waited there has been refused.
+        self.has_actions();
         match released {
             Released::Now => domain.reply(number, Reply::Done, &[]),
             Released::Later => Ok(()),
-            Released::Never => domain.reply(number, hangs(), &[]),
+            Released::Stuck => domain.reply(number, hangs(), &[]),
         }
     }
 
-    /// The copy that a deregistration waited for has ended, or does not.
-    pub(crate) fn released(&self, release: Release, ended: bool) {
-        let Release { domain, life, request, address, range } = release;
-        let Some(domain) = self.domain(domain).filter(|domain| domain.life == life) else { return };
-        if ended {
-            let mut table = domain.own.0.write();
-            // A program that asked twice has been answered already, and may have registered another range
-            // there, and be deregistering that.
-            if table.ranges.get(&address).is_some_and(|known| Arc::ptr_eq(known, &range)) {
-                table.ranges.remove(&address);
-            }
+    /// The fault registers of a domain, which are clear then.
+    pub(super) fn take_fault_registers(&self, domain: &ProgramDomain) -> FaultRegisters {
+        let mut iommu = self.iommu.lock();
+        let registers = iommu.registers(domain.context()).unwrap_or_default();
+        iommu.clear_registers(domain.context());
+        FaultRegisters {
+            translation_fault: registers.translation_fault,
+            permission_fault: registers.permission_fault,
+            multiple: registers.multiple,
+            address: registers.address,
+            write_not_read: registers.write_not_read,
         }
-        let _ = domain.reply(request, if ended { Reply::Done } else { hangs() }, &[]);
     }
 
-    /// Gives up copies that take too long.
-    pub(crate) fn watch_movers(&self, now: Instant) {
-        for domain in self.open_domains().values() {
-            if let Some(mover) = &domain.own.0.read().mover {
-                mover.watch(now);
-            }
+    /// The access that a deregistration waited for has ended, or does not.
+    pub(crate) fn released(&self, context: ContextId, address: u64, ended: bool) {
+        let domains = self.open_domains();
+        let Some(domain) = domains.values().find(|domain| domain.context() == context) else { return };
+        let mut table = domain.own.0.write();
+        let requests = table.releases.remove(&address).unwrap_or_default();
+        if ended && table.ranges.get(&address).is_some_and(|range| range.is_gone()) {
+            table.ranges.remove(&address);
+        }
+        drop(table);
+        for request in requests {
+            let _ = domain.reply(request, if ended { Reply::Done } else { hangs() }, &[]);
         }
     }
 }
 
 fn hangs() -> Reply {
     Reply::Failed(
-        "a copy of this memory waits for a page that nobody brings: it is reached by nothing new, but that \
-         copy may still touch it until the page comes or the program ends; it stays registered, and can be \
-         deregistered then"
+        "an access to this memory does not end: the thread of the program that makes it is stopped, or waits for \
+         a page that nobody brings. Nothing new reaches the memory, but that access may still touch it; it stays \
+         registered, and can be deregistered when the access has ended"
             .into(),
     )
 }

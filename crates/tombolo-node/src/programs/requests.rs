@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use tombolo_channel::{Grant, PeerLife, PeerStatus, Reply, Request, Who};
+use tombolo_channel::{Faults, Grant, PeerLife, PeerStatus, Reply, Request, Touch, Who};
+use tombolo_core::iommu::{FaultMode, FaultPolicy, TouchPolicy};
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::pool::{BlockingTask, Step};
 use tombolo_host::shared::SharedMemory;
@@ -62,6 +63,17 @@ fn noted(fabric: &Fabric, mut grants: Vec<Grant>) -> Vec<Grant> {
     grants
 }
 
+fn policy_of(faults: Faults) -> FaultPolicy {
+    FaultPolicy {
+        touch: match faults.touch {
+            Touch::Page => TouchPolicy::Page,
+            Touch::Ahead(pages) => TouchPolicy::Ahead(pages),
+            Touch::Adaptive => TouchPolicy::Adaptive,
+        },
+        mode: if faults.terminates { FaultMode::Terminate } else { FaultMode::Stall },
+    }
+}
+
 impl Programs {
     /// Answers what a program has asked, or sees to it that it is answered.
     pub(super) fn answer(
@@ -79,6 +91,10 @@ impl Programs {
             }
             Request::Peers => return domain.reply(number, Reply::Peers(peer_statuses(fabric)), &[]),
             Request::Lives => return domain.reply(number, Reply::Lives(peer_lives(fabric)), &[]),
+            Request::TakeFaultRegisters => {
+                let registers = programs.take_fault_registers(domain);
+                return domain.reply(number, Reply::FaultRegisters(registers), &[]);
+            }
             Request::OpenMailbox { messages, senders } => {
                 let senders = senders.into_iter().map(|who| noted_who(fabric, who)).collect();
                 return match programs.open_mailbox(domain, messages, senders) {
@@ -102,8 +118,18 @@ impl Programs {
                 Ok(()) => Work::AwaitRoom(bytes, noted(fabric, grants), Instant::now()),
                 Err(reason) => return domain.reply(number, Reply::Failed(reason), &[]),
             },
+            Request::OpenAccess => {
+                return match programs.open_access(domain) {
+                    Ok(access) => domain.reply(number, Reply::Access, &[access.descriptor()]),
+                    Err(reason) => domain.reply(number, Reply::Failed(reason), &[]),
+                };
+            }
             Request::Register { address, bytes, grants } => {
-                Work::Register(address, bytes, noted(fabric, grants), descriptors)
+                let faults = FaultPolicy::default();
+                Work::Register((address, bytes), noted(fabric, grants), faults, descriptors)
+            }
+            Request::RegisterV2 { address, bytes, grants, faults } => {
+                Work::Register((address, bytes), noted(fabric, grants), policy_of(faults), descriptors)
             }
         };
         let owner = if matches!(work, Work::Register(..)) { domain.process_owner() } else { domain.owner() };
@@ -120,7 +146,7 @@ enum Work {
     /// What others gave back may have to be freed first. Since when it waits.
     AwaitRoom(u64, Vec<Grant>, Instant),
     Allocate(Allocation, Room, Vec<Grant>),
-    Register(u64, u64, Vec<Grant>, Vec<PassedDescriptor>),
+    Register((u64, u64), Vec<Grant>, FaultPolicy, Vec<PassedDescriptor>),
     /// Nobody finds this any more. Since when.
     Free(Region, Instant),
     /// The socket has not taken this yet. Until when it is tried.
@@ -196,8 +222,8 @@ impl BlockingTask for ProgramTask {
         let step = match std::mem::replace(&mut self.work, Work::Over) {
             Work::AwaitRoom(bytes, grants, since) => self.await_room(bytes, grants, since),
             Work::Allocate(allocation, room, grants) => self.allocate(allocation, room, grants),
-            Work::Register(address, bytes, grants, descriptors) => {
-                let registered = self.programs.register(&self.domain, address, bytes, grants, descriptors);
+            Work::Register(range, grants, faults, descriptors) => {
+                let registered = self.programs.register(&self.domain, range, grants, faults, descriptors);
                 registered.map(|()| self.answer(Reply::Done, None))
             }
             Work::Free(mut region, since) => {

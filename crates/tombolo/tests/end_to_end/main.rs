@@ -8,6 +8,7 @@
 
 mod common;
 
+mod absent_pages;
 mod allocators;
 mod command_line;
 mod copying;

@@ -12,7 +12,7 @@ use tombolo_random::Random;
 use tombolo_wire::{
     Ack, Acks, Atomic, AtomicAck, AtomicOperation, Attempt, Checksums, DataHeader, Domain as WireDomain,
     EarlierBlocks, Generation, Nack, NackCode, Notification, NotificationMark, NotifyHeader, Packet, Payload,
-    ReadAccept, ReadReject, ReadRequest, RequestId, Resume, TransactionId,
+    ReadAccept, ReadReject, ReadRequest, Refusal, RequestId, Resume, TransactionId,
 };
 
 use super::LEND_BYTES;
@@ -68,8 +68,10 @@ impl Peer<'_> {
         Notification { address: self.address() & !7, first: word, last: word }
     }
 
-    fn code(&mut self) -> NackCode {
-        self.random.among(&NackCode::ALL)
+    fn refusal(&mut self) -> Refusal {
+        let code = self.random.among(&NackCode::ALL);
+        let address = self.random.one_in(2).then(|| self.address());
+        Refusal { code, address, missing: address.map_or(0, |address| address as u32) }
     }
 
     /// Blocks that there may or may not be.
@@ -135,7 +137,7 @@ impl Peer<'_> {
                     several => Packet::Acks(Acks::of(&vec![ack; several])),
                 }
             }
-            6 => Packet::Nack(Nack { transaction, generation, attempt, code: self.code() }),
+            6 => Packet::Nack(Nack { transaction, generation, attempt, refusal: self.refusal() }),
             7 => Packet::Resume(Resume { transaction, generation, domain }),
             8..=9 => {
                 let watermark = RequestId(request.0.wrapping_sub(self.random.below(600) as u32));
@@ -151,7 +153,7 @@ impl Peer<'_> {
                     class: self.random.among(&[None, Some(0), Some(1), Some(2)]),
                 })
             }
-            10 => Packet::ReadReject(ReadReject { request, code: self.code() }),
+            10 => Packet::ReadReject(ReadReject { request, refusal: self.refusal() }),
             11 => Packet::ReadAccept(ReadAccept { request }),
             12 => {
                 let word = u64::from_le_bytes([ITS_BYTE; 8]);

@@ -6,7 +6,9 @@ use crate::rdma::action::Block;
 use crate::rdma::time::Time;
 use crate::rdma::transaction::{Event, State};
 use crate::rdma::transfer::{Direction, PeerId, TransferError};
-use tombolo_wire::{Ack, AtomicAck, Attempt, Generation, Nack, NackCode, Receipt, Resume, TransactionId};
+use tombolo_wire::{
+    Ack, AtomicAck, Attempt, Generation, Nack, NackCode, Receipt, Refusal, Resume, TransactionId,
+};
 
 impl Initiator {
     /// The slot, if it holds this very block for this peer and still waits.
@@ -130,7 +132,7 @@ impl Initiator {
         self.counters.receipts += 1;
         if self.refused_too_long(now, slot) {
             let index = self.table.entries[slot as usize].transfer;
-            self.end(index, Err(TransferError::Refused(NackCode::SlaveError)));
+            self.end(index, Err(TransferError::Refused(NackCode::SlaveError.into())));
             return;
         }
         let path = self.measure(now, id, slot, receipt.attempt);
@@ -157,7 +159,7 @@ impl Initiator {
             // what is under way stays under way, but not for as long as its peer likes.
             if self.refused_too_long(now, slot) {
                 let index = transaction.transfer;
-                self.end(index, Err(TransferError::Refused(NackCode::SlaveError)));
+                self.end(index, Err(TransferError::Refused(NackCode::SlaveError.into())));
             }
             return;
         }
@@ -199,7 +201,7 @@ impl Initiator {
     /// A refusal counts only for the attempt it names: a late one of an earlier
     /// attempt says nothing about the one under way (QOS §4.4).
     pub(crate) fn refused(&mut self, now: Time, id: PeerId, nack: &Nack) {
-        self.counters.nacks_received[nack.code as usize] += 1;
+        self.counters.nacks_received[nack.refusal.code as usize] += 1;
         let slot = self.current(id, nack.transaction, nack.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
             transaction.attempt == nack.attempt
@@ -213,12 +215,12 @@ impl Initiator {
             return;
         }
         let index = self.table.entries[slot as usize].transfer;
-        if !nack.code.is_transient() || self.refused_too_long(now, slot) {
+        if !nack.refusal.code.is_transient() || self.refused_too_long(now, slot) {
             self.unplace(slot);
-            self.end(index, Err(TransferError::Refused(nack.code)));
+            self.end(index, Err(TransferError::Refused(nack.refusal)));
             return;
         }
-        self.set_aside(now, slot, nack.code);
+        self.set_aside(now, slot, nack.refusal.code);
     }
 
     /// Whether a block was put off for too long, by whatever answers.
@@ -293,7 +295,7 @@ impl Initiator {
         self.counters.resumes += 1;
         if self.refused_too_long(now, slot) {
             let index = self.table.entries[slot as usize].transfer;
-            self.end(index, Err(TransferError::Refused(NackCode::SlaveError)));
+            self.end(index, Err(TransferError::Refused(NackCode::SlaveError.into())));
             return;
         }
         self.unplace(slot);
@@ -308,7 +310,7 @@ impl Initiator {
     /// The caller cannot read a block's source (FAULT §3.2.2). An absent page
     /// (code 1) pauses the block, as at the destination; anything else ends the
     /// transfer.
-    pub(crate) fn source_refused(&mut self, now: Time, block: &Block, code: NackCode) {
+    pub(crate) fn source_refused(&mut self, now: Time, block: &Block, refusal: Refusal) {
         let slot = self
             .slot_of(block)
             .filter(|slot| matches!(self.table.entries[*slot as usize].place, Place::Timeout | Place::Late));
@@ -317,11 +319,11 @@ impl Initiator {
             return;
         }
         let index = self.table.entries[slot as usize].transfer;
-        if code == NackCode::SlaveError && !self.refused_too_long(now, slot) {
-            self.set_aside(now, slot, code);
+        if refusal.code == NackCode::SlaveError && !self.refused_too_long(now, slot) {
+            self.set_aside(now, slot, refusal.code);
         } else {
             self.unplace(slot);
-            self.end(index, Err(TransferError::Local(code)));
+            self.end(index, Err(TransferError::Local(refusal)));
         }
     }
 

@@ -13,7 +13,7 @@ use crate::rdma::list::NONE;
 use crate::rdma::scheduler::ASK;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PathId, PeerId, TransferError, TransferId};
-use tombolo_wire::{Attempt, Domain, NackCode, Notification, Packet, ReadRequest, RequestId};
+use tombolo_wire::{Attempt, Domain, NackCode, Notification, Packet, ReadRequest, Refusal, RequestId};
 
 /// An open read that a block may answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +170,7 @@ impl Initiator {
         if std::mem::take(&mut transfer.has_progressed) {
             transfer.progress_at = self.attended.at(now);
         } else if self.read_stalls(now, index) {
-            return self.end(index, Err(TransferError::Refused(NackCode::BufferFull)));
+            return self.end(index, Err(TransferError::Refused(NackCode::BufferFull.into())));
         }
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.unanswered = 0;
@@ -246,9 +246,9 @@ impl Initiator {
         now: Time,
         (id, path): (PeerId, PathId),
         request: RequestId,
-        code: NackCode,
+        refusal: Refusal,
     ) {
-        self.counters.nacks_received[code as usize] += 1;
+        self.counters.nacks_received[refusal.code as usize] += 1;
         let Some(index) = self.open_read(id, request) else {
             self.counters.stale_answers += 1;
             return;
@@ -257,8 +257,8 @@ impl Initiator {
         let transfer = &mut self.transfers.entries[index as usize];
         let too_long =
             self.attended.at(now).since_ns(transfer.first_asked_at) >= self.config.refused_give_up_ns;
-        if !code.is_transient() || too_long {
-            self.end(index, Err(TransferError::Refused(code)));
+        if !refusal.code.is_transient() || too_long {
+            self.end(index, Err(TransferError::Refused(refusal)));
         } else if transfer.queue == Queue::Asked {
             self.leave_queue(index);
             let transfer = &mut self.transfers.entries[index as usize];

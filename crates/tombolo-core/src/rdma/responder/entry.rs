@@ -3,7 +3,7 @@
 use crate::rdma::initiator::ReadGrant;
 use crate::rdma::transfer::PathId;
 use tombolo_wire::{
-    Attempt, Domain, EarlierBlocks, GRANULE_BYTES, Generation, NackCode, Notification, RequestId,
+    Attempt, Domain, EarlierBlocks, GRANULE_BYTES, Generation, Notification, Refusal, RequestId,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(super) enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     Ack { bytes_only: bool },
-    Nack(NackCode),
+    Nack(Refusal),
     Resume(Domain),
     Receipt,
 }
@@ -47,6 +47,9 @@ pub(super) struct Entry {
     /// The word as it was before an atomic operation, which is the operation's answer.
     pub before: Option<u64>,
     pub reply: Option<(Reply, Generation, Attempt)>,
+    /// The transmission whose sender was told that pages are absent, and for which of its granules: once is enough, unless
+    /// they come again.
+    pub paused: Option<(Attempt, u64)>,
     /// The transmission that was answered with a receipt. None of its bytes are placed any more.
     pub receipted: Option<Attempt>,
 }
@@ -71,6 +74,7 @@ impl Entry {
             placing: 0,
             before: None,
             reply: None,
+            paused: None,
             receipted: None,
         }
     }

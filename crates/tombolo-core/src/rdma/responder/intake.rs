@@ -74,7 +74,13 @@ impl Responder {
             return (Verdict::Taken, end);
         }
         if !intact {
-            self.reply(id, slot, name.generation, name.attempt, Reply::Nack(NackCode::PacketCorrupted));
+            self.reply(
+                id,
+                slot,
+                name.generation,
+                name.attempt,
+                Reply::Nack(NackCode::PacketCorrupted.into()),
+            );
             return (Verdict::Dropped(DropReason::Damaged), None);
         }
         entry.claimed |= mask;
@@ -87,6 +93,7 @@ impl Responder {
             peer: id,
             read: grant.map(|grant| grant.transfer),
             user: grant.map_or(0, |grant| grant.user),
+            block: (name.address, name.length_bytes),
             epoch,
             slot,
             generation: name.generation,
@@ -130,6 +137,7 @@ impl Responder {
             peer: id,
             read: None,
             user: 0,
+            block: (name.address, name.length_bytes),
             epoch: peer.epoch,
             slot: name.slot.0,
             generation: name.generation,
@@ -222,16 +230,22 @@ impl Responder {
             }
         } else if entry.placing > 0 || entry.phase == Phase::Writing {
             self.counters.busy_packets += 1;
-            self.reply(id, slot, name.generation, name.attempt, Reply::Nack(NackCode::BufferFull));
+            self.reply(id, slot, name.generation, name.attempt, Reply::Nack(NackCode::BufferFull.into()));
             return Err(DropReason::Busy);
         } else if !intact {
-            self.reply(id, slot, name.generation, name.attempt, Reply::Nack(NackCode::PacketCorrupted));
+            self.reply(
+                id,
+                slot,
+                name.generation,
+                name.attempt,
+                Reply::Nack(NackCode::PacketCorrupted.into()),
+            );
             return Err(DropReason::Damaged);
         }
         let grant = match name.request.map(admit).transpose() {
             Ok(grant) => grant,
             Err(code) => {
-                self.reply(id, slot, name.generation, name.attempt, Reply::Nack(code));
+                self.reply(id, slot, name.generation, name.attempt, Reply::Nack(code.into()));
                 return Err(DropReason::Unasked);
             }
         };
@@ -251,6 +265,7 @@ impl Responder {
             entry.claimed = 0;
             entry.placed = 0;
             entry.before = None;
+            entry.paused = None;
             entry.receipted = None;
         }
         Ok(grant)

@@ -37,8 +37,8 @@ use super::transfer::PeerId;
 use entries::Entries;
 use entry::{Entry, Phase, Reply};
 use tombolo_wire::{
-    Ack, AtomicAck, Attempt, EarlierBlocks, Generation, Nack, NackCode, Packet, Receipt, RequestId, Resume,
-    TransactionId,
+    Ack, AtomicAck, Attempt, EarlierBlocks, Generation, Nack, NackCode, Packet, Receipt, Refusal, RequestId,
+    Resume, TransactionId,
 };
 
 #[derive(Debug)]
@@ -143,7 +143,7 @@ impl Responder {
             self.replies.push_back(&mut self.reply_chain, at);
         }
         match reply {
-            Reply::Nack(code) => self.counters.nacks_sent[code as usize] += 1,
+            Reply::Nack(refusal) => self.counters.nacks_sent[refusal.code as usize] += 1,
             Reply::Receipt => self.counters.receipts_sent += 1,
             Reply::Ack { .. } | Reply::Resume(_) => {}
         }
@@ -217,7 +217,7 @@ impl Responder {
     }
 
     /// The caller could not: the memory refused.
-    pub(crate) fn refused(&mut self, placement: &Placement, code: NackCode) -> Option<BlockEnd> {
+    pub(crate) fn refused(&mut self, placement: &Placement, refusal: Refusal) -> Option<BlockEnd> {
         let Placement { peer, epoch, slot, generation, attempt, mask, .. } = *placement;
         let entry = self.held(peer, epoch, slot, generation)?;
         entry.placing = entry.placing.saturating_sub(1);
@@ -228,9 +228,18 @@ impl Responder {
         // For the attempt that came last: an answer to an older one is ignored.
         // After a receipt nothing of the newest attempt is placed either.
         let newest = entry.attempt;
-        let is_newest = !code.is_transient() || entry.receipted == Some(newest);
+        let is_newest = !refusal.code.is_transient() || entry.receipted == Some(newest);
         let attempt = if is_newest { newest } else { attempt };
-        self.reply(peer, slot, generation, attempt, Reply::Nack(code));
+        // One for each time that the block was sent: it names all absent pages (FAULT §5.2).
+        if refusal.code == NackCode::SlaveError {
+            let known = entry.paused.filter(|(told, granules)| *told == attempt && granules & mask == 0);
+            entry.paused = Some((attempt, mask | known.map_or(0, |(_, granules)| granules)));
+            if known.is_some() {
+                self.counters.nacks_spared += 1;
+                return None;
+            }
+        }
+        self.reply(peer, slot, generation, attempt, Reply::Nack(refusal));
         None
     }
 
@@ -257,7 +266,7 @@ impl Responder {
     }
 
     /// The caller could not.
-    pub(crate) fn notification_refused(&mut self, write: &NotificationWrite, code: NackCode) {
+    pub(crate) fn notification_refused(&mut self, write: &NotificationWrite, refusal: Refusal) {
         let Some(entry) = self.held(write.peer, write.epoch, write.slot, write.generation) else {
             return;
         };
@@ -267,7 +276,7 @@ impl Responder {
         entry.placing = 0;
         entry.phase = Phase::Receiving;
         let attempt = entry.attempt;
-        self.reply(write.peer, write.slot, write.generation, attempt, Reply::Nack(code));
+        self.reply(write.peer, write.slot, write.generation, attempt, Reply::Nack(refusal));
     }
 
     /// The next words to write.
@@ -307,7 +316,7 @@ impl Responder {
                 Packet::AtomicAck(AtomicAck { transaction, generation, attempt, before })
             }
             Reply::Ack { bytes_only } => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
-            Reply::Nack(code) => Packet::Nack(Nack { transaction, generation, attempt, code }),
+            Reply::Nack(refusal) => Packet::Nack(Nack { transaction, generation, attempt, refusal }),
             Reply::Receipt => Packet::Receipt(Receipt { transaction, generation, attempt }),
             Reply::Resume(domain) => Packet::Resume(Resume { transaction, generation, domain }),
         };

@@ -1,0 +1,239 @@
+//! The threads that carry out orders.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use tombolo_host::own::{self, ProcessMemory, Right};
+use tombolo_host::timing::client as timing;
+
+use super::area::AccessArea;
+use super::server::{AccessServer, Touch};
+
+/// Touch threads of an area, at most. While four pages take long, a fifth waits.
+const MAX_TOUCH_THREADS: u32 = 4;
+
+/// A touch thread brings in so many prefetched bytes in one call. Between two calls it serves the node's orders.
+const PREFETCH_BYTES: usize = 1 << 20;
+
+/// The threads for one area. Dropped, they end, but for one that waits for a page.
+pub struct AccessThreads(Arc<AccessServer>);
+
+impl std::fmt::Debug for AccessThreads {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("AccessThreads")
+    }
+}
+
+impl AccessThreads {
+    /// Starts them. `notify` is called after each answer.
+    pub fn start(
+        area: AccessArea,
+        memory: Box<dyn ProcessMemory>,
+        notify: Box<dyn Fn() + Send + Sync>,
+    ) -> std::io::Result<Self> {
+        let server = Arc::new(AccessServer::new(area, memory, notify));
+        let copier = server.clone();
+        let access = move || {
+            own::serve_faults_alone();
+            run(&copier);
+        };
+        std::thread::Builder::new().name("access".into()).spawn(access)?;
+        Ok(Self(server))
+    }
+
+    /// Carries out orders on this thread, which waits for something else. Returns how many.
+    pub fn serve(&self) -> usize {
+        let count = self.0.serve().unwrap_or(0);
+        if count > 0 {
+            start_touch_thread(&self.0);
+        }
+        count
+    }
+
+    /// Brings pages in that nobody has asked for yet, in the background. False: too many wait already.
+    pub fn prefetch(&self, address: u64, length_bytes: usize, right: Right) -> bool {
+        let mut done = 0;
+        while done < length_bytes {
+            let piece = (length_bytes - done).min(PREFETCH_BYTES);
+            let address = address + done as u64;
+            if !self.0.queue_touch(Touch { order: None, address, length_bytes: piece as u32, right }) {
+                return false;
+            }
+            start_touch_thread(&self.0);
+            done += piece;
+        }
+        true
+    }
+
+    /// This thread calls [`Self::serve`] again and again from now on, so no other needs to be woken for an order.
+    pub fn begin_to_poll(&self) {
+        self.0.pollers.fetch_add(1, Ordering::SeqCst);
+        self.0.area.stay_awake();
+    }
+
+    /// This thread calls it no more.
+    pub fn end_to_poll(&self) {
+        if self.0.pollers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.area.fall_asleep();
+            if self.0.has_orders() {
+                self.0.area.wake();
+            }
+        }
+    }
+}
+
+impl Drop for AccessThreads {
+    fn drop(&mut self) {
+        self.0.is_closed.store(true, Ordering::SeqCst);
+        self.0.area.wake();
+        drop(self.0.touches.lock());
+        self.0.touch.notify_all();
+    }
+}
+
+/// Starts a thread that brings pages in, if some wait for one.
+fn start_touch_thread(server: &Arc<AccessServer>) {
+    let mut touches = server.touches.lock();
+    if touches.waiting() <= touches.idle as usize || touches.threads >= MAX_TOUCH_THREADS {
+        return;
+    }
+    let toucher = server.clone();
+    let touch = move || {
+        own::serve_faults_alone();
+        toucher.serve_touches();
+    };
+    let spawned = std::thread::Builder::new().name("touch".into()).spawn(touch);
+    // Without any, the node gives the touch up in time.
+    touches.threads += u32::from(spawned.is_ok());
+}
+
+fn run(server: &Arc<AccessServer>) {
+    let mut idle: Option<Instant> = None;
+    while !server.is_closed.load(Ordering::SeqCst) {
+        if server.serve().is_some_and(|count| count > 0) {
+            start_touch_thread(server);
+            idle = None;
+            continue;
+        }
+        let is_polled = server.pollers.load(Ordering::SeqCst) > 0;
+        if !is_polled && idle.get_or_insert_with(Instant::now).elapsed() < timing::ACCESS_POLL {
+            // The node may need this processor.
+            std::thread::yield_now();
+            continue;
+        }
+        idle = None;
+        let woken = server.area.woken();
+        if server.pollers.load(Ordering::SeqCst) == 0 {
+            server.area.fall_asleep();
+            if server.has_orders() {
+                server.area.stay_awake();
+                continue;
+            }
+        }
+        if !server.is_closed.load(Ordering::SeqCst) {
+            server.area.sleep(woken, timing::ACCESS_MAX_SLEEP);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use tombolo_host::own::{Absence, Absent, Denied, OwnMemory, Reason, ThisProcess, WordChange};
+    use tombolo_host::shared::SharedSpan;
+
+    use super::*;
+    use crate::access::{Order, OrderKind, Outcome};
+
+    struct Node {
+        area: AccessArea,
+        posted: u64,
+        taken: u64,
+    }
+
+    impl Node {
+        fn order(&mut self, address: u64, length_bytes: u32, kind: OrderKind) -> Outcome {
+            let (look, is_forced) = ((address, length_bytes.min(1 << 16)), false);
+            let order = Order { id: self.posted + 7, address, length_bytes, is_forced, look, kind };
+            self.area.post(self.posted, &order);
+            self.posted += 1;
+            let since = Instant::now();
+            while self.area.answered() == self.taken {
+                assert!(since.elapsed() < Duration::from_secs(60), "no answer to {order:?}");
+                std::thread::yield_now();
+            }
+            let (id, outcome) = self.area.outcome(self.taken).unwrap();
+            self.taken += 1;
+            assert_eq!(id, order.id);
+            outcome
+        }
+    }
+
+    fn node_sees(process: &ThisProcess, address: u64) -> Outcome {
+        Outcome::Absent(process.absent(address, 1, Right::Write))
+    }
+
+    #[test]
+    fn orders_are_carried_out_and_absent_pages_are_brought_in() {
+        let area = AccessArea::create().unwrap();
+        let theirs = AccessArea::open(area.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let (process, memory) = (ThisProcess::new().unwrap(), OwnMemory::map(3 * 4096).unwrap());
+        let ahead = OwnMemory::map(5 << 20).unwrap();
+        process.permit(&memory);
+        process.permit(&ahead);
+        let process_twin = process.clone();
+        let threads = AccessThreads::start(theirs, Box::new(process), Box::new(|| {})).unwrap();
+        let (mut node, at) = (Node { area, posted: 0, taken: 0 }, memory.address());
+        node.area.span_mut(512, 9000).unwrap().copy_from(SharedSpan::from([3; 9000].as_slice()));
+        let missing = |pages| Outcome::Absent(Absent { pages, kind: Some(Absence::Missing) });
+        assert_eq!(node.order(at + 10, 9000, OrderKind::Write(512)), missing(0b111));
+        assert_eq!(node.order(at + 10, 5000, OrderKind::Touch(Right::Write)), Outcome::Done(0));
+        assert_eq!(node.order(at + 10, 9000, OrderKind::Write(512)), missing(0b100));
+        assert_eq!(node.order(at, 3 * 4096, OrderKind::Touch(Right::Write)), Outcome::Done(0));
+        // Also while a thread that waits for something carries orders out.
+        threads.begin_to_poll();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let polled = std::thread::scope(|scope| {
+            let polling = scope.spawn(|| {
+                let mut count = 0;
+                while !done.load(Ordering::Relaxed) {
+                    count += threads.serve();
+                }
+                count
+            });
+            for _ in 0..100 {
+                assert_eq!(node.order(at + 10, 9000, OrderKind::Write(512)), Outcome::Done(0));
+            }
+            done.store(true, Ordering::Relaxed);
+            polling.join().unwrap()
+        });
+        assert!(polled > 0);
+        threads.end_to_poll();
+        assert_eq!(node.order(at + 10, 9000, OrderKind::Read(20_000)), Outcome::Done(0));
+        let mut found = [0; 9000];
+        node.area.span(20_000, 9000).unwrap().copy_to(&mut found);
+        assert_eq!(found, [3; 9000]);
+        assert_eq!(node.order(at + 16, 16, OrderKind::Words([5, 6])), Outcome::Done(0));
+        let add = OrderKind::Change(WordChange::Add(1));
+        assert_eq!(node.order(at + 24, 8, add), Outcome::Done(6));
+        assert_eq!(node.order(at + 25, 8, add), Outcome::Impossible);
+        let denied = |address| Outcome::Denied(Denied { address, reason: Reason::NotMapped });
+        assert_eq!(node.order(at + 3 * 4096 - 8, 16, OrderKind::Words([5, 6])), denied(at + 3 * 4096 - 8));
+        // The program itself wants pages.
+        let page = |address| missing(1) == node_sees(&process_twin, address);
+        assert!(page(ahead.address()));
+        assert!(threads.prefetch(ahead.address(), ahead.len(), Right::Write));
+        let since = Instant::now();
+        while page(ahead.address() + ahead.len() as u64 - 4096) {
+            assert!(since.elapsed() < Duration::from_secs(60), "not brought in");
+            std::thread::yield_now();
+        }
+        // A node that asks for nonsense.
+        assert_eq!(node.order(at, 100, OrderKind::Read(u64::MAX)), denied(at));
+        assert_eq!(node.order(at, 1 << 30, OrderKind::Read(0)), Outcome::Impossible);
+        drop(threads);
+    }
+}

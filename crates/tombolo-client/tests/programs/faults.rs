@@ -1,0 +1,491 @@
+//! Absent pages of registered memory: every kind of transfer, at either end or both, for every kind of absence,
+//! policy and link. The bytes are right, the cell's own counter has moved, and nothing is left in any table.
+
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tombolo_client::{
+    Domain, Failure, FaultRegisters, Faults, Grant, Notification, OpenError, OwnMemory, Registered, Right,
+    Spec, Target, Touch, WaitError, Who,
+};
+use tombolo_host::own::{ProcessMemory, ThisProcess};
+use tombolo_host::testing::{Fork, collapse, give_pages_back, protect};
+use tombolo_host::uffd::{Event, Userfaultfd};
+use tombolo_node::{Address, Limits, Node};
+use tombolo_wire::NackCode;
+
+use crate::harness::{Host, PATIENCE, pair, pattern, shm, udp};
+
+const ANYONE: [Grant; 1] = [Grant::all(Who::Anyone)];
+/// Three blocks between nodes and a part of a fourth, across pages.
+const BYTES: u32 = 50_000;
+const AREA: usize = 1 << 16;
+
+/// How pages come to be absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Untouched,
+    GivenBack,
+    /// Read before, so the kernel's page of zeros is there.
+    ZeroPage,
+    Forked,
+    /// A thread of the test serves them by userfaultfd.
+    Served,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Untouched, Self::GivenBack, Self::ZeroPage, Self::Forked, Self::Served];
+
+    /// The end of the name of the counter that must move, for an access of that kind.
+    fn counted_as(self, writes: bool) -> Option<&'static str> {
+        match self {
+            Self::Untouched | Self::GivenBack | Self::Served => Some("missing"),
+            // Reading what is shared is no fault.
+            Self::ZeroPage | Self::Forked => writes.then_some("copy_on_write"),
+        }
+    }
+}
+
+/// Pages that are served by a thread of this test, late.
+struct Server {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves a range with these bytes.
+    fn start(memory: &OwnMemory, bytes: Vec<u8>, late: Duration) -> Self {
+        let faults = Userfaultfd::for_this_process().unwrap();
+        faults.enable(0).unwrap();
+        faults.register_missing(memory.address(), memory.len() as u64).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, start) = (stop.clone(), memory.address());
+        let thread = std::thread::spawn(move || {
+            let source = OwnMemory::map(bytes.len()).unwrap();
+            source.write(0, &bytes).unwrap();
+            while !stopped.load(Ordering::Relaxed) {
+                match faults.read_event() {
+                    Ok(Some(Event::Fault { address, .. })) => {
+                        std::thread::sleep(late);
+                        let page = address & !4095;
+                        let _ = faults.copy(page, source.address() + (page - start), 4096, false);
+                    }
+                    _ => std::thread::yield_now(),
+                }
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+/// One end of a transfer, whose pages may be absent.
+struct Area {
+    memory: Registered,
+    /// What it holds, as its program sees it.
+    holds: Vec<u8>,
+    _fork: Option<Fork>,
+    _server: Option<Server>,
+}
+
+impl Area {
+    fn new(domain: &Domain, kind: Option<Kind>, faults: Faults, seed: u64) -> Self {
+        let memory = OwnMemory::map(AREA).unwrap();
+        let (mut holds, mut fork, mut server) = (vec![0; AREA], None, None);
+        let fill = || {
+            let bytes = pattern(seed, AREA);
+            memory.write(0, &bytes).unwrap();
+            bytes
+        };
+        match kind {
+            None => holds = fill(),
+            Some(Kind::Untouched) => {}
+            Some(Kind::GivenBack) => {
+                fill();
+                give_pages_back(&memory);
+            }
+            Some(Kind::ZeroPage) => memory.read(0, &mut vec![0; AREA]).unwrap(),
+            Some(Kind::Forked) => {
+                holds = fill();
+                fork = Some(Fork::new());
+            }
+            Some(Kind::Served) => {
+                holds = pattern(seed, AREA);
+                server = Some(Server::start(&memory, holds.clone(), Duration::from_micros(50)));
+            }
+        }
+        let memory = domain.register_with(memory, &ANYONE, faults).unwrap();
+        Self { memory, holds, _fork: fork, _server: server }
+    }
+
+    fn read(&self, offset: usize, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.memory.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    Write,
+    Read,
+    /// A write with a notification, whose words are at a page of their own.
+    Notified,
+    Atomic,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Where {
+    Source,
+    Destination,
+    Both,
+}
+
+/// Nodes and a domain at each.
+struct Scene<'a> {
+    near: (&'a Host, Domain),
+    far: (&'a Host, Domain),
+    there: Target,
+}
+
+fn faults_at(host: &Host, end: &str, kind: &str) -> u64 {
+    host.counter(&format!("faults_{end}_{kind}"))
+}
+
+impl Scene<'_> {
+    /// One cell of the matrix.
+    fn cell(&self, operation: Operation, place: Where, kind: Kind, faults: Faults) {
+        let what = format!("{operation:?} with {kind:?} pages at {place:?}, {faults:?}");
+        let kind_at = |end| (place == end || place == Where::Both).then_some(kind);
+        let source_is_near = operation != Operation::Read;
+        let (near_end, far_end) = if source_is_near {
+            (Where::Source, Where::Destination)
+        } else {
+            (Where::Destination, Where::Source)
+        };
+        let near = Area::new(&self.near.1, kind_at(near_end), faults, 1);
+        let far = Area::new(&self.far.1, kind_at(far_end), faults, 2);
+        let counted: Vec<_> = [(Where::Source, "source"), (Where::Destination, "destination")]
+            .into_iter()
+            .filter(|(end, _)| kind_at(*end).is_some())
+            .filter_map(|(end, name)| {
+                let host = if (end == Where::Source) == source_is_near { self.near.0 } else { self.far.0 };
+                let name = if operation == Operation::Atomic { "atomic" } else { name };
+                let counted = kind.counted_as(end == Where::Destination)?;
+                Some((host, name, counted, faults_at(host, name, counted)))
+            })
+            .collect();
+        let (from, to) = (77, 4000);
+        let (mine, theirs) = (near.memory.address(), far.memory.address());
+        match operation {
+            Operation::Write => {
+                let spec = Spec::new(mine + from as u64, theirs + to as u64, BYTES);
+                self.near.1.write(self.there, spec).unwrap().wait(PATIENCE).expect(&what);
+            }
+            Operation::Notified => {
+                let words = Notification { address: theirs + 60_000, first: 3, last: 4 };
+                let spec = Spec::new(mine + from as u64, theirs + to as u64, BYTES).notify(words);
+                self.near.1.write(self.there, spec).unwrap().wait(PATIENCE).expect(&what);
+                let mut expected = 3_u64.to_le_bytes().to_vec();
+                expected.extend(4_u64.to_le_bytes());
+                assert_eq!(far.read(60_000, 16), expected, "{what}");
+            }
+            Operation::Read => {
+                let spec = Spec::new(theirs + from as u64, mine + to as u64, BYTES);
+                self.near.1.read(self.there, spec).unwrap().wait(PATIENCE).expect(&what);
+            }
+            Operation::Atomic => {
+                let before = u64::from_le_bytes(far.holds[8..16].try_into().unwrap());
+                let added = self.near.1.fetch_add(self.there, theirs + 8, 5).unwrap().wait(PATIENCE);
+                assert_eq!(added, Ok(before), "{what}");
+                let after = before.wrapping_add(5).to_le_bytes();
+                assert_eq!(far.read(8, 8), after, "{what}");
+            }
+        }
+        if operation != Operation::Atomic {
+            let (source, destination) = if source_is_near { (&near, &far) } else { (&far, &near) };
+            let (from, length) = (from as usize, BYTES as usize);
+            let expected = &source.holds[from..from + length];
+            assert!(destination.read(to as usize, length) == expected, "{what}");
+            // What lies around it is as it was.
+            assert!(destination.read(0, to as usize) == destination.holds[..to as usize], "{what}");
+        }
+        for (host, name, counted, before) in counted {
+            assert!(faults_at(host, name, counted) > before, "no fault at the {name}: {what}");
+        }
+        let ends = [(&self.near, near), (&self.far, far)];
+        for ((_, domain), area) in ends {
+            domain.deregister(area.memory).unwrap();
+        }
+        for host in [self.near.0, self.far.0] {
+            let since = Instant::now();
+            while !host.node.accesses_are_over() {
+                assert!(since.elapsed() < PATIENCE, "accesses are left: {what}");
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// All cells.
+    fn matrix(&self) {
+        let policies = [Touch::Page, Touch::Ahead(4), Touch::Adaptive];
+        for kind in Kind::ALL {
+            for (touch, terminates) in policies.into_iter().flat_map(|touch| [(touch, false), (touch, true)])
+            {
+                let faults = Faults { touch, terminates };
+                for place in [Where::Source, Where::Destination, Where::Both] {
+                    for operation in [Operation::Write, Operation::Read, Operation::Notified] {
+                        self.cell(operation, place, kind, faults);
+                    }
+                }
+                self.cell(Operation::Atomic, Where::Destination, kind, faults);
+            }
+        }
+    }
+}
+
+#[test]
+fn transfers_between_programs_of_one_node_meet_absent_pages() {
+    let (host, _) = Host::start(&shm(), &[]);
+    let (near, far) = (host.domain(1), host.domain(2));
+    let there = Target { node: 0, domain: 2 };
+    Scene { near: (&host, near), far: (&host, far), there }.matrix();
+}
+
+fn between(hosts: &[Host; 2]) {
+    let (near, far) = (hosts[0].domain(1), hosts[1].domain(2));
+    let there = Target { node: 1, domain: 2 };
+    Scene { near: (&hosts[0], near), far: (&hosts[1], far), there }.matrix();
+}
+
+#[test]
+fn transfers_over_shared_memory_meet_absent_pages() {
+    between(&pair(&shm()));
+}
+
+#[test]
+fn transfers_over_udp_meet_absent_pages() {
+    between(&pair(&udp()));
+}
+
+/// Passes datagrams on both ways, but for one in `lost`.
+fn lossy(node: &Address, lost: u32, stop: &Arc<AtomicBool>) -> (Address, std::thread::JoinHandle<()>) {
+    let Address::Udp(node) = *node else { panic!("not udp") };
+    let [front, back] = [0; 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
+    back.connect(node).unwrap();
+    let address = Address::Udp(front.local_addr().unwrap());
+    for socket in [&front, &back] {
+        socket.set_nonblocking(true).unwrap();
+    }
+    let stop = stop.clone();
+    let thread = std::thread::spawn(move || {
+        let (mut bytes, mut caller, mut count) = (vec![0; 1 << 16], None, 0_u32);
+        while !stop.load(Ordering::Relaxed) {
+            let mut passes = || {
+                count += 1;
+                !count.is_multiple_of(lost)
+            };
+            let mut idle = true;
+            if let Ok((length, from)) = front.recv_from(&mut bytes) {
+                caller = Some(from);
+                idle = false;
+                if passes() {
+                    let _ = back.send(&bytes[..length]);
+                }
+            }
+            if let (Ok(length), Some(caller)) = (back.recv(&mut bytes), caller) {
+                idle = false;
+                if passes() {
+                    let _ = front.send_to(&bytes[..length], caller);
+                }
+            }
+            if idle {
+                std::thread::yield_now();
+            }
+        }
+    });
+    (address, thread)
+}
+
+#[test]
+fn transfers_over_udp_with_losses_meet_absent_pages() {
+    let (far, address) = Host::start(&udp(), &[]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (address, relay) = lossy(&address, 29, &stop);
+    let (near, _) = Host::start(&shm(), &[&address]);
+    {
+        let there = Target { node: 1, domain: 2 };
+        let scene = Scene { near: (&near, near.domain(1)), far: (&far, far.domain(2)), there };
+        for kind in [Kind::GivenBack, Kind::Forked, Kind::Served] {
+            for terminates in [false, true] {
+                let faults = Faults { touch: Touch::Ahead(4), terminates };
+                for operation in [Operation::Write, Operation::Read, Operation::Notified] {
+                    scene.cell(operation, Where::Both, kind, faults);
+                }
+                scene.cell(Operation::Atomic, Where::Destination, kind, faults);
+            }
+        }
+    }
+    drop(near);
+    stop.store(true, Ordering::Relaxed);
+    relay.join().unwrap();
+}
+
+/// The twin of the matrix: with nobody to handle faults, no transfer that meets one gets through.
+#[test]
+fn without_a_handler_transfers_to_absent_pages_fail() {
+    let mut limits = Limits::default();
+    limits.faults.handles_faults = false;
+    let node = Node::with_limits("without", 0, 0, limits).unwrap();
+    let (host, _) = Host::start_node(node, &shm(), &[]);
+    let (near, far) = (host.domain(1), host.domain(2));
+    let there = Target { node: 0, domain: 2 };
+    for terminates in [false, true] {
+        let faults = Faults { touch: Touch::Adaptive, terminates };
+        let source = Area::new(&near, None, faults, 1);
+        let target = Area::new(&far, Some(Kind::Untouched), faults, 2);
+        let spec = Spec::new(source.memory.address(), target.memory.address(), 4096);
+        // It goes again and again, for half a minute.
+        let ended = near.write(there, spec).unwrap().wait(Duration::from_secs(1));
+        assert!(ended.is_err(), "it got through");
+        assert!(faults_at(&host, "destination", "missing") > 1);
+    }
+}
+
+/// What the program itself could not do is refused, the program lives, and what is allowed again goes.
+#[test]
+fn protected_and_unmapped_pages_are_refused_and_harm_nobody() {
+    for hosts in [vec![Host::start(&shm(), &[]).0], pair(&shm()).into(), pair(&udp()).into()] {
+        let node = hosts.len() as u32 - 1;
+        let (near, far) = (hosts[0].domain(1), hosts[hosts.len() - 1].domain(2));
+        let there = Target { node, domain: 2 };
+        for terminates in [false, true] {
+            let faults = Faults { touch: Touch::Page, terminates };
+            let mine = Area::new(&near, None, faults, 1);
+            let theirs = Area::new(&far, None, faults, 2);
+            let spec = Spec::new(mine.memory.address(), theirs.memory.address(), BYTES);
+            let write = || near.write(there, spec).unwrap().wait(PATIENCE);
+            // The error names the page.
+            let code = NackCode::DomainMismatch;
+            let page = Some(theirs.memory.address() & !4095);
+            let refused = WaitError::Failed(Failure::Refused { code, page });
+            let raw = |area: &Area| {
+                // SAFETY: the same range; both are only reached through spans.
+                unsafe {
+                    OwnMemory::from_raw(
+                        std::ptr::NonNull::new(area.memory.as_mut_ptr()).unwrap(),
+                        area.memory.len(),
+                    )
+                }
+            };
+            far.take_fault_registers().unwrap();
+            assert_eq!(far.take_fault_registers().unwrap(), FaultRegisters::default());
+            protect(&raw(&theirs), false);
+            assert_eq!(write(), Err(refused));
+            // Its owner hears of it, too.
+            let registers = far.take_fault_registers().unwrap();
+            assert!(registers.permission_fault && registers.write_not_read, "{registers:?}");
+            assert_eq!(registers.address & !4095, theirs.memory.address());
+            let add = near.fetch_add(there, theirs.memory.address(), 1).unwrap().wait(PATIENCE);
+            assert_eq!(add, Err(refused));
+            protect(&raw(&theirs), true);
+            assert_eq!(write(), Ok(()));
+            assert!(theirs.read(0, BYTES as usize) == mine.holds[..BYTES as usize]);
+            // Put together by the kernel, it is as before.
+            let huge = near.register_with(OwnMemory::map(4 << 20).unwrap(), &[], faults).unwrap();
+            huge.write(0, &pattern(3, 4 << 20)).unwrap();
+            let _ = collapse(&raw_of(&huge));
+            let spec = Spec::new(huge.address() + (1 << 20), theirs.memory.address(), BYTES);
+            near.write(there, spec).unwrap().wait(PATIENCE).unwrap();
+            assert!(theirs.read(0, BYTES as usize) == pattern(3, 4 << 20)[1 << 20..][..BYTES as usize]);
+        }
+    }
+}
+
+fn raw_of(memory: &Registered) -> OwnMemory {
+    // SAFETY: the same range; both are only reached through spans.
+    unsafe { OwnMemory::from_raw(std::ptr::NonNull::new(memory.as_mut_ptr()).unwrap(), memory.len()) }
+}
+
+/// What is prefetched meets no fault, and what is not does.
+#[test]
+fn prefetched_pages_are_there() {
+    for hosts in [vec![Host::start(&shm(), &[]).0], pair(&udp()).into()] {
+        let node = hosts.len() as u32 - 1;
+        let (near, far) = (hosts[0].domain(1), hosts[hosts.len() - 1].domain(2));
+        let (near_host, far_host) = (&hosts[0], &hosts[hosts.len() - 1]);
+        let mine = near.register(OwnMemory::map(3 << 20).unwrap(), &ANYONE).unwrap();
+        let theirs = far.register(OwnMemory::map(3 << 20).unwrap(), &ANYONE).unwrap();
+        let faults = |host: &Host, end: &str| host.counter(&format!("faults_{end}_missing"));
+        let move_from = |offset: u64| {
+            let spec = Spec::new(mine.address() + offset, theirs.address() + offset, BYTES);
+            near.write(Target { node, domain: 2 }, spec).unwrap().wait(PATIENCE).unwrap();
+        };
+        let is_there = |memory: &Registered, at: usize| !own_pages_missing(memory, at);
+        assert!(near.prefetch(&mine, 0..(2 << 20) + 1, Right::Read));
+        assert!(far.prefetch(&theirs, 0..2 << 20, Right::Write));
+        let since = Instant::now();
+        while !(is_there(&mine, 2 << 20) && is_there(&theirs, (2 << 20) - 4096)) {
+            assert!(since.elapsed() < PATIENCE);
+        }
+        let before = [faults(near_host, "source"), faults(far_host, "destination")];
+        move_from(100);
+        move_from((2 << 20) - u64::from(BYTES));
+        assert_eq!([faults(near_host, "source"), faults(far_host, "destination")], before);
+        move_from((2 << 20) + 8192);
+        let after = [faults(near_host, "source"), faults(far_host, "destination")];
+        assert!(after[0] > before[0] && after[1] > before[1], "{before:?} {after:?}");
+    }
+}
+
+/// Whether the kernel has no page there.
+fn own_pages_missing(memory: &OwnMemory, at: usize) -> bool {
+    let process = ThisProcess::new().unwrap();
+    process.absent(memory.address() + at as u64, 1, Right::Read).pages != 0
+}
+
+/// All memory of a program at once, whatever is mapped there later.
+#[test]
+fn a_whole_address_space_is_registered() {
+    let hosts = pair(&shm());
+    let (near, far) = (hosts[0].domain(1), hosts[1].domain(2));
+    // SAFETY: what is written to below is memory that nothing else uses, and nobody else knows these domains.
+    let [mine, theirs] =
+        [&near, &far].map(|domain| domain.register(unsafe { OwnMemory::address_space() }, &ANYONE).unwrap());
+    let there = Target { node: 1, domain: 2 };
+    let (from, to) = (OwnMemory::map(1 << 20).unwrap(), OwnMemory::map(1 << 20).unwrap());
+    from.write(0, &pattern(3, 1 << 20)).unwrap();
+    near.write(there, Spec::new(from.address(), to.address(), 1 << 20)).unwrap().wait(PATIENCE).unwrap();
+    let mut found = vec![0; 1 << 20];
+    to.read(0, &mut found).unwrap();
+    assert!(found == pattern(3, 1 << 20));
+    // From the heap, as it is.
+    let boxed = pattern(4, 10_000).into_boxed_slice();
+    let spec = Spec::new(boxed.as_ptr().expose_provenance() as u64, to.address(), 10_000);
+    near.write(there, spec).unwrap().wait(PATIENCE).unwrap();
+    to.read(0, &mut found[..10_000]).unwrap();
+    assert!(found[..10_000] == *boxed);
+    // What is not mapped now.
+    let gone = to.address();
+    drop(to);
+    let write = |to| near.write(there, Spec::new(from.address(), to, 64)).unwrap().wait(PATIENCE);
+    let refused = Failure::Refused { code: NackCode::DecodeError, page: Some(gone) };
+    assert_eq!(write(gone), Err(WaitError::Failed(refused)));
+    // Nor what can never be.
+    for wild in [0, 1 << 47, (1 << 56) - 4096] {
+        assert!(matches!(write(wild), Err(WaitError::Failed(Failure::Refused { .. }))), "{wild:#x}");
+    }
+    assert!(matches!(near.register(from, &ANYONE), Err(OpenError::Refused(_))), "it is registered");
+    for (domain, memory) in [(near, mine), (far, theirs)] {
+        domain.deregister(memory).unwrap();
+    }
+}

@@ -1,0 +1,612 @@
+//! The IOMMU: accesses to programs' own memory, whose pages may be absent (FAULT ch. 3).
+//!
+//! **What.** Memory is registered, and never pinned. Each access (the source of a block, its destination, the words of a
+//! notification, an atomic operation) is attempted by somebody who looks for absent pages first. If there are
+//! some, that is a *fault*: it is noted in a queue, its pages are brought in by somebody else, and the access
+//! goes on then. Nothing else waits for that.
+//!
+//! ```text
+//!                       ┌─────────────────────────── pages are there (stall) ─────────────┐
+//!                       ▼                                                                  │
+//!  begin ──► attempt ──► absent ──► fault record ──► handler: policy ──► touch ──► touched ┤
+//!              │            │        (512)                                                 │
+//!              ▼            └──► Pause: the sender is refused (terminate)                  ▼
+//!         Done, Refuse                                                                  Ready: it comes again
+//! ```
+//!
+//! **Why.** The page tables are the kernel's, which tells nobody when a page goes. So what was present a moment ago is never
+//! remembered here: whoever attempts an access asks the kernel (one call for all pages of the range). A page that goes in
+//! between is brought in by the attempt itself, which is slower and as right.
+//!
+//! **How.** As all machines: events in, actions out ([`Iommu::poll`]), and a deadline. The caller keeps the bytes of an access until it
+//! is over; each access ends with exactly one of [`Action::Done`], [`Action::Refuse`], [`Action::Busy`],
+//! [`Action::Ready`] and [`Action::Forget`].
+
+mod context;
+mod counters;
+mod job;
+mod queue;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use crate::rdma::Time;
+use context::{Context, Touch};
+use queue::{FaultQueue, Noted};
+
+pub use context::FaultRegisters;
+pub use counters::{Counters, TIME_CLASSES, Times};
+pub use job::{
+    Absence, Access, AccessId, Action, ContextId, End, FaultMode, FaultPolicy, FaultSource, Outcome, Reason,
+    Right, TouchId, TouchPolicy, Unreached,
+};
+pub use queue::{FAULT_RECORDS, FaultRecord};
+
+/// A page.
+pub const PAGE_BYTES: u64 = 4096;
+/// Bytes of one access, at most.
+pub const MAX_ACCESS_BYTES: u32 = 64 * 1024;
+
+/// Limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Accesses of one context that are not over, at most.
+    pub max_accesses: usize,
+    /// Touches of one context that are not over, at most.
+    pub max_touches: usize,
+    /// Touches of one context that the caller is asked for at once.
+    pub running_touches: usize,
+    /// Bytes of accesses of one context that stall, at most; others pause.
+    pub max_held_bytes: u64,
+    /// An attempt that takes longer is given up.
+    pub attempt_timeout_ns: u64,
+    /// Pages that take longer are given up.
+    pub touch_timeout_ns: u64,
+    /// Attempts that meet absent pages, after which one is forced.
+    pub max_attempts: u32,
+    /// How long it is remembered for a block that comes again that its page cannot be brought.
+    pub denied_ns: u64,
+    /// Whether faults are handled. Off, senders come again until they give up: for tests.
+    pub handles_faults: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            max_accesses: 256,
+            max_touches: 64,
+            running_touches: 4,
+            max_held_bytes: 2 << 20,
+            attempt_timeout_ns: 2_000_000_000,
+            touch_timeout_ns: 2_000_000_000,
+            max_attempts: 32,
+            denied_ns: 1_000_000_000,
+            handles_faults: true,
+        }
+    }
+}
+
+/// Why an access was not begun. Nothing has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BeginError {
+    /// There is no such context.
+    #[error("the domain is closed")]
+    NoContext,
+    /// An earlier access of the context does not end.
+    #[error("the memory of the program does not answer")]
+    Stuck,
+    /// Too many are under way.
+    #[error("too many accesses to the program's memory are under way")]
+    Full,
+}
+
+/// When a range is not touched any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// Now.
+    Now,
+    /// [`Action::Released`] says when.
+    Later,
+    /// An access to it was given up, and has not ended.
+    Stuck,
+}
+
+/// Where an access is.
+#[derive(Debug)]
+enum State {
+    /// The caller attempts it.
+    Attempting { since: Time },
+    /// It waits for this touch, or for the handler (`None`).
+    Waiting { touch: Option<TouchId>, is_paused: bool },
+}
+
+#[derive(Debug)]
+struct Job {
+    access: Access,
+    state: State,
+    absent: u32,
+    attempts: u32,
+    faulted_at: Option<Time>,
+    held_bytes: u64,
+}
+
+impl Job {
+    fn is_paused(&self) -> bool {
+        matches!(self.state, State::Waiting { is_paused: true, .. })
+    }
+}
+
+/// The machine, for all domains of a node.
+#[derive(Debug, Default)]
+pub struct Iommu {
+    config: Config,
+    contexts: BTreeMap<ContextId, Context>,
+    jobs: HashMap<AccessId, Job>,
+    queue: FaultQueue,
+    actions: VecDeque<Action>,
+    counters: Counters,
+    last_access: u64,
+    last_touch: u64,
+}
+
+impl Iommu {
+    /// Without contexts.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self { config, ..Self::default() }
+    }
+
+    /// A domain has registered memory.
+    pub fn open(&mut self, context: ContextId) {
+        self.contexts.entry(context).or_default();
+    }
+
+    /// A domain is gone: all its accesses end. Poll afterwards.
+    pub fn close(&mut self, context: ContextId) {
+        let Some(closed) = self.contexts.remove(&context) else { return };
+        for id in closed.accesses {
+            let Some(job) = self.jobs.remove(&id) else { continue };
+            let refusal = Unreached { address: job.access.address, reason: Reason::Gone };
+            self.actions.push_back(match job.state {
+                State::Waiting { is_paused: true, .. } => Action::Forget(id),
+                State::Waiting { .. } | State::Attempting { .. } => Action::Refuse(id, refusal),
+            });
+        }
+    }
+
+    /// Begins an access. The caller attempts it.
+    ///
+    /// # Errors
+    /// [`BeginError`]; nothing has begun.
+    pub fn begin(&mut self, now: Time, access: Access) -> Result<AccessId, BeginError> {
+        let context = self.contexts.get_mut(&access.context).ok_or(BeginError::NoContext)?;
+        if !context.overdue.is_empty() {
+            return Err(BeginError::Stuck);
+        }
+        if context.accesses.len() >= self.config.max_accesses {
+            return Err(BeginError::Full);
+        }
+        self.last_access += 1;
+        let id = AccessId(self.last_access);
+        context.accesses.insert(id);
+        self.counters.accesses += 1;
+        let state = State::Attempting { since: now };
+        self.jobs.insert(id, Job { access, state, absent: 0, attempts: 0, faulted_at: None, held_bytes: 0 });
+        Ok(id)
+    }
+
+    /// An attempt has ended. One that was given up, or that nobody knows, has no effect. Poll afterwards.
+    pub fn attempted(&mut self, now: Time, context_id: ContextId, id: AccessId, outcome: Outcome) {
+        let Some(context) = self.contexts.get_mut(&context_id) else { return };
+        if let Some(range_start) = context.overdue.remove(&id) {
+            let has_more = context.overdue.values().any(|start| *start == range_start);
+            if !has_more && context.releasing.contains_key(&range_start) {
+                self.settle_release(context_id, range_start);
+            }
+            return;
+        }
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        if job.access.context != context_id || !matches!(job.state, State::Attempting { .. }) {
+            return;
+        }
+        let access = job.access;
+        match outcome {
+            Outcome::Done(before) => {
+                if let Some(since) = job.faulted_at {
+                    self.counters.stall_times[access.end as usize].note(now.since_ns(since));
+                }
+                self.finish(id, Action::Done(id, before));
+            }
+            Outcome::Denied(refusal) => {
+                context.registers.note(refusal.address, access.right, true);
+                self.counters.denied += 1;
+                self.finish(id, Action::Refuse(id, refusal));
+            }
+            Outcome::Absent(pages, kind) => self.absent(now, id, &access, pages, kind),
+        }
+    }
+
+    /// An attempt met absent pages.
+    fn absent(&mut self, now: Time, id: AccessId, access: &Access, pages: u32, kind: Absence) {
+        let Some(context) = self.contexts.get_mut(&access.context) else { return };
+        if context.is_releasing(access) {
+            let refusal = Unreached { address: access.address, reason: Reason::Gone };
+            return self.finish(id, Action::Refuse(id, refusal));
+        }
+        let count = (access.end_page() - access.first_page()).min(u32::BITS.into());
+        // What the one who attempts says may be wrong: at least one page, and none that is not of the access.
+        let pages = (pages & ((1_u64 << count) - 1) as u32).max(1);
+        let page = access.first_page() + u64::from(pages.trailing_zeros());
+        self.counters.faults[access.end as usize][kind as usize] += 1;
+        context.registers.note(page * PAGE_BYTES, access.right, false);
+        if let Some(refusal) = context.take_denial(now, access) {
+            self.counters.denied += 1;
+            return self.finish(id, Action::Refuse(id, refusal));
+        }
+        let bytes = u64::from(access.length_bytes);
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.absent = pages;
+        job.attempts += 1;
+        job.faulted_at.get_or_insert(now);
+        if job.attempts > self.config.max_attempts + 1 {
+            // A forced one does not look.
+            let refusal = Unreached { address: page * PAGE_BYTES, reason: Reason::Unavailable };
+            return self.finish(id, Action::Refuse(id, refusal));
+        }
+        if job.attempts > self.config.max_attempts {
+            job.state = State::Attempting { since: now };
+            self.counters.forced += 1;
+            self.actions.push_back(Action::Attempt { access: id, is_forced: true });
+            return;
+        }
+        // An access that stalls goes on stalling: its bytes are held already.
+        let stalls = match access.end {
+            End::Notification | End::Atomic => true,
+            End::Source | End::Destination => {
+                job.held_bytes > 0
+                    || !access.is_free_to_pause
+                        && access.policy.mode == FaultMode::Stall
+                        && context.held_bytes + bytes <= self.config.max_held_bytes
+            }
+        };
+        if stalls {
+            if job.held_bytes == 0 {
+                self.counters.stalled += 1;
+                job.held_bytes = bytes.max(1);
+                context.held_bytes += job.held_bytes;
+            }
+        } else {
+            self.counters.paused += 1;
+            let missing = pages >> pages.trailing_zeros();
+            self.actions.push_back(Action::Pause { access: id, address: page * PAGE_BYTES, missing });
+        }
+        job.state = State::Waiting { touch: None, is_paused: !stalls };
+        let record = FaultRecord { by: access.by, context: access.context, page, access: id };
+        match self.queue.note(record, stalls) {
+            Noted::Queued => {}
+            Noted::Repeat => {
+                self.counters.repeats_dropped += 1;
+                self.finish(id, Action::Forget(id));
+            }
+            Noted::Lost if stalls => {
+                self.counters.records_lost += 1;
+                self.finish(id, Action::Busy(id));
+            }
+            Noted::Lost => {
+                self.counters.records_lost += 1;
+                self.finish(id, Action::Forget(id));
+            }
+        }
+    }
+
+    /// The access is over.
+    fn finish(&mut self, id: AccessId, action: Action) {
+        self.actions.push_back(action);
+        let Some(job) = self.jobs.remove(&id) else { return };
+        if job.attempts > 0 {
+            self.queue.settled(job.access.by, id);
+        }
+        let (context_id, range_start) = (job.access.context, job.access.range_start);
+        let Some(context) = self.contexts.get_mut(&context_id) else { return };
+        context.accesses.remove(&id);
+        context.held_bytes -= job.held_bytes;
+        if context.is_releasing(&job.access) {
+            self.settle_release(context_id, range_start);
+        }
+    }
+
+    /// Says that a range is released, if nothing touches it any more.
+    fn settle_release(&mut self, context_id: ContextId, range_start: u64) {
+        let Some(context) = self.contexts.get_mut(&context_id) else { return };
+        let is_touched = context.accesses.iter().any(|id| {
+            self.jobs.get(id).is_some_and(|job| {
+                job.access.range_start == range_start && matches!(job.state, State::Attempting { .. })
+            })
+        });
+        let is_stuck = context.overdue.values().any(|start| *start == range_start);
+        if !is_touched && (is_stuck || context.releasing.contains_key(&range_start)) {
+            context.releasing.remove(&range_start);
+            self.actions.push_back(Action::Released(context_id, range_start, !is_stuck));
+        }
+    }
+
+    /// A range is taken back; nothing new is begun in it until it was released. Poll afterwards.
+    pub fn release(&mut self, context_id: ContextId, range_start: u64) -> Released {
+        let Some(context) = self.contexts.get_mut(&context_id) else { return Released::Now };
+        if context.overdue.values().any(|start| *start == range_start) {
+            return Released::Stuck;
+        }
+        let in_range = |id: &AccessId| {
+            self.jobs.get(id).filter(|job| job.access.range_start == range_start).map(|job| (*id, job))
+        };
+        let of_range: Vec<_> = context.accesses.iter().filter_map(in_range).map(|(id, _)| id).collect();
+        let mut is_touched = false;
+        for id in of_range {
+            let Some(job) = self.jobs.get(&id) else { continue };
+            let refusal = Unreached { address: job.access.address, reason: Reason::Gone };
+            match job.state {
+                State::Attempting { .. } => is_touched = true,
+                State::Waiting { is_paused: true, .. } => self.finish(id, Action::Forget(id)),
+                State::Waiting { is_paused: false, .. } => self.finish(id, Action::Refuse(id, refusal)),
+            }
+        }
+        if !is_touched {
+            return Released::Now;
+        }
+        if let Some(context) = self.contexts.get_mut(&context_id) {
+            context.releasing.insert(range_start, range_start);
+        }
+        Released::Later
+    }
+
+    /// Takes fault records out of the queue, and decides which pages are brought in.
+    fn handle_faults(&mut self, now: Time) {
+        while let Some(record) = self.queue.take() {
+            let Some(job) = self.jobs.get_mut(&record.access) else { continue };
+            let State::Waiting { touch: touch @ None, is_paused } = &mut job.state else { continue };
+            if !self.config.handles_faults {
+                let action =
+                    if *is_paused { Action::Forget(record.access) } else { Action::Busy(record.access) };
+                self.finish(record.access, action);
+                continue;
+            }
+            let is_paused = *is_paused;
+            let Some(context) = self.contexts.get_mut(&record.context) else { continue };
+            let right = job.access.right;
+            let is_stuck = context.is_stuck(&self.config);
+            let known = context.touch_of(record.page, right);
+            match known.and_then(|id| Some((id, context.touches.get_mut(&id)?))) {
+                Some((id, known)) if !known.is_overdue => {
+                    *touch = Some(id);
+                    let by = job.access.by;
+                    let is_of_block = |other: &AccessId| {
+                        self.jobs.get(other).is_some_and(|other| other.access.by == by && other.is_paused())
+                    };
+                    // Its sender comes again and again: one of these is enough.
+                    if is_paused && known.waiting.iter().any(is_of_block) {
+                        self.finish(record.access, Action::Forget(record.access));
+                    } else {
+                        known.waiting.push(record.access);
+                    }
+                    continue;
+                }
+                None if !is_stuck => {}
+                Some(_) | None => {
+                    self.give_up(now, record.access, record.page);
+                    continue;
+                }
+            }
+            if context.is_full(&self.config) {
+                self.counters.busy += 1;
+                let action =
+                    if is_paused { Action::Forget(record.access) } else { Action::Busy(record.access) };
+                self.finish(record.access, action);
+                continue;
+            }
+            let (needed, ahead) = context.chosen(&job.access, job.absent);
+            let range = (job.access.range_start, job.access.range_end);
+            let mut begin = |(first_page, end_page), waiting: Vec<AccessId>| {
+                self.last_touch += 1;
+                let (id, is_ahead) = (TouchId(self.last_touch), waiting.is_empty());
+                let touch = Touch {
+                    first_page,
+                    end_page,
+                    range,
+                    right,
+                    since: now,
+                    is_overdue: false,
+                    is_ahead,
+                    waiting,
+                };
+                context.touches.insert(id, touch);
+                context.queued.push_back(id);
+                id
+            };
+            *touch = Some(begin(needed, vec![record.access]));
+            if let Some(ahead) = ahead {
+                begin(ahead, Vec::new());
+            }
+            self.run_touches(record.context, now);
+        }
+    }
+
+    /// Asks for as many touches of a context as may run at once.
+    fn run_touches(&mut self, context_id: ContextId, now: Time) {
+        let Some(context) = self.contexts.get_mut(&context_id) else { return };
+        while context.running < self.config.running_touches
+            && let Some(id) = context.queued.pop_front()
+        {
+            let Some(touch) = context.touches.get_mut(&id) else { continue };
+            touch.since = now;
+            context.running += 1;
+            self.counters.touches += 1;
+            self.counters.pages_touched += touch.end_page - touch.first_page;
+            let address = (touch.first_page * PAGE_BYTES).max(touch.range.0);
+            let end = (touch.end_page * PAGE_BYTES).min(touch.range.1);
+            self.actions.push_back(Action::Touch {
+                touch: id,
+                context: context_id,
+                address,
+                length_bytes: end.saturating_sub(address) as u32,
+                right: touch.right,
+            });
+        }
+    }
+
+    /// Pages were brought in, or could not be. Poll afterwards.
+    pub fn touched(&mut self, now: Time, context_id: ContextId, id: TouchId, outcome: Result<(), Unreached>) {
+        let Some(context) = self.contexts.get_mut(&context_id) else { return };
+        if context.queued.contains(&id) {
+            return;
+        }
+        let Some(touch) = context.touches.remove(&id) else { return };
+        context.running -= 1;
+        self.counters.touch_times.note(now.since_ns(touch.since));
+        self.counters.touches_failed += u64::from(outcome.is_err());
+        for waiting in touch.waiting {
+            let Some(job) = self.jobs.get_mut(&waiting) else { continue };
+            let State::Waiting { is_paused, .. } = job.state else { continue };
+            let access = job.access;
+            let refusal = outcome.err().filter(|refusal| access.touches(refusal.address));
+            match (is_paused, refusal) {
+                (false, None) => {
+                    job.state = State::Attempting { since: now };
+                    self.actions.push_back(Action::Attempt { access: waiting, is_forced: false });
+                }
+                (false, Some(refusal)) => {
+                    self.counters.denied += 1;
+                    if let Some(context) = self.contexts.get_mut(&context_id) {
+                        context.registers.note(refusal.address, access.right, true);
+                    }
+                    self.finish(waiting, Action::Refuse(waiting, refusal));
+                }
+                (true, refusal) => {
+                    let until = now.after_ns(self.config.denied_ns);
+                    if let Some((context, refusal)) = self.contexts.get_mut(&context_id).zip(refusal) {
+                        context.deny(access.by, refusal, until);
+                    }
+                    self.finish(waiting, Action::Ready(waiting));
+                }
+            }
+        }
+        self.run_touches(context_id, now);
+    }
+
+    /// Gives up what takes too long. Poll afterwards.
+    pub fn expire(&mut self, now: Time) {
+        let ids: Vec<ContextId> = self.contexts.keys().copied().collect();
+        for id in ids {
+            self.expire_attempts(now, id);
+            self.expire_touches(now, id);
+        }
+    }
+
+    fn expire_attempts(&mut self, now: Time, id: ContextId) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        let timeout_ns = self.config.attempt_timeout_ns;
+        let is_late = |access: &&AccessId| {
+            let state = self.jobs.get(access).map(|job| &job.state);
+            matches!(state, Some(State::Attempting { since }) if since.after_ns(timeout_ns) <= now)
+        };
+        let late: Vec<AccessId> = context.accesses.iter().filter(is_late).copied().collect();
+        for access in late {
+            let Some(job) = self.jobs.get(&access) else { continue };
+            let refusal = Unreached { address: job.access.address, reason: Reason::TimedOut };
+            let range_start = job.access.range_start;
+            if let Some(context) = self.contexts.get_mut(&id) {
+                context.overdue.insert(access, range_start);
+            }
+            self.counters.timed_out += 1;
+            self.finish(access, Action::Refuse(access, refusal));
+        }
+    }
+
+    fn expire_touches(&mut self, now: Time, id: ContextId) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        let timeout_ns = self.config.touch_timeout_ns;
+        let mut given_up = Vec::new();
+        for touch in context.touches.values_mut() {
+            if !touch.is_overdue && touch.since.after_ns(timeout_ns) <= now {
+                touch.is_overdue = true;
+                given_up.append(&mut touch.waiting);
+            }
+        }
+        for access in given_up {
+            let Some(job) = self.jobs.get(&access) else { continue };
+            let page = job.access.first_page() + u64::from(job.absent.trailing_zeros());
+            self.give_up(now, access, page);
+        }
+    }
+
+    /// A page does not come in time for one that waits for it.
+    fn give_up(&mut self, now: Time, access: AccessId, page: u64) {
+        let Some(job) = self.jobs.get(&access) else { return };
+        let State::Waiting { is_paused, .. } = job.state else { return };
+        let refusal = Unreached { address: page * PAGE_BYTES, reason: Reason::TimedOut };
+        self.counters.timed_out += 1;
+        if !is_paused {
+            return self.finish(access, Action::Refuse(access, refusal));
+        }
+        // It comes again, and is refused then.
+        let until = now.after_ns(self.config.denied_ns);
+        if let Some(context) = self.contexts.get_mut(&job.access.context) {
+            context.deny(job.access.by, refusal, until);
+        }
+        self.finish(access, Action::Ready(access));
+    }
+
+    /// When [`Self::expire`] is to be called at the latest.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        let attempts = self.jobs.values().filter_map(|job| match job.state {
+            State::Attempting { since } => Some(since.after_ns(self.config.attempt_timeout_ns)),
+            State::Waiting { .. } => None,
+        });
+        let touches = self.contexts.values().flat_map(|context| context.touches.values());
+        let touches = touches.filter(|touch| !touch.is_overdue);
+        attempts.chain(touches.map(|touch| touch.since.after_ns(self.config.touch_timeout_ns))).min()
+    }
+
+    /// The next thing to do. Call until `None`, then again after any other call.
+    #[must_use = "an action that is not carried out is lost"]
+    pub fn poll(&mut self, now: Time) -> Option<Action> {
+        if self.actions.is_empty() {
+            self.handle_faults(now);
+        }
+        self.actions.pop_front()
+    }
+
+    /// The fault registers of a context.
+    #[must_use]
+    pub fn registers(&self, context: ContextId) -> Option<FaultRegisters> {
+        self.contexts.get(&context).map(|context| context.registers)
+    }
+
+    /// Clears the fault registers of a context, as software does that has read them.
+    pub fn clear_registers(&mut self, context: ContextId) {
+        if let Some(context) = self.contexts.get_mut(&context) {
+            context.registers = FaultRegisters::default();
+        }
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Whether nothing is under way.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
+            && self.queue.is_empty()
+            && self.actions.is_empty()
+            && self.contexts.values().all(|context| {
+                context.touches.is_empty()
+                    && context.accesses.is_empty()
+                    && context.held_bytes == 0
+                    && context.running == 0
+                    && context.releasing.is_empty()
+                    && context.overdue.is_empty()
+            })
+    }
+}

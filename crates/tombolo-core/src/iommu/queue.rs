@@ -1,0 +1,110 @@
+//! The queue of fault records between the data path and the handler (FAULT §3.2.3, Table 3.2).
+
+use std::collections::{HashMap, VecDeque};
+
+use super::job::{AccessId, ContextId, FaultSource};
+
+/// Records that wait for the handler, at most (FAULT §3.2.3: a FIFO of 512).
+pub const FAULT_RECORDS: usize = 512;
+/// Nodes whose last records are remembered; a record of another one is not known for a repeat.
+const MAX_NODES: usize = 1024;
+
+/// One fault record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultRecord {
+    /// Source node, transaction and sequence number.
+    pub by: FaultSource,
+    /// The domain.
+    pub context: ContextId,
+    /// The number of the page that faulted first.
+    pub page: u64,
+    /// The access that waits, which the document's record does not have.
+    pub access: AccessId,
+}
+
+impl FaultRecord {
+    fn is_repeat_of(&self, other: &Self) -> bool {
+        (self.by, self.context, self.page) == (other.by, other.context, other.page)
+    }
+}
+
+/// What became of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Noted {
+    Queued,
+    /// One of the last two of its source says the same.
+    Repeat,
+    /// There was no room.
+    Lost,
+}
+
+/// The records that wait, and the last two of each source.
+#[derive(Debug, Default)]
+pub(super) struct FaultQueue {
+    records: VecDeque<FaultRecord>,
+    last: HashMap<u32, [Option<FaultRecord>; 2]>,
+}
+
+impl FaultQueue {
+    /// Notes a fault. `is_needed`: a repeat is noted, too.
+    pub(super) fn note(&mut self, record: FaultRecord, is_needed: bool) -> Noted {
+        if self.last.len() >= MAX_NODES && !self.last.contains_key(&record.by.node) {
+            self.last.clear();
+        }
+        let last = self.last.entry(record.by.node).or_default();
+        if !is_needed && last.iter().flatten().any(|known| record.is_repeat_of(known)) {
+            return Noted::Repeat;
+        }
+        if self.records.len() >= FAULT_RECORDS {
+            return Noted::Lost;
+        }
+        *last = [Some(record), last[0]];
+        self.records.push_back(record);
+        Noted::Queued
+    }
+
+    pub(super) fn take(&mut self) -> Option<FaultRecord> {
+        self.records.pop_front()
+    }
+
+    /// A fault of that access is over: what looks like it is none of its repeats.
+    pub(super) fn settled(&mut self, by: FaultSource, access: AccessId) {
+        if let Some(last) = self.last.get_mut(&by.node) {
+            for record in last {
+                record.take_if(|known| known.access == access);
+            }
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeats_of_the_last_two_are_dropped_and_a_full_queue_takes_none() {
+        let record = |transaction, page| FaultRecord {
+            by: FaultSource { node: 1, transaction, sequence: 0 },
+            context: ContextId(1),
+            page,
+            access: AccessId(page),
+        };
+        let mut queue = FaultQueue::default();
+        let mut note = |transaction, page| queue.note(record(transaction, page), false);
+        assert_eq!([note(1, 5), note(1, 5), note(2, 5)], [Noted::Queued, Noted::Repeat, Noted::Queued]);
+        assert_eq!([note(1, 5), note(3, 5), note(1, 5)], [Noted::Repeat, Noted::Queued, Noted::Queued]);
+        assert_eq!(queue.note(record(1, 5), true), Noted::Queued);
+        queue.settled(record(1, 5).by, AccessId(5));
+        assert_eq!(queue.note(record(1, 5), false), Noted::Queued);
+        for page in 0..FAULT_RECORDS as u64 {
+            let _ = queue.note(record(9, page), true);
+        }
+        assert_eq!(queue.note(record(9, 1 << 20), true), Noted::Lost);
+        assert_eq!(std::iter::from_fn(|| queue.take()).count(), FAULT_RECORDS);
+        assert!(queue.is_empty());
+    }
+}

@@ -1,0 +1,626 @@
+//! The IOMMU in virtual time, beside programs whose pages come late or never, go again, and whose mappings vanish;
+//! answers that are late, doubled or invented; ranges and domains that are taken back in the middle. Every access ends
+//! once, nothing touches a range that was released, and at the end nothing is left.
+//!
+//! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SEEDS=5000` runs many.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use tombolo_core::iommu::{
+    Absence, Access, AccessId, Action, BeginError, Config, ContextId, End, FaultMode, FaultPolicy,
+    FaultSource, Iommu, Outcome, PAGE_BYTES, Reason, Released, Right, TouchId, TouchPolicy, Unreached,
+};
+use tombolo_core::rdma::Time;
+use tombolo_random::{Random, Seeds};
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000 * US;
+/// How long blocks come, pages go and ranges are taken back.
+const STORM_NS: u64 = 200 * MS;
+/// How long a sender waits before a block goes again that was refused for now.
+const PAUSE_NS: u64 = MS;
+/// How long an attempt takes, unless it is late.
+const QUICK_NS: u64 = 20 * US;
+/// Times that a block goes at most: as long as its sender lives.
+const MAX_SENT: u32 = 20_000;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Page {
+    #[default]
+    Missing,
+    Present,
+    /// Present for reading only, until it is touched for writing.
+    Shared,
+    Protected,
+    Unmapped,
+}
+
+impl Page {
+    /// How an access finds it.
+    fn seen(self, right: Right) -> Result<Option<Absence>, Reason> {
+        match (self, right) {
+            (Self::Missing, _) => Ok(Some(Absence::Missing)),
+            (Self::Shared, Right::Write) => Ok(Some(Absence::CopyOnWrite)),
+            (Self::Present | Self::Shared, _) | (Self::Protected, Right::Read) => Ok(None),
+            (Self::Protected, Right::Write) => Err(Reason::Protected),
+            (Self::Unmapped, _) => Err(Reason::NotMapped),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Range {
+    start: u64,
+    end: u64,
+    policy: FaultPolicy,
+    is_released: bool,
+}
+
+/// A program: its pages, and how it behaves.
+#[derive(Debug, Default)]
+struct Program {
+    pages: BTreeMap<u64, Page>,
+    ranges: Vec<Range>,
+    is_closed: bool,
+    /// Touches of missing pages do not end while this is set.
+    brings_nothing: bool,
+    /// Pages go from time to time.
+    is_restless: bool,
+}
+
+/// A block that some node sends again until it has an answer.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    program: usize,
+    range: usize,
+    access: Access,
+    sent: u32,
+    over: bool,
+}
+
+#[derive(Debug)]
+enum Doing {
+    Attempt { program: usize, access: AccessId, is_forced: bool },
+    Touch { program: usize, touch: TouchId, address: u64, length_bytes: u64, right: Right },
+    Send(usize),
+}
+
+/// What is known of an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Attempting,
+    /// The machine was told this word.
+    Done(u64),
+    /// It was told that this cannot be.
+    Denied,
+    /// It was told of absent pages.
+    Waiting,
+    Paused,
+}
+
+struct World {
+    random: Random,
+    iommu: Iommu,
+    config: Config,
+    now: u64,
+    programs: Vec<Program>,
+    blocks: Vec<Block>,
+    /// Blocks by the access that is made for them.
+    accesses: HashMap<AccessId, (usize, Known)>,
+    ended: HashSet<AccessId>,
+    /// Threads that copy, whether or not the machine waits for them.
+    copying: HashMap<AccessId, (usize, usize)>,
+    releases: HashSet<(usize, u64)>,
+    running: HashMap<TouchId, usize>,
+    doing: BTreeMap<(u64, u64), Doing>,
+    /// Touches of pages that nobody brings.
+    hanging: Vec<(usize, TouchId)>,
+    last: u64,
+    is_calm: bool,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let config = Config {
+            max_accesses: random.among(&[4, 16, 256]),
+            max_touches: random.among(&[1, 4, 64]),
+            running_touches: random.among(&[1, 4]),
+            max_held_bytes: random.among(&[0, 20_000, 2 << 20]),
+            attempt_timeout_ns: 20 * MS,
+            touch_timeout_ns: 20 * MS,
+            max_attempts: random.among(&[2, 32]),
+            denied_ns: 10 * MS,
+            handles_faults: !random.one_in(10),
+        };
+        let mut world = Self {
+            iommu: Iommu::new(config),
+            config,
+            now: 0,
+            programs: Vec::new(),
+            blocks: Vec::new(),
+            accesses: HashMap::new(),
+            ended: HashSet::new(),
+            copying: HashMap::new(),
+            releases: HashSet::new(),
+            running: HashMap::new(),
+            doing: BTreeMap::new(),
+            hanging: Vec::new(),
+            last: 0,
+            is_calm: false,
+            random,
+        };
+        for _ in 0..world.random.range(1, 4) {
+            world.open();
+        }
+        world
+    }
+
+    fn time(&self) -> Time {
+        Time::default().after_ns(self.now)
+    }
+
+    fn id(program: usize) -> ContextId {
+        ContextId(program as u64 + 1)
+    }
+
+    fn open(&mut self) {
+        let program = self.programs.len();
+        // The first one's pages are there, and no access to them is held up by what others do.
+        let is_quiet = program == 0;
+        let brings_nothing = !is_quiet && self.random.one_in(4);
+        let is_restless = !is_quiet && self.random.one_in(2);
+        self.programs.push(Program { brings_nothing, is_restless, ..Program::default() });
+        self.iommu.open(Self::id(program));
+        for number in 0..self.random.range(1, 3) {
+            self.register(program, number);
+        }
+    }
+
+    fn register(&mut self, program: usize, number: u64) {
+        let start = (number + 1) * (1 << 30) + self.random.below(3) * 1000;
+        let end = start + self.random.range(1, 200_000);
+        let policy = FaultPolicy {
+            touch: self.random.among(&[TouchPolicy::Page, TouchPolicy::Ahead(4), TouchPolicy::Adaptive]),
+            mode: self.random.among(&[FaultMode::Stall, FaultMode::Terminate]),
+        };
+        let kinds: &[Page] = if program == 0 {
+            &[Page::Present]
+        } else if self.random.one_in(2) {
+            &[Page::Missing, Page::Present, Page::Shared, Page::Protected, Page::Unmapped]
+        } else {
+            &[Page::Missing]
+        };
+        for page in start / PAGE_BYTES..end.div_ceil(PAGE_BYTES) {
+            let kind = self.random.among(kinds);
+            self.programs[program].pages.insert(page, kind);
+        }
+        self.programs[program].ranges.push(Range { start, end, policy, is_released: false });
+    }
+
+    fn later(&mut self, ns: u64, doing: Doing) {
+        self.last += 1;
+        self.doing.insert((self.now + ns, self.last), doing);
+    }
+
+    /// A block of a random sender.
+    fn add_block(&mut self) {
+        let program = self.random.index(self.programs.len());
+        let range = self.random.index(self.programs[program].ranges.len());
+        let (number, whole) = (self.blocks.len(), &self.programs[program].ranges[range]);
+        let (start, end, policy) = (whole.start, whole.end, whole.policy);
+        let access_end = self.random.among(&End::ALL);
+        let most = match access_end {
+            End::Notification => 16,
+            End::Atomic => 8,
+            _ => self.random.among(&[1, 100, 4096, 16 << 10, 64 << 10]),
+        };
+        let length = most.min(end - start);
+        let address = start + self.random.below(end - start - length + 1);
+        let access = Access {
+            context: Self::id(program),
+            address,
+            length_bytes: length as u32,
+            right: if access_end == End::Source { Right::Read } else { Right::Write },
+            end: access_end,
+            by: FaultSource {
+                node: number as u32 % 3,
+                transaction: number as u16 % 50,
+                sequence: number as u32,
+            },
+            range_start: start,
+            range_end: end,
+            policy,
+            is_free_to_pause: access_end == End::Source,
+        };
+        self.blocks.push(Block { program, range, access, sent: 0, over: false });
+        self.later(0, Doing::Send(number));
+    }
+
+    fn send(&mut self, number: usize) {
+        let block = &mut self.blocks[number];
+        if block.over {
+            return;
+        }
+        block.sent += 1;
+        assert!(block.sent <= MAX_SENT, "a block is refused for now for ever: {block:?}");
+        let (program, range, access) = (block.program, block.range, block.access);
+        let owner = &self.programs[program];
+        // The node looks up the range before.
+        if owner.is_closed || owner.ranges[range].is_released {
+            self.blocks[number].over = true;
+            return;
+        }
+        match self.iommu.begin(self.time(), access) {
+            Ok(id) => {
+                assert!(self.accesses.insert(id, (number, Known::Attempting)).is_none(), "{id:?} twice");
+                self.attempt(id, false);
+            }
+            Err(BeginError::Full) => self.later(PAUSE_NS, Doing::Send(number)),
+            Err(BeginError::Stuck) => self.blocks[number].over = true,
+            Err(BeginError::NoContext) => panic!("a domain that is open"),
+        }
+        // A sender that has lost the answer comes once more.
+        if self.random.one_in(10) && !self.is_calm {
+            let ns = self.random.below(3 * MS);
+            self.later(ns, Doing::Send(number));
+        }
+    }
+
+    /// A thread begins to copy.
+    fn attempt(&mut self, access: AccessId, is_forced: bool) {
+        let (number, _) = self.accesses[&access];
+        let (program, range) = (self.blocks[number].program, self.blocks[number].range);
+        assert!(!self.programs[program].ranges[range].is_released, "{access:?} touches a released range");
+        assert!(
+            self.copying.insert(access, (program, range)).is_none(),
+            "{access:?} is attempted twice at once"
+        );
+        let is_late = program != 0 && !self.is_calm && self.random.one_in(200);
+        let ns = if is_late { self.random.below(60 * MS) } else { self.random.below(QUICK_NS) };
+        self.later(ns, Doing::Attempt { program, access, is_forced });
+    }
+
+    fn attempted(&mut self, program: usize, id: AccessId, is_forced: bool) {
+        let context = Self::id(program);
+        self.copying.remove(&id);
+        let Some((number, _)) = self.accesses.get(&id).copied() else {
+            // It was given up, or its domain is gone.
+            self.iommu.attempted(self.time(), context, id, Outcome::Done(0));
+            return;
+        };
+        let access = self.blocks[number].access;
+        let (mut absent, mut kind) = (0, Absence::Missing);
+        let first = access.address / PAGE_BYTES;
+        let end = (access.address + u64::from(access.length_bytes)).div_ceil(PAGE_BYTES).max(first + 1);
+        let mut outcome = Outcome::Done(number as u64);
+        for page in first..end {
+            match self.programs[program].pages[&page].seen(access.right) {
+                Err(reason) => {
+                    let address = (page * PAGE_BYTES).max(access.address);
+                    outcome = Outcome::Denied(Unreached { address, reason });
+                    break;
+                }
+                Ok(Some(seen)) if absent == 0 => (absent, kind) = (1 << (page - first), seen),
+                Ok(Some(_)) => absent |= 1 << (page - first),
+                Ok(None) => {}
+            }
+        }
+        if absent != 0 && !is_forced && matches!(outcome, Outcome::Done(_)) {
+            // Programs may say what they like.
+            let lie = self.random.next() as u32;
+            let pages = if self.random.one_in(10) { lie & self.random.next() as u32 } else { absent };
+            outcome = Outcome::Absent(pages, kind);
+        }
+        if let Outcome::Done(_) = outcome {
+            self.bring(program, access.address, access.length_bytes.into(), access.right).unwrap();
+        }
+        let known = match outcome {
+            Outcome::Done(word) => Known::Done(word),
+            Outcome::Denied(_) => Known::Denied,
+            Outcome::Absent(..) => Known::Waiting,
+        };
+        assert!(
+            program != 0 || known == Known::Done(number as u64),
+            "{outcome:?} in memory that is all there"
+        );
+        self.accesses.insert(id, (number, known));
+        self.iommu.attempted(self.time(), context, id, outcome);
+        if self.random.one_in(20) {
+            // Said twice, or by somebody who invents it.
+            self.drain();
+            let (other, lie) = (AccessId(self.random.below(1000) + (1 << 40)), Outcome::Done(7));
+            self.iommu.attempted(self.time(), context, other, lie);
+            if !self.copying.contains_key(&id) {
+                self.iommu.attempted(self.time(), context, id, lie);
+            }
+        }
+    }
+
+    /// Pages come, as far as they are mapped.
+    fn bring(&mut self, program: usize, address: u64, length: u64, right: Right) -> Result<(), Unreached> {
+        for page in address / PAGE_BYTES..(address + length).div_ceil(PAGE_BYTES) {
+            let page_address = (page * PAGE_BYTES).max(address);
+            let Some(known) = self.programs[program].pages.get_mut(&page) else {
+                panic!("page {page} lies outside of what is registered");
+            };
+            match known.seen(right) {
+                Err(reason) => return Err(Unreached { address: page_address, reason }),
+                Ok(Some(_)) => *known = if right == Right::Write { Page::Present } else { Page::Shared },
+                Ok(None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn touched(&mut self, program: usize, touch: TouchId, address: u64, length: u64, right: Right) {
+        let owner = &self.programs[program];
+        let is_missing = |page| owner.pages.get(&page) == Some(&Page::Missing);
+        let mut pages = address / PAGE_BYTES..(address + length).div_ceil(PAGE_BYTES);
+        if owner.brings_nothing && pages.any(is_missing) {
+            self.hanging.push((program, touch));
+            return;
+        }
+        self.running.remove(&touch);
+        let outcome = self.bring(program, address, length, right);
+        self.iommu.touched(self.time(), Self::id(program), touch, outcome);
+        if self.random.one_in(20) {
+            self.iommu.touched(self.time(), Self::id(program), touch, Ok(()));
+            let other = TouchId(self.random.below(10) + (1 << 40));
+            self.iommu.touched(self.time(), Self::id(program), other, Ok(()));
+        }
+    }
+
+    /// Something changes in a program.
+    fn disturb(&mut self) {
+        let program = self.random.index(self.programs.len());
+        if self.random.one_in(300) && !self.programs[program].is_closed {
+            self.programs[program].is_closed = true;
+            self.iommu.close(Self::id(program));
+            // Nobody is left to be told.
+            self.releases.retain(|(owner, _)| *owner != program);
+            self.open();
+            return;
+        }
+        if self.random.one_in(100) {
+            let range = self.random.index(self.programs[program].ranges.len());
+            let owner = &self.programs[program];
+            let start = owner.ranges[range].start;
+            if !owner.is_closed
+                && !owner.ranges[range].is_released
+                && !self.releases.contains(&(program, start))
+            {
+                match self.iommu.release(Self::id(program), start) {
+                    Released::Now => self.released(program, start),
+                    Released::Later => drop(self.releases.insert((program, start))),
+                    Released::Stuck => self.assert_copied(program, start, true),
+                }
+            }
+            return;
+        }
+        let owner = &mut self.programs[program];
+        if !owner.is_restless || owner.pages.is_empty() {
+            return;
+        }
+        let page = *owner.pages.keys().nth(self.random.index(owner.pages.len())).unwrap();
+        let becomes = [Page::Missing, Page::Shared, Page::Present, Page::Protected, Page::Unmapped];
+        let kind = self.random.among(&becomes);
+        owner.pages.insert(page, kind);
+    }
+
+    /// Whether a thread copies in that range.
+    fn assert_copied(&self, program: usize, start: u64, expected: bool) {
+        let in_range = |copy: &&(usize, usize)| {
+            copy.0 == program && self.programs[program].ranges[copy.1].start == start
+        };
+        let is_copied = self.copying.values().any(|copy| in_range(&copy));
+        assert_eq!(is_copied, expected, "whether {start:#x} of program {program} is copied from or to");
+    }
+
+    fn released(&mut self, program: usize, start: u64) {
+        self.assert_copied(program, start, false);
+        for range in &mut self.programs[program].ranges {
+            range.is_released |= range.start == start;
+        }
+    }
+
+    /// Carries out what the machine wants.
+    fn drain(&mut self) {
+        while let Some(action) = self.iommu.poll(self.time()) {
+            match action {
+                Action::Attempt { access, is_forced } => {
+                    let known = &mut self.accesses.get_mut(&access).expect("an access that is not over").1;
+                    assert_eq!(*known, Known::Waiting, "{action:?}");
+                    *known = Known::Attempting;
+                    self.attempt(access, is_forced);
+                }
+                Action::Touch { touch, context, address, length_bytes, right } => {
+                    let program = context.0 as usize - 1;
+                    let is_inside = |range: &Range| {
+                        range.start <= address && address + u64::from(length_bytes) <= range.end
+                    };
+                    assert!(
+                        length_bytes > 0 && self.programs[program].ranges.iter().any(is_inside),
+                        "{action:?}"
+                    );
+                    assert!(self.running.insert(touch, program).is_none(), "{touch:?} runs twice");
+                    let running = self.running.values().filter(|owner| **owner == program).count();
+                    assert!(running <= self.config.running_touches, "{running} touches run");
+                    let ns = self.random.below(200 * US);
+                    let length_bytes = length_bytes.into();
+                    self.later(ns, Doing::Touch { program, touch, address, length_bytes, right });
+                }
+                Action::Done(id, before) => {
+                    let (number, known) = self.end(id);
+                    assert_eq!((before, known), (number as u64, Known::Done(before)), "{action:?}");
+                    self.blocks[number].over = true;
+                }
+                Action::Refuse(id, refusal) => {
+                    let (number, known) = self.end(id);
+                    let is_expected = match refusal.reason {
+                        Reason::Gone | Reason::TimedOut => {
+                            matches!(known, Known::Attempting | Known::Waiting)
+                        }
+                        _ => matches!(known, Known::Denied | Known::Waiting),
+                    };
+                    assert!(is_expected, "{action:?} after {known:?}");
+                    let block = &mut self.blocks[number];
+                    block.over = true;
+                    let access = block.access;
+                    let end = access.address + u64::from(access.length_bytes);
+                    let page = refusal.address / PAGE_BYTES * PAGE_BYTES;
+                    let is_inside = access.address / PAGE_BYTES * PAGE_BYTES <= page && page < end;
+                    assert!(is_inside, "{refusal:?} for {access:?}");
+                }
+                Action::Busy(id) => {
+                    let (number, known) = self.end(id);
+                    assert_eq!(known, Known::Waiting, "{action:?}");
+                    self.later(PAUSE_NS, Doing::Send(number));
+                }
+                Action::Pause { access: id, address, missing } => {
+                    let access = self.blocks[self.accesses[&id].0].access;
+                    let pages = (access.address + u64::from(access.length_bytes)).div_ceil(PAGE_BYTES);
+                    let last = address / PAGE_BYTES + u64::from(missing.ilog2());
+                    assert!(missing & 1 == 1 && last < pages && address + PAGE_BYTES > access.address);
+                    let known = &mut self.accesses.get_mut(&id).expect("an access that is not over").1;
+                    assert_eq!(*known, Known::Waiting, "{action:?}");
+                    *known = Known::Paused;
+                }
+                Action::Ready(id) => {
+                    let (number, known) = self.end(id);
+                    assert_eq!(known, Known::Paused, "{action:?}");
+                    self.later(0, Doing::Send(number));
+                }
+                Action::Forget(id) => {
+                    let (number, known) = self.end(id);
+                    assert_eq!(known, Known::Paused, "{action:?}");
+                    self.later(PAUSE_NS, Doing::Send(number));
+                }
+                Action::Released(context, start, is_free) => {
+                    let program = context.0 as usize - 1;
+                    assert!(self.releases.remove(&(program, start)), "nobody asked for {action:?}");
+                    if is_free {
+                        self.released(program, start);
+                    } else {
+                        self.assert_copied(program, start, true);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Not more bytes wait than may.
+    fn check_held(&self) {
+        let mut held = vec![0; self.programs.len()];
+        for (number, known) in self.accesses.values() {
+            let block = &self.blocks[*number];
+            if *known == Known::Waiting && block.access.end == End::Destination {
+                held[block.program] += u64::from(block.access.length_bytes);
+            }
+        }
+        assert!(held.iter().all(|bytes| *bytes <= self.config.max_held_bytes), "{held:?} wait");
+    }
+
+    fn end(&mut self, id: AccessId) -> (usize, Known) {
+        assert!(self.ended.insert(id), "{id:?} ends twice");
+        self.accesses.remove(&id).expect("an access that has begun")
+    }
+
+    /// The next thing that happens.
+    fn step(&mut self) -> bool {
+        let deadline = self.iommu.next_deadline().map(|time| time.since_ns(Time::default()));
+        let next = self.doing.first_key_value().map(|((at, _), _)| *at);
+        let Some(at) = next.into_iter().chain(deadline).min() else { return false };
+        self.now = self.now.max(at);
+        if deadline.is_some_and(|deadline| deadline <= self.now) {
+            self.iommu.expire(self.time());
+            self.drain();
+            let again = self.iommu.next_deadline().map(|time| time.since_ns(Time::default()));
+            assert!(
+                again.is_none_or(|again| again > self.now),
+                "a deadline stays: {again:?}, now {}",
+                self.now
+            );
+        }
+        if next.is_some_and(|next| next <= self.now)
+            && let Some((_, doing)) = self.doing.pop_first()
+        {
+            self.carry_out(doing);
+        }
+        self.drain();
+        self.check_held();
+        true
+    }
+
+    fn carry_out(&mut self, doing: Doing) {
+        match doing {
+            Doing::Send(number) => self.send(number),
+            Doing::Attempt { program, access, is_forced } => self.attempted(program, access, is_forced),
+            Doing::Touch { program, touch, address, length_bytes, right } => {
+                self.touched(program, touch, address, length_bytes, right);
+            }
+        }
+    }
+
+    /// Blocks come and go while programs are at their worst.
+    fn storm(&mut self) {
+        while self.now < STORM_NS {
+            if self.random.one_in(3) && self.blocks.len() < 400 {
+                self.add_block();
+            }
+            if self.random.one_in(2) {
+                self.disturb();
+            }
+            self.drain();
+            if self.random.one_in(4) || !self.step() {
+                self.now += self.random.below(MS);
+            }
+        }
+    }
+
+    /// From now on pages come, and whatever has begun ends.
+    fn calm(&mut self) {
+        self.is_calm = true;
+        if !self.config.handles_faults {
+            for program in &mut self.programs {
+                program.pages.values_mut().for_each(|page| *page = Page::Present);
+            }
+        }
+        while self.step() {
+            assert!(self.now < STORM_NS + 600_000 * MS, "it does not end");
+        }
+        let open = self.blocks.iter().find(|block| !block.over);
+        assert!(open.is_none(), "{open:?}");
+        // Of pages that never come, nothing is left but that somebody tries to bring them.
+        while let Some((program, touch)) = self.hanging.pop() {
+            if self.random.one_in(2) {
+                self.iommu.close(Self::id(program));
+            }
+            self.running.remove(&touch);
+            self.iommu.touched(self.time(), Self::id(program), touch, Ok(()));
+            self.drain();
+            while self.step() {}
+        }
+        assert!(self.accesses.is_empty() && self.copying.is_empty() && self.running.is_empty());
+        assert!(self.releases.is_empty(), "never released: {:?}", self.releases);
+        assert!(self.iommu.is_idle(), "{:?}", self.iommu);
+    }
+}
+
+#[test]
+fn every_access_ends_once_whatever_programs_do() {
+    let (mut faults, mut touches, mut stalled, mut paused, mut timed_out, mut forced) = (0, 0, 0, 0, 0, 0);
+    Seeds::from_environment(300).run("every_access_ends_once_whatever_programs_do", |seed| {
+        let mut world = World::new(seed);
+        world.storm();
+        world.calm();
+        let counters = world.iommu.counters();
+        faults += counters.faults.iter().flatten().sum::<u64>();
+        touches += counters.touches;
+        stalled += counters.stalled;
+        paused += counters.paused;
+        timed_out += counters.timed_out;
+        forced += counters.forced;
+    });
+    assert!([faults, touches, stalled, paused, timed_out, forced].iter().all(|count| *count > 0));
+}

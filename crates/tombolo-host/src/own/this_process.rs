@@ -1,0 +1,262 @@
+//! The memory of this process, to a thread of its own.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::pages::{Absent, PAGE_BYTES, absent};
+use super::process_memory::{Denied, ProcessMemory, Reason, Right, WordChange};
+use super::{OwnMemory, guarded};
+use crate::maps::{self, Permission};
+use crate::shared::{SharedSpan, SharedSpanMut};
+
+/// The memory of this process, as far as it is permitted. Clones share that.
+#[derive(Clone, Debug)]
+pub struct ThisProcess {
+    page_map: Arc<File>,
+    maps: Arc<File>,
+    /// Where what may be reached begins, and the ends: several, while one more is asked for and not refused yet. Not locked
+    /// while bytes are copied, which may take for ever.
+    ranges: Arc<RwLock<BTreeMap<u64, Vec<u64>>>>,
+}
+
+impl ThisProcess {
+    /// Nothing of it may be reached yet.
+    pub fn new() -> io::Result<Self> {
+        let open = |path| File::open(path).map(Arc::new);
+        let (page_map, maps) = (open("/proc/self/pagemap")?, open("/proc/self/maps")?);
+        Ok(Self { page_map, maps, ranges: Arc::default() })
+    }
+
+    /// This range may be reached from now on.
+    pub fn permit(&self, memory: &OwnMemory) {
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        ranges.entry(memory.address()).or_default().push(end_of(memory));
+    }
+
+    /// This range may not be reached any more, unless it was permitted twice. An access that goes on ends later.
+    pub fn revoke(&self, memory: &OwnMemory) {
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(ends) = ranges.get_mut(&memory.address()) else { return };
+        if let Some(index) = ends.iter().position(|end| *end == end_of(memory)) {
+            ends.swap_remove(index);
+        }
+        if ends.is_empty() {
+            ranges.remove(&memory.address());
+        }
+    }
+
+    /// Does something with a range, if it may be reached.
+    fn reaching<R>(
+        &self,
+        address: u64,
+        length_bytes: usize,
+        access: impl FnOnce(*mut u8) -> R,
+    ) -> Result<R, u64> {
+        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        let end = address.checked_add(length_bytes as u64).ok_or(address)?;
+        let mut before = ranges.range(..=address).rev();
+        let is_permitted = before.any(|(_, limits)| limits.iter().any(|limit| end <= *limit));
+        drop(ranges);
+        if is_permitted { Ok(access(with_exposed_provenance_mut(address as usize))) } else { Err(address) }
+    }
+}
+
+fn end_of(memory: &OwnMemory) -> u64 {
+    memory.address().saturating_add(memory.len() as u64)
+}
+
+/// How many of these bytes the system call copied that this is the outcome of.
+fn count(outcome: isize) -> usize {
+    usize::try_from(outcome).unwrap_or(0)
+}
+
+impl ProcessMemory for ThisProcess {
+    fn absent(&self, address: u64, length_bytes: u32, right: Right) -> Absent {
+        absent(&self.page_map, address, length_bytes, right)
+    }
+
+    fn check(&self, address: u64, length_bytes: u32, right: Right) -> Result<(), Denied> {
+        self.reaching(address, length_bytes as usize, |_| ())
+            .map_err(|address| Denied { address, reason: Reason::NotMapped })?;
+        check(&self.maps, address, length_bytes, right)
+    }
+
+    fn read(&self, address: u64, into: SharedSpanMut<'_>) -> Result<(), u64> {
+        let left = self.reaching(address, into.len(), |from| {
+            if guarded::is_guarded() {
+                // SAFETY: registered memory, to which its owner uses no reference while it is registered, and a span.
+                unsafe { guarded::copy(into.as_mut_ptr(), from, into.len()) }
+            } else {
+                by_system_call(into.as_mut_ptr(), from, into.len())
+            }
+        })?;
+        if left == 0 { Ok(()) } else { Err(address + (into.len() - left) as u64) }
+    }
+
+    fn write(&self, address: u64, bytes: SharedSpan<'_>) -> Result<(), u64> {
+        let left = self.reaching(address, bytes.len(), |to| {
+            if guarded::is_guarded() {
+                // SAFETY: as in `read`.
+                unsafe { guarded::copy(to, bytes.as_ptr(), bytes.len()) }
+            } else {
+                by_system_call(to, bytes.as_ptr(), bytes.len())
+            }
+        })?;
+        if left == 0 { Ok(()) } else { Err(address + (bytes.len() - left) as u64) }
+    }
+
+    fn write_words(&self, address: u64, words: [u64; 2]) -> Result<(), u64> {
+        let is_aligned = address.is_multiple_of(8);
+        self.reaching(address, 16, |at| {
+            for (place, word) in words.iter().enumerate() {
+                let at = at.wrapping_add(place * 8);
+                // SAFETY: as in `read`; the word is aligned where it is stored as one.
+                let is_stored = unsafe {
+                    if guarded::is_guarded() {
+                        if is_aligned {
+                            guarded::store(at.cast(), *word)
+                        } else {
+                            guarded::copy(at, word.to_le_bytes().as_ptr(), 8) == 0
+                        }
+                    } else {
+                        by_system_call(at, word.to_le_bytes().as_ptr(), 8) == 0
+                    }
+                };
+                if !is_stored {
+                    return Err(address + place as u64 * 8);
+                }
+            }
+            Ok(())
+        })?
+    }
+
+    fn change_word(&self, address: u64, change: WordChange) -> Result<u64, Option<u64>> {
+        if !guarded::is_guarded() || !address.is_multiple_of(8) {
+            return Err(None);
+        }
+        let changed = self.reaching(address, 8, |at| {
+            // SAFETY: as in `read`; the word is aligned.
+            unsafe {
+                match change {
+                    WordChange::Add(operand) => guarded::fetch_add(at.cast(), operand),
+                    WordChange::CompareSwap(compare, swap) => guarded::compare_swap(at.cast(), compare, swap),
+                }
+            }
+        });
+        changed.map_err(Some)?.ok_or(Some(address))
+    }
+
+    fn touch(&self, address: u64, length_bytes: u32, right: Right) -> Result<(), Denied> {
+        // Not under the lock: this may take for ever.
+        self.check(address, length_bytes, right)?;
+        let start = address / PAGE_BYTES * PAGE_BYTES;
+        let bytes = (address + u64::from(length_bytes) - start).next_multiple_of(PAGE_BYTES);
+        let advice = match right {
+            Right::Read => libc::MADV_POPULATE_READ,
+            Right::Write => libc::MADV_POPULATE_WRITE,
+        };
+        if populate(start, bytes, advice) {
+            return Ok(());
+        }
+        check(&self.maps, address, length_bytes, right)?;
+        // Others may need only those before it.
+        let mut pages = (start..start + bytes).step_by(PAGE_BYTES as usize);
+        match pages.find(|page| !populate(*page, PAGE_BYTES, advice)) {
+            Some(page) => Err(Denied { address: page.max(address), reason: Reason::Unavailable }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Brings whole pages in; false if one cannot be had.
+fn populate(start: u64, bytes: u64, advice: i32) -> bool {
+    loop {
+        let pointer = with_exposed_provenance_mut::<libc::c_void>(start as usize);
+        // SAFETY: populating brings pages in, and changes no contents.
+        if unsafe { libc::madvise(pointer, bytes as usize, advice) } == 0 {
+            return true;
+        }
+        let error = io::Error::last_os_error().raw_os_error();
+        if !matches!(error, Some(libc::EINTR | libc::EAGAIN)) {
+            return false;
+        }
+    }
+}
+
+/// Copies within this process by system calls, which end where a page cannot be had; how many bytes are left.
+fn by_system_call(to: *mut u8, from: *const u8, bytes: usize) -> usize {
+    let local = libc::iovec { iov_base: to.cast(), iov_len: bytes };
+    let remote = libc::iovec { iov_base: from.cast_mut().cast(), iov_len: bytes };
+    // SAFETY: the call checks both ranges, of which nobody uses references.
+    let copied =
+        unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
+    bytes - count(copied)
+}
+
+/// Whether the mappings of a process allow an access. Kernels before 6.11 are not asked.
+pub(super) fn check(maps: &File, address: u64, length_bytes: u32, right: Right) -> Result<(), Denied> {
+    let permission = match right {
+        Right::Read => Permission::Read,
+        Right::Write => Permission::Write,
+    };
+    let mut at = address;
+    let end = address.checked_add(length_bytes.into());
+    let end = end.ok_or(Denied { address, reason: Reason::NotMapped })?;
+    while at < end {
+        let mapping = match maps::mapping_at(maps, at) {
+            Ok(mapping) => mapping,
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => return Ok(()),
+            Err(_) => return Err(Denied { address: at, reason: Reason::NotMapped }),
+        };
+        if !mapping.allows(permission) || mapping.end <= at {
+            return Err(Denied { address: at, reason: Reason::Protected });
+        }
+        at = mapping.end;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_permitted_is_reached_and_nothing_else() {
+        let (process, memory) = (ThisProcess::new().unwrap(), OwnMemory::map(2 * 4096).unwrap());
+        let (address, bytes) = (memory.address(), [5; 100]);
+        let write = |at| process.write(at, SharedSpan::from(bytes.as_slice()));
+        assert_eq!(write(address), Err(address));
+        process.permit(&memory);
+        assert_eq!(process.touch(address, 4096, Right::Write), Ok(()));
+        assert_eq!(process.absent(address, 8192, Right::Write).pages, 0b10);
+        assert_eq!([write(address), write(address + 8092)], [Ok(()), Ok(())]);
+        assert_eq!(write(address + 8093), Err(address + 8093));
+        assert_eq!(process.write_words(address + 8, [1, 2]), Ok(()));
+        assert_eq!(process.change_word(address + 8, WordChange::Add(4)), Ok(1));
+        assert_eq!(process.change_word(address + 9, WordChange::Add(4)), Err(None));
+        assert_eq!(memory.word(8).unwrap().load(std::sync::atomic::Ordering::Relaxed), 5);
+        // SAFETY: a page of a mapping that nobody else uses.
+        unsafe {
+            let second = memory.as_mut_ptr().add(4096).cast();
+            rustix::mm::mprotect(second, 4096, rustix::mm::MprotectFlags::READ).unwrap();
+        }
+        let denied = Denied { address: address + 4096, reason: Reason::Protected };
+        assert_eq!(process.check(address, 8192, Right::Write), Err(denied));
+        assert_eq!(process.touch(address + 4000, 4096, Right::Write), Err(denied));
+        assert_eq!(write(address + 4050), Err(address + 4096));
+        // Asked for once more, and refused: the first stays.
+        // SAFETY: the first page of the same memory, reached through the same spans.
+        let part = unsafe { OwnMemory::from_raw(std::ptr::NonNull::new(memory.as_mut_ptr()).unwrap(), 8) };
+        process.permit(&part);
+        assert_eq!(write(address + 1000), Ok(()));
+        process.permit(&memory);
+        process.revoke(&part);
+        process.revoke(&memory);
+        assert_eq!(write(address), Ok(()));
+        process.revoke(&memory);
+        assert_eq!(write(address), Err(address));
+    }
+}

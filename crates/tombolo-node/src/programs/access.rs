@@ -1,0 +1,265 @@
+//! Accesses to one program's own memory: the area that is shared with whoever makes them, and the bytes that lie there.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+use tombolo_channel::access::{AccessArea, AccessThreads, Order, Outcome, RING_ORDERS, STAGING_BYTES};
+use tombolo_core::iommu::ContextId;
+use tombolo_host::event::EventFd;
+use tombolo_host::own::ProgramMemory;
+use tombolo_host::shared::{SharedMemoryError, SharedSpan, SharedSpanMut};
+
+/// The staging is given out in pieces of so many bytes.
+const PIECE_BYTES: usize = 4096;
+const PIECES: usize = STAGING_BYTES / PIECE_BYTES;
+
+/// Wakes the engine's loop, if it sleeps.
+#[derive(Debug)]
+pub(crate) struct LoopWake {
+    pub(super) is_asleep: AtomicBool,
+    pub(super) event: EventFd,
+}
+
+impl LoopWake {
+    /// Something has happened that the loop looks for, stored sequentially consistently.
+    pub(crate) fn wake(&self) {
+        if self.is_asleep.load(Ordering::SeqCst) {
+            let _ = self.event.signal();
+        }
+    }
+}
+
+/// Which pieces of a staging are in use.
+#[derive(Debug)]
+struct Pieces([u64; PIECES / 64]);
+
+impl Pieces {
+    fn is_used(&self, piece: usize) -> bool {
+        self.0[piece / 64] >> (piece % 64) & 1 != 0
+    }
+
+    fn set(&mut self, first: usize, count: usize, used: bool) {
+        for piece in first..first + count {
+            let bit = 1 << (piece % 64);
+            if used {
+                self.0[piece / 64] |= bit;
+            } else {
+                self.0[piece / 64] &= !bit;
+            }
+        }
+    }
+
+    /// The first run of so many free pieces: low ones are warm.
+    fn take(&mut self, count: usize) -> Option<usize> {
+        let (mut start, mut piece) = (0, 0);
+        while piece < PIECES {
+            if self.0[piece / 64] == u64::MAX && piece.is_multiple_of(64) {
+                piece += 64;
+                start = piece;
+                continue;
+            }
+            if self.is_used(piece) {
+                start = piece + 1;
+            } else if piece + 1 - start == count {
+                self.set(start, count, true);
+                return Some(start);
+            }
+            piece += 1;
+        }
+        None
+    }
+}
+
+#[derive(Debug)]
+struct Books {
+    posted: u64,
+    taken: u64,
+    /// Nothing is ordered or answered any more.
+    is_closed: bool,
+    pieces: Pieces,
+}
+
+/// What the node has of one program's own memory.
+#[derive(Debug)]
+pub(crate) struct OwnAccess {
+    pub(crate) context: ContextId,
+    /// The domain's number.
+    pub(crate) domain: u16,
+    area: AccessArea,
+    books: Mutex<Books>,
+    /// Of this node, where the program has none.
+    threads: Option<AccessThreads>,
+    /// Orders that are not answered.
+    open: AtomicU32,
+    /// Those of all areas.
+    open_altogether: Arc<AtomicU32>,
+}
+
+impl OwnAccess {
+    fn new(
+        whose: (u16, ContextId),
+        area: AccessArea,
+        threads: Option<AccessThreads>,
+        open_altogether: &Arc<AtomicU32>,
+    ) -> Self {
+        let books = Books { posted: 0, taken: 0, is_closed: false, pieces: Pieces([0; PIECES / 64]) };
+        Self {
+            context: whose.1,
+            domain: whose.0,
+            area,
+            books: Mutex::new(books),
+            threads,
+            open: AtomicU32::new(0),
+            open_altogether: open_altogether.clone(),
+        }
+    }
+
+    /// The program makes the accesses.
+    pub(super) fn by_program(
+        whose: (u16, ContextId),
+        open_altogether: &Arc<AtomicU32>,
+    ) -> Result<Self, SharedMemoryError> {
+        Ok(Self::new(whose, AccessArea::create()?, None, open_altogether))
+    }
+
+    /// Threads of this node make them.
+    pub(super) fn by_node(
+        whose: (u16, ContextId),
+        memory: ProgramMemory,
+        wake: &Arc<LoopWake>,
+        open_altogether: &Arc<AtomicU32>,
+    ) -> Result<Self, String> {
+        let area = AccessArea::create().map_err(|error| error.to_string())?;
+        let twin = area.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+        let twin = AccessArea::open(twin).map_err(|error| error.to_string())?;
+        let wake = wake.clone();
+        let threads = AccessThreads::start(twin, Box::new(memory), Box::new(move || wake.wake()));
+        let threads = threads.map_err(|error| error.to_string())?;
+        Ok(Self::new(whose, area, Some(threads), open_altogether))
+    }
+
+    pub(super) fn is_by_program(&self) -> bool {
+        self.threads.is_none()
+    }
+
+    /// For the program.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.area.as_fd()
+    }
+
+    /// Gives an order, if there is room for one.
+    pub(crate) fn post(&self, order: &Order) -> bool {
+        let mut books = self.books.lock();
+        if books.is_closed || u64::from(self.open.load(Ordering::Relaxed)) >= RING_ORDERS {
+            return false;
+        }
+        self.open.fetch_add(1, Ordering::Relaxed);
+        self.open_altogether.fetch_add(1, Ordering::Relaxed);
+        self.area.post(books.posted, order);
+        books.posted += 1;
+        true
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.books.lock().is_closed
+    }
+
+    /// Whether there may be answers.
+    pub(crate) fn has_answers(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > 0 && self.area.answered() != self.books.lock().taken
+    }
+
+    /// From now on nothing is ordered or answered.
+    pub(super) fn close(&self) {
+        let mut books = self.books.lock();
+        books.is_closed = true;
+        self.open_altogether.fetch_sub(self.open.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// The next answer. The error: the program does not keep to the rules.
+    pub(crate) fn next_answer(&self) -> Result<Option<(u64, Outcome)>, Lies> {
+        let mut books = self.books.lock();
+        let answered = self.area.answered();
+        if books.is_closed || answered == books.taken {
+            return Ok(None);
+        }
+        let more = answered.wrapping_sub(books.taken);
+        if more > u64::from(self.open.load(Ordering::Relaxed)) {
+            return Err(Lies);
+        }
+        let answer = self.area.outcome(books.taken).ok_or(Lies)?;
+        books.taken += 1;
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        self.open_altogether.fetch_sub(1, Ordering::Relaxed);
+        Ok(Some(answer))
+    }
+}
+
+/// What a program says of its accesses cannot be true.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lies;
+
+/// Bytes in the staging of an area, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    own: Arc<OwnAccess>,
+    first: usize,
+    length_bytes: u32,
+}
+
+impl Staged {
+    /// Room for so many bytes, if there is some.
+    pub(crate) fn new(own: &Arc<OwnAccess>, length_bytes: u32) -> Option<Self> {
+        let count = (length_bytes as usize).div_ceil(PIECE_BYTES).max(1);
+        let first = own.books.lock().pieces.take(count)?;
+        Some(Self { own: own.clone(), first, length_bytes })
+    }
+
+    /// Whether it lies in that area.
+    pub(crate) fn is_of(&self, own: &Arc<OwnAccess>) -> bool {
+        Arc::ptr_eq(&self.own, own)
+    }
+
+    /// Where it is in the staging.
+    pub(crate) fn offset(&self) -> u64 {
+        (self.first * PIECE_BYTES) as u64
+    }
+
+    /// The bytes, which the program may change at any moment.
+    pub(crate) fn bytes(&self) -> SharedSpan<'_> {
+        self.own.area.span(self.offset(), self.length_bytes).unwrap_or_else(SharedSpan::empty)
+    }
+
+    /// The room.
+    pub(crate) fn room(&self) -> Option<SharedSpanMut<'_>> {
+        self.own.area.span_mut(self.offset(), self.length_bytes)
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        let count = (self.length_bytes as usize).div_ceil(PIECE_BYTES).max(1);
+        self.own.books.lock().pieces.set(self.first, count, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_given_out_once_and_low_ones_first() {
+        let mut pieces = Pieces([0; PIECES / 64]);
+        assert_eq!([pieces.take(3), pieces.take(70), pieces.take(1)], [Some(0), Some(3), Some(73)]);
+        pieces.set(3, 70, false);
+        assert_eq!([pieces.take(71), pieces.take(64), pieces.take(6)], [Some(74), Some(3), Some(67)]);
+        assert_eq!(pieces.take(PIECES), None);
+        let mut count = 0;
+        while pieces.take(1).is_some() {
+            count += 1;
+        }
+        assert_eq!(count, PIECES - 145);
+    }
+}

@@ -1,0 +1,124 @@
+//! Programs that use the engine on memory of their own, while they map, unmap, protect and fork: plainly, and on far
+//! memory, from which pages come back only when they are asked for.
+//!
+//! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SECONDS=300` goes on for that long.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::common::{Lender, Link, Outcome, Program, Scratch, compiled, needs};
+
+/// How long one run disturbs itself.
+const SECONDS: &str = "2";
+
+/// The test program, linked to the library for C.
+fn program() -> String {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tombolo-c");
+    let test = std::env::current_exe().unwrap();
+    let libraries = test.ancestors().nth(2).unwrap();
+    let library = libraries.join("libtombolo_c.so");
+    assert!(library.is_file(), "no {}: cargo build --release -p tombolo-c", library.display());
+    let flags = [
+        "-Wno-unused-function".to_owned(),
+        format!("-I{}", crates.join("include").display()),
+        format!("-I{}", crates.join("examples").display()),
+        format!("-L{}", libraries.display()),
+        "-ltombolo_c".to_owned(),
+        format!("-Wl,-rpath,{}", libraries.display()),
+    ];
+    compiled("absent_pages", &flags.each_ref().map(String::as_str))
+}
+
+/// One node, or two that are joined, and where the programs find them.
+struct Nodes {
+    _nodes: Vec<Lender>,
+    _scratch: Scratch,
+    arguments: [String; 3],
+}
+
+impl Nodes {
+    fn start(link: Option<Link>) -> Self {
+        let scratch = Scratch::new("absent-pages");
+        let [near, far] = ["near", "far"].map(|name| scratch.file(name));
+        let (nodes, arguments) = match link {
+            None => {
+                let only = Lender::start_with(Link::Shm, "0", &["--programs", &near]);
+                (vec![only], [near.clone(), near, "0".into()])
+            }
+            Some(link) => {
+                let lender = Lender::start_with(link, "0", &["--programs", &far]);
+                let peer = ["--programs", &near, "--peer", lender.address()];
+                let other = Lender::start_with(Link::Shm, "0", &peer);
+                other.errors_with("joined", Duration::from_secs(30));
+                (vec![lender, other], [near, far, "1".into()])
+            }
+        };
+        Self { _nodes: nodes, _scratch: scratch, arguments }
+    }
+
+    /// Runs the program with these seeds: one, or as many as there is time for.
+    fn run(&self, pages: usize, run: impl Fn(&Program) -> Outcome) {
+        let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+        let first = number("TOMBOLO_SEED").unwrap_or_else(|| u64::from(std::process::id()));
+        let (since, limit) = (Instant::now(), Duration::from_secs(number("TOMBOLO_SECONDS").unwrap_or(0)));
+        for seed in first.. {
+            eprintln!("    absent_pages: TOMBOLO_SEED={seed}");
+            let [near, far, node] = &self.arguments;
+            let (pages, seed) = (pages.to_string(), seed.to_string());
+            let program = Program::new(&[&program(), near, far, node, &pages, SECONDS, &seed]);
+            let outcome = run(&program.patience(Duration::from_secs(180)).remote("256M"));
+            let text = outcome.text();
+            assert_eq!(outcome.code(), 0, "seed {seed}: {text}{}", outcome.stderr);
+            assert_eq!(text, "every word is where it belongs\n", "seed {seed}: {}", outcome.stderr);
+            if since.elapsed() >= limit {
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_changes_under_transfers_of_one_node() {
+    Nodes::start(None).run(256, Program::plain);
+}
+
+#[test]
+fn memory_changes_under_transfers_over_shared_memory() {
+    Nodes::start(Some(Link::Shm)).run(600, Program::plain);
+}
+
+#[test]
+fn memory_changes_under_transfers_over_udp() {
+    Nodes::start(Some(Link::Udp)).run(600, Program::plain);
+}
+
+/// The same, unchanged, with most of the memory at a lender: its pages come back for the transfers.
+fn on_far_memory(link: Option<Link>) {
+    needs!();
+    let (nodes, lender) = (Nodes::start(link), Lender::start(Link::Shm, "1G"));
+    nodes.run(2048, |program| {
+        let outcome = program.run_on(&[&lender], "4M");
+        if outcome.code() == 0 {
+            let report = outcome.report();
+            for bytes in ["bytes_in", "bytes_out"] {
+                assert!(report[bytes].as_u64() > Some(0), "no {bytes}: {report:#}");
+            }
+        }
+        outcome
+    });
+}
+
+#[test]
+fn far_memory_changes_under_transfers_of_one_node() {
+    on_far_memory(None);
+}
+
+#[test]
+fn far_memory_changes_under_transfers_over_shared_memory() {
+    on_far_memory(Some(Link::Shm));
+}
+
+#[test]
+fn far_memory_changes_under_transfers_over_udp() {
+    on_far_memory(Some(Link::Udp));
+}
