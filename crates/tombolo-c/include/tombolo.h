@@ -8,6 +8,7 @@
  * and tombolo_receive pass small messages, tombolo_carry moves bytes between two others.
  * tombolo_post gives a queue any number of transfers, tombolo_poll_queue and tombolo_wait_any take
  * their ends.
+ * tombolo_allocate_window makes memory that programs of the same machine map and use themselves.
  * Link with -ltombolo_c.
  */
 
@@ -177,6 +178,11 @@ typedef struct tombolo_queue tombolo_queue;
  A transfer or an atomic operation under way, or over.
  */
 typedef struct tombolo_transfer tombolo_transfer;
+
+/*
+ Memory of another domain, mapped into this program.
+ */
+typedef struct tombolo_window tombolo_window;
 
 /*
  What others may do with memory.
@@ -793,6 +799,94 @@ void tombolo_arm(const struct tombolo_domain *domain);
  `domain` is null or open.
  */
 enum tombolo_result tombolo_drain(const struct tombolo_domain *domain);
+
+/*
+ As `tombolo_allocate`, memory that those can also map whom it is granted to (`tombolo_map_window`), at this node or at one
+ with a link over shared memory. They may all read it, and all or none of them may write it. Memory for reading only can
+ be written by nobody but this program.
+
+ # Safety
+ As for `tombolo_allocate`.
+ */
+enum tombolo_result tombolo_allocate_window(const struct tombolo_domain *domain,
+                                            size_t bytes,
+                                            const struct tombolo_grant *grants,
+                                            size_t grant_count,
+                                            struct tombolo_memory **memory);
+
+/*
+ Takes a window back: after `OK`, nobody else reaches the memory, and it is plain memory of the domain, with no grants, at the
+ same addresses. All that this program has written is there, also what its threads write meanwhile; a system call that
+ writes there may fail with `EFAULT`. Those who have it mapped are told by `tombolo_check_window`. No transfer of this
+ program may reach it meanwhile. After an error others may reach it still, transfers may be refused, and this can be tried again.
+
+ # Safety
+ `domain` is open, `memory` came from `tombolo_allocate_window` of it.
+ */
+enum tombolo_result tombolo_revoke_window(const struct tombolo_domain *domain,
+                                          const struct tombolo_memory *memory);
+
+/*
+ Maps a window of another domain, which begins there at `address`: what is loaded and stored here is loaded and stored
+ there. It stays mapped until `tombolo_unmap_window`, whatever its owner does.
+
+ # Safety
+ `domain` is open, `window` can be written.
+ */
+enum tombolo_result tombolo_map_window(const struct tombolo_domain *domain,
+                                       struct tombolo_target of,
+                                       uint64_t address,
+                                       struct tombolo_window **window);
+
+/*
+ Where the window is in this program; null for null. To write there is a fault if it is for reading only.
+
+ # Safety
+ `window` is null or mapped.
+ */
+void *tombolo_window_data(const struct tombolo_window *window);
+
+/*
+ How many bytes the window has; 0 for null.
+
+ # Safety
+ `window` is null or mapped.
+ */
+size_t tombolo_window_length(const struct tombolo_window *window);
+
+/*
+ Whether the window can be written.
+
+ # Safety
+ `window` is null or mapped.
+ */
+bool tombolo_window_is_writable(const struct tombolo_window *window);
+
+/*
+ `OK`: all that was loaded from the window before came from the owner's memory, and all that was stored before is there.
+ `FAILED`: it was revoked or freed. No system call.
+
+ # Safety
+ `window` is mapped.
+ */
+enum tombolo_result tombolo_check_window(const struct tombolo_window *window);
+
+/*
+ Whether the node of the window's owner lives: one that was killed tells nothing, and `tombolo_check_window` goes on to
+ succeed. A system call.
+
+ # Safety
+ `window` is null or mapped.
+ */
+bool tombolo_window_has_owner(const struct tombolo_window *window);
+
+/*
+ Unmaps a window. Null is nothing.
+
+ # Safety
+ `window` came from `tombolo_map_window` and is not used after this.
+ */
+void tombolo_unmap_window(struct tombolo_window *window);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -24,6 +24,8 @@ mod remote;
 
 mod own;
 
+mod window;
+
 pub use atomic::{tombolo_compare_swap, tombolo_fetch_add, tombolo_wait_word};
 pub use completion::{tombolo_poll, tombolo_release, tombolo_wait};
 pub use domain::{tombolo_close, tombolo_number, tombolo_open, tombolo_open_of_user};
@@ -38,6 +40,11 @@ pub use queue::{
 };
 pub use remote::{tombolo_export, tombolo_find};
 pub use transfer::{tombolo_carry, tombolo_read, tombolo_write};
+pub use window::{
+    tombolo_allocate_window, tombolo_check_window, tombolo_map_window, tombolo_revoke_window,
+    tombolo_unmap_window, tombolo_window_data, tombolo_window_has_owner, tombolo_window_is_writable,
+    tombolo_window_length,
+};
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -259,6 +266,9 @@ pub struct Domain {
 /// Memory that transfers reach.
 pub struct Memory(tombolo_client::Memory);
 
+/// Memory of another domain, mapped into this program.
+pub struct Window(tombolo_client::Window);
+
 /// A transfer or an atomic operation under way, or over.
 pub struct Transfer(Started);
 
@@ -305,6 +315,7 @@ fn open_failure(error: &OpenError) -> Result {
         OpenError::Refused(_)
         | OpenError::OwnMemory(_)
         | OpenError::Memory(_)
+        | OpenError::Window(_)
         | OpenError::NoDescriptors
         | OpenError::UntrustedNode { .. } => Result::Refused,
         OpenError::Lost(_) | OpenError::UnexpectedMessage => Result::NodeGone,
@@ -374,6 +385,22 @@ unsafe fn grants_of(grants: *const Grant, count: usize) -> Option<Vec<tombolo_cl
 impl Domain {
     fn registered(&self) -> MutexGuard<'_, BTreeMap<usize, own::Own>> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// # Safety
+/// `memory` can be written.
+unsafe fn hand_out_memory(
+    allocated: std::result::Result<tombolo_client::Memory, OpenError>,
+    memory: *mut *mut Memory,
+) -> Result {
+    match allocated {
+        Ok(made) => {
+            // SAFETY: can be written, as the caller promises.
+            unsafe { memory.write(Box::into_raw(Box::new(Memory(made)))) };
+            Result::Ok
+        }
+        Err(error) => open_failure(&error),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use crate::{Domain, Grant, Memory, Result, bad_argument, grants_of, open_failure};
+use crate::{Domain, Grant, Memory, Result, bad_argument, grants_of, hand_out_memory, open_failure};
 
 /// Allocates `bytes` of zeroed memory (whole pages of 4096); `grants` says what others may do with it.
 ///
@@ -27,14 +27,8 @@ pub unsafe extern "C" fn tombolo_allocate(
     let Some(grants) = (unsafe { grants_of(grants, grant_count) }) else {
         return bad_argument("tombolo_allocate: a grant is for nobody");
     };
-    match domain.domain.allocate(bytes, &grants) {
-        Ok(made) => {
-            // SAFETY: can be written, as the caller promises.
-            unsafe { memory.write(Box::into_raw(Box::new(Memory(made)))) };
-            Result::Ok
-        }
-        Err(error) => open_failure(&error),
-    }
+    // SAFETY: can be written, as the caller promises.
+    unsafe { hand_out_memory(domain.domain.allocate(bytes, &grants), memory) }
 }
 
 /// Gives memory back: from now on no transfer reaches it, and its bytes are not mapped any more. The handle

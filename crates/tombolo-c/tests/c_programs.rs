@@ -100,6 +100,11 @@ fn messages() {
 }
 
 #[test]
+fn window() {
+    assert_eq!(said(&run("window", &[])), "20000 changes, none read torn\n");
+}
+
+#[test]
 fn all_to_all() {
     assert_eq!(said(&run("all_to_all", &[])), "4096 parts exchanged by 64 domains\n");
 }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::slot::Target;
+
 /// Who else may reach memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Who {
@@ -135,6 +137,37 @@ pub enum Request {
     },
     /// The fault registers of this domain, which are clear then.
     TakeFaultRegisters,
+    /// As [`Self::Allocate`], memory that others can map once [`Self::OpenWindow`] has said so. All grants allow reading, and
+    /// all or none writing.
+    AllocateWindow {
+        /// How much; whole pages.
+        bytes: u64,
+        /// Who can map it.
+        grants: Vec<Grant>,
+    },
+    /// The program has mapped its window: from now on others can, and where they may only read, nobody else for writing.
+    OpenWindow {
+        /// Where it begins, in the domain.
+        address: u64,
+    },
+    /// A window of another domain, or the own one.
+    MapWindow {
+        /// Whose.
+        target: Target,
+        /// Where it begins there.
+        address: u64,
+    },
+    /// Others may not reach a window any more. Answered with [`Reply::Allocated`] and memory of the same size that the
+    /// program moves it to; no transfer reaches it until [`Self::WindowMoved`]. May be asked again, with the same answer.
+    RevokeWindow {
+        /// Where it begins, in the domain.
+        address: u64,
+    },
+    /// The program has moved a window that was revoked: it is memory of the domain, and no window any more.
+    WindowMoved {
+        /// Where it begins, in the domain.
+        address: u64,
+    },
 }
 
 /// The fault registers of a domain, named as those of FAULT §3.2.1. They hold the first fault since they were taken.
@@ -200,6 +233,13 @@ pub enum Reply {
     Access,
     /// The fault registers.
     FaultRegisters(FaultRegisters),
+    /// The window, whose descriptor comes along, and that of its state.
+    Window {
+        /// How large it is.
+        bytes: u64,
+        /// Whether it may be written.
+        is_writable: bool,
+    },
 }
 
 /// A node that transfers can go to.

@@ -17,6 +17,7 @@
 //!
 //! All little endian, addresses virtual ones of their domain.
 
+use serde::{Deserialize, Serialize};
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, CLASSES, NackCode, Notification, Refusal};
 
 /// Channels of a page.
@@ -32,7 +33,7 @@ pub fn is_read(slot: usize) -> bool {
 }
 
 /// The other side of a transfer: the destination of a write, the source of a read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     /// Which node: 0 is the program's own, others are numbered by it.
     pub node: u32,

@@ -29,6 +29,12 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    /// The descriptors that belong to the answer, which are so many.
+    pub(crate) fn descriptors<const N: usize>(self) -> Result<[PassedDescriptor; N], OpenError> {
+        let descriptors = self.descriptors.ok_or(OpenError::NoDescriptors)?;
+        descriptors.try_into().map_err(|_| OpenError::UnexpectedMessage)
+    }
+
     /// The descriptor that belongs to the answer.
     pub(crate) fn descriptor(self) -> Result<PassedDescriptor, OpenError> {
         let descriptors = self.descriptors.ok_or(OpenError::NoDescriptors)?;

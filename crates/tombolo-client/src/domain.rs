@@ -134,8 +134,29 @@ impl Domain {
     /// Allocates zeroed memory at the node: `bytes` is a multiple of 4096, and `grants` says what others may do with
     /// it. Without grants only this domain's own transfers reach it.
     pub fn allocate(&self, bytes: usize, grants: &[Grant]) -> Result<Memory, OpenError> {
-        let request = Request::Allocate { bytes: bytes as u64, grants: grants.to_vec() };
-        let answer = self.0.ask(request, &mut || GivenUp::Allocation)?;
+        self.allocated(Request::Allocate { bytes: bytes as u64, grants: grants.to_vec() }, bytes)
+    }
+
+    pub(crate) fn ask(&self, request: Request) -> Result<Reply, OpenError> {
+        Ok(self.ask_for(request, &mut || GivenUp::Nothing)?.reply)
+    }
+
+    pub(crate) fn ask_for(
+        &self,
+        request: Request,
+        given_up: &mut dyn FnMut() -> GivenUp,
+    ) -> Result<Answer, OpenError> {
+        self.0.ask(request, given_up)
+    }
+
+    /// The node frees this memory when it can be asked next.
+    pub(crate) fn free_later(&self, memory: &Memory) {
+        self.0.free_later(memory.address());
+    }
+
+    /// Asks for so many bytes of memory, and maps them.
+    pub(crate) fn allocated(&self, request: Request, bytes: usize) -> Result<Memory, OpenError> {
+        let answer = self.ask_for(request, &mut || GivenUp::Allocation)?;
         let Reply::Allocated { address } = answer.reply else { return Err(OpenError::UnexpectedMessage) };
         let opened = answer.descriptor().and_then(|descriptor| Ok(SharedMemory::open(descriptor, bytes)?));
         match opened {
@@ -291,7 +312,7 @@ impl Domain {
 
     /// The nodes that transfers can go to; number 0 is the program's own.
     pub fn peers(&self) -> Result<Vec<PeerStatus>, OpenError> {
-        match self.0.ask(Request::Peers, &mut || GivenUp::Nothing)?.reply {
+        match self.ask(Request::Peers)? {
             Reply::Peers(peers) => Ok(peers),
             _ => Err(OpenError::UnexpectedMessage),
         }
@@ -301,7 +322,7 @@ impl Domain {
     /// this program has registered whose page was absent, or that was not permitted, whoever made it. A fault is nothing bad;
     /// what was not permitted has failed a transfer.
     pub fn take_fault_registers(&self) -> Result<FaultRegisters, OpenError> {
-        match self.0.ask(Request::TakeFaultRegisters, &mut || GivenUp::Nothing)?.reply {
+        match self.ask(Request::TakeFaultRegisters)? {
             Reply::FaultRegisters(registers) => Ok(registers),
             _ => Err(OpenError::UnexpectedMessage),
         }
@@ -309,7 +330,7 @@ impl Domain {
 
     /// Which lives of nodes have which numbers.
     pub(crate) fn lives(&self) -> Result<Vec<PeerLife>, OpenError> {
-        match self.0.ask(Request::Lives, &mut || GivenUp::Nothing)?.reply {
+        match self.ask(Request::Lives)? {
             Reply::Lives(lives) => Ok(lives),
             _ => Err(OpenError::UnexpectedMessage),
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tombolo_channel::Failure;
-use tombolo_host::shared::SharedMemoryError;
+use tombolo_host::shared::{MoveError, SharedMemoryError};
 use tombolo_host::unix::UnixError;
 
 use crate::memory::Registered;
@@ -53,6 +53,9 @@ pub enum OpenError {
     /// The memory that the node passed cannot be mapped.
     #[error("{0}")]
     Memory(#[from] SharedMemoryError),
+    /// A window was not moved, so that it is not revoked.
+    #[error("the window is not revoked, and others may reach it still: {0}")]
+    Window(MoveError),
     /// This process may not open its own memory.
     #[error("cannot open /proc/self/mem and maps, by which the node reaches own memory: {0}")]
     OwnMemory(std::io::Error),

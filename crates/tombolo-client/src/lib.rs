@@ -36,6 +36,9 @@
 //! A [`Queue`] takes any number of transfers, begins them in batches, and hands out their ends. A [`Remote`] names memory to
 //! programs at other nodes.
 //!
+//! Memory of [`Domain::allocate_window`] can be mapped by programs of the same machine ([`Domain::map_window`]), which load and
+//! store there themselves, until it is revoked or freed.
+//!
 //! # Order
 //!
 //! - The bytes of a transfer are placed in any order. Its notification is written after all of them, the first word
@@ -66,6 +69,7 @@ mod remote;
 mod requests;
 mod transfer;
 mod waiting;
+mod window;
 
 pub use domain::Domain;
 #[cfg(feature = "embedded")]
@@ -80,5 +84,7 @@ pub use tombolo_channel::{
     Touch, Who,
 };
 pub use tombolo_host::own::{OwnMemory, Right};
+pub use tombolo_host::shared::WindowEnd;
 pub use tombolo_wire::{CLASSES, Notification};
 pub use transfer::{Atomic, Spec, Transfer};
+pub use window::{Window, WindowError};

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 
 use tombolo_host::own::OwnMemory;
-use tombolo_host::shared::{SharedMemory, SharedMemoryError, SharedSpan};
+use tombolo_host::shared::{MoveError, SharedMemory, SharedMemoryError, SharedSpan};
 
 /// Memory from the node, shared with it. Others may change it at any moment, as far as its grants
 /// go; so it is copied in and out, or looked at by atomic words.
@@ -38,6 +38,11 @@ impl Memory {
     /// Where it is in this program, while `self` lives: for code that can deal with memory that others change.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.memory.as_mut_ptr()
+    }
+
+    /// What it holds moves to other memory of the same size, behind the same address.
+    pub(crate) fn move_to(&self, other: SharedMemory) -> Result<(), MoveError> {
+        self.memory.move_to(other)
     }
 
     /// Copies bytes in.

@@ -16,6 +16,7 @@
 //! from a peer before it maps anything.
 
 mod span;
+mod window;
 
 use std::ffi::c_void;
 use std::fmt;
@@ -25,13 +26,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::passed::PassedDescriptor;
 
 pub use span::{SharedSpan, SharedSpanMut};
+pub use window::{MappedWindow, MoveError, WindowEnd, WindowState, can_hold_writers_back};
 
 /// A huge page, in bytes: what one entry of a processor's address cache can stand for, where 512 ordinary
 /// pages need 512.
@@ -81,10 +83,9 @@ impl SharedMemoryError {
     }
 }
 
-/// Maps a file for reading and writing; one of a huge page or more so that its huge pages can be mapped as
+/// Maps a file; one of a huge page or more so that its huge pages can be mapped as
 /// such, unless somebody else takes that place meanwhile.
-fn map_aligned(file: impl AsFd, length_bytes: usize) -> Result<NonNull<u8>, Errno> {
-    let access = ProtFlags::READ | ProtFlags::WRITE;
+fn map_aligned(file: impl AsFd, length_bytes: usize, access: ProtFlags) -> Result<NonNull<u8>, Errno> {
     if length_bytes >= HUGE_PAGE_BYTES
         && let Some(place) = aligned_place(length_bytes)
     {
@@ -135,13 +136,10 @@ unsafe impl Sync for SharedMemory {}
 impl SharedMemory {
     /// New zeroed memory, sealed against resizing, to be passed to a peer.
     pub fn create(name: &str, length_bytes: usize) -> Result<Self, SharedMemoryError> {
-        let descriptor = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(SharedMemoryError::system("creation"))?;
-        rustix::fs::ftruncate(&descriptor, length_bytes as u64)
-            .map_err(SharedMemoryError::system("sizing"))?;
-        rustix::fs::fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        let memory = Self::create_growing_seals(name, length_bytes)?;
+        rustix::fs::fcntl_add_seals(&memory.descriptor, SealFlags::SEAL)
             .map_err(SharedMemoryError::system("sealing"))?;
-        Self::map(descriptor, length_bytes)
+        Ok(memory)
     }
 
     /// Maps memory that a peer made: checks first that it has the agreed size and cannot shrink.
@@ -149,7 +147,14 @@ impl SharedMemory {
         descriptor: impl Into<PassedDescriptor>,
         length_bytes: usize,
     ) -> Result<Self, SharedMemoryError> {
-        let descriptor = descriptor.into();
+        Self::open_as(descriptor.into(), length_bytes, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn open_as(
+        descriptor: PassedDescriptor,
+        length_bytes: usize,
+        access: ProtFlags,
+    ) -> Result<Self, SharedMemoryError> {
         // Only memfds (and hugetlbfs) answer; EINVAL is another kind of file.
         let seals = rustix::fs::fcntl_get_seals(&descriptor).map_err(|_| SharedMemoryError::NotSealed)?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -162,12 +167,20 @@ impl SharedMemory {
         if found_bytes != length_bytes as u64 {
             return Err(SharedMemoryError::WrongSize { expected_bytes: length_bytes, found_bytes });
         }
-        Self::map(descriptor.into(), length_bytes)
+        Self::map_as(descriptor.into(), length_bytes, access)
     }
 
     fn map(descriptor: OwnedFd, length_bytes: usize) -> Result<Self, SharedMemoryError> {
+        Self::map_as(descriptor, length_bytes, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn map_as(
+        descriptor: OwnedFd,
+        length_bytes: usize,
+        access: ProtFlags,
+    ) -> Result<Self, SharedMemoryError> {
         let failed = SharedMemoryError::system("mapping");
-        let pointer = map_aligned(&descriptor, length_bytes).map_err(failed)?;
+        let pointer = map_aligned(&descriptor, length_bytes, access).map_err(failed)?;
         Ok(Self { pointer, length_bytes, descriptor })
     }
 

@@ -46,6 +46,8 @@ pub const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
 pub const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
 /// `UFFD_FEATURE_THREAD_ID`: faults name their thread.
 pub const FEATURE_THREAD_ID: u64 = 1 << 8;
+/// `UFFD_FEATURE_WP_HUGETLBFS_SHMEM`: writes to shared memory can be reported, too.
+pub const FEATURE_WRITE_PROTECT_SHARED: u64 = 1 << 12;
 /// `UFFD_FEATURE_POISON`: a range can be made to raise SIGBUS.
 pub const FEATURE_POISON: u64 = 1 << 14;
 /// `UFFD_FEATURE_MOVE`: a process can move pages inside itself (Linux 6.8).
@@ -179,6 +181,20 @@ impl Userfaultfd {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(made) }))
     }
 
+    /// Makes one for this process that any user may have: it does not see what the kernel accesses for a system call, which
+    /// fails with `EFAULT` instead.
+    pub fn for_user_accesses() -> io::Result<Self> {
+        const USER_MODE_ONLY: i32 = 1;
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
+        // SAFETY: userfaultfd(2) takes flags only and returns a new descriptor.
+        let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+        if made < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call above has just returned this descriptor to us alone.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(made as i32) }))
+    }
+
     /// A second descriptor of the same address space.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self(self.0.try_clone()?))
@@ -207,6 +223,11 @@ impl Userfaultfd {
     /// From now on missing pages of the range are reported, and nothing else.
     pub fn register_missing(&self, start: u64, length: u64) -> io::Result<()> {
         self.ioctl(UFFDIO_REGISTER, &mut [start, length, REGISTER_MISSING, 0])
+    }
+
+    /// From now on writes to write-protected pages of the range are reported, and nothing else.
+    pub fn register_write_protect(&self, start: u64, length: u64) -> io::Result<()> {
+        self.ioctl(UFFDIO_REGISTER, &mut [start, length, REGISTER_WRITE_PROTECT, 0])
     }
 
     /// From now on nothing of the range is reported; threads that wait for its pages try again.

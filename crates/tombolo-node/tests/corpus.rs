@@ -66,6 +66,7 @@ fn control_messages() {
         ("be-path", Request::BePath { token: [9; 16] }),
         ("delete", Request::Delete { name: name() }),
         ("identify", Request::Identify),
+        ("map-window", Request::MapWindow { domain: 0x8001, address: 1 << 56 }),
         ("join", Request::Join { name: name(), life: Life([6; 16]), insists: true }),
     ] {
         let message = Message::V1(MessageV1::Ask { number: 300, request });
@@ -77,6 +78,7 @@ fn control_messages() {
         ("too-much", Reply::TooMuch { free_bytes: 1 }),
         ("status-is", Reply::Status { status: Box::new(status), next: Some(7) }),
         ("failed", Reply::Failed("no".into())),
+        ("window", Reply::Window { bytes: 4096, is_writable: true }),
         ("carried", Reply::Carried(Some(0x105))),
         ("introduced", Reply::Introduced { name: name(), life: Life([6; 16]) }),
         ("found", Reply::Found(found())),

@@ -48,6 +48,11 @@ fn messages() {
 }
 
 #[test]
+fn window() {
+    assert_eq!(run("window", &[]), "20000 changes, read by 2, none torn\n");
+}
+
+#[test]
 fn all_to_all() {
     assert_eq!(run("all_to_all", &[]), "4096 parts exchanged by 64 domains\n");
 }

@@ -16,4 +16,5 @@ mod queue;
 mod refused;
 mod transfers;
 mod waiting;
+mod windows;
 mod words;

@@ -1,5 +1,7 @@
 use std::sync::atomic::Ordering;
 
+use rustix::fs::MemfdFlags;
+
 use super::*;
 
 #[test]

@@ -63,6 +63,9 @@ pub const ALLOCATE_FREEING_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long memory that is freed may be in use still before the program hears that it is freed: a block that is
 /// being copied or sent is done in far less.
 pub const IN_USE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long another node may take to pass a window, before the program that asks for it hears that it does not answer: a
+/// third of what the program waits for (`client::DEFAULT_REQUEST_TIMEOUT`). A bound, not a measurement.
+pub const MAP_WINDOW_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long one huge page may take. Where it takes longer, the kernel has to move others for it, which costs more
 /// than it is worth; zeroing 2 MiB takes a tenth of that.
 pub const HUGE_PAGE_TIMEOUT: Duration = Duration::from_millis(2);

@@ -31,6 +31,7 @@ use crate::programs::Missing;
 use crate::programs::domain::ProgramDomain;
 use crate::programs::own::{OwnPlace, is_own};
 use crate::programs::user::Poster;
+use crate::programs::windows::{WindowPlace, Windows};
 
 /// The domain of the node's own buffers.
 pub(crate) const BUFFERS: Domain = Domain(0);
@@ -235,6 +236,16 @@ impl Node {
     }
 }
 
+impl Windows for Node {
+    fn window(&self, domain: u16, address: u64, by: Poster) -> Result<WindowPlace, Missing> {
+        let numbers = &self.fabric.numbers;
+        self.programs.find_window(domain, address, |grants, is_writable| {
+            let access = if is_writable { Access::changing(by) } else { Access::reading(by) };
+            access.is_granted(domain, grants, numbers)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,7 +280,7 @@ mod tests {
             let (programs, memory) = (&self.node.programs, Arc::new(allocate(4096).unwrap()));
             let room = programs.reserve(4096).unwrap();
             let reclaimer = self.node.lending.reclaimer(Owner::Peer(PEER));
-            programs.enter(domain, Segment::new(memory, room, reclaimer), grants)
+            programs.enter(domain, Segment::new(memory, room, reclaimer), grants, None)
         }
 
         /// What a poster may do with 64 bytes: to read them, write them, change a word.

@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
+use tombolo_channel::from_the_wire;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::timing::node as timing;
 use tombolo_link::{LinkState, SendError};
+use tombolo_wire::Domain;
 
 use crate::driver::node::Node;
 use crate::driver::status::MAX_STATUS_BYTES;
@@ -17,6 +19,8 @@ use crate::fabric::label;
 use crate::fabric::link_driver::AskError;
 use crate::fabric::messages::{Message, MessageV1, Reply, Request};
 use crate::fabric::neighbour::{Answer, Neighbour};
+use crate::programs::user::Poster;
+use crate::programs::windows::{Windows, why_not};
 
 impl Node {
     /// Asks a peer and waits for its answer, driving the link meanwhile. Where that is lost and others
@@ -165,6 +169,9 @@ impl Node {
                         self.make_for(neighbour, number, &carriage);
                         None
                     }
+                    Request::MapWindow { domain, address } => {
+                        self.answer_with_window(connection, number, domain, address)
+                    }
                     Request::Lend { bytes } => self.lending.lend(connection, number, bytes),
                     Request::Create { bytes } => self.lending.create(connection, number, bytes),
                     Request::Publish { segment, name, checksum } => {
@@ -203,6 +210,35 @@ impl Node {
         let _ = connection.link.send_control(&message, &descriptors);
     }
 
+    /// Passes a window of a program here to a peer, or says why not.
+    fn answer_with_window(
+        &self,
+        connection: &Connection,
+        number: u32,
+        domain: u16,
+        address: u64,
+    ) -> Option<Reply> {
+        let Some(domain) = from_the_wire(Domain(domain)) else {
+            return Some(Reply::Failed(format!("{domain} is no program's domain")));
+        };
+        if !connection.link.supports_windows() {
+            return Some(Reply::Failed("this link passes no memory".into()));
+        }
+        let place = match self.window(domain, address, Poster::Peer(connection.neighbour().id)) {
+            Ok(place) => place,
+            Err(missing) => return Some(Reply::Failed(why_not(missing, domain, address))),
+        };
+        let descriptors = match place.descriptors() {
+            Ok(descriptors) => descriptors,
+            Err(error) => return Some(Reply::Failed(error.to_string())),
+        };
+        let reply = Reply::Window { bytes: place.bytes(), is_writable: place.is_writable };
+        let message = Message::V1(MessageV1::Answer { number, reply }).encode();
+        // A peer that asks and does not take the answers is on its own.
+        let _ = connection.link.send_control(&message, &descriptors.each_ref().map(AsFd::as_fd));
+        None
+    }
+
     fn answer(&self, neighbour: &Neighbour, request: Request) -> Reply {
         match request {
             Request::Introduce { name, life } => match neighbour.first() {
@@ -232,6 +268,7 @@ impl Node {
             | Request::Create { .. }
             | Request::Publish { .. }
             | Request::Join { .. }
+            | Request::MapWindow { .. }
             | Request::BePath { .. } => Reply::Failed("that is not answered at once".into()),
         }
     }

@@ -93,7 +93,7 @@ impl Node {
 
 /// Receives programs at a socket until `stop` says so. On a thread of its own: to allocate takes time.
 pub fn receive_programs(node: &Arc<Node>, listener: &SeqpacketListener, stop: &AtomicBool) {
-    callers::receive(&node.programs, &node.fabric, listener, stop);
+    callers::receive(&node.programs, &node.fabric, &**node, listener, stop);
 }
 
 /// Serves until `stop` says so. `told` hears of connections that come and go.

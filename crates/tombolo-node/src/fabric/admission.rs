@@ -27,6 +27,7 @@ fn takes_memory(request: &Request) -> bool {
         | Request::List { .. }
         | Request::Delete { .. }
         | Request::PathToken
+        | Request::MapWindow { .. }
         | Request::BePath { .. } => false,
     }
 }
@@ -47,6 +48,7 @@ fn needed(request: &Request) -> &'static [Permission] {
         | Request::Release { .. }
         | Request::Carry(_)
         | Request::PathToken
+        | Request::MapWindow { .. }
         | Request::BePath { .. } => &[],
     }
 }

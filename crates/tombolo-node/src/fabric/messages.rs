@@ -117,6 +117,13 @@ pub enum Request {
         /// It was answered that there is a link already, and has none.
         insists: bool,
     },
+    /// Let a program of mine map this window of a program of yours. Answered with [`Reply::Window`].
+    MapWindow {
+        /// Whose, as on the wire.
+        domain: u16,
+        /// Where it begins there.
+        address: u64,
+    },
 }
 
 /// A transfer that the node with its source is asked to make.
@@ -202,6 +209,13 @@ pub enum Reply {
     JoinedAlready {
         /// Which life of it.
         life: Life,
+    },
+    /// A window. Its descriptor comes along, and that of its state.
+    Window {
+        /// How large it is.
+        bytes: u64,
+        /// Whether it may be written.
+        is_writable: bool,
     },
 }
 
@@ -294,6 +308,7 @@ impl Request {
             | Self::Find { .. }
             | Self::List { .. }
             | Self::PathToken
+            | Self::MapWindow { .. }
             | Self::BePath { .. } => false,
         }
     }

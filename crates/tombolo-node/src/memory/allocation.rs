@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
-use tombolo_host::shared::{HUGE_PAGE_BYTES, SharedMemory};
+use tombolo_host::shared::{HUGE_PAGE_BYTES, SharedMemory, SharedMemoryError};
 use tombolo_host::timing::node as timing;
 
 /// Why memory was not allocated.
@@ -33,9 +33,20 @@ pub struct Allocation {
 impl Allocation {
     /// New memory of this size, without its pages.
     pub fn new(bytes: u64) -> Result<Self, AllocationError> {
+        Self::with(bytes, |length| SharedMemory::create("tombolo-segment", length))
+    }
+
+    /// As [`Self::new`], memory that others are to map.
+    pub fn of_window(bytes: u64) -> Result<Self, AllocationError> {
+        Self::with(bytes, |length| SharedMemory::create_growing_seals("tombolo-window", length))
+    }
+
+    fn with(
+        bytes: u64,
+        create: impl FnOnce(usize) -> Result<SharedMemory, SharedMemoryError>,
+    ) -> Result<Self, AllocationError> {
         let length = usize::try_from(bytes).map_err(|_| AllocationError::BadSize(bytes))?;
-        let memory = SharedMemory::create("tombolo-segment", length)
-            .map_err(|error| AllocationError::System(error.to_string()))?;
+        let memory = create(length).map_err(|error| AllocationError::System(error.to_string()))?;
         Ok(Self { memory, done_bytes: 0, huge_time_left: Some(timing::HUGE_PAGES_RESERVE) })
     }
 

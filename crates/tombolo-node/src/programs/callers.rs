@@ -12,6 +12,7 @@ use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 
 use super::domain::ProgramDomain;
 use super::domains::Programs;
+use super::windows::Windows;
 use crate::fabric::table::Fabric;
 
 /// Connections of programs beyond those that have a domain.
@@ -46,6 +47,7 @@ impl Caller {
 pub(crate) fn receive(
     programs: &Arc<Programs>,
     fabric: &Fabric,
+    windows: &dyn Windows,
     listener: &SeqpacketListener,
     stop: &AtomicBool,
 ) {
@@ -75,7 +77,7 @@ pub(crate) fn receive(
         }
         for key in &ready {
             let Some(caller) = callers.get_mut(key) else { continue };
-            if !serve_caller(programs, fabric, caller, &mut buffer) {
+            if !serve_caller(programs, fabric, windows, caller, &mut buffer) {
                 poll.remove(caller.socket().as_fd());
                 if let Some(Caller::Open(domain)) = callers.remove(key) {
                     programs.close(&domain);
@@ -107,7 +109,13 @@ fn may_use(socket: &SeqpacketSocket) -> bool {
 }
 
 /// Answers what a program has asked by now. False: it is gone, or talks nonsense.
-fn serve_caller(programs: &Arc<Programs>, fabric: &Fabric, caller: &mut Caller, buffer: &mut [u8]) -> bool {
+fn serve_caller(
+    programs: &Arc<Programs>,
+    fabric: &Fabric,
+    windows: &dyn Windows,
+    caller: &mut Caller,
+    buffer: &mut [u8],
+) -> bool {
     for _ in 0..MESSAGES_AT_ONCE {
         // `None`: the kernel closed the descriptors that came with the message, which itself is whole.
         let (length, descriptors) = match caller.socket().receive(buffer) {
@@ -144,7 +152,7 @@ fn serve_caller(programs: &Arc<Programs>, fabric: &Fabric, caller: &mut Caller, 
             continue;
         };
         let answered = match caller {
-            Caller::Open(domain) => programs.answer(fabric, domain, number, request, descriptors),
+            Caller::Open(domain) => programs.answer(fabric, windows, domain, number, request, descriptors),
             Caller::New(socket) => {
                 let Request::Open { domain } = request else { return false };
                 // Its place is taken by the end of a pair that nobody holds.

@@ -20,6 +20,7 @@ use super::domain::{MailboxState, ProgramDomain};
 use super::own::OwnRanges;
 use super::requests::LastHolder;
 use super::user::{Poster, SMALL_LOOPBACK};
+use super::windows::Window;
 use super::{Limits, Missing};
 use crate::fabric::life::NoRandomNumbers;
 use crate::memory::blocking::Pools;
@@ -29,7 +30,17 @@ use crate::memory::reclaim::{Account, Room, Segment, TakeError};
 #[derive(Debug)]
 pub(super) struct Region {
     pub(super) segment: Segment,
-    grants: Vec<Grant>,
+    pub(super) grants: Vec<Grant>,
+    /// Whether others may map it.
+    pub(super) window: Option<Window>,
+    /// What it moves to, since it was revoked. No transfer reaches it meanwhile.
+    pub(super) successor: Option<Segment>,
+}
+
+impl Region {
+    pub(super) fn is_moving(&self) -> bool {
+        self.successor.is_some()
+    }
 }
 
 pub(crate) type Domains = BTreeMap<u16, Arc<ProgramDomain>>;
@@ -92,6 +103,8 @@ pub(crate) struct Counts {
     pub(crate) descriptors_refused: AtomicU64,
     mails: AtomicU64,
     mails_refused: AtomicU64,
+    pub(super) windows_mapped: AtomicU64,
+    pub(super) windows_revoked: AtomicU64,
 }
 
 impl Programs {
@@ -124,8 +137,16 @@ impl Programs {
     /// By name, for the node's status.
     pub(crate) fn counters(&self) -> Vec<(String, u64)> {
         let open = self.domains.read().len() as u64;
-        let Counts { transfers, failed, bells_dropped, descriptors_refused, mails, mails_refused } =
-            &self.counts;
+        let Counts {
+            transfers,
+            failed,
+            bells_dropped,
+            descriptors_refused,
+            mails,
+            mails_refused,
+            windows_mapped,
+            windows_revoked,
+        } = &self.counts;
         let mut counters = vec![
             ("programs_domains".to_owned(), open),
             ("programs_memory_bytes".to_owned(), self.memory.in_use_bytes()),
@@ -142,6 +163,8 @@ impl Programs {
             ("programs_descriptors_refused", descriptors_refused),
             ("programs_mails", mails),
             ("programs_mails_refused", mails_refused),
+            ("programs_windows_mapped", windows_mapped),
+            ("programs_windows_revoked", windows_revoked),
         ] {
             counters.push((name.to_owned(), counter.load(Ordering::Relaxed)));
         }
@@ -170,6 +193,9 @@ impl Programs {
             let is_open = self.domains.read().contains_key(&number);
             return Err(if is_open { Missing::Range } else { Missing::Domain });
         };
+        if region.is_moving() {
+            return Err(Missing::Range);
+        }
         let offset = address - start;
         let end = offset.checked_add(length_bytes.into()).ok_or(Missing::Range)?;
         let memory = region.segment.memory();
@@ -427,6 +453,7 @@ impl Programs {
         domain: &ProgramDomain,
         segment: Segment,
         grants: Vec<Grant>,
+        window: Option<Window>,
     ) -> Result<u64, String> {
         let address = self.addresses.lock().take(segment.memory().len() as u64);
         let address = address.ok_or("this node has no addresses left; start it again")?;
@@ -435,7 +462,9 @@ impl Programs {
         if domains.get(&domain.number).is_none_or(|open| open.life != domain.life) {
             return Err("the domain is closed".into());
         }
-        self.regions.write().insert((domain.number, address), Region { segment, grants });
+        self.regions
+            .write()
+            .insert((domain.number, address), Region { segment, grants, window, successor: None });
         Ok(address)
     }
 }

@@ -16,6 +16,7 @@ pub(crate) mod domains;
 pub(crate) mod own;
 mod requests;
 pub(crate) mod user;
+pub(crate) mod windows;
 
 /// The most blocks that an engine may have under way.
 pub const MAX_TRANSACTIONS: u16 = 1 << 15;

@@ -3,7 +3,7 @@
 //! What may take long (memory, descriptors that a program passes) is done in the pool, and answered from
 //! there: the thread that receives programs also brings their wakes, and waits for nothing.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -18,6 +18,7 @@ use tombolo_host::unix::UnixError;
 
 use super::domain::ProgramDomain;
 use super::domains::{Programs, Region};
+use super::windows::{self, AskedWindow, Window, Windows};
 use crate::fabric::connection::Connection;
 use crate::fabric::table::{Fabric, ITSELF};
 use crate::memory::allocation::Allocation;
@@ -79,6 +80,7 @@ impl Programs {
     pub(super) fn answer(
         self: &Arc<Self>,
         fabric: &Fabric,
+        windows: &dyn Windows,
         domain: &Arc<ProgramDomain>,
         number: u32,
         request: Request,
@@ -105,17 +107,57 @@ impl Programs {
             Request::Deregister { address } => return programs.deregister(domain, number, address),
             Request::Free { address } => {
                 // From now on nobody finds it.
-                let Some(region) = programs.regions.write().remove(&(domain.number, address)) else {
+                let Some(mut region) = programs.regions.write().remove(&(domain.number, address)) else {
                     let reason = format!("no memory begins at {address:#x}");
                     return domain.reply(number, Reply::Failed(reason), &[]);
                 };
+                drop(region.window.take());
                 let work = Work::Free(region, Instant::now());
                 let task = ProgramTask { programs: programs.clone(), domain: domain.clone(), number, work };
                 self.pools.blocking.give_back(domain.owner(), Box::new(task));
                 return Ok(());
             }
             Request::Allocate { bytes, grants } => match Programs::check_allocation(bytes, &grants) {
-                Ok(()) => Work::AwaitRoom(bytes, noted(fabric, grants), Instant::now()),
+                Ok(()) => Work::AwaitRoom(bytes, Wanted::Memory(noted(fabric, grants)), Instant::now()),
+                Err(reason) => return domain.reply(number, Reply::Failed(reason), &[]),
+            },
+            Request::AllocateWindow { bytes, grants } => {
+                let checked = Programs::check_allocation(bytes, &grants);
+                match checked.and_then(|()| windows::is_writable(&grants)) {
+                    Ok(is_writable) => {
+                        let wanted = Wanted::Window(noted(fabric, grants), is_writable);
+                        Work::AwaitRoom(bytes, wanted, Instant::now())
+                    }
+                    Err(reason) => return domain.reply(number, Reply::Failed(reason), &[]),
+                }
+            }
+            Request::OpenWindow { address } => {
+                let opened = programs.open_window(domain, address);
+                return domain.reply(number, opened.map_or_else(Reply::Failed, |()| Reply::Done), &[]);
+            }
+            Request::WindowMoved { address } => {
+                let moved = programs.moved(domain, address);
+                return domain.reply(number, moved.map_or_else(Reply::Failed, |()| Reply::Done), &[]);
+            }
+            Request::RevokeWindow { address } => match programs.window_bytes(domain, address) {
+                Ok(bytes) => Work::AwaitRoom(bytes, Wanted::Successor(address), Instant::now()),
+                Err(reason) => return domain.reply(number, Reply::Failed(reason), &[]),
+            },
+            Request::MapWindow { target, address } if target.node == ITSELF.0 => {
+                let mapped = programs.map_here(windows, domain, target, address).and_then(|place| {
+                    let descriptors = place.descriptors().map_err(|error| error.to_string())?;
+                    let is_writable = place.is_writable;
+                    Ok((Reply::Window { bytes: place.bytes(), is_writable }, descriptors))
+                });
+                return match mapped {
+                    Ok((reply, descriptors)) => {
+                        domain.reply(number, reply, &descriptors.each_ref().map(AsFd::as_fd))
+                    }
+                    Err(reason) => domain.reply(number, Reply::Failed(reason), &[]),
+                };
+            }
+            Request::MapWindow { target, address } => match AskedWindow::new(fabric, target, address) {
+                Ok(asked) => Work::AwaitWindow(asked),
                 Err(reason) => return domain.reply(number, Reply::Failed(reason), &[]),
             },
             Request::OpenAccess => {
@@ -141,17 +183,38 @@ impl Programs {
     }
 }
 
+/// What memory is allocated for.
+enum Wanted {
+    /// Memory of a domain.
+    Memory(Vec<Grant>),
+    /// A window, which others may write or not.
+    Window(Vec<Grant>, bool),
+    /// What the window at this address moves to, since it is revoked.
+    Successor(u64),
+}
+
 /// What is done for a program, and how far it is.
 enum Work {
     /// What others gave back may have to be freed first. Since when it waits.
-    AwaitRoom(u64, Vec<Grant>, Instant),
-    Allocate(Allocation, Room, Vec<Grant>),
+    AwaitRoom(u64, Wanted, Instant),
+    Allocate(Allocation, Room, Wanted),
+    /// Nobody finds the window at this address any more. What it moves to, and since when.
+    Withdraw(u64, Arc<SharedMemory>, Instant),
+    /// Another node is asked.
+    AwaitWindow(AskedWindow),
     Register((u64, u64), Vec<Grant>, FaultPolicy, Vec<PassedDescriptor>),
     /// Nobody finds this any more. Since when.
     Free(Region, Instant),
     /// The socket has not taken this yet. Until when it is tried.
-    Answer(Reply, Option<Arc<SharedMemory>>, Instant),
+    Answer(Reply, Passed, Instant),
     Over,
+}
+
+/// What goes with an answer.
+enum Passed {
+    Nothing,
+    Memory(Arc<SharedMemory>),
+    Window(Vec<OwnedFd>),
 }
 
 struct ProgramTask {
@@ -162,50 +225,82 @@ struct ProgramTask {
 }
 
 impl ProgramTask {
-    /// The rest is this answer, with memory if there is some.
-    fn answer(&mut self, reply: Reply, memory: Option<Arc<SharedMemory>>) -> Step {
-        self.work = Work::Answer(reply, memory, Instant::now() + timing::ANSWER_TIMEOUT);
+    /// The rest is this answer.
+    fn answer(&mut self, reply: Reply, passed: Passed) -> Step {
+        self.work = Work::Answer(reply, passed, Instant::now() + timing::ANSWER_TIMEOUT);
         Step::More
     }
 
-    fn await_room(&mut self, bytes: u64, grants: Vec<Grant>, since: Instant) -> Result<Step, String> {
+    fn await_room(&mut self, bytes: u64, wanted: Wanted, since: Instant) -> Result<Step, String> {
         match self.programs.memory.take(bytes) {
             Err(TakeError::BeingFreed) if since.elapsed() < timing::ALLOCATE_FREEING_TIMEOUT => {
-                self.work = Work::AwaitRoom(bytes, grants, since);
+                self.work = Work::AwaitRoom(bytes, wanted, since);
                 Ok(self.programs.memory.help_to_free())
             }
             Err(_) => Err(self.programs.reserve(bytes).map_or_else(|reason| reason, |_| "ask again".into())),
             Ok(room) => {
-                let allocation = Allocation::new(bytes).map_err(|error| error.to_string())?;
-                self.work = Work::Allocate(allocation, room, grants);
+                let allocation = match &wanted {
+                    Wanted::Window(..) => Allocation::of_window(bytes),
+                    Wanted::Memory(_) | Wanted::Successor(_) => Allocation::new(bytes),
+                };
+                self.work = Work::Allocate(allocation.map_err(|error| error.to_string())?, room, wanted);
                 Ok(Step::More)
             }
         }
     }
 
-    fn allocate(
-        &mut self,
-        mut allocation: Allocation,
-        room: Room,
-        grants: Vec<Grant>,
-    ) -> Result<Step, String> {
+    fn allocate(&mut self, mut allocation: Allocation, room: Room, wanted: Wanted) -> Result<Step, String> {
         if !allocation.go_on().map_err(|error| error.to_string())? {
-            self.work = Work::Allocate(allocation, room, grants);
+            self.work = Work::Allocate(allocation, room, wanted);
             return Ok(Step::More);
         }
         let memory = Arc::new(allocation.finish());
         let reclaimer = Reclaimer::new(self.programs.pools.clone(), self.domain.owner());
         let segment = Segment::new(memory.clone(), room, reclaimer);
-        let address = self.programs.enter(&self.domain, segment, grants)?;
-        Ok(self.answer(Reply::Allocated { address }, Some(memory)))
+        let (grants, window) = match wanted {
+            Wanted::Memory(grants) => (grants, None),
+            Wanted::Window(grants, is_writable) => (grants, Some(Window::new(is_writable)?)),
+            Wanted::Successor(address) => {
+                drop(memory);
+                let memory = self.programs.revoke(&self.domain, address, segment)?;
+                self.work = Work::Withdraw(address, memory, Instant::now());
+                return Ok(Step::More);
+            }
+        };
+        let address = self.programs.enter(&self.domain, segment, grants, window)?;
+        Ok(self.answer(Reply::Allocated { address }, Passed::Memory(memory)))
     }
 
-    fn send(&mut self, reply: Reply, memory: Option<Arc<SharedMemory>>, until: Instant) -> Step {
-        let descriptors: Vec<_> = memory.iter().map(|memory| memory.as_fd()).collect();
+    fn withdraw(&mut self, address: u64, memory: Arc<SharedMemory>, since: Instant) -> Result<Step, String> {
+        if !self.programs.is_reached(&self.domain, address) {
+            return Ok(self.answer(Reply::Allocated { address }, Passed::Memory(memory)));
+        }
+        if since.elapsed() > timing::IN_USE_TIMEOUT {
+            return Err("a transfer that was under way reaches the window still: try again".into());
+        }
+        self.work = Work::Withdraw(address, memory, since);
+        Ok(Step::Waits)
+    }
+
+    fn await_window(&mut self, mut asked: AskedWindow) -> Result<Step, String> {
+        let Some(answer) = asked.go_on() else {
+            self.work = Work::AwaitWindow(asked);
+            return Ok(Step::Waits);
+        };
+        let (reply, descriptors) = windows::answer_of(answer?)?;
+        Ok(self.answer(reply, Passed::Window(descriptors)))
+    }
+
+    fn send(&mut self, reply: Reply, passed: Passed, until: Instant) -> Step {
+        let descriptors: Vec<_> = match &passed {
+            Passed::Nothing => Vec::new(),
+            Passed::Memory(memory) => vec![memory.as_fd()],
+            Passed::Window(descriptors) => descriptors.iter().map(AsFd::as_fd).collect(),
+        };
         match self.domain.reply(self.number, reply.clone(), &descriptors) {
             Ok(()) => Step::Over,
             Err(UnixError::WouldBlock) if Instant::now() < until => {
-                self.work = Work::Answer(reply, memory, until);
+                self.work = Work::Answer(reply, passed, until);
                 Step::Waits
             }
             Err(_) => {
@@ -220,11 +315,13 @@ impl ProgramTask {
 impl BlockingTask for ProgramTask {
     fn step(&mut self) -> Step {
         let step = match std::mem::replace(&mut self.work, Work::Over) {
-            Work::AwaitRoom(bytes, grants, since) => self.await_room(bytes, grants, since),
-            Work::Allocate(allocation, room, grants) => self.allocate(allocation, room, grants),
+            Work::AwaitRoom(bytes, wanted, since) => self.await_room(bytes, wanted, since),
+            Work::Allocate(allocation, room, wanted) => self.allocate(allocation, room, wanted),
+            Work::Withdraw(address, memory, since) => self.withdraw(address, memory, since),
+            Work::AwaitWindow(asked) => self.await_window(asked),
             Work::Register(range, grants, faults, descriptors) => {
                 let registered = self.programs.register(&self.domain, range, grants, faults, descriptors);
-                registered.map(|()| self.answer(Reply::Done, None))
+                registered.map(|()| self.answer(Reply::Done, Passed::Nothing))
             }
             Work::Free(mut region, since) => {
                 // Who has found it copies or sends a block and lets it go.
@@ -233,12 +330,12 @@ impl BlockingTask for ProgramTask {
                     return Step::Waits;
                 }
                 drop(region);
-                Ok(self.answer(Reply::Done, None))
+                Ok(self.answer(Reply::Done, Passed::Nothing))
             }
-            Work::Answer(reply, memory, until) => Ok(self.send(reply, memory, until)),
+            Work::Answer(reply, passed, until) => Ok(self.send(reply, passed, until)),
             Work::Over => Ok(Step::Over),
         };
-        step.unwrap_or_else(|reason| self.answer(Reply::Failed(reason), None))
+        step.unwrap_or_else(|reason| self.answer(Reply::Failed(reason), Passed::Nothing))
     }
 }
 

@@ -1,9 +1,11 @@
 //! The engine for programs, by the command line.
 
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use tombolo_client::{Domain, Grant, Target, Who};
 
 use crate::common::{Lender, Link, Running, Scratch, needs, tombolo};
 
@@ -76,6 +78,32 @@ fn a_node_lends_at_once_whatever_its_peers_do() {
         }
     }
     assert_eq!(node.errors().matches(" again\n").count(), 1, "{}", node.errors());
+}
+
+/// A window of a program at a node that is killed: who has it mapped goes on, and can tell.
+#[test]
+fn a_window_of_a_killed_node_stays_mapped_and_has_no_owner() {
+    needs!();
+    let scratch = Scratch::new("windows");
+    let [near, far] = ["near", "far"].map(|name| scratch.file(name));
+    let owning = Lender::start_with(Link::Shm, "0", &["--programs", &far]);
+    let mapping = Lender::start_with(Link::Shm, "0", &["--programs", &near, "--peer", owning.address()]);
+    mapping.errors_with("joined", Duration::from_secs(30));
+    let owner = Domain::open(far.as_ref(), Some(1)).unwrap();
+    let other = Domain::open(near.as_ref(), None).unwrap();
+    let memory = owner.allocate_window(4096, &[Grant::all(Who::Anyone)]).unwrap();
+    let window = other.map_window(Target { node: 1, domain: 1 }, memory.address()).unwrap();
+    memory.word(0).unwrap().store(5, Ordering::Release);
+    assert_eq!((window.fetch_add(0, 1), window.has_owner()), (Ok(5), true));
+    owning.signal(Signal::KILL);
+    let since = Instant::now();
+    while window.has_owner() {
+        assert!(since.elapsed() < Duration::from_secs(30), "the owner seems to live");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(window.load(0), Ok(6));
+    assert!(owner.revoke_window(&memory).is_err());
+    assert_eq!(memory.word(0).unwrap().load(Ordering::Acquire), 6, "the owner's memory is as it was");
 }
 
 #[test]

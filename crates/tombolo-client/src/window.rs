@@ -1,0 +1,164 @@
+//! Windows: memory of this program that others map, and theirs that this one maps.
+
+use std::sync::atomic::Ordering;
+
+use tombolo_channel::{Grant, Reply, Request, Target};
+use tombolo_host::shared::{
+    MappedWindow, SharedMemory, SharedMemoryError, SharedSpan, WindowEnd, can_hold_writers_back,
+};
+
+use crate::domain::Domain;
+use crate::error::OpenError;
+use crate::memory::Memory;
+use crate::requests::GivenUp;
+
+/// Why a window was not read or written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WindowError {
+    /// It is over. What was read is to be forgotten, and what was written may be lost.
+    #[error("{0}")]
+    Ended(#[from] WindowEnd),
+    /// It was granted for reading only.
+    #[error("the window is for reading only")]
+    ReadOnly,
+    /// It does not reach so far, or a word is not at a multiple of eight.
+    #[error("{0}")]
+    Range(#[from] SharedMemoryError),
+}
+
+/// Memory of another domain, mapped into this program: what is loaded and stored here is loaded and stored there, with no
+/// node in between. It stays mapped until it is dropped, whatever its owner does.
+///
+/// Each method that reads or writes looks afterwards whether the window is still what it was. `Ok` means: what was read came
+/// from the owner's memory, and what was written is there, also if the window is revoked later. Who uses
+/// [`Self::as_mut_ptr`] calls [`Self::check`] for the same.
+#[derive(Debug)]
+pub struct Window(MappedWindow);
+
+impl Window {
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Never true: there is no empty window.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether it can be written.
+    pub fn is_writable(&self) -> bool {
+        self.0.is_writable()
+    }
+
+    /// Where it is in this program, while `self` lives. To write there is a fault if it is for reading only.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.0.as_mut_ptr()
+    }
+
+    /// Whether all that was read before came from the owner's memory, and all that was written before is there. A load of
+    /// a word, not a system call.
+    pub fn check(&self) -> Result<(), WindowEnd> {
+        self.0.check()
+    }
+
+    /// Whether the node of its owner lives. One that was killed tells nothing, and [`Self::check`] goes on to succeed: the
+    /// memory is shared with nobody then. A system call.
+    pub fn has_owner(&self) -> bool {
+        self.0.has_owner()
+    }
+
+    /// Copies bytes out.
+    pub fn read(&self, offset_bytes: usize, bytes: &mut [u8]) -> Result<(), WindowError> {
+        self.0.span(offset_bytes, bytes.len())?.copy_to(bytes);
+        Ok(self.check()?)
+    }
+
+    /// Copies bytes in.
+    pub fn write(&self, offset_bytes: usize, bytes: &[u8]) -> Result<(), WindowError> {
+        let place = self.0.span_mut(offset_bytes, bytes.len()).ok_or(WindowError::ReadOnly)??;
+        place.copy_from(SharedSpan::from(bytes));
+        Ok(self.check()?)
+    }
+
+    /// The word at an offset that is a multiple of eight. What its writer wrote before it is seen after this.
+    pub fn load(&self, offset_bytes: usize) -> Result<u64, WindowError> {
+        let word = self.0.load(offset_bytes)?;
+        self.check()?;
+        Ok(word)
+    }
+
+    /// Stores a word. Who loads it sees what was written before this.
+    pub fn store(&self, offset_bytes: usize, word: u64) -> Result<(), WindowError> {
+        self.0.word(offset_bytes).ok_or(WindowError::ReadOnly)??.store(word, Ordering::Release);
+        Ok(self.check()?)
+    }
+
+    /// Adds to a word, atomically with all other atomic operations on it, those of transfers too. The word before.
+    pub fn fetch_add(&self, offset_bytes: usize, operand: u64) -> Result<u64, WindowError> {
+        let word = self.0.word(offset_bytes).ok_or(WindowError::ReadOnly)??;
+        let before = word.fetch_add(operand, Ordering::AcqRel);
+        self.check()?;
+        Ok(before)
+    }
+
+    /// Puts `swap` there if `compare` is there, as [`Self::fetch_add`]. The word before.
+    pub fn compare_swap(&self, offset_bytes: usize, compare: u64, swap: u64) -> Result<u64, WindowError> {
+        let word = self.0.word(offset_bytes).ok_or(WindowError::ReadOnly)??;
+        let before = word
+            .compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire)
+            .unwrap_or_else(|before| before);
+        self.check()?;
+        Ok(before)
+    }
+}
+
+impl Domain {
+    /// As [`Self::allocate`], memory that those can also map whom it is granted to ([`Self::map_window`]), at this node or at
+    /// one with a link over shared memory. They may all read it, and all or none of them may write it. Memory for reading
+    /// only can be written by nobody but this program, whatever a peer does with what it was passed.
+    pub fn allocate_window(&self, bytes: usize, grants: &[Grant]) -> Result<Memory, OpenError> {
+        let request = Request::AllocateWindow { bytes: bytes as u64, grants: grants.to_vec() };
+        let memory = self.allocated(request, bytes)?;
+        match self.ask(Request::OpenWindow { address: memory.address() }) {
+            Ok(Reply::Done) => Ok(memory),
+            other => {
+                self.free_later(&memory);
+                Err(other.err().unwrap_or(OpenError::UnexpectedMessage))
+            }
+        }
+    }
+
+    /// Maps a window of another domain, which begins there at `address`.
+    pub fn map_window(&self, of: Target, address: u64) -> Result<Window, OpenError> {
+        let answer = self.ask_for(Request::MapWindow { target: of, address }, &mut || GivenUp::Nothing)?;
+        let Reply::Window { bytes, is_writable } = answer.reply else {
+            return Err(OpenError::UnexpectedMessage);
+        };
+        let [memory, state] = answer.descriptors()?;
+        let bytes = usize::try_from(bytes).map_err(|_| OpenError::UnexpectedMessage)?;
+        Ok(Window(MappedWindow::open(memory, state, bytes, is_writable)?))
+    }
+
+    /// Takes a window back. When this returns `Ok`, nobody else reaches the memory, neither by a mapping nor by a transfer,
+    /// and it is plain memory of this domain, with no grants, at the same address.
+    ///
+    /// What this program has written is all there, also what its threads write meanwhile; they wait until the memory has
+    /// moved, and a system call that writes there may fail with `EFAULT` (where this process may not use userfaultfd for the
+    /// kernel's accesses). What others have written is there as far as it came before. Those who have the window mapped are
+    /// told by [`Window::check`]; what they load from then on means nothing, and what they store is lost. No transfer of this
+    /// program may reach the window meanwhile: it would be refused. A child made by `fork` goes on with the former memory.
+    ///
+    /// After an error others may reach the memory still, transfers to and from it may be refused, and this can be tried again.
+    pub fn revoke_window(&self, memory: &Memory) -> Result<(), OpenError> {
+        can_hold_writers_back().map_err(OpenError::Window)?;
+        let address = memory.address();
+        let answer = self.ask_for(Request::RevokeWindow { address }, &mut || GivenUp::Nothing)?;
+        let Reply::Allocated { .. } = answer.reply else { return Err(OpenError::UnexpectedMessage) };
+        memory.move_to(SharedMemory::open(answer.descriptor()?, memory.len())?).map_err(OpenError::Window)?;
+        match self.ask(Request::WindowMoved { address })? {
+            Reply::Done => Ok(()),
+            _ => Err(OpenError::UnexpectedMessage),
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! Windows: memory of one program that another one maps, until it is withdrawn.
+//!
+//! ```text
+//!   owner ──► memory ◄── mapped by others      state word: live │ revoked │ freed
+//!               │                                  ▲ written by the owner's node, read by the others
+//!               └ revoke: the owner's bytes move to other memory, behind the same addresses
+//! ```
+//!
+//! Nobody can take a mapping away from another process. So a window that is revoked is given up: its owner goes on
+//! with a copy ([`SharedMemory::move_to`]), and what others still write goes to memory that nobody looks at.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::mm::{MremapFlags, ProtFlags};
+
+use super::{SharedMemory, SharedMemoryError, SharedSpan, SharedSpanMut};
+use crate::passed::PassedDescriptor;
+use crate::uffd::{FEATURE_WRITE_PROTECT, FEATURE_WRITE_PROTECT_SHARED, Userfaultfd};
+
+/// The size of the memory that holds a window's state.
+const STATE_BYTES: usize = 4096;
+const LIVE: u64 = 0;
+const REVOKED: u64 = 1;
+const FREED: u64 = 2;
+
+/// Why a window cannot be used any more.
+#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
+pub enum WindowEnd {
+    /// Its owner has withdrawn it.
+    #[error("the owner of the window has revoked it")]
+    Revoked,
+    /// Its owner has freed it, or has closed its domain.
+    #[error("the window was freed, or its domain was closed")]
+    Freed,
+}
+
+/// Why memory was not moved.
+#[derive(Debug, thiserror::Error)]
+pub enum MoveError {
+    /// The other memory has another size.
+    #[error("memory of {0} bytes cannot move to memory of {1}")]
+    Size(usize, usize),
+    /// Its writers could not be held back.
+    #[error("threads that write it cannot be held back meanwhile (userfaultfd): {0}")]
+    Userfaultfd(std::io::Error),
+    /// The system refused something else.
+    #[error("{0}")]
+    System(#[from] SharedMemoryError),
+}
+
+/// Memory that others are to map, with what tells them when that is over. Held by the owner's node.
+#[derive(Debug)]
+pub struct WindowState {
+    state: SharedMemory,
+}
+
+impl WindowState {
+    /// Of a new window.
+    pub fn create() -> Result<Self, SharedMemoryError> {
+        let state = SharedMemory::create_growing_seals("tombolo-window-state", STATE_BYTES)?;
+        state.seal_for_readers()?;
+        hold_lock(&state)?;
+        Ok(Self { state })
+    }
+
+    /// A descriptor for those who map the window: it is for reading, and cannot be opened again for writing.
+    pub fn reader(&self) -> Result<OwnedFd, SharedMemoryError> {
+        self.state.read_only_descriptor()
+    }
+
+    /// The window is over. What was told first stays.
+    pub fn end(&self, end: WindowEnd) {
+        let told = match end {
+            WindowEnd::Revoked => REVOKED,
+            WindowEnd::Freed => FREED,
+        };
+        if let Ok(word) = self.state.atomic_u64(0) {
+            let _ = word.compare_exchange(LIVE, told, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+}
+
+/// The lock that says that the process lives which holds the window.
+fn lock(kind: libc::c_int) -> libc::flock {
+    // SAFETY: all zero bits are a lock of the whole file, from its beginning.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock
+}
+
+fn hold_lock(state: &SharedMemory) -> Result<(), SharedMemoryError> {
+    let lock = lock(libc::F_WRLCK);
+    // SAFETY: `fcntl` reads the lock.
+    let outcome = unsafe { libc::fcntl(state.as_fd().as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if outcome == 0 { Ok(()) } else { Err(SharedMemoryError::system("locking")(super::last_error())) }
+}
+
+impl SharedMemory {
+    /// New zeroed memory, sealed against resizing, to which seals can be added.
+    pub fn create_growing_seals(name: &str, length_bytes: usize) -> Result<Self, SharedMemoryError> {
+        let descriptor = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(SharedMemoryError::system("creation"))?;
+        rustix::fs::ftruncate(&descriptor, length_bytes as u64)
+            .map_err(SharedMemoryError::system("sizing"))?;
+        rustix::fs::fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW)
+            .map_err(SharedMemoryError::system("sealing"))?;
+        Self::map(descriptor, length_bytes)
+    }
+
+    /// From now on nobody can map it for writing who has not done so, by whatever descriptor.
+    pub fn seal_for_readers(&self) -> Result<(), SharedMemoryError> {
+        rustix::fs::fcntl_add_seals(&self.descriptor, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
+            .map_err(SharedMemoryError::system("sealing"))
+    }
+
+    /// A descriptor for reading. It can be opened again for writing, unless the memory is sealed against that.
+    pub fn read_only_descriptor(&self) -> Result<OwnedFd, SharedMemoryError> {
+        let path = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(SharedMemoryError::system("opening"))
+    }
+
+    /// Moves what the memory holds to other memory of the same size, which takes the place of this one, behind the same
+    /// addresses and the same descriptor number. Threads of this process that write meanwhile wait, and what they have
+    /// written is there afterwards; a system call that writes there fails with `EFAULT` instead, where this process may not
+    /// watch those. What other processes write may be moved or not, and from then on goes to the former memory, as does what
+    /// a child made by `fork` writes.
+    pub fn move_to(&self, other: Self) -> Result<(), MoveError> {
+        let bytes = self.length_bytes;
+        if other.length_bytes != bytes {
+            return Err(MoveError::Size(bytes, other.length_bytes));
+        }
+        let (start, length) = (self.pointer.as_ptr() as u64, bytes.next_multiple_of(super::PAGE_BYTES));
+        let watch = watch_writes(start, length).map_err(MoveError::Userfaultfd)?;
+        other.span_mut(0, bytes)?.copy_from(self.span(0, bytes)?);
+        // SAFETY: the other mapping is whole, and nothing points into it: it was taken by value. It replaces this one, of the
+        // same size, at once; spans of this one go on with bytes that are equal.
+        let moved = unsafe {
+            let flags = MremapFlags::MAYMOVE;
+            let (from, to) = (other.pointer.as_ptr().cast(), self.pointer.as_ptr().cast());
+            rustix::mm::mremap_fixed(from, length, length, flags, to)
+        };
+        moved.map_err(SharedMemoryError::system("moving"))?;
+        // Whoever waits tries again, and finds the other memory.
+        drop(watch);
+        // SAFETY: both are descriptors of ours; the number goes on meaning memory of this size.
+        let outcome =
+            unsafe { libc::dup3(other.descriptor.as_raw_fd(), self.descriptor.as_raw_fd(), libc::O_CLOEXEC) };
+        let outcome = if outcome < 0 { Err(super::last_error()) } else { Ok(()) };
+        other.forget_mapping();
+        Ok(outcome.map_err(SharedMemoryError::system("replacing"))?)
+    }
+
+    /// Its mapping is another's now.
+    fn forget_mapping(mut self) {
+        self.length_bytes = 0;
+    }
+}
+
+/// Whether [`SharedMemory::move_to`] can hold back those who write meanwhile.
+pub fn can_hold_writers_back() -> Result<(), MoveError> {
+    watch().map(drop).map_err(MoveError::Userfaultfd)
+}
+
+fn watch() -> std::io::Result<Userfaultfd> {
+    let watch = Userfaultfd::for_this_process().or_else(|_| Userfaultfd::for_user_accesses())?;
+    watch.enable(FEATURE_WRITE_PROTECT | FEATURE_WRITE_PROTECT_SHARED)?;
+    Ok(watch)
+}
+
+/// Threads that write a range of shared memory wait until this is dropped, or the range is unmapped and this is dropped.
+fn watch_writes(start: u64, length: usize) -> std::io::Result<Userfaultfd> {
+    let watch = watch()?;
+    watch.register_write_protect(start, length as u64)?;
+    watch.write_protect(start, length, true).map_err(std::io::Error::other)?;
+    Ok(watch)
+}
+
+/// A window, as mapped by others than its owner.
+#[derive(Debug)]
+pub struct MappedWindow {
+    memory: SharedMemory,
+    state: SharedMemory,
+    is_writable: bool,
+}
+
+impl MappedWindow {
+    /// Maps a window of that size, and its state.
+    pub fn open(
+        memory: PassedDescriptor,
+        state: PassedDescriptor,
+        length_bytes: usize,
+        is_writable: bool,
+    ) -> Result<Self, SharedMemoryError> {
+        let protection = if is_writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        Ok(Self {
+            memory: SharedMemory::open_as(memory, length_bytes, protection)?,
+            state: SharedMemory::open_as(state, STATE_BYTES, ProtFlags::READ)?,
+            is_writable,
+        })
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Never true: there is no empty window.
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+
+    /// Whether it can be written.
+    pub fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    /// Where it is in this program, while `self` lives. Where it is for reading only, to write there is a fault. Loads and
+    /// stores do not tell that the window is over; [`Self::check`] does.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.memory.as_mut_ptr()
+    }
+
+    /// `Ok`: all that was loaded before came from the owner's memory, and all that was stored before is there.
+    pub fn check(&self) -> Result<(), WindowEnd> {
+        // This load overtakes no load or store before it.
+        fence(Ordering::SeqCst);
+        let state = self.state.atomic_u64(0).map_or(FREED, |word| word.load(Ordering::Acquire));
+        match state {
+            LIVE => Ok(()),
+            REVOKED => Err(WindowEnd::Revoked),
+            _ => Err(WindowEnd::Freed),
+        }
+    }
+
+    /// Whether the owner's node lives: one that was killed could tell nothing. A system call.
+    pub fn has_owner(&self) -> bool {
+        let mut lock = lock(libc::F_RDLCK);
+        // SAFETY: `fcntl` reads and writes the lock.
+        let outcome =
+            unsafe { libc::fcntl(self.state.as_fd().as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+        outcome == 0 && libc::c_int::from(lock.l_type) != libc::F_UNLCK
+    }
+
+    /// The word at an offset that is a multiple of eight.
+    pub fn load(&self, offset_bytes: usize) -> Result<u64, SharedMemoryError> {
+        Ok(self.memory.atomic_u64(offset_bytes)?.load(Ordering::Acquire))
+    }
+
+    /// A word, to be changed; `None` where the window is for reading only.
+    pub fn word(&self, offset_bytes: usize) -> Option<Result<&AtomicU64, SharedMemoryError>> {
+        self.is_writable.then(|| self.memory.atomic_u64(offset_bytes))
+    }
+
+    /// Bytes, to be copied out.
+    pub fn span(
+        &self,
+        offset_bytes: usize,
+        length_bytes: usize,
+    ) -> Result<SharedSpan<'_>, SharedMemoryError> {
+        self.memory.span(offset_bytes, length_bytes)
+    }
+
+    /// Bytes, to be copied in; `None` where the window is for reading only.
+    pub fn span_mut(
+        &self,
+        offset_bytes: usize,
+        length_bytes: usize,
+    ) -> Option<Result<SharedSpanMut<'_>, SharedMemoryError>> {
+        self.is_writable.then(|| self.memory.span_mut(offset_bytes, length_bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use rustix::io::Errno;
+
+    use super::*;
+    use crate::shared::map_aligned;
+
+    const BYTES: usize = 64 * 4096;
+
+    fn mapped(memory: &SharedMemory, state: &WindowState, is_writable: bool) -> MappedWindow {
+        let descriptor = match is_writable {
+            true => memory.as_fd().try_clone_to_owned().unwrap(),
+            false => memory.read_only_descriptor().unwrap(),
+        };
+        MappedWindow::open(descriptor.into(), state.reader().unwrap().into(), BYTES, is_writable).unwrap()
+    }
+
+    #[test]
+    fn others_load_and_store_until_it_is_over() {
+        let memory = SharedMemory::create_growing_seals("test", BYTES).unwrap();
+        let state = WindowState::create().unwrap();
+        let window = mapped(&memory, &state, true);
+        window.word(8).unwrap().unwrap().store(7, Ordering::Release);
+        assert_eq!(memory.atomic_u64(8).unwrap().load(Ordering::Acquire), 7);
+        memory.span_mut(100, 3).unwrap().copy_from(SharedSpan::from(&b"abc"[..]));
+        assert_eq!(window.span(100, 3).unwrap().to_vec(), b"abc");
+        assert!(window.word(BYTES).unwrap().is_err() && window.load(4).is_err());
+        assert_eq!((window.check(), window.has_owner()), (Ok(()), true));
+        state.end(WindowEnd::Revoked);
+        state.end(WindowEnd::Freed);
+        assert_eq!(window.check(), Err(WindowEnd::Revoked));
+        // As when its process is killed.
+        drop(state);
+        assert!(!window.has_owner());
+    }
+
+    #[test]
+    fn what_is_for_reading_cannot_be_written_by_whatever_descriptor() {
+        let memory = SharedMemory::create_growing_seals("test", BYTES).unwrap();
+        memory.seal_for_readers().unwrap();
+        let state = WindowState::create().unwrap();
+        let window = mapped(&memory, &state, false);
+        assert!(window.word(0).is_none() && window.span_mut(0, 1).is_none());
+        memory.atomic_u64(0).unwrap().store(9, Ordering::Release);
+        assert_eq!(window.load(0), Ok(9));
+        for reader in [memory.read_only_descriptor().unwrap(), state.reader().unwrap()] {
+            let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+            let again = rustix::fs::open(path, OFlags::RDWR, Mode::empty()).unwrap();
+            assert_eq!(rustix::io::pwrite(&again, b"x", 0), Err(Errno::PERM));
+            assert_eq!(rustix::fs::ftruncate(&again, 0), Err(Errno::PERM));
+            let bytes = rustix::fs::fstat(&again).unwrap().st_size as usize;
+            assert!(map_aligned(&again, bytes, ProtFlags::READ | ProtFlags::WRITE).is_err());
+            let empty = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+            assert_eq!(rustix::fs::fallocate(&again, empty, 0, 4096), Err(Errno::PERM));
+        }
+        assert_eq!((window.load(0), window.check()), (Ok(9), Ok(())));
+    }
+
+    /// Threads count in words of their own, without a pause, while the memory moves again and again: a store that went to the
+    /// former memory would be missing.
+    #[test]
+    fn memory_moves_beneath_its_writers_and_no_store_is_lost() {
+        const WRITERS: usize = 3;
+        const MOVES: usize = 20;
+        let memory = SharedMemory::create_growing_seals("test", BYTES).unwrap();
+        let stop = AtomicBool::new(false);
+        let mut formers = Vec::new();
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..WRITERS)
+                .map(|writer| {
+                    let (memory, stop) = (&memory, &stop);
+                    scope.spawn(move || {
+                        let mut count = 0;
+                        while !stop.load(Ordering::Relaxed) {
+                            count += 1;
+                            for page in 0..BYTES / 4096 {
+                                let word = memory.atomic_u64(page * 4096 + writer * 8).unwrap();
+                                assert_eq!(word.load(Ordering::Relaxed), count - 1, "page {page}");
+                                word.store(count, Ordering::Relaxed);
+                            }
+                        }
+                        count
+                    })
+                })
+                .collect();
+            for _ in 0..MOVES {
+                let former = memory.read_only_descriptor().unwrap();
+                let state = WindowState::create().unwrap().reader().unwrap();
+                formers.push(MappedWindow::open(former.into(), state.into(), BYTES, false).unwrap());
+                memory.move_to(SharedMemory::create("next", BYTES).unwrap()).unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+            stop.store(true, Ordering::Relaxed);
+            for (writer, handle) in writers.into_iter().enumerate() {
+                let count = handle.join().unwrap();
+                let word = memory.atomic_u64(4096 + writer * 8).unwrap();
+                assert_eq!(word.load(Ordering::Relaxed), count);
+                // Who maps the former memory sees what was there when it was left.
+                let seen: Vec<u64> =
+                    formers.iter().map(|former| former.load(4096 + writer * 8).unwrap()).collect();
+                assert!(seen.is_sorted() && seen[MOVES - 1] <= count, "{seen:?}, {count}");
+            }
+        });
+        let path = format!("/proc/self/fd/{}", memory.as_fd().as_raw_fd());
+        let name = std::fs::read_link(path).unwrap();
+        assert!(name.to_str().unwrap().contains("next"), "{name:?}: the descriptor is the former one's");
+    }
+
+    #[test]
+    fn memory_of_another_size_is_refused_and_all_is_as_it_was() {
+        let memory = SharedMemory::create("test", BYTES).unwrap();
+        memory.atomic_u64(0).unwrap().store(3, Ordering::Relaxed);
+        let moved = memory.move_to(SharedMemory::create("next", 2 * BYTES).unwrap());
+        assert!(matches!(moved, Err(MoveError::Size(..))), "{moved:?}");
+        assert_eq!(memory.atomic_u64(0).unwrap().load(Ordering::Relaxed), 3);
+    }
+}
