@@ -7,7 +7,7 @@
  * tombolo_fetch_add and tombolo_compare_swap change a word of another domain, tombolo_send
  * and tombolo_receive pass small messages, tombolo_carry moves bytes between two others.
  * tombolo_post gives a queue any number of transfers, tombolo_poll_queue and tombolo_wait_any take
- * their ends.
+ * their ends; tombolo_post_list makes one transfer of several pieces at each end.
  * tombolo_allocate_window makes memory that programs of the same machine map and use themselves.
  * Link with -ltombolo_c.
  */
@@ -298,7 +298,84 @@ typedef struct tombolo_order {
 } tombolo_order;
 
 /*
- The end of an order.
+ A piece of a domain's memory.
+ */
+typedef struct tombolo_piece {
+  /*
+   Where it begins.
+   */
+  uint64_t address;
+  /*
+   How many bytes.
+   */
+  uint32_t length;
+} tombolo_piece;
+
+/*
+ One transfer between several pieces of memory at each end: the bytes of the sources, one after the other, fill the
+ destinations, one after the other, wherever each piece ends.
+ */
+typedef struct tombolo_list {
+  /*
+   `WRITE`, `READ` or `CARRY`, a `tombolo_order_kind`.
+   */
+  int32_t kind;
+  /*
+   It begins when all that was posted to its queue before it has ended.
+   */
+  bool fenced;
+  /*
+   The other side.
+   */
+  struct tombolo_target target;
+  /*
+   Of `CARRY`: where the bytes come from.
+   */
+  struct tombolo_target source;
+  /*
+   Where the bytes are.
+   */
+  const struct tombolo_piece *sources;
+  /*
+   How many pieces: one at least.
+   */
+  size_t source_count;
+  /*
+   Where they go.
+   */
+  const struct tombolo_piece *destinations;
+  /*
+   How many pieces: one at least.
+   */
+  size_t destination_count;
+  /*
+   As in a `tombolo_spec`.
+   */
+  uint32_t class_hint;
+  /*
+   Whether two words are written at the destination's side when all bytes are there, the first before the last.
+   */
+  bool notify;
+  /*
+   Where the words are written, in the destination's domain.
+   */
+  uint64_t notification_address;
+  /*
+   The first word.
+   */
+  uint64_t first;
+  /*
+   The last word, 8 bytes behind it.
+   */
+  uint64_t last;
+  /*
+   Comes back with the end.
+   */
+  uint64_t context;
+} tombolo_list;
+
+/*
+ The end of an order, or of a list.
  */
 typedef struct tombolo_completion {
   /*
@@ -639,6 +716,15 @@ enum tombolo_result tombolo_post(struct tombolo_queue *queue,
                                  const struct tombolo_order *orders,
                                  size_t count,
                                  size_t *posted);
+
+/*
+ Posts a list, which has one end. `NO_CHANNEL`: the queue is full. Its pieces are needed no more when this returns.
+
+ # Safety
+ `queue` is open, `list` is valid, and so are as many pieces as it says.
+ */
+enum tombolo_result tombolo_post_list(struct tombolo_queue *queue,
+                                      const struct tombolo_list *list);
 
 /*
  Takes up to `most` ends. Returns how many there were. If transfers among them have failed, `tombolo_error` says how the

@@ -35,8 +35,8 @@ pub use mailbox::{
 pub use memory::{tombolo_address, tombolo_allocate, tombolo_data, tombolo_free};
 pub use own::{tombolo_arm, tombolo_deregister, tombolo_descriptor, tombolo_drain, tombolo_register};
 pub use queue::{
-    tombolo_close_queue, tombolo_open_queue, tombolo_poll_queue, tombolo_post, tombolo_queue_length,
-    tombolo_wait_any,
+    tombolo_close_queue, tombolo_open_queue, tombolo_poll_queue, tombolo_post, tombolo_post_list,
+    tombolo_queue_length, tombolo_wait_any,
 };
 pub use remote::{tombolo_export, tombolo_find};
 pub use transfer::{tombolo_carry, tombolo_read, tombolo_write};
@@ -236,7 +236,52 @@ pub struct Order {
     pub context: u64,
 }
 
-/// The end of an order.
+/// A piece of a domain's memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// Where it begins.
+    pub address: u64,
+    /// How many bytes.
+    pub length: u32,
+}
+
+/// One transfer between several pieces of memory at each end: the bytes of the sources, one after the other, fill the
+/// destinations, one after the other, wherever each piece ends.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct List {
+    /// `WRITE`, `READ` or `CARRY`, a `tombolo_order_kind`.
+    pub kind: i32,
+    /// It begins when all that was posted to its queue before it has ended.
+    pub fenced: bool,
+    /// The other side.
+    pub target: Target,
+    /// Of `CARRY`: where the bytes come from.
+    pub source: Target,
+    /// Where the bytes are.
+    pub sources: *const Piece,
+    /// How many pieces: one at least.
+    pub source_count: usize,
+    /// Where they go.
+    pub destinations: *const Piece,
+    /// How many pieces: one at least.
+    pub destination_count: usize,
+    /// As in a `tombolo_spec`.
+    pub class_hint: u32,
+    /// Whether two words are written at the destination's side when all bytes are there, the first before the last.
+    pub notify: bool,
+    /// Where the words are written, in the destination's domain.
+    pub notification_address: u64,
+    /// The first word.
+    pub first: u64,
+    /// The last word, 8 bytes behind it.
+    pub last: u64,
+    /// Comes back with the end.
+    pub context: u64,
+}
+
+/// The end of an order, or of a list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {

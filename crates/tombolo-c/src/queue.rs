@@ -5,7 +5,7 @@ use std::time::Duration;
 use tombolo_client::{PostError, WaitError};
 
 use crate::transfer::wanted;
-use crate::{Completion, Domain, Order, Queue, Result, bad_argument, fail, wait_failure};
+use crate::{Completion, Domain, List, Order, Piece, Queue, Result, bad_argument, fail, wait_failure};
 
 /// Opens a queue for any number of transfers of a domain, of which `capacity` at most have an end that was not
 /// taken. One thread at a time may use it; each may have its own.
@@ -85,6 +85,67 @@ pub unsafe extern "C" fn tombolo_post(
         return Result::Ok;
     }
     fail(Result::NoChannel, &PostError::QueueFull(queue.0.len()).to_string())
+}
+
+/// The pieces that are `count` from there.
+///
+/// # Safety
+/// There are as many, or `pieces` is null.
+unsafe fn pieces_of(pieces: *const Piece, count: usize) -> Option<Vec<tombolo_client::Piece>> {
+    if pieces.is_null() {
+        return None;
+    }
+    // SAFETY: there are as many as the caller promises.
+    let pieces = unsafe { std::slice::from_raw_parts(pieces, count) };
+    Some(pieces.iter().map(|piece| tombolo_client::Piece::new(piece.address, piece.length)).collect())
+}
+
+/// Posts a list, which has one end. `NO_CHANNEL`: the queue is full. Its pieces are needed no more when this returns.
+///
+/// # Safety
+/// `queue` is open, `list` is valid, and so are as many pieces as it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_post_list(queue: *mut Queue, list: *const List) -> Result {
+    use tombolo_client::List as Wanted;
+    // SAFETY: null or as the caller promises.
+    let (Some(queue), Some(list)) = (unsafe { queue.as_mut() }, unsafe { list.as_ref() }) else {
+        return bad_argument("tombolo_post_list: queue or list is null");
+    };
+    // SAFETY: there are as many as the caller promises.
+    let (sources, destinations) = unsafe {
+        (pieces_of(list.sources, list.source_count), pieces_of(list.destinations, list.destination_count))
+    };
+    let (Some(sources), Some(destinations)) = (sources, destinations) else {
+        return bad_argument("tombolo_post_list: the pieces are null");
+    };
+    let target = list.target.into();
+    let made = match list.kind {
+        0 => Wanted::write(target, &sources, &destinations),
+        1 => Wanted::read(target, &sources, &destinations),
+        2 => Wanted::carry(list.source.into(), target, &sources, &destinations),
+        _ => return bad_argument("tombolo_post_list: neither a write, nor a read, nor between two others"),
+    };
+    let mut made = match made {
+        Ok(made) => made,
+        Err(error) => return bad_argument(&error.to_string()),
+    };
+    if list.notify {
+        made = made.notify(tombolo_client::Notification {
+            address: list.notification_address,
+            first: list.first,
+            last: list.last,
+        });
+    }
+    match list.class_hint {
+        0 => {}
+        class @ 1..=3 => made = made.in_class(class as u8 - 1),
+        _ => return bad_argument("tombolo_post_list: a class that is none"),
+    }
+    let made = if list.fenced { made.fenced() } else { made };
+    match queue.0.post_list(made, list.context) {
+        Ok(()) => Result::Ok,
+        Err(error) => fail(Result::NoChannel, &error.to_string()),
+    }
 }
 
 fn completion(end: tombolo_client::Completion) -> Completion {

@@ -124,6 +124,12 @@ fn send_file() {
     assert!(std::fs::read(&to).unwrap() == bytes);
 }
 
+#[test]
+fn lists() {
+    let program = compile_in("tests", "lists");
+    assert_eq!(said(&run_program("lists", &program, &[])), "every piece came\n");
+}
+
 /// Waits for some seconds, until a page is given up.
 #[test]
 fn registration() {

@@ -33,7 +33,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Queue`] takes any number of transfers, begins them in batches, and hands out their ends. A [`Remote`] names memory to
+//! A [`Queue`] takes any number of transfers, begins them in batches, and hands out their ends. A [`List`] is one transfer
+//! between several pieces of memory at each end. A [`Remote`] names memory to
 //! programs at other nodes.
 //!
 //! Memory of [`Domain::allocate_window`] can be mapped by programs of the same machine ([`Domain::map_window`]), which load and
@@ -48,6 +49,7 @@
 //! - Two transfers under way overtake each other, also those between the same two domains, of one class, or to the same
 //!   bytes. What has to come after another is started when that has ended: by waiting, or behind a fence
 //!   ([`Order::fenced`]). A read behind a fence finds what the writes before it have written.
+//! - The parts of a list overtake each other like transfers. Its notification is written after all of them.
 //! - Each atomic operation is carried out once, and whole. Two under way, on one word or on several, are carried out in any
 //!   order.
 //! - Messages under way to one mailbox arrive in any order.
@@ -60,6 +62,7 @@ mod domain;
 mod embedded;
 mod error;
 mod inner;
+mod list;
 mod mailbox;
 mod memory;
 mod own_access;
@@ -75,6 +78,7 @@ pub use domain::Domain;
 #[cfg(feature = "embedded")]
 pub use embedded::{EmbedError, Embedded, Embedding};
 pub use error::{DeregisterError, OpenError, PostError, SendError, WaitError};
+pub use list::{List, ListError, Piece};
 pub use mailbox::Mailbox;
 pub use memory::{Memory, Registered};
 pub use queue::{Completion, Order, Queue};

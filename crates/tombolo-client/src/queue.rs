@@ -1,16 +1,17 @@
 //! Any number of transfers: started in batches as channels become free, and found as they end.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tombolo_channel::{Descriptor, READ_SLOTS, SLOTS, Status, Target, WRITE_SLOTS, Work};
+use tombolo_channel::{Descriptor, Failure, READ_SLOTS, SLOTS, Status, Target, WRITE_SLOTS, Work};
 use tombolo_host::timing::client::BUSY_PAUSE;
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
 
 use crate::domain::mask;
 use crate::error::{PostError, WaitError};
 use crate::inner::Inner;
+use crate::list::List;
 use crate::transfer::Spec;
 
 /// Something for a [`Queue`] to do.
@@ -75,9 +76,33 @@ pub struct Completion {
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     order: Order,
-    context: u64,
-    /// Its place among all orders of the queue.
+    /// Its place among all orders of the queue; the parts of a list have the same.
     number: u64,
+    end: End,
+}
+
+/// What the end of something posted means.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// That of an order with this context.
+    Order(u64),
+    /// That of a part of a list.
+    Part,
+    /// That of a list that moves nothing: it ends when it could begin.
+    Nothing(u64),
+}
+
+/// A list, parts of which have not ended.
+#[derive(Debug)]
+struct Group {
+    context: u64,
+    /// How many have not.
+    left: usize,
+    /// Why one has failed: then no more begin.
+    failed: Option<WaitError>,
+    /// What begins when all have ended well.
+    last: Option<Descriptor>,
+    is_read: bool,
 }
 
 /// A queue of orders at a domain, and of their ends. Each thread may have its own; all share the channels of the domain.
@@ -115,6 +140,10 @@ pub struct Queue {
     running: [Option<Posted>; SLOTS],
     /// A bit for each.
     running_slots: u64,
+    /// Lists that have not ended, by number.
+    groups: HashMap<u64, Group>,
+    /// Orders and lists that have not ended.
+    open: usize,
     ended: VecDeque<Completion>,
     next_number: u64,
     /// The node had no room for more transfers at that time.
@@ -130,6 +159,8 @@ impl Queue {
             fences: VecDeque::new(),
             running: [None; SLOTS],
             running_slots: 0,
+            groups: HashMap::new(),
+            open: 0,
             ended: VecDeque::new(),
             next_number: 0,
             paused: None,
@@ -138,8 +169,7 @@ impl Queue {
 
     /// Orders whose end was not taken yet.
     pub fn len(&self) -> usize {
-        let waiting: usize = self.waiting.iter().map(VecDeque::len).sum();
-        waiting + self.running_slots.count_ones() as usize + self.ended.len()
+        self.open + self.ended.len()
     }
 
     /// Whether every end was taken.
@@ -166,11 +196,42 @@ impl Queue {
             if order.is_fenced {
                 self.fences.push_back(number);
             }
-            self.waiting[usize::from(order.is_read)].push_back(Posted { order, context, number });
+            let end = End::Order(context);
+            self.waiting[usize::from(order.is_read)].push_back(Posted { order, number, end });
             posted += 1;
         }
+        self.open += posted;
         self.start();
         posted
+    }
+
+    /// Posts a list, which has one end. `context` comes back with it.
+    pub fn post_list(&mut self, list: List, context: u64) -> Result<(), PostError> {
+        if self.len() >= self.capacity {
+            return Err(PostError::QueueFull(self.capacity));
+        }
+        let List { parts, last, is_read, is_fenced, .. } = list;
+        let number = self.next_number;
+        self.next_number += 1;
+        self.open += 1;
+        if is_fenced {
+            self.fences.push_back(number);
+        }
+        let waiting = &mut self.waiting[usize::from(is_read)];
+        if parts.is_empty() {
+            let end = if last.is_some() { End::Order(context) } else { End::Nothing(context) };
+            let descriptor = last.unwrap_or(Descriptor::new(0, 0, 0, Target { node: 0, domain: 0 }));
+            waiting.push_back(Posted { order: Order { descriptor, is_read, is_fenced }, number, end });
+        } else {
+            self.groups.insert(number, Group { context, left: parts.len(), failed: None, last, is_read });
+            waiting.extend(parts.into_iter().enumerate().map(|(place, descriptor)| {
+                // The others come after the first.
+                let order = Order { descriptor, is_read, is_fenced: is_fenced && place == 0 };
+                Posted { order, number, end: End::Part }
+            }));
+        }
+        self.start();
+        Ok(())
     }
 
     /// Appends ends to `into`, at most so many. Returns how many there were. No system call, unless the node is in this
@@ -227,6 +288,7 @@ impl Queue {
             self.running_slots &= !(1 << slot);
             let is_atomic = matches!(posted.order.descriptor.work, Work::Atomic(_));
             let outcome = match status {
+                Status::FinishedWithError(Failure::NodeGone) => Err(WaitError::NodeGone),
                 Status::FinishedWithError(failure) => Err(failure.into()),
                 _ if is_atomic => Ok(self.domain.page.result(slot)),
                 _ => Ok(0),
@@ -237,12 +299,52 @@ impl Queue {
                 self.wait_again(posted);
                 continue;
             }
-            self.ended.push_back(Completion { context: posted.context, outcome });
+            self.end(posted, outcome);
         }
         if self.domain.notices_node_gone() {
             self.give_up();
         } else if before != self.running_slots || self.paused.is_some() || before == 0 {
             self.start();
+        }
+    }
+
+    /// It is over.
+    fn end(&mut self, posted: Posted, outcome: Result<u64, WaitError>) {
+        let context = match posted.end {
+            End::Order(context) | End::Nothing(context) => context,
+            End::Part => {
+                let Some(group) = self.groups.get_mut(&posted.number) else { return };
+                group.left -= 1;
+                // What happened first is told.
+                group.failed = group.failed.or(outcome.err());
+                if group.left > 0 {
+                    return;
+                }
+                let is_read = group.is_read;
+                if let Some(descriptor) = group.last.take_if(|_| group.failed.is_none()) {
+                    group.left = 1;
+                    let order = Order { descriptor, is_read, is_fenced: false };
+                    self.wait_again(Posted { order, ..posted });
+                    return;
+                }
+                let context = group.context;
+                let outcome = group.failed.map_or(Ok(0), Err);
+                self.groups.remove(&posted.number);
+                self.open -= 1;
+                self.ended.push_back(Completion { context, outcome });
+                return;
+            }
+        };
+        self.open -= 1;
+        self.ended.push_back(Completion { context, outcome });
+    }
+
+    /// Whether it ends without having begun: it is a part of a list of which another part has failed, or moves nothing.
+    fn is_vain(&self, posted: Posted) -> bool {
+        match posted.end {
+            End::Order(_) => false,
+            End::Part => self.groups.get(&posted.number).is_some_and(|group| group.failed.is_some()),
+            End::Nothing(_) => true,
         }
     }
 
@@ -260,9 +362,7 @@ impl Queue {
         let mut left: Vec<Posted> = self.waiting.iter_mut().flat_map(|waiting| waiting.drain(..)).collect();
         left.sort_unstable_by_key(|posted| posted.number);
         self.fences.clear();
-        let failed =
-            |posted: Posted| Completion { context: posted.context, outcome: Err(WaitError::NodeGone) };
-        self.ended.extend(left.into_iter().map(failed));
+        left.into_iter().for_each(|posted| self.end(posted, Err(WaitError::NodeGone)));
     }
 
     /// Begins what can begin: all at once.
@@ -275,8 +375,16 @@ impl Queue {
         for (index, range) in [(0, WRITE_SLOTS), (1, READ_SLOTS)] {
             while let Some(&posted) = self.waiting[index].front()
                 && self.may_begin(posted.number)
-                && let Some(slot) = self.domain.take(mask(range.clone()))
             {
+                if self.is_vain(posted) {
+                    self.waiting[index].pop_front();
+                    if posted.order.is_fenced {
+                        self.fences.pop_front();
+                    }
+                    self.end(posted, Ok(0));
+                    continue;
+                }
+                let Some(slot) = self.domain.take(mask(range.clone())) else { break };
                 self.waiting[index].pop_front();
                 if posted.order.is_fenced {
                     self.fences.pop_front();

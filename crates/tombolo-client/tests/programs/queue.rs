@@ -1,11 +1,13 @@
 //! Queues of transfers: many at once, fences, and ends.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tombolo_channel::{Fate, SLOTS};
 use tombolo_client::{
-    Completion, Domain, Failure, Grant, Memory, Order, PostError, Queue, Remote, Spec, Target, WaitError, Who,
+    Completion, Domain, Failure, Grant, List, Memory, Notification, Order, Piece, PostError, Queue, Remote,
+    Spec, Target, WaitError, Who,
 };
 use tombolo_node::Limits;
 
@@ -247,4 +249,132 @@ fn memory_is_found_by_its_handle_from_any_node() {
         own.read(0, &mut bytes).unwrap();
         assert_eq!(&bytes, b"found");
     }
+}
+
+/// Pieces of a memory that do not touch, in an order of their own, of these lengths.
+fn pieces(random: &mut tombolo_random::Random, memory: &Memory, lengths: &[u32]) -> Vec<Piece> {
+    let mut offset = 0;
+    let mut pieces: Vec<Piece> = lengths
+        .iter()
+        .map(|&length| {
+            offset += random.below(50);
+            let piece = Piece::new(memory.address() + offset, length);
+            offset += u64::from(length);
+            piece
+        })
+        .collect();
+    assert!(offset <= memory.len() as u64);
+    for place in (1..pieces.len()).rev() {
+        pieces.swap(place, random.below(place as u64 + 1) as usize);
+    }
+    pieces
+}
+
+/// The bytes of pieces, one after the other.
+fn gathered(memory: &Memory, pieces: &[Piece]) -> Vec<u8> {
+    let parts = pieces.iter().map(|piece| {
+        let mut bytes = vec![0; piece.length_bytes as usize];
+        memory.read((piece.address - memory.address()) as usize, &mut bytes).unwrap();
+        bytes
+    });
+    parts.flatten().collect()
+}
+
+/// Lengths that together are so much.
+fn lengths(random: &mut tombolo_random::Random, most: u64, mut bytes: u32) -> Vec<u32> {
+    let mut lengths = Vec::new();
+    while bytes > 0 {
+        let length = (random.below(most) as u32).min(bytes);
+        lengths.push(length);
+        bytes -= length;
+    }
+    lengths
+}
+
+#[test]
+fn lists_gather_and_scatter() {
+    for listen in [shm(), udp()] {
+        let [one, other] = pair(&listen);
+        let ((near, memory), (far, there)) = (program(&one, 1), program(&other, 2));
+        let words = far.allocate(4096, &[Grant::all(Who::Anyone)]).unwrap();
+        let target = Target { node: 1, domain: 2 };
+        let mut random = tombolo_random::Random::for_test(1);
+        let mut queue = near.queue(3);
+        for round in 1..=20u64 {
+            let bytes = random.below(100_000) as u32;
+            let most = [2, 50, 5_000, 80_000][round as usize % 4];
+            let bytes = if most == 2 { bytes.min(300) } else { bytes };
+            let [ours, theirs] = [&memory, &there].map(|memory| {
+                let lengths = lengths(&mut random, most, bytes);
+                pieces(&mut random, memory, &lengths)
+            });
+            memory.write(0, &pattern(round, 200_000)).unwrap();
+            there.write(0, &vec![0; 200_000]).unwrap();
+            let notification = Notification { address: words.address(), first: round, last: round };
+            let list = List::write(target, &ours, &theirs).unwrap().notify(notification);
+            queue.post_list(list, round).unwrap();
+            // Whoever sees the notification finds all bytes.
+            let since = std::time::Instant::now();
+            while words.word(8).unwrap().load(Ordering::Acquire) != round {
+                queue.poll(&mut Vec::new(), 0);
+                assert!(since.elapsed() < PATIENCE, "round {round}: no notification");
+            }
+            assert!(gathered(&there, &theirs) == gathered(&memory, &ours), "round {round}");
+            let end = Completion { context: round, outcome: Ok(0) };
+            assert_eq!(queue.wait_any(PATIENCE), Ok(Some(end)));
+            // Nothing between the pieces was written.
+            let mut all = vec![0; 200_000];
+            there.read(0, &mut all).unwrap();
+            let (inside, written): (usize, usize) =
+                (bytes as usize, all.iter().filter(|byte| **byte != 0).count());
+            assert!(written <= inside, "round {round}: {written} of {inside}");
+            // And back, elsewhere, behind what was written meanwhile.
+            memory.write(0, &vec![0; 200_000]).unwrap();
+            let lengths = lengths(&mut random, most, bytes);
+            let back = pieces(&mut random, &memory, &lengths);
+            let list = List::read(target, &theirs, &back).unwrap();
+            queue.post_list(list.fenced().in_class(2), 7).unwrap();
+            assert_eq!(queue.wait_any(PATIENCE), Ok(Some(Completion { context: 7, outcome: Ok(0) })));
+            assert!(gathered(&memory, &back) == gathered(&there, &theirs), "round {round}");
+            assert!(queue.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_list_ends_once_however_its_parts_end() {
+    let (host, _) = Host::start(&shm(), &[]);
+    let ((near, memory), (_far, there)) = (program(&host, 1), program(&host, 2));
+    let target = Target { node: 0, domain: 2 };
+    let mut queue = near.queue(2);
+    // Parts that touch nothing, among a hundred that do.
+    let sources: Vec<Piece> = (0..100).map(|at| Piece::new(memory.address() + at * 100, 50)).collect();
+    let mut destinations: Vec<Piece> = (0..100).map(|at| Piece::new(there.address() + at * 90, 50)).collect();
+    destinations[40].address = 8;
+    destinations[60].address = 16;
+    let notification = Notification { address: there.address() + (1 << 20), first: 5, last: 5 };
+    let list = List::write(target, &sources, &destinations).unwrap().notify(notification);
+    queue.post_list(list, 1).unwrap();
+    let nothing = [&memory, &there].map(|memory| [Piece::new(memory.address(), 0); 2]);
+    let nothing = List::write(target, &nothing[0], &nothing[1]).unwrap();
+    queue.post_list(nothing.clone().fenced(), 2).unwrap();
+    let full = nothing.clone();
+    assert_eq!((queue.len(), queue.post_list(full, 3)), (2, Err(PostError::QueueFull(2))));
+    let found = ends(&mut queue);
+    let contexts: Vec<u64> = found.iter().map(|end| end.context).collect();
+    assert_eq!((contexts, found[1].outcome), (vec![1, 2], Ok(0)));
+    let Err(WaitError::Failed(failure)) = found[0].outcome else { panic!("{found:?}") };
+    assert!(failure.page() == Some(0), "{failure}");
+    assert_eq!(there.word((1 << 20) + 8).unwrap().load(Ordering::Acquire), 0, "notified of what failed");
+    // A list of nothing with a notification is the notification.
+    queue.post_list(nothing.notify(notification), 4).unwrap();
+    assert_eq!(ends(&mut queue), [Completion { context: 4, outcome: Ok(0) }]);
+    assert_eq!(there.word((1 << 20) + 8).unwrap().load(Ordering::Acquire), 5);
+    // Those of a node that is gone end, too.
+    queue.post_list(List::write(target, &sources, &sources).unwrap(), 5).unwrap();
+    drop(host);
+    let found = ends(&mut queue);
+    assert_eq!(found.len(), 1);
+    queue.post_list(List::write(target, &sources, &sources).unwrap().notify(notification), 6).unwrap();
+    assert_eq!(ends(&mut queue), [Completion { context: 6, outcome: Err(WaitError::NodeGone) }]);
 }
