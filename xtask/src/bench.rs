@@ -1,4 +1,4 @@
-//! `cargo xtask bench paging|rdma`: Tombolo beside others, on this machine, and
+//! `cargo xtask bench paging|rdma|faults`: Tombolo beside others, on this machine, and
 //! the page in `bench/` that shows it. Each bench writes a part of the page.
 
 use std::path::{Path, PathBuf};
@@ -8,13 +8,15 @@ use serde_json::Value;
 use tombolo_app::child::{self, STOP, interrupted};
 use tombolo_app::median;
 
+mod faults;
 mod page;
 mod paging;
 mod rdma;
 
 const USAGE: &str = "\
 usage: cargo xtask bench paging [--runs N] [--only faults|reads|start|sort|redis|chase]
-       cargo xtask bench rdma [--runs N]";
+       cargo xtask bench rdma [--runs N]
+       cargo xtask bench faults [--runs N]";
 
 /// Builds the release binary of a package, which has the same name; where it is.
 fn build(package: &str) -> Result<PathBuf, String> {
@@ -43,6 +45,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     match arguments.first().map(String::as_str) {
         Some("paging") => paging::main(rest),
         Some("rdma") => rdma::main(rest),
+        Some("faults") => faults::main(rest),
         _ => Err(USAGE.into()),
     }
 }

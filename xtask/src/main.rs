@@ -19,7 +19,8 @@ usage: cargo xtask <task>
   lint                 formatting, clippy, documentation, licences and advisories
   ci                   both, and nothing may be left out
   headers              write the header for programs in C from the code
-  bench paging|rdma    measure, and write a part of bench/RESULTS.md";
+  bench paging|rdma|faults
+                       measure, and write a part of bench/RESULTS.md";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -1,6 +1,6 @@
 //! Windows: memory of this program that others map, and theirs that this one maps.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tombolo_channel::{Grant, Reply, Request, Target};
 use tombolo_host::shared::{
@@ -68,6 +68,11 @@ impl Window {
         self.0.has_owner()
     }
 
+    /// A word of a window that can be written, to be loaded, stored and changed; [`Self::check`] says whether that counted.
+    pub fn word(&self, offset_bytes: usize) -> Result<&AtomicU64, WindowError> {
+        Ok(self.0.word(offset_bytes).ok_or(WindowError::ReadOnly)??)
+    }
+
     /// Copies bytes out.
     pub fn read(&self, offset_bytes: usize, bytes: &mut [u8]) -> Result<(), WindowError> {
         self.0.span(offset_bytes, bytes.len())?.copy_to(bytes);
@@ -90,22 +95,21 @@ impl Window {
 
     /// Stores a word. Who loads it sees what was written before this.
     pub fn store(&self, offset_bytes: usize, word: u64) -> Result<(), WindowError> {
-        self.0.word(offset_bytes).ok_or(WindowError::ReadOnly)??.store(word, Ordering::Release);
+        self.word(offset_bytes)?.store(word, Ordering::Release);
         Ok(self.check()?)
     }
 
     /// Adds to a word, atomically with all other atomic operations on it, those of transfers too. The word before.
     pub fn fetch_add(&self, offset_bytes: usize, operand: u64) -> Result<u64, WindowError> {
-        let word = self.0.word(offset_bytes).ok_or(WindowError::ReadOnly)??;
-        let before = word.fetch_add(operand, Ordering::AcqRel);
+        let before = self.word(offset_bytes)?.fetch_add(operand, Ordering::AcqRel);
         self.check()?;
         Ok(before)
     }
 
     /// Puts `swap` there if `compare` is there, as [`Self::fetch_add`]. The word before.
     pub fn compare_swap(&self, offset_bytes: usize, compare: u64, swap: u64) -> Result<u64, WindowError> {
-        let word = self.0.word(offset_bytes).ok_or(WindowError::ReadOnly)??;
-        let before = word
+        let before = self
+            .word(offset_bytes)?
             .compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire)
             .unwrap_or_else(|before| before);
         self.check()?;

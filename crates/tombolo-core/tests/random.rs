@@ -202,6 +202,7 @@ fn run(seed: u64, options: &Options) {
     bench.faults = options.faults;
     bench.payload_bytes = options.payload_bytes;
     bench.full_links = options.full_links;
+    bench.outage_ns = Some(10_000_000_000);
     for (delay_ns, loss) in &options.wires {
         bench.add_wire(Wire { loss: *loss, ..Wire::new(*delay_ns) });
     }

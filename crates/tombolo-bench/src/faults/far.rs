@@ -2,13 +2,15 @@
 
 use std::io::BufRead;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use tombolo_client::{Domain, Grant, OwnMemory, Registered, Who};
+use tombolo_client::{Domain, Grant, Memory, OwnMemory, Registered, Who};
+use tombolo_host::process;
 use tombolo_host::uffd::{Event, Userfaultfd};
 
-use super::{AREA, SLOW_BYTES, Way};
+use super::{AREA, SLOW_BYTES, WINDOW_END, Way};
 use crate::Failure;
 
 /// Arguments of the hidden `tombolo-bench faults-far`.
@@ -44,6 +46,25 @@ fn slow_memory() -> Result<OwnMemory, Failure> {
     Ok(memory)
 }
 
+/// On the last processor: what is stored in the first word of the window comes back, until it is its end.
+fn echo(window: &Memory) -> Result<(), Failure> {
+    let word = window.word(0)?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ = process::pin_thread(*process::processors().last().unwrap_or(&0));
+            loop {
+                match word.load(Ordering::Acquire) {
+                    WINDOW_END => return,
+                    odd if odd % 2 == 1 => word.store(odd + 1, Ordering::Release),
+                    _ => {}
+                }
+            }
+        });
+    });
+    word.store(0, Ordering::Release);
+    Ok(())
+}
+
 /// Runs it until the bench closes the pipe.
 pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     let domain = Domain::open(&arguments.programs, Some(2))?;
@@ -53,9 +74,10 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     super::touch(|offset, bytes| Ok(node_memory.write(offset, bytes)?))?;
     let areas = super::areas(&domain, &anyone)?;
     let slow = slow_domain.register_with(slow_memory()?, &anyone, Way::Page.policy())?;
+    let window = domain.allocate_window(4096, &anyone)?;
     let mut said = vec![u64::from(domain.number()), node_memory.address()];
     said.extend(areas.iter().map(|(_, area)| area.address()));
-    said.extend([u64::from(slow_domain.number()), slow.address()]);
+    said.extend([u64::from(slow_domain.number()), slow.address(), window.address()]);
     println!("{}", said.iter().map(u64::to_string).collect::<Vec<_>>().join(" "));
     for line in std::io::stdin().lock().lines() {
         let line = line?;
@@ -68,6 +90,7 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
             "give" => area.give_back(0, length)?,
             "lock" => area.lock(0, length)?,
             "unlock" => area.unlock(0, length)?,
+            "window" => echo(&window)?,
             "touch" => super::touch_pages(area, length)?,
             _ => return Err(Failure::new("the bench said nonsense")),
         }

@@ -11,8 +11,10 @@ use tombolo_app::child::Guard;
 use tombolo_app::scratch::Scratch;
 use tombolo_app::size::Size;
 use tombolo_client::{Domain, Faults, Grant, Memory, OwnMemory, Registered, Spec, Target, Touch};
+use tombolo_host::process;
 
 use crate::rdma::Route;
+use crate::rdma::floor::{cache_line, serve_ball};
 use crate::rdma::pair::{FarProgram, await_neighbour, number, start_node};
 use crate::summary::{Samples, Summary};
 use crate::{Failure, name, print_json};
@@ -121,6 +123,12 @@ const WARM_UP: usize = 20;
 const LONG: std::time::Duration = std::time::Duration::from_millis(400);
 const SAMPLES: usize = 2000;
 const LEAST_SAMPLES: usize = 12;
+/// What the word of a window is when it is echoed no more.
+const WINDOW_END: u64 = u64::MAX;
+/// Registered memory of which a part is used, and how many transfers of which size use it.
+const SPARSE_BYTES: usize = 256 << 20;
+const SPARSE_TRANSFERS: u64 = 256;
+const SPARSE_SIZE: u64 = 16 << 10;
 const ANSWER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Writes all of an area, so that its pages are there.
@@ -167,9 +175,30 @@ struct Beside {
     beside: Summary,
 }
 
+/// A word of a window that is polled at both ends.
+#[derive(Debug, Serialize)]
+struct Window {
+    link: Route,
+    round_trip_ns: f64,
+}
+
+/// Memory that is there for transfers to a few places of a large registered area.
+#[derive(Debug, Serialize)]
+struct Sparse {
+    registered_bytes: u64,
+    /// That the transfers wrote.
+    used_bytes: u64,
+    /// That is there after them, brought in when it was needed.
+    brought_in_bytes: u64,
+    /// That has to be there where all of it is pinned.
+    pinned_bytes: u64,
+}
+
 /// What the kernel takes at best.
 #[derive(Debug, Serialize)]
 struct Floor {
+    /// A cache line to another processor and back, both polling.
+    cache_line_round_trip_ns: f64,
     /// To wake a thread that sleeps.
     wake_ns: f64,
     /// To touch the pages of each size for the first time, in one call.
@@ -181,6 +210,8 @@ struct Outcome {
     floor: Floor,
     rows: Vec<Row>,
     beside: Vec<Beside>,
+    windows: Vec<Window>,
+    sparse: Option<Sparse>,
     ratios: Vec<(String, f64, f64)>,
 }
 
@@ -193,6 +224,7 @@ struct Pair {
     far_node_memory: u64,
     far_areas: Vec<u64>,
     far_slow: u64,
+    far_window: u64,
     far: FarProgram,
     _nodes: Vec<Guard>,
 }
@@ -236,6 +268,7 @@ impl Pair {
             far_node_memory: number(&said, 1)?,
             far_areas,
             far_slow: number(&said, after + 1)?,
+            far_window: number(&said, after + 2)?,
             far,
             _nodes: nodes,
         })
@@ -340,6 +373,53 @@ impl Pair {
     }
 }
 
+impl Pair {
+    /// A word is stored, and seen by the other program, and back.
+    fn window(&mut self, link: Route, first: usize) -> Result<Window, Failure> {
+        let window = self.domain.map_window(self.there, self.far_window)?;
+        self.far.tell("window 0 0")?;
+        let played = std::thread::scope(|scope| {
+            let ours = scope.spawn(|| {
+                process::pin_thread(first)?;
+                let word = window.word(0)?;
+                serve_ball(word, word)
+            });
+            ours.join().map_err(|_| Failure::new("a thread failed"))?
+        });
+        window.store(0, WINDOW_END)?;
+        self.far.line()?;
+        Ok(Window { link, round_trip_ns: played? })
+    }
+
+    /// Transfers to a few places of a large area, which is then pinned.
+    fn sparse(&self) -> Result<Sparse, Failure> {
+        let memory = self.domain.register(OwnMemory::map(SPARSE_BYTES)?, &[])?;
+        let mut random = tombolo_random::Random::new(1);
+        let before = resident_bytes()?;
+        let mut places = std::collections::BTreeSet::new();
+        for _ in 0..SPARSE_TRANSFERS {
+            let offset = random.below(SPARSE_BYTES as u64 / SPARSE_SIZE) * SPARSE_SIZE;
+            places.insert(offset);
+            let spec = Spec::new(self.far_node_memory, memory.address() + offset, SPARSE_SIZE as u32);
+            self.domain.read(self.there, spec)?.wait(ANSWER_TIMEOUT)?;
+        }
+        let brought_in_bytes = resident_bytes()?.saturating_sub(before);
+        memory.lock(0, SPARSE_BYTES)?;
+        let pinned_bytes = resident_bytes()?.saturating_sub(before);
+        memory.unlock(0, SPARSE_BYTES)?;
+        self.domain.deregister(memory)?;
+        let used_bytes = places.len() as u64 * SPARSE_SIZE;
+        Ok(Sparse { registered_bytes: SPARSE_BYTES as u64, used_bytes, brought_in_bytes, pinned_bytes })
+    }
+}
+
+/// What this process has in memory.
+fn resident_bytes() -> Result<u64, Failure> {
+    let text = std::fs::read_to_string("/proc/self/statm")?;
+    let pages = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.map(|pages| pages * 4096).ok_or_else(|| Failure::new("/proc/self/statm says something else"))
+}
+
 /// From waking a thread that sleeps until it runs: half of there and back.
 fn wake_ns() -> Result<f64, Failure> {
     const ROUNDS: usize = 2000;
@@ -397,9 +477,15 @@ fn measure(arguments: &Arguments) -> Result<Outcome, Failure> {
         )));
     }
     let first_touch = arguments.sizes.iter().map(|size| Ok((size.0, first_touch_ns(size.0 as usize)?)));
-    let floor = Floor { wake_ns: wake_ns()?, first_touch: first_touch.collect::<Result<_, Failure>>()? };
+    let processors = process::processors();
+    let ends = [processors.first(), processors.last()].map(|end| end.copied().unwrap_or(0));
+    let floor = Floor {
+        cache_line_round_trip_ns: cache_line(ends[0], ends[1])?,
+        wake_ns: wake_ns()?,
+        first_touch: first_touch.collect::<Result<_, Failure>>()?,
+    };
     let scratch = Scratch::new("bench-faults")?;
-    let (mut rows, mut beside) = (Vec::new(), Vec::new());
+    let (mut rows, mut beside, mut windows, mut sparse) = (Vec::new(), Vec::new(), Vec::new(), None);
     for link in [Route::Loopback, Route::Shm, Route::Udp] {
         if !is_wanted(&arguments.link, &link) {
             continue;
@@ -415,10 +501,20 @@ fn measure(arguments: &Arguments) -> Result<Outcome, Failure> {
         }
         if arguments.way.is_empty() {
             beside.push(pair.beside(link)?);
+            if link != Route::Udp {
+                windows.push(pair.window(link, ends[0])?);
+            }
+            if sparse.is_none() {
+                sparse = Some(pair.sparse()?);
+            }
         }
     }
-    let ratios = ratios(&floor, &rows, &beside);
-    Ok(Outcome { floor, rows, beside, ratios })
+    let mut ratios = ratios(&floor, &rows, &beside);
+    for window in &windows {
+        let title = format!("{}: a window's word there and back / a cache line's", name(&window.link));
+        ratios.push((title, window.round_trip_ns / floor.cache_line_round_trip_ns, 1.5));
+    }
+    Ok(Outcome { floor, rows, beside, windows, sparse, ratios })
 }
 
 /// What is to be reached: its name, the ratio, and its bound.
@@ -474,6 +570,7 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.json {
         return print_json(&outcome);
     }
+    println!("a cache line there and back: {:.0} ns", outcome.floor.cache_line_round_trip_ns);
     println!("a wake of a thread: {:.1} µs", outcome.floor.wake_ns / 1000.0);
     for (size, touch_ns) in &outcome.floor.first_touch {
         println!("first touch of {:>6}: {:.1} µs", Size(*size).to_string(), touch_ns / 1000.0);
@@ -492,6 +589,15 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
         );
     }
     println!();
+    if let Some(Sparse { registered_bytes, used_bytes, brought_in_bytes, pinned_bytes }) = outcome.sparse {
+        println!(
+            "of {} registered, transfers wrote {}: {} there, and {} where all of it is pinned",
+            Size(registered_bytes),
+            Size(used_bytes),
+            Size(brought_in_bytes),
+            Size(pinned_bytes),
+        );
+    }
     for (title, ratio, bound) in &outcome.ratios {
         let verdict = if ratio <= bound { "reached" } else { "NOT reached" };
         println!("{title}: {ratio:.2} (to be ≤ {bound}): {verdict}");

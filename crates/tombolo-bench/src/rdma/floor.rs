@@ -53,9 +53,26 @@ impl Floor {
     }
 }
 
-/// Two processors that hand a line to each other.
-fn cache_line(first: usize, last: usize) -> Result<f64, Failure> {
+/// Hands a word to whoever polls it, and polls another for its echo; nanoseconds there and back.
+pub fn serve_ball(ball: &AtomicU64, back: &AtomicU64) -> Result<f64, Failure> {
     const ROUNDS: u64 = 200_000;
+    let mut since = Instant::now();
+    for round in 0..ROUNDS + ROUNDS / 10 {
+        if round == ROUNDS / 10 {
+            since = Instant::now();
+        }
+        ball.store(2 * round + 1, Ordering::Release);
+        while back.load(Ordering::Acquire) != 2 * round + 2 {
+            if since.elapsed() > ANSWER_TIMEOUT {
+                return Err(Failure::new("the other processor does not answer"));
+            }
+        }
+    }
+    Ok(since.elapsed().as_nanos() as f64 / ROUNDS as f64)
+}
+
+/// Two processors that hand a line to each other.
+pub fn cache_line(first: usize, last: usize) -> Result<f64, Failure> {
     let (ball, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -69,19 +86,7 @@ fn cache_line(first: usize, last: usize) -> Result<f64, Failure> {
         });
         let asked = scope.spawn(|| {
             process::pin_thread(first)?;
-            let mut since = Instant::now();
-            for round in 0..ROUNDS + ROUNDS / 10 {
-                if round == ROUNDS / 10 {
-                    since = Instant::now();
-                }
-                ball.store(2 * round + 1, Ordering::Release);
-                while ball.load(Ordering::Acquire) != 2 * round + 2 {
-                    if since.elapsed() > ANSWER_TIMEOUT {
-                        return Err(Failure::new("the other processor does not answer"));
-                    }
-                }
-            }
-            Ok(since.elapsed().as_nanos() as f64 / ROUNDS as f64)
+            serve_ball(&ball, &ball)
         });
         let found = asked.join();
         stop.store(true, Ordering::Relaxed);

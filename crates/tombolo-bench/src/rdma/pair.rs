@@ -49,6 +49,11 @@ impl FarProgram {
         Ok(line.split_whitespace().map(str::to_owned).collect())
     }
 
+    /// Tells it to do something, of which it says later that it is done.
+    pub fn tell(&mut self, words: &str) -> Result<(), Failure> {
+        Ok(writeln!(self.commands, "{words}")?)
+    }
+
     /// Tells it to do something, and waits until it has.
     pub fn command(&mut self, words: &str) -> Result<Vec<String>, Failure> {
         writeln!(self.commands, "{words}")?;

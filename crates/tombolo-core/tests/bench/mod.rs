@@ -79,6 +79,8 @@ pub struct Bench {
     pub faults: Faults,
     /// Chance that a link is full for a block, for up to three milliseconds.
     pub full_links: u64,
+    /// For how long a wire may be silent before both ends leave it.
+    pub outage_ns: Option<u64>,
     pub random: Random,
     pub payload_bytes: u32,
     pub watched: Vec<Watched>,
@@ -128,6 +130,7 @@ impl Bench {
             unused: [0; 2],
             faults: Faults::default(),
             full_links: 0,
+            outage_ns: None,
             random,
             payload_bytes: 1024,
             watched: Vec::new(),
@@ -471,6 +474,7 @@ impl Bench {
             return false;
         };
         self.now = self.now.max(next);
+        self.leave_silent_wires();
         for node in 0..2 {
             if !self.is_stopped(node) {
                 self.engines[node].expire(self.now);

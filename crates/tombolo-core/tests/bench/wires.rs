@@ -16,6 +16,8 @@ pub struct Wire {
     pub buffer_bytes: u64,
     /// It swallows everything, and says nothing.
     pub cut: bool,
+    /// Since when that was seen.
+    pub silent_since: Option<Time>,
     /// Both nodes were told that it is lost.
     pub left: bool,
     /// When the line is free again, each way.
@@ -32,6 +34,7 @@ impl Wire {
             byte_picos: 0,
             buffer_bytes: u64::MAX,
             cut: false,
+            silent_since: None,
             left: false,
             free: [Time(0); 2],
             carried: 0,
@@ -77,6 +80,20 @@ impl Bench {
         self.wires[wire].left = true;
         for node in 0..2 {
             self.engines[node].path_lost(self.now, OTHER, path_of(node, wire));
+        }
+    }
+
+    /// Both ends leave what has been silent for too long, as links do.
+    pub(super) fn leave_silent_wires(&mut self) {
+        let Some(outage_ns) = self.outage_ns else { return };
+        for wire in 0..self.wires.len() {
+            let now = self.now;
+            let silent = &mut self.wires[wire];
+            if !silent.cut || silent.left {
+                silent.silent_since = None;
+            } else if now.since_ns(*silent.silent_since.get_or_insert(now)) >= outage_ns {
+                self.leave_wire(wire);
+            }
         }
     }
 
