@@ -254,8 +254,8 @@ impl Failure {
         Self::Local { code: refusal.code, page: refusal.address.map(|address| address & !WHY_BITS) }
     }
 
-    /// The page that could not be reached, if that is known: for a write of the other side's memory or of own memory, as the
-    /// variant says; of a read that is refused, either, since the memory that it goes to may refuse, too.
+    /// The page that could not be reached, if that is known: of the other side's memory or of own memory, as the
+    /// variant says; of a read from another node that is refused, either, since the memory that it goes to may refuse, too.
     pub fn page(self) -> Option<u64> {
         match self {
             Self::Refused { page, .. } | Self::Local { page, .. } => page,

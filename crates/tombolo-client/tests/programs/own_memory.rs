@@ -536,7 +536,7 @@ fn a_failed_transfer_touches_nothing_after_it_is_told() {
         let ended = near.read(target, spec).unwrap().wait(PATIENCE);
         let code = NackCode::DecodeError;
         assert!(
-            matches!(ended, Err(WaitError::Failed(Failure::Refused { code: found, .. })) if found == code),
+            matches!(ended, Err(WaitError::Failed(Failure::Local { code: found, .. })) if found == code),
             "{ended:?}"
         );
         mine.write(0, &vec![0x55; 1 << 20]).unwrap();

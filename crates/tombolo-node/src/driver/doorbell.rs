@@ -252,8 +252,8 @@ impl Node {
         }
         match self.carry_out(transfer) {
             // A full mailbox: the engine tries again.
-            Err(refusal) if refusal.code == NackCode::BufferFull && !is_atomic => None,
-            outcome => Some(outcome.map_err(Failure::refused)),
+            Err(refused) if refused.refusal.code == NackCode::BufferFull && !is_atomic => None,
+            outcome => Some(outcome.map_err(|refused| refused.failure(transfer.user))),
         }
     }
 

@@ -3,10 +3,13 @@
 
 use std::sync::atomic::Ordering;
 
+use tombolo_channel::{Failure, on_the_wire};
 use tombolo_core::iommu::FaultSource;
 use tombolo_core::rdma::{Block, BlockNotification, Direction, Time, Transfer};
 use tombolo_host::shared::SharedSpan;
-use tombolo_wire::{ATOMIC_BYTES, Ack, Atomic, Nack, NackCode, Notification, NotifyHeader, Packet, Refusal};
+use tombolo_wire::{
+    ATOMIC_BYTES, Ack, Atomic, Domain, Nack, NackCode, Notification, NotifyHeader, Packet, Refusal,
+};
 
 use crate::driver::address_space::{Access, Memory, Range};
 use crate::driver::node::Node;
@@ -28,6 +31,32 @@ fn follows(block: &Block, next: &Block) -> bool {
         && block.notification == BlockNotification::None
         && !touches_own(block)
         && !touches_own(next)
+}
+
+/// Why a transfer between two programs here fails, and in whose memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RefusedHere {
+    pub(crate) domain: Domain,
+    pub(crate) refusal: Refusal,
+}
+
+impl RefusedHere {
+    /// Makes one of refusals in the memory of a domain.
+    pub(crate) fn of(domain: Domain) -> impl Fn(Refusal) -> Self {
+        move |refusal| Self { domain, refusal }
+    }
+
+    /// Whether that is the memory of the program whose transfer it is, and not only for now.
+    fn is_own(&self, user: u64) -> bool {
+        let is_final = !self.refusal.code.is_transient();
+        is_final
+            && matches!(Poster::of(user), Poster::Program(number, _) if on_the_wire(number) == self.domain)
+    }
+
+    /// What that program is told.
+    pub(crate) fn failure(&self, user: u64) -> Failure {
+        if self.is_own(user) { Failure::local(self.refusal) } else { Failure::refused(self.refusal) }
+    }
 }
 
 /// What a notification writes: two words.
@@ -82,44 +111,67 @@ impl Node {
             self.serve_expected_tiny_doorbells();
             let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
             let bytes_only = block.notification == BlockNotification::Later;
-            let answer = match outcome {
-                Ok(()) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
-                Err(refusal) => Packet::Nack(Nack { transaction, generation, attempt, refusal }),
-            };
-            let _ = self.fabric.engine.lock().handle(now, ITSELF, &answer);
+            match outcome {
+                Ok(()) => {
+                    let ack = Packet::Ack(Ack { transaction, generation, attempt, bytes_only });
+                    let _ = self.fabric.engine.lock().handle(now, ITSELF, &ack);
+                }
+                Err(refused) => self.refuse_here(block, refused),
+            }
         }
+    }
+
+    /// Answers a block between two programs here that cannot go on.
+    pub(crate) fn refuse_here(&self, block: &Block, refused: RefusedHere) {
+        if refused.is_own(block.user) {
+            return self.source_refused(block, refused.refusal);
+        }
+        let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
+        let nack = Packet::Nack(Nack { transaction, generation, attempt, refusal: refused.refusal });
+        let _ = self.fabric.engine.lock().handle(self.now(), ITSELF, &nack);
     }
 
     /// Carries out a transfer that stays here; the word before it, if it is an atomic operation. `None`: it is one in a
     /// program's own memory, which ends later.
-    pub(crate) fn carry_out(&self, transfer: &Transfer) -> Result<Option<u64>, Refusal> {
+    pub(crate) fn carry_out(&self, transfer: &Transfer) -> Result<Option<u64>, RefusedHere> {
         if let Direction::Atomic(operation) = transfer.direction {
             let at = (transfer.domain, transfer.destination_address);
             // It is no block, and has no slot.
             let by = FaultSource { node: ITSELF.0, transaction: u16::MAX, sequence: transfer.user as u32 };
             let block = (transfer.destination_address, ATOMIC_BYTES);
-            let context =
-                Context { by, block, purpose: Purpose::OperateHere(transfer.user & !SMALL_LOOPBACK) };
-            return self.change_word(ITSELF, at, (operation, Poster::of(transfer.user)), context);
+            let context = Context {
+                by,
+                block,
+                purpose: Purpose::OperateHere(transfer.user & !SMALL_LOOPBACK, transfer.domain),
+            };
+            let changed = self.change_word(ITSELF, at, (operation, Poster::of(transfer.user)), context);
+            return changed.map_err(RefusedHere::of(transfer.domain));
         }
         self.copy_here(transfer, false).map(|()| Some(0))
     }
 
     /// Moves bytes between two programs here, as far as both allow, and then writes the words. In parts,
     /// if tiny transfers are to go between them.
-    fn copy_here(&self, part: &Transfer, in_parts: bool) -> Result<(), Refusal> {
+    fn copy_here(&self, part: &Transfer, in_parts: bool) -> Result<(), RefusedHere> {
         let by = Poster::of(part.user);
         let (read, write) = (Access::reading(by), Access::writing(by));
         let range = |domain, address, length_bytes| Range { holder: ITSELF, domain, address, length_bytes };
         let length = part.size_bytes;
-        let refusal = |address| move |_| Refusal::at(NackCode::DecodeError, address);
-        let (from, source) = self.resolve_here(range(part.own_domain, part.source_address, length), read)?;
-        let source = from.get().span(source, length as usize).map_err(refusal(part.source_address))?;
+        let (at_source, at_target) = (RefusedHere::of(part.own_domain), RefusedHere::of(part.domain));
+        let refusal = |address| Refusal::at(NackCode::DecodeError, address);
+        let (from, source) = self
+            .resolve_here(range(part.own_domain, part.source_address, length), read)
+            .map_err(&at_source)?;
+        let source = from.get().span(source, length as usize);
+        let source = source.map_err(|_| at_source(refusal(part.source_address)))?;
         if let Some(sender) = tombolo_channel::mail_sender(part.destination_address) {
-            return self.deliver(part.domain, ITSELF, sender, source);
+            return self.deliver(part.domain, ITSELF, sender, source).map_err(at_target);
         }
-        let (to, target) = self.resolve_here(range(part.domain, part.destination_address, length), write)?;
-        let target = to.get().span_mut(target, length as usize).map_err(refusal(part.destination_address))?;
+        let (to, target) = self
+            .resolve_here(range(part.domain, part.destination_address, length), write)
+            .map_err(&at_target)?;
+        let target = to.get().span_mut(target, length as usize);
+        let target = target.map_err(|_| at_target(refusal(part.destination_address)))?;
         let length = target.len();
         let awake = in_parts.then(|| self.programs.awake.domains());
         let step = if in_parts { PART_BYTES } else { length.max(1) };
@@ -135,9 +187,10 @@ impl Node {
             }
         }
         let Some(words) = part.notification else { return Ok(()) };
-        let (memory, offset) =
-            self.resolve_here(range(part.domain, words.address, NOTIFICATION_BYTES), write)?;
-        write_words(&memory, offset, &words)
+        let (memory, offset) = self
+            .resolve_here(range(part.domain, words.address, NOTIFICATION_BYTES), write)
+            .map_err(&at_target)?;
+        write_words(&memory, offset, &words).map_err(at_target)
     }
 
     /// Writes the notification of a loopback block that came apart from the block. The block must be remembered,

@@ -12,7 +12,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tombolo_channel::Failure;
 use tombolo_channel::access::{Order, OrderKind, Outcome as Answer};
 use tombolo_core::iommu::{
     Absence, Access, AccessId, Action, BeginError, End, FaultSource, MAX_ACCESS_BYTES, Outcome, Reason,
@@ -21,9 +20,9 @@ use tombolo_core::iommu::{
 use tombolo_core::rdma::{Block, NotificationWrite, Operation, Placement};
 use tombolo_host::own::{self, WordChange};
 use tombolo_host::shared::SharedSpan;
-use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, NackCode, Refusal};
+use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, Domain, NackCode, Refusal};
 
-use crate::driver::loopback::NOTIFICATION_BYTES;
+use crate::driver::loopback::{NOTIFICATION_BYTES, RefusedHere};
 use crate::driver::node::Node;
 use crate::programs::access::{OwnAccess, Staged};
 use crate::programs::own::OwnPlace;
@@ -40,8 +39,8 @@ pub(crate) enum Purpose {
     Notify(NotificationWrite),
     /// A word that a peer asks to change.
     Operate(Operation),
-    /// A word that a program of this node asks to change, in the transfer of that user number.
-    OperateHere(u64),
+    /// A word of that domain that a program of this node asks to change, in the transfer of that user number.
+    OperateHere(u64, Domain),
     /// Of a block that goes out or stays here, by its number in the table of moves.
     Block(u64),
 }
@@ -357,7 +356,7 @@ impl Node {
         let paused = match purpose {
             Purpose::Place(placement) => Some(Paused::Place(placement)),
             Purpose::Block(number) => self.block_of_move(number).map(Paused::Block),
-            Purpose::Notify(_) | Purpose::Operate(_) | Purpose::OperateHere(_) => None,
+            Purpose::Notify(_) | Purpose::Operate(_) | Purpose::OperateHere(..) => None,
         };
         if let Some(entry) = self.own_accesses.lock().0.get_mut(&access) {
             entry.paused = paused;
@@ -382,12 +381,12 @@ impl Node {
             (Purpose::Operate(operation), Err(refusal)) => {
                 self.fabric.engine.lock().refused(operation.placement, refusal);
             }
-            (Purpose::OperateHere(user), Ok((_, before))) => drop(self.ended(user, Ok(before))),
-            (Purpose::OperateHere(user), Err(Refusal { code: NackCode::BufferFull, .. })) => {
+            (Purpose::OperateHere(user, _), Ok((_, before))) => drop(self.ended(user, Ok(before))),
+            (Purpose::OperateHere(user, _), Err(Refusal { code: NackCode::BufferFull, .. })) => {
                 self.programs.not_begun(user);
             }
-            (Purpose::OperateHere(user), Err(refusal)) => {
-                self.ended(user, Err(Failure::refused(refusal)));
+            (Purpose::OperateHere(user, domain), Err(refusal)) => {
+                self.ended(user, Err(RefusedHere { domain, refusal }.failure(user)));
             }
             (Purpose::Block(number), outcome) => self.copied(number, outcome.map(|(staged, _)| staged)),
         }

@@ -20,10 +20,10 @@ use std::sync::Arc;
 
 use tombolo_core::rdma::{Block, BlockNotification, NotificationWrite, PeerId, Placement};
 use tombolo_host::shared::SharedSpan;
-use tombolo_wire::{Ack, Attempt, Generation, Nack, NackCode, Notification, Packet, Refusal};
+use tombolo_wire::{Ack, Attempt, Generation, NackCode, Notification, Packet, Refusal};
 
 use crate::driver::address_space::{Access, Place, Range};
-use crate::driver::loopback::{NOTIFICATION_BYTES, write_words};
+use crate::driver::loopback::{NOTIFICATION_BYTES, RefusedHere, write_words};
 use crate::driver::node::Node;
 use crate::driver::own_accesses::{Context, Purpose, Work};
 use crate::fabric::connection::Connection;
@@ -182,7 +182,7 @@ impl Node {
         self.own_moves.lock().blocks.get(&number).map(|underway| underway.block)
     }
 
-    fn source_refused(&self, block: &Block, mut refusal: Refusal) {
+    pub(crate) fn source_refused(&self, block: &Block, mut refusal: Refusal) {
         // Here, what passes is an absent page.
         if refusal.code.is_transient() {
             refusal.code = NackCode::SlaveError;
@@ -213,7 +213,7 @@ impl Node {
     }
 
     /// Where an end of a block that stays here is.
-    fn end_of(&self, block: &Block, end: End) -> Result<Place<'_>, Refusal> {
+    fn end_of(&self, block: &Block, end: End) -> Result<Place<'_>, RefusedHere> {
         let by = Poster::of(block.user);
         let (domain, address, length_bytes, access) = match end {
             End::Source => (block.own_domain, block.source_address, block.length_bytes, Access::reading(by)),
@@ -223,7 +223,7 @@ impl Node {
             End::Words(address) => (block.domain, address, NOTIFICATION_BYTES, Access::writing(by)),
         };
         let range = Range { holder: ITSELF, domain, address, length_bytes };
-        self.resolve(range, access).map_err(|denied| denied.at(address))
+        self.resolve(range, access).map_err(|denied| RefusedHere { domain, refusal: denied.at(address) })
     }
 
     /// A block between two programs here, with own memory at an end of it.
@@ -234,32 +234,40 @@ impl Node {
     }
 
     /// Returns whether it is over already.
-    fn begin_here(&self, number: u64, block: &Block) -> Result<bool, Refusal> {
+    fn begin_here(&self, number: u64, block: &Block) -> Result<bool, RefusedHere> {
         // Nothing is read that could not be written.
         self.end_of(block, End::Destination).map(drop)?;
         match self.end_of(block, End::Source)? {
             Place::Own(place) => {
                 let work = Work::Read(block.length_bytes);
-                self.access_own(number, block, block.source_address, work, &place).map(|()| false)
+                let begun = self.access_own(number, block, block.source_address, work, &place);
+                begun.map(|()| false).map_err(RefusedHere::of(block.own_domain))
             }
             Place::Node(memory, offset) => {
                 let source = memory.get().span(offset, block.length_bytes as usize);
-                let refusal = |_| Refusal::at(NackCode::DecodeError, block.source_address);
+                let refusal = |_| RefusedHere {
+                    domain: block.own_domain,
+                    refusal: Refusal::at(NackCode::DecodeError, block.source_address),
+                };
                 self.write_here(number, block, Work::Write(source.map_err(refusal)?))
             }
         }
     }
 
     /// The bytes of a block are there to be written.
-    fn write_here(&self, number: u64, block: &Block, work: Work<'_>) -> Result<bool, Refusal> {
+    fn write_here(&self, number: u64, block: &Block, work: Work<'_>) -> Result<bool, RefusedHere> {
         match self.end_of(block, End::Destination)? {
             Place::Own(place) => {
                 self.set_stage(number, Stage::Writing);
-                self.access_own(number, block, block.destination_address, work, &place).map(|()| false)
+                let begun = self.access_own(number, block, block.destination_address, work, &place);
+                begun.map(|()| false).map_err(RefusedHere::of(block.domain))
             }
             Place::Node(memory, offset) => {
                 let target = memory.get().span_mut(offset, block.length_bytes as usize);
-                let refusal = |_| Refusal::at(NackCode::DecodeError, block.destination_address);
+                let refusal = |_| RefusedHere {
+                    domain: block.domain,
+                    refusal: Refusal::at(NackCode::DecodeError, block.destination_address),
+                };
                 let target = target.map_err(refusal)?;
                 match &work {
                     Work::Write(bytes) => target.copy_from(*bytes),
@@ -272,21 +280,24 @@ impl Node {
     }
 
     /// The bytes of a block are written.
-    fn end_here(&self, number: u64, block: &Block) -> Result<bool, Refusal> {
+    fn end_here(&self, number: u64, block: &Block) -> Result<bool, RefusedHere> {
         match block.notification {
             BlockNotification::Now(words) => self.say_here(number, block, &words),
             BlockNotification::None | BlockNotification::Later => Ok(true),
         }
     }
 
-    fn say_here(&self, number: u64, block: &Block, words: &Notification) -> Result<bool, Refusal> {
+    fn say_here(&self, number: u64, block: &Block, words: &Notification) -> Result<bool, RefusedHere> {
         match self.end_of(block, End::Words(words.address))? {
             Place::Own(place) => {
                 self.set_stage(number, Stage::Words);
                 let work = Work::Words([words.first, words.last]);
-                self.access_own(number, block, words.address, work, &place).map(|()| false)
+                let begun = self.access_own(number, block, words.address, work, &place);
+                begun.map(|()| false).map_err(RefusedHere::of(block.domain))
             }
-            Place::Node(memory, offset) => write_words(&memory, offset, words).map(|()| true),
+            Place::Node(memory, offset) => {
+                write_words(&memory, offset, words).map(|()| true).map_err(RefusedHere::of(block.domain))
+            }
         }
     }
 
@@ -297,7 +308,7 @@ impl Node {
     }
 
     /// Answers a block that is over.
-    fn settle_here(&self, number: u64, over: Result<bool, Refusal>) {
+    fn settle_here(&self, number: u64, over: Result<bool, RefusedHere>) {
         if over == Ok(false) {
             return;
         }
@@ -310,12 +321,14 @@ impl Node {
         }
         drop(moves);
         let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
-        let answer = match over {
-            Ok(_) => Packet::Ack(Ack { transaction, generation, attempt, bytes_only }),
-            Err(refusal) => Packet::Nack(Nack { transaction, generation, attempt, refusal }),
-        };
-        // One that is set aside hears no refusal; it comes again, and is refused then.
-        let _ = self.fabric.engine.lock().handle(self.now(), ITSELF, &answer);
+        match over {
+            Ok(_) => {
+                let ack = Packet::Ack(Ack { transaction, generation, attempt, bytes_only });
+                let _ = self.fabric.engine.lock().handle(self.now(), ITSELF, &ack);
+            }
+            // One that is set aside hears no refusal; it comes again, and is refused then.
+            Err(refused) => self.refuse_here(&block, refused),
+        }
         if !bytes_only {
             // Only now: until it is answered it may be handed out again.
             self.own_moves.lock().remove(number);
@@ -366,9 +379,12 @@ impl Node {
         }
         drop(moves);
         let over = match (result, stage) {
-            (Err(refusal), _) => Err(refusal),
+            (Err(refusal), Stage::Reading) => Err(RefusedHere { domain: block.own_domain, refusal }),
+            (Err(refusal), _) => Err(RefusedHere { domain: block.domain, refusal }),
             (Ok(Some(staged)), Stage::Reading) => self.write_here(number, &block, Work::WriteStaged(staged)),
-            (Ok(None), Stage::Reading) => Err(NackCode::DecodeError.into()),
+            (Ok(None), Stage::Reading) => {
+                Err(RefusedHere { domain: block.own_domain, refusal: NackCode::DecodeError.into() })
+            }
             (Ok(_), Stage::Writing) => self.end_here(number, &block),
             (Ok(_), Stage::Words | Stage::Acknowledged) => Ok(true),
         };
