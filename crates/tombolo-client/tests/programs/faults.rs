@@ -11,8 +11,9 @@ use tombolo_client::{
     Spec, Target, Touch, WaitError, Who,
 };
 use tombolo_host::own::{ProcessMemory, ThisProcess};
-use tombolo_host::testing::{Fork, collapse, give_pages_back, protect};
+use tombolo_host::testing::{Fork, collapse, give_pages_back, left_out, protect, swap_out};
 use tombolo_host::uffd::{Event, Userfaultfd};
+use tombolo_host::zram::ZramSwap;
 use tombolo_node::{Address, Limits, Node};
 use tombolo_wire::NackCode;
 
@@ -33,9 +34,12 @@ enum Kind {
     Forked,
     /// A thread of the test serves them by userfaultfd.
     Served,
+    /// The kernel has swapped them out.
+    Swapped,
 }
 
 impl Kind {
+    /// But for the last, which needs swap.
     const ALL: [Self; 5] = [Self::Untouched, Self::GivenBack, Self::ZeroPage, Self::Forked, Self::Served];
 
     /// The end of the name of the counter that must move, for an access of that kind.
@@ -44,6 +48,7 @@ impl Kind {
             Self::Untouched | Self::GivenBack | Self::Served => Some("missing"),
             // Reading what is shared is no fault.
             Self::ZeroPage | Self::Forked => writes.then_some("copy_on_write"),
+            Self::Swapped => Some("swapped"),
         }
     }
 }
@@ -116,6 +121,10 @@ impl Area {
             Some(Kind::Forked) => {
                 holds = fill();
                 fork = Some(Fork::new());
+            }
+            Some(Kind::Swapped) => {
+                holds = fill();
+                swap_out(&memory);
             }
             Some(Kind::Served) => {
                 holds = pattern(seed, AREA);
@@ -235,10 +244,10 @@ impl Scene<'_> {
         }
     }
 
-    /// All cells.
-    fn matrix(&self) {
+    /// All cells of these kinds.
+    fn matrix(&self, kinds: &[Kind]) {
         let policies = [Touch::Page, Touch::Ahead(4), Touch::Adaptive];
-        for kind in Kind::ALL {
+        for &kind in kinds {
             for (touch, terminates) in policies.into_iter().flat_map(|touch| [(touch, false), (touch, true)])
             {
                 let faults = Faults { touch, terminates };
@@ -258,23 +267,41 @@ fn transfers_between_programs_of_one_node_meet_absent_pages() {
     let (host, _) = Host::start(&shm(), &[]);
     let (near, far) = (host.domain(1), host.domain(2));
     let there = Target { node: 0, domain: 2 };
-    Scene { near: (&host, near), far: (&host, far), there }.matrix();
+    Scene { near: (&host, near), far: (&host, far), there }.matrix(&Kind::ALL);
 }
 
-fn between(hosts: &[Host; 2]) {
+fn between(hosts: &[Host; 2], kinds: &[Kind]) {
     let (near, far) = (hosts[0].domain(1), hosts[1].domain(2));
     let there = Target { node: 1, domain: 2 };
-    Scene { near: (&hosts[0], near), far: (&hosts[1], far), there }.matrix();
+    Scene { near: (&hosts[0], near), far: (&hosts[1], far), there }.matrix(kinds);
 }
 
 #[test]
 fn transfers_over_shared_memory_meet_absent_pages() {
-    between(&pair(&shm()));
+    between(&pair(&shm()), &Kind::ALL);
 }
 
 #[test]
 fn transfers_over_udp_meet_absent_pages() {
-    between(&pair(&udp()));
+    between(&pair(&udp()), &Kind::ALL);
+}
+
+#[test]
+fn transfers_meet_pages_that_the_kernel_has_swapped_out() {
+    let swap = match ZramSwap::new(256 << 20) {
+        Ok(swap) => swap,
+        Err(error) => return left_out(&format!("needs swap on zram: {error}")),
+    };
+    {
+        let (host, _) = Host::start(&shm(), &[]);
+        let (near, far) = (host.domain(1), host.domain(2));
+        let there = Target { node: 0, domain: 2 };
+        Scene { near: (&host, near), far: (&host, far), there }.matrix(&[Kind::Swapped]);
+    }
+    between(&pair(&shm()), &[Kind::Swapped]);
+    between(&pair(&udp()), &[Kind::Swapped]);
+    lossy_cells(&[Kind::Swapped]);
+    drop(swap);
 }
 
 /// Passes datagrams on both ways, but for one in `lost`.
@@ -318,6 +345,10 @@ fn lossy(node: &Address, lost: u32, stop: &Arc<AtomicBool>) -> (Address, std::th
 
 #[test]
 fn transfers_over_udp_with_losses_meet_absent_pages() {
+    lossy_cells(&[Kind::GivenBack, Kind::Forked, Kind::Served]);
+}
+
+fn lossy_cells(kinds: &[Kind]) {
     let (far, address) = Host::start(&udp(), &[]);
     let stop = Arc::new(AtomicBool::new(false));
     let (address, relay) = lossy(&address, 29, &stop);
@@ -325,7 +356,7 @@ fn transfers_over_udp_with_losses_meet_absent_pages() {
     {
         let there = Target { node: 1, domain: 2 };
         let scene = Scene { near: (&near, near.domain(1)), far: (&far, far.domain(2)), there };
-        for kind in [Kind::GivenBack, Kind::Forked, Kind::Served] {
+        for &kind in kinds {
             for terminates in [false, true] {
                 let faults = Faults { touch: Touch::Ahead(4), terminates };
                 for operation in [Operation::Write, Operation::Read, Operation::Notified] {
