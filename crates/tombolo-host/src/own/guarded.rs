@@ -104,16 +104,23 @@ mod x86_64 {
         // SAFETY: the kernel passes the context of the thread, which nobody else uses during the handler.
         let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
         let instruction = &mut registers[libc::REG_RIP as usize];
-        if let Some(after) = after_fault(*instruction as usize) {
+        // SAFETY: the kernel passes it. What a process has sent is no fault, wherever the thread was.
+        let is_sent = unsafe { (*info).si_code <= 0 };
+        if let Some(after) = after_fault(*instruction as usize).filter(|_| !is_sent) {
             *instruction = after as i64;
             return;
         }
         let place = SIGNALS.iter().position(|known| *known == signal).unwrap_or(0);
         let Some(before) = BEFORE.get().map(|before| &before[place]) else { return };
         // SAFETY: the action is the one that the program had; it is called as the kernel would have called it. Where
-        // there was none, it is put back, and the same instruction faults again.
+        // there was none, it is put back, and the same instruction faults again; what was sent is sent again.
         unsafe {
             match before.sa_sigaction {
+                libc::SIG_IGN if is_sent => {}
+                libc::SIG_DFL if is_sent => {
+                    libc::sigaction(signal, std::ptr::from_ref(before), std::ptr::null_mut());
+                    libc::raise(signal);
+                }
                 libc::SIG_DFL | libc::SIG_IGN => {
                     libc::sigaction(signal, std::ptr::from_ref(before), std::ptr::null_mut());
                 }
@@ -145,8 +152,8 @@ mod x86_64 {
         BEFORE.get_or_init(|| {
             SIGNALS.map(|signal| {
                 let before = action_of(signal);
-                // SAFETY: all-zero is a valid action; the handler makes async-signal-safe calls alone. It keeps
-                // the stack of the one before, and blocks no more than that.
+                // SAFETY: all-zero is a valid action; the handler makes async-signal-safe calls alone, on the thread's
+                // signal stack if it has one, and blocks no more than the one before.
                 unsafe {
                     let mut action: libc::sigaction = std::mem::zeroed();
                     action.sa_sigaction = on_fault as *const () as usize;
@@ -261,17 +268,31 @@ mod tests {
     #[test]
     fn other_faults_go_to_the_handler_that_was_there() {
         // In a child, which ends by it.
-        if std::env::var_os("TOMBOLO_TEST_FAULT").is_some() {
-            assert!(is_guarded());
-            // SAFETY: it is not: this is to end the process.
-            unsafe { std::ptr::without_provenance::<u8>(8).read_volatile() };
+        match std::env::var("TOMBOLO_TEST_FAULT").as_deref() {
+            Ok("fault") => {
+                assert!(is_guarded());
+                // SAFETY: it is not: this is to end the process.
+                unsafe { std::ptr::without_provenance::<u8>(8).read_volatile() };
+            }
+            Ok(_) => {
+                // SAFETY: as in a program in C, and then a signal is sent to this thread.
+                unsafe {
+                    libc::signal(libc::SIGSEGV, libc::SIG_DFL);
+                    assert!(is_guarded());
+                    libc::raise(libc::SIGSEGV);
+                }
+                return;
+            }
+            Err(_) => {}
         }
-        let child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["own::guarded::tests::other_faults_go_to_the_handler_that_was_there", "--exact"])
-            .env("TOMBOLO_TEST_FAULT", "1")
-            .output()
-            .unwrap();
-        let signal = std::os::unix::process::ExitStatusExt::signal(&child.status);
-        assert_eq!(signal, Some(libc::SIGSEGV));
+        for how in ["fault", "sent"] {
+            let child = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["own::guarded::tests::other_faults_go_to_the_handler_that_was_there", "--exact"])
+                .env("TOMBOLO_TEST_FAULT", how)
+                .output()
+                .unwrap();
+            let signal = std::os::unix::process::ExitStatusExt::signal(&child.status);
+            assert_eq!(signal, Some(libc::SIGSEGV), "{how}");
+        }
     }
 }

@@ -212,13 +212,17 @@ static void target(const char *path, int line)
             if (area[word] != value(word))
                 fail("a word did not come", word, area[word]);
         guards();
+        swap(line, 0); /* they are read back */
+        for (size_t word = 0; word < pages * WORDS; word++)
+            if (area[word] != value(word))
+                fail("a word was not left as it was", word, area[word]);
     }
     CHECK(tombolo_close(domain));
 }
 
 static tombolo_target there;
 static uint64_t far_area;
-static uint64_t moved, failed;
+static uint64_t moved, failed, paused;
 
 static tombolo_transfer *start(const tombolo_domain *domain)
 {
@@ -246,15 +250,53 @@ static tombolo_transfer *start(const tombolo_domain *domain)
     return transfer;
 }
 
-static void end(tombolo_transfer *transfer, bool must_succeed)
+static void end(tombolo_transfer *transfer)
 {
     enum tombolo_result ended = tombolo_wait(transfer, 60000);
-    if (ended == TOMBOLO_RESULT_FAILED && !must_succeed)
+    if (ended == TOMBOLO_RESULT_FAILED)
         failed++;
+    else if (ended == TOMBOLO_RESULT_PAUSED)
+        paused++;
     else if (ended != TOMBOLO_RESULT_OK)
         fail("a transfer", ended, 0);
     moved++;
     tombolo_release(transfer);
+}
+
+/* Moves all words while nobody disturbs. */
+static void move_all(enum tombolo_result (*start)(const tombolo_domain *, tombolo_target, const tombolo_spec *, tombolo_transfer **),
+                     const tombolo_domain *domain, uint64_t from, uint64_t to)
+{
+    tombolo_spec spec = { .source_address = from, .destination_address = to, .size_bytes = pages * PAGE };
+    enum tombolo_result ended;
+    do {
+        tombolo_transfer *all;
+        CHECK(start(domain, there, &spec, &all));
+        ended = tombolo_wait(all, 60000);
+        tombolo_release(all);
+        moved++;
+    } while (ended == TOMBOLO_RESULT_PAUSED);
+    if (ended != TOMBOLO_RESULT_OK)
+        fail("a transfer with nobody to disturb it", ended, from);
+}
+
+/* Adds to a word that the other side keeps, and takes it away again. */
+static void count(const tombolo_domain *domain)
+{
+    size_t word = below(pages * WORDS);
+    for (uint64_t step = 0; step < 2; step++) {
+        tombolo_transfer *transfer;
+        uint64_t before;
+        enum tombolo_result ended;
+        do {
+            CHECK(tombolo_fetch_add(domain, there, far_area + word * 8, step ? -7ull : 7, &transfer));
+            ended = tombolo_wait_word(transfer, 60000, &before);
+            tombolo_release(transfer);
+            moved++;
+        } while (ended == TOMBOLO_RESULT_PAUSED);
+        if (ended != TOMBOLO_RESULT_OK || before != value(word) + step * 7)
+            fail("a word that was counted", ended, before);
+    }
 }
 
 static void initiator(const char *path, int line)
@@ -271,22 +313,29 @@ static void initiator(const char *path, int line)
         for (double round_end = now() + length_us / 1e6; now() < round_end;) {
             size_t index = below(UNDER_WAY);
             if (under_way[index])
-                end(under_way[index], false);
+                end(under_way[index]);
             under_way[index] = start(domain);
             for (size_t times = below(4); times; times--)
                 disturb();
         }
         for (size_t index = 0; index < UNDER_WAY; index++)
             if (under_way[index])
-                end(under_way[index], false);
+                end(under_way[index]);
         memset(under_way, 0, sizeof under_way);
         repair();
         swap(line, 0);
         fill(0, pages);
-        tombolo_transfer *all;
-        tombolo_spec spec = { .source_address = (uintptr_t)area, .destination_address = far_area, .size_bytes = pages * PAGE };
-        CHECK(tombolo_write(domain, there, &spec, &all));
-        end(all, true);
+        move_all(tombolo_write, domain, (uintptr_t)area, far_area);
+        guards();
+        swap(line, 0);
+        /* And back, to pages that are not there. */
+        map(0, pages, MAP_FIXED);
+        move_all(tombolo_read, domain, far_area, (uintptr_t)area);
+        for (size_t word = 0; word < pages * WORDS; word++)
+            if (area[word] != value(word))
+                fail("a word did not come back", word, area[word]);
+        for (size_t times = below(20); times; times--)
+            count(domain);
         guards();
         swap(line, 0);
     }
