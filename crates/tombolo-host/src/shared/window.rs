@@ -116,6 +116,12 @@ impl SharedMemory {
             .map_err(SharedMemoryError::system("sealing"))
     }
 
+    /// From now on nobody adds a seal to it.
+    pub fn seal_seals(&self) -> Result<(), SharedMemoryError> {
+        rustix::fs::fcntl_add_seals(&self.descriptor, SealFlags::SEAL)
+            .map_err(SharedMemoryError::system("sealing"))
+    }
+
     /// A descriptor for reading. It can be opened again for writing, unless the memory is sealed against that.
     pub fn read_only_descriptor(&self) -> Result<OwnedFd, SharedMemoryError> {
         let path = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
@@ -134,7 +140,9 @@ impl SharedMemory {
             return Err(MoveError::Size(bytes, other.length_bytes));
         }
         let (start, length) = (self.pointer.as_ptr() as u64, bytes.next_multiple_of(super::PAGE_BYTES));
-        let watch = watch_writes(start, length).map_err(MoveError::Userfaultfd)?;
+        // A handler of a signal that writes there would wait for this thread, on this thread.
+        let _undisturbed = NoSignals::new();
+        let watch = WriteWatch::new(start, length).map_err(MoveError::Userfaultfd)?;
         other.span_mut(0, bytes)?.copy_from(self.span(0, bytes)?);
         // SAFETY: the other mapping is whole, and nothing points into it: it was taken by value. It replaces this one, of the
         // same size, at once; spans of this one go on with bytes that are equal.
@@ -171,12 +179,51 @@ fn watch() -> std::io::Result<Userfaultfd> {
     Ok(watch)
 }
 
-/// Threads that write a range of shared memory wait until this is dropped, or the range is unmapped and this is dropped.
-fn watch_writes(start: u64, length: usize) -> std::io::Result<Userfaultfd> {
-    let watch = watch()?;
-    watch.register_write_protect(start, length as u64)?;
-    watch.write_protect(start, length, true).map_err(std::io::Error::other)?;
-    Ok(watch)
+/// Threads that write a range of shared memory wait until this is dropped, whatever is mapped there then.
+struct WriteWatch {
+    watch: Userfaultfd,
+    start: u64,
+    length: usize,
+}
+
+impl WriteWatch {
+    fn new(start: u64, length: usize) -> std::io::Result<Self> {
+        let held = Self { watch: watch()?, start, length };
+        held.watch.register_write_protect(start, length as u64)?;
+        held.watch.write_protect(start, length, true).map_err(std::io::Error::other)?;
+        Ok(held)
+    }
+}
+
+impl Drop for WriteWatch {
+    fn drop(&mut self) {
+        // Not left to the last descriptor: a child that another thread has forked meanwhile may have one. What is not
+        // registered any more, since something else is mapped there, has nobody new to wait.
+        let _ = self.watch.unregister(self.start, self.length as u64);
+        let _ = self.watch.wake(self.start, self.length);
+    }
+}
+
+/// Signals wait while a thread has this.
+struct NoSignals(libc::sigset_t);
+
+impl NoSignals {
+    fn new() -> Self {
+        // SAFETY: all zero is a valid set; the calls write the two.
+        unsafe {
+            let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+            Self(before)
+        }
+    }
+}
+
+impl Drop for NoSignals {
+    fn drop(&mut self) {
+        // SAFETY: the set is the one that the thread had.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
 }
 
 /// A window, as mapped by others than its owner.
@@ -276,7 +323,8 @@ impl MappedWindow {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, AtomicPtr};
+    use std::time::Duration;
 
     use rustix::io::Errno;
 
@@ -366,7 +414,7 @@ mod tests {
                 let state = WindowState::create().unwrap().reader().unwrap();
                 formers.push(MappedWindow::open(former.into(), state.into(), BYTES, false).unwrap());
                 memory.move_to(SharedMemory::create("next", BYTES).unwrap()).unwrap();
-                std::thread::sleep(std::time::Duration::from_millis(2));
+                std::thread::sleep(Duration::from_millis(2));
             }
             stop.store(true, Ordering::Relaxed);
             for (writer, handle) in writers.into_iter().enumerate() {
@@ -382,6 +430,72 @@ mod tests {
         let path = format!("/proc/self/fd/{}", memory.as_fd().as_raw_fd());
         let name = std::fs::read_link(path).unwrap();
         assert!(name.to_str().unwrap().contains("next"), "{name:?}: the descriptor is the former one's");
+    }
+
+    /// Where the handler of a signal counts.
+    static COUNTED: AtomicPtr<u64> = AtomicPtr::new(std::ptr::null_mut());
+
+    extern "C" fn count(_signal: libc::c_int) {
+        // SAFETY: an aligned word of a mapping that outlives the signals.
+        unsafe { AtomicU64::from_ptr(COUNTED.load(Ordering::Relaxed)) }.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends the process if a test takes too long: a thread that waits for a page for ever cannot be joined.
+    fn ends_within(limit: Duration, work: impl FnOnce()) {
+        let (over, ended) = std::sync::mpsc::channel::<()>();
+        let watch = std::thread::spawn(move || {
+            if ended.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("a thread waits for ever");
+                std::process::abort();
+            }
+        });
+        work();
+        drop(over);
+        watch.join().unwrap();
+    }
+
+    /// The thread that moves has signals whose handler writes there, and others fork meanwhile: their children have all
+    /// descriptors, for as long as they live.
+    #[test]
+    fn neither_signals_nor_children_hold_up_who_writes() {
+        let memory = SharedMemory::create("test", BYTES).unwrap();
+        COUNTED.store(memory.as_mut_ptr().cast(), Ordering::Relaxed);
+        // SAFETY: the handler makes no call.
+        unsafe { libc::signal(libc::SIGUSR1, count as *const () as usize) };
+        // SAFETY: names this thread.
+        let mover = unsafe { libc::pthread_self() };
+        let stop = AtomicBool::new(false);
+        ends_within(Duration::from_secs(60), || {
+            std::thread::scope(|scope| {
+                let sent = scope.spawn(|| {
+                    let (mut sent, mut children) = (0_u64, Vec::new());
+                    while !stop.load(Ordering::Relaxed) {
+                        // SAFETY: that thread waits for this one.
+                        unsafe { libc::pthread_kill(mover, libc::SIGUSR1) };
+                        sent += 1;
+                        if children.len() < 30 {
+                            children.push(crate::testing::Fork::new());
+                        }
+                        memory.atomic_u64(8).unwrap().fetch_add(1, Ordering::Relaxed);
+                    }
+                    sent
+                });
+                while memory.atomic_u64(8).unwrap().load(Ordering::Relaxed) < 10 {
+                    std::thread::yield_now();
+                }
+                for _ in 0..20 {
+                    memory.move_to(SharedMemory::create("next", BYTES).unwrap()).unwrap();
+                    let before = memory.atomic_u64(8).unwrap().load(Ordering::Relaxed);
+                    while memory.atomic_u64(8).unwrap().load(Ordering::Relaxed) == before {
+                        std::thread::yield_now();
+                    }
+                }
+                stop.store(true, Ordering::Relaxed);
+                let sent = sent.join().unwrap();
+                assert_eq!(memory.atomic_u64(8).unwrap().load(Ordering::Relaxed), sent);
+            });
+        });
+        assert!(memory.atomic_u64(0).unwrap().load(Ordering::Relaxed) > 0, "no signal came");
     }
 
     #[test]

@@ -29,10 +29,10 @@ use crate::memory::reclaim::{Account, Room, Segment, TakeError};
 /// Memory of a domain. When it is dropped, it is freed in the pool.
 #[derive(Debug)]
 pub(super) struct Region {
+    /// Whether others may map it. Told to be over before the memory is freed.
+    pub(super) window: Option<Window>,
     pub(super) segment: Segment,
     pub(super) grants: Vec<Grant>,
-    /// Whether others may map it.
-    pub(super) window: Option<Window>,
     /// What it moves to, since it was revoked. No transfer reaches it meanwhile.
     pub(super) successor: Option<Segment>,
 }

@@ -214,8 +214,10 @@ impl Programs {
         else {
             return Err(format!("no window begins at {address:#x}"));
         };
-        if !window.is_writable && !window.is_open {
-            segment.memory().seal_for_readers().map_err(|error| error.to_string())?;
+        if !window.is_open {
+            let memory = segment.memory();
+            let sealed = if window.is_writable { memory.seal_seals() } else { memory.seal_for_readers() };
+            sealed.map_err(|error| error.to_string())?;
         }
         window.is_open = true;
         Ok(())
@@ -272,7 +274,7 @@ impl Programs {
         let window = region.window.take();
         drop(regions);
         self.counts.windows_revoked.fetch_add(1, Ordering::Relaxed);
-        // Who has it mapped finds it empty.
+        // Who has it mapped finds it empty, unless it is sealed against that.
         former.set_holder(Holder::Nobody);
         drop((window, former));
         Ok(())
