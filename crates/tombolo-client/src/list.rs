@@ -53,7 +53,7 @@ pub struct List {
     pub(crate) is_fenced: bool,
     target: Target,
     source: Option<Target>,
-    /// Where the first pieces begin.
+    /// Where the first pieces begin, where there is nothing to move.
     begin: (u64, u64),
 }
 
@@ -158,7 +158,8 @@ impl List {
     #[must_use]
     pub fn notify(self, notification: Notification) -> Self {
         // Nothing is moved with it, but what has no bytes lies somewhere, too.
-        let (from, to) = self.begin;
+        let (from, to) =
+            self.parts.first().map_or(self.begin, |part| (part.source_address, part.destination_address));
         let last = Descriptor { notification: Some(notification), ..self.part(from, to, 0) };
         Self { last: Some(last), ..self }
     }

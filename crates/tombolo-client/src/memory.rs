@@ -4,6 +4,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 
+use parking_lot::{Mutex, MutexGuard};
 use tombolo_host::own::OwnMemory;
 use tombolo_host::shared::{MoveError, SharedMemory, SharedMemoryError, SharedSpan};
 
@@ -13,11 +14,21 @@ use tombolo_host::shared::{MoveError, SharedMemory, SharedMemoryError, SharedSpa
 pub struct Memory {
     memory: SharedMemory,
     address: u64,
+    revoking: Mutex<Revoking>,
+}
+
+/// How far it is with revoking a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Revoking {
+    No,
+    /// It has moved, and the node has not said that it knows.
+    Moved,
+    Done,
 }
 
 impl Memory {
     pub(crate) fn new(memory: SharedMemory, address: u64) -> Self {
-        Self { memory, address }
+        Self { memory, address, revoking: Mutex::new(Revoking::No) }
     }
 
     /// Where it begins in the domain.
@@ -38,6 +49,11 @@ impl Memory {
     /// Where it is in this program, while `self` lives: for code that can deal with memory that others change.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.memory.as_mut_ptr()
+    }
+
+    /// How far it is with revoking it, while nobody else goes on with that.
+    pub(crate) fn revoking(&self) -> MutexGuard<'_, Revoking> {
+        self.revoking.lock()
     }
 
     /// What it holds moves to other memory of the same size, behind the same address.

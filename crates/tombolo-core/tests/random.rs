@@ -210,7 +210,7 @@ fn run(seed: u64, options: &Options) {
     if options.short_reads > 0 {
         long_read_beside_short_ones(&mut bench, options.short_reads);
     }
-    let (mut posted, mut outages) = (0, 0);
+    let (mut posted, mut lost_paths) = (0, 0);
     'posting: while posted < options.posts {
         // Both ends at once, both ways (the deadlock of MICRO §4.10).
         let poster = random.below(2) as usize;
@@ -246,12 +246,15 @@ fn run(seed: u64, options: &Options) {
             let others_work = (0..bench.wires.len()).any(|other| other != wire && !bench.wires[other].cut);
             match random.below(4) {
                 0 if others_work => bench.cut_wire(wire),
-                1 if others_work => bench.leave_wire(wire),
+                1 if others_work => {
+                    lost_paths += 1;
+                    bench.leave_wire(wire);
+                }
                 _ => bench.heal_wire(wire),
             }
         }
         if random.per_million(options.outages) {
-            outages += 1;
+            lost_paths += bench.wires.len();
             outage(&mut bench, random.below(8_000_000_000));
         }
         if random.per_million(options.stops) {
@@ -285,8 +288,8 @@ fn run(seed: u64, options: &Options) {
             Some(Ok(())) => {}
             Some(Err(TransferError::PeerLost)) if options.reset > 0 => {}
             // Each path that is lost with a request counts as an attempt of it.
-            Some(Err(TransferError::Undeliverable))
-                if outages * bench.wires.len() >= options.config.max_attempts as usize => {}
+            Some(Err(TransferError::Undeliverable)) if lost_paths >= options.config.max_attempts as usize => {
+            }
             // A machine that is stopped again and again answers for longer than its sender bears that it has no room.
             Some(Err(TransferError::Refused(refusal)))
                 if options.stops > 0

@@ -95,6 +95,8 @@ impl Fork {
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "no child");
         if child == 0 {
+            // SAFETY: it ends with the thread that made it, also where that is killed.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             loop {
                 // SAFETY: waits for a signal.
                 unsafe { libc::pause() };

@@ -116,10 +116,10 @@ impl SharedMemory {
             .map_err(SharedMemoryError::system("sealing"))
     }
 
-    /// From now on nobody adds a seal to it.
-    pub fn seal_seals(&self) -> Result<(), SharedMemoryError> {
-        rustix::fs::fcntl_add_seals(&self.descriptor, SealFlags::SEAL)
-            .map_err(SharedMemoryError::system("sealing"))
+    /// Whether that was done.
+    pub fn is_sealed_for_readers(&self) -> bool {
+        rustix::fs::fcntl_get_seals(&self.descriptor)
+            .is_ok_and(|seals| seals.contains(SealFlags::FUTURE_WRITE | SealFlags::SEAL))
     }
 
     /// A descriptor for reading. It can be opened again for writing, unless the memory is sealed against that.
@@ -133,13 +133,16 @@ impl SharedMemory {
     /// addresses and the same descriptor number. Threads of this process that write meanwhile wait, and what they have
     /// written is there afterwards; a system call that writes there fails with `EFAULT` instead, where this process may not
     /// watch those. What other processes write may be moved or not, and from then on goes to the former memory, as does what
-    /// a child made by `fork` writes.
+    /// a child made by `fork` writes, and what devices write to pages that were pinned before (`O_DIRECT`, buffers registered
+    /// with io_uring). What was set for the mapping (`mprotect`, `mlock`, `mbind`) is not set for the new one.
     pub fn move_to(&self, other: Self) -> Result<(), MoveError> {
         let bytes = self.length_bytes;
         if other.length_bytes != bytes {
             return Err(MoveError::Size(bytes, other.length_bytes));
         }
         let (start, length) = (self.pointer.as_ptr() as u64, bytes.next_multiple_of(super::PAGE_BYTES));
+        // Its pages are there before anybody waits.
+        other.populate(0, bytes);
         // A handler of a signal that writes there would wait for this thread, on this thread.
         let _undisturbed = NoSignals::new();
         let watch = WriteWatch::new(start, length).map_err(MoveError::Userfaultfd)?;
@@ -151,15 +154,38 @@ impl SharedMemory {
             let (from, to) = (other.pointer.as_ptr().cast(), self.pointer.as_ptr().cast());
             rustix::mm::mremap_fixed(from, length, length, flags, to)
         };
-        moved.map_err(SharedMemoryError::system("moving"))?;
-        // Whoever waits tries again, and finds the other memory.
-        drop(watch);
+        if let Err(errno) = moved {
+            self.map_again();
+            return Err(SharedMemoryError::system("moving")(errno).into());
+        }
+        watch.release_after_move();
         // SAFETY: both are descriptors of ours; the number goes on meaning memory of this size.
         let outcome =
             unsafe { libc::dup3(other.descriptor.as_raw_fd(), self.descriptor.as_raw_fd(), libc::O_CLOEXEC) };
         let outcome = if outcome < 0 { Err(super::last_error()) } else { Ok(()) };
         other.forget_mapping();
         Ok(outcome.map_err(SharedMemoryError::system("replacing"))?)
+    }
+
+    /// Another mapping was to take the place of this one, which may be gone now.
+    fn map_again(&self) {
+        let flags = rustix::mm::MapFlags::SHARED | rustix::mm::MapFlags::FIXED;
+        // SAFETY: the place is this mapping's, whether anything is left there or not.
+        let mapped = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(
+                self.pointer.as_ptr().cast(),
+                self.length_bytes,
+                access,
+                flags,
+                &self.descriptor,
+                0,
+            )
+        };
+        if mapped.is_err() {
+            // Others of this process may use the place, and anything may be mapped there next.
+            std::process::abort();
+        }
     }
 
     /// Its mapping is another's now.
@@ -184,27 +210,37 @@ struct WriteWatch {
     watch: Userfaultfd,
     start: u64,
     length: usize,
+    is_registered: bool,
 }
 
 impl WriteWatch {
     fn new(start: u64, length: usize) -> std::io::Result<Self> {
-        let held = Self { watch: watch()?, start, length };
-        held.watch.register_write_protect(start, length as u64)?;
+        let watch = watch()?;
+        watch.register_write_protect(start, length as u64)?;
+        // Only now: what somebody else watches stays watched.
+        let held = Self { watch, start, length, is_registered: true };
         held.watch.write_protect(start, length, true).map_err(std::io::Error::other)?;
         Ok(held)
+    }
+
+    /// Something else is mapped there, which nobody watches: whoever waits tries again.
+    fn release_after_move(mut self) {
+        // Not left to the last descriptor: a child that another thread has forked meanwhile may have one.
+        let _ = self.watch.wake(self.start, self.length);
+        self.is_registered = false;
     }
 }
 
 impl Drop for WriteWatch {
     fn drop(&mut self) {
-        // Not left to the last descriptor: a child that another thread has forked meanwhile may have one. What is not
-        // registered any more, since something else is mapped there, has nobody new to wait.
-        let _ = self.watch.unregister(self.start, self.length as u64);
-        let _ = self.watch.wake(self.start, self.length);
+        if self.is_registered {
+            let _ = self.watch.unregister(self.start, self.length as u64);
+            let _ = self.watch.wake(self.start, self.length);
+        }
     }
 }
 
-/// Signals wait while a thread has this.
+/// Signals that others send wait while a thread has this.
 struct NoSignals(libc::sigset_t);
 
 impl NoSignals {
@@ -213,6 +249,12 @@ impl NoSignals {
         unsafe {
             let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
             libc::sigfillset(&raw mut all);
+            // What the thread itself does cannot wait.
+            for signal in
+                [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS]
+            {
+                libc::sigdelset(&raw mut all, signal);
+            }
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
             Self(before)
         }
@@ -273,9 +315,10 @@ impl MappedWindow {
 
     /// `Ok`: all that was loaded before came from the owner's memory, and all that was stored before is there.
     pub fn check(&self) -> Result<(), WindowEnd> {
-        // This load overtakes no load or store before it.
+        // This load overtakes no load or store before it. Of memory for reading only, relaxed loads alone are allowed.
         fence(Ordering::SeqCst);
-        let state = self.state.atomic_u64(0).map_or(FREED, |word| word.load(Ordering::Acquire));
+        let state = self.state.atomic_u64(0).map_or(FREED, |word| word.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
         match state {
             LIVE => Ok(()),
             REVOKED => Err(WindowEnd::Revoked),
@@ -294,7 +337,10 @@ impl MappedWindow {
 
     /// The word at an offset that is a multiple of eight.
     pub fn load(&self, offset_bytes: usize) -> Result<u64, SharedMemoryError> {
-        Ok(self.memory.atomic_u64(offset_bytes)?.load(Ordering::Acquire))
+        // The memory may be for reading only: see `check`.
+        let word = self.memory.atomic_u64(offset_bytes)?.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        Ok(word)
     }
 
     /// A word, to be changed; `None` where the window is for reading only.
@@ -458,44 +504,58 @@ mod tests {
     /// descriptors, for as long as they live.
     #[test]
     fn neither_signals_nor_children_hold_up_who_writes() {
-        let memory = SharedMemory::create("test", BYTES).unwrap();
-        COUNTED.store(memory.as_mut_ptr().cast(), Ordering::Relaxed);
+        // To move so much takes milliseconds.
+        const LARGE: usize = 32 << 20;
+        let memory = SharedMemory::create("test", LARGE).unwrap();
+        let (signals, writes) = (memory.atomic_u64(0).unwrap(), memory.atomic_u64(LARGE - 8).unwrap());
+        COUNTED.store(signals.as_ptr(), Ordering::Relaxed);
         // SAFETY: the handler makes no call.
         unsafe { libc::signal(libc::SIGUSR1, count as *const () as usize) };
         // SAFETY: names this thread.
         let mover = unsafe { libc::pthread_self() };
         let stop = AtomicBool::new(false);
+        let goes_on = || !stop.load(Ordering::Relaxed);
         ends_within(Duration::from_secs(60), || {
             std::thread::scope(|scope| {
-                let sent = scope.spawn(|| {
-                    let (mut sent, mut children) = (0_u64, Vec::new());
-                    while !stop.load(Ordering::Relaxed) {
+                scope.spawn(|| {
+                    while goes_on() {
                         // SAFETY: that thread waits for this one.
                         unsafe { libc::pthread_kill(mover, libc::SIGUSR1) };
-                        sent += 1;
-                        if children.len() < 30 {
-                            children.push(crate::testing::Fork::new());
-                        }
-                        memory.atomic_u64(8).unwrap().fetch_add(1, Ordering::Relaxed);
+                        std::thread::sleep(Duration::from_micros(100));
                     }
-                    sent
                 });
-                while memory.atomic_u64(8).unwrap().load(Ordering::Relaxed) < 10 {
-                    std::thread::yield_now();
-                }
+                scope.spawn(|| {
+                    let mut children = std::collections::VecDeque::new();
+                    while goes_on() {
+                        children.push_back(crate::testing::Fork::new());
+                        // Each lives for some moves.
+                        if children.len() > 50 {
+                            children.pop_front();
+                        }
+                        std::thread::sleep(Duration::from_micros(500));
+                    }
+                });
+                let writer = scope.spawn(|| {
+                    let mut count = 0;
+                    while goes_on() {
+                        writes.fetch_add(1, Ordering::Relaxed);
+                        count += 1;
+                    }
+                    count
+                });
                 for _ in 0..20 {
-                    memory.move_to(SharedMemory::create("next", BYTES).unwrap()).unwrap();
-                    let before = memory.atomic_u64(8).unwrap().load(Ordering::Relaxed);
-                    while memory.atomic_u64(8).unwrap().load(Ordering::Relaxed) == before {
+                    memory.move_to(SharedMemory::create("next", LARGE).unwrap()).unwrap();
+                    let before = writes.load(Ordering::Relaxed);
+                    while writes.load(Ordering::Relaxed) == before {
                         std::thread::yield_now();
                     }
                 }
                 stop.store(true, Ordering::Relaxed);
-                let sent = sent.join().unwrap();
-                assert_eq!(memory.atomic_u64(8).unwrap().load(Ordering::Relaxed), sent);
+                let written = writer.join().unwrap();
+                assert_eq!(writes.load(Ordering::Relaxed), written);
             });
         });
-        assert!(memory.atomic_u64(0).unwrap().load(Ordering::Relaxed) > 0, "no signal came");
+        assert!(signals.load(Ordering::Relaxed) > 0, "no signal came");
     }
 
     #[test]

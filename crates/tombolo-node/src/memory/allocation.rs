@@ -36,8 +36,8 @@ impl Allocation {
         Self::with(bytes, |length| SharedMemory::create("tombolo-segment", length))
     }
 
-    /// As [`Self::new`], memory that others are to map.
-    pub fn of_window(bytes: u64) -> Result<Self, AllocationError> {
+    /// As [`Self::new`], memory that others are to map for reading only: it is to be sealed for that.
+    pub fn for_readers(bytes: u64) -> Result<Self, AllocationError> {
         Self::with(bytes, |length| SharedMemory::create_growing_seals("tombolo-window", length))
     }
 

@@ -35,6 +35,8 @@ pub(super) struct Region {
     pub(super) grants: Vec<Grant>,
     /// What it moves to, since it was revoked. No transfer reaches it meanwhile.
     pub(super) successor: Option<Segment>,
+    /// It was a window, and has moved.
+    pub(super) was_revoked: bool,
 }
 
 impl Region {
@@ -462,9 +464,10 @@ impl Programs {
         if domains.get(&domain.number).is_none_or(|open| open.life != domain.life) {
             return Err("the domain is closed".into());
         }
-        self.regions
-            .write()
-            .insert((domain.number, address), Region { segment, grants, window, successor: None });
+        self.regions.write().insert(
+            (domain.number, address),
+            Region { segment, grants, window, successor: None, was_revoked: false },
+        );
         Ok(address)
     }
 }

@@ -3,7 +3,7 @@
 //! What may take long (memory, descriptors that a program passes) is done in the pool, and answered from
 //! there: the thread that receives programs also brings their wakes, and waits for nothing.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -131,16 +131,14 @@ impl Programs {
                     Err(reason) => return domain.reply(number, Reply::Failed(reason), &[]),
                 }
             }
-            Request::OpenWindow { address } => {
-                let opened = programs.open_window(domain, address);
-                return domain.reply(number, opened.map_or_else(Reply::Failed, |()| Reply::Done), &[]);
-            }
+            Request::OpenWindow { address } => Work::OpenWindow(address),
             Request::WindowMoved { address } => {
                 let moved = programs.moved(domain, address);
                 return domain.reply(number, moved.map_or_else(Reply::Failed, |()| Reply::Done), &[]);
             }
-            Request::RevokeWindow { address } => match programs.window_bytes(domain, address) {
-                Ok(bytes) => Work::AwaitRoom(bytes, Wanted::Successor(address), Instant::now()),
+            Request::RevokeWindow { address } => match programs.window_to_revoke(domain, address) {
+                Ok((_, Some(successor))) => Work::Withdraw(address, successor, Instant::now()),
+                Ok((bytes, None)) => Work::AwaitRoom(bytes, Wanted::Successor(address), Instant::now()),
                 Err(reason) => return domain.reply(number, Reply::Failed(reason), &[]),
             },
             Request::MapWindow { target, address } if target.node == ITSELF.0 => {
@@ -198,6 +196,7 @@ enum Work {
     /// What others gave back may have to be freed first. Since when it waits.
     AwaitRoom(u64, Wanted, Instant),
     Allocate(Allocation, Room, Wanted),
+    OpenWindow(u64),
     /// Nobody finds the window at this address any more. What it moves to, and since when.
     Withdraw(u64, Arc<SharedMemory>, Instant),
     /// Another node is asked.
@@ -214,7 +213,8 @@ enum Work {
 enum Passed {
     Nothing,
     Memory(Arc<SharedMemory>),
-    Window(Vec<OwnedFd>),
+    /// A window of another node's program.
+    Window(Vec<PassedDescriptor>),
 }
 
 struct ProgramTask {
@@ -240,8 +240,10 @@ impl ProgramTask {
             Err(_) => Err(self.programs.reserve(bytes).map_or_else(|reason| reason, |_| "ask again".into())),
             Ok(room) => {
                 let allocation = match &wanted {
-                    Wanted::Window(..) => Allocation::of_window(bytes),
-                    Wanted::Memory(_) | Wanted::Successor(_) => Allocation::new(bytes),
+                    Wanted::Window(_, false) => Allocation::for_readers(bytes),
+                    Wanted::Memory(_) | Wanted::Window(_, true) | Wanted::Successor(_) => {
+                        Allocation::new(bytes)
+                    }
                 };
                 self.work = Work::Allocate(allocation.map_err(|error| error.to_string())?, room, wanted);
                 Ok(Step::More)
@@ -319,6 +321,10 @@ impl BlockingTask for ProgramTask {
             Work::Allocate(allocation, room, wanted) => self.allocate(allocation, room, wanted),
             Work::Withdraw(address, memory, since) => self.withdraw(address, memory, since),
             Work::AwaitWindow(asked) => self.await_window(asked),
+            Work::OpenWindow(address) => {
+                let opened = self.programs.open_window(&self.domain, address);
+                opened.map(|()| self.answer(Reply::Done, Passed::Nothing))
+            }
             Work::Register(range, grants, faults, descriptors) => {
                 let registered = self.programs.register(&self.domain, range, grants, faults, descriptors);
                 registered.map(|()| self.answer(Reply::Done, Passed::Nothing))

@@ -15,18 +15,19 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tombolo_channel::{Grant, Reply, Target, on_the_wire};
+use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::shared::{SharedMemory, SharedMemoryError, WindowEnd, WindowState};
 use tombolo_host::timing::node as timing;
 
 use super::Missing;
 use super::domain::ProgramDomain;
-use super::domains::Programs;
+use super::domains::{Programs, Region};
 use super::user::Poster;
 use crate::fabric::connection::Connection;
 use crate::fabric::messages::{Message, MessageV1, Reply as PeerReply, Request as PeerRequest};
 use crate::fabric::neighbour::Answer;
 use crate::fabric::table::{Fabric, ITSELF};
-use crate::memory::reclaim::{Holder, Segment};
+use crate::memory::reclaim::Segment;
 
 /// What makes memory of a domain a window.
 #[derive(Debug)]
@@ -151,10 +152,9 @@ impl Drop for AskedWindow {
 }
 
 /// What the program is answered that has asked for a window of another node, and the descriptors that come along.
-pub(super) fn answer_of((reply, descriptors): Answer) -> Result<(Reply, Vec<OwnedFd>), String> {
+pub(super) fn answer_of((reply, descriptors): Answer) -> Result<(Reply, Vec<PassedDescriptor>), String> {
     match reply {
         PeerReply::Window { bytes, is_writable } if descriptors.len() == 2 => {
-            let descriptors = descriptors.into_iter().map(OwnedFd::from).collect();
             Ok((Reply::Window { bytes, is_writable }, descriptors))
         }
         PeerReply::Failed(reason) => Err(reason),
@@ -205,30 +205,39 @@ impl Programs {
         windows.window(target.domain, address, by).map_err(|missing| why_not(missing, target.domain, address))
     }
 
-    /// The owner of a window has mapped it.
+    /// The owner of a window has mapped it. In the pool: to seal waits for who changes the file, which its program may.
     pub(super) fn open_window(&self, domain: &ProgramDomain, address: u64) -> Result<(), String> {
-        let mut regions = self.regions.write();
-        let region = regions.get_mut(&(domain.number, address)).filter(|region| !region.is_moving());
-        let Some((window, segment)) =
-            region.and_then(|region| Some((region.window.as_mut()?, &region.segment)))
-        else {
-            return Err(format!("no window begins at {address:#x}"));
+        let no_window = || format!("no window begins at {address:#x}");
+        let place = (domain.number, address);
+        let found = |region: &Region| {
+            let window = region.window.as_ref().filter(|_| !region.is_moving())?;
+            Some((window.is_writable, window.state.clone(), region.segment.memory().clone()))
         };
-        if !window.is_open {
-            let memory = segment.memory();
-            let sealed = if window.is_writable { memory.seal_seals() } else { memory.seal_for_readers() };
-            sealed.map_err(|error| error.to_string())?;
+        let (is_writable, state, memory) =
+            self.regions.read().get(&place).and_then(found).ok_or_else(no_window)?;
+        if !is_writable && !memory.is_sealed_for_readers() {
+            memory.seal_for_readers().map_err(|error| error.to_string())?;
         }
+        let mut regions = self.regions.write();
+        // Unless it was freed or revoked meanwhile.
+        let region = regions.get_mut(&place).filter(|region| !region.is_moving());
+        let window = region.and_then(|region| region.window.as_mut());
+        let window = window.filter(|window| Arc::ptr_eq(&window.state, &state)).ok_or_else(no_window)?;
         window.is_open = true;
         Ok(())
     }
 
-    /// How large the window is that begins there.
-    pub(super) fn window_bytes(&self, domain: &ProgramDomain, address: u64) -> Result<u64, String> {
+    /// How large the window is that begins there, and what it moves to if it was revoked.
+    pub(super) fn window_to_revoke(
+        &self,
+        domain: &ProgramDomain,
+        address: u64,
+    ) -> Result<(u64, Option<Arc<SharedMemory>>), String> {
         let regions = self.regions.read();
         let region = regions.get(&(domain.number, address)).filter(|region| region.window.is_some());
         let region = region.ok_or_else(|| format!("no window begins at {address:#x}"))?;
-        Ok(region.segment.memory().len() as u64)
+        let successor = region.successor.as_ref().map(|successor| successor.memory().clone());
+        Ok((region.segment.memory().len() as u64, successor))
     }
 
     /// A window is revoked: nobody has rights to it any more, and no transfer reaches it until it has moved to that
@@ -260,22 +269,25 @@ impl Programs {
         region.is_some_and(|region| region.segment.is_in_use())
     }
 
-    /// The owner has moved what its window held.
+    /// The owner has moved what its window held. Said again, since the answer did not come in time, it is as before.
     pub(super) fn moved(&self, domain: &ProgramDomain, address: u64) -> Result<(), String> {
         let mut regions = self.regions.write();
-        let region = regions.get_mut(&(domain.number, address));
-        let Some((region, successor)) = region.and_then(|region| {
-            let successor = region.successor.take()?;
-            Some((region, successor))
-        }) else {
-            return Err(format!("no window that begins at {address:#x} was revoked"));
+        let Some(region) = regions.get_mut(&(domain.number, address)) else {
+            return Err(format!("no memory begins at {address:#x}"));
         };
-        let mut former = std::mem::replace(&mut region.segment, successor);
+        let Some(successor) = region.successor.take() else {
+            let was_revoked = region.was_revoked;
+            drop(regions);
+            return was_revoked
+                .then_some(())
+                .ok_or_else(|| format!("no window that begins at {address:#x} was revoked"));
+        };
+        region.was_revoked = true;
+        // Those who have it mapped keep it, a child of the owner's among them.
+        let former = std::mem::replace(&mut region.segment, successor);
         let window = region.window.take();
         drop(regions);
         self.counts.windows_revoked.fetch_add(1, Ordering::Relaxed);
-        // Who has it mapped finds it empty, unless it is sealed against that.
-        former.set_holder(Holder::Nobody);
         drop((window, former));
         Ok(())
     }
