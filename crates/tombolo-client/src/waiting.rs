@@ -41,7 +41,13 @@ impl Inner {
         let (mut sleeping, mut quiet_from) = (false, Duration::ZERO);
         let mut polling = Polling::begin(self);
         let outcome = loop {
-            let ended = if sleeping { self.page.ended() } else { 0 };
+            let ended = if sleeping {
+                // Anew each time: a thread that sleeps no more takes it back, also when this one has begun to.
+                self.page.wait_by(Waiting::Futex);
+                self.page.ended()
+            } else {
+                0
+            };
             if let Some(polling) = &polling {
                 polling.serve();
             }

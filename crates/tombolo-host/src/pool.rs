@@ -83,8 +83,14 @@ pub enum PoolError {
     NoThread(io::Error),
 }
 
+struct Queued {
+    task: Box<dyn BlockingTask>,
+    /// It may be refused, and counts among those that are bounded.
+    is_offered: bool,
+}
+
 struct Tasks {
-    waiting: VecDeque<Box<dyn BlockingTask>>,
+    waiting: VecDeque<Queued>,
     /// Number of steps in a row after which the task waits.
     waits: usize,
     /// When the first of these is to check again.
@@ -107,7 +113,7 @@ struct State<Owner> {
     /// Groups with owners for which a thread is busy.
     groups: BTreeMap<u32, Group<Owner>>,
     threads_of_group: usize,
-    /// Tasks of all owners that wait.
+    /// Tasks of all owners that were offered, and wait.
     waiting: usize,
     threads: usize,
     /// Threads that have nothing to do.
@@ -115,8 +121,8 @@ struct State<Owner> {
 }
 
 impl<Owner: PoolOwner> State<Owner> {
-    fn put(&mut self, owner: Owner, task: Box<dyn BlockingTask>) {
-        self.waiting += 1;
+    fn put(&mut self, owner: Owner, task: Queued) {
+        self.waiting += usize::from(task.is_offered);
         let tasks = self.owners.entry(owner).or_insert_with(|| {
             self.turns.push_back(owner);
             Tasks { waiting: VecDeque::new(), waits: 0, pause: POOL_REST_PAUSE }
@@ -130,7 +136,7 @@ impl<Owner: PoolOwner> State<Owner> {
     }
 
     /// The task whose turn it is.
-    fn next(&mut self, now: Instant) -> Option<(Owner, Box<dyn BlockingTask>)> {
+    fn next(&mut self, now: Instant) -> Option<(Owner, Queued)> {
         while let Some((until, owner)) = self.resting.front().copied()
             && until <= now
         {
@@ -142,7 +148,7 @@ impl<Owner: PoolOwner> State<Owner> {
                 continue;
             }
             if let Some(task) = self.owners.get_mut(&owner).and_then(|tasks| tasks.waiting.pop_front()) {
-                self.waiting -= 1;
+                self.waiting -= usize::from(task.is_offered);
                 return Some((owner, task));
             }
             self.leave_group(owner);
@@ -176,7 +182,7 @@ impl<Owner: PoolOwner> State<Owner> {
     }
 
     /// Notes a step of this owner: `task` is the rest, if there is one.
-    fn stepped(&mut self, owner: Owner, task: Option<Box<dyn BlockingTask>>, step: Step) {
+    fn stepped(&mut self, owner: Owner, task: Option<Queued>, step: Step) {
         self.leave_group(owner);
         let Some(tasks) = self.owners.get_mut(&owner) else { return };
         let pause = match step {
@@ -191,8 +197,8 @@ impl<Owner: PoolOwner> State<Owner> {
         }
         tasks.waits = if pause.is_some() { tasks.waits + 1 } else { 0 };
         if let Some(task) = task {
+            self.waiting += usize::from(task.is_offered);
             tasks.waiting.push_back(task);
-            self.waiting += 1;
         }
         if tasks.waiting.is_empty() {
             self.owners.remove(&owner);
@@ -256,14 +262,15 @@ impl<Owner: PoolOwner> Pool<Owner> {
     /// Takes a task on, if there is room.
     pub fn offer(&self, owner: Owner, task: Box<dyn BlockingTask>) -> Result<(), PoolError> {
         let mut state = self.0.lock();
-        let of_owner = state.owners.get(&owner).map_or(0, |tasks| tasks.waiting.len());
+        let offered = |tasks: &Tasks| tasks.waiting.iter().filter(|task| task.is_offered).count();
+        let of_owner = state.owners.get(&owner).map_or(0, offered);
         if state.waiting >= self.0.limits.tasks || of_owner >= self.0.limits.tasks_of_owner {
             return Err(PoolError::Full);
         }
         if state.threads == 0 {
             self.start_thread(&mut state).map_err(PoolError::NoThread)?;
         }
-        state.put(owner, task);
+        state.put(owner, Queued { task, is_offered: true });
         self.call_thread(&mut state);
         Ok(())
     }
@@ -274,7 +281,7 @@ impl<Owner: PoolOwner> Pool<Owner> {
     /// False: there is no thread, and none can be started; the task waits until another is given.
     pub fn give_back(&self, owner: Owner, task: Box<dyn BlockingTask>) -> bool {
         let mut state = self.0.lock();
-        state.put(owner, task);
+        state.put(owner, Queued { task, is_offered: false });
         self.call_thread(&mut state);
         state.threads > 0
     }
@@ -331,7 +338,7 @@ impl<Owner: PoolOwner> Pool<Owner> {
             }
             drop(state);
             // A task that panics is over; those of others go on.
-            let step = catch_unwind(AssertUnwindSafe(|| task.step())).unwrap_or(Step::Over);
+            let step = catch_unwind(AssertUnwindSafe(|| task.task.step())).unwrap_or(Step::Over);
             let mut task = Some(task);
             if step == Step::Over {
                 // To let go of what it holds may block as well.
@@ -447,6 +454,28 @@ mod tests {
         assert_eq!(pool.waiting_of(0), 1);
         open.send(()).unwrap();
         assert_eq!(said.recv_timeout(TIMEOUT).unwrap(), 'x');
+    }
+
+    #[test]
+    fn what_is_given_back_does_not_keep_anything_from_being_offered() {
+        let pool = Pool::new("test", LIMITS, Urgency::Normal);
+        let (sender, said) = channel();
+        let (gate, hung, open) = Gate::new();
+        pool.offer(0, gate).unwrap();
+        hung.recv_timeout(TIMEOUT).unwrap();
+        let many = LIMITS.tasks + LIMITS.tasks_of_owner;
+        for _ in 0..many {
+            assert!(pool.give_back(0, Box::new(Steps('b', 1, sender.clone()))));
+        }
+        for _ in 0..LIMITS.tasks_of_owner {
+            pool.offer(0, Box::new(Steps('o', 1, sender.clone()))).unwrap();
+        }
+        let one_more = pool.offer(0, Box::new(Steps('o', 1, sender.clone())));
+        assert!(matches!(one_more, Err(PoolError::Full)));
+        open.send(()).unwrap();
+        for _ in 0..many + LIMITS.tasks_of_owner {
+            said.recv_timeout(TIMEOUT).unwrap();
+        }
     }
 
     /// An owner, and its group.

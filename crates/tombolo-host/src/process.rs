@@ -241,21 +241,21 @@ pub fn mappings(pid: u32) -> io::Result<Vec<(u64, u64)>> {
     Ok(text.lines().filter_map(parse).collect())
 }
 
-/// Whether the mapping at an address of a process is writable, if there is one.
-pub fn is_writable(pid: u32, address: u64) -> Option<bool> {
-    let maps = std::fs::File::open(format!("/proc/{pid}/maps")).ok()?;
+/// Whether the mapping at an address of a process is writable, if there is one. An error: it cannot be looked at.
+pub fn is_writable(pid: u32, address: u64) -> io::Result<Option<bool>> {
+    let maps = std::fs::File::open(format!("/proc/{pid}/maps"))?;
     if let Ok(mapping) = maps::mapping_at(&maps, address) {
-        return Some(mapping.allows(maps::Permission::Write));
+        return Ok(Some(mapping.allows(maps::Permission::Write)));
     }
     // Kernels before 6.11.
-    let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    text.lines().find_map(|line| {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    Ok(text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
         let (start, end) = words.next()?.split_once('-')?;
         let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
         let rights = words.next()?;
         (start..end).contains(&address).then(|| rights.contains('w'))
-    })
+    }))
 }
 
 /// For the pages of a process at these addresses: whether each holds something, in memory or swapped.

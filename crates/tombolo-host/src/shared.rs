@@ -257,6 +257,12 @@ impl SharedMemory {
         Ok(SharedSpanMut { span: self.span(offset_bytes, length_bytes)? })
     }
 
+    /// A child made by `fork` does not have it.
+    pub fn keep_from_children(&self) {
+        // SAFETY: the mapping is ours, and stays as it is here.
+        unsafe { libc::madvise(self.pointer.as_ptr().cast(), self.length_bytes, libc::MADV_DONTFORK) };
+    }
+
     /// Maps a range, as far as it is inside, for writing: the first access to each of its pages then
     /// does not fault. Only a hint.
     pub fn populate(&self, offset_bytes: usize, length_bytes: usize) {

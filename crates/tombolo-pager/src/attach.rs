@@ -144,6 +144,8 @@ impl Reception {
             return;
         }
         self.pager.room.set_limited(&space.account, false);
+        // There is room for those that wait for it.
+        self.pager.evictor.ring();
         if !space.is_unused() {
             // Somebody ended it, and what it was doing is known to the evictor alone; or its program has
             // ended, and another process has its memory.

@@ -305,7 +305,8 @@ impl Evictor {
     fn moved(&self, batch: &mut Batch, done: &Done) {
         for (index, victim) in (0u32..).zip(&mut batch.victims) {
             let status = done.moved.get(index as usize).copied().unwrap_or(EINVAL);
-            let writable = || process::is_writable(batch.agent.pid, Space::address(victim.page));
+            let writable =
+                || process::is_writable(batch.agent.pid, Space::address(victim.page)).ok().flatten();
             let refused = || match (status, victim.clean) {
                 // Its state says that it is mapped, and it is not: the program dropped it, or moved it away.
                 (ENOENT, _) => Way::Empty,
@@ -340,7 +341,9 @@ impl Evictor {
                     // Its mapping may have been made writable before it was protected, and a device may write to
                     // the page: what is copied now would not be the last word. From now on whoever wants to write
                     // waits.
-                    if !victim.clean && process::is_writable(batch.agent.pid, address) != Some(false) {
+                    if !victim.clean
+                        && !matches!(process::is_writable(batch.agent.pid, address), Ok(Some(false)))
+                    {
                         let _ = batch.space.uffd.write_protect(address, PAGE_BYTES as usize, false);
                         victim.way = Way::Stay;
                         continue;

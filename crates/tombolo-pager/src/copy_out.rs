@@ -53,7 +53,7 @@ pub(crate) fn read_moved(space: &Space, agent: &Agent, victims: &mut [Victim]) {
     // An agent that is ending has given its memory up already; and once it has ended, its number may have been another
     // process's.
     if left < pages || agent.has_ended() {
-        left = space.by_program(&agent.program, |thread| vector.copy(thread)).unwrap_or(0);
+        left = space.by_program(&agent.program, |thread| vector.copy(thread)).ok().flatten().unwrap_or(0);
     }
     for victim in victims.iter_mut().filter(|victim| matches!(victim.way, Way::Moved(_))) {
         if left == 0 {

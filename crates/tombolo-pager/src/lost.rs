@@ -78,7 +78,7 @@ impl Evictor {
 enum Told {
     /// It had done this. One page may have been dropped by it or by its program.
     Done { done: Done, doubtful: Option<Page> },
-    /// It is just ending, or its program is changing its mappings, or no descriptor is left to look.
+    /// It is just ending, or its program is changing its mappings or its threads, or no descriptor is left to look.
     NotYet,
     /// Its program has ended, too, or has executed another one, or cannot be looked at.
     Never,
@@ -87,7 +87,8 @@ enum Told {
 impl From<io::Error> for Told {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {
-            Some(libc::EMFILE | libc::ENFILE) => Self::NotYet,
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Self::NotYet,
+            _ if error.kind() == io::ErrorKind::ResourceBusy => Self::NotYet,
             _ => Self::Never,
         }
     }
@@ -103,7 +104,11 @@ fn what_was_done(pager: &Pager, batch: &Batch) -> Told {
         Some(drops) => what_was_dropped(pager, batch, drops, thread),
         None => what_was_moved(pager, batch, thread),
     });
-    told.map_or(Told::Never, |told| told.unwrap_or_else(Told::from))
+    match told {
+        Ok(Some(told)) => told.unwrap_or_else(Told::from),
+        Ok(None) => Told::Never,
+        Err(error) => Told::from(error),
+    }
 }
 
 fn what_was_dropped(pager: &Pager, batch: &Batch, drops: &[(Page, u32)], thread: u32) -> io::Result<Told> {

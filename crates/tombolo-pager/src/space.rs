@@ -421,23 +421,28 @@ impl Space {
     /// Whether a program whose agent has ended has this memory still, and not that of another program which it has
     /// executed: the kernel puts control areas at random addresses, unless it is told not to.
     pub fn is_memory_of(&self, program: &Program) -> bool {
-        self.by_program(program, |_| ()).is_some()
+        // What cannot be looked at now is taken to be there.
+        !matches!(self.by_program(program, |_| ()), Ok(None))
     }
 
     /// Does something by the number of a thread of this program. `None`: the program, or its memory, has ended, or it has
-    /// executed another one.
-    pub fn by_program<T>(&self, program: &Program, mut work: impl FnMut(u32) -> T) -> Option<T> {
+    /// executed another one. An error: that cannot be looked at now, so what was done may have been done to another program.
+    pub fn by_program<T>(&self, program: &Program, mut work: impl FnMut(u32) -> T) -> io::Result<Option<T>> {
         const THREADS_MAX: u32 = 4;
         for _ in 0..THREADS_MAX {
             let thread = program.thread();
             let done = work(thread);
-            let is_here = process::is_writable(thread, self.control) == Some(true);
+            let looked = process::is_writable(thread, self.control);
             // In this order: a thread that is here now was here before.
             if process::has_thread(program.pid, thread) {
-                return Some(done).filter(|_| is_here && !self.has_ended(program));
+                if self.has_ended(program) {
+                    return Ok(None);
+                }
+                return looked.map(|found| Some(done).filter(|_| found == Some(true)));
             }
         }
-        None
+        // Threads come and go faster than they are looked at, or it has ended.
+        if self.has_ended(program) { Ok(None) } else { Err(io::ErrorKind::ResourceBusy.into()) }
     }
 
     /// Reads what is at an address of this memory. Returns whether it could be read.
@@ -448,7 +453,7 @@ impl Space {
         by_agent
             || self.named_program().is_some_and(|program| {
                 let read = self.by_program(&program, |thread| process::read_exactly(thread, address, buffer));
-                matches!(read, Some(Ok(())))
+                matches!(read, Ok(Some(Ok(()))))
             })
     }
 

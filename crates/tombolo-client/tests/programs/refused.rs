@@ -57,10 +57,22 @@ fn nothing_is_let_through(near: &Domain, far: &Domain, node: u32) {
     // Own memory that is not there.
     let spec = Spec::new(1, writable.address(), 64);
     let wrong = near.write(target, spec).unwrap().wait(PATIENCE);
+    assert!(matches!(wrong, Err(WaitError::Failed(Failure::Local { page: Some(0), .. }))), "{wrong:?}");
+    let spec = Spec::new(readable.address(), 1 << 20, 64);
+    let wrong = near.read(target, spec).unwrap().wait(PATIENCE);
+    // Another node tells that its bytes were refused.
     assert!(
-        matches!(wrong, Err(WaitError::Failed(Failure::Local { .. } | Failure::Refused { .. }))),
+        match wrong {
+            Err(WaitError::Failed(Failure::Local { page: Some(page), .. })) => node == 0 && page == 1 << 20,
+            Err(WaitError::Failed(Failure::Refused { page: Some(page), .. })) => node != 0 && page == 1 << 20,
+            _ => false,
+        },
         "{wrong:?}"
     );
+    // Of what is carried, neither end is own.
+    let spec = Spec::new(1, writable.address(), 64);
+    let wrong = near.carry(target, target, spec).unwrap().wait(PATIENCE);
+    assert!(matches!(wrong, Err(WaitError::Failed(Failure::Refused { page: Some(0), .. }))), "{wrong:?}");
     let mut found = vec![0; 8192];
     for memory in [&private, &readable] {
         memory.read(0, &mut found).unwrap();

@@ -445,7 +445,10 @@ fn borrow_segment(
             || wrong("no descriptor came with it: has this process one left (`ulimit -n`)?".into());
         let descriptor = descriptors.into_iter().next().ok_or_else(none_came)?;
         let length = usize::try_from(bytes).map_err(|error| wrong(error.to_string()))?;
-        Some(SharedMemory::open(descriptor, length).map_err(|error| wrong(error.to_string()))?)
+        let window = SharedMemory::open(descriptor, length).map_err(|error| wrong(error.to_string()))?;
+        // The lender frees it when this process has ended.
+        window.keep_from_children();
+        Some(window)
     } else {
         None
     };

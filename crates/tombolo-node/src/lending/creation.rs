@@ -57,7 +57,9 @@ impl Creation {
     }
 
     /// Allocates some more.
-    fn allocate(&mut self, mut allocation: Allocation, room: Room) -> Result<Step, LendError> {
+    ///
+    /// Of these two, the allocation goes first on an error: its room is free when it is.
+    fn allocate(&mut self, room: Room, mut allocation: Allocation) -> Result<Step, LendError> {
         if !allocation.go_on()? {
             self.stage = Stage::Allocates(allocation, room);
             return Ok(Step::More);
@@ -92,7 +94,7 @@ impl BlockingTask for Creation {
         }
         let step = match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::AwaitsRoom(since) => self.reserve(since),
-            Stage::Allocates(allocation, room) => self.allocate(allocation, room),
+            Stage::Allocates(allocation, room) => self.allocate(room, allocation),
             Stage::Over => Ok(Step::Over),
         };
         step.unwrap_or_else(|error| self.asker.answer(refused(error)))

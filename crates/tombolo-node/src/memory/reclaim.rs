@@ -214,6 +214,7 @@ impl Reclaimer {
             memory: Retiring::Held(memory),
             holder,
             since: Instant::now(),
+            left_bytes: 0,
             reclaimer: self.clone(),
             room,
         };
@@ -292,7 +293,9 @@ enum Retiring {
 struct Retired {
     memory: Retiring,
     holder: Holder,
+    /// Since when it is held, or what is left of it has not become less.
     since: Instant,
+    left_bytes: usize,
     reclaimer: Reclaimer,
     room: Room,
 }
@@ -318,7 +321,17 @@ impl Retired {
         Step::More
     }
 
-    fn empty(&self, memory: SharedMemory) -> Retiring {
+    /// Whether those who stand back have not come to it for long.
+    fn is_left_lying(&mut self, emptying: &Emptying) -> bool {
+        let left_bytes = emptying.left_bytes.load(Ordering::Relaxed);
+        if std::mem::replace(&mut self.left_bytes, left_bytes) != left_bytes {
+            self.since = Instant::now();
+        }
+        self.since.elapsed() > timing::STAND_BACK
+    }
+
+    fn empty(&mut self, memory: SharedMemory) -> Retiring {
+        (self.since, self.left_bytes) = (Instant::now(), memory.len());
         let left_bytes = AtomicUsize::new(memory.len());
         let emptying = Arc::new(Emptying { memory, left_bytes });
         self.room.account.emptying.lock().push(emptying.clone());
@@ -349,7 +362,7 @@ impl BlockingTask for Retired {
         match std::mem::replace(&mut self.memory, Retiring::Free) {
             Retiring::Held(memory) => self.hold(memory),
             Retiring::LeftToOthers(emptying) if emptying.is_claimed() => self.emptied(emptying),
-            Retiring::LeftToOthers(emptying) if self.since.elapsed() > timing::STAND_BACK => {
+            Retiring::LeftToOthers(emptying) if self.is_left_lying(&emptying) => {
                 self.memory = Retiring::Emptying(emptying);
                 Step::More
             }

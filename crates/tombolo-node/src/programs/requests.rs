@@ -251,7 +251,8 @@ impl ProgramTask {
         }
     }
 
-    fn allocate(&mut self, mut allocation: Allocation, room: Room, wanted: Wanted) -> Result<Step, String> {
+    /// Of what it has, the allocation goes first on an error: its room is free when it is.
+    fn allocate(&mut self, room: Room, mut allocation: Allocation, wanted: Wanted) -> Result<Step, String> {
         if !allocation.go_on().map_err(|error| error.to_string())? {
             self.work = Work::Allocate(allocation, room, wanted);
             return Ok(Step::More);
@@ -318,7 +319,7 @@ impl BlockingTask for ProgramTask {
     fn step(&mut self) -> Step {
         let step = match std::mem::replace(&mut self.work, Work::Over) {
             Work::AwaitRoom(bytes, wanted, since) => self.await_room(bytes, wanted, since),
-            Work::Allocate(allocation, room, wanted) => self.allocate(allocation, room, wanted),
+            Work::Allocate(allocation, room, wanted) => self.allocate(room, allocation, wanted),
             Work::Withdraw(address, memory, since) => self.withdraw(address, memory, since),
             Work::AwaitWindow(asked) => self.await_window(asked),
             Work::OpenWindow(address) => {

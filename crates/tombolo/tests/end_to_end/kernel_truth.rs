@@ -206,8 +206,9 @@ fn an_agent_can_do_little() {
 #[test]
 fn threads_that_wait_for_pages_never_go_on_with_zeroes() {
     needs!("cc");
-    // The supervisor and the agents, which hold the userfaultfd, are killed at once; the keeper is left.
-    for _ in 0..4 {
+    // The supervisor and the agents hold the userfaultfd, too. The agents are stopped when it is killed, or were killed before
+    // it: then the keeper alone is left.
+    for signal in [Signal::STOP, Signal::KILL, Signal::STOP, Signal::KILL] {
         let lender = Lender::start(Link::Shm, "512M");
         let words = [compiled("hold", &[]), "64".into(), "check".into()];
         let run = Program::new(&words).remote("256M").start_on(&[&lender], "8M");
@@ -216,20 +217,24 @@ fn threads_that_wait_for_pages_never_go_on_with_zeroes() {
         let agents = agents_of(program);
         let since = Instant::now();
         for &agent in &agents {
-            send(agent, Signal::STOP);
+            send(agent, signal);
+        }
+        let lives = |process: u32| {
+            let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+            !stat.is_empty() && !stat.contains(") Z ")
+        };
+        while signal == Signal::KILL && agents.iter().any(|agent| lives(*agent)) {
+            assert!(since.elapsed() < Duration::from_secs(20), "an agent outlives SIGKILL");
+            std::thread::sleep(Duration::from_millis(1));
         }
         run.signal(Signal::KILL);
         let outcome = run.wait(Duration::from_secs(60));
         assert!(!outcome.stderr.contains("pattern.h"), "a wrong byte: {}", outcome.stderr);
-        let alive = || {
-            let stat = fs::read_to_string(format!("/proc/{program}/stat")).unwrap_or_default();
-            !stat.is_empty() && !stat.contains(") Z ")
-        };
-        while alive() {
+        while lives(program) {
             assert!(since.elapsed() < Duration::from_secs(20), "the program outlives its supervisor");
             std::thread::sleep(Duration::from_millis(10));
         }
-        for agent in agents {
+        for agent in agents.into_iter().filter(|agent| lives(*agent)) {
             send(agent, Signal::KILL);
         }
     }
