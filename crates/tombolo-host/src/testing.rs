@@ -60,11 +60,35 @@ pub fn collapse(memory: &crate::own::OwnMemory) -> bool {
     unsafe { libc::madvise(memory.as_mut_ptr().cast(), memory.len(), libc::MADV_COLLAPSE) == 0 }
 }
 
-/// Has the kernel swap a range out, if it has somewhere to put it.
+/// Has the kernel swap a range out. It passes over pages that wait to be listed by another processor, and over
+/// those that a forked child shares: so each that is still there is written, and it is asked again.
+///
+/// # Panics
+///
+/// If some of the range is still there after a minute, or this process's page tables cannot be read.
 pub fn swap_out(memory: &crate::own::OwnMemory) {
-    // SAFETY: to swap out changes no contents.
-    unsafe {
-        libc::madvise(memory.as_mut_ptr().cast(), memory.len(), libc::MADV_PAGEOUT);
+    const PAGE: usize = 4096;
+    let entries = std::fs::File::open("/proc/self/pagemap").expect("this process's page tables");
+    let is_swapped = |offset: usize| {
+        let mut entry = [0; 8];
+        let at = (memory.address() + offset as u64) / PAGE as u64 * 8;
+        std::os::unix::fs::FileExt::read_exact_at(&entries, &mut entry, at).expect("a page's entry");
+        u64::from_ne_bytes(entry) & 1 << 62 != 0
+    };
+    let since = std::time::Instant::now();
+    loop {
+        let mut left = (0..memory.len()).step_by(PAGE).filter(|&offset| !is_swapped(offset)).peekable();
+        if left.peek().is_none() {
+            return;
+        }
+        for offset in left {
+            let mut byte = [0];
+            memory.read(offset, &mut byte).expect("a page of this program's");
+            memory.write(offset, &byte).expect("a page of this program's");
+        }
+        assert!(since.elapsed() < std::time::Duration::from_mins(1), "the kernel swaps nothing out");
+        // SAFETY: to swap out changes no contents.
+        unsafe { libc::madvise(memory.as_mut_ptr().cast(), memory.len(), libc::MADV_PAGEOUT) };
     }
 }
 
