@@ -232,6 +232,7 @@ impl World {
             range_end: end,
             policy,
             is_free_to_pause: access_end == End::Source,
+            is_of_asker: number % 5 == 0 && access_end != End::Source,
         };
         self.blocks.push(Block { program, range, access, sent: 0, over: false });
         self.later(0, Doing::Send(number));

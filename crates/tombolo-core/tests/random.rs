@@ -7,11 +7,12 @@
 
 mod bench;
 
-use bench::{Bench, Faults, Wire};
+use bench::{Bench, Faults, OwnFaults, Wire};
+use tombolo_core::iommu;
 use tombolo_core::rdma::congestion::CongestionConfig;
-use tombolo_core::rdma::{Class, Config, Direction, PostError, Retransmission, TransferError};
+use tombolo_core::rdma::{Class, Config, Direction, PostError, Retransmission, Transfer, TransferError};
 use tombolo_random::{Random, Seeds};
-use tombolo_wire::NackCode;
+use tombolo_wire::{NackCode, Refusal};
 
 #[derive(Debug)]
 struct Options {
@@ -38,6 +39,45 @@ struct Options {
     full_links: u64,
     /// A long read and many short ones beside it, at the start.
     short_reads: u64,
+    /// All memory is programs' own, whose pages may be absent.
+    own: Option<OwnFaults>,
+}
+
+/// What programs and their pages do.
+fn own_faults(random: &mut Random) -> OwnFaults {
+    let mut sometimes = |most: u64| {
+        if random.per_million(500_000) { random.below(most) } else { 0 }
+    };
+    let (going, touch_ns, lying) = (sometimes(200_000), sometimes(5_000_000), sometimes(100_000));
+    // Of these, transfers fail.
+    let deadly = |random: &mut Random, most| {
+        if random.per_million(150_000) { random.below(most) } else { 0 }
+    };
+    OwnFaults {
+        going,
+        touch_ns,
+        lying,
+        hanging: deadly(random, 20_000),
+        freezing: deadly(random, 2_000),
+        vanishing: deadly(random, 5_000),
+        dying: deadly(random, 1_000),
+        policy: iommu::FaultPolicy {
+            touch: random.among(&[
+                iommu::TouchPolicy::Page,
+                iommu::TouchPolicy::Ahead(4),
+                iommu::TouchPolicy::Adaptive,
+            ]),
+            mode: random.among(&[iommu::FaultMode::Stall, iommu::FaultMode::Terminate]),
+        },
+        iommu: iommu::Config {
+            max_accesses: random.among(&[16, 256]),
+            max_touches: random.among(&[4, 64]),
+            running_touches: random.among(&[1, 4]),
+            max_held_bytes: random.among(&[0, 20_000, 2 << 20]),
+            max_attempts: random.among(&[2, 32]),
+            ..iommu::Config::default()
+        },
+    }
 }
 
 fn options(random: &mut Random) -> Options {
@@ -105,6 +145,7 @@ fn options(random: &mut Random) -> Options {
         stops: if random.per_million(150_000) { 20_000 } else { 0 },
         full_links: if random.per_million(250_000) { random.below(200_000) } else { 0 },
         short_reads: if random.per_million(100_000) { random.range(10, 300) } else { 0 },
+        own: random.per_million(300_000).then(|| own_faults(random)),
     }
 }
 
@@ -145,7 +186,13 @@ fn outage(bench: &mut Bench, pause_ns: u64) {
     // A read that failed with a lost peer ends when no byte of it is being copied any more.
     let failed = |bench: &Bench| {
         let ends = bench.watched.iter().filter_map(|watched| watched.status);
-        ends.filter(|end| end.is_err_and(|error| error != TransferError::PeerLost)).count()
+        let has_own = bench.own_faults.is_some();
+        let is_of_path = |error| match error {
+            TransferError::PeerLost => false,
+            TransferError::Refused(_) | TransferError::Local(_) => !has_own,
+            _ => true,
+        };
+        ends.filter(|end| end.is_err_and(is_of_path)).count()
     };
     bench.drain();
     let before = failed(bench);
@@ -204,13 +251,16 @@ fn run(seed: u64, options: &Options) {
     bench.payload_bytes = options.payload_bytes;
     bench.full_links = options.full_links;
     bench.outage_ns = Some(10_000_000_000);
+    if let Some(own) = options.own {
+        bench.use_own_memory(own);
+    }
     for (delay_ns, loss) in &options.wires {
         bench.add_wire(Wire { loss: *loss, ..Wire::new(*delay_ns) });
     }
     if options.short_reads > 0 {
         long_read_beside_short_ones(&mut bench, options.short_reads);
     }
-    let (mut posted, mut lost_paths) = (0, 0);
+    let (mut posted, mut lost_paths, mut stops) = (0, 0, 0);
     'posting: while posted < options.posts {
         // Both ends at once, both ways (the deadlock of MICRO §4.10).
         let poster = random.below(2) as usize;
@@ -258,6 +308,7 @@ fn run(seed: u64, options: &Options) {
             outage(&mut bench, random.below(8_000_000_000));
         }
         if random.per_million(options.stops) {
+            stops += 1;
             stop(&mut bench, random.below(20_000_000_000));
         }
         if random.per_million(options.idle) {
@@ -273,6 +324,7 @@ fn run(seed: u64, options: &Options) {
     }
     bench.faults = Faults::default();
     bench.full_links = 0;
+    bench.calm_programs();
     // One wire heals; the others stay as they are.
     bench.heal_wire(random.below(bench.wires.len() as u64) as usize);
     bench.settle(60_000_000_000);
@@ -295,9 +347,39 @@ fn run(seed: u64, options: &Options) {
                 if options.stops > 0
                     && refusal.code == NackCode::BufferFull
                     && bench.now.0 > options.config.refused_give_up_ns => {}
+            // Memory that was not there in time, or not at all, or whose program was gone: it is said where.
+            Some(Err(TransferError::Refused(refusal) | TransferError::Local(refusal)))
+                if is_of_own_memory(options, stops, &watched.spec, &refusal) => {}
             other => panic!("transfer {which} ended as {other:?}: {:?}", watched.spec),
         }
     }
+}
+
+/// Whether programs that do not bring their memory explain that a transfer was refused.
+fn is_of_own_memory(options: &Options, stops: u32, spec: &Transfer, refusal: &Refusal) -> bool {
+    let Some(own) = options.own else { return false };
+    // What was under way at each of several stops was, as far as anybody knows, given time again and again.
+    let is_stopped_again = stops > 1;
+    let is_expected = match refusal.code {
+        NackCode::DomainMismatch => own.vanishing > 0,
+        NackCode::DecodeError => {
+            is_stopped_again || own.vanishing + own.hanging + own.freezing + own.dying > 0
+        }
+        NackCode::BufferFull => own.hanging + own.freezing > 0,
+        _ => false,
+    };
+    let ends = [
+        (spec.source_address, spec.size_bytes),
+        (spec.destination_address, spec.size_bytes),
+        spec.notification.map_or((0, 0), |words| (words.address, 16)),
+    ];
+    let is_inside = |address: u64| {
+        ends.iter().any(|(start, bytes)| {
+            let first_page = start & !(iommu::PAGE_BYTES - 1);
+            first_page <= address && address < start + u64::from(*bytes)
+        })
+    };
+    is_expected && refusal.address.is_none_or(is_inside)
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::job::{Access, AccessId, FaultSource, Right, TouchId, TouchPolicy, Unreached};
+use super::patience::Patience;
 use super::{Config, PAGE_BYTES};
 use crate::rdma::Time;
 
@@ -53,6 +54,7 @@ pub(super) struct Touch {
     pub(super) since: Time,
     /// It took too long: nobody waits for it any more.
     pub(super) is_overdue: bool,
+    pub(super) patience: Patience,
     /// Nobody waited for it when it was begun.
     pub(super) is_ahead: bool,
     pub(super) waiting: Vec<AccessId>,

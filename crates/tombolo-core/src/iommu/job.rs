@@ -149,6 +149,9 @@ pub struct Access {
     pub policy: FaultPolicy,
     /// The sender has the bytes: pausing it costs nothing, so it never stalls here.
     pub is_free_to_pause: bool,
+    /// It writes to the memory of the program that asked for it. What else takes too long is given up, and its sender told; of
+    /// this one, the program is told when nobody copies any more: it may use that memory again then.
+    pub is_of_asker: bool,
 }
 
 impl Access {

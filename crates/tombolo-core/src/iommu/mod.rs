@@ -25,12 +25,14 @@
 mod context;
 mod counters;
 mod job;
+mod patience;
 mod queue;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::rdma::Time;
 use context::{Context, Touch};
+use patience::Patience;
 use queue::{FaultQueue, Noted};
 
 pub use context::FaultRegisters;
@@ -114,7 +116,7 @@ pub enum Released {
 #[derive(Debug)]
 enum State {
     /// The caller attempts it.
-    Attempting { since: Time },
+    Attempting(Patience),
     /// It waits for this touch, or for the handler (`None`).
     Waiting { touch: Option<TouchId>, is_paused: bool },
 }
@@ -168,7 +170,7 @@ impl Iommu {
             let refusal = Unreached { address: job.access.address, reason: Reason::Gone };
             self.actions.push_back(match job.state {
                 State::Waiting { is_paused: true, .. } => Action::Forget(id),
-                State::Waiting { .. } | State::Attempting { .. } => Action::Refuse(id, refusal),
+                State::Waiting { .. } | State::Attempting(_) => Action::Refuse(id, refusal),
             });
         }
     }
@@ -189,7 +191,7 @@ impl Iommu {
         let id = AccessId(self.last_access);
         context.accesses.insert(id);
         self.counters.accesses += 1;
-        let state = State::Attempting { since: now };
+        let state = State::Attempting(Patience::since(now));
         self.jobs.insert(id, Job { access, state, absent: 0, attempts: 0, faulted_at: None, held_bytes: 0 });
         Ok(id)
     }
@@ -197,7 +199,8 @@ impl Iommu {
     /// An attempt has ended. One that was given up, or that nobody knows, has no effect. Poll afterwards.
     pub fn attempted(&mut self, now: Time, context_id: ContextId, id: AccessId, outcome: Outcome) {
         let Some(context) = self.contexts.get_mut(&context_id) else { return };
-        if let Some(range_start) = context.overdue.remove(&id) {
+        let late = context.overdue.remove(&id);
+        if let Some(range_start) = late.filter(|_| !self.jobs.contains_key(&id)) {
             let has_more = context.overdue.values().any(|start| *start == range_start);
             if !has_more && context.releasing.contains_key(&range_start) {
                 self.settle_release(context_id, range_start);
@@ -205,7 +208,7 @@ impl Iommu {
             return;
         }
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        if job.access.context != context_id || !matches!(job.state, State::Attempting { .. }) {
+        if job.access.context != context_id || !matches!(job.state, State::Attempting(_)) {
             return;
         }
         let access = job.access;
@@ -253,7 +256,7 @@ impl Iommu {
             return self.finish(id, Action::Refuse(id, refusal));
         }
         if job.attempts > self.config.max_attempts {
-            job.state = State::Attempting { since: now };
+            job.state = State::Attempting(Patience::since(now));
             self.counters.forced += 1;
             self.actions.push_back(Action::Attempt { access: id, is_forced: true });
             return;
@@ -319,7 +322,7 @@ impl Iommu {
         let Some(context) = self.contexts.get_mut(&context_id) else { return };
         let is_touched = context.accesses.iter().any(|id| {
             self.jobs.get(id).is_some_and(|job| {
-                job.access.range_start == range_start && matches!(job.state, State::Attempting { .. })
+                job.access.range_start == range_start && matches!(job.state, State::Attempting(_))
             })
         });
         let is_stuck = context.overdue.values().any(|start| *start == range_start);
@@ -344,7 +347,7 @@ impl Iommu {
             let Some(job) = self.jobs.get(&id) else { continue };
             let refusal = Unreached { address: job.access.address, reason: Reason::Gone };
             match job.state {
-                State::Attempting { .. } => is_touched = true,
+                State::Attempting(_) => is_touched = true,
                 State::Waiting { is_paused: true, .. } => self.finish(id, Action::Forget(id)),
                 State::Waiting { is_paused: false, .. } => self.finish(id, Action::Refuse(id, refusal)),
             }
@@ -414,6 +417,7 @@ impl Iommu {
                     right,
                     since: now,
                     is_overdue: false,
+                    patience: Patience::since(now),
                     is_ahead,
                     waiting,
                 };
@@ -437,6 +441,7 @@ impl Iommu {
         {
             let Some(touch) = context.touches.get_mut(&id) else { continue };
             touch.since = now;
+            touch.patience = Patience::since(now);
             context.running += 1;
             self.counters.touches += 1;
             self.counters.pages_touched += touch.end_page - touch.first_page;
@@ -469,7 +474,7 @@ impl Iommu {
             let refusal = outcome.err().filter(|refusal| access.touches(refusal.address));
             match (is_paused, refusal) {
                 (false, None) => {
-                    job.state = State::Attempting { since: now };
+                    job.state = State::Attempting(Patience::since(now));
                     self.actions.push_back(Action::Attempt { access: waiting, is_forced: false });
                 }
                 (false, Some(refusal)) => {
@@ -503,20 +508,23 @@ impl Iommu {
     fn expire_attempts(&mut self, now: Time, id: ContextId) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
         let timeout_ns = self.config.attempt_timeout_ns;
-        let is_late = |access: &&AccessId| {
-            let state = self.jobs.get(access).map(|job| &job.state);
-            matches!(state, Some(State::Attempting { since }) if since.after_ns(timeout_ns) <= now)
+        let is_late = |access: &&AccessId| match self.jobs.get_mut(access) {
+            Some(Job { state: State::Attempting(patience), .. }) => patience.is_over(now, timeout_ns),
+            Some(_) | None => false,
         };
         let late: Vec<AccessId> = context.accesses.iter().filter(is_late).copied().collect();
         for access in late {
             let Some(job) = self.jobs.get(&access) else { continue };
             let refusal = Unreached { address: job.access.address, reason: Reason::TimedOut };
-            let range_start = job.access.range_start;
-            if let Some(context) = self.contexts.get_mut(&id) {
-                context.overdue.insert(access, range_start);
+            let (range_start, is_of_asker) = (job.access.range_start, job.access.is_of_asker);
+            let Some(context) = self.contexts.get_mut(&id) else { return };
+            if context.overdue.insert(access, range_start).is_some() {
+                continue;
             }
             self.counters.timed_out += 1;
-            self.finish(access, Action::Refuse(access, refusal));
+            if !is_of_asker {
+                self.finish(access, Action::Refuse(access, refusal));
+            }
         }
     }
 
@@ -525,7 +533,7 @@ impl Iommu {
         let timeout_ns = self.config.touch_timeout_ns;
         let mut given_up = Vec::new();
         for touch in context.touches.values_mut() {
-            if !touch.is_overdue && touch.since.after_ns(timeout_ns) <= now {
+            if !touch.is_overdue && touch.patience.is_over(now, timeout_ns) {
                 touch.is_overdue = true;
                 given_up.append(&mut touch.waiting);
             }
@@ -557,13 +565,19 @@ impl Iommu {
     /// When [`Self::expire`] is to be called at the latest.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        let attempts = self.jobs.values().filter_map(|job| match job.state {
-            State::Attempting { since } => Some(since.after_ns(self.config.attempt_timeout_ns)),
-            State::Waiting { .. } => None,
+        let is_overdue = |id: &AccessId, access: &Access| {
+            let context = self.contexts.get(&access.context);
+            access.is_of_asker && context.is_some_and(|context| context.overdue.contains_key(id))
+        };
+        let attempts = self.jobs.iter().filter_map(|(id, job)| match job.state {
+            State::Attempting(patience) if !is_overdue(id, &job.access) => {
+                Some(patience.due(self.config.attempt_timeout_ns))
+            }
+            State::Attempting(_) | State::Waiting { .. } => None,
         });
         let touches = self.contexts.values().flat_map(|context| context.touches.values());
         let touches = touches.filter(|touch| !touch.is_overdue);
-        attempts.chain(touches.map(|touch| touch.since.after_ns(self.config.touch_timeout_ns))).min()
+        attempts.chain(touches.map(|touch| touch.patience.due(self.config.touch_timeout_ns))).min()
     }
 
     /// The next thing to do. Call until `None`, then again after any other call.

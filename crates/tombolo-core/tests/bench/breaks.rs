@@ -38,6 +38,7 @@ impl Bench {
         let events = &self.events;
         self.queue.retain(|Reverse((_, sequence))| events.contains_key(sequence));
         for node in 0..2 {
+            self.forget_copies(node);
             self.engines[node].peer_lost(self.now, OTHER);
             self.engines[node].add_peer(self.now, OTHER);
             self.add_paths(node);
@@ -53,12 +54,17 @@ impl Bench {
             | Event::Operated { at, .. }
             | Event::PageReady { at, .. }
             | Event::SourceReady { at, .. }
-            | Event::Room { at, .. } => *at != node,
+            | Event::Room { at, .. }
+            | Event::Attempt { at, .. }
+            | Event::Touch { at, .. }
+            | Event::Mapped { at } => *at != node,
         });
         let events = &self.events;
         self.queue.retain(|Reverse((_, sequence))| events.contains_key(sequence));
         self.engines[node] = Engine::new(self.config);
         self.engines[node].add_peer(self.now, OTHER);
+        self.restart_program(node);
+        self.forget_copies(1 - node);
         self.engines[1 - node].peer_lost(self.now, OTHER);
         self.engines[1 - node].add_peer(self.now, OTHER);
         self.add_paths(0);

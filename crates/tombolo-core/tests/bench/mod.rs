@@ -9,12 +9,15 @@
 
 mod breaks;
 mod faults;
+mod own_memory;
 mod stops;
 mod wires;
 
 pub use faults::Faults;
+pub use own_memory::OwnFaults;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use tombolo_core::iommu::{AccessId, ContextId, Right, TouchId};
 use tombolo_core::rdma::{
     Action, Block, Completion, Config, Direction, Engine, NotificationWrite, Operation, PathId, PeerId,
     Placement, PostError, Time, Transfer, TransferError, TransferId, Verdict,
@@ -33,6 +36,9 @@ enum Event {
     PageReady { at: usize, placement: Placement },
     SourceReady { at: usize, block: Block },
     Room { at: usize, path: PathId },
+    Attempt { at: usize, context: ContextId, access: AccessId, is_forced: bool },
+    Touch { at: usize, context: ContextId, touch: TouchId, range: (u64, u32), right: Right },
+    Mapped { at: usize },
 }
 
 /// A transfer the bench keeps an eye on.
@@ -102,6 +108,9 @@ pub struct Bench {
     sequence: u64,
     pub wires: Vec<Wire>,
     stop: Option<stops::Stop>,
+    pub own_faults: Option<OwnFaults>,
+    /// Where all memory is programs' own.
+    programs: Option<[own_memory::Program; 2]>,
 }
 
 impl Bench {
@@ -147,6 +156,8 @@ impl Bench {
             sequence: 0,
             wires: vec![Wire::new(10_000)],
             stop: None,
+            own_faults: None,
+            programs: None,
         }
     }
 
@@ -240,6 +251,12 @@ impl Bench {
     }
 
     fn operate(&mut self, node: usize, operation: Operation) {
+        let before = self.change(node, &operation);
+        self.engines[node].operated(operation, before);
+    }
+
+    /// Changes a word; what it was before.
+    fn change(&mut self, node: usize, operation: &Operation) -> u64 {
         let Placement { address, domain, length_bytes, .. } = operation.placement;
         assert_eq!((domain, length_bytes), (domain_of(node), 8));
         let word = &mut self.words[node][((address - WORDS_BASE) / 8) as usize];
@@ -250,7 +267,7 @@ impl Bench {
             AtomicOperation::CompareSwap { .. } => {}
         }
         self.operated.push((node, address, operation.operation, before));
-        self.engines[node].operated(operation, before);
+        before
     }
 
     /// An atomic operation that has succeeded was carried out, and once: operations are unique.
@@ -317,10 +334,12 @@ impl Bench {
     /// Do everything both engines ask for now.
     pub fn drain(&mut self) {
         for node in 0..2 {
-            while !self.is_stopped(node)
-                && let Some(action) = self.engines[node].poll(self.now)
-            {
-                self.perform(node, action);
+            while !self.is_stopped(node) {
+                match self.engines[node].poll(self.now) {
+                    Some(action) => self.perform(node, action),
+                    None if self.drain_iommu(node) => {}
+                    None => break,
+                }
             }
         }
     }
@@ -336,6 +355,7 @@ impl Bench {
                 let length = packet.emit(&mut bytes, Checksums::On).expect("a packet of the engine");
                 self.transmit(node, path, &bytes[..length]);
             }
+            Action::WriteNotification(write) if self.programs.is_some() => self.notify_own(node, write),
             Action::WriteNotification(write) => {
                 if self.random.per_million(self.faults.slow_copy) {
                     let delay_ns = self.random.below(self.faults.slow_ns);
@@ -351,12 +371,23 @@ impl Bench {
     }
 
     fn send_block(&mut self, node: usize, block: &Block) {
+        assert_eq!(block.own_domain, domain_of(node));
+        if self.programs.is_some() {
+            return self.send_own(node, block);
+        }
         if self.random.per_million(self.faults.absent_source) {
             self.engines[node].source_refused(self.now, block, NackCode::SlaveError);
             let delay_ns = self.random.below(3_000_000);
             self.at(self.now.after_ns(delay_ns), Event::SourceReady { at: node, block: *block });
             return;
         }
+        let start = (block.source_address - BASE) as usize;
+        let bytes = self.memory[node][start..start + block.length_bytes as usize].to_vec();
+        self.send_packets(node, block, &bytes);
+    }
+
+    /// The bytes of a block go, if its link has room.
+    fn send_packets(&mut self, node: usize, block: &Block, bytes: &[u8]) {
         if self.is_link_to_stopped_full(node) {
             return self.engines[node].link_full(self.now, block);
         }
@@ -366,11 +397,9 @@ impl Bench {
             self.at(self.now.after_ns(delay_ns), Event::Room { at: node, path: block.path });
             return;
         }
-        assert_eq!(block.own_domain, domain_of(node));
-        let start = (block.source_address - BASE) as usize;
         for header in block.packets(self.payload_bytes) {
-            let from = start + header.offset_bytes as usize;
-            let payload = &self.memory[node][from..from + header.payload_bytes as usize];
+            let from = header.offset_bytes as usize;
+            let payload = &bytes[from..from + header.payload_bytes as usize];
             let mut bytes = vec![0; header.header_bytes() + payload.len()];
             bytes[header.header_bytes()..].copy_from_slice(payload);
             header.seal(&mut bytes, Checksums::On).expect("a packet of the engine");
@@ -386,6 +415,11 @@ impl Bench {
     }
 
     fn write_notification(&mut self, node: usize, write: NotificationWrite) {
+        self.write_words(node, &write);
+        self.engines[node].notified(write);
+    }
+
+    fn write_words(&mut self, node: usize, write: &NotificationWrite) {
         assert_eq!(write.domain, domain_of(node));
         let which = self.by_notification[&(node, write.words.address)];
         let watched = &mut self.watched[which];
@@ -399,7 +433,6 @@ impl Bench {
             memory[at..at + 8].copy_from_slice(&write.words.first.to_le_bytes());
             memory[at + 8..at + 16].copy_from_slice(&write.words.last.to_le_bytes());
         }
-        self.engines[node].notified(write);
     }
 
     fn complete(&mut self, node: usize, completion: Completion) {
@@ -436,7 +469,9 @@ impl Bench {
         };
         let verdict = self.engines[node].handle_from(self.now, OTHER, path_of(node, wire), &packet);
         if let Verdict::Operate(operation) = verdict {
-            if self.random.per_million(self.faults.full) {
+            if self.programs.is_some() {
+                self.operate_own(node, operation);
+            } else if self.random.per_million(self.faults.full) {
                 self.engines[node].refused(operation.placement, NackCode::BufferFull);
             } else if self.random.per_million(self.faults.slow_copy) {
                 let delay_ns = self.random.below(self.faults.slow_ns);
@@ -449,7 +484,9 @@ impl Bench {
         let (Verdict::Place(placement), Packet::Data(_, Payload::Intact(payload))) = (verdict, packet) else {
             return;
         };
-        if self.random.per_million(self.faults.absent_page) {
+        if self.programs.is_some() {
+            self.place_own(node, placement, payload);
+        } else if self.random.per_million(self.faults.absent_page) {
             self.engines[node].refused(placement, NackCode::SlaveError);
             let delay_ns = self.random.below(3_000_000);
             self.at(self.now.after_ns(delay_ns), Event::PageReady { at: node, placement });
@@ -466,10 +503,12 @@ impl Bench {
 
     /// The next moment at which anything happens; false if none.
     pub fn step(&mut self) -> bool {
+        self.disturb_programs();
         self.drain();
         let event = self.queue.peek().map(|Reverse((time, _))| *time);
         let timers = (0..2).filter(|node| !self.is_stopped(*node));
-        let timers = timers.filter_map(|node| self.engines[node].deadline()).min();
+        let timers = timers.flat_map(|node| [self.engines[node].deadline(), self.iommu_deadline(node)]);
+        let timers = timers.flatten().min();
         let Some(next) = event.into_iter().chain(timers).min() else {
             return false;
         };
@@ -478,6 +517,7 @@ impl Bench {
         for node in 0..2 {
             if !self.is_stopped(node) {
                 self.engines[node].expire(self.now);
+                self.expire_iommu(node);
             }
         }
         while let Some(Reverse((time, sequence))) = self.queue.peek().copied() {
@@ -494,6 +534,13 @@ impl Bench {
                 Event::PageReady { at, placement } => self.engines[at].page_ready(&placement),
                 Event::SourceReady { at, block } => self.engines[at].source_ready(&block),
                 Event::Room { at, path } => self.engines[at].link_has_room(OTHER, path),
+                Event::Attempt { at, context, access, is_forced } => {
+                    self.attempt(at, context, access, is_forced);
+                }
+                Event::Touch { at, context, touch, range, right } => {
+                    self.touched(at, context, touch, range, right);
+                }
+                Event::Mapped { at } => self.map_again(at),
             }
         }
         self.drain();
@@ -512,6 +559,7 @@ impl Bench {
             assert!(engine.is_idle(), "a table is not empty: {:#?}", self.report());
             assert_eq!(engine.counters().illegal_transitions, 0);
         }
+        self.check_programs();
     }
 
     pub fn report(&self) -> [tombolo_core::rdma::Counters; 2] {

@@ -154,9 +154,8 @@ impl Node {
     fn operate(&self, peer: PeerId, operation: Operation) {
         let Placement { domain, address, block, .. } = operation.placement;
         let by = operation.placement.fault_source();
-        let context = Context { by, block, purpose: Purpose::Operate(operation) };
-        let wanted = (operation.operation, Poster::Peer(peer));
-        let outcome = self.change_word(peer, (domain, address), wanted, context);
+        let context = Context { by, block, purpose: Purpose::Operate(operation), asker: Poster::Peer(peer) };
+        let outcome = self.change_word(peer, (domain, address), operation.operation, context);
         let mut engine = self.fabric.engine.lock();
         match outcome {
             Ok(Some(before)) => engine.operated(operation, before),
@@ -170,12 +169,12 @@ impl Node {
         &self,
         peer: PeerId,
         (domain, address): (Domain, u64),
-        (operation, by): (AtomicOperation, Poster),
+        operation: AtomicOperation,
         context: Context,
     ) -> Result<Option<u64>, Refusal> {
         let range = Range { holder: peer, domain, address, length_bytes: ATOMIC_BYTES };
         let (memory, offset) = match self
-            .resolve(range, Access::changing(by))
+            .resolve(range, Access::changing(context.asker))
             .map_err(|denied| denied.at(address))?
         {
             Place::Node(memory, offset) => (memory, offset),

@@ -143,8 +143,9 @@ impl Node {
                 by,
                 block,
                 purpose: Purpose::OperateHere(transfer.user & !SMALL_LOOPBACK, transfer.domain),
+                asker: Poster::of(transfer.user),
             };
-            let changed = self.change_word(ITSELF, at, (operation, Poster::of(transfer.user)), context);
+            let changed = self.change_word(ITSELF, at, operation, context);
             return changed.map_err(RefusedHere::of(transfer.domain));
         }
         self.copy_here(transfer, false).map(|()| Some(0))

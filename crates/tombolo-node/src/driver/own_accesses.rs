@@ -26,6 +26,7 @@ use crate::driver::loopback::{NOTIFICATION_BYTES, RefusedHere};
 use crate::driver::node::Node;
 use crate::programs::access::{OwnAccess, Staged};
 use crate::programs::own::OwnPlace;
+use crate::programs::user::Poster;
 
 /// Marks the orders to bring pages in, among the numbers of orders.
 const OF_A_TOUCH: u64 = 1 << 63;
@@ -62,6 +63,8 @@ pub(crate) struct Context {
     /// The block that the access is of.
     pub(crate) block: (u64, u32),
     pub(crate) purpose: Purpose,
+    /// On whose behalf.
+    pub(crate) asker: Poster,
 }
 
 /// Who goes on when a page is there.
@@ -187,6 +190,8 @@ impl Node {
             policy: place.range.faults,
             // The block of a source has not been sent.
             is_free_to_pause: end == End::Source,
+            is_of_asker: end != End::Source
+                && matches!(context.asker, Poster::Program(number, _) if number == own.domain),
         };
         let mut entries = self.own_accesses.lock();
         let mut iommu = self.programs.iommu.lock();

@@ -139,15 +139,16 @@ impl Node {
         place: &OwnPlace,
     ) -> Result<(), Refusal> {
         let purpose = Purpose::Place(*placement);
-        let context = Context { by: placement.fault_source(), block: placement.block, purpose };
+        let (by, asker) = (placement.fault_source(), Poster::of(placement.user));
+        let context = Context { by, block: placement.block, purpose, asker };
         self.begin_access(place, placement.address, Work::Write(payload), context)
     }
 
     /// Words that a peer asked for go there.
     pub(crate) fn notify_own(&self, write: NotificationWrite, place: &OwnPlace) -> Result<(), Refusal> {
         let (by, words) = (write.fault_source(), write.words);
-        let context =
-            Context { by, block: (words.address, NOTIFICATION_BYTES), purpose: Purpose::Notify(write) };
+        let (purpose, asker) = (Purpose::Notify(write), Poster::of(write.user));
+        let context = Context { by, block: (words.address, NOTIFICATION_BYTES), purpose, asker };
         self.begin_access(place, words.address, Work::Words([words.first, words.last]), context)
     }
 
@@ -173,7 +174,8 @@ impl Node {
     ) -> Result<(), Refusal> {
         let length = if matches!(work, Work::Words(_)) { NOTIFICATION_BYTES } else { block.length_bytes };
         let purpose = Purpose::Block(number);
-        let context = Context { by: block.fault_source(), block: (address, length), purpose };
+        let (by, asker) = (block.fault_source(), Poster::of(block.user));
+        let context = Context { by, block: (address, length), purpose, asker };
         self.begin_access(place, address, work, context)
     }
 

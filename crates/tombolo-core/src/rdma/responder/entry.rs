@@ -50,6 +50,9 @@ pub(super) struct Entry {
     /// The transmission whose sender was told that pages are absent, and for which of its granules: once is enough, unless
     /// they come again.
     pub paused: Option<(Attempt, u64)>,
+    /// The memory refused the block for good. A copy of it that was given up may still be made: so it is not begun again, also
+    /// if its sender has not heard the refusal.
+    pub refused: Option<Refusal>,
     /// The transmission that was answered with a receipt. None of its bytes are placed any more.
     pub receipted: Option<Attempt>,
 }
@@ -75,6 +78,7 @@ impl Entry {
             before: None,
             reply: None,
             paused: None,
+            refused: None,
             receipted: None,
         }
     }

@@ -228,6 +228,11 @@ impl Responder {
                 }
                 Phase::Empty | Phase::Receiving => {}
             }
+            if let Some(refusal) = entry.refused {
+                self.counters.duplicates += 1;
+                self.reply(id, slot, name.generation, name.attempt, Reply::Nack(refusal));
+                return Err(DropReason::Duplicate);
+            }
         } else if entry.placing > 0 || entry.phase == Phase::Writing {
             self.counters.busy_packets += 1;
             self.reply(id, slot, name.generation, name.attempt, Reply::Nack(NackCode::BufferFull.into()));
@@ -266,6 +271,7 @@ impl Responder {
             entry.placed = 0;
             entry.before = None;
             entry.paused = None;
+            entry.refused = None;
             entry.receipted = None;
         }
         Ok(grant)

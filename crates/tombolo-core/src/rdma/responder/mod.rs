@@ -15,7 +15,7 @@
 //! written after ([`Packet::NotifyAfter`]). If they are not all here when its own block is, it counts
 //! as not here: it comes again, when the sender has their acknowledgements.
 //!
-//! A repeat of a Done block is acknowledged again and not placed: what was
+//! A block that the memory refused for good stays refused, whatever comes of it. A repeat of a Done block is acknowledged again and not placed: what was
 //! written after it must stay. A repeat of a block whose bytes are all here, but still
 //! being copied, is answered with a receipt: a slow copy is no loss. While the caller
 //! still copies bytes of a block, a newer generation is turned away for now: the slot
@@ -228,6 +228,9 @@ impl Responder {
         // For the attempt that came last: an answer to an older one is ignored.
         // After a receipt nothing of the newest attempt is placed either.
         let newest = entry.attempt;
+        if !refusal.code.is_transient() {
+            entry.refused = Some(refusal);
+        }
         let is_newest = !refusal.code.is_transient() || entry.receipted == Some(newest);
         let attempt = if is_newest { newest } else { attempt };
         // One for each time that the block was sent: it names all absent pages (FAULT §5.2).
@@ -275,6 +278,7 @@ impl Responder {
         }
         entry.placing = 0;
         entry.phase = Phase::Receiving;
+        entry.refused = Some(refusal).filter(|refusal| !refusal.code.is_transient());
         let attempt = entry.attempt;
         self.reply(write.peer, write.slot, write.generation, attempt, Reply::Nack(refusal));
     }

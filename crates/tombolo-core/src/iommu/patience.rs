@@ -1,0 +1,60 @@
+//! How long something may take before it is given up.
+
+use crate::rdma::Time;
+
+/// A chance is this part of the time that something may take.
+const PARTS: u64 = 4;
+/// Chances at most.
+const MAX: u8 = 4;
+
+/// Who drives the machine may have been stopped, and the programs with it: then all that was under way seems to have taken too
+/// long, though its answers wait. So what is due has one more chance, and more of them as long as that is seen much
+/// too late.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    since: Time,
+    chances: u8,
+}
+
+impl Patience {
+    pub(super) fn since(now: Time) -> Self {
+        Self { since: now, chances: 0 }
+    }
+
+    /// When [`Self::is_over`] is to be asked.
+    pub(super) fn due(&self, timeout_ns: u64) -> Time {
+        self.since.after_ns(timeout_ns)
+    }
+
+    /// Whether it is to be given up.
+    pub(super) fn is_over(&mut self, now: Time, timeout_ns: u64) -> bool {
+        let due = self.due(timeout_ns);
+        if now < due {
+            return false;
+        }
+        let chance_ns = timeout_ns / PARTS;
+        let is_late = now.since_ns(due) >= chance_ns;
+        if self.chances > 0 && (!is_late || self.chances >= MAX) {
+            return true;
+        }
+        self.chances += 1;
+        self.since = Time(now.0.saturating_sub(timeout_ns - chance_ns));
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_looks_late_looks_again() {
+        let mut patience = Patience::since(Time(1000));
+        let is_over = |now| patience.is_over(Time(now), 100);
+        assert_eq!([1099, 1100, 1124, 1125].map(is_over), [false, false, false, true]);
+        let mut patience = Patience::since(Time(1000));
+        let is_over = |now| patience.is_over(Time(now), 100);
+        let looks = [5000, 5024, 6000, 7000, 8000, 9000];
+        assert_eq!(looks.map(is_over), [false, false, false, false, false, true]);
+    }
+}
