@@ -153,7 +153,7 @@ impl Responder {
     fn settle(&mut self, id: PeerId, slot: u16) -> Option<BlockEnd> {
         let peer = &mut self.peers[id.index()];
         let entry = &peer.entries[usize::from(slot)];
-        if entry.phase != Phase::Receiving || !entry.is_whole() {
+        if entry.phase != Phase::Receiving || !entry.is_whole() || entry.refused.is_some() {
             return None;
         }
         let (generation, attempt) = (entry.generation, entry.attempt);
@@ -222,15 +222,16 @@ impl Responder {
         let entry = self.held(peer, epoch, slot, generation)?;
         entry.placing = entry.placing.saturating_sub(1);
         entry.claimed &= !mask | entry.placed;
-        if entry.is_whole() {
+        if !refusal.code.is_transient() {
+            entry.refused = Some(refusal);
+        }
+        // Of a block that was refused for good a copy may still be made, though another one of it is.
+        if entry.is_whole() && entry.refused.is_none() {
             return self.settle(peer, slot);
         }
         // For the attempt that came last: an answer to an older one is ignored.
         // After a receipt nothing of the newest attempt is placed either.
         let newest = entry.attempt;
-        if !refusal.code.is_transient() {
-            entry.refused = Some(refusal);
-        }
         let is_newest = !refusal.code.is_transient() || entry.receipted == Some(newest);
         let attempt = if is_newest { newest } else { attempt };
         // One for each time that the block was sent: it names all absent pages (FAULT §5.2).
