@@ -625,3 +625,50 @@ fn every_access_ends_once_whatever_programs_do() {
     });
     assert!([faults, touches, stalled, paused, timed_out, forced].iter().all(|count| *count > 0));
 }
+
+/// What takes too long is given up; but not a write to the memory of the program that asked for it: it is told when nobody
+/// writes any more, and that it went well, if it did.
+#[test]
+fn a_program_is_not_told_of_its_own_memory_while_it_may_be_written() {
+    let config = Config::default();
+    let (mut iommu, context) = (Iommu::new(config), ContextId(1));
+    iommu.open(context);
+    let start = Time::default();
+    let begin = |iommu: &mut Iommu, is_of_asker| {
+        let access = Access {
+            context,
+            address: 1 << 20,
+            length_bytes: 100,
+            right: Right::Write,
+            end: End::Destination,
+            by: FaultSource::default(),
+            range_start: 1 << 20,
+            range_end: 1 << 21,
+            policy: FaultPolicy::default(),
+            is_free_to_pause: false,
+            is_of_asker,
+        };
+        iommu.begin(start, access)
+    };
+    let [others, own] = [false, true].map(|is_of_asker| begin(&mut iommu, is_of_asker).unwrap());
+    let mut told = Vec::new();
+    let mut late = start;
+    while let Some(deadline) = iommu.next_deadline() {
+        late = deadline;
+        iommu.expire(late);
+        told.extend(std::iter::from_fn(|| iommu.poll(late)));
+    }
+    let [Action::Refuse(refused, Unreached { reason: Reason::TimedOut, .. })] = told[..] else {
+        panic!("{told:?}")
+    };
+    assert_eq!(refused, others);
+    assert_eq!(begin(&mut iommu, false), Err(BeginError::Stuck));
+    assert_eq!(iommu.release(context, 1 << 20), Released::Stuck);
+    for access in [others, own] {
+        iommu.attempted(late, context, access, Outcome::Done(7));
+    }
+    assert_eq!(iommu.poll(late), Some(Action::Done(own, 7)));
+    assert_eq!(iommu.poll(late), None);
+    assert!(iommu.is_idle());
+    assert!(begin(&mut iommu, false).is_ok());
+}

@@ -183,14 +183,13 @@ impl Program {
 
     /// Some pages in a row go, or their mapping does.
     fn disturb(&mut self, random: &mut Random, kind: Page) {
-        let mut page = if random.one_in(10) {
+        let first = if random.one_in(10) {
             WORDS_BASE / PAGE_BYTES
         } else {
             BASE / PAGE_BYTES + random.below(self.end_page - BASE / PAGE_BYTES)
         };
-        for _ in 0..random.range(1, 20) {
+        for page in first..first + random.range(1, 20) {
             self.pages.entry(page).or_insert(kind);
-            page += 1;
         }
     }
 }

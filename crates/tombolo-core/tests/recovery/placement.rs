@@ -104,6 +104,41 @@ fn absent_pages_are_told_once_for_each_time_that_a_block_is_sent() {
     }
 }
 
+/// Somebody may be copying still what was given up: so nothing of the block is begun again, and it is not told as received
+/// though another copy of the same bytes is whole.
+#[test]
+fn what_was_refused_for_good_stays_refused() {
+    let mut engine = engine(Config::default());
+    let part = |offset_bytes, payload_bytes, attempt| DataHeader {
+        block_bytes: 1024,
+        offset_bytes,
+        payload_bytes,
+        attempt: Attempt(attempt),
+        ..data(3, 1, None, BASE)
+    };
+    let refused = |engine: &mut Engine, attempt| match engine.poll(Time(0)) {
+        Some(Action::Send { packet: Packet::Nack(nack), .. }) => {
+            assert_eq!((nack.refusal.code, nack.attempt), (NackCode::DecodeError, Attempt(attempt)));
+        }
+        other => panic!("not refused: {other:?}"),
+    };
+    // Of the same bytes, some are copied twice, since they were sent in other parts.
+    let given_up = place(&mut engine, part(256, 256, 0));
+    let whole = place(&mut engine, part(0, 1024, 1));
+    engine.refused(given_up, NackCode::DecodeError);
+    refused(&mut engine, 1);
+    engine.placed(whole);
+    assert_eq!(engine.poll(Time(0)), None);
+    // Its sender has not heard it.
+    assert_eq!(receive(&mut engine, part(0, 512, 3)), Verdict::Dropped(DropReason::Duplicate));
+    refused(&mut engine, 3);
+    assert!(engine.is_idle());
+    // The next block in its slot is another.
+    let placement = place(&mut engine, data(3, 2, None, BASE));
+    engine.placed(placement);
+    assert!(matches!(engine.poll(Time(0)), Some(Action::Send { packet: Packet::Ack(_), .. })));
+}
+
 #[test]
 fn generations_wrap() {
     let mut engine = engine(Config::default());
