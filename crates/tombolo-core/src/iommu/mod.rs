@@ -59,9 +59,9 @@ pub struct Config {
     pub running_touches: usize,
     /// Bytes of accesses of one context that stall, at most; others pause.
     pub max_held_bytes: u64,
-    /// An attempt that takes longer is given up.
+    /// An attempt that takes longer is given up, after one more chance of a quarter of that.
     pub attempt_timeout_ns: u64,
-    /// Pages that take longer are given up.
+    /// Pages that take longer are given up, after one more chance of a quarter of that.
     pub touch_timeout_ns: u64,
     /// Attempts that meet absent pages, after which one is forced.
     pub max_attempts: u32,
