@@ -651,6 +651,8 @@ fn a_program_is_not_told_of_its_own_memory_while_it_may_be_written() {
         iommu.begin(start, access)
     };
     let [others, own] = [false, true].map(|is_of_asker| begin(&mut iommu, is_of_asker).unwrap());
+    // Who takes its memory back hears in time that it cannot be had.
+    assert_eq!(iommu.release(context, 1 << 20), Released::Later);
     let mut told = Vec::new();
     let mut late = start;
     while let Some(deadline) = iommu.next_deadline() {
@@ -658,10 +660,14 @@ fn a_program_is_not_told_of_its_own_memory_while_it_may_be_written() {
         iommu.expire(late);
         told.extend(std::iter::from_fn(|| iommu.poll(late)));
     }
-    let [Action::Refuse(refused, Unreached { reason: Reason::TimedOut, .. })] = told[..] else {
+    let [
+        Action::Refuse(refused, Unreached { reason: Reason::TimedOut, .. }),
+        Action::Released(_, range_start, false),
+    ] = told[..]
+    else {
         panic!("{told:?}")
     };
-    assert_eq!(refused, others);
+    assert_eq!((refused, range_start), (others, 1 << 20));
     assert_eq!(begin(&mut iommu, false), Err(BeginError::Stuck));
     assert_eq!(iommu.release(context, 1 << 20), Released::Stuck);
     for access in [others, own] {

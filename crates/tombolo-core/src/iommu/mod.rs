@@ -196,6 +196,12 @@ impl Iommu {
         Ok(id)
     }
 
+    /// Whether nothing is begun in a context, since an earlier access of it does not end.
+    #[must_use]
+    pub fn is_stuck(&self, context: ContextId) -> bool {
+        self.contexts.get(&context).is_some_and(|context| !context.overdue.is_empty())
+    }
+
     /// An attempt has ended. One that was given up, or that nobody knows, has no effect. Poll afterwards.
     pub fn attempted(&mut self, now: Time, context_id: ContextId, id: AccessId, outcome: Outcome) {
         let Some(context) = self.contexts.get_mut(&context_id) else { return };
@@ -220,8 +226,10 @@ impl Iommu {
                 self.finish(id, Action::Done(id, before));
             }
             Outcome::Denied(refusal) => {
-                context.registers.note(refusal.address, access.right, true);
-                self.counters.denied += 1;
+                if refusal.reason != Reason::Gone {
+                    context.registers.note(refusal.address, access.right, true);
+                    self.counters.denied += 1;
+                }
                 self.finish(id, Action::Refuse(id, refusal));
             }
             Outcome::Absent(pages, kind) => self.absent(now, id, &access, pages, kind),
@@ -323,7 +331,7 @@ impl Iommu {
         let is_touched = context.accesses.iter().any(|id| {
             self.jobs.get(id).is_some_and(|job| {
                 job.access.range_start == range_start && matches!(job.state, State::Attempting(_))
-            })
+            }) && !context.overdue.contains_key(id)
         });
         let is_stuck = context.overdue.values().any(|start| *start == range_start);
         if !is_touched && (is_stuck || context.releasing.contains_key(&range_start)) {
@@ -521,9 +529,11 @@ impl Iommu {
             if context.overdue.insert(access, range_start).is_some() {
                 continue;
             }
-            self.counters.timed_out += 1;
             if !is_of_asker {
+                self.counters.timed_out += 1;
                 self.finish(access, Action::Refuse(access, refusal));
+            } else if context.releasing.contains_key(&range_start) {
+                self.settle_release(id, range_start);
             }
         }
     }

@@ -263,6 +263,20 @@ impl Engine {
         }
     }
 
+    /// Whether the bytes of a placement that waits are still to be copied. If not, its sender is gone, or has given
+    /// them up: they would come over those that it has sent since. Hand it back to `refused` then.
+    #[must_use]
+    pub fn is_held(&self, placement: &Placement) -> bool {
+        let Placement { peer, epoch, slot, generation, .. } = *placement;
+        self.responder.is_held(peer, epoch, slot, generation)
+    }
+
+    /// The same of words that wait. If not, hand them back to `notification_refused`.
+    #[must_use]
+    pub fn are_held(&self, write: &NotificationWrite) -> bool {
+        self.responder.is_held(write.peer, write.epoch, write.slot, write.generation)
+    }
+
     /// The page for which `placement` was refused is there: the sender is told
     /// to send the block again (FAULT §3.2.3). Poll afterwards.
     pub fn page_ready(&mut self, placement: &Placement) {

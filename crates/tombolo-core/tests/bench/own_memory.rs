@@ -8,7 +8,7 @@ use tombolo_core::iommu::{
     Absence, Access, AccessId, Action, BeginError, Config, ContextId, End, FaultPolicy, FaultSource, Iommu,
     Outcome, PAGE_BYTES, Reason, Right, TouchId, Unreached,
 };
-use tombolo_core::rdma::{Block, Engine, NotificationWrite, Operation, Placement};
+use tombolo_core::rdma::{Block, Engine, NotificationWrite, Operation, Placement, Time};
 use tombolo_random::Random;
 use tombolo_wire::{ATOMIC_BYTES, Generation, NackCode, Refusal};
 
@@ -16,6 +16,8 @@ use tombolo_wire::{ATOMIC_BYTES, Generation, NackCode, Refusal};
 const NOTIFICATION_BYTES: u32 = 16;
 /// How long a page that does not come may take: longer than anybody waits for it.
 const HANG_NS: u64 = 5_000_000_000;
+/// How long a program may be stopped: longer than its peers bear.
+const STOP_NS: u64 = 60_000_000_000;
 /// How long what has vanished stays so.
 const VANISHED_NS: u64 = 50_000_000;
 
@@ -30,7 +32,7 @@ pub struct OwnFaults {
     pub touch_ns: u64,
     /// Chance that bringing pages in takes longer than anybody waits.
     pub hanging: u64,
-    /// Chance that an attempt takes longer than anybody waits: its program is stopped.
+    /// Chance that a program is stopped, whenever something happens, for longer than anybody waits.
     pub freezing: u64,
     /// Chance that a mapping vanishes or becomes read-only for a while, whenever something happens.
     pub vanishing: u64,
@@ -112,6 +114,8 @@ pub(super) struct Program {
     slots: HashMap<u16, u64>,
     last_copy: u64,
     hanging: HashSet<TouchId>,
+    /// It is stopped until then.
+    stopped_until: Time,
 }
 
 impl Program {
@@ -129,7 +133,13 @@ impl Program {
             slots: HashMap::new(),
             last_copy: 0,
             hanging: HashSet::new(),
+            stopped_until: Time(0),
         }
+    }
+
+    /// When it goes on, if it is stopped.
+    fn stopped(&self, now: Time) -> Option<Time> {
+        (now < self.stopped_until).then_some(self.stopped_until)
     }
 
     fn seen(&self, page: u64, right: Right) -> Result<Option<Absence>, Reason> {
@@ -261,6 +271,12 @@ impl Bench {
             let delay_ns = self.random.below(VANISHED_NS);
             self.at(self.now.after_ns(delay_ns), Event::Mapped { at: node });
         }
+        if self.random.per_million(faults.freezing) {
+            let most_ns = self.random.among(&[HANG_NS, STOP_NS]);
+            let until = self.now.after_ns(self.random.below(most_ns));
+            let program = self.program(node);
+            program.stopped_until = program.stopped_until.max(until);
+        }
         if self.random.per_million(faults.dying) {
             let program = self.program(node);
             program.iommu.close(program.context);
@@ -317,6 +333,7 @@ impl Bench {
             is_of_asker: purpose.is_of_asker(),
         };
         let id = program.iommu.begin(now, access).map_err(|error| match error {
+            BeginError::Stuck if access.is_of_asker => NackCode::BufferFull.into(),
             BeginError::NoContext | BeginError::Stuck => Refusal::at(NackCode::DecodeError, at.0),
             BeginError::Full => NackCode::BufferFull.into(),
         })?;
@@ -337,10 +354,6 @@ impl Bench {
         let mut delay_ns = self.random.below(20_000);
         if self.random.per_million(self.faults.slow_copy) {
             delay_ns += self.random.below(self.faults.slow_ns);
-        }
-        let freezing = self.own_faults.map_or(0, |faults| faults.freezing);
-        if self.random.per_million(freezing) {
-            delay_ns += self.random.below(HANG_NS);
         }
         let context = self.program(node).context;
         self.at(self.now.after_ns(delay_ns), Event::Attempt { at: node, context, access, is_forced });
@@ -415,7 +428,11 @@ impl Bench {
 
     /// The program attempts an access, and says how it went.
     pub(super) fn attempt(&mut self, node: usize, context: ContextId, id: AccessId, is_forced: bool) {
+        let now = self.now;
         let program = self.program(node);
+        if let Some(later) = program.stopped(now) {
+            return self.at(later, Event::Attempt { at: node, context, access: id, is_forced });
+        }
         let Some(entry) = program.entries.get_mut(&id) else { return };
         entry.is_posted = false;
         let (access, at) = (entry.access, entry.at);
@@ -502,6 +519,9 @@ impl Bench {
         right: Right,
     ) {
         let now = self.now;
+        if let Some(later) = self.program(node).stopped(now) {
+            return self.at(later, Event::Touch { at: node, context, touch, range: at, right });
+        }
         let lies = self.lies();
         let program = self.program(node);
         let outcome = program.bring(at.0, at.1, right);
@@ -522,6 +542,19 @@ impl Bench {
             Action::Attempt { access, is_forced } => {
                 if let Some(entry) = programs[node].entries.get_mut(&access) {
                     assert!(!entry.is_posted, "{action:?} while it is attempted");
+                    let engine = &self.engines[node];
+                    let is_wanted = match &entry.purpose {
+                        Some(Purpose::Place(placement)) => engine.is_held(placement),
+                        Some(Purpose::Operate(operation)) => engine.is_held(&operation.placement),
+                        Some(Purpose::Notify(write)) => engine.are_held(write),
+                        Some(Purpose::Send(_)) | None => true,
+                    };
+                    if !is_wanted {
+                        let (context, address) = (entry.access.context, entry.at.0);
+                        let gone = Outcome::Denied(Unreached { address, reason: Reason::Gone });
+                        programs[node].iommu.attempted(now, context, access, gone);
+                        return true;
+                    }
                     entry.is_posted = true;
                     self.order(node, access, is_forced);
                 }
@@ -616,7 +649,7 @@ impl Bench {
         }
     }
 
-    pub(super) fn iommu_deadline(&self, node: usize) -> Option<tombolo_core::rdma::Time> {
+    pub(super) fn iommu_deadline(&self, node: usize) -> Option<Time> {
         self.programs.as_ref().and_then(|programs| programs[node].iommu.next_deadline())
     }
 

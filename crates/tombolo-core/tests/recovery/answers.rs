@@ -158,6 +158,29 @@ fn an_unreadable_source_fails_the_write_or_the_read_behind_it() {
     assert_eq!(requester.counters().stale_answers, 2);
 }
 
+/// While a program does not give the bytes of a block, its peer is asked for nothing, and is not to blame.
+#[test]
+fn a_source_that_is_absent_for_long_is_no_silent_peer() {
+    let config = Config::default();
+    let mut engine = engine(config);
+    engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
+    let mut now = Time(0);
+    while now.0 < 4 * config.give_up_ns {
+        if let Some(block) = next_block(&mut engine, now) {
+            // It is found out after a while.
+            now = now.after_ns(config.give_up_ns / 2);
+            engine.expire(now);
+            assert_eq!(status(&mut engine, now), None, "at {now:?}");
+            engine.source_refused(now, &block, NackCode::SlaveError);
+        }
+        now = engine.deadline().expect("it is tried again").max(now);
+        engine.expire(now);
+    }
+    let block = next_block(&mut engine, now).expect("it is tried again");
+    let _ = engine.handle(now, OTHER, &ack(&block));
+    assert_eq!(status(&mut engine, now), Some(Ok(())));
+}
+
 /// Reads wait for one that was asked for before them, for minutes, and then for the next: nothing of them
 /// comes, but their target is at work. More bytes than were asked for end a read.
 #[test]

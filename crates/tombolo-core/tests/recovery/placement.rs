@@ -139,6 +139,25 @@ fn what_was_refused_for_good_stays_refused() {
     assert!(matches!(engine.poll(Time(0)), Some(Action::Send { packet: Packet::Ack(_), .. })));
 }
 
+/// A program that is stopped holds a part of its own read for as long as it likes. Others use that part's slot.
+#[test]
+fn an_answer_that_is_not_taken_leaves_its_slot_to_others() {
+    let mut engine = engine(Config::default());
+    engine.post(Time(0), OTHER, transfer(Direction::Read, 8)).expect("room");
+    while engine.poll(Time(0)).is_some() {}
+    let held = place(&mut engine, data(0, 1, Some(0), 2 * BASE));
+    assert!(engine.is_held(&held));
+    // The block of a write in the same slot; who sends it has given up the read's.
+    let others = place(&mut engine, data(0, 2, None, BASE));
+    assert!(!engine.is_held(&held));
+    engine.placed(held);
+    assert!(engine.is_held(&others));
+    engine.placed(others);
+    let told: Vec<_> = std::iter::from_fn(|| engine.poll(Time(0))).collect();
+    let [Action::Send { packet: Packet::Ack(ack), .. }] = told[..] else { panic!("{told:?}") };
+    assert_eq!(ack.generation, Generation(2));
+}
+
 #[test]
 fn generations_wrap() {
     let mut engine = engine(Config::default());

@@ -146,7 +146,18 @@ impl Node {
         context: Context,
     ) -> Result<(), Refusal> {
         let own = &place.access;
-        let staged_for = |bytes| Staged::new(own, bytes).ok_or(NackCode::BufferFull);
+        let is_of_asker = matches!(context.asker, Poster::Program(number, _) if number == own.domain);
+        // Others are not to wait for a program that does not go on; it waits itself.
+        let stuck = || match is_of_asker {
+            true => NackCode::BufferFull.into(),
+            false => Refusal::at(NackCode::DecodeError, address),
+        };
+        let staged_for = |bytes| {
+            Staged::new(own, bytes).ok_or_else(|| match self.programs.iommu.lock().is_stuck(own.context) {
+                true => stuck(),
+                false => NackCode::BufferFull.into(),
+            })
+        };
         let (length_bytes, kind, staged, end) = match work {
             Work::Read(bytes) => {
                 let staged = staged_for(bytes)?;
@@ -190,8 +201,7 @@ impl Node {
             policy: place.range.faults,
             // The block of a source has not been sent.
             is_free_to_pause: end == End::Source,
-            is_of_asker: end != End::Source
-                && matches!(context.asker, Poster::Program(number, _) if number == own.domain),
+            is_of_asker: end != End::Source && is_of_asker,
         };
         let mut entries = self.own_accesses.lock();
         let mut iommu = self.programs.iommu.lock();
@@ -200,7 +210,8 @@ impl Node {
             return Err(Refusal::at(NackCode::DecodeError, address));
         }
         let id = iommu.begin(self.now(), access).map_err(|error| match error {
-            BeginError::NoContext | BeginError::Stuck => Refusal::at(NackCode::DecodeError, address),
+            BeginError::NoContext => Refusal::at(NackCode::DecodeError, address),
+            BeginError::Stuck => stuck(),
             BeginError::Full => NackCode::BufferFull.into(),
         })?;
         drop(iommu);
@@ -284,6 +295,7 @@ impl Node {
             let action = self.programs.iommu.lock().poll(self.now());
             match action {
                 None => return,
+                Some(Action::Attempt { access, .. }) if !self.is_wanted(access) => self.abandon(access),
                 Some(Action::Attempt { access, is_forced }) => {
                     let mut entries = self.own_accesses.lock();
                     if let Some(entry) = entries.0.get_mut(&access) {
@@ -335,6 +347,28 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Whether an access that waited for its pages is still to be made. Its sender may be gone, or may have given it up: its
+    /// bytes would come over those that were sent since.
+    fn is_wanted(&self, access: AccessId) -> bool {
+        let purpose = self.own_accesses.lock().0.get(&access).and_then(|entry| entry.purpose);
+        match purpose {
+            Some(Purpose::Place(placement)) => self.fabric.engine.lock().is_held(&placement),
+            Some(Purpose::Operate(operation)) => self.fabric.engine.lock().is_held(&operation.placement),
+            Some(Purpose::Notify(write)) => self.fabric.engine.lock().are_held(&write),
+            Some(Purpose::OperateHere(..) | Purpose::Block(_)) | None => true,
+        }
+    }
+
+    /// An access that waited for its pages is not made.
+    fn abandon(&self, access: AccessId) {
+        let entries = self.own_accesses.lock();
+        let Some(entry) = entries.0.get(&access) else { return };
+        let (context, address) = (entry.own.context, entry.order.address);
+        drop(entries);
+        let gone = Outcome::Denied(Unreached { address, reason: Reason::Gone });
+        self.programs.iommu.lock().attempted(self.now(), context, access, gone);
     }
 
     /// The access is over without success.

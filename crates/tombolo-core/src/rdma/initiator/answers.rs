@@ -320,6 +320,7 @@ impl Initiator {
         }
         let index = self.table.entries[slot as usize].transfer;
         if refusal.code == NackCode::SlaveError && !self.refused_too_long(now, slot) {
+            self.table.entries[slot as usize].absent_at = self.attended.at(now);
             self.set_aside(now, slot, refusal.code);
         } else {
             self.unplace(slot);

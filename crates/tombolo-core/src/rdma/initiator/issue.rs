@@ -175,6 +175,7 @@ impl Initiator {
         transaction.path = path;
         transaction.avoid = None;
         transaction.issued_at = self.attended.at(now);
+        transaction.absent_at = transaction.issued_at;
         transaction.sent_before_at = None;
         transaction.unanswered = 0;
         transaction.overtaken = 0;

@@ -252,6 +252,8 @@ pub(super) struct Transaction {
     pub counted: bool,
     /// When it, or its notification apart from it, was first to go; by the attended clock.
     pub issued_at: Time,
+    /// When its bytes were last not there to be sent: until then its peer was not asked for an answer. By the attended clock.
+    pub absent_at: Time,
     pub sent_at: Time,
     pub sent_before_at: Option<Time>,
     /// Position among its path's transmissions, of this one and the one before.
@@ -298,6 +300,7 @@ impl Transactions {
                 carried: false,
                 counted: false,
                 issued_at: Time(0),
+                absent_at: Time(0),
                 sent_at: Time(0),
                 sent_before_at: None,
                 order: 0,

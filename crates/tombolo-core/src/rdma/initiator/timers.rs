@@ -167,13 +167,14 @@ impl Initiator {
         self.unplace(slot);
         self.uncount(slot);
         let transaction = &mut self.table.entries[slot as usize];
-        let (index, id, issued_at) = (transaction.transfer, transaction.peer, transaction.issued_at);
+        let (index, id) = (transaction.transfer, transaction.peer);
+        let asked_at = transaction.issued_at.max(transaction.absent_at);
         transaction.avoid = Some(transaction.path);
         transaction.lost = Some((transaction.path, transaction.sent_at));
         transaction.unanswered += 1;
         transaction.overtaken += u32::from(loss == Loss::Overtaken);
         let unanswered = transaction.unanswered;
-        let error = self.give_up(now, id, issued_at, unanswered);
+        let error = self.give_up(now, id, asked_at, unanswered);
         if error.is_none_or(|error| self.end_given_up(now, index, error)) {
             self.queue_resend(slot);
         }

@@ -96,6 +96,16 @@ impl Entry {
         self.placing > 0 && self.claimed == self.whole()
     }
 
+    /// Whether the next block in the slot has to wait for this one. Late bytes of a block that its sender has given up must not
+    /// come over those of the next; but the answer to a read may take as long as its program is stopped, which is told of none of
+    /// its bytes before, and others use the slot meanwhile.
+    pub fn holds_slot(&self) -> bool {
+        match self.own {
+            Some(_) if self.placing > 0 => false,
+            _ => self.placing > 0 || self.phase == Phase::Writing,
+        }
+    }
+
     /// The block's notification is here. Once it no longer waits for earlier blocks, that supersedes the wait.
     pub fn announce(&mut self, words: Option<Notification>, after: Option<&EarlierBlocks>) {
         match after {

@@ -233,7 +233,7 @@ impl Responder {
                 self.reply(id, slot, name.generation, name.attempt, Reply::Nack(refusal));
                 return Err(DropReason::Duplicate);
             }
-        } else if entry.placing > 0 || entry.phase == Phase::Writing {
+        } else if entry.holds_slot() {
             self.counters.busy_packets += 1;
             self.reply(id, slot, name.generation, name.attempt, Reply::Nack(NackCode::BufferFull.into()));
             return Err(DropReason::Busy);
@@ -269,6 +269,7 @@ impl Responder {
             entry.after = None;
             entry.claimed = 0;
             entry.placed = 0;
+            entry.placing = 0;
             entry.before = None;
             entry.paused = None;
             entry.refused = None;

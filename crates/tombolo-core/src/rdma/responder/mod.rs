@@ -15,11 +15,12 @@
 //! written after ([`Packet::NotifyAfter`]). If they are not all here when its own block is, it counts
 //! as not here: it comes again, when the sender has their acknowledgements.
 //!
-//! A block that the memory refused for good stays refused, whatever comes of it. A repeat of a Done block is acknowledged again and not placed: what was
+//! A block that the memory refused for good stays refused, whatever comes of it.
+//! A repeat of a Done block is acknowledged again and not placed: what was
 //! written after it must stay. A repeat of a block whose bytes are all here, but still
 //! being copied, is answered with a receipt: a slow copy is no loss. While the caller
 //! still copies bytes of a block, a newer generation is turned away for now: the slot
-//! is not free of the old one yet.
+//! is not free of the old one yet, unless that answers an own read.
 //!
 //! An answer is a mark on the entry, and entries with marks are chained: there
 //! is no queue of answers that could fill, and many answers about one block
@@ -197,6 +198,13 @@ impl Responder {
         let peer = self.peers.get_mut(id.index()).filter(|peer| peer.id == id && peer.epoch == epoch)?;
         let entry = peer.entries.get_mut(usize::from(slot))?;
         (entry.generation == generation).then_some(entry)
+    }
+
+    /// Whether what the caller was given for a block still counts: neither was its peer lost, nor its slot used again.
+    pub(crate) fn is_held(&self, id: PeerId, epoch: u32, slot: u16, generation: Generation) -> bool {
+        let peer = self.peers.get(id.index()).filter(|peer| peer.id == id && peer.epoch == epoch);
+        let entry = peer.and_then(|peer| peer.entries.get(usize::from(slot)));
+        entry.is_some_and(|entry| entry.generation == generation)
     }
 
     /// The caller copied the bytes.
