@@ -386,7 +386,7 @@ fn is_of_own_memory(
             is_stopped_again || own.vanishing + own.hanging + own.freezing + own.dying > 0
         }
         // Also pages that go faster than they come.
-        NackCode::BufferFull => {
+        NackCode::BufferFull | NackCode::SlaveError => {
             own.hanging + own.freezing + own.going > 0 && now.0 > options.config.refused_give_up_ns
         }
         _ => false,
@@ -399,7 +399,7 @@ fn is_of_own_memory(
     if is_forgotten {
         return true;
     }
-    let is_somewhere = refusal.address.is_some() || refusal.code == NackCode::BufferFull;
+    let is_somewhere = refusal.address.is_some() || refusal.code.is_transient();
     let ends = [
         (spec.source_address, spec.size_bytes),
         (spec.destination_address, spec.size_bytes),
