@@ -6,6 +6,7 @@ use tombolo_client::PostError;
 
 use crate::{Domain, Result, Started, Target, Transfer, bad_argument, hand_out, wait_failure};
 
+// SAFETY: whoever calls passes a domain that is null or valid, and a place for the transfer that is null or writable.
 unsafe fn change(
     domain: *const Domain,
     transfer: *mut *mut Transfer,

@@ -19,6 +19,7 @@ pub(crate) fn wanted(spec: &Spec) -> Option<tombolo_client::Spec> {
     })
 }
 
+// SAFETY: whoever calls passes pointers that are null or valid, as the exported functions ask of the program.
 unsafe fn start(
     domain: *const Domain,
     target: Target,

@@ -13,7 +13,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// So many bytes from there.
+    /// A piece of `length_bytes` from this address on.
     pub fn new(address: u64, length_bytes: u32) -> Self {
         Self { address, length_bytes }
     }

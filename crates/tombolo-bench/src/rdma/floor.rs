@@ -53,7 +53,7 @@ impl Floor {
     }
 }
 
-/// Hands a word to whoever polls it, and polls another for its echo; nanoseconds there and back.
+/// Stores a word that the other end polls, and polls the word in which that end echoes it: nanoseconds there and back.
 pub fn serve_ball(ball: &AtomicU64, back: &AtomicU64) -> Result<f64, Failure> {
     const ROUNDS: u64 = 200_000;
     let mut since = Instant::now();

@@ -280,7 +280,7 @@ fn gathered(memory: &Memory, pieces: &[Piece]) -> Vec<u8> {
     parts.flatten().collect()
 }
 
-/// Lengths that together are so much.
+/// Random lengths of pieces, whose sum is the length of a list.
 fn lengths(random: &mut tombolo_random::Random, most: u64, mut bytes: u32) -> Vec<u32> {
     let mut lengths = Vec::new();
     while bytes > 0 {
@@ -313,7 +313,7 @@ fn lists_gather_and_scatter() {
             let notification = Notification { address: words.address(), first: round, last: round };
             let list = List::write(target, &ours, &theirs).unwrap().notify(notification);
             queue.post_list(list, round).unwrap();
-            // Whoever sees the notification finds all bytes.
+            // A reader that sees the notification finds all bytes of the list.
             let since = std::time::Instant::now();
             while words.word(8).unwrap().load(Ordering::Acquire) != round {
                 queue.poll(&mut Vec::new(), 0);

@@ -271,7 +271,8 @@ impl Engine {
         self.responder.is_held(peer, epoch, slot, generation)
     }
 
-    /// The same of words that wait. If not, hand them back to `notification_refused`.
+    /// Whether the words of a notification that waits for its page are still to be written. If not, hand them back to
+    /// `notification_refused`.
     #[must_use]
     pub fn are_held(&self, write: &NotificationWrite) -> bool {
         self.responder.is_held(write.peer, write.epoch, write.slot, write.generation)

@@ -223,7 +223,7 @@ impl WriteWatch {
         Ok(held)
     }
 
-    /// Something else is mapped there, which nobody watches: whoever waits tries again.
+    /// The window's addresses map other memory now, which this userfaultfd does not watch: threads that it held back try again.
     fn release_after_move(mut self) {
         // Not left to the last descriptor: a child that another thread has forked meanwhile may have one.
         let _ = self.watch.wake(self.start, self.length);
@@ -509,7 +509,7 @@ mod tests {
     /// descriptors, for as long as they live.
     #[test]
     fn neither_signals_nor_children_hold_up_who_writes() {
-        // To move so much takes milliseconds.
+        // To copy so large a window takes milliseconds.
         const LARGE: usize = 32 << 20;
         let memory = SharedMemory::create("test", LARGE).unwrap();
         let (signals, writes) = (memory.atomic_u64(0).unwrap(), memory.atomic_u64(LARGE - 8).unwrap());
