@@ -45,12 +45,14 @@ struct Options {
     own: Option<OwnFaults>,
 }
 
+/// A chance, of half of all seeds.
+fn sometimes_of(random: &mut Random, most: u64) -> u64 {
+    if random.per_million(500_000) { random.below(most) } else { 0 }
+}
+
 /// What programs and their pages do.
 fn own_faults(random: &mut Random) -> OwnFaults {
-    let mut sometimes = |most: u64| {
-        if random.per_million(500_000) { random.below(most) } else { 0 }
-    };
-    let (going, touch_ns, lying) = (sometimes(20_000), sometimes(5_000_000), sometimes(100_000));
+    let [going, touch_ns, lying] = [20_000, 5_000_000, 100_000].map(|most| sometimes_of(random, most));
     // Of these, transfers fail.
     let deadly = |random: &mut Random, most| {
         if random.per_million(150_000) { random.below(most) } else { 0 }
@@ -63,6 +65,9 @@ fn own_faults(random: &mut Random) -> OwnFaults {
         freezing: deadly(random, 500),
         vanishing: deadly(random, 5_000),
         dying: deadly(random, 1_000),
+        releasing: deadly(random, 5_000),
+        full: deadly(random, 50_000),
+        of_node: sometimes_of(random, 400_000),
         policy: iommu::FaultPolicy {
             touch: random.among(&[
                 iommu::TouchPolicy::Page,
@@ -83,9 +88,7 @@ fn own_faults(random: &mut Random) -> OwnFaults {
 }
 
 fn options(random: &mut Random) -> Options {
-    let mut sometimes = |most: u64| {
-        if random.per_million(500_000) { random.below(most) } else { 0 }
-    };
+    let mut sometimes = |most| sometimes_of(random, most);
     let slow_ns = [2_000_000, 30_000_000, 300_000_000][sometimes(3) as usize];
     let faults = Faults {
         loss: sometimes(100_000),
@@ -276,8 +279,16 @@ fn run(seed: u64, options: &Options) {
         let class = random.per_million(200_000).then(|| random.among(&Class::ALL));
         let size = size(&mut random, options.largest_bytes);
         let words = random.per_million(500_000);
+        let stays = options.own.is_some() && random.per_million(300_000);
         let outcome = if random.per_million(150_000) {
+            if stays {
+                bench.begin_atomic_here(poster);
+                posted += 1;
+                continue;
+            }
             Some(bench.post_atomic(poster))
+        } else if stays {
+            bench.post_here(poster, size, words)
         } else {
             bench.post(poster, direction, size, words, class)
         };
@@ -383,7 +394,7 @@ fn is_of_own_memory(
     let is_expected = match refusal.code {
         NackCode::DomainMismatch => own.vanishing > 0,
         NackCode::DecodeError => {
-            is_stopped_again || own.vanishing + own.hanging + own.freezing + own.dying > 0
+            is_stopped_again || own.vanishing + own.hanging + own.freezing + own.dying + own.releasing > 0
         }
         // Also pages that go faster than they come.
         NackCode::BufferFull | NackCode::SlaveError => {

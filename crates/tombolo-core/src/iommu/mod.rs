@@ -162,9 +162,18 @@ impl Iommu {
         self.contexts.entry(context).or_default();
     }
 
-    /// A domain is gone: all its accesses end. Poll afterwards.
+    /// A domain is gone: all its accesses end, and who waits for the release of a range hears of it. Poll afterwards.
     pub fn close(&mut self, context: ContextId) {
         let Some(closed) = self.contexts.remove(&context) else { return };
+        for range_start in closed.releasing.into_keys() {
+            let is_touched = |id: &AccessId| {
+                let job = self.jobs.get(id).filter(|job| job.access.range_start == range_start);
+                job.is_some_and(|job| matches!(job.state, State::Attempting(_)))
+            };
+            let is_stuck = closed.overdue.values().any(|start| *start == range_start);
+            let has_ended = !is_stuck && !closed.accesses.iter().any(is_touched);
+            self.actions.push_back(Action::Released(context, range_start, has_ended));
+        }
         for id in closed.accesses {
             let Some(job) = self.jobs.remove(&id) else { continue };
             let refusal = Unreached { address: job.access.address, reason: Reason::Gone };

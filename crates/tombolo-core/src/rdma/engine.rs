@@ -10,7 +10,7 @@ use super::read_server::{ReadServer, Start};
 use super::responder::{BlockEnd, Responder};
 use super::time::Time;
 use super::transfer::{PathId, PeerId, PostError, Transfer, TransferError, TransferId};
-use tombolo_wire::{EarlierBlocks, NackCode, NotifyHeader, Packet, Payload, ReadRequest, Refusal};
+use tombolo_wire::{Ack, EarlierBlocks, Nack, NackCode, NotifyHeader, Packet, Payload, ReadRequest, Refusal};
 
 /// An RDMA engine: one node's half of every transfer it takes part in.
 ///
@@ -309,6 +309,21 @@ impl Engine {
     pub fn source_refused(&mut self, now: Time, block: &Block, refusal: impl Into<Refusal>) {
         self.initiator.source_refused(now, block, refusal.into());
         self.collect(now);
+    }
+
+    /// A block to the node itself is in memory; only its bytes, if its words are to come apart. Poll afterwards.
+    pub fn placed_here(&mut self, now: Time, block: &Block, bytes_only: bool) {
+        let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
+        let ack = Ack { transaction, generation, attempt, bytes_only };
+        let _ = self.handle(now, block.peer, &Packet::Ack(ack));
+    }
+
+    /// The memory refused a block to the node itself, at its destination or, if that is another program's, at its source;
+    /// codes as for [`Self::refused`]. Poll afterwards.
+    pub fn refused_here(&mut self, now: Time, block: &Block, refusal: Refusal) {
+        let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
+        let nack = Nack { transaction, generation, attempt, refusal };
+        let _ = self.handle(now, block.peer, &Packet::Nack(nack));
     }
 
     /// The link of the block's path is full, and the block was not sent, or not all of it. It comes again,

@@ -33,9 +33,8 @@
 //! they answer, and the entries with marks are chained.
 //!
 //! **Faults.** A block whose page is absent pauses ([`Config::fault_pause_ns`]) and goes
-//! again. [`Engine::page_ready`] and [`Engine::source_ready`] end the pause at once, but only
-//! the simulation and the tests call them today: a node lets the pause end, so no node sends
-//! a `Resume` yet. A node obeys one that it receives.
+//! again. [`Engine::page_ready`] (which sends a `Resume` to the block's sender) and [`Engine::source_ready`] end the pause at
+//! once; [`crate::own`] calls them when the pages of programs' own memory are there.
 
 mod action;
 mod config;

@@ -13,6 +13,7 @@ impl Bench {
             return;
         }
         let (to, spec) = (watched.destination(), watched.spec);
+        let (stays, asker) = (watched.stays, watched.asker);
         let at = (spec.destination_address - BASE) as usize;
         let bytes = at..at + watched.source.len();
         let words = spec.notification.map(|words| {
@@ -20,15 +21,23 @@ impl Bench {
             at..at + 16
         });
         for range in [Some(bytes), words].into_iter().flatten() {
+            if self.is_free(to, BASE + range.start as u64) {
+                continue;
+            }
             match spec.direction {
-                Direction::Read => {
-                    let value = self.random.next() as u8;
-                    self.memory[to][range.clone()].fill(value);
-                    self.expected[to][range].fill(value);
-                }
+                // What stays at its node fails when nobody copies to its program's memory any more.
+                _ if stays && asker == spec.domain => self.reuse(to, range),
+                Direction::Read => self.reuse(to, range),
                 Direction::Write | Direction::Atomic(_) => self.anything.push((to, range)),
             }
         }
+    }
+
+    /// The program writes to its memory.
+    fn reuse(&mut self, node: usize, range: std::ops::Range<usize>) {
+        let value = self.random.next() as u8;
+        self.memory[node][range.clone()].fill(value);
+        self.expected[node][range].fill(value);
     }
 
     /// The link breaks and comes back: a new session, nothing of the old one
@@ -38,7 +47,6 @@ impl Bench {
         let events = &self.events;
         self.queue.retain(|Reverse((_, sequence))| events.contains_key(sequence));
         for node in 0..2 {
-            self.forget_copies(node);
             self.engines[node].peer_lost(self.now, OTHER);
             self.engines[node].add_peer(self.now, OTHER);
             self.add_paths(node);
@@ -57,14 +65,15 @@ impl Bench {
             | Event::Room { at, .. }
             | Event::Attempt { at, .. }
             | Event::Touch { at, .. }
+            | Event::Release { at, .. }
+            | Event::Change { at, .. }
             | Event::Mapped { at } => *at != node,
         });
         let events = &self.events;
         self.queue.retain(|Reverse((_, sequence))| events.contains_key(sequence));
         self.engines[node] = Engine::new(self.config);
         self.engines[node].add_peer(self.now, OTHER);
-        self.restart_program(node);
-        self.forget_copies(1 - node);
+        self.restart_programs(node);
         self.engines[1 - node].peer_lost(self.now, OTHER);
         self.engines[1 - node].add_peer(self.now, OTHER);
         self.add_paths(0);

@@ -39,11 +39,17 @@ enum Event {
     Attempt { at: usize, context: ContextId, access: AccessId, is_forced: bool },
     Touch { at: usize, context: ContextId, touch: TouchId, range: (u64, u32), right: Right },
     Mapped { at: usize },
+    Release { at: usize, start: u64 },
+    Change { at: usize, which: usize },
 }
 
 /// A transfer the bench keeps an eye on.
 pub struct Watched {
     pub poster: usize,
+    /// It is between two programs of the poster's node.
+    pub stays: bool,
+    /// Whose transfer it is.
+    pub asker: Domain,
     pub spec: Transfer,
     pub source: Vec<u8>,
     pub notified: u32,
@@ -54,6 +60,7 @@ impl Watched {
     /// The node whose memory is written.
     pub fn destination(&self) -> usize {
         match self.spec.direction {
+            _ if self.stays => self.poster,
             Direction::Write | Direction::Atomic(_) => 1 - self.poster,
             Direction::Read => self.poster,
         }
@@ -61,10 +68,29 @@ impl Watched {
 }
 
 pub const OTHER: PeerId = PeerId(0);
+/// A node itself, as its engine knows it.
+pub const HERE: PeerId = PeerId(1);
 pub const DOMAIN: Domain = Domain(5);
+/// Programs of a node, where memory is programs' own.
+pub const PROGRAMS: usize = 2;
 /// Each node calls its own memory by another name.
 pub fn domain_of(node: usize) -> Domain {
     Domain(DOMAIN.0 + node as u16)
+}
+
+/// The domain of one of its programs.
+fn domain_of_program(node: usize, program: usize) -> Domain {
+    Domain(domain_of(node).0 + 2 * program as u16)
+}
+
+/// The program of a domain.
+fn program_of(domain: Domain) -> usize {
+    usize::from((domain.0 - DOMAIN.0) / 2)
+}
+
+/// The node of a domain.
+fn node_of(domain: Domain) -> usize {
+    usize::from((domain.0 - DOMAIN.0) % 2)
 }
 
 /// Where the words for atomic operations begin, and how many there are.
@@ -110,7 +136,7 @@ pub struct Bench {
     stop: Option<stops::Stop>,
     pub own_faults: Option<OwnFaults>,
     /// Where all memory is programs' own.
-    programs: Option<[own_memory::Program; 2]>,
+    hosts: Option<[own_memory::Host; 2]>,
 }
 
 impl Bench {
@@ -157,7 +183,7 @@ impl Bench {
             wires: vec![Wire::new(10_000)],
             stop: None,
             own_faults: None,
-            programs: None,
+            hosts: None,
         }
     }
 
@@ -169,7 +195,8 @@ impl Bench {
     /// A fresh range of a node's memory, at some alignment; `None` if used up.
     pub fn allocate(&mut self, node: usize, size: usize) -> Option<u64> {
         let start = self.unused[node] + self.random.below(600) as usize;
-        let end = start + size;
+        // Ranges of programs' own memory begin at different addresses.
+        let end = start + size.max(usize::from(self.hosts.is_some()));
         (end + 64 <= self.memory[node].len()).then(|| {
             self.unused[node] = end;
             BASE + start as u64
@@ -189,84 +216,156 @@ impl Bench {
             Direction::Write | Direction::Atomic(_) => (poster, 1 - poster),
             Direction::Read => (1 - poster, poster),
         };
-        let source_address = self.allocate(from, size_bytes as usize)?;
-        let destination_address = self.allocate(to, size_bytes as usize)?;
+        let domains = [self.some_domain(poster), self.some_domain(1 - poster)];
+        let ends = [(from, domains[from ^ poster]), (to, domains[to ^ poster])];
+        let spec = self.spec(ends, size_bytes, with_notification)?;
+        let spec = Transfer { direction, own_domain: domains[0], domain: domains[1], class, ..spec };
+        Some(self.post_to(OTHER, (poster, from, to), domains[0], spec))
+    }
+
+    /// Post a transfer between two programs of a node and watch it: for the one that has the source, or the other one.
+    pub fn post_here(
+        &mut self,
+        node: usize,
+        size_bytes: u32,
+        with_notification: bool,
+    ) -> Option<Result<TransferId, PostError>> {
+        let domains = [self.some_domain(node), self.some_domain(node)];
+        let spec = self.spec(domains.map(|domain| (node, domain)), size_bytes, with_notification)?;
+        let spec = Transfer { own_domain: domains[0], domain: domains[1], ..spec };
+        let asker = self.random.among(&domains);
+        Some(self.post_to(HERE, (node, node, node), asker, spec))
+    }
+
+    /// A domain of a node.
+    fn some_domain(&mut self, node: usize) -> Domain {
+        match self.hosts {
+            Some(_) => domain_of_program(node, self.random.below(PROGRAMS as u64) as usize),
+            None => domain_of(node),
+        }
+    }
+
+    /// A transfer between fresh ranges of these domains, which are registered there.
+    fn spec(
+        &mut self,
+        [from, to]: [(usize, Domain); 2],
+        size_bytes: u32,
+        with_notification: bool,
+    ) -> Option<Transfer> {
+        let source_address = self.allocate(from.0, size_bytes as usize)?;
+        let destination_address = self.allocate(to.0, size_bytes as usize)?;
         let notification = match with_notification {
             true => Some(Notification {
-                address: self.allocate(to, 16)?,
+                address: self.allocate(to.0, 16)?,
                 first: self.random.next(),
                 last: self.random.next(),
             }),
             false => None,
         };
-        let spec = Transfer {
-            direction,
-            domain: domain_of(1 - poster),
-            own_domain: domain_of(poster),
+        Some(Transfer {
+            direction: Direction::Write,
+            domain: to.1,
+            own_domain: from.1,
             source_address,
             destination_address,
             size_bytes,
             notification,
-            class,
+            class: None,
             user: self.watched.len() as u64,
-        };
-        let posted = self.engines[poster].post(self.now, OTHER, spec);
-        if posted.is_ok() {
-            let at = (source_address - BASE) as usize;
-            let source = self.memory[from][at..at + size_bytes as usize].to_vec();
-            if let Some(words) = notification {
-                self.by_notification.insert((to, words.address), self.watched.len());
-            }
-            self.watched.push(Watched { poster, spec, source, notified: 0, status: None });
-            self.open += 1;
-        }
-        Some(posted)
+        })
     }
 
-    /// Post an atomic operation on a word of the other node and watch it.
-    pub fn post_atomic(&mut self, poster: usize) -> Result<TransferId, PostError> {
+    fn post_to(
+        &mut self,
+        peer: PeerId,
+        (poster, from, to): (usize, usize, usize),
+        asker: Domain,
+        spec: Transfer,
+    ) -> Result<TransferId, PostError> {
+        let posted = self.engines[poster].post(self.now, peer, spec)?;
+        let domain_at = |node| match (peer == HERE, node == poster) {
+            (false, true) => spec.own_domain,
+            (false, false) => spec.domain,
+            (true, _) => panic!("both are here"),
+        };
+        let (at_source, at_target) =
+            if peer == HERE { (spec.own_domain, spec.domain) } else { (domain_at(from), domain_at(to)) };
+        let size = spec.size_bytes as usize;
+        let at = (spec.source_address - BASE) as usize;
+        let source = self.memory[from][at..at + size].to_vec();
+        self.register(from, at_source, spec.source_address, spec.size_bytes);
+        self.register(to, at_target, spec.destination_address, spec.size_bytes);
+        if let Some(words) = spec.notification {
+            self.register(to, at_target, words.address, 16);
+            self.by_notification.insert((to, words.address), self.watched.len());
+        }
+        let stays = peer == HERE;
+        self.watched.push(Watched { poster, stays, asker, spec, source, notified: 0, status: None });
+        self.open += 1;
+        Ok(posted)
+    }
+
+    /// An atomic operation on a word of a node, for a program of another one, or the same.
+    fn some_atomic(&mut self, poster: usize, at: usize) -> Transfer {
         let word = self.random.below(WORDS as u64);
         let operation = if self.random.per_million(500_000) {
             AtomicOperation::FetchAdd(self.random.next())
         } else {
             // Often what is there by then, often not.
-            let compare = self.words[1 - poster][word as usize];
+            let compare = self.words[at][word as usize];
             AtomicOperation::CompareSwap { compare, swap: self.random.next() }
         };
-        let spec = Transfer {
+        Transfer {
             direction: Direction::Atomic(operation),
-            domain: domain_of(1 - poster),
-            own_domain: domain_of(poster),
+            domain: domain_of(at),
+            own_domain: self.some_domain(poster),
             source_address: 0,
             destination_address: WORDS_BASE + 8 * word,
             size_bytes: 8,
             notification: None,
             class: None,
             user: self.watched.len() as u64,
-        };
-        let posted = self.engines[poster].post(self.now, OTHER, spec)?;
-        self.watched.push(Watched { poster, spec, source: Vec::new(), notified: 0, status: None });
+        }
+    }
+
+    fn watch_atomic(&mut self, poster: usize, stays: bool, spec: Transfer) {
+        let (asker, source) = (spec.own_domain, Vec::new());
+        self.watched.push(Watched { poster, stays, asker, spec, source, notified: 0, status: None });
         self.open += 1;
+    }
+
+    /// Post an atomic operation on a word of the other node and watch it.
+    pub fn post_atomic(&mut self, poster: usize) -> Result<TransferId, PostError> {
+        let spec = self.some_atomic(poster, 1 - poster);
+        let posted = self.engines[poster].post(self.now, OTHER, spec)?;
+        self.watch_atomic(poster, false, spec);
         Ok(posted)
     }
 
+    /// Begin an atomic operation on a word of a program of the same node, and watch it.
+    pub fn begin_atomic_here(&mut self, node: usize) {
+        let spec = self.some_atomic(node, node);
+        self.watch_atomic(node, true, spec);
+        self.change_here(node, self.watched.len() - 1);
+    }
+
     fn operate(&mut self, node: usize, operation: Operation) {
-        let before = self.change(node, &operation);
+        let Placement { address, domain, length_bytes, .. } = operation.placement;
+        assert_eq!((domain, length_bytes), (domain_of(node), 8));
+        let before = self.change(node, address, operation.operation);
         self.engines[node].operated(operation, before);
     }
 
     /// Changes a word; what it was before.
-    fn change(&mut self, node: usize, operation: &Operation) -> u64 {
-        let Placement { address, domain, length_bytes, .. } = operation.placement;
-        assert_eq!((domain, length_bytes), (domain_of(node), 8));
+    fn change(&mut self, node: usize, address: u64, operation: AtomicOperation) -> u64 {
         let word = &mut self.words[node][((address - WORDS_BASE) / 8) as usize];
         let before = *word;
-        match operation.operation {
+        match operation {
             AtomicOperation::FetchAdd(more) => *word = word.wrapping_add(more),
             AtomicOperation::CompareSwap { compare, swap } if compare == before => *word = swap,
             AtomicOperation::CompareSwap { .. } => {}
         }
-        self.operated.push((node, address, operation.operation, before));
+        self.operated.push((node, address, operation, before));
         before
     }
 
@@ -337,7 +436,7 @@ impl Bench {
             while !self.is_stopped(node) {
                 match self.engines[node].poll(self.now) {
                     Some(action) => self.perform(node, action),
-                    None if self.drain_iommu(node) => {}
+                    None if self.drain_own(node) => {}
                     None => break,
                 }
             }
@@ -349,13 +448,15 @@ impl Bench {
             log.push((node, action));
         }
         match action {
+            Action::SendBlock(block) if block.peer == HERE => self.stay_own(node, &block),
+            Action::Send { peer: HERE, packet, .. } => self.words_own(node, &packet),
             Action::SendBlock(block) => self.send_block(node, &block),
             Action::Send { packet, path, .. } => {
                 let mut bytes = [0; MAX_BARE_PACKET_BYTES];
                 let length = packet.emit(&mut bytes, Checksums::On).expect("a packet of the engine");
                 self.transmit(node, path, &bytes[..length]);
             }
-            Action::WriteNotification(write) if self.programs.is_some() => self.notify_own(node, write),
+            Action::WriteNotification(write) if self.hosts.is_some() => self.notify_own(node, write),
             Action::WriteNotification(write) => {
                 if self.random.per_million(self.faults.slow_copy) {
                     let delay_ns = self.random.below(self.faults.slow_ns);
@@ -371,8 +472,8 @@ impl Bench {
     }
 
     fn send_block(&mut self, node: usize, block: &Block) {
-        assert_eq!(block.own_domain, domain_of(node));
-        if self.programs.is_some() {
+        assert_eq!(node_of(block.own_domain), node);
+        if self.hosts.is_some() {
             return self.send_own(node, block);
         }
         if self.random.per_million(self.faults.absent_source) {
@@ -408,50 +509,63 @@ impl Bench {
     }
 
     fn copy(&mut self, node: usize, placement: Placement, bytes: &[u8]) {
-        assert_eq!(placement.domain, domain_of(node));
+        assert_eq!(node_of(placement.domain), node);
         let at = (placement.address - BASE) as usize;
         self.memory[node][at..at + bytes.len()].copy_from_slice(bytes);
         self.engines[node].placed(placement);
     }
 
     fn write_notification(&mut self, node: usize, write: NotificationWrite) {
-        self.write_words(node, &write);
+        assert_eq!(node_of(write.domain), node);
+        self.write_words_of(node, self.notified_by(node, &write.words), &write.words);
         self.engines[node].notified(write);
     }
 
-    fn write_words(&mut self, node: usize, write: &NotificationWrite) {
-        assert_eq!(write.domain, domain_of(node));
-        let which = self.by_notification[&(node, write.words.address)];
+    /// The transfer whose notification these words are.
+    fn notified_by(&self, node: usize, words: &Notification) -> usize {
+        self.by_notification[&(node, words.address)]
+    }
+
+    fn write_words_of(&mut self, node: usize, which: usize, words: &Notification) {
         let watched = &mut self.watched[which];
         watched.notified += 1;
         assert_eq!(watched.notified, 1, "transfer {which} notified twice");
+        let watched = &self.watched[which];
         let at = (watched.spec.destination_address - BASE) as usize;
         let there = &self.memory[node][at..at + watched.source.len()];
-        assert!(there == watched.source, "transfer {which} notified before its bytes");
-        let at = (write.words.address - BASE) as usize;
+        let is_right = there == watched.source || self.is_free(node, watched.spec.destination_address);
+        assert!(is_right, "transfer {which} notified before its bytes");
+        let at = (words.address - BASE) as usize;
         for memory in [&mut self.memory[node], &mut self.expected[node]] {
-            memory[at..at + 8].copy_from_slice(&write.words.first.to_le_bytes());
-            memory[at + 8..at + 16].copy_from_slice(&write.words.last.to_le_bytes());
+            memory[at..at + 8].copy_from_slice(&words.first.to_le_bytes());
+            memory[at + 8..at + 16].copy_from_slice(&words.last.to_le_bytes());
         }
     }
 
     fn complete(&mut self, node: usize, completion: Completion) {
-        let which = completion.user as usize;
+        self.ended(node, completion.user as usize, completion.status, completion.before);
+    }
+
+    fn ended(&mut self, node: usize, which: usize, status: Result<(), TransferError>, before: u64) {
         let watched = &mut self.watched[which];
         assert_eq!(watched.poster, node);
         assert_eq!(watched.status, None, "transfer {which} completed twice");
-        watched.status = Some(completion.status);
+        watched.status = Some(status);
         self.open -= 1;
-        if completion.status.is_err() {
+        if status.is_err() {
             self.forget(which);
             return;
         }
         if matches!(watched.spec.direction, Direction::Atomic(_)) {
-            return self.check_operated(which, completion.before);
+            return self.check_operated(which, before);
         }
         let owed = u32::from(watched.spec.notification.is_some());
         assert_eq!(watched.notified, owed, "transfer {which} complete, notification not");
         let to = watched.destination();
+        let watched = &self.watched[which];
+        if self.is_free(to, watched.spec.destination_address) {
+            return;
+        }
         let at = (watched.spec.destination_address - BASE) as usize;
         let range = at..at + watched.source.len();
         assert!(self.memory[to][range.clone()] == watched.source, "transfer {which}: wrong bytes");
@@ -469,7 +583,7 @@ impl Bench {
         };
         let verdict = self.engines[node].handle_from(self.now, OTHER, path_of(node, wire), &packet);
         if let Verdict::Operate(operation) = verdict {
-            if self.programs.is_some() {
+            if self.hosts.is_some() {
                 self.operate_own(node, operation);
             } else if self.random.per_million(self.faults.full) {
                 self.engines[node].refused(operation.placement, NackCode::BufferFull);
@@ -484,7 +598,7 @@ impl Bench {
         let (Verdict::Place(placement), Packet::Data(_, Payload::Intact(payload))) = (verdict, packet) else {
             return;
         };
-        if self.programs.is_some() {
+        if self.hosts.is_some() {
             self.place_own(node, placement, payload);
         } else if self.random.per_million(self.faults.absent_page) {
             self.engines[node].refused(placement, NackCode::SlaveError);
@@ -507,7 +621,7 @@ impl Bench {
         self.drain();
         let event = self.queue.peek().map(|Reverse((time, _))| *time);
         let timers = (0..2).filter(|node| !self.is_stopped(*node));
-        let timers = timers.flat_map(|node| [self.engines[node].deadline(), self.iommu_deadline(node)]);
+        let timers = timers.flat_map(|node| [self.engines[node].deadline(), self.own_deadline(node)]);
         let timers = timers.flatten().min();
         let Some(next) = event.into_iter().chain(timers).min() else {
             return false;
@@ -517,7 +631,7 @@ impl Bench {
         for node in 0..2 {
             if !self.is_stopped(node) {
                 self.engines[node].expire(self.now);
-                self.expire_iommu(node);
+                self.expire_own(node);
             }
         }
         while let Some(Reverse((time, sequence))) = self.queue.peek().copied() {
@@ -541,6 +655,8 @@ impl Bench {
                     self.touched(at, context, touch, range, right);
                 }
                 Event::Mapped { at } => self.map_again(at),
+                Event::Release { at, start } => self.release(at, start),
+                Event::Change { at, which } => self.change_here(at, which),
             }
         }
         self.drain();
@@ -569,6 +685,9 @@ impl Bench {
     /// Every byte of both memories is what it must be.
     pub fn check_memory(&mut self) {
         for (node, range) in &self.anything {
+            if self.is_free(*node, BASE + range.start as u64) {
+                continue;
+            }
             let bytes = self.memory[*node][range.clone()].to_vec();
             self.expected[*node][range.clone()].copy_from_slice(&bytes);
         }

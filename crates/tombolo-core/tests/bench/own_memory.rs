@@ -1,16 +1,20 @@
-//! Memory of programs whose pages may be absent, with an IOMMU at each node: the bench plays the programs, who look
-//! for absent pages, copy, and bring pages in, and the runtime between them, the IOMMU and the engine.
+//! Memory of programs whose pages may be absent, two programs a node: the bench plays the programs, who look
+//! for absent pages, copy, and bring pages in, and the runtime that orders that of them. What is decided is decided by the
+//! machine ([`tombolo_core::own`]).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::{BASE, Bench, Event, WORDS, WORDS_BASE};
+use super::{BASE, Bench, Event, HERE, PROGRAMS, WORDS, WORDS_BASE, program_of};
 use tombolo_core::iommu::{
-    Absence, Access, AccessId, Action, BeginError, Config, ContextId, End, FaultPolicy, FaultSource, Iommu,
-    Outcome, PAGE_BYTES, Reason, Right, TouchId, Unreached,
+    Absence, AccessId, Config, ContextId, End, FaultPolicy, FaultSource, Outcome, PAGE_BYTES, Reason,
+    Released, Right, TouchId, Unreached,
 };
-use tombolo_core::rdma::{Block, Engine, NotificationWrite, Operation, Placement, Time};
+use tombolo_core::own::{MoveId, OwnMemory, Part, Purpose, Refused, Request, Step, Went, Words};
+use tombolo_core::rdma::{Block, NotificationWrite, Operation, Placement, Time, TransferError};
 use tombolo_random::Random;
-use tombolo_wire::{ATOMIC_BYTES, Generation, NackCode, Refusal};
+use tombolo_wire::{
+    ATOMIC_BYTES, AtomicOperation, Domain, Nack, NackCode, Notification, NotifyHeader, Packet, Refusal,
+};
 
 /// The words of a notification.
 const NOTIFICATION_BYTES: u32 = 16;
@@ -18,6 +22,8 @@ const NOTIFICATION_BYTES: u32 = 16;
 const HANG_NS: u64 = 5_000_000_000;
 /// How long a program may be stopped: longer than its peers bear.
 const STOP_NS: u64 = 60_000_000_000;
+/// How long a program waits before it asks again for what was refused for now.
+const AGAIN_NS: u64 = 1_000_000_000;
 /// How long what has vanished stays so.
 const VANISHED_NS: u64 = 50_000_000;
 
@@ -40,6 +46,12 @@ pub struct OwnFaults {
     pub lying: u64,
     /// Chance that a program dies and another takes its place, whenever something happens.
     pub dying: u64,
+    /// Chance that a program deregisters memory, used or not, whenever something happens.
+    pub releasing: u64,
+    /// Chance that there is no room for the bytes of an access.
+    pub full: u64,
+    /// Chance that an end of a transfer lies in memory of the node.
+    pub of_node: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,94 +61,103 @@ enum Page {
     Unmapped,
 }
 
-#[derive(Debug)]
-enum Purpose {
-    Place(Placement),
-    Notify(NotificationWrite),
-    Operate(Operation),
-    /// A block that goes out, by the number of its copy.
-    Send(u64),
-}
-
-impl Purpose {
-    /// Whether the program of this node asked for it: it is the answer to a read.
-    fn is_of_asker(&self) -> bool {
-        match self {
-            Self::Place(placement) => placement.read.is_some(),
-            Self::Notify(write) => write.read.is_some(),
-            Self::Operate(_) | Self::Send(_) => false,
-        }
-    }
-}
-
 /// What the program is asked to do: it does so late, too.
 #[derive(Clone, Copy, Debug)]
 enum Order {
     Read,
     Write,
-    Words(NotificationWrite),
-    Change(Operation),
+    /// In the transfer with that number.
+    Words(usize, Notification),
+    /// In the transfer with that number, if it stays here.
+    Change(AtomicOperation),
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Paused {
-    Place(Placement),
-    Send(Block),
-}
-
-/// An access that is not over.
+/// What is left with an access until it is over.
 #[derive(Debug)]
-struct Entry {
-    access: Access,
-    /// What of it is copied.
+pub(super) struct Left {
+    program: usize,
+    /// Where the range begins.
+    range: u64,
+    /// What is copied.
     at: (u64, u32),
+    /// What is looked at.
+    look: (u64, u32),
+    right: Right,
     /// What is written there, or what was read.
     bytes: Vec<u8>,
     order: Order,
-    /// `None`: its sender was answered.
-    purpose: Option<Purpose>,
-    is_posted: bool,
-    paused: Option<Paused>,
 }
 
-/// The program of one node, and what the node knows of its accesses.
+/// Memory that a program has registered, or that lies in the node.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    end: u64,
+    program: usize,
+    is_own: bool,
+    /// It is deregistered.
+    is_gone: bool,
+    /// And its program was told so: it is its own again.
+    is_free: bool,
+}
+
+/// A program of a node, and its pages.
 #[derive(Debug)]
-pub(super) struct Program {
-    iommu: Iommu,
+struct Program {
     context: ContextId,
     /// The pages that are not there.
     pages: HashMap<u64, Page>,
     /// Pages beyond this one are not used.
     end_page: u64,
-    entries: HashMap<AccessId, Entry>,
-    /// Copies of blocks that go out, and the newest for each slot.
-    copies: HashMap<u64, Block>,
-    slots: HashMap<u16, u64>,
-    last_copy: u64,
     hanging: HashSet<TouchId>,
     /// It is stopped until then.
     stopped_until: Time,
 }
 
-impl Program {
+/// The programs of one node, and what the node knows of their memory.
+#[derive(Debug)]
+pub(super) struct Host {
+    own: OwnMemory<Left>,
+    programs: [Program; PROGRAMS],
+    ranges: BTreeMap<u64, Range>,
+    last_context: u64,
+}
+
+impl Host {
     fn new(config: Config, memory_bytes: usize) -> Self {
-        let context = ContextId(1);
-        let mut iommu = Iommu::new(config);
-        iommu.open(context);
-        Self {
-            iommu,
-            context,
-            pages: HashMap::new(),
-            end_page: (BASE + memory_bytes as u64).div_ceil(PAGE_BYTES),
-            entries: HashMap::new(),
-            copies: HashMap::new(),
-            slots: HashMap::new(),
-            last_copy: 0,
-            hanging: HashSet::new(),
-            stopped_until: Time(0),
-        }
+        let end_page = (BASE + memory_bytes as u64).div_ceil(PAGE_BYTES);
+        let mut last_context = 0;
+        let mut own = OwnMemory::new(config);
+        let programs = [0; PROGRAMS].map(|_| {
+            last_context += 1;
+            let context = ContextId(last_context);
+            own.open(context);
+            let (pages, hanging) = (HashMap::new(), HashSet::new());
+            Program { context, pages, end_page, hanging, stopped_until: Time(0) }
+        });
+        let words = Range {
+            end: WORDS_BASE + 8 * WORDS as u64,
+            program: 0,
+            is_own: true,
+            is_gone: false,
+            is_free: false,
+        };
+        Self { own, programs, ranges: BTreeMap::from([(WORDS_BASE, words)]), last_context }
     }
 
+    /// Where an address lies: the start of its range and its program, or `None` if it is memory of the node.
+    fn resolve(&self, domain: Domain, at: (u64, u32)) -> Result<Option<(u64, usize)>, Refusal> {
+        let (start, range) = self.ranges.range(..=at.0).next_back().expect("memory that is used");
+        assert!(at.0 + u64::from(at.1) <= range.end, "{at:x?} lies in no range");
+        assert_eq!(program_of(domain), range.program, "memory of another program");
+        match (range.is_own, range.is_gone) {
+            (false, _) => Ok(None),
+            (true, false) => Ok(Some((*start, range.program))),
+            (true, true) => Err(Refusal::at(NackCode::DecodeError, at.0)),
+        }
+    }
+}
+
+impl Program {
     /// When it goes on, if it is stopped.
     fn stopped(&self, now: Time) -> Option<Time> {
         (now < self.stopped_until).then_some(self.stopped_until)
@@ -204,20 +225,12 @@ impl Program {
     }
 }
 
-fn refusal_of(unreached: Unreached) -> Refusal {
-    let code = match unreached.reason {
-        Reason::Protected => NackCode::DomainMismatch,
-        Reason::NotMapped | Reason::Unavailable | Reason::TimedOut | Reason::Gone => NackCode::DecodeError,
-    };
-    Refusal::at(code, unreached.address)
-}
-
 impl Bench {
-    /// From now on all transfers are between memories of programs.
+    /// From now on transfers are between memories of programs.
     pub fn use_own_memory(&mut self, faults: OwnFaults) {
         let bytes = self.memory[0].len();
-        let mut programs = [0; 2].map(|_| Program::new(faults.iommu, bytes));
-        for program in &mut programs {
+        let mut hosts = [0; 2].map(|_| Host::new(faults.iommu, bytes));
+        for program in hosts.iter_mut().flat_map(|host| &mut host.programs) {
             for page in BASE / PAGE_BYTES..program.end_page {
                 if self.random.one_in(3) {
                     program.pages.insert(page, Page::Missing(self.random.among(&Absence::ALL)));
@@ -225,71 +238,139 @@ impl Bench {
             }
         }
         self.own_faults = Some(faults);
-        self.programs = Some(programs);
+        self.hosts = Some(hosts);
+        for engine in &mut self.engines {
+            engine.add_loopback_peer(self.now, HERE, 16 * 1024);
+        }
     }
 
     /// From now on pages come, and none goes.
     pub fn calm_programs(&mut self) {
         if let Some(faults) = &mut self.own_faults {
-            *faults =
-                OwnFaults { going: 0, hanging: 0, freezing: 0, vanishing: 0, lying: 0, dying: 0, ..*faults };
+            *faults = OwnFaults {
+                going: 0,
+                hanging: 0,
+                freezing: 0,
+                vanishing: 0,
+                lying: 0,
+                dying: 0,
+                releasing: 0,
+                full: 0,
+                ..*faults
+            };
         }
     }
 
-    fn program(&mut self, node: usize) -> &mut Program {
-        &mut self.programs.as_mut().expect("programs' own memory")[node]
+    fn host(&mut self, node: usize) -> &mut Host {
+        &mut self.hosts.as_mut().expect("programs' own memory")[node]
     }
 
-    /// A node and its program start afresh.
-    pub(super) fn restart_program(&mut self, node: usize) {
+    fn program(&mut self, node: usize, context: ContextId) -> Option<&mut Program> {
+        self.host(node).programs.iter_mut().find(|program| program.context == context)
+    }
+
+    /// A program registers memory, or is given some of the node.
+    pub(super) fn register(&mut self, node: usize, domain: Domain, start: u64, bytes: u32) {
+        let Some(faults) = self.own_faults else { return };
+        let is_own = !self.random.per_million(faults.of_node);
+        let (end, program) = (start + u64::from(bytes).max(1), program_of(domain));
+        let range = Range { end, program, is_own, is_gone: false, is_free: false };
+        let before = self.host(node).ranges.insert(start, range);
+        assert!(before.is_none(), "registered twice at {start:#x}");
+    }
+
+    /// Whether memory is its program's again, who has written to it since.
+    pub(super) fn is_free(&self, node: usize, start: u64) -> bool {
+        let range = self.hosts.as_ref().and_then(|hosts| hosts[node].ranges.get(&start));
+        range.is_some_and(|range| range.is_free)
+    }
+
+    /// A node and its programs start afresh.
+    pub(super) fn restart_programs(&mut self, node: usize) {
         let bytes = self.memory[node].len();
-        if let Some((programs, faults)) = self.programs.as_mut().zip(self.own_faults) {
-            programs[node] = Program::new(faults.iommu, bytes);
-        }
-    }
-
-    /// Blocks to a peer that was lost are not sent.
-    pub(super) fn forget_copies(&mut self, node: usize) {
-        if let Some(programs) = &mut self.programs {
-            programs[node].copies.clear();
-            programs[node].slots.clear();
-        }
+        let Some((hosts, faults)) = self.hosts.as_mut().zip(self.own_faults) else { return };
+        let mut fresh = Host::new(faults.iommu, bytes);
+        fresh.ranges = std::mem::take(&mut hosts[node].ranges);
+        hosts[node] = fresh;
+        self.engines[node].add_loopback_peer(self.now, HERE, 16 * 1024);
     }
 
     /// Something changes in a program.
     pub(super) fn disturb_programs(&mut self) {
         let Some(faults) = self.own_faults else { return };
         let node = self.random.below(2) as usize;
-        let Some(programs) = &mut self.programs else { return };
+        let which = self.random.below(PROGRAMS as u64) as usize;
+        let Some(hosts) = &mut self.hosts else { return };
+        let program = &mut hosts[node].programs[which];
         if self.random.per_million(faults.going) {
             let kind = Page::Missing(self.random.among(&Absence::ALL));
-            programs[node].disturb(&mut self.random, kind);
-        }
-        if self.random.per_million(faults.vanishing) {
-            let kind = self.random.among(&[Page::Protected, Page::Unmapped]);
-            programs[node].disturb(&mut self.random, kind);
-            let delay_ns = self.random.below(VANISHED_NS);
-            self.at(self.now.after_ns(delay_ns), Event::Mapped { at: node });
+            program.disturb(&mut self.random, kind);
         }
         if self.random.per_million(faults.freezing) {
             let most_ns = self.random.among(&[HANG_NS, STOP_NS]);
             let until = self.now.after_ns(self.random.below(most_ns));
-            let program = self.program(node);
             program.stopped_until = program.stopped_until.max(until);
         }
-        if self.random.per_million(faults.dying) {
-            let program = self.program(node);
-            program.iommu.close(program.context);
-            // What was invented or given up is answered to nobody.
-            program.entries.retain(|_, entry| entry.purpose.is_some());
-            program.context.0 += 1;
-            program.iommu.open(program.context);
+        if self.random.per_million(faults.vanishing) {
+            let kind = self.random.among(&[Page::Protected, Page::Unmapped]);
+            program.disturb(&mut self.random, kind);
+            let delay_ns = self.random.below(VANISHED_NS);
+            self.at(self.now.after_ns(delay_ns), Event::Mapped { at: node });
         }
+        if self.random.per_million(faults.dying) {
+            let host = self.host(node);
+            host.own.close(host.programs[which].context);
+            host.last_context += 1;
+            host.programs[which].context = ContextId(host.last_context);
+            host.own.open(ContextId(host.last_context));
+        }
+        if self.random.per_million(faults.releasing) {
+            let host = &self.hosts.as_ref().expect("programs' own memory")[node];
+            let used = host.ranges.iter().filter(|(start, range)| {
+                **start != WORDS_BASE && range.is_own && !range.is_gone && range.program == which
+            });
+            let starts: Vec<u64> = used.map(|(start, _)| *start).collect();
+            if !starts.is_empty() {
+                let start = self.random.among(&starts);
+                self.release(node, start);
+            }
+        }
+    }
+
+    /// A program deregisters memory, or tries so once more.
+    pub(super) fn release(&mut self, node: usize, start: u64) {
+        let host = self.host(node);
+        let range = host.ranges.get_mut(&start).expect("a range");
+        range.is_gone = true;
+        let context = host.programs[range.program].context;
+        match host.own.release(context, start) {
+            Released::Now => self.released(node, context, start, true),
+            Released::Later => {}
+            Released::Stuck => self.at(self.now.after_ns(AGAIN_NS), Event::Release { at: node, start }),
+        }
+    }
+
+    /// The program hears that its memory is its own again, and uses it.
+    fn released(&mut self, node: usize, context: ContextId, start: u64, has_ended: bool) {
+        let value = self.random.next() as u8;
+        let host = self.host(node);
+        let Some(range) = host.ranges.get_mut(&start) else { panic!("nobody has taken back {start:#x}") };
+        assert!(range.is_gone && !range.is_free, "released twice at {start:#x}");
+        if host.programs[range.program].context != context {
+            return;
+        }
+        if !has_ended {
+            return self.at(self.now.after_ns(AGAIN_NS), Event::Release { at: node, start });
+        }
+        range.is_free = true;
+        let bytes = (start - BASE) as usize..(range.end - BASE) as usize;
+        self.memory[node][bytes.clone()].fill(value);
+        self.expected[node][bytes].fill(value);
     }
 
     /// What had vanished is mapped again; its pages are to be brought in.
     pub(super) fn map_again(&mut self, node: usize) {
-        for page in self.program(node).pages.values_mut() {
+        for page in self.host(node).programs.iter_mut().flat_map(|program| program.pages.values_mut()) {
             if matches!(page, Page::Protected | Page::Unmapped) {
                 *page = Page::Missing(Absence::Missing);
             }
@@ -300,69 +381,48 @@ impl Bench {
     fn begin(
         &mut self,
         node: usize,
-        end: End,
-        by: FaultSource,
-        (at, block): ((u64, u32), (u64, u32)),
-        purpose: Purpose,
-        bytes: Vec<u8>,
+        (range, program): (u64, usize),
+        at: (u64, u32),
+        (purpose, is_by_owner): (Purpose, bool),
+        (order, bytes): (Order, Vec<u8>),
     ) -> Result<(), Refusal> {
-        let policy = self.own_faults.expect("programs' own memory").policy;
-        let (range_start, range_end) = match end {
-            End::Atomic => (WORDS_BASE, WORDS_BASE + 8 * WORDS as u64),
-            _ => (BASE, BASE + self.memory[node].len() as u64),
-        };
-        // All of the block is looked at.
-        let look = if block.0 <= at.0 && at.0 + u64::from(at.1) <= block.0 + u64::from(block.1) {
-            block
-        } else {
-            at
-        };
+        let faults = self.own_faults.expect("programs' own memory");
+        let has_no_room = self.random.per_million(faults.full);
         let now = self.now;
-        let program = self.program(node);
-        let access = Access {
-            context: program.context,
-            address: look.0,
-            length_bytes: look.1,
-            right: if end == End::Source { Right::Read } else { Right::Write },
-            end,
-            by,
-            range_start,
-            range_end,
-            policy,
-            is_free_to_pause: end == End::Source,
-            is_of_asker: purpose.is_of_asker(),
-        };
-        let id = program.iommu.begin(now, access).map_err(|error| match error {
-            BeginError::Stuck if access.is_of_asker => NackCode::BufferFull.into(),
-            BeginError::NoContext | BeginError::Stuck => Refusal::at(NackCode::DecodeError, at.0),
-            BeginError::Full => NackCode::BufferFull.into(),
-        })?;
-        let order = match &purpose {
-            Purpose::Place(_) => Order::Write,
-            Purpose::Notify(write) => Order::Words(*write),
-            Purpose::Operate(operation) => Order::Change(*operation),
-            Purpose::Send(_) => Order::Read,
-        };
-        let entry = Entry { access, at, bytes, order, purpose: Some(purpose), is_posted: true, paused: None };
-        program.entries.insert(id, entry);
-        self.order(node, id, false);
+        let host = self.host(node);
+        let context = host.programs[program].context;
+        let end = host.ranges[&range].end;
+        let policy = faults.policy;
+        let request = Request { context, range: (range, end), policy, at, purpose, is_by_owner };
+        if has_no_room {
+            return Err(host.own.no_room(&request));
+        }
+        let right = if matches!(order, Order::Read) { Right::Read } else { Right::Write };
+        let left = Left { program, range, at, look: at, right, bytes, order };
+        let (id, look) = host.own.begin(now, &request, left)?;
+        assert!(range <= look.0 && look.0 + u64::from(look.1) <= end, "looks beyond its range");
+        host.own.with_mut(id).expect("an access that has begun").look = look;
+        self.order(node, context, id, false);
         Ok(())
     }
 
     /// The program is asked to attempt an access.
-    fn order(&mut self, node: usize, access: AccessId, is_forced: bool) {
+    fn order(&mut self, node: usize, context: ContextId, access: AccessId, is_forced: bool) {
         let mut delay_ns = self.random.below(20_000);
         if self.random.per_million(self.faults.slow_copy) {
             delay_ns += self.random.below(self.faults.slow_ns);
         }
-        let context = self.program(node).context;
         self.at(self.now.after_ns(delay_ns), Event::Attempt { at: node, context, access, is_forced });
     }
 
     pub(super) fn place_own(&mut self, node: usize, placement: Placement, payload: &[u8]) {
         let at = (placement.address, placement.length_bytes);
-        let (by, purpose) = (placement.fault_source(), Purpose::Place(placement));
-        let begun = self.begin(node, End::Destination, by, (at, placement.block), purpose, payload.to_vec());
+        let purpose = (Purpose::Place(placement), placement.read.is_some());
+        let begun = match self.host(node).resolve(placement.domain, at) {
+            Ok(None) => return self.copy(node, placement, payload),
+            Ok(Some(place)) => self.begin(node, place, at, purpose, (Order::Write, payload.to_vec())),
+            Err(refusal) => Err(refusal),
+        };
         if let Err(refusal) = begun {
             self.engines[node].refused(placement, refusal);
         }
@@ -371,82 +431,210 @@ impl Bench {
     pub(super) fn operate_own(&mut self, node: usize, operation: Operation) {
         let placement = operation.placement;
         let at = (placement.address, ATOMIC_BYTES);
-        let (by, purpose) = (placement.fault_source(), Purpose::Operate(operation));
-        if let Err(refusal) = self.begin(node, End::Atomic, by, (at, at), purpose, Vec::new()) {
+        let work = (Order::Change(operation.operation), Vec::new());
+        let place = self.host(node).resolve(placement.domain, at);
+        let place = place.expect("the words stay").expect("the words are a program's");
+        if let Err(refusal) = self.begin(node, place, at, (Purpose::Operate(operation), false), work) {
             self.engines[node].refused(placement, refusal);
         }
     }
 
     pub(super) fn notify_own(&mut self, node: usize, write: NotificationWrite) {
         let at = (write.words.address, NOTIFICATION_BYTES);
-        let (by, purpose) = (write.fault_source(), Purpose::Notify(write));
-        if let Err(refusal) = self.begin(node, End::Notification, by, (at, at), purpose, Vec::new()) {
+        let work = (Order::Words(self.notified_by(node, &write.words), write.words), Vec::new());
+        let purpose = (Purpose::Notify(write), write.read.is_some());
+        let begun = match self.host(node).resolve(write.domain, at) {
+            Ok(None) => return self.write_notification(node, write),
+            Ok(Some(place)) => self.begin(node, place, at, purpose, work),
+            Err(refusal) => Err(refusal),
+        };
+        if let Err(refusal) = begun {
             self.engines[node].notification_refused(write, refusal);
         }
     }
 
-    /// A block goes out when its bytes are read. If they are being read already, that counts for this attempt.
+    /// A block goes out when its bytes are read.
     pub(super) fn send_own(&mut self, node: usize, block: &Block) {
-        let program = self.program(node);
-        let known = program.slots.get(&block.transaction.0).copied();
-        let is_same = |known: &u64| {
-            let of: Option<Generation> = program.copies.get(known).map(|block| block.generation);
-            of == Some(block.generation)
-        };
-        if let Some(number) = known.filter(is_same) {
-            program.copies.insert(number, *block);
-            return self.source_refused_own(node, block, NackCode::SlaveError.into());
-        }
-        program.last_copy += 1;
-        let number = program.last_copy;
-        program.copies.insert(number, *block);
-        program.slots.insert(block.transaction.0, number);
+        let now = self.now;
         let at = (block.source_address, block.length_bytes);
-        let begun =
-            self.begin(node, End::Source, block.fault_source(), (at, at), Purpose::Send(number), Vec::new());
-        if let Err(refusal) = begun {
-            self.take_copy(node, number);
-            self.source_refused_own(node, block, refusal);
+        let (engine, hosts) = (&mut self.engines[node], self.hosts.as_mut().expect("programs' own memory"));
+        let host = &mut hosts[node];
+        let place = match host.resolve(block.own_domain, at) {
+            Ok(None) => {
+                let offset = (at.0 - BASE) as usize;
+                let bytes = self.memory[node][offset..offset + at.1 as usize].to_vec();
+                return self.send_packets(node, block, &bytes);
+            }
+            Ok(Some(place)) => place,
+            Err(_) if host.own.is_underway(now, engine, block) => return,
+            Err(refusal) => return engine.source_refused(now, block, refusal),
+        };
+        let Some(id) = host.own.send(now, engine, block) else { return };
+        let purpose = (Purpose::Move { id, by: block.fault_source(), end: End::Source }, false);
+        if let Err(refusal) = self.begin(node, place, at, purpose, (Order::Read, Vec::new())) {
+            let host = &mut self.hosts.as_mut().expect("programs' own memory")[node];
+            host.own.not_sent(now, &mut self.engines[node], id, refusal);
         }
     }
 
-    fn take_copy(&mut self, node: usize, number: u64) -> Option<Block> {
-        let program = self.program(node);
-        let block = program.copies.remove(&number)?;
-        if program.slots.get(&block.transaction.0) == Some(&number) {
-            program.slots.remove(&block.transaction.0);
+    /// A block stays at its node.
+    pub(super) fn stay_own(&mut self, node: usize, block: &Block) {
+        let asker = Some(self.watched[block.user as usize].asker);
+        let host = &mut self.hosts.as_mut().expect("programs' own memory")[node];
+        if let Some(id) = host.own.stay(self.now, &mut self.engines[node], block, asker) {
+            self.go_on_here(node, id, *block, Part::Copy);
         }
-        Some(block)
     }
 
-    fn source_refused_own(&mut self, node: usize, block: &Block, mut refusal: Refusal) {
-        if refusal.code.is_transient() {
-            refusal.code = NackCode::SlaveError;
+    /// The words of a block that stays here, apart from it.
+    pub(super) fn words_own(&mut self, node: usize, packet: &Packet<'_>) {
+        let Packet::Notify(NotifyHeader { transaction, generation, attempt, notification, .. }) = *packet
+        else {
+            panic!("{packet:?} to the node itself");
+        };
+        let words = Words { peer: HERE, slot: transaction.0, generation, attempt, words: notification };
+        match self.host(node).own.words(&words) {
+            Some(Some((id, block))) => self.go_on_here(node, id, block, Part::Words(notification)),
+            Some(None) => {}
+            None => {
+                let nack = Nack { transaction, generation, attempt, refusal: NackCode::NoContext.into() };
+                let _ = self.engines[node].handle(self.now, HERE, &Packet::Nack(nack));
+            }
         }
-        self.engines[node].source_refused(self.now, block, refusal);
+    }
+
+    /// Carries out parts of a block that stays here, until one takes time or the block is over.
+    fn go_on_here(&mut self, node: usize, id: MoveId, block: Block, part: Part<Left>) {
+        let mut next = Some((block, part));
+        while let Some((block, part)) = next {
+            let went = match part {
+                Part::Copy => self.copy_part(node, id, &block),
+                Part::Write(left) => self.write_part(node, id, &block, left.bytes),
+                Part::Words(words) => self.words_part(node, id, &block, words),
+            };
+            let Some(went) = went.transpose() else { return };
+            let host = &mut self.hosts.as_mut().expect("programs' own memory")[node];
+            next = host.own.went(self.now, &mut self.engines[node], id, went);
+        }
+    }
+
+    fn begin_part(
+        &mut self,
+        node: usize,
+        (id, end): (MoveId, End),
+        block: &Block,
+        (domain, at): (Domain, (u64, u32)),
+        (place, order, bytes): ((u64, usize), Order, Vec<u8>),
+    ) -> Result<Option<Went>, Refused> {
+        let is_by_owner = self.watched[block.user as usize].asker == domain;
+        let purpose = (Purpose::Move { id, by: block.fault_source(), end }, is_by_owner);
+        let begun = self.begin(node, place, at, purpose, (order, bytes));
+        begun.map(|()| None).map_err(Refused::of(domain))
+    }
+
+    fn copy_part(&mut self, node: usize, id: MoveId, block: &Block) -> Result<Option<Went>, Refused> {
+        let to = (block.destination_address, block.length_bytes);
+        let from = (block.source_address, block.length_bytes);
+        self.host(node).resolve(block.domain, to).map_err(Refused::of(block.domain))?;
+        let place = self.host(node).resolve(block.own_domain, from).map_err(Refused::of(block.own_domain))?;
+        if let Some(place) = place {
+            let work = (place, Order::Read, Vec::new());
+            return self.begin_part(node, (id, End::Source), block, (block.own_domain, from), work);
+        }
+        let offset = (from.0 - BASE) as usize;
+        let bytes = self.memory[node][offset..offset + from.1 as usize].to_vec();
+        self.write_part(node, id, block, bytes)
+    }
+
+    fn write_part(
+        &mut self,
+        node: usize,
+        id: MoveId,
+        block: &Block,
+        bytes: Vec<u8>,
+    ) -> Result<Option<Went>, Refused> {
+        let to = (block.destination_address, block.length_bytes);
+        let place = self.host(node).resolve(block.domain, to).map_err(Refused::of(block.domain))?;
+        if let Some(place) = place {
+            let work = (place, Order::Write, bytes);
+            return self.begin_part(node, (id, End::Destination), block, (block.domain, to), work);
+        }
+        let offset = (to.0 - BASE) as usize;
+        self.memory[node][offset..offset + bytes.len()].copy_from_slice(&bytes);
+        Ok(Some(Went::Written))
+    }
+
+    fn words_part(
+        &mut self,
+        node: usize,
+        id: MoveId,
+        block: &Block,
+        words: Notification,
+    ) -> Result<Option<Went>, Refused> {
+        let at = (words.address, NOTIFICATION_BYTES);
+        let which = self.notified_by(node, &words);
+        let place = self.host(node).resolve(block.domain, at).map_err(Refused::of(block.domain))?;
+        if let Some(place) = place {
+            let work = (place, Order::Words(which, words), Vec::new());
+            return self.begin_part(node, (id, End::Notification), block, (block.domain, at), work);
+        }
+        self.write_words_of(node, which, &words);
+        Ok(Some(Went::Said))
+    }
+
+    /// A program asks for a change of a word of its node.
+    pub(super) fn change_here(&mut self, node: usize, which: usize) {
+        let Some(watched) = self.watched.get(which).filter(|watched| watched.status.is_none()) else {
+            return;
+        };
+        let (spec, asker) = (watched.spec, watched.asker);
+        let tombolo_core::rdma::Direction::Atomic(operation) = spec.direction else { panic!("{spec:?}") };
+        let at = (spec.destination_address, ATOMIC_BYTES);
+        let by = FaultSource { node: HERE.0, transaction: u16::MAX, sequence: which as u32 };
+        let purpose = Purpose::Change { user: which as u64, domain: spec.domain, by };
+        let place = self.host(node).resolve(spec.domain, at);
+        let place = place.expect("the words stay").expect("the words are a program's");
+        let work = (Order::Change(operation), Vec::new());
+        let is_by_owner = asker == spec.domain;
+        match self.begin(node, place, at, (purpose, is_by_owner), work) {
+            Ok(()) => {}
+            Err(refusal) if refusal.code == NackCode::BufferFull => self.change_again(node, which),
+            Err(refusal) => self.not_changed(node, which, Refused { domain: spec.domain, refusal }),
+        }
+    }
+
+    fn change_again(&mut self, node: usize, which: usize) {
+        self.at(self.now.after_ns(1_000_000), Event::Change { at: node, which });
+    }
+
+    fn not_changed(&mut self, node: usize, which: usize, refused: Refused) {
+        let error = match refused.is_of(Some(self.watched[which].asker)) {
+            true => TransferError::Local(refused.refusal),
+            false => TransferError::Refused(refused.refusal),
+        };
+        self.ended(node, which, Err(error), 0);
     }
 
     /// The program attempts an access, and says how it went.
     pub(super) fn attempt(&mut self, node: usize, context: ContextId, id: AccessId, is_forced: bool) {
         let now = self.now;
-        let program = self.program(node);
+        // If its program is gone, nobody copies.
+        let Some(program) = self.program(node, context) else { return };
         if let Some(later) = program.stopped(now) {
             return self.at(later, Event::Attempt { at: node, context, access: id, is_forced });
         }
-        let Some(entry) = program.entries.get_mut(&id) else { return };
-        entry.is_posted = false;
-        let (access, at) = (entry.access, entry.at);
-        if access.context != program.context {
-            // Its program is gone, and nobody copies.
-            program.entries.remove(&id);
-            return;
-        }
-        let looked = program.look((access.address, access.length_bytes), access.right);
-        let outcome = match looked {
+        let host = self.host(node);
+        let left = host.own.with(id).expect("what is copied stays until that was answered");
+        let (at, look, right) = (left.at, left.look, left.right);
+        let range = host.ranges[&left.range];
+        assert!(!range.is_free, "an access to memory that is its program's again");
+        let program = &mut host.programs[left.program];
+        assert_eq!(program.context, context);
+        let outcome = match program.look(look, right) {
             Err(unreached) => Outcome::Denied(unreached),
             Ok(Some((absent, kind))) if !is_forced => Outcome::Absent(absent, kind),
             Ok(_) => {
-                program.bring(at.0, at.1, access.right).expect("it was looked at");
+                program.bring(at.0, at.1, right).expect("it was looked at");
                 self.carry_out(node, id)
             }
         };
@@ -454,19 +642,17 @@ impl Bench {
             self.carry_out_part(node, id);
         }
         let now = self.now;
-        let program = self.program(node);
-        if program.entries.get(&id).is_some_and(|entry| entry.purpose.is_none()) {
-            program.entries.remove(&id);
-        }
-        program.iommu.attempted(now, context, id, outcome);
+        self.host(node).own.attempted(now, context, id, outcome);
         if self.lies() {
             self.drain();
             let invented = AccessId(self.random.below(100) + (1 << 40));
-            let program = self.program(node);
-            program.iommu.attempted(now, context, invented, Outcome::Done(7));
-            // Nobody waits for this one's answer, unless it is asked to attempt it again.
-            if program.entries.get(&id).is_none_or(|entry| !entry.is_posted) {
-                program.iommu.attempted(now, context, id, Outcome::Done(7));
+            self.host(node).own.attempted(now, context, invented, Outcome::Done(7));
+            // What is ordered once more is attempted then; a lie about it would be one about its bytes.
+            let is_ordered = self.events.values().any(
+                |event| matches!(event, Event::Attempt { at, access, .. } if (*at, *access) == (node, id)),
+            );
+            if !is_ordered {
+                self.host(node).own.attempted(now, context, id, Outcome::Done(7));
             }
         }
     }
@@ -478,35 +664,34 @@ impl Bench {
 
     /// The program reads, writes or changes what an access is for.
     fn carry_out(&mut self, node: usize, id: AccessId) -> Outcome {
-        let entry = self.program(node).entries.get_mut(&id).expect("an access that is not over");
-        let (at, order) = (entry.at, entry.order);
+        let left = self.host(node).own.with_mut(id).expect("an access that is not over");
+        let (at, order) = (left.at, left.order);
         let offset = at.0.wrapping_sub(BASE) as usize;
         match order {
             Order::Read => {
                 let bytes = self.memory[node][offset..offset + at.1 as usize].to_vec();
-                self.program(node).entries.get_mut(&id).expect("an access that is not over").bytes = bytes;
+                self.host(node).own.with_mut(id).expect("an access that is not over").bytes = bytes;
             }
             Order::Write => {
-                let bytes = std::mem::take(&mut entry.bytes);
+                let bytes = std::mem::take(&mut left.bytes);
                 self.memory[node][offset..offset + bytes.len()].copy_from_slice(&bytes);
             }
-            Order::Words(write) => self.write_words(node, &write),
-            Order::Change(operation) => return Outcome::Done(self.change(node, &operation)),
+            Order::Words(which, words) => self.write_words_of(node, which, &words),
+            Order::Change(operation) => return Outcome::Done(self.change(node, at.0, operation)),
         }
         Outcome::Done(0)
     }
 
     /// What a write may have done before it came to what it must not touch.
     fn carry_out_part(&mut self, node: usize, id: AccessId) {
-        let entry = &self.program(node).entries[&id];
-        let (end, length_bytes) = (entry.access.end, entry.at.1);
-        if end != End::Destination {
+        let left = self.host(node).own.with(id).expect("an access that is not over");
+        let (at, bytes) = (left.at, left.bytes.clone());
+        if !matches!(left.order, Order::Write) {
             return;
         }
-        let part = self.random.below(u64::from(length_bytes) + 1) as usize;
-        let entry = &self.program(node).entries[&id];
-        let (offset, bytes) = ((entry.at.0 - BASE) as usize, entry.bytes[..part].to_vec());
-        self.memory[node][offset..offset + part].copy_from_slice(&bytes);
+        let part = self.random.below(bytes.len() as u64 + 1) as usize;
+        let offset = (at.0 - BASE) as usize;
+        self.memory[node][offset..offset + part].copy_from_slice(&bytes[..part]);
     }
 
     /// The program has brought pages in, as far as they come.
@@ -519,158 +704,85 @@ impl Bench {
         right: Right,
     ) {
         let now = self.now;
-        if let Some(later) = self.program(node).stopped(now) {
+        let Some(program) = self.program(node, context) else { return };
+        if let Some(later) = program.stopped(now) {
             return self.at(later, Event::Touch { at: node, context, touch, range: at, right });
         }
-        let lies = self.lies();
-        let program = self.program(node);
         let outcome = program.bring(at.0, at.1, right);
         program.hanging.remove(&touch);
-        program.iommu.touched(now, context, touch, outcome);
+        let lies = self.lies();
+        let own = &mut self.host(node).own;
+        own.touched(now, context, touch, outcome);
         if lies {
-            program.iommu.touched(now, context, touch, Ok(()));
-            program.iommu.touched(now, context, TouchId(1 << 40), Ok(()));
+            own.touched(now, context, touch, Ok(()));
+            own.touched(now, context, TouchId(1 << 40), Ok(()));
         }
     }
 
-    /// Does what the IOMMU of a node wants done.
-    pub(super) fn drain_iommu(&mut self, node: usize) -> bool {
+    /// Does what the machine of a node wants done.
+    pub(super) fn drain_own(&mut self, node: usize) -> bool {
         let now = self.now;
-        let Some(programs) = &mut self.programs else { return false };
-        let Some(action) = programs[node].iommu.poll(now) else { return false };
-        match action {
-            Action::Attempt { access, is_forced } => {
-                if let Some(entry) = programs[node].entries.get_mut(&access) {
-                    assert!(!entry.is_posted, "{action:?} while it is attempted");
-                    let engine = &self.engines[node];
-                    let is_wanted = match &entry.purpose {
-                        Some(Purpose::Place(placement)) => engine.is_held(placement),
-                        Some(Purpose::Operate(operation)) => engine.is_held(&operation.placement),
-                        Some(Purpose::Notify(write)) => engine.are_held(write),
-                        Some(Purpose::Send(_)) | None => true,
-                    };
-                    if !is_wanted {
-                        let (context, address) = (entry.access.context, entry.at.0);
-                        let gone = Outcome::Denied(Unreached { address, reason: Reason::Gone });
-                        programs[node].iommu.attempted(now, context, access, gone);
-                        return true;
-                    }
-                    entry.is_posted = true;
-                    self.order(node, access, is_forced);
-                }
+        let Some(hosts) = &mut self.hosts else { return false };
+        let Some(step) = hosts[node].own.poll(now, &mut self.engines[node]) else { return false };
+        match step {
+            Step::Attempt { access, is_forced } => {
+                let program = hosts[node].own.with(access).expect("what is to be copied").program;
+                let context = hosts[node].programs[program].context;
+                self.order(node, context, access, is_forced);
             }
-            Action::Touch { touch, context, address, length_bytes, right } => {
-                assert!(length_bytes > 0, "{action:?}");
+            Step::Touch { touch, context, address, length_bytes, right } => {
+                assert!(length_bytes > 0, "{step:?}");
                 let faults = self.own_faults.expect("programs' own memory");
                 let mut delay_ns = self.random.below(faults.touch_ns.max(1));
                 if self.random.per_million(faults.hanging) {
                     delay_ns += HANG_NS;
-                    self.program(node).hanging.insert(touch);
+                    self.program(node, context).expect("a program").hanging.insert(touch);
                 }
                 let at = (address, length_bytes);
                 self.at(now.after_ns(delay_ns), Event::Touch { at: node, context, touch, range: at, right });
             }
-            Action::Done(access, before) => {
-                let entry = programs[node].entries.remove(&access).expect("an access that is not over");
-                let purpose = entry.purpose.expect("it is over once");
-                self.follow(node, purpose, Ok((entry.bytes, before)));
-            }
-            Action::Refuse(access, unreached) => self.refuse(node, access, refusal_of(unreached)),
-            Action::Busy(access) => self.refuse(node, access, NackCode::BufferFull.into()),
-            Action::Pause { access, address, missing } => {
-                let refusal = Refusal { code: NackCode::SlaveError, address: Some(address), missing };
-                let entry = programs[node].entries.get_mut(&access).expect("an access that is not over");
-                entry.bytes.clear();
-                let purpose = entry.purpose.take().expect("it is over once");
-                let paused = match &purpose {
-                    Purpose::Place(placement) => Some(Paused::Place(*placement)),
-                    Purpose::Send(number) => programs[node].copies.get(number).copied().map(Paused::Send),
-                    Purpose::Notify(_) | Purpose::Operate(_) => panic!("{action:?}"),
-                };
-                self.program(node).entries.get_mut(&access).expect("an access that is not over").paused =
-                    paused;
-                self.follow(node, purpose, Err(refusal));
-            }
-            Action::Ready(access) => {
-                let entry = programs[node].entries.remove(&access);
-                let paused = entry.and_then(|entry| entry.paused);
-                // Nobody may rely on being told, and it may be told twice.
-                let times = if self.lies() { self.random.below(3) } else { 1 };
-                for _ in 0..times {
-                    match &paused {
-                        Some(Paused::Place(placement)) => self.engines[node].page_ready(placement),
-                        Some(Paused::Send(block)) => self.engines[node].source_ready(block),
-                        None => {}
-                    }
-                }
-            }
-            Action::Forget(access) => drop(programs[node].entries.remove(&access)),
-            Action::Released(..) => panic!("nobody asked for {action:?}"),
+            Step::Send(block, left) => self.send_packets(node, &block, &left.bytes),
+            Step::Go(id, block, part) => self.go_on_here(node, id, block, part),
+            Step::Changed(user, before) => self.ended(node, user as usize, Ok(()), before),
+            Step::NotBegun(user) => self.change_again(node, user as usize),
+            Step::NotChanged(user, refused) => self.not_changed(node, user as usize, refused),
+            Step::Released(context, start, has_ended) => self.released(node, context, start, has_ended),
         }
         true
     }
 
-    fn refuse(&mut self, node: usize, access: AccessId, refusal: Refusal) {
-        let program = self.program(node);
-        let Some(entry) = program.entries.get_mut(&access) else { return };
-        let purpose = entry.purpose.take().expect("it is over once");
-        if !entry.is_posted {
-            program.entries.remove(&access);
-        }
-        self.follow(node, purpose, Err(refusal));
-    }
-
-    /// The engine goes on after an access.
-    fn follow(&mut self, node: usize, purpose: Purpose, outcome: Result<(Vec<u8>, u64), Refusal>) {
-        let engine: &mut Engine = &mut self.engines[node];
-        match (purpose, outcome) {
-            (Purpose::Place(placement), Ok(_)) => engine.placed(placement),
-            (Purpose::Place(placement), Err(refusal)) => engine.refused(placement, refusal),
-            (Purpose::Notify(write), Ok(_)) => engine.notified(write),
-            (Purpose::Notify(write), Err(refusal)) => engine.notification_refused(write, refusal),
-            (Purpose::Operate(operation), Ok((_, before))) => engine.operated(operation, before),
-            (Purpose::Operate(operation), Err(refusal)) => engine.refused(operation.placement, refusal),
-            (Purpose::Send(number), outcome) => match (self.take_copy(node, number), outcome) {
-                (Some(block), Ok((bytes, _))) => self.send_packets(node, &block, &bytes),
-                (Some(block), Err(refusal)) => self.source_refused_own(node, &block, refusal),
-                (None, _) => {}
-            },
-        }
-    }
-
     /// What takes too long is given up.
-    pub(super) fn expire_iommu(&mut self, node: usize) {
+    pub(super) fn expire_own(&mut self, node: usize) {
         let now = self.now;
-        if let Some(programs) = &mut self.programs {
-            let iommu = &mut programs[node].iommu;
-            if iommu.next_deadline().is_some_and(|deadline| deadline <= now) {
-                iommu.expire(now);
+        if let Some(hosts) = &mut self.hosts {
+            let own = &mut hosts[node].own;
+            if own.next_deadline().is_some_and(|deadline| deadline <= now) {
+                own.expire(now);
             }
         }
     }
 
-    pub(super) fn iommu_deadline(&self, node: usize) -> Option<Time> {
-        self.programs.as_ref().and_then(|programs| programs[node].iommu.next_deadline())
+    pub(super) fn own_deadline(&self, node: usize) -> Option<Time> {
+        self.hosts.as_ref().and_then(|hosts| hosts[node].own.next_deadline())
     }
 
     /// Nothing of any access is left.
     pub(super) fn check_programs(&self) {
-        for program in self.programs.iter().flatten() {
-            assert!(program.iommu.is_idle(), "{:?}", program.iommu);
-            assert!(program.entries.is_empty(), "accesses are left: {:?}", program.entries);
-            assert!(program.hanging.is_empty() && program.copies.is_empty() && program.slots.is_empty());
+        for host in self.hosts.iter().flatten() {
+            assert!(host.own.is_idle(), "{:?}", host.own);
+            assert!(host.programs.iter().all(|program| program.hanging.is_empty()));
         }
     }
 
     /// Faults that the IOMMUs have seen, and those that made senders wait.
     pub fn own_faults_seen(&self) -> [u64; 2] {
-        let of = |program: &Program| {
-            let counters = program.iommu.counters();
+        let of = |host: &Host| {
+            let counters = host.own.iommu().counters();
             [counters.faults.iter().flatten().sum(), counters.paused]
         };
         let mut sum = [0; 2];
-        for program in self.programs.iter().flatten() {
-            sum.iter_mut().zip(of(program)).for_each(|(sum, more)| *sum += more);
+        for host in self.hosts.iter().flatten() {
+            sum.iter_mut().zip(of(host)).for_each(|(sum, more)| *sum += more);
         }
         sum
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tombolo_channel::Target;
+use tombolo_core::own::Purpose;
 use tombolo_core::rdma::{Operation, PeerId, Placement, Verdict};
 use tombolo_host::shared::SharedSpan;
 use tombolo_link::{LinkState, LossReason, Packet as LinkPacket};
@@ -13,7 +14,7 @@ use tombolo_wire::{
 
 use crate::driver::address_space::{Access, Denied, Place, Range};
 use crate::driver::node::Node;
-use crate::driver::own_accesses::{Context, Purpose, Work};
+use crate::driver::own_accesses::Work;
 use crate::driver::pump::{CachedClock, Flush};
 use crate::fabric::connection::Connection;
 use crate::programs::user::Poster;
@@ -152,10 +153,9 @@ impl Node {
 
     /// Changes a word that a peer asks to change.
     fn operate(&self, peer: PeerId, operation: Operation) {
-        let Placement { domain, address, block, .. } = operation.placement;
-        let by = operation.placement.fault_source();
-        let context = Context { by, block, purpose: Purpose::Operate(operation), asker: Poster::Peer(peer) };
-        let outcome = self.change_word(peer, (domain, address), operation.operation, context);
+        let Placement { domain, address, .. } = operation.placement;
+        let (purpose, asker) = (Purpose::Operate(operation), Poster::Peer(peer));
+        let outcome = self.change_word(peer, (domain, address), operation.operation, purpose, asker);
         let mut engine = self.fabric.engine.lock();
         match outcome {
             Ok(Some(before)) => engine.operated(operation, before),
@@ -170,18 +170,18 @@ impl Node {
         peer: PeerId,
         (domain, address): (Domain, u64),
         operation: AtomicOperation,
-        context: Context,
+        purpose: Purpose,
+        asker: Poster,
     ) -> Result<Option<u64>, Refusal> {
         let range = Range { holder: peer, domain, address, length_bytes: ATOMIC_BYTES };
-        let (memory, offset) = match self
-            .resolve(range, Access::changing(context.asker))
-            .map_err(|denied| denied.at(address))?
-        {
-            Place::Node(memory, offset) => (memory, offset),
-            Place::Own(place) => {
-                return self.begin_access(&place, address, Work::Change(operation), context).map(|()| None);
-            }
-        };
+        let (memory, offset) =
+            match self.resolve(range, Access::changing(asker)).map_err(|denied| denied.at(address))? {
+                Place::Node(memory, offset) => (memory, offset),
+                Place::Own(place) => {
+                    let begun = self.begin_access(&place, address, Work::Change(operation), purpose, asker);
+                    return begun.map(|()| None);
+                }
+            };
         let word = memory.get().atomic_u64(offset);
         let word = word.map_err(|_| Refusal::at(NackCode::DecodeError, address))?;
         Ok(Some(match operation {

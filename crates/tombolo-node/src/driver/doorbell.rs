@@ -9,6 +9,7 @@ use tombolo_channel::{
 use tombolo_core::rdma::{Class, Direction, PeerId, PostError, Transfer};
 use tombolo_wire::NackCode;
 
+use crate::driver::loopback::failure;
 use crate::driver::node::Node;
 use crate::driver::pump::{CachedClock, Flush};
 use crate::driver::third_party::ThirdPartyTransfer;
@@ -253,7 +254,7 @@ impl Node {
         match self.carry_out(transfer) {
             // A full mailbox: the engine tries again.
             Err(refused) if refused.refusal.code == NackCode::BufferFull && !is_atomic => None,
-            outcome => Some(outcome.map_err(|refused| refused.failure(transfer.user))),
+            outcome => Some(outcome.map_err(|refused| failure(&refused, transfer.user))),
         }
     }
 

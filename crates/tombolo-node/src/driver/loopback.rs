@@ -5,15 +5,13 @@ use std::sync::atomic::Ordering;
 
 use tombolo_channel::{Failure, on_the_wire};
 use tombolo_core::iommu::FaultSource;
+use tombolo_core::own::{Purpose, Refused};
 use tombolo_core::rdma::{Block, BlockNotification, Direction, Time, Transfer};
 use tombolo_host::shared::SharedSpan;
-use tombolo_wire::{
-    ATOMIC_BYTES, Ack, Atomic, Domain, Nack, NackCode, Notification, NotifyHeader, Packet, Refusal,
-};
+use tombolo_wire::{Atomic, Domain, Nack, NackCode, Notification, NotifyHeader, Packet, Refusal};
 
 use crate::driver::address_space::{Access, Memory, Range};
 use crate::driver::node::Node;
-use crate::driver::own_accesses::{Context, Purpose};
 use crate::driver::own_moves::touches_own;
 use crate::fabric::table::ITSELF;
 use crate::programs::user::{Poster, SMALL_LOOPBACK};
@@ -33,29 +31,20 @@ fn follows(block: &Block, next: &Block) -> bool {
         && !touches_own(next)
 }
 
-/// Why a transfer between two programs here fails, and in whose memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RefusedHere {
-    pub(crate) domain: Domain,
-    pub(crate) refusal: Refusal,
+/// The domain of the program here whose transfer it is, if it is a program's.
+pub(crate) fn asker_of(user: u64) -> Option<Domain> {
+    match Poster::of(user) {
+        Poster::Program(number, _) => Some(on_the_wire(number)),
+        Poster::Node | Poster::Peer(_) => None,
+    }
 }
 
-impl RefusedHere {
-    /// Makes one of refusals in the memory of a domain.
-    pub(crate) fn of(domain: Domain) -> impl Fn(Refusal) -> Self {
-        move |refusal| Self { domain, refusal }
-    }
-
-    /// Whether that is the memory of the program whose transfer it is, and not only for now.
-    fn is_own(&self, user: u64) -> bool {
-        let is_final = !self.refusal.code.is_transient();
-        is_final
-            && matches!(Poster::of(user), Poster::Program(number, _) if on_the_wire(number) == self.domain)
-    }
-
-    /// What that program is told.
-    pub(crate) fn failure(&self, user: u64) -> Failure {
-        if self.is_own(user) { Failure::local(self.refusal) } else { Failure::refused(self.refusal) }
+/// What a program is told whose transfer was refused.
+pub(crate) fn failure(refused: &Refused, user: u64) -> Failure {
+    if refused.is_of(asker_of(user)) {
+        Failure::local(refused.refusal)
+    } else {
+        Failure::refused(refused.refusal)
     }
 }
 
@@ -109,56 +98,42 @@ impl Node {
         let outcome = self.copy_here(&part, self.expects_tiny());
         for block in run {
             self.serve_expected_tiny_doorbells();
-            let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
-            let bytes_only = block.notification == BlockNotification::Later;
+            let mut engine = self.fabric.engine.lock();
             match outcome {
-                Ok(()) => {
-                    let ack = Packet::Ack(Ack { transaction, generation, attempt, bytes_only });
-                    let _ = self.fabric.engine.lock().handle(now, ITSELF, &ack);
+                Ok(()) => engine.placed_here(now, block, block.notification == BlockNotification::Later),
+                Err(refused) if refused.is_of(asker_of(block.user)) => {
+                    engine.source_refused(now, block, refused.refusal);
                 }
-                Err(refused) => self.refuse_here(block, refused),
+                Err(refused) => engine.refused_here(now, block, refused.refusal),
             }
         }
     }
 
-    /// Answers a block between two programs here that cannot go on.
-    pub(crate) fn refuse_here(&self, block: &Block, refused: RefusedHere) {
-        if refused.is_own(block.user) {
-            return self.source_refused(block, refused.refusal);
-        }
-        let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);
-        let nack = Packet::Nack(Nack { transaction, generation, attempt, refusal: refused.refusal });
-        let _ = self.fabric.engine.lock().handle(self.now(), ITSELF, &nack);
-    }
-
     /// Carries out a transfer that stays here; the word before it, if it is an atomic operation. `None`: it is one in a
     /// program's own memory, which ends later.
-    pub(crate) fn carry_out(&self, transfer: &Transfer) -> Result<Option<u64>, RefusedHere> {
+    pub(crate) fn carry_out(&self, transfer: &Transfer) -> Result<Option<u64>, Refused> {
         if let Direction::Atomic(operation) = transfer.direction {
             let at = (transfer.domain, transfer.destination_address);
-            // It is no block, and has no slot.
-            let by = FaultSource { node: ITSELF.0, transaction: u16::MAX, sequence: transfer.user as u32 };
-            let block = (transfer.destination_address, ATOMIC_BYTES);
-            let context = Context {
-                by,
-                block,
-                purpose: Purpose::OperateHere(transfer.user & !SMALL_LOOPBACK, transfer.domain),
-                asker: Poster::of(transfer.user),
+            let purpose = Purpose::Change {
+                user: transfer.user & !SMALL_LOOPBACK,
+                domain: transfer.domain,
+                // It is no block, and has no slot.
+                by: FaultSource { node: ITSELF.0, transaction: u16::MAX, sequence: transfer.user as u32 },
             };
-            let changed = self.change_word(ITSELF, at, operation, context);
-            return changed.map_err(RefusedHere::of(transfer.domain));
+            let changed = self.change_word(ITSELF, at, operation, purpose, Poster::of(transfer.user));
+            return changed.map_err(Refused::of(transfer.domain));
         }
         self.copy_here(transfer, false).map(|()| Some(0))
     }
 
     /// Moves bytes between two programs here, as far as both allow, and then writes the words. In parts,
     /// if tiny transfers are to go between them.
-    fn copy_here(&self, part: &Transfer, in_parts: bool) -> Result<(), RefusedHere> {
+    fn copy_here(&self, part: &Transfer, in_parts: bool) -> Result<(), Refused> {
         let by = Poster::of(part.user);
         let (read, write) = (Access::reading(by), Access::writing(by));
         let range = |domain, address, length_bytes| Range { holder: ITSELF, domain, address, length_bytes };
         let length = part.size_bytes;
-        let (at_source, at_target) = (RefusedHere::of(part.own_domain), RefusedHere::of(part.domain));
+        let (at_source, at_target) = (Refused::of(part.own_domain), Refused::of(part.domain));
         let refusal = |address| Refusal::at(NackCode::DecodeError, address);
         let (from, source) = self
             .resolve_here(range(part.own_domain, part.source_address, length), read)

@@ -16,8 +16,6 @@ use tombolo_link::{Address, Link, LossReason, Security};
 use tombolo_wire::MAX_EARLIER_BLOCKS;
 
 use crate::driver::counters::{GoneLinks, ListenerStats};
-use crate::driver::own_accesses::OwnAccesses;
-use crate::driver::own_moves::OwnMoves;
 use crate::fabric::connection::Connection;
 use crate::fabric::joining::{self, Paths};
 use crate::fabric::life::Life;
@@ -50,10 +48,8 @@ pub struct Node {
     pub(crate) completions: OnceLock<CompletionSink>,
     pub(crate) losses: OnceLock<LossSink>,
     pub(crate) packets_dropped: AtomicU64,
-    /// Held by the thread that carries out what the IOMMU wants.
+    /// Held by the thread that carries out what the machine of programs' own memory wants.
     pub(crate) accesses_in_order: Mutex<()>,
-    pub(crate) own_accesses: Mutex<OwnAccesses>,
-    pub(crate) own_moves: Mutex<OwnMoves>,
     /// Grows while a program drives this node by itself.
     pub(crate) driven: AtomicU32,
     /// The engine has more to be done than was done in one go.
@@ -144,8 +140,6 @@ impl Node {
             losses: OnceLock::new(),
             packets_dropped: AtomicU64::new(0),
             accesses_in_order: Mutex::default(),
-            own_accesses: Mutex::default(),
-            own_moves: Mutex::default(),
             driven: AtomicU32::new(0),
             unfinished: AtomicBool::new(false),
         })

@@ -328,9 +328,9 @@ impl Node {
         };
         let (memory, offset) = match self.resolve(range, Access::reading(by)) {
             Ok(Place::Node(memory, offset)) => (memory, offset),
-            Ok(Place::Own(place)) => return self.send_own(connection, block, &place),
+            Ok(Place::Own(place)) => return self.send_own(block, &place),
             // What is being copied ends first, though its range may be gone.
-            Err(_) if self.is_underway(block, connection) => return,
+            Err(_) if self.is_underway(block) => return,
             Err(denied) => {
                 let refusal = denied.at(block.source_address);
                 return self.fabric.engine.lock().source_refused(self.now(), block, refusal);

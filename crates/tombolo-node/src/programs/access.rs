@@ -162,10 +162,6 @@ impl OwnAccess {
         true
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
-        self.books.lock().is_closed
-    }
-
     /// Whether there may be answers.
     pub(crate) fn has_answers(&self) -> bool {
         self.open.load(Ordering::Relaxed) > 0 && self.area.answered() != self.books.lock().taken
@@ -194,6 +190,21 @@ impl OwnAccess {
         self.open.fetch_sub(1, Ordering::Relaxed);
         self.open_altogether.fetch_sub(1, Ordering::Relaxed);
         Ok(Some(answer))
+    }
+}
+
+/// What the node keeps of an access until nobody copies any more.
+#[derive(Debug)]
+pub(crate) struct Ordered {
+    pub(crate) own: Arc<OwnAccess>,
+    pub(crate) order: Order,
+    pub(crate) staged: Option<Staged>,
+}
+
+impl Ordered {
+    /// Gives the order. One that is not taken is given up in time: there are more places than accesses of a context.
+    pub(crate) fn post(&self, is_forced: bool) {
+        self.own.post(&Order { is_forced, ..self.order });
     }
 }
 

@@ -7,13 +7,13 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::{ChannelPage, Failure, Grant, MAX_GRANTS, MailError, Mailbox, SLOTS, Target, Who};
-use tombolo_core::iommu::Iommu;
+use tombolo_core::own::OwnMemory;
 use tombolo_host::event::{EventFd, Poll};
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 use tombolo_host::unix::SeqpacketSocket;
 use tombolo_wire::NackCode;
 
-use super::access::{LoopWake, OwnAccess};
+use super::access::{LoopWake, Ordered, OwnAccess};
 use super::addresses::Addresses;
 use super::awake::Awake;
 use super::domain::{MailboxState, ProgramDomain};
@@ -79,14 +79,14 @@ pub(crate) struct Programs {
     lives: AtomicU32,
     /// The engine's loop sleeps on this, too.
     pub(super) loop_wake: Arc<LoopWake>,
-    /// Accesses to programs' own memory. Locked after what is known of a domain's own memory.
-    pub(crate) iommu: Mutex<Iommu>,
+    /// Accesses to programs' own memory. Locked after what is known of a domain's own memory, and before the engine.
+    pub(crate) own_memory: Mutex<OwnMemory<Ordered>>,
     /// The areas by which they are made.
     accesses: RwLock<Arc<Vec<Arc<OwnAccess>>>>,
     /// Orders to them that are not answered.
     pub(super) open_orders: Arc<AtomicU32>,
-    /// The IOMMU has actions that do not follow from an answer.
-    has_actions: AtomicBool,
+    /// There are steps that do not follow from an answer.
+    has_steps: AtomicBool,
     /// Small transfers under way between programs here.
     pub(crate) small_loopback: AtomicU32,
     /// Number of further copies during which a tiny one is expected.
@@ -116,10 +116,10 @@ impl Programs {
         let loop_wake = Arc::new(LoopWake { is_asleep: AtomicBool::new(false), event: wake });
         Ok(Self {
             loop_wake,
-            iommu: Mutex::new(Iommu::new(limits.faults)),
+            own_memory: Mutex::new(OwnMemory::new(limits.faults)),
             accesses: RwLock::default(),
             open_orders: Arc::default(),
-            has_actions: AtomicBool::new(false),
+            has_steps: AtomicBool::new(false),
             limits,
             domains: RwLock::default(),
             regions: RwLock::default(),
@@ -238,7 +238,7 @@ impl Programs {
     pub(crate) fn fall_asleep(&self) -> bool {
         self.loop_wake.is_asleep.store(true, Ordering::SeqCst);
         let has_rung = self.awake.domains().values().filter(|domain| domain.page.fall_asleep()).count() > 0;
-        has_rung || self.has_actions.load(Ordering::SeqCst) || self.answers_waiting()
+        has_rung || self.has_steps.load(Ordering::SeqCst) || self.answers_waiting()
     }
 
     /// Whether answers of programs about accesses to their own memory wait.
@@ -253,7 +253,7 @@ impl Programs {
     }
 
     pub(super) fn add_access(&self, access: &Arc<OwnAccess>) {
-        self.iommu.lock().open(access.context);
+        self.own_memory.lock().open(access.context);
         Arc::make_mut(&mut self.accesses.write()).push(access.clone());
     }
 
@@ -263,20 +263,20 @@ impl Programs {
         let Some(place) = accesses.iter().position(|known| Arc::ptr_eq(known, access)) else { return };
         Arc::make_mut(&mut accesses).swap_remove(place);
         drop(accesses);
-        self.iommu.lock().close(access.context);
+        self.own_memory.lock().close(access.context);
         access.close();
-        self.has_actions();
+        self.has_steps();
     }
 
-    /// The engine's loop is to look at the actions of the IOMMU.
-    pub(super) fn has_actions(&self) {
-        self.has_actions.store(true, Ordering::SeqCst);
+    /// The engine's loop is to look at the steps of [`Self::own_memory`].
+    pub(super) fn has_steps(&self) {
+        self.has_steps.store(true, Ordering::SeqCst);
         self.loop_wake.wake();
     }
 
-    /// The loop's: whether there may be actions.
-    pub(crate) fn take_has_actions(&self) -> bool {
-        self.has_actions.load(Ordering::Relaxed) && self.has_actions.swap(false, Ordering::SeqCst)
+    /// The loop's: whether there may be steps.
+    pub(crate) fn take_has_steps(&self) -> bool {
+        self.has_steps.load(Ordering::Relaxed) && self.has_steps.swap(false, Ordering::SeqCst)
     }
 
     /// The engine's loop is awake.

@@ -211,7 +211,7 @@ impl Programs {
             return domain.reply(number, Reply::Failed(reason), &[]);
         };
         range.gone.store(true, Ordering::SeqCst);
-        let released = self.iommu.lock().release(domain.context(), address);
+        let released = self.own_memory.lock().release(domain.context(), address);
         match released {
             Released::Now => drop(table.ranges.remove(&address)),
             Released::Later => table.releases.entry(address).or_default().push(number),
@@ -219,7 +219,7 @@ impl Programs {
         }
         drop(table);
         // What waited there has been refused.
-        self.has_actions();
+        self.has_steps();
         match released {
             Released::Now => domain.reply(number, Reply::Done, &[]),
             Released::Later => Ok(()),
@@ -229,9 +229,7 @@ impl Programs {
 
     /// The fault registers of a domain, which are clear then.
     pub(super) fn take_fault_registers(&self, domain: &ProgramDomain) -> FaultRegisters {
-        let mut iommu = self.iommu.lock();
-        let registers = iommu.registers(domain.context()).unwrap_or_default();
-        iommu.clear_registers(domain.context());
+        let registers = self.own_memory.lock().take_registers(domain.context());
         FaultRegisters {
             translation_fault: registers.translation_fault,
             permission_fault: registers.permission_fault,
