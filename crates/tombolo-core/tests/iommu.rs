@@ -378,8 +378,6 @@ impl World {
         if self.random.one_in(300) && !self.programs[program].is_closed {
             self.programs[program].is_closed = true;
             self.iommu.close(Self::id(program));
-            // Nobody is left to be told.
-            self.releases.retain(|(owner, _)| *owner != program);
             self.open();
             return;
         }

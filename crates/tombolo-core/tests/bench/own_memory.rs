@@ -322,6 +322,7 @@ impl Bench {
             host.own.close(host.programs[which].context);
             host.last_context += 1;
             host.programs[which].context = ContextId(host.last_context);
+            host.programs[which].hanging.clear();
             host.own.open(ContextId(host.last_context));
         }
         if self.random.per_million(faults.releasing) {
