@@ -120,20 +120,29 @@ impl AccessArea {
         self.asleep().store(0, Ordering::SeqCst);
     }
 
-    /// The program's: how often the thread was woken that [`Self::sleep`]s.
+    /// The program's: how often threads were woken that [`Self::sleep`].
     pub fn woken(&self) -> u32 {
         self.wakes().load(Ordering::SeqCst)
     }
 
-    /// The program's: sleeps until the thread was woken more often than that, or the time is over.
+    /// The program's: sleeps until one was woken more often than that, or the time is over.
     pub fn sleep(&self, woken: u32, timeout: Duration) {
         event::futex_wait(self.wakes(), woken, Some(timeout));
     }
 
-    /// Wakes the thread that sleeps.
+    /// Wakes a thread that sleeps.
     pub fn wake(&self) {
+        self.wake_some(1);
+    }
+
+    /// Wakes all that sleep.
+    pub fn wake_all(&self) {
+        self.wake_some(u32::MAX >> 1);
+    }
+
+    fn wake_some(&self, count: u32) {
         self.wakes().fetch_add(1, Ordering::SeqCst);
-        event::futex_wake(self.wakes(), u32::MAX >> 1);
+        event::futex_wake(self.wakes(), count);
     }
 
     /// Bytes of the staging, to read.

@@ -2,13 +2,17 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use tombolo_host::own::{Denied, ProcessMemory, Reason, Right};
+use tombolo_host::timing::client as timing;
 
 use super::area::AccessArea;
 use super::order::{Order, OrderKind, Outcome, RING_ORDERS};
 
+/// Threads of an area, at most: while four bring in pages that take long, one is left for orders, and a fifth page waits.
+const MAX_THREADS: u32 = 5;
 /// Orders carried out before the others that wait for the same thread get their turn.
 const AT_ONCE: usize = 16;
 
@@ -22,23 +26,76 @@ pub(super) struct Touch {
     pub(super) right: Right,
 }
 
-/// Touches that wait for a thread.
+/// The threads of an area, and what they are at.
 #[derive(Debug, Default)]
-pub(super) struct Touches {
-    /// Those that the node has ordered.
-    pub(super) queue: VecDeque<Touch>,
+pub(super) struct Crew {
+    /// Touches that the node has ordered, and that wait for a thread.
+    queue: VecDeque<Touch>,
     /// Those that the program itself wants: when there are no others, and by one thread at a time.
     ahead: VecDeque<Touch>,
     is_ahead: bool,
-    pub(super) threads: u32,
-    pub(super) idle: u32,
+    threads: u32,
+    /// Threads that are at nothing.
+    idle: u32,
+    /// One carries out orders, and looks for more.
+    has_leader: bool,
 }
 
-impl Touches {
-    /// How many may be begun.
-    pub(super) fn waiting(&self) -> usize {
+impl Crew {
+    /// Touches that may be begun.
+    fn waiting(&self) -> usize {
         self.queue.len() + usize::from(!self.is_ahead && !self.ahead.is_empty())
     }
+
+    /// Whether a touch waits for which there is no thread: one is always left for orders.
+    fn is_short(&self) -> bool {
+        self.waiting() > (self.idle as usize + usize::from(self.has_leader)).saturating_sub(1)
+    }
+
+    /// Counts another thread, if one is needed: the caller starts it.
+    pub(super) fn recruits(&mut self) -> bool {
+        let is_needed = self.threads < MAX_THREADS && self.is_short();
+        (self.threads, self.idle) = (self.threads + u32::from(is_needed), self.idle + u32::from(is_needed));
+        is_needed
+    }
+
+    /// One that was counted could not be started.
+    pub(super) fn lost_one(&mut self) {
+        (self.threads, self.idle) = (self.threads - 1, self.idle - 1);
+    }
+
+    /// A touch for an idle thread. Somebody has to be left for orders.
+    fn next(&mut self) -> Option<Touch> {
+        if !self.has_leader && self.idle < 2 {
+            return None;
+        }
+        if let Some(touch) = self.queue.pop_front() {
+            return Some(touch);
+        }
+        if self.is_ahead {
+            return None;
+        }
+        let touch = self.ahead.pop_front()?;
+        self.is_ahead = true;
+        Some(touch)
+    }
+}
+
+/// What an idle thread does.
+enum Next {
+    Lead,
+    Touch(Touch),
+    Rest,
+    End,
+}
+
+/// What [`AccessServer::serve`] has done.
+#[derive(Debug)]
+pub(super) struct Served {
+    /// Orders taken.
+    pub(super) count: usize,
+    /// What the thread that led is to do now, and does not lead any more.
+    touch: Option<Touch>,
 }
 
 /// The orders of one area, carried out on one program's memory.
@@ -49,8 +106,7 @@ pub(super) struct AccessServer {
     taken: Mutex<u64>,
     /// Answers given.
     answered: Mutex<u64>,
-    pub(super) touches: Mutex<Touches>,
-    pub(super) touch: Condvar,
+    pub(super) crew: Mutex<Crew>,
     pub(super) is_closed: AtomicBool,
     /// Threads that wait for something else, and carry out orders meanwhile.
     pub(super) pollers: AtomicU32,
@@ -69,23 +125,25 @@ impl AccessServer {
             memory,
             taken: Mutex::new(0),
             answered: Mutex::new(0),
-            touches: Mutex::default(),
-            touch: Condvar::new(),
+            // The first one, which its caller starts.
+            crew: Mutex::new(Crew { threads: 1, idle: 1, ..Crew::default() }),
             is_closed: AtomicBool::new(false),
             pollers: AtomicU32::new(0),
             notify,
         }
     }
 
-    /// Carries out orders that are there, unless another thread does. Returns how many; `None`: another thread is at it.
-    pub(super) fn serve(&self) -> Option<usize> {
+    /// Carries out orders that are there, unless another thread does (`None`). A thread that leads may be the one to bring pages
+    /// in: nobody needs to be woken for it.
+    pub(super) fn serve(&self, leads: bool) -> Option<Served> {
         let mut taken = self.taken.try_lock()?;
         let posted = self.area.posted();
         // A node that says more has lost its count: what is in the ring is all there can be.
         let waiting = posted.wrapping_sub(*taken).min(RING_ORDERS) as usize;
         // The packets of a block come together: it is looked at once. Nothing is remembered for longer.
         let mut present = None;
-        for _ in 0..waiting.min(AT_ONCE) {
+        let mut served = Served { count: waiting.min(AT_ONCE), touch: None };
+        for _ in 0..served.count {
             if self.is_closed.load(Ordering::Relaxed) {
                 break;
             }
@@ -93,26 +151,41 @@ impl AccessServer {
             *taken += 1;
             match order {
                 Ok(Order { id, address, length_bytes, kind: OrderKind::Touch(right), .. }) => {
-                    // One that finds no room is given up by the node in time.
-                    self.queue_touch(Touch { order: Some(id), address, length_bytes, right });
+                    let touch = Touch { order: Some(id), address, length_bytes, right };
+                    if leads && served.touch.is_none() && self.may_step_down() {
+                        served.touch = Some(touch);
+                    } else {
+                        // One that finds no room is given up by the node in time.
+                        self.queue_touch(touch);
+                    }
                 }
                 Ok(order) => self.answer(order.id, self.access(&order, &mut present)),
                 Err(id) => self.answer(id, Outcome::Impossible),
             }
         }
-        Some(waiting.min(AT_ONCE))
+        Some(served)
+    }
+
+    /// The thread that leads does so no more, if another can.
+    fn may_step_down(&self) -> bool {
+        let mut crew = self.crew.lock();
+        if crew.idle == 0 {
+            return false;
+        }
+        crew.has_leader = false;
+        true
     }
 
     /// False: too many wait.
     pub(super) fn queue_touch(&self, touch: Touch) -> bool {
-        let mut touches = self.touches.lock();
-        let queue = if touch.order.is_some() { &mut touches.queue } else { &mut touches.ahead };
+        let mut crew = self.crew.lock();
+        let queue = if touch.order.is_some() { &mut crew.queue } else { &mut crew.ahead };
         if queue.len() >= RING_ORDERS as usize {
             return false;
         }
         queue.push_back(touch);
-        drop(touches);
-        self.touch.notify_one();
+        drop(crew);
+        self.area.wake();
         true
     }
 
@@ -171,37 +244,111 @@ impl AccessServer {
         }
     }
 
-    /// Brings pages in, until it is closed.
-    pub(super) fn serve_touches(&self) {
-        let mut touches = self.touches.lock();
-        touches.idle += 1;
+    /// What a thread of the crew does until the area is closed: it leads, brings pages in, or is idle.
+    pub(super) fn work(&self, recruit: &dyn Fn()) {
+        let mut leads = false;
         loop {
-            if self.is_closed.load(Ordering::Relaxed) {
-                touches.idle -= 1;
-                touches.threads -= 1;
-                return;
-            }
-            let mut next = touches.queue.pop_front();
-            if next.is_none() && !touches.is_ahead {
-                next = touches.ahead.pop_front();
-                touches.is_ahead = next.is_some();
-            }
-            let Some(touch) = next else {
-                self.touch.wait(&mut touches);
-                continue;
+            let woken = self.area.woken();
+            let next = if leads { Next::Lead } else { self.next() };
+            let touch = match next {
+                Next::End => return,
+                Next::Touch(touch) => Some(touch),
+                Next::Lead => self.lead(recruit),
+                Next::Rest => None,
             };
-            touches.idle -= 1;
-            drop(touches);
-            let outcome = match self.memory.touch(touch.address, touch.length_bytes, touch.right) {
-                Ok(()) => Outcome::Done(0),
-                Err(denied) => Outcome::Denied(denied),
-            };
-            if let Some(order) = touch.order {
-                self.answer(order, outcome);
+            if let Some(touch) = touch {
+                leads = self.touch(touch);
+                recruit();
+            } else {
+                leads = false;
+                if !self.is_closed.load(Ordering::SeqCst) {
+                    self.area.sleep(woken, timing::ACCESS_MAX_SLEEP);
+                }
             }
-            touches = self.touches.lock();
-            touches.is_ahead &= touch.order.is_some();
-            touches.idle += 1;
         }
+    }
+
+    /// What an idle thread does.
+    fn next(&self) -> Next {
+        let mut crew = self.crew.lock();
+        if self.is_closed.load(Ordering::SeqCst) {
+            (crew.threads, crew.idle) = (crew.threads - 1, crew.idle - 1);
+            Next::End
+        } else if let Some(touch) = crew.next() {
+            crew.idle -= 1;
+            // It may have been woken for an order.
+            if !crew.has_leader && self.has_orders() {
+                self.area.wake();
+            }
+            Next::Touch(touch)
+        } else if !crew.has_leader && self.pollers.load(Ordering::SeqCst) == 0 {
+            (crew.has_leader, crew.idle) = (true, crew.idle - 1);
+            Next::Lead
+        } else {
+            Next::Rest
+        }
+    }
+
+    /// Carries out orders while they come. Gives the touch for which this thread does not lead any more, or nothing when no order
+    /// has come for a while: then it is idle.
+    fn lead(&self, recruit: &dyn Fn()) -> Option<Touch> {
+        self.area.stay_awake();
+        let mut idle: Option<Instant> = None;
+        while !self.is_closed.load(Ordering::SeqCst) {
+            if let Some(Served { count: 1.., touch }) = self.serve(true) {
+                recruit();
+                if touch.is_some() {
+                    self.rest();
+                    return touch;
+                }
+                idle = None;
+                continue;
+            }
+            let is_polled = self.pollers.load(Ordering::SeqCst) > 0;
+            if is_polled || idle.get_or_insert_with(Instant::now).elapsed() >= timing::ACCESS_POLL {
+                break;
+            }
+            // The node may need this processor.
+            std::thread::yield_now();
+        }
+        let mut crew = self.crew.lock();
+        (crew.has_leader, crew.idle) = (false, crew.idle + 1);
+        drop(crew);
+        self.rest();
+        None
+    }
+
+    /// Nobody of the crew looks for orders now: whoever gives one wakes somebody.
+    fn rest(&self) {
+        if self.pollers.load(Ordering::SeqCst) == 0 {
+            self.area.fall_asleep();
+            if self.has_orders() {
+                self.area.wake();
+            }
+        }
+    }
+
+    /// Brings pages in. Returns whether this thread leads then, as nobody else does.
+    fn touch(&self, touch: Touch) -> bool {
+        let outcome = match self.memory.touch(touch.address, touch.length_bytes, touch.right) {
+            Ok(()) => Outcome::Done(0),
+            Err(denied) => Outcome::Denied(denied),
+        };
+        let mut crew = self.crew.lock();
+        crew.is_ahead &= touch.order.is_some();
+        // Other pages that wait come first: whoever is idle leads when there is an order.
+        let is_free = crew.waiting() == 0 && self.pollers.load(Ordering::SeqCst) == 0;
+        let leads = is_free && !crew.has_leader;
+        crew.has_leader |= leads;
+        crew.idle += u32::from(!leads);
+        drop(crew);
+        if leads {
+            // Before the answer: the next order follows from it.
+            self.area.stay_awake();
+        }
+        if let Some(order) = touch.order {
+            self.answer(order, outcome);
+        }
+        leads
     }
 }

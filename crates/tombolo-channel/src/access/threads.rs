@@ -2,18 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use tombolo_host::own::{self, ProcessMemory, Right};
-use tombolo_host::timing::client as timing;
 
 use super::area::AccessArea;
 use super::server::{AccessServer, Touch};
 
-/// Touch threads of an area, at most. While four pages take long, a fifth waits.
-const MAX_TOUCH_THREADS: u32 = 4;
-
-/// A touch thread brings in so many prefetched bytes in one call. Between two calls it serves the node's orders.
+/// A thread brings in so many prefetched bytes in one call. Between two calls it serves the node's orders.
 const PREFETCH_BYTES: usize = 1 << 20;
 
 /// The threads for one area. Dropped, they end, but for one that waits for a page.
@@ -33,20 +28,15 @@ impl AccessThreads {
         notify: Box<dyn Fn() + Send + Sync>,
     ) -> std::io::Result<Self> {
         let server = Arc::new(AccessServer::new(area, memory, notify));
-        let copier = server.clone();
-        let access = move || {
-            own::serve_faults_alone();
-            run(&copier);
-        };
-        std::thread::Builder::new().name("access".into()).spawn(access)?;
+        start_thread(&server)?;
         Ok(Self(server))
     }
 
     /// Carries out orders on this thread, which waits for something else. Returns how many.
     pub fn serve(&self) -> usize {
-        let count = self.0.serve().unwrap_or(0);
+        let count = self.0.serve(false).map_or(0, |served| served.count);
         if count > 0 {
-            start_touch_thread(&self.0);
+            recruit(&self.0);
         }
         count
     }
@@ -60,7 +50,7 @@ impl AccessThreads {
             if !self.0.queue_touch(Touch { order: None, address, length_bytes: piece as u32, right }) {
                 return false;
             }
-            start_touch_thread(&self.0);
+            recruit(&self.0);
             done += piece;
         }
         true
@@ -86,61 +76,32 @@ impl AccessThreads {
 impl Drop for AccessThreads {
     fn drop(&mut self) {
         self.0.is_closed.store(true, Ordering::SeqCst);
-        self.0.area.wake();
-        drop(self.0.touches.lock());
-        self.0.touch.notify_all();
+        self.0.area.wake_all();
     }
 }
 
-/// Starts a thread that brings pages in, if some wait for one.
-fn start_touch_thread(server: &Arc<AccessServer>) {
-    let mut touches = server.touches.lock();
-    if touches.waiting() <= touches.idle as usize || touches.threads >= MAX_TOUCH_THREADS {
-        return;
+/// Starts one more thread, if a touch waits for it.
+fn recruit(server: &Arc<AccessServer>) {
+    let is_needed = server.crew.lock().recruits();
+    if is_needed && start_thread(server).is_err() {
+        // Without any, the node gives the touch up in time.
+        server.crew.lock().lost_one();
     }
-    let toucher = server.clone();
-    let touch = move || {
+}
+
+fn start_thread(server: &Arc<AccessServer>) -> std::io::Result<()> {
+    let server = server.clone();
+    let work = move || {
         own::serve_faults_alone();
-        toucher.serve_touches();
+        server.work(&|| recruit(&server));
     };
-    let spawned = std::thread::Builder::new().name("touch".into()).spawn(touch);
-    // Without any, the node gives the touch up in time.
-    touches.threads += u32::from(spawned.is_ok());
-}
-
-fn run(server: &Arc<AccessServer>) {
-    let mut idle: Option<Instant> = None;
-    while !server.is_closed.load(Ordering::SeqCst) {
-        if server.serve().is_some_and(|count| count > 0) {
-            start_touch_thread(server);
-            idle = None;
-            continue;
-        }
-        let is_polled = server.pollers.load(Ordering::SeqCst) > 0;
-        if !is_polled && idle.get_or_insert_with(Instant::now).elapsed() < timing::ACCESS_POLL {
-            // The node may need this processor.
-            std::thread::yield_now();
-            continue;
-        }
-        idle = None;
-        let woken = server.area.woken();
-        if server.pollers.load(Ordering::SeqCst) == 0 {
-            server.area.fall_asleep();
-            if server.has_orders() {
-                server.area.stay_awake();
-                continue;
-            }
-        }
-        if !server.is_closed.load(Ordering::SeqCst) {
-            server.area.sleep(woken, timing::ACCESS_MAX_SLEEP);
-        }
-    }
+    std::thread::Builder::new().name("access".into()).spawn(work).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use tombolo_host::own::{Absence, Absent, Denied, OwnMemory, Reason, ThisProcess, WordChange};
     use tombolo_host::shared::SharedSpan;
