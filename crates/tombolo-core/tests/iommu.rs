@@ -127,6 +127,7 @@ impl World {
             max_touches: random.among(&[1, 4, 64]),
             running_touches: random.among(&[1, 4]),
             max_held_bytes: random.among(&[0, 20_000, 2 << 20]),
+            max_bringing_bytes: random.among(&[0, 20_000, 1 << 20]),
             attempt_timeout_ns: 20 * MS,
             touch_timeout_ns: 20 * MS,
             max_attempts: random.among(&[2, 32]),
@@ -310,14 +311,18 @@ impl World {
         if absent != 0 && !is_forced && matches!(outcome, Outcome::Done(_)) {
             // Programs may say what they like.
             let lie = self.random.next() as u32;
+            let has_brought = self.random.one_in(3);
             let pages = if self.random.one_in(10) { lie & self.random.next() as u32 } else { absent };
-            outcome = Outcome::Absent(pages, kind);
+            outcome = match has_brought {
+                true => Outcome::Brought { before: number as u64, pages, kind },
+                false => Outcome::Absent(pages, kind),
+            };
         }
-        if let Outcome::Done(_) = outcome {
+        if let Outcome::Done(_) | Outcome::Brought { .. } = outcome {
             self.bring(program, access.address, access.length_bytes.into(), access.right).unwrap();
         }
         let known = match outcome {
-            Outcome::Done(word) => Known::Done(word),
+            Outcome::Done(word) | Outcome::Brought { before: word, .. } => Known::Done(word),
             Outcome::Denied(_) => Known::Denied,
             Outcome::Absent(..) => Known::Waiting,
         };
@@ -485,6 +490,10 @@ impl World {
                     assert_eq!(*known, Known::Waiting, "{action:?}");
                     *known = Known::Paused;
                 }
+                Action::Withdraw(context, id) => {
+                    // Whoever copies has begun.
+                    self.iommu.withdrawn(self.time(), context, id, false);
+                }
                 Action::Ready(id) => {
                     let (number, known) = self.end(id);
                     assert_eq!(known, Known::Paused, "{action:?}");
@@ -628,7 +637,7 @@ fn every_access_ends_once_whatever_programs_do() {
 /// writes any more, and that it went well, if it did.
 #[test]
 fn a_program_is_not_told_of_its_own_memory_while_it_may_be_written() {
-    let config = Config::default();
+    let config = Config { max_bringing_bytes: 0, ..Config::default() };
     let (mut iommu, context) = (Iommu::new(config), ContextId(1));
     iommu.open(context);
     let start = Time::default();
@@ -675,4 +684,53 @@ fn a_program_is_not_told_of_its_own_memory_while_it_may_be_written() {
     assert_eq!(iommu.poll(late), None);
     assert!(iommu.is_idle());
     assert!(begin(&mut iommu, false).is_ok());
+}
+
+/// An attempt that brings pages in, which do not come, is withdrawn: its sender is told, whoever takes the memory back has it, and
+/// others go on. If it copies already, or nobody answers, it is as with any other.
+#[test]
+fn an_attempt_whose_pages_do_not_come_is_withdrawn() {
+    let (context, start) = (ContextId(1), Time::default());
+    let access = Access {
+        context,
+        address: 1 << 20,
+        length_bytes: 100,
+        right: Right::Write,
+        end: End::Destination,
+        by: FaultSource::default(),
+        range_start: 1 << 20,
+        range_end: 1 << 21,
+        policy: FaultPolicy::default(),
+        is_free_to_pause: false,
+        is_of_asker: false,
+    };
+    for is_withdrawn in [Some(true), Some(false), None] {
+        let mut iommu = Iommu::new(Config::default());
+        iommu.open(context);
+        let id = iommu.begin(start, access).unwrap();
+        assert!(iommu.may_bring(id));
+        assert_eq!(iommu.release(context, 1 << 20), Released::Later);
+        let mut now = start;
+        while iommu.poll(now) != Some(Action::Withdraw(context, id)) {
+            now = iommu.next_deadline().expect("it is not given up yet");
+            iommu.expire(now);
+        }
+        if let Some(is_withdrawn) = is_withdrawn {
+            iommu.withdrawn(now, context, id, is_withdrawn);
+        }
+        let mut told: Vec<_> = std::iter::from_fn(|| iommu.poll(now)).collect();
+        while let Some(deadline) = iommu.next_deadline() {
+            now = deadline;
+            iommu.expire(now);
+            told.extend(std::iter::from_fn(|| iommu.poll(now)));
+        }
+        let refused = Unreached { address: 1 << 20, reason: Reason::TimedOut };
+        let has_ended = is_withdrawn == Some(true);
+        let released = Action::Released(context, 1 << 20, has_ended);
+        assert_eq!(told, [Action::Refuse(id, refused), released], "{is_withdrawn:?}");
+        assert_eq!(iommu.begin(now, access).is_ok(), has_ended, "{is_withdrawn:?}");
+        // It was said late that it could be.
+        iommu.withdrawn(now, context, id, true);
+        assert!(iommu.begin(now, access).is_ok(), "{is_withdrawn:?}");
+    }
 }

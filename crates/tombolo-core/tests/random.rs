@@ -81,6 +81,7 @@ fn own_faults(random: &mut Random) -> OwnFaults {
             max_touches: random.among(&[4, 64]),
             running_touches: random.among(&[1, 4]),
             max_held_bytes: random.among(&[0, 20_000, 2 << 20]),
+            max_bringing_bytes: random.among(&[0, 20_000, 1 << 20]),
             max_attempts: random.among(&[2, 32]),
             ..iommu::Config::default()
         },

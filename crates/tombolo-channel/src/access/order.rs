@@ -16,11 +16,13 @@ const ADD: u8 = 4;
 const COMPARE_SWAP: u8 = 5;
 const TOUCH_TO_READ: u8 = 6;
 const TOUCH_TO_WRITE: u8 = 7;
+const WITHDRAW: u8 = 8;
 
 const DONE: u8 = 1;
 const ABSENT: u8 = 2;
 const DENIED: u8 = 3;
 const IMPOSSIBLE: u8 = 4;
+const BROUGHT: u8 = 5;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,8 @@ pub enum OrderKind {
     Change(WordChange),
     /// Bring pages in.
     Touch(Right),
+    /// The order of that number, if nothing of it was copied yet, is not to be carried out. [`Outcome::Done`] says 1 if so.
+    Withdraw(u64),
 }
 
 /// One order.
@@ -48,6 +52,8 @@ pub struct Order {
     pub length_bytes: u32,
     /// Whether absent pages are not looked for first.
     pub is_forced: bool,
+    /// Whether absent pages may be brought in for it, where nothing is held up by that.
+    pub brings: bool,
     /// Where they are looked for otherwise, and how many bytes of them: of the whole block, of which this may be a packet.
     pub look: (u64, u32),
     /// What.
@@ -72,8 +78,10 @@ impl Order {
             OrderKind::Change(WordChange::CompareSwap(compare, swap)) => (COMPARE_SWAP, compare, swap),
             OrderKind::Touch(Right::Read) => (TOUCH_TO_READ, 0, 0),
             OrderKind::Touch(Right::Write) => (TOUCH_TO_WRITE, 0, 0),
+            OrderKind::Withdraw(id) => (WITHDRAW, id, 0),
         };
-        let head = u64::from(kind) | u64::from(self.is_forced) << 8 | u64::from(self.length_bytes) << 32;
+        let flags = u64::from(self.is_forced) << 8 | u64::from(self.brings) << 9;
+        let head = u64::from(kind) | flags | u64::from(self.length_bytes) << 32;
         [self.id, head, self.address, first, second, self.look.0, self.look.1.into(), 0]
     }
 
@@ -89,15 +97,22 @@ impl Order {
             COMPARE_SWAP => (OrderKind::Change(WordChange::CompareSwap(first, second)), 8, 8),
             TOUCH_TO_READ => (OrderKind::Touch(Right::Read), MAX_TOUCH_BYTES, 1),
             TOUCH_TO_WRITE => (OrderKind::Touch(Right::Write), MAX_TOUCH_BYTES, 1),
+            WITHDRAW => (OrderKind::Withdraw(first), 0, 0),
             _ => return None,
         };
         let is_length = (least..=most).contains(&length_bytes);
         let is_inside = address.checked_add(length_bytes.into()).is_some();
         let is_look = look.checked_add(look_bytes).is_some() && look_bytes <= MAX_ACCESS_BYTES.into();
-        let (is_forced, look) = (head >> 8 & 1 != 0, (look, look_bytes as u32));
-        let order = Self { id, address, length_bytes, is_forced, look, kind };
+        let (is_forced, brings) = (head >> 8 & 1 != 0, head >> 9 & 1 != 0);
+        let look = (look, look_bytes as u32);
+        let order = Self { id, address, length_bytes, is_forced, brings, look, kind };
         (is_length && is_inside && is_look).then_some(order)
     }
+}
+
+fn absent_bits(absent: Absent) -> u64 {
+    let kind = Absence::ALL.iter().position(|known| Some(*known) == absent.kind).unwrap_or(0);
+    (kind as u64) << 8 | u64::from(absent.pages) << 32
 }
 
 /// How an order went.
@@ -107,6 +122,8 @@ pub enum Outcome {
     Done(u64),
     /// Pages are absent, and nothing was done.
     Absent(Absent),
+    /// Pages were absent; they were brought in, and the order carried out: the word before, if one was changed.
+    Brought(u64, Absent),
     /// The memory cannot be reached so; the order may have been carried out in part.
     Denied(Denied),
     /// Words of this memory cannot be changed in one step.
@@ -117,10 +134,8 @@ impl Outcome {
     pub(super) fn encode(self, id: u64) -> [u64; WORDS] {
         let (head, value) = match self {
             Self::Done(before) => (DONE.into(), before),
-            Self::Absent(Absent { pages, kind }) => {
-                let kind = Absence::ALL.iter().position(|known| Some(*known) == kind).unwrap_or(0);
-                (u64::from(ABSENT) | (kind as u64) << 8 | u64::from(pages) << 32, 0)
-            }
+            Self::Absent(absent) => (u64::from(ABSENT) | absent_bits(absent), 0),
+            Self::Brought(before, absent) => (u64::from(BROUGHT) | absent_bits(absent), before),
             Self::Denied(Denied { address, reason }) => {
                 let reason = match reason {
                     Reason::NotMapped => 0,
@@ -138,12 +153,14 @@ impl Outcome {
     pub(super) fn decode(words: &[u64; WORDS]) -> Option<(u64, Self)> {
         let [id, head, value, ..] = *words;
         let detail = (head >> 8) as u8;
+        let absent = || {
+            let kind = *Absence::ALL.get(usize::from(detail))?;
+            Some(Absent { pages: (head >> 32) as u32, kind: Some(kind) })
+        };
         let outcome = match head as u8 {
             DONE => Self::Done(value),
-            ABSENT => Self::Absent(Absent {
-                pages: (head >> 32) as u32,
-                kind: Some(*Absence::ALL.get(usize::from(detail))?),
-            }),
+            ABSENT => Self::Absent(absent()?),
+            BROUGHT => Self::Brought(value, absent()?),
             DENIED => {
                 let reason = match detail {
                     0 => Reason::NotMapped,

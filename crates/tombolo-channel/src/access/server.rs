@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tombolo_host::own::{Denied, ProcessMemory, Reason, Right};
+use tombolo_host::own::{Absent, Denied, PAGE_BYTES, ProcessMemory, Reason, Right};
 use tombolo_host::timing::client as timing;
 
 use super::area::AccessArea;
@@ -16,14 +16,56 @@ const MAX_THREADS: u32 = 5;
 /// Orders carried out before the others that wait for the same thread get their turn.
 const AT_ONCE: usize = 16;
 
+/// For whom pages are brought in.
+#[derive(Clone, Copy, Debug)]
+enum For {
+    /// The order with that number, which is answered.
+    Touch(u64),
+    /// The accesses that look at this, whose pages were absent: they are made then.
+    Accesses(Look, Absent),
+    /// The program itself.
+    Program,
+}
+
+/// What an access looks at, and to do what.
+type Look = ((u64, u32), Right);
+
 /// Pages to bring in.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Touch {
-    /// The order, which is answered. `None`: the program itself wants the pages.
-    pub(super) order: Option<u64>,
-    pub(super) address: u64,
-    pub(super) length_bytes: u32,
-    pub(super) right: Right,
+    whose: For,
+    address: u64,
+    length_bytes: u32,
+    right: Right,
+}
+
+impl Touch {
+    /// The program itself wants these pages.
+    pub(super) fn of_program(address: u64, length_bytes: u32, right: Right) -> Self {
+        Self { whose: For::Program, address, length_bytes, right }
+    }
+
+    fn is_of_program(&self) -> bool {
+        matches!(self.whose, For::Program)
+    }
+
+    /// All absent pages of what accesses look at.
+    fn of_accesses(look: Look, absent: Absent) -> Self {
+        let (start, end) = (look.0.0, look.0.0 + u64::from(look.0.1));
+        let page = |index: u32| start / PAGE_BYTES * PAGE_BYTES + u64::from(index) * PAGE_BYTES;
+        let address = page(absent.pages.trailing_zeros()).max(start);
+        let length = page(u32::BITS - absent.pages.leading_zeros()).min(end).saturating_sub(address);
+        let whose = For::Accesses(look, absent);
+        Self { whose, address, length_bytes: length.max(1) as u32, right: look.1 }
+    }
+}
+
+/// An access whose pages are brought in.
+#[derive(Debug)]
+struct Bringing {
+    order: Order,
+    /// It is not made then, but answered.
+    is_withdrawn: bool,
 }
 
 /// The threads of an area, and what they are at.
@@ -34,6 +76,8 @@ pub(super) struct Crew {
     /// Those that the program itself wants: when there are no others, and by one thread at a time.
     ahead: VecDeque<Touch>,
     is_ahead: bool,
+    /// Accesses that are made when their pages are there, by what they look at: the packets of a block look at the same.
+    bringing: Vec<(Look, Vec<Bringing>)>,
     threads: u32,
     /// Threads that are at nothing.
     idle: u32,
@@ -62,6 +106,30 @@ impl Crew {
     /// One that was counted could not be started.
     pub(super) fn lost_one(&mut self) {
         (self.threads, self.idle) = (self.threads - 1, self.idle - 1);
+    }
+
+    /// An access waits for its pages. Returns whether it is the first that looks at them.
+    fn bring(&mut self, order: &Order) -> bool {
+        let look = (order.look, order.right());
+        if let Some((_, orders)) = self.bringing.iter_mut().find(|(known, _)| *known == look) {
+            orders.push(Bringing { order: *order, is_withdrawn: false });
+            return false;
+        }
+        self.bringing.push((look, vec![Bringing { order: *order, is_withdrawn: false }]));
+        true
+    }
+
+    /// The accesses that wait for what they look at.
+    fn brought(&mut self, look: Look) -> Vec<Bringing> {
+        let place = self.bringing.iter().position(|(known, _)| *known == look);
+        place.map_or_else(Vec::new, |place| self.bringing.swap_remove(place).1)
+    }
+
+    /// An access is not made. False: it waits for no pages.
+    fn withdraw(&mut self, id: u64) -> bool {
+        let mut all = self.bringing.iter_mut().flat_map(|(_, accesses)| accesses);
+        let found = all.find(|access| access.order.id == id);
+        found.is_some_and(|access| !std::mem::replace(&mut access.is_withdrawn, true))
     }
 
     /// A touch for an idle thread. Somebody has to be left for orders.
@@ -151,19 +219,39 @@ impl AccessServer {
             *taken += 1;
             match order {
                 Ok(Order { id, address, length_bytes, kind: OrderKind::Touch(right), .. }) => {
-                    let touch = Touch { order: Some(id), address, length_bytes, right };
-                    if leads && served.touch.is_none() && self.may_step_down() {
-                        served.touch = Some(touch);
-                    } else {
-                        // One that finds no room is given up by the node in time.
-                        self.queue_touch(touch);
-                    }
+                    let touch = Touch { whose: For::Touch(id), address, length_bytes, right };
+                    // One that finds no room is given up by the node in time.
+                    self.begin(touch, leads, &mut served);
                 }
-                Ok(order) => self.answer(order.id, self.access(&order, &mut present)),
+                Ok(Order { id, kind: OrderKind::Withdraw(order), .. }) => {
+                    let is_withdrawn = self.crew.lock().withdraw(order);
+                    self.answer(id, Outcome::Done(is_withdrawn.into()));
+                }
+                Ok(order) => match self.access(&order, &mut present) {
+                    Outcome::Absent(absent) if order.brings => {
+                        let look = (order.look, order.right());
+                        let is_first = self.crew.lock().bring(&order);
+                        if is_first && !self.begin(Touch::of_accesses(look, absent), leads, &mut served) {
+                            for access in self.crew.lock().brought(look) {
+                                self.answer(access.order.id, Outcome::Absent(absent));
+                            }
+                        }
+                    }
+                    outcome => self.answer(order.id, outcome),
+                },
                 Err(id) => self.answer(id, Outcome::Impossible),
             }
         }
         Some(served)
+    }
+
+    /// Pages are brought in by the thread that leads, if it does not need to any more, or by others. False: too many wait.
+    fn begin(&self, touch: Touch, leads: bool, served: &mut Served) -> bool {
+        if leads && served.touch.is_none() && self.may_step_down() {
+            served.touch = Some(touch);
+            return true;
+        }
+        self.queue_touch(touch)
     }
 
     /// The thread that leads does so no more, if another can.
@@ -179,7 +267,7 @@ impl AccessServer {
     /// False: too many wait.
     pub(super) fn queue_touch(&self, touch: Touch) -> bool {
         let mut crew = self.crew.lock();
-        let queue = if touch.order.is_some() { &mut crew.queue } else { &mut crew.ahead };
+        let queue = if touch.is_of_program() { &mut crew.ahead } else { &mut crew.queue };
         if queue.len() >= RING_ORDERS as usize {
             return false;
         }
@@ -232,7 +320,7 @@ impl AccessServer {
                 Err(Some(address)) => Err(address),
                 Err(None) => return Outcome::Impossible,
             },
-            OrderKind::Touch(_) => return Outcome::Impossible,
+            OrderKind::Touch(_) | OrderKind::Withdraw(_) => return Outcome::Impossible,
         };
         match outcome {
             Ok(()) => Outcome::Done(0),
@@ -330,25 +418,47 @@ impl AccessServer {
 
     /// Brings pages in. Returns whether this thread leads then, as nobody else does.
     fn touch(&self, touch: Touch) -> bool {
-        let outcome = match self.memory.touch(touch.address, touch.length_bytes, touch.right) {
-            Ok(()) => Outcome::Done(0),
-            Err(denied) => Outcome::Denied(denied),
-        };
+        let touched = self.memory.touch(touch.address, touch.length_bytes, touch.right);
         let mut crew = self.crew.lock();
-        crew.is_ahead &= touch.order.is_some();
+        let made = match touch.whose {
+            For::Accesses(look, _) => crew.brought(look),
+            For::Touch(_) | For::Program => Vec::new(),
+        };
+        crew.is_ahead &= !touch.is_of_program();
         // Other pages that wait come first: whoever is idle leads when there is an order.
         let is_free = crew.waiting() == 0 && self.pollers.load(Ordering::SeqCst) == 0;
         let leads = is_free && !crew.has_leader;
         crew.has_leader |= leads;
-        crew.idle += u32::from(!leads);
         drop(crew);
         if leads {
-            // Before the answer: the next order follows from it.
+            // Before the answers: the next orders follow from them.
             self.area.stay_awake();
         }
-        if let Some(order) = touch.order {
-            self.answer(order, outcome);
+        match (touch.whose, touched) {
+            (For::Program, _) => {}
+            (For::Touch(id), Ok(())) => self.answer(id, Outcome::Done(0)),
+            (For::Touch(id), Err(denied)) => self.answer(id, Outcome::Denied(denied)),
+            (For::Accesses(_, absent), touched) => self.make(made, absent, touched),
         }
+        self.crew.lock().idle += u32::from(!leads);
         leads
+    }
+
+    /// Makes accesses whose pages have come. The first of them says which those were.
+    fn make(&self, accesses: Vec<Bringing>, absent: Absent, touched: Result<(), Denied>) {
+        let (mut present, mut said) = (None, false);
+        for Bringing { order, is_withdrawn } in accesses {
+            let outcome = match touched {
+                _ if is_withdrawn => Outcome::Impossible,
+                Err(denied) => Outcome::Denied(denied),
+                Ok(()) => match self.access(&order, &mut present) {
+                    Outcome::Done(before) if !std::mem::replace(&mut said, true) => {
+                        Outcome::Brought(before, absent)
+                    }
+                    outcome => outcome,
+                },
+            };
+            self.answer(order.id, outcome);
+        }
     }
 }

@@ -47,7 +47,7 @@ impl AccessThreads {
         while done < length_bytes {
             let piece = (length_bytes - done).min(PREFETCH_BYTES);
             let address = address + done as u64;
-            if !self.0.queue_touch(Touch { order: None, address, length_bytes: piece as u32, right }) {
+            if !self.0.queue_touch(Touch::of_program(address, piece as u32, right)) {
                 return false;
             }
             recruit(&self.0);
@@ -101,16 +101,19 @@ fn start_thread(server: &Arc<AccessServer>) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicBool, AtomicU32};
     use std::time::{Duration, Instant};
 
+    use parking_lot::Mutex;
     use tombolo_host::own::{Absence, Absent, Denied, OwnMemory, Reason, ThisProcess, WordChange};
-    use tombolo_host::shared::SharedSpan;
+    use tombolo_host::shared::{SharedSpan, SharedSpanMut};
 
     use super::*;
     use crate::access::{Order, OrderKind, Outcome};
 
     struct Node {
         area: AccessArea,
+        brings: bool,
         posted: u64,
         taken: u64,
     }
@@ -118,7 +121,8 @@ mod tests {
     impl Node {
         fn order(&mut self, address: u64, length_bytes: u32, kind: OrderKind) -> Outcome {
             let (look, is_forced) = ((address, length_bytes.min(1 << 16)), false);
-            let order = Order { id: self.posted + 7, address, length_bytes, is_forced, look, kind };
+            let (id, brings) = (self.posted + 7, self.brings);
+            let order = Order { id, address, length_bytes, is_forced, brings, look, kind };
             self.area.post(self.posted, &order);
             self.posted += 1;
             let since = Instant::now();
@@ -147,7 +151,7 @@ mod tests {
         process.permit(&ahead);
         let process_twin = process.clone();
         let threads = AccessThreads::start(theirs, Box::new(process), Box::new(|| {})).unwrap();
-        let (mut node, at) = (Node { area, posted: 0, taken: 0 }, memory.address());
+        let (mut node, at) = (Node { area, brings: false, posted: 0, taken: 0 }, memory.address());
         node.area.span_mut(512, 9000).unwrap().copy_from(SharedSpan::from([3; 9000].as_slice()));
         let missing = |pages| Outcome::Absent(Absent { pages, kind: Some(Absence::Missing) });
         assert_eq!(node.order(at + 10, 9000, OrderKind::Write(512)), missing(0b111));
@@ -156,7 +160,7 @@ mod tests {
         assert_eq!(node.order(at, 3 * 4096, OrderKind::Touch(Right::Write)), Outcome::Done(0));
         // Also while a thread that waits for something carries orders out.
         threads.begin_to_poll();
-        let done = std::sync::atomic::AtomicBool::new(false);
+        let done = AtomicBool::new(false);
         let polled = std::thread::scope(|scope| {
             let polling = scope.spawn(|| {
                 let mut count = 0;
@@ -196,5 +200,116 @@ mod tests {
         assert_eq!(node.order(at, 100, OrderKind::Read(u64::MAX)), denied(at));
         assert_eq!(node.order(at, 1 << 30, OrderKind::Read(0)), Outcome::Impossible);
         drop(threads);
+    }
+
+    /// Memory whose first page comes when it is told to, and of which it is known what was written.
+    #[derive(Clone, Debug, Default)]
+    struct Late(Arc<State>);
+
+    #[derive(Debug, Default)]
+    struct State {
+        has_come: AtomicBool,
+        touches: AtomicU32,
+        written: Mutex<Vec<u64>>,
+    }
+
+    impl ProcessMemory for Late {
+        fn absent(&self, address: u64, _: u32, _: Right) -> Absent {
+            let is_absent = address < 4096 && !self.0.has_come.load(Ordering::SeqCst);
+            Absent { pages: is_absent.into(), kind: is_absent.then_some(Absence::Missing) }
+        }
+
+        fn check(&self, _: u64, _: u32, _: Right) -> Result<(), Denied> {
+            Ok(())
+        }
+
+        fn read(&self, _: u64, _: SharedSpanMut<'_>) -> Result<(), u64> {
+            Ok(())
+        }
+
+        fn write(&self, address: u64, _: SharedSpan<'_>) -> Result<(), u64> {
+            self.0.written.lock().push(address);
+            Ok(())
+        }
+
+        fn write_words(&self, _: u64, _: [u64; 2]) -> Result<(), u64> {
+            Ok(())
+        }
+
+        fn change_word(&self, _: u64, _: WordChange) -> Result<u64, Option<u64>> {
+            Err(None)
+        }
+
+        fn touch(&self, _: u64, _: u32, _: Right) -> Result<(), Denied> {
+            self.0.touches.fetch_add(1, Ordering::SeqCst);
+            while !self.0.has_come.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            Ok(())
+        }
+    }
+
+    /// A page that does not come holds up nobody; what waits for it is made when it comes, unless it was withdrawn. It
+    /// is brought in once for all that look at it.
+    #[test]
+    fn accesses_wait_for_their_page_alone_and_can_be_withdrawn() {
+        for leads in [true, false] {
+            let area = AccessArea::create().unwrap();
+            let theirs = AccessArea::open(area.as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let memory = Late::default();
+            let threads = AccessThreads::start(theirs, Box::new(memory.clone()), Box::new(|| {})).unwrap();
+            if !leads {
+                threads.begin_to_poll();
+            }
+            let mut node = Node { area, brings: true, posted: 0, taken: 0 };
+            let answered = |node: &mut Node| {
+                let since = Instant::now();
+                while node.area.answered() == node.taken {
+                    assert!(since.elapsed() < Duration::from_secs(60), "no answer");
+                    threads.serve();
+                    std::thread::yield_now();
+                }
+                node.taken += 1;
+                node.area.outcome(node.taken - 1).unwrap()
+            };
+            let post = |node: &mut Node, id, address, kind| {
+                let look = (address / 4096 * 4096, 4096);
+                let order =
+                    Order { id, address, length_bytes: 8, is_forced: false, brings: true, look, kind };
+                node.area.post(node.posted, &order);
+                node.posted += 1;
+            };
+            for (id, address) in [(1, 0), (2, 8), (3, 16), (4, 8192)] {
+                post(&mut node, id, address, OrderKind::Write(0));
+            }
+            assert_eq!(answered(&mut node), (4, Outcome::Done(0)));
+            for (id, is_withdrawn) in [(2, 1), (2, 0), (4, 0), (9, 0)] {
+                let order = OrderKind::Withdraw(id);
+                let withdraw = Order {
+                    id: 100 + id,
+                    address: 0,
+                    length_bytes: 0,
+                    is_forced: false,
+                    brings: false,
+                    look: (0, 0),
+                    kind: order,
+                };
+                node.area.post(node.posted, &withdraw);
+                node.posted += 1;
+                assert_eq!(answered(&mut node), (100 + id, Outcome::Done(is_withdrawn)));
+            }
+            memory.0.has_come.store(true, Ordering::SeqCst);
+            let absent = Absent { pages: 1, kind: Some(Absence::Missing) };
+            assert_eq!(answered(&mut node), (1, Outcome::Brought(0, absent)));
+            assert_eq!(answered(&mut node), (2, Outcome::Impossible));
+            assert_eq!(answered(&mut node), (3, Outcome::Done(0)));
+            assert_eq!(
+                (&*memory.0.written.lock(), memory.0.touches.load(Ordering::SeqCst)),
+                (&vec![8192, 0, 16], 1)
+            );
+            if !leads {
+                threads.end_to_poll();
+            }
+        }
     }
 }

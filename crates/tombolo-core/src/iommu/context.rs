@@ -81,6 +81,8 @@ pub(super) struct Context {
     pub(super) running: usize,
     /// Bytes of accesses that stall.
     pub(super) held_bytes: u64,
+    /// Bytes of accesses whose attempt may bring pages in.
+    pub(super) bringing_bytes: u64,
     /// Ranges that are being taken back, by where they begin.
     pub(super) releasing: BTreeMap<u64, u64>,
     pub(super) registers: FaultRegisters,

@@ -61,6 +61,8 @@ pub struct Counters {
     pub timed_out: u64,
     /// Accesses sent away because too many pages of the domain are being brought.
     pub busy: u64,
+    /// Of [`Self::touches`]: those by whoever attempted the access.
+    pub brought: u64,
     /// Accesses made without looking for absent pages, which kept going away.
     pub forced: u64,
     /// From a fault to the end of the access, of those that stalled; by [`End`].

@@ -165,6 +165,12 @@ impl Access {
         (self.address + u64::from(self.length_bytes)).div_ceil(super::PAGE_BYTES).max(self.first_page() + 1)
     }
 
+    /// What the one who attempts says may be wrong: at least one page, and none that is not of the access.
+    pub(super) fn pages_of(&self, pages: u32) -> u32 {
+        let count = (self.end_page() - self.first_page()).min(u32::BITS.into());
+        (pages & ((1_u64 << count) - 1) as u32).max(1)
+    }
+
     pub(super) fn touches(&self, address: u64) -> bool {
         (self.first_page()..self.end_page()).contains(&(address / super::PAGE_BYTES))
     }
@@ -201,6 +207,16 @@ pub enum Outcome {
     Done(u64),
     /// Pages are absent, and nothing was done. Bit `i`: the page `i` behind that of the first byte.
     Absent(u32, Absence),
+    /// Pages were absent, and who attempted it has brought them in and carried it out: only where it may
+    /// ([`super::Iommu::may_bring`]).
+    Brought {
+        /// The word before, if it was an atomic operation.
+        before: u64,
+        /// The pages that were absent. Bit `i`: the page `i` behind that of the first byte.
+        pages: u32,
+        /// Why the first of them was.
+        kind: Absence,
+    },
     /// It cannot be carried out; it may have been in part.
     Denied(Unreached),
 }
@@ -228,6 +244,9 @@ pub enum Action {
         /// What they are for.
         right: Right,
     },
+    /// An attempt that may bring pages in takes long: if nothing was copied yet, nothing is to be. Say which it is
+    /// ([`super::Iommu::withdrawn`]).
+    Withdraw(ContextId, AccessId),
     /// The access is over: it was carried out.
     Done(AccessId, u64),
     /// The access is over: it cannot be carried out.

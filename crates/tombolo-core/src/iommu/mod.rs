@@ -18,6 +18,10 @@
 //! remembered here: whoever attempts an access asks the kernel (one call for all pages of the range). A page that goes in
 //! between is brought in by the attempt itself, which is slower and as right.
 //!
+//! **Pages that come at once.** Most absent pages take microseconds, less than telling of them. So an attempt may bring its pages in
+//! itself, as long as it holds up nobody: what it has done is told with its end ([`Outcome::Brought`]). If that takes long, it is
+//! withdrawn, and its sender is told; and what waits with its bytes so is bounded, as other accesses that wait are.
+//!
 //! **How.** As all machines: events in, actions out ([`Iommu::poll`]), and a deadline. The caller keeps the bytes of an access until it
 //! is over; each access ends with exactly one of [`Action::Done`], [`Action::Refuse`], [`Action::Busy`],
 //! [`Action::Ready`] and [`Action::Forget`].
@@ -59,6 +63,8 @@ pub struct Config {
     pub running_touches: usize,
     /// Bytes of accesses of one context that stall, at most; others pause.
     pub max_held_bytes: u64,
+    /// Bytes of accesses of one context whose attempts may bring pages in, at most.
+    pub max_bringing_bytes: u64,
     /// An attempt that takes longer is given up, after one more chance of a quarter of that.
     pub attempt_timeout_ns: u64,
     /// Pages that take longer are given up, after one more chance of a quarter of that.
@@ -78,6 +84,7 @@ impl Default for Config {
             max_touches: 64,
             running_touches: 4,
             max_held_bytes: 2 << 20,
+            max_bringing_bytes: 1 << 20,
             attempt_timeout_ns: 2_000_000_000,
             touch_timeout_ns: 2_000_000_000,
             max_attempts: 32,
@@ -129,6 +136,10 @@ struct Job {
     attempts: u32,
     faulted_at: Option<Time>,
     held_bytes: u64,
+    begun_at: Time,
+    /// Those of its bytes that count as [`Context::bringing_bytes`]: its attempt may bring pages in.
+    bringing_bytes: u64,
+    is_withdrawn: bool,
 }
 
 impl Job {
@@ -200,9 +211,43 @@ impl Iommu {
         let id = AccessId(self.last_access);
         context.accesses.insert(id);
         self.counters.accesses += 1;
-        let state = State::Attempting(Patience::since(now));
-        self.jobs.insert(id, Job { access, state, absent: 0, attempts: 0, faulted_at: None, held_bytes: 0 });
+        let bytes = u64::from(access.length_bytes).max(1);
+        let may_bring = self.config.handles_faults
+            && access.policy == FaultPolicy::default()
+            && context.bringing_bytes + bytes <= self.config.max_bringing_bytes;
+        let bringing_bytes = if may_bring { bytes } else { 0 };
+        context.bringing_bytes += bringing_bytes;
+        let job = Job {
+            access,
+            state: State::Attempting(Patience::since(now)),
+            absent: 0,
+            attempts: 0,
+            faulted_at: None,
+            held_bytes: 0,
+            begun_at: now,
+            bringing_bytes,
+            is_withdrawn: false,
+        };
+        self.jobs.insert(id, job);
         Ok(id)
+    }
+
+    /// Whether the attempt of an access may bring pages in itself.
+    #[must_use]
+    pub fn may_bring(&self, id: AccessId) -> bool {
+        self.jobs.get(&id).is_some_and(|job| job.bringing_bytes > 0)
+    }
+
+    /// Whether an attempt could still be withdrawn: then nobody copies any more. Poll afterwards.
+    pub fn withdrawn(&mut self, now: Time, context_id: ContextId, id: AccessId, is_withdrawn: bool) {
+        let Some(context) = self.contexts.get(&context_id).filter(|_| is_withdrawn) else { return };
+        let known = self.jobs.get(&id).filter(|job| job.access.context == context_id);
+        let address = known.map_or(0, |job| job.access.address);
+        // Of one that was given up meanwhile only that is left.
+        if known.is_some_and(|job| job.is_withdrawn) || context.overdue.contains_key(&id) {
+            let unreached = Unreached { address, reason: Reason::TimedOut };
+            self.attempted(now, context_id, id, Outcome::Denied(unreached));
+        }
     }
 
     /// Whether nothing is begun in a context, since an earlier access of it does not end.
@@ -227,21 +272,50 @@ impl Iommu {
             return;
         }
         let access = job.access;
+        let may_have_brought = job.bringing_bytes > 0;
+        context.bringing_bytes -= std::mem::take(&mut job.bringing_bytes);
         match outcome {
-            Outcome::Done(before) => {
+            Outcome::Brought { before, pages, kind } if may_have_brought => {
+                self.brought(now, id, &access, pages, kind);
+                self.finish(id, Action::Done(id, before));
+            }
+            Outcome::Done(before) | Outcome::Brought { before, .. } => {
                 if let Some(since) = job.faulted_at {
                     self.counters.stall_times[access.end as usize].note(now.since_ns(since));
                 }
                 self.finish(id, Action::Done(id, before));
             }
             Outcome::Denied(refusal) => {
-                if refusal.reason != Reason::Gone {
+                if refusal.reason == Reason::TimedOut {
+                    self.counters.timed_out += 1;
+                } else if refusal.reason != Reason::Gone {
                     context.registers.note(refusal.address, access.right, true);
                     self.counters.denied += 1;
                 }
                 self.finish(id, Action::Refuse(id, refusal));
             }
             Outcome::Absent(pages, kind) => self.absent(now, id, &access, pages, kind),
+        }
+    }
+
+    /// An attempt met absent pages, and has brought them in. Where they come in a row, others follow.
+    fn brought(&mut self, now: Time, id: AccessId, access: &Access, pages: u32, kind: Absence) {
+        let Some(context) = self.contexts.get_mut(&access.context) else { return };
+        let pages = access.pages_of(pages);
+        let page = access.first_page() + u64::from(pages.trailing_zeros());
+        self.counters.faults[access.end as usize][kind as usize] += 1;
+        self.counters.touches += 1;
+        self.counters.brought += 1;
+        self.counters.pages_touched += u64::from(pages.count_ones());
+        context.registers.note(page * PAGE_BYTES, access.right, false);
+        if let Some(job) = self.jobs.get(&id) {
+            self.counters.stall_times[access.end as usize].note(now.since_ns(job.begun_at));
+        }
+        let (_, ahead) = context.chosen(access, pages);
+        if let Some(ahead) = ahead.filter(|_| !context.is_full(&self.config) && !context.is_releasing(access))
+        {
+            self.begin_touch(now, access, ahead, Vec::new());
+            self.run_touches(access.context, now);
         }
     }
 
@@ -252,9 +326,7 @@ impl Iommu {
             let refusal = Unreached { address: access.address, reason: Reason::Gone };
             return self.finish(id, Action::Refuse(id, refusal));
         }
-        let count = (access.end_page() - access.first_page()).min(u32::BITS.into());
-        // What the one who attempts says may be wrong: at least one page, and none that is not of the access.
-        let pages = (pages & ((1_u64 << count) - 1) as u32).max(1);
+        let pages = access.pages_of(pages);
         let page = access.first_page() + u64::from(pages.trailing_zeros());
         self.counters.faults[access.end as usize][kind as usize] += 1;
         context.registers.note(page * PAGE_BYTES, access.right, false);
@@ -329,6 +401,7 @@ impl Iommu {
         let Some(context) = self.contexts.get_mut(&context_id) else { return };
         context.accesses.remove(&id);
         context.held_bytes -= job.held_bytes;
+        context.bringing_bytes -= job.bringing_bytes;
         if context.is_releasing(&job.access) {
             self.settle_release(context_id, range_start);
         }
@@ -422,32 +495,44 @@ impl Iommu {
                 self.finish(record.access, action);
                 continue;
             }
-            let (needed, ahead) = context.chosen(&job.access, job.absent);
-            let range = (job.access.range_start, job.access.range_end);
-            let mut begin = |(first_page, end_page), waiting: Vec<AccessId>| {
-                self.last_touch += 1;
-                let (id, is_ahead) = (TouchId(self.last_touch), waiting.is_empty());
-                let touch = Touch {
-                    first_page,
-                    end_page,
-                    range,
-                    right,
-                    since: now,
-                    is_overdue: false,
-                    patience: Patience::since(now),
-                    is_ahead,
-                    waiting,
-                };
-                context.touches.insert(id, touch);
-                context.queued.push_back(id);
-                id
-            };
-            *touch = Some(begin(needed, vec![record.access]));
+            let access = job.access;
+            let (needed, ahead) = context.chosen(&access, job.absent);
+            let begun = self.begin_touch(now, &access, needed, vec![record.access]);
+            if let Some(Job { state: State::Waiting { touch, .. }, .. }) = self.jobs.get_mut(&record.access) {
+                *touch = begun;
+            }
             if let Some(ahead) = ahead {
-                begin(ahead, Vec::new());
+                self.begin_touch(now, &access, ahead, Vec::new());
             }
             self.run_touches(record.context, now);
         }
+    }
+
+    /// Queues a touch of these pages, first and end, for one access and others of the same context.
+    fn begin_touch(
+        &mut self,
+        now: Time,
+        access: &Access,
+        (first_page, end_page): (u64, u64),
+        waiting: Vec<AccessId>,
+    ) -> Option<TouchId> {
+        let context = self.contexts.get_mut(&access.context)?;
+        self.last_touch += 1;
+        let (id, is_ahead) = (TouchId(self.last_touch), waiting.is_empty());
+        let touch = Touch {
+            first_page,
+            end_page,
+            range: (access.range_start, access.range_end),
+            right: access.right,
+            since: now,
+            is_overdue: false,
+            patience: Patience::since(now),
+            is_ahead,
+            waiting,
+        };
+        context.touches.insert(id, touch);
+        context.queued.push_back(id);
+        Some(id)
     }
 
     /// Asks for as many touches of a context as may run at once.
@@ -531,7 +616,15 @@ impl Iommu {
         };
         let late: Vec<AccessId> = context.accesses.iter().filter(is_late).copied().collect();
         for access in late {
-            let Some(job) = self.jobs.get(&access) else { continue };
+            let Some(job) = self.jobs.get_mut(&access) else { continue };
+            if job.bringing_bytes > 0 && !job.is_withdrawn {
+                job.is_withdrawn = true;
+                // It is soon known.
+                let since = Time(now.0.saturating_sub(timeout_ns - timeout_ns / 4));
+                job.state = State::Attempting(Patience::since(since));
+                self.actions.push_back(Action::Withdraw(id, access));
+                continue;
+            }
             let refusal = Unreached { address: job.access.address, reason: Reason::TimedOut };
             let (range_start, is_of_asker) = (job.access.range_start, job.access.is_of_asker);
             let Some(context) = self.contexts.get_mut(&id) else { return };
@@ -637,6 +730,7 @@ impl Iommu {
                 context.touches.is_empty()
                     && context.accesses.is_empty()
                     && context.held_bytes == 0
+                    && context.bringing_bytes == 0
                     && context.running == 0
                     && context.releasing.is_empty()
                     && context.overdue.is_empty()

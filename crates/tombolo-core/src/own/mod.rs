@@ -43,6 +43,8 @@ pub enum Step<B> {
         /// Without looking for absent pages first.
         is_forced: bool,
     },
+    /// If nothing of this access was copied yet, nothing is to be: [`OwnMemory::withdrawn`].
+    Withdraw(ContextId, AccessId),
     /// Bring pages in, as [`Action::Touch`] says.
     Touch {
         /// To be said at the end.
@@ -68,6 +70,17 @@ pub enum Step<B> {
     NotChanged(u64, Refused),
     /// A range that was taken back is not touched any more (true), or an access to it does not end.
     Released(ContextId, u64, bool),
+}
+
+/// An access that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// Its number.
+    pub access: AccessId,
+    /// What is looked at for absent pages.
+    pub look: (u64, u32),
+    /// Whether this attempt may bring them in itself: [`Outcome::Brought`].
+    pub may_bring: bool,
 }
 
 /// Whose sender comes again when a page is there.
@@ -148,17 +161,11 @@ impl<B> OwnMemory<B> {
         });
     }
 
-    /// Begins an access: the caller attempts it, as after [`Step::Attempt`]. Gives its number, and what is looked at for absent
-    /// pages.
+    /// Begins an access: the caller attempts it, as after [`Step::Attempt`].
     ///
     /// # Errors
     /// What the sender is told; nothing has begun.
-    pub fn begin(
-        &mut self,
-        now: Time,
-        request: &Request,
-        left: B,
-    ) -> Result<(AccessId, (u64, u32)), Refusal> {
+    pub fn begin(&mut self, now: Time, request: &Request, left: B) -> Result<Begun, Refusal> {
         let Request { context, range, policy, at, .. } = *request;
         let end = request.purpose.end();
         let look = look_at(range, at, request.purpose.block().unwrap_or(at));
@@ -187,7 +194,7 @@ impl<B> OwnMemory<B> {
         let entry =
             Entry { context, address: at.0, left: Some(left), purpose, is_posted: true, paused: None };
         self.entries.insert(id, entry);
-        Ok((id, look))
+        Ok(Begun { access: id, look, may_bring: self.iommu.may_bring(id) })
     }
 
     /// What a sender is told for whose bytes there is no room.
@@ -212,13 +219,25 @@ impl<B> OwnMemory<B> {
 
     /// An attempt has ended, whoever says so. Poll afterwards.
     pub fn attempted(&mut self, now: Time, context: ContextId, access: AccessId, outcome: Outcome) {
+        self.answered(context, access);
+        self.iommu.attempted(now, context, access, outcome);
+    }
+
+    /// Whether an attempt could still be withdrawn: then nobody copies any more. Poll afterwards.
+    pub fn withdrawn(&mut self, now: Time, context: ContextId, access: AccessId, is_withdrawn: bool) {
+        if is_withdrawn {
+            self.answered(context, access);
+        }
+        self.iommu.withdrawn(now, context, access, is_withdrawn);
+    }
+
+    fn answered(&mut self, context: ContextId, access: AccessId) {
         if let Some(entry) = self.entries.get_mut(&access).filter(|entry| entry.context == context) {
             entry.is_posted = false;
             if entry.purpose.is_none() && entry.paused.is_none() {
                 self.entries.remove(&access);
             }
         }
-        self.iommu.attempted(now, context, access, outcome);
     }
 
     /// Pages were brought in, or could not be. Poll afterwards.
@@ -334,6 +353,7 @@ impl<B> OwnMemory<B> {
                 Action::Touch { touch, context, address, length_bytes, right } => {
                     return Some(Step::Touch { touch, context, address, length_bytes, right });
                 }
+                Action::Withdraw(context, access) => return Some(Step::Withdraw(context, access)),
                 Action::Done(access, before) => {
                     let Some(entry) = self.entries.remove(&access) else { continue };
                     if let Some((purpose, left)) = entry.purpose.zip(entry.left) {

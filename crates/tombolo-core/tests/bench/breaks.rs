@@ -64,6 +64,7 @@ impl Bench {
             | Event::SourceReady { at, .. }
             | Event::Room { at, .. }
             | Event::Attempt { at, .. }
+            | Event::Withdraw { at, .. }
             | Event::Touch { at, .. }
             | Event::Release { at, .. }
             | Event::Change { at, .. }

@@ -36,7 +36,8 @@ enum Event {
     PageReady { at: usize, placement: Placement },
     SourceReady { at: usize, block: Block },
     Room { at: usize, path: PathId },
-    Attempt { at: usize, context: ContextId, access: AccessId, is_forced: bool },
+    Attempt { at: usize, context: ContextId, access: AccessId, how: own_memory::Attempt },
+    Withdraw { at: usize, context: ContextId, access: AccessId },
     Touch { at: usize, context: ContextId, touch: TouchId, range: (u64, u32), right: Right },
     Mapped { at: usize },
     Release { at: usize, start: u64 },
@@ -648,9 +649,8 @@ impl Bench {
                 Event::PageReady { at, placement } => self.engines[at].page_ready(&placement),
                 Event::SourceReady { at, block } => self.engines[at].source_ready(&block),
                 Event::Room { at, path } => self.engines[at].link_has_room(OTHER, path),
-                Event::Attempt { at, context, access, is_forced } => {
-                    self.attempt(at, context, access, is_forced);
-                }
+                Event::Attempt { at, context, access, how } => self.attempt(at, context, access, how),
+                Event::Withdraw { at, context, access } => self.withdraw(at, context, access),
                 Event::Touch { at, context, touch, range, right } => {
                     self.touched(at, context, touch, range, right);
                 }

@@ -9,7 +9,7 @@ use tombolo_core::iommu::{
     Absence, AccessId, Config, ContextId, End, FaultPolicy, FaultSource, Outcome, PAGE_BYTES, Reason,
     Released, Right, TouchId, Unreached,
 };
-use tombolo_core::own::{MoveId, OwnMemory, Part, Purpose, Refused, Request, Step, Went, Words};
+use tombolo_core::own::{Begun, MoveId, OwnMemory, Part, Purpose, Refused, Request, Step, Went, Words};
 use tombolo_core::rdma::{Block, NotificationWrite, Operation, Placement, Time, TransferError};
 use tombolo_random::Random;
 use tombolo_wire::{
@@ -61,6 +61,18 @@ enum Page {
     Unmapped,
 }
 
+/// How a program attempts an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attempt {
+    Plain,
+    /// It may bring pages in itself.
+    Bringing,
+    /// It has brought in these.
+    Brought(u32, Absence),
+    /// It does not look for absent pages.
+    Forced,
+}
+
 /// What the program is asked to do: it does so late, too.
 #[derive(Clone, Copy, Debug)]
 enum Order {
@@ -109,6 +121,8 @@ struct Program {
     /// Pages beyond this one are not used.
     end_page: u64,
     hanging: HashSet<TouchId>,
+    /// Accesses whose pages it brings in, and which it makes then.
+    bringing: HashSet<AccessId>,
     /// It is stopped until then.
     stopped_until: Time,
 }
@@ -131,8 +145,8 @@ impl Host {
             last_context += 1;
             let context = ContextId(last_context);
             own.open(context);
-            let (pages, hanging) = (HashMap::new(), HashSet::new());
-            Program { context, pages, end_page, hanging, stopped_until: Time(0) }
+            let (pages, hanging, bringing) = (HashMap::new(), HashSet::new(), HashSet::new());
+            Program { context, pages, end_page, hanging, bringing, stopped_until: Time(0) }
         });
         let words = Range {
             end: WORDS_BASE + 8 * WORDS as u64,
@@ -323,6 +337,7 @@ impl Bench {
             host.last_context += 1;
             host.programs[which].context = ContextId(host.last_context);
             host.programs[which].hanging.clear();
+            host.programs[which].bringing.clear();
             host.own.open(ContextId(host.last_context));
         }
         if self.random.per_million(faults.releasing) {
@@ -400,20 +415,20 @@ impl Bench {
         }
         let right = if matches!(order, Order::Read) { Right::Read } else { Right::Write };
         let left = Left { program, range, at, look: at, right, bytes, order };
-        let (id, look) = host.own.begin(now, &request, left)?;
+        let Begun { access: id, look, may_bring } = host.own.begin(now, &request, left)?;
         assert!(range <= look.0 && look.0 + u64::from(look.1) <= end, "looks beyond its range");
         host.own.with_mut(id).expect("an access that has begun").look = look;
-        self.order(node, context, id, false);
+        self.order(node, context, id, if may_bring { Attempt::Bringing } else { Attempt::Plain });
         Ok(())
     }
 
     /// The program is asked to attempt an access.
-    fn order(&mut self, node: usize, context: ContextId, access: AccessId, is_forced: bool) {
+    fn order(&mut self, node: usize, context: ContextId, access: AccessId, how: Attempt) {
         let mut delay_ns = self.random.below(20_000);
         if self.random.per_million(self.faults.slow_copy) {
             delay_ns += self.random.below(self.faults.slow_ns);
         }
-        self.at(self.now.after_ns(delay_ns), Event::Attempt { at: node, context, access, is_forced });
+        self.at(self.now.after_ns(delay_ns), Event::Attempt { at: node, context, access, how });
     }
 
     pub(super) fn place_own(&mut self, node: usize, placement: Placement, payload: &[u8]) {
@@ -617,12 +632,24 @@ impl Bench {
     }
 
     /// The program attempts an access, and says how it went.
-    pub(super) fn attempt(&mut self, node: usize, context: ContextId, id: AccessId, is_forced: bool) {
+    pub(super) fn attempt(&mut self, node: usize, context: ContextId, id: AccessId, how: Attempt) {
         let now = self.now;
         // If its program is gone, nobody copies.
         let Some(program) = self.program(node, context) else { return };
         if let Some(later) = program.stopped(now) {
-            return self.at(later, Event::Attempt { at: node, context, access: id, is_forced });
+            return self.at(later, Event::Attempt { at: node, context, access: id, how });
+        }
+        if let Attempt::Brought(..) = how
+            && !program.bringing.remove(&id)
+        {
+            // It was withdrawn.
+            return;
+        }
+        let faults = self.own_faults.expect("programs' own memory");
+        let has_thread = how == Attempt::Bringing && self.random.one_in(2);
+        let mut delay_ns = self.random.below(faults.touch_ns.max(1));
+        if has_thread && self.random.per_million(faults.hanging) {
+            delay_ns += HANG_NS;
         }
         let host = self.host(node);
         let left = host.own.with(id).expect("what is copied stays until that was answered");
@@ -633,11 +660,25 @@ impl Bench {
         assert_eq!(program.context, context);
         let outcome = match program.look(look, right) {
             Err(unreached) => Outcome::Denied(unreached),
-            Ok(Some((absent, kind))) if !is_forced => Outcome::Absent(absent, kind),
+            Ok(Some((absent, kind))) if has_thread => {
+                program.bringing.insert(id);
+                let how = Attempt::Brought(absent, kind);
+                return self
+                    .at(now.after_ns(delay_ns), Event::Attempt { at: node, context, access: id, how });
+            }
+            Ok(Some((absent, kind))) if how == Attempt::Plain || how == Attempt::Bringing => {
+                Outcome::Absent(absent, kind)
+            }
             Ok(_) => {
                 program.bring(at.0, at.1, right).expect("it was looked at");
                 self.carry_out(node, id)
             }
+        };
+        let outcome = match (how, outcome) {
+            (Attempt::Brought(pages, kind), Outcome::Done(before)) => {
+                Outcome::Brought { before, pages, kind }
+            }
+            (_, outcome) => outcome,
         };
         if matches!(outcome, Outcome::Denied(_)) {
             self.carry_out_part(node, id);
@@ -656,6 +697,17 @@ impl Bench {
                 self.host(node).own.attempted(now, context, id, Outcome::Done(7));
             }
         }
+    }
+
+    /// The program is asked not to make an access, if it is still at bringing pages in.
+    pub(super) fn withdraw(&mut self, node: usize, context: ContextId, access: AccessId) {
+        let now = self.now;
+        let Some(program) = self.program(node, context) else { return };
+        if let Some(later) = program.stopped(now) {
+            return self.at(later, Event::Withdraw { at: node, context, access });
+        }
+        let is_withdrawn = program.bringing.remove(&access);
+        self.host(node).own.withdrawn(now, context, access, is_withdrawn);
     }
 
     fn lies(&mut self) -> bool {
@@ -729,7 +781,11 @@ impl Bench {
             Step::Attempt { access, is_forced } => {
                 let program = hosts[node].own.with(access).expect("what is to be copied").program;
                 let context = hosts[node].programs[program].context;
-                self.order(node, context, access, is_forced);
+                self.order(node, context, access, if is_forced { Attempt::Forced } else { Attempt::Plain });
+            }
+            Step::Withdraw(context, access) => {
+                let delay_ns = self.random.below(20_000);
+                self.at(now.after_ns(delay_ns), Event::Withdraw { at: node, context, access });
             }
             Step::Touch { touch, context, address, length_bytes, right } => {
                 assert!(length_bytes > 0, "{step:?}");
@@ -771,7 +827,8 @@ impl Bench {
     pub(super) fn check_programs(&self) {
         for host in self.hosts.iter().flatten() {
             assert!(host.own.is_idle(), "{:?}", host.own);
-            assert!(host.programs.iter().all(|program| program.hanging.is_empty()));
+            let programs = &host.programs;
+            assert!(programs.iter().all(|program| program.hanging.is_empty() && program.bringing.is_empty()));
         }
     }
 

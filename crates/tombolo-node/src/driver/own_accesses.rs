@@ -28,6 +28,8 @@ use crate::programs::user::Poster;
 
 /// Marks the orders to bring pages in, among the numbers of orders.
 const OF_A_TOUCH: u64 = 1 << 63;
+/// Marks those to withdraw another.
+const OF_A_WITHDRAWAL: u64 = 1 << 62;
 
 /// What is done with the memory.
 pub(crate) enum Work<'a> {
@@ -54,17 +56,21 @@ impl Work<'_> {
 fn outcome_of(answer: Answer, address: u64) -> Outcome {
     match answer {
         Answer::Done(before) => Outcome::Done(before),
-        Answer::Absent(absent) => Outcome::Absent(
-            absent.pages,
-            match absent.kind {
-                None | Some(own::Absence::Missing) => Absence::Missing,
-                Some(own::Absence::Swapped) => Absence::Swapped,
-                Some(own::Absence::CopyOnWrite) => Absence::CopyOnWrite,
-                Some(own::Absence::WriteProtected) => Absence::WriteProtected,
-            },
-        ),
+        Answer::Absent(absent) => Outcome::Absent(absent.pages, absence_of(absent)),
+        Answer::Brought(before, absent) => {
+            Outcome::Brought { before, pages: absent.pages, kind: absence_of(absent) }
+        }
         Answer::Denied(denied) => Outcome::Denied(unreached_of(denied)),
         Answer::Impossible => Outcome::Denied(Unreached { address, reason: Reason::NotMapped }),
+    }
+}
+
+fn absence_of(absent: own::Absent) -> Absence {
+    match absent.kind {
+        None | Some(own::Absence::Missing) => Absence::Missing,
+        Some(own::Absence::Swapped) => Absence::Swapped,
+        Some(own::Absence::CopyOnWrite) => Absence::CopyOnWrite,
+        Some(own::Absence::WriteProtected) => Absence::WriteProtected,
     }
 }
 
@@ -75,6 +81,10 @@ fn unreached_of(denied: own::Denied) -> Unreached {
         own::Reason::Unavailable => Reason::Unavailable,
     };
     Unreached { address: denied.address, reason }
+}
+
+fn order(id: u64, (address, length_bytes): (u64, u32), look: (u64, u32), kind: OrderKind) -> Order {
+    Order { id, address, length_bytes, is_forced: false, brings: false, look, kind }
 }
 
 impl Node {
@@ -99,17 +109,17 @@ impl Node {
         };
         let (kind, staged) = self.stage(own, work, &request)?;
         let look = (address, length_bytes);
-        let order = Order { id: 0, address, length_bytes, is_forced: false, look, kind };
+        let order = order(0, look, look, kind);
         let mut own_memory = self.programs.own_memory.lock();
         // Under the lock under which the range is released.
         if place.range.is_gone() {
             return Err(Refusal::at(NackCode::DecodeError, address));
         }
         let ordered = Ordered { own: own.clone(), order, staged };
-        let (id, look) = own_memory.begin(self.now(), &request, ordered)?;
-        if let Some(ordered) = own_memory.with_mut(id) {
-            (ordered.order.id, ordered.order.look) = (id.0, look);
-            ordered.post(false);
+        let begun = own_memory.begin(self.now(), &request, ordered)?;
+        if let Some(ordered) = own_memory.with_mut(begun.access) {
+            (ordered.order.id, ordered.order.look) = (begun.access.0, begun.look);
+            ordered.post(false, begun.may_bring);
         }
         Ok(())
     }
@@ -186,11 +196,15 @@ impl Node {
             let outcome = match answer {
                 Answer::Done(_) => Ok(()),
                 Answer::Denied(denied) => Err(unreached_of(denied)),
-                Answer::Absent(_) | Answer::Impossible => {
+                Answer::Absent(_) | Answer::Brought(..) | Answer::Impossible => {
                     Err(Unreached { address: 0, reason: Reason::Unavailable })
                 }
             };
             return own_memory.touched(now, own.context, TouchId(id & !OF_A_TOUCH), outcome);
+        }
+        if id & OF_A_WITHDRAWAL != 0 {
+            let (access, is_withdrawn) = (AccessId(id & !OF_A_WITHDRAWAL), answer == Answer::Done(1));
+            return own_memory.withdrawn(now, own.context, access, is_withdrawn);
         }
         let id = AccessId(id);
         let address = own_memory.with(id).map_or(0, |ordered| ordered.order.address);
@@ -215,7 +229,7 @@ impl Node {
             match step {
                 Step::Attempt { access, is_forced } => {
                     if let Some(ordered) = self.programs.own_memory.lock().with(access) {
-                        ordered.post(is_forced);
+                        ordered.post(is_forced, false);
                     }
                 }
                 Step::Touch { touch, context, address, length_bytes, right } => {
@@ -224,9 +238,15 @@ impl Node {
                         Right::Write => own::Right::Write,
                     });
                     let (id, look) = (touch.0 | OF_A_TOUCH, (address, 0));
-                    let order = Order { id, address, length_bytes, is_forced: false, look, kind };
+                    let order = order(id, (address, length_bytes), look, kind);
                     if let Some(own) = self.programs.accesses().iter().find(|own| own.context == context) {
                         own.post(&order);
+                    }
+                }
+                Step::Withdraw(context, access) => {
+                    let (id, kind) = (access.0 | OF_A_WITHDRAWAL, OrderKind::Withdraw(access.0));
+                    if let Some(own) = self.programs.accesses().iter().find(|own| own.context == context) {
+                        own.post(&order(id, (0, 0), (0, 0), kind));
                     }
                 }
                 Step::Send(block, ordered) => self.send_copied(&block, ordered.staged.as_ref()),
@@ -276,6 +296,7 @@ impl Node {
             ("faults_denied", counters.denied),
             ("faults_timed_out", counters.timed_out),
             ("faults_busy", counters.busy),
+            ("faults_brought", counters.brought),
             ("faults_forced", counters.forced),
         ] {
             named.push((name.to_owned(), count));

@@ -203,8 +203,8 @@ pub(crate) struct Ordered {
 
 impl Ordered {
     /// Gives the order. One that is not taken is given up in time: there are more places than accesses of a context.
-    pub(crate) fn post(&self, is_forced: bool) {
-        self.own.post(&Order { is_forced, ..self.order });
+    pub(crate) fn post(&self, is_forced: bool, brings: bool) {
+        self.own.post(&Order { is_forced, brings, ..self.order });
     }
 }
 
