@@ -420,33 +420,45 @@ fn resident_bytes() -> Result<u64, Failure> {
     pages.map(|pages| pages * 4096).ok_or_else(|| Failure::new("/proc/self/statm says something else"))
 }
 
-/// From waking a thread that sleeps until it runs: half of there and back.
-fn wake_ns() -> Result<f64, Failure> {
-    const ROUNDS: usize = 2000;
+/// From waking a thread that sleeps on another processor until it runs: half of there and back. Both are pinned: on
+/// one processor a wake is a switch, and takes a microsecond, and that is where two threads alone may be put.
+fn wake_ns(first: usize, last: usize) -> Result<f64, Failure> {
+    const ROUNDS: u32 = 2000;
     let turn = AtomicU32::new(0);
-    let mut samples = Samples::new(ROUNDS)?;
-    let here = std::thread::current();
-    std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            for round in 0..ROUNDS as u32 {
-                while turn.load(Ordering::Acquire) != round * 2 + 1 {
-                    std::thread::park();
-                }
-                turn.store(round * 2 + 2, Ordering::Release);
-                here.unpark();
-            }
-        });
-        for round in 0..ROUNDS as u32 {
-            let since = Instant::now();
-            turn.store(round * 2 + 1, Ordering::Release);
-            other.thread().unpark();
-            while turn.load(Ordering::Acquire) != round * 2 + 2 {
-                std::thread::park();
-            }
-            samples.note(since.elapsed().as_nanos() as u64 / 2);
+    let wait = |wanted: u32| {
+        while turn.load(Ordering::Acquire) != wanted {
+            std::thread::park();
         }
+    };
+    let pass = |to: &std::thread::Thread, next: u32| {
+        turn.store(next, Ordering::Release);
+        to.unpark();
+    };
+    let measured = std::thread::scope(|scope| {
+        let asker = scope.spawn(|| {
+            process::pin_thread(first)?;
+            let asker = std::thread::current();
+            let other = scope.spawn(move || {
+                let pinned = process::pin_thread(last);
+                for round in 0..ROUNDS {
+                    wait(round * 2 + 1);
+                    pass(&asker, round * 2 + 2);
+                }
+                pinned
+            });
+            let mut samples = Samples::new(ROUNDS as usize)?;
+            for round in 0..ROUNDS {
+                let since = Instant::now();
+                pass(other.thread(), round * 2 + 1);
+                wait(round * 2 + 2);
+                samples.note(since.elapsed().as_nanos() as u64 / 2);
+            }
+            other.join().map_err(|_| Failure::new("a thread failed"))??;
+            Ok::<_, Failure>(samples.summary()?.median_ns)
+        });
+        asker.join()
     });
-    Ok(samples.summary()?.median_ns)
+    measured.map_err(|_| Failure::new("a thread failed"))?
 }
 
 fn first_touch_ns(size: usize) -> Result<f64, Failure> {
@@ -481,7 +493,7 @@ fn measure(arguments: &Arguments) -> Result<Outcome, Failure> {
     let ends = [processors.first(), processors.last()].map(|end| end.copied().unwrap_or(0));
     let floor = Floor {
         cache_line_round_trip_ns: cache_line(ends[0], ends[1])?,
-        wake_ns: wake_ns()?,
+        wake_ns: wake_ns(ends[0], ends[1])?,
         first_touch: first_touch.collect::<Result<_, Failure>>()?,
     };
     let scratch = Scratch::new("bench-faults")?;
