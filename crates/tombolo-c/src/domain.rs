@@ -52,7 +52,11 @@ unsafe fn open(path: *const c_char, number: u16, user_id: Option<u32>, domain: *
         Ok(opened) => {
             // SAFETY: can be written, as the caller promises.
             unsafe {
-                domain.write(Box::into_raw(Box::new(Domain { domain: opened, registered: Mutex::default() })))
+                domain.write(Box::into_raw(Box::new(Domain {
+                    domain: opened,
+                    registering: Mutex::default(),
+                    registered: Mutex::default(),
+                })))
             };
             Result::Ok
         }
@@ -61,8 +65,9 @@ unsafe fn open(path: *const c_char, number: u16, user_id: Option<u32>, domain: *
 }
 
 /// Closes a domain. Its own memory that is registered still, or may be, is deregistered first: when this
-/// returns 0, no transfer touches it any more. Transfers and mailboxes that are not released keep the rest of
-/// the domain open until they are. The domain is not to be used any more whatever this returns;
+/// returns 0, no transfer touches it any more. Transfers, queues and mailboxes that are not released keep the rest of
+/// the domain open until they are. In a child made by fork it only releases the handle, and returns `REFUSED`: the domain is that of
+/// the process that opened it. The domain is not to be used any more whatever this returns;
 /// otherwise a transfer may still touch own memory until the last of them is released, and for
 /// `REFUSED` (a copy hangs, because nobody brings a page) until the page comes. Null is nothing.
 ///

@@ -69,7 +69,8 @@ pub enum Result {
     TimedOut = 4,
     /// The node refused: the domain is taken, or there is not so much memory. Or own memory cannot be
     /// registered, or a copy of it hangs. Or this process has no file descriptor or no address space left
-    /// for what the node passed. Or the node belongs to a user that is not trusted.
+    /// for what the node passed. Or the node belongs to a user that is not trusted. Or this process is a child of the one that
+    /// opened the domain, or the memory is another domain's.
     Refused = 5,
     /// All 32 channels of that direction are in use: release transfers that have ended.
     NoChannel = 6,
@@ -304,7 +305,9 @@ pub struct Remote {
 /// A protection domain. May be used by all threads.
 pub struct Domain {
     domain: tombolo_client::Domain,
-    /// The program's own memory that is registered, by the address at which it begins.
+    /// Held while the node is asked to register or deregister something: who deregisters it meanwhile finds it.
+    registering: Mutex<()>,
+    /// The program's own memory that is registered, by the address at which it begins. Not locked while the node is asked.
     registered: Mutex<BTreeMap<usize, own::Own>>,
 }
 
@@ -362,6 +365,9 @@ fn open_failure(error: &OpenError) -> Result {
         | OpenError::Memory(_)
         | OpenError::Window(_)
         | OpenError::NoDescriptors
+        | OpenError::Forked
+        | OpenError::OtherDomain
+        | OpenError::AccessHangs
         | OpenError::UntrustedNode { .. } => Result::Refused,
         OpenError::Lost(_) | OpenError::UnexpectedMessage => Result::NodeGone,
     };
@@ -431,6 +437,10 @@ impl Domain {
     fn registered(&self) -> MutexGuard<'_, BTreeMap<usize, own::Own>> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn register_alone(&self) -> MutexGuard<'_, ()> {
+        self.registering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// # Safety
@@ -458,6 +468,14 @@ unsafe fn hand_out(started: std::result::Result<Started, PostError>, transfer: *
             unsafe { transfer.write(Box::into_raw(Box::new(Transfer(started)))) };
             Result::Ok
         }
-        Err(error) => fail(Result::NoChannel, &error.to_string()),
+        Err(error) => post_failure(error),
     }
+}
+
+fn post_failure(error: PostError) -> Result {
+    let result = match error {
+        PostError::NoChannel(_) | PostError::QueueFull(_) => Result::NoChannel,
+        PostError::Forked => Result::Refused,
+    };
+    fail(result, &error.to_string())
 }

@@ -62,7 +62,7 @@ pub unsafe extern "C" fn tombolo_register(
     unsafe { tombolo_register_with(domain, start, bytes, grants, grant_count, std::ptr::null()) }
 }
 
-/// As `tombolo_register`, with a choice of how absent pages are dealt with; null chooses nothing. To register all
+/// As `tombolo_register`, with a choice of how absent pages are dealt with; null is the default. To register all
 /// memory of the program, whatever is mapped there when, begin at 4096 and end at 2^47.
 ///
 /// # Safety
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn tombolo_register_with(
 ) -> Result {
     // SAFETY: null or valid, as the caller promises.
     let Some(faults) = unsafe { faults.as_ref() }.map_or(Some(Default::default()), faults_of) else {
-        return bad_argument("tombolo_register_with: pages are to be brought in in a way that there is not");
+        return bad_argument("tombolo_register_with: `touch` is none of the values of tombolo_touch");
     };
     // SAFETY: null or open, as the caller promises.
     let Some(domain) = (unsafe { domain.as_ref() }) else {
@@ -89,21 +89,20 @@ pub unsafe extern "C" fn tombolo_register_with(
     };
     // SAFETY: there are as many entries as the caller promises.
     let Some(grants) = (unsafe { grants_of(grants, grant_count) }) else {
-        return bad_argument("tombolo_register: a grant is for nobody");
+        return bad_argument("tombolo_register: the `who` of a grant is unknown, or its number too large");
     };
     // SAFETY: no reference is made to it here, and C has none that would mind.
     let memory = unsafe { OwnMemory::from_raw(address, bytes) };
-    // Held over the call: who deregisters it meanwhile finds it.
-    let mut registered = domain.registered();
+    let _alone = domain.register_alone();
     match domain.domain.register_with(memory, &grants, faults) {
         Ok(memory) => {
-            registered.entry(start as usize).or_default().registered = Some(memory);
+            domain.registered().entry(start as usize).or_default().registered = Some(memory);
             Result::Ok
         }
         Err(error) => {
             let result = open_failure(&error);
             if matches!(result, Result::TimedOut | Result::NodeGone) {
-                registered.entry(start as usize).or_default().is_unsettled = true;
+                domain.registered().entry(start as usize).or_default().is_unsettled = true;
             }
             result
         }
@@ -199,16 +198,16 @@ pub unsafe extern "C" fn tombolo_deregister(domain: *const Domain, start: *mut c
     let Some(domain) = (unsafe { domain.as_ref() }) else {
         return bad_argument("tombolo_deregister: domain is null");
     };
-    // Held over the call: nobody else finds it gone that may stay.
-    let mut registered = domain.registered();
-    let Some(own) = registered.remove(&(start as usize)) else {
+    let _alone = domain.register_alone();
+    let own = domain.registered().remove(&(start as usize));
+    let Some(own) = own else {
         return bad_argument("tombolo_deregister: no memory is registered there");
     };
     match own.take_back(&domain.domain, start as usize) {
         Ok(()) => Result::Ok,
         Err((own, error)) => {
             let result = open_failure(&error);
-            registered.insert(start as usize, own);
+            domain.registered().insert(start as usize, own);
             result
         }
     }

@@ -13,7 +13,8 @@ use tombolo_channel::{
     ChannelPage, Descriptor, FaultRegisters, Faults, Grant, MAX_MAIL_BYTES, PeerLife, PeerStatus, READ_SLOTS,
     Reply, Request, SLOTS, Target, WRITE_SLOTS, Waiting, Who, Work,
 };
-use tombolo_host::own::{self, OwnMemory, Right};
+use tombolo_host::life::ProcessLife;
+use tombolo_host::own::{OwnMemory, Right};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::client::{BUSY_PAUSE, DEFAULT_REQUEST_TIMEOUT};
 use tombolo_host::unix::{SeqpacketSocket, UnixError, UntrustedUser};
@@ -22,7 +23,7 @@ use tombolo_wire::{ATOMIC_BYTES, AtomicOperation};
 use crate::asking::{Answer, Asking, TimeLimit};
 use crate::channels::Channels;
 use crate::error::{DeregisterError, OpenError, PostError, SendError, WaitError};
-use crate::inner::{Inner, Progress};
+use crate::inner::{AccessEnd, Inner, Progress};
 use crate::mailbox::Mailbox;
 use crate::memory::{Memory, Registered};
 use crate::own_access;
@@ -32,10 +33,13 @@ use crate::requests::GivenUp;
 use crate::transfer::{Atomic, Spec, Transfer};
 
 /// A protection domain of this program at its node, and the channels that go with it. All threads
-/// may use it at once; a clone is the same domain. When the last clone and the last transfer are
-/// dropped, or the program ends, the node takes all of it back.
+/// may use it at once; a clone is the same domain. When the last clone, and the last transfer, queue and mailbox of it are
+/// dropped, or the program ends, the node takes all of it back. A child made by fork cannot use it, and opens a domain of its own.
 #[derive(Clone, Debug)]
 pub struct Domain(Arc<Inner>);
+
+/// Numbers the domains that this process opens.
+static SERIAL: AtomicU64 = AtomicU64::new(0);
 
 /// The bits of these channels.
 pub(crate) fn mask(slots: Range<usize>) -> u64 {
@@ -114,7 +118,15 @@ impl Domain {
             outgoing: OnceLock::new(),
             progress,
             own_access: OnceLock::new(),
+            held_by_helper: Mutex::default(),
+            process: ProcessLife::now(),
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
         })))
+    }
+
+    /// Among all domains that this process opens.
+    pub(crate) fn serial(&self) -> u64 {
+        self.0.serial
     }
 
     /// The domain's number.
@@ -160,7 +172,7 @@ impl Domain {
         let Reply::Allocated { address } = answer.reply else { return Err(OpenError::UnexpectedMessage) };
         let opened = answer.descriptor().and_then(|descriptor| Ok(SharedMemory::open(descriptor, bytes)?));
         match opened {
-            Ok(memory) => Ok(Memory::new(memory, address)),
+            Ok(memory) => Ok(Memory::new(memory, address, self.0.serial)),
             Err(error) => {
                 // The node has allocated it, and this process cannot map it.
                 self.0.free_later(address);
@@ -215,17 +227,15 @@ impl Domain {
         let (address, bytes) = (memory.address(), memory.len() as u64);
         let request = Request::RegisterV2 { address, bytes, grants: grants.to_vec(), faults };
         let mut memory = Some(Registered::new(memory));
-        let mut is_permitted = false;
         let limit = self.0.time_limit();
         let answered = self.0.lock_asking(limit).and_then(|mut asking| {
             let access = own_access::open(&self.0, &mut asking, limit)?;
-            let descriptors = match (access, memory.as_ref()) {
+            let descriptors = match (access, memory.as_mut()) {
                 (Some(access), Some(memory)) => {
-                    access.process.permit(memory);
-                    is_permitted = true;
+                    memory.permit(&access.process);
                     Vec::new()
                 }
-                _ => Vec::from(own::descriptors().map_err(OpenError::OwnMemory)?),
+                _ => own_access::descriptors(&self.0).map_err(OpenError::OwnMemory)?,
             };
             let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
             // The node may register the memory later: then it is deregistered, and unmapped only after that.
@@ -243,18 +253,13 @@ impl Domain {
             }
         });
         // `given_up` did not take the memory: the request was never sent, or refused, so the node will not register it.
-        if let Some(memory) = memory {
-            if is_permitted {
-                self.revoke(&memory);
-            }
-            drop(memory.take());
-        }
+        drop(memory.map(Registered::take));
         answered
     }
 
     /// Brings pages of registered memory in before a transfer needs them, for bytes that will be read or written. Returns
-    /// at once; pages that cannot be had are left out. False: nobody does it, because too much is waiting to be
-    /// brought in, or this process could not start the threads for it.
+    /// at once; pages that cannot be had are left out. False: no page of it is brought in, because too many ranges wait for that
+    /// already, this process could not start the threads for it, or it is a child of the process that registered the memory.
     ///
     /// # Panics
     /// The range does not lie in the memory.
@@ -263,13 +268,6 @@ impl Domain {
         assert!(range.start <= range.end && range.end <= memory.len(), "{range:?} of {} bytes", memory.len());
         let Some(Some(access)) = self.0.own_access.get() else { return false };
         access.threads.prefetch(memory.address() + range.start as u64, range.len(), right)
-    }
-
-    /// The threads of this process make no more accesses to it.
-    fn revoke(&self, memory: &OwnMemory) {
-        if let Some(Some(access)) = self.0.own_access.get() {
-            access.process.revoke(memory);
-        }
     }
 
     /// Makes sure that memory whose registration failed, with [`OpenError::TimedOut`],
@@ -282,12 +280,21 @@ impl Domain {
     /// anything else before.
     pub fn settle(&self, address: u64) -> Result<(), OpenError> {
         let limit = self.0.time_limit();
+        self.0.check_process()?;
         let mut asking = self.0.lock_asking(limit)?;
-        asking.settle(&self.0.socket, address, limit, &|| self.0.readiness.set())
+        let settled = asking.settle(&self.0.socket, address, limit, &|| self.0.readiness.set());
+        drop(asking);
+        match settled {
+            Err(error) if error.is_node_gone() => match self.0.end_accesses() {
+                AccessEnd::Ended => Ok(()),
+                AccessEnd::Hangs => Err(OpenError::AccessHangs),
+            },
+            settled => settled,
+        }
     }
 
     /// Takes own memory back: when this returns, no transfer touches it. One that is under way ends
-    /// first, or fails. If it hangs, because the page it needs
+    /// first, or fails. That holds also where the node is gone. If it hangs, because the page it needs
     /// is not brought, this fails within seconds; then no new transfer reaches the memory, which stays registered:
     /// try again when the page has come.
     pub fn deregister(&self, memory: Registered) -> Result<OwnMemory, DeregisterError> {
@@ -304,10 +311,18 @@ impl Domain {
         // A late answer to an earlier attempt may have confirmed it.
         if asking.requests.take_deregistered(address) || is_done {
             asking.requests.forget_deregistrations(address);
-            self.revoke(&memory);
             return Ok(memory.take());
         }
-        Err(DeregisterError { memory, error: answered.err().unwrap_or(OpenError::UnexpectedMessage) })
+        drop(asking);
+        let error = answered.err().unwrap_or(OpenError::UnexpectedMessage);
+        if error.is_node_gone() {
+            // Nobody asks for accesses any more; those that were being made are to end.
+            return match self.0.end_accesses() {
+                AccessEnd::Ended => Ok(memory.take()),
+                AccessEnd::Hangs => Err(DeregisterError { memory, error: OpenError::AccessHangs }),
+            };
+        }
+        Err(DeregisterError { memory, error })
     }
 
     /// The nodes that transfers can go to; number 0 is the program's own.
@@ -431,6 +446,7 @@ impl Domain {
                 self.0.outgoing.get_or_init(|| made)
             }
         };
+        self.0.check_process().map_err(|_| PostError::Forked)?;
         let slot = self.0.take(mask(WRITE_SLOTS)).ok_or(PostError::NoChannel("writes"))?;
         let place = slot * MAX_MAIL_BYTES;
         outgoing.write(place, message).map_err(OpenError::from)?;
@@ -468,6 +484,7 @@ impl Domain {
         kind: &'static str,
         descriptor: &Descriptor,
     ) -> Result<Transfer, PostError> {
+        self.0.check_process().map_err(|_| PostError::Forked)?;
         let slot = self.0.take(mask(slots)).ok_or(PostError::NoChannel(kind))?;
         Ok(self.post(slot, descriptor))
     }

@@ -33,7 +33,7 @@ pub enum OpenError {
         own_user_id: u32,
     },
     /// The connection broke.
-    #[error("the node has hung up: {0}")]
+    #[error("the connection to the node broke: {0}")]
     Lost(UnixError),
     /// The node did not answer in time.
     #[error("the node does not answer within {0:?}")]
@@ -56,9 +56,29 @@ pub enum OpenError {
     /// A window was not moved, so that it is not revoked.
     #[error("the window is not revoked, and others may reach it still: {0}")]
     Window(MoveError),
+    /// This is a child made by fork.
+    #[error(
+        "this domain belongs to the process that opened it, of which this one is a child: open a domain here"
+    )]
+    Forked,
+    /// The memory is that of another domain.
+    #[error("this memory belongs to another domain")]
+    OtherDomain,
+    /// An access that was being made when the node ended goes on.
+    #[error(
+        "the node is gone, and an access to this memory does not end: it waits for a page that nobody brings. The memory may still be changed by it; try again when the page has come"
+    )]
+    AccessHangs,
     /// This process may not open its own memory.
     #[error("cannot open /proc/self/mem and maps, by which the node reaches own memory: {0}")]
     OwnMemory(std::io::Error),
+}
+
+impl OpenError {
+    /// Whether the node has ended, or has closed the domain.
+    pub fn is_node_gone(&self) -> bool {
+        matches!(self, Self::Lost(UnixError::Closed))
+    }
 }
 
 /// Own memory was not deregistered: it stays registered, and can be deregistered later.
@@ -77,6 +97,11 @@ pub enum PostError {
     /// All 32 channels of this direction are in use: wait for a transfer to end.
     #[error("all channels for {0} are in use: wait for a transfer to end")]
     NoChannel(&'static str),
+    /// This is a child made by fork.
+    #[error(
+        "this domain belongs to the process that opened it, of which this one is a child: open a domain here"
+    )]
+    Forked,
     /// A queue has as many orders as it may have whose end was not taken.
     #[error("{0} orders are in the queue, and no more may be: take the ends of some")]
     QueueFull(usize),

@@ -1,13 +1,15 @@
 //! What the clones of a domain, its transfers and its mailbox share.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tombolo_channel::{ChannelPage, Failure, Message, Request, Status, encode};
-use tombolo_host::timing::client::NODE_CHECK_INTERVAL;
+use tombolo_host::event;
+use tombolo_host::life::ProcessLife;
+use tombolo_host::timing::client::{ACCESS_CLOSE_WAIT, NODE_CHECK_INTERVAL};
 use tombolo_host::unix::SeqpacketSocket;
 
 use crate::asking::{Answer, Asking, TimeLimit};
@@ -43,6 +45,21 @@ pub(crate) struct Inner {
     pub(crate) progress: Option<Progress>,
     /// Makes the accesses to this program's own memory; `None` in it: the node does.
     pub(crate) own_access: OnceLock<Option<OwnAccess>>,
+    /// Where others make the accesses: hung up when they cannot make any more.
+    pub(crate) held_by_helper: Mutex<Option<SeqpacketSocket>>,
+    /// The process that has opened it.
+    pub(crate) process: ProcessLife,
+    /// Among all domains that this process opens.
+    pub(crate) serial: u64,
+}
+
+/// How it is with accesses to own memory when the node is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AccessEnd {
+    /// None is being made, and none will be.
+    Ended,
+    /// One is being made, and does not end.
+    Hangs,
 }
 
 /// Makes a node in this process go on. Returns how much there was to do.
@@ -89,7 +106,24 @@ impl Inner {
         given_up: &mut dyn FnMut() -> GivenUp,
         limit: TimeLimit,
     ) -> Result<Answer, OpenError> {
+        self.check_process()?;
         asking.ask(&self.socket, request, descriptors, given_up, limit, &|| self.readiness.set())
+    }
+
+    /// Refuses what a child of the process wants that has opened the domain: socket, channels and memory are that one's.
+    pub(crate) fn check_process(&self) -> Result<(), OpenError> {
+        if self.process.is_now() { Ok(()) } else { Err(OpenError::Forked) }
+    }
+
+    /// The node is gone: no access to own memory is made any more. Waits for one that is being made, but not for ever.
+    pub(crate) fn end_accesses(&self) -> AccessEnd {
+        let by_threads = self.own_access.get().and_then(Option::as_ref);
+        let have_ended = by_threads.is_none_or(|access| access.threads.close(ACCESS_CLOSE_WAIT));
+        // Whoever makes them elsewhere ends with the node, a moment later.
+        let has_let_go = self.held_by_helper.lock().as_ref().is_none_or(|held| {
+            event::wait_readable(&[held.as_fd()], Some(ACCESS_CLOSE_WAIT)).unwrap_or(false)
+        });
+        if have_ended && has_let_go { AccessEnd::Ended } else { AccessEnd::Hangs }
     }
 
     /// The time limit of a request that begins now.
@@ -184,7 +218,9 @@ impl Inner {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let _ = rustix::event::poll(&mut polled, Some(&now));
         let gone = polled[0].revents().contains(PollFlags::HUP);
-        if gone {
+        if gone && !self.node_gone.load(Ordering::Relaxed) {
+            // Before anybody is told: a program may use its memory for something else then.
+            self.end_accesses();
             self.node_gone.store(true, Ordering::Relaxed);
         }
         gone

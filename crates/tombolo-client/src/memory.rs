@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 
 use parking_lot::{Mutex, MutexGuard};
-use tombolo_host::own::OwnMemory;
+use tombolo_host::own::{OwnMemory, Permit, ThisProcess};
 use tombolo_host::shared::{MoveError, SharedMemory, SharedMemoryError, SharedSpan};
 
 /// Memory from the node, shared with it. Others may change it at any moment, as far as its grants
@@ -14,6 +14,8 @@ use tombolo_host::shared::{MoveError, SharedMemory, SharedMemoryError, SharedSpa
 pub struct Memory {
     memory: SharedMemory,
     address: u64,
+    /// The number of [`crate::inner::Inner`], among all domains that this process opens.
+    domain: u64,
     revoking: Mutex<Revoking>,
 }
 
@@ -27,13 +29,18 @@ pub(crate) enum Revoking {
 }
 
 impl Memory {
-    pub(crate) fn new(memory: SharedMemory, address: u64) -> Self {
-        Self { memory, address, revoking: Mutex::new(Revoking::No) }
+    pub(crate) fn new(memory: SharedMemory, address: u64, domain: u64) -> Self {
+        Self { memory, address, domain, revoking: Mutex::new(Revoking::No) }
     }
 
     /// Where it begins in the domain.
     pub fn address(&self) -> u64 {
         self.address
+    }
+
+    /// Whether it is memory of this domain.
+    pub(crate) fn is_of(&self, domain: u64) -> bool {
+        self.domain == domain
     }
 
     /// How many bytes there are.
@@ -82,15 +89,26 @@ impl Memory {
 /// Own memory that transfers reach, as far as its grants go. Dropped without
 /// [`crate::Domain::deregister`] it stays mapped, since transfers go on reaching it.
 #[derive(Debug)]
-pub struct Registered(ManuallyDrop<OwnMemory>);
+pub struct Registered {
+    memory: ManuallyDrop<OwnMemory>,
+    /// That threads of this process reach it for the node, if they do.
+    permit: ManuallyDrop<Option<Permit>>,
+}
 
 impl Registered {
     pub(crate) fn new(memory: OwnMemory) -> Self {
-        Self(ManuallyDrop::new(memory))
+        Self { memory: ManuallyDrop::new(memory), permit: ManuallyDrop::new(None) }
     }
 
+    /// Threads of this process may reach it for the node.
+    pub(crate) fn permit(&mut self, process: &ThisProcess) {
+        *self.permit = Some(process.permit(&self.memory));
+    }
+
+    /// No transfer reaches it any more, and no thread may.
     pub(crate) fn take(self) -> OwnMemory {
-        ManuallyDrop::into_inner(self.0)
+        drop(ManuallyDrop::into_inner(self.permit));
+        ManuallyDrop::into_inner(self.memory)
     }
 }
 
@@ -98,6 +116,6 @@ impl Deref for Registered {
     type Target = OwnMemory;
 
     fn deref(&self) -> &OwnMemory {
-        &self.0
+        &self.memory
     }
 }

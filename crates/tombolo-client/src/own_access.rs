@@ -1,13 +1,17 @@
 //! The accesses to this program's own memory that its node asks for, made by threads of this process.
 //!
 //! They are started with the first registration. Where they cannot be (no thread may be started, `/proc` is not
-//! there), threads of the node make the accesses, by descriptors that this program passes.
+//! there), a helper of the node makes the accesses, by descriptors that this program passes.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tombolo_channel::access::{AccessArea, AccessThreads};
 use tombolo_channel::{Message, Reply, Request, encode};
+use tombolo_host::event;
 use tombolo_host::own::{self, ThisProcess};
+use tombolo_host::unix::SeqpacketSocket;
 
 use crate::asking::{Asking, TimeLimit};
 use crate::error::OpenError;
@@ -17,8 +21,6 @@ use crate::requests::GivenUp;
 /// This program's memory and threads.
 #[derive(Debug)]
 pub(crate) struct OwnAccess {
-    /// Whose memory it is.
-    process_id: u32,
     pub(crate) process: ThisProcess,
     pub(crate) threads: AccessThreads,
 }
@@ -37,11 +39,11 @@ fn notify(inner: &Weak<Inner>) {
 pub(crate) struct Polling<'a>(&'a AccessThreads);
 
 impl<'a> Polling<'a> {
-    /// `None`: there are none to be made by this thread. A child made by fork has other memory than the domain, and a thread
-    /// that has the signals of faults blocked would end with its process.
+    /// Returns `None` if this thread must not make accesses: a child made by fork has other memory than the domain, and a
+    /// thread that has the signals of faults blocked would end with its process.
     pub(crate) fn begin(inner: &'a Inner) -> Option<Self> {
         let access = inner.own_access.get()?.as_ref()?;
-        if access.process_id != std::process::id() || !own::takes_faults() {
+        if !access.threads.are_here() || !own::takes_faults() {
             return None;
         }
         access.threads.begin_to_poll();
@@ -59,7 +61,23 @@ impl Drop for Polling<'_> {
     }
 }
 
-/// The threads of this process, started now if they were not. `None`: the node's make the accesses.
+/// What a helper of the node needs to make the accesses: the files of this process, and a socket that is hung up when neither node nor
+/// helper has its other end any more.
+pub(crate) fn descriptors(inner: &Inner) -> std::io::Result<Vec<OwnedFd>> {
+    let mut descriptors = Vec::from(own::descriptors()?);
+    let mut held = inner.held_by_helper.lock();
+    let is_hung_up =
+        |held: &SeqpacketSocket| event::wait_readable(&[held.as_fd()], Some(Duration::ZERO)).unwrap_or(true);
+    // An earlier one was passed in vain, if its request was refused.
+    if held.as_ref().is_none_or(is_hung_up) {
+        let (ours, theirs) = SeqpacketSocket::pair().map_err(std::io::Error::other)?;
+        descriptors.push(theirs.as_fd().try_clone_to_owned()?);
+        *held = Some(ours);
+    }
+    Ok(descriptors)
+}
+
+/// The threads of this process, started now if they were not. `None`: a helper of the node makes the accesses.
 pub(crate) fn open<'a>(
     inner: &'a Arc<Inner>,
     asking: &mut Asking,
@@ -78,8 +96,7 @@ pub(crate) fn open<'a>(
                         let weak = Arc::downgrade(inner);
                         let memory = Box::new(process.clone());
                         let threads = AccessThreads::start(area, memory, Box::new(move || notify(&weak)));
-                        let process_id = std::process::id();
-                        threads.ok().map(|threads| OwnAccess { process_id, process, threads })
+                        threads.ok().map(|threads| OwnAccess { process, threads })
                     })
                 }
                 Ok(_) => return Err(OpenError::UnexpectedMessage),

@@ -57,7 +57,9 @@ impl Order {
         Self::new(Descriptor { work, ..Descriptor::new(0, address, ATOMIC_BYTES, at) })
     }
 
-    /// This order, behind a fence: it begins when all that was posted to its queue before it has ended.
+    /// This order, behind a fence: it begins when all that was posted to its queue before it has ended, also if some of that has
+    /// failed: look at the ends of those, or post it when they have come. (The notification of a list goes only if all its parts have
+    /// succeeded.)
     #[must_use]
     pub fn fenced(self) -> Self {
         Self { is_fenced: true, ..self }
@@ -148,6 +150,8 @@ pub struct Queue {
     next_number: u64,
     /// The node had no room for more transfers at that time.
     paused: Option<Instant>,
+    /// One that may begin has found no channel: others of this program have them.
+    lacks_channel: bool,
 }
 
 impl Queue {
@@ -164,6 +168,7 @@ impl Queue {
             ended: VecDeque::new(),
             next_number: 0,
             paused: None,
+            lacks_channel: false,
         }
     }
 
@@ -260,7 +265,7 @@ impl Queue {
                 return Err(WaitError::TimedOut(timeout));
             }
             // What waits for room at the node, or for channels that others of this program have, is tried again.
-            let may_start = self.paused.is_some() || self.running_slots == 0;
+            let may_start = self.paused.is_some() || self.lacks_channel || self.running_slots == 0;
             let limit = if may_start { left.min(BUSY_PAUSE) } else { left };
             let (domain, running) = (&self.domain, self.running_slots);
             let is_over = || slots(running).any(|slot| domain.page.status(slot) != Status::Ongoing);
@@ -303,19 +308,19 @@ impl Queue {
         }
         if self.domain.notices_node_gone() {
             self.give_up();
-        } else if before != self.running_slots || self.paused.is_some() || before == 0 {
+        } else if before != self.running_slots || self.paused.is_some() || self.lacks_channel || before == 0 {
             self.start();
         }
     }
 
-    /// It is over.
+    /// Records the end of an order.
     fn end(&mut self, posted: Posted, outcome: Result<u64, WaitError>) {
         let context = match posted.end {
             End::Order(context) | End::Nothing(context) => context,
             End::Part => {
                 let Some(group) = self.groups.get_mut(&posted.number) else { return };
                 group.left -= 1;
-                // What happened first is told.
+                // The first error is reported.
                 group.failed = group.failed.or(outcome.err());
                 if group.left > 0 {
                     return;
@@ -357,7 +362,7 @@ impl Queue {
         }
     }
 
-    /// There is no node any more that could begin these.
+    /// The node is gone: all waiting orders fail.
     fn give_up(&mut self) {
         let mut left: Vec<Posted> = self.waiting.iter_mut().flat_map(|waiting| waiting.drain(..)).collect();
         left.sort_unstable_by_key(|posted| posted.number);
@@ -370,7 +375,7 @@ impl Queue {
         if self.paused.is_some_and(|since| since.elapsed() < BUSY_PAUSE) {
             return;
         }
-        self.paused = None;
+        (self.paused, self.lacks_channel) = (None, false);
         let mut rung = 0;
         for (index, range) in [(0, WRITE_SLOTS), (1, READ_SLOTS)] {
             while let Some(&posted) = self.waiting[index].front()
@@ -384,7 +389,10 @@ impl Queue {
                     self.end(posted, Ok(0));
                     continue;
                 }
-                let Some(slot) = self.domain.take(mask(range.clone())) else { break };
+                let Some(slot) = self.domain.take(mask(range.clone())) else {
+                    self.lacks_channel = true;
+                    break;
+                };
                 self.waiting[index].pop_front();
                 if posted.order.is_fenced {
                     self.fences.pop_front();

@@ -160,6 +160,9 @@ impl Domain {
     /// After an error others may reach the memory still, transfers to and from it may be refused, and this can be tried again.
     /// Where the node is gone, this works as well.
     pub fn revoke_window(&self, memory: &Memory) -> Result<(), OpenError> {
+        if !memory.is_of(self.serial()) {
+            return Err(OpenError::OtherDomain);
+        }
         // One thread revokes it.
         let mut how_far = memory.revoking();
         let address = memory.address();
@@ -168,7 +171,7 @@ impl Domain {
             let answer = match self.ask_for(Request::RevokeWindow { address }, &mut || GivenUp::Nothing) {
                 Ok(answer) => answer,
                 // Nobody is left who could take it back, or give memory for it.
-                Err(OpenError::Lost(_)) => {
+                Err(error) if error.is_node_gone() => {
                     let own = SharedMemory::create("tombolo-window", memory.len())?;
                     memory.move_to(own).map_err(OpenError::Window)?;
                     *how_far = Revoking::Done;
@@ -183,7 +186,8 @@ impl Domain {
         }
         if *how_far == Revoking::Moved {
             match self.ask(Request::WindowMoved { address }) {
-                Ok(Reply::Done) | Err(OpenError::Lost(_)) => *how_far = Revoking::Done,
+                Ok(Reply::Done) => *how_far = Revoking::Done,
+                Err(error) if error.is_node_gone() => *how_far = Revoking::Done,
                 Ok(_) => return Err(OpenError::UnexpectedMessage),
                 Err(error) => return Err(error),
             }

@@ -232,7 +232,9 @@ impl World {
             range_start: start,
             range_end: end,
             policy,
+            copied_bytes: length as u32,
             is_free_to_pause: access_end == End::Source,
+            may_bring: access_end != End::Source || number % 2 == 0,
             is_of_asker: number % 5 == 0 && access_end != End::Source,
         };
         self.blocks.push(Block { program, range, access, sent: 0, over: false });
@@ -394,7 +396,7 @@ impl World {
                 && !owner.ranges[range].is_released
                 && !self.releases.contains(&(program, start))
             {
-                match self.iommu.release(Self::id(program), start) {
+                match self.iommu.release(self.time(), Self::id(program), start) {
                     Released::Now => self.released(program, start),
                     Released::Later => drop(self.releases.insert((program, start))),
                     Released::Stuck => self.assert_copied(program, start, true),
@@ -491,7 +493,7 @@ impl World {
                     *known = Known::Paused;
                 }
                 Action::Withdraw(context, id) => {
-                    // Whoever copies has begun.
+                    // It is being made already.
                     self.iommu.withdrawn(self.time(), context, id, false);
                 }
                 Action::Ready(id) => {
@@ -652,14 +654,16 @@ fn a_program_is_not_told_of_its_own_memory_while_it_may_be_written() {
             range_start: 1 << 20,
             range_end: 1 << 21,
             policy: FaultPolicy::default(),
+            copied_bytes: 100,
             is_free_to_pause: false,
+            may_bring: false,
             is_of_asker,
         };
         iommu.begin(start, access)
     };
     let [others, own] = [false, true].map(|is_of_asker| begin(&mut iommu, is_of_asker).unwrap());
     // Who takes its memory back hears in time that it cannot be had.
-    assert_eq!(iommu.release(context, 1 << 20), Released::Later);
+    assert_eq!(iommu.release(start, context, 1 << 20), Released::Later);
     let mut told = Vec::new();
     let mut late = start;
     while let Some(deadline) = iommu.next_deadline() {
@@ -676,7 +680,7 @@ fn a_program_is_not_told_of_its_own_memory_while_it_may_be_written() {
     };
     assert_eq!((refused, range_start), (others, 1 << 20));
     assert_eq!(begin(&mut iommu, false), Err(BeginError::Stuck));
-    assert_eq!(iommu.release(context, 1 << 20), Released::Stuck);
+    assert_eq!(iommu.release(start, context, 1 << 20), Released::Stuck);
     for access in [others, own] {
         iommu.attempted(late, context, access, Outcome::Done(7));
     }
@@ -686,12 +690,33 @@ fn a_program_is_not_told_of_its_own_memory_while_it_may_be_written() {
     assert!(begin(&mut iommu, false).is_ok());
 }
 
-/// An attempt that brings pages in, which do not come, is withdrawn: its sender is told, whoever takes the memory back has it, and
-/// others go on. If it copies already, or nobody answers, it is as with any other.
+/// An attempt that brings pages in, which do not come, is withdrawn in time.
 #[test]
 fn an_attempt_whose_pages_do_not_come_is_withdrawn() {
-    let (context, start) = (ContextId(1), Time::default());
-    let access = Access {
+    let (mut iommu, context) = (Iommu::new(Config::default()), ContextId(1));
+    iommu.open(context);
+    let access = bringing(context);
+    let id = iommu.begin(Time::default(), access).unwrap();
+    let mut now = Time::default();
+    while iommu.poll(now) != Some(Action::Withdraw(context, id)) {
+        now = iommu.next_deadline().expect("it is not given up yet");
+        iommu.expire(now);
+    }
+    assert!((2_000_000_000..3_000_000_000).contains(&now.0), "{now:?}");
+    iommu.withdrawn(now, context, id, true);
+    let refused = Unreached { address: 1 << 20, reason: Reason::TimedOut };
+    assert_eq!(iommu.poll(now), Some(Action::Refuse(id, refused)));
+    assert!(iommu.is_idle());
+    // What is left to do of a domain that closes is not done.
+    let id = iommu.begin(now, access).unwrap();
+    iommu.withdraw(now, id, Reason::Gone);
+    iommu.close(context);
+    let told: Vec<_> = std::iter::from_fn(|| iommu.poll(now)).collect();
+    assert_eq!(told, [Action::Refuse(id, Unreached { address: 1 << 20, reason: Reason::Gone })]);
+}
+
+fn bringing(context: ContextId) -> Access {
+    Access {
         context,
         address: 1 << 20,
         length_bytes: 100,
@@ -701,20 +726,28 @@ fn an_attempt_whose_pages_do_not_come_is_withdrawn() {
         range_start: 1 << 20,
         range_end: 1 << 21,
         policy: FaultPolicy::default(),
+        copied_bytes: 100,
         is_free_to_pause: false,
+        may_bring: true,
         is_of_asker: false,
-    };
+    }
+}
+
+/// Whoever takes the memory back does not wait for pages that an attempt brings in, and others go on. If it copies already, or nobody
+/// answers, it is as with any other.
+#[test]
+fn who_takes_memory_back_waits_for_no_page() {
+    let (context, start) = (ContextId(1), Time::default());
+    let access = bringing(context);
     for is_withdrawn in [Some(true), Some(false), None] {
         let mut iommu = Iommu::new(Config::default());
         iommu.open(context);
         let id = iommu.begin(start, access).unwrap();
         assert!(iommu.may_bring(id));
-        assert_eq!(iommu.release(context, 1 << 20), Released::Later);
+        // Who takes the memory back waits for no page.
+        assert_eq!(iommu.release(start, context, 1 << 20), Released::Later);
+        assert_eq!(iommu.poll(start), Some(Action::Withdraw(context, id)));
         let mut now = start;
-        while iommu.poll(now) != Some(Action::Withdraw(context, id)) {
-            now = iommu.next_deadline().expect("it is not given up yet");
-            iommu.expire(now);
-        }
         if let Some(is_withdrawn) = is_withdrawn {
             iommu.withdrawn(now, context, id, is_withdrawn);
         }
@@ -724,7 +757,8 @@ fn an_attempt_whose_pages_do_not_come_is_withdrawn() {
             iommu.expire(now);
             told.extend(std::iter::from_fn(|| iommu.poll(now)));
         }
-        let refused = Unreached { address: 1 << 20, reason: Reason::TimedOut };
+        let reason = if is_withdrawn == Some(true) { Reason::Gone } else { Reason::TimedOut };
+        let refused = Unreached { address: 1 << 20, reason };
         let has_ended = is_withdrawn == Some(true);
         let released = Action::Released(context, 1 << 20, has_ended);
         assert_eq!(told, [Action::Refuse(id, refused), released], "{is_withdrawn:?}");

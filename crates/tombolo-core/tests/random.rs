@@ -68,13 +68,17 @@ fn own_faults(random: &mut Random) -> OwnFaults {
         releasing: deadly(random, 5_000),
         full: deadly(random, 50_000),
         of_node: sometimes_of(random, 400_000),
-        policy: iommu::FaultPolicy {
-            touch: random.among(&[
-                iommu::TouchPolicy::Page,
-                iommu::TouchPolicy::Ahead(4),
-                iommu::TouchPolicy::Adaptive,
-            ]),
-            mode: random.among(&[iommu::FaultMode::Stall, iommu::FaultMode::Terminate]),
+        policy: if random.one_in(2) {
+            iommu::FaultPolicy::default()
+        } else {
+            iommu::FaultPolicy {
+                touch: random.among(&[
+                    iommu::TouchPolicy::Page,
+                    iommu::TouchPolicy::Ahead(4),
+                    iommu::TouchPolicy::Adaptive,
+                ]),
+                mode: random.among(&[iommu::FaultMode::Stall, iommu::FaultMode::Terminate]),
+            }
         },
         iommu: iommu::Config {
             max_accesses: random.among(&[16, 256]),
@@ -281,7 +285,9 @@ fn run(seed: u64, options: &Options) {
         let size = size(&mut random, options.largest_bytes);
         let words = random.per_million(500_000);
         let stays = options.own.is_some() && random.per_million(300_000);
-        let outcome = if random.per_million(150_000) {
+        let outcome = if random.one_in(4) && bench.has_failed_writes() {
+            bench.post_again()
+        } else if random.per_million(150_000) {
             if stays {
                 bench.begin_atomic_here(poster);
                 posted += 1;

@@ -3,6 +3,7 @@
 pub mod cgroup;
 pub mod cpu;
 pub mod event;
+pub mod life;
 mod maps;
 pub mod own;
 pub mod passed;

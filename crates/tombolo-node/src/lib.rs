@@ -43,6 +43,7 @@ pub use far::ping::{MAX_PING_BYTES, PingError, Pinger};
 pub use lending::ledger::LendError;
 pub use lending::named::{Hasher, MAX_NAME_BYTES, NameError, SegmentName};
 pub use programs::domain::ProgramAtWork;
+pub use programs::helper::{HelperCommand, HelperError, help_accesses};
 pub use programs::{Limits, MAX_TRANSACTIONS};
 pub use tombolo_core::rdma::MAX_PATHS;
 pub use tombolo_link::identity;

@@ -75,6 +75,9 @@ enum Command {
     /// Keep what a supervisor of programs holds (`run` starts this itself).
     #[command(hide = true)]
     Keep,
+    /// Make accesses to the memory of a program that can have no threads (`node` starts this itself).
+    #[command(hide = true)]
+    HelpAccesses,
     /// Sum a large array, again and again (`demo` starts this itself).
     #[command(hide = true)]
     DemoScan,
@@ -152,6 +155,7 @@ fn main() -> ExitCode {
         Command::Keygen(arguments) => keygen::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Keep => run::keep(),
+        Command::HelpAccesses => node::help_accesses(),
         Command::DemoScan => demo::scan_array(),
     };
     match (done, output::finish()) {

@@ -1,5 +1,6 @@
 //! `tombolo node`: lend memory until interrupted.
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -140,6 +141,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let node = Arc::new(Node::with_limits(&name, arguments.lend.0 / 4096 * 4096, 0, limits)?);
     node.set_outage(arguments.outage.outage());
     node.permit_by_list(&security);
+    node.help_accesses_by(access_helper);
     std::thread::spawn({
         let (node, timeout) = (node.clone(), arguments.drain_timeout);
         move || drain::end_at_signals(&node, &stops, timeout, &STOP, &|text| info!("{text}"))
@@ -169,6 +171,22 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     }
     node.leave();
     info!("stopped");
+    Ok(0)
+}
+
+/// The command that starts a helper: this binary, also where another one lies at its path by now.
+fn access_helper() -> std::process::Command {
+    let mut command = std::process::Command::new("/proc/self/exe");
+    command.arg0("tombolo").arg("help-accesses");
+    command
+}
+
+/// Runs as a helper until the node at the other end of standard input is gone.
+pub fn help_accesses() -> Result<u8, Failure> {
+    let socket = rustix::io::dup(std::io::stdin())
+        .map_err(|error| Failure::new(format!("cannot use standard input: {error}")))?;
+    tombolo_node::help_accesses(socket)
+        .map_err(|error| Failure::new(format!("only `tombolo node` starts this ({error})")))?;
     Ok(0)
 }
 

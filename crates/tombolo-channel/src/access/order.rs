@@ -2,8 +2,9 @@
 
 use tombolo_host::own::{Absence, Absent, Denied, MAX_ACCESS_BYTES, Reason, Right, WordChange};
 
-/// Orders that are not answered, at most; a power of two.
-pub const RING_ORDERS: u64 = 512;
+/// Orders that are not answered, at most; a power of two. Each access of a domain and its withdrawal, and each touch, have a
+/// place (`tombolo_core::iommu::Config`).
+pub const RING_ORDERS: u64 = 1024;
 /// Words of an order, and of an outcome.
 pub(super) const WORDS: usize = 8;
 /// The most bytes of one touch.

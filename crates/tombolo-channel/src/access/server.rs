@@ -1,8 +1,8 @@
 //! Carrying out orders. No thread of its own: see [`super::AccessThreads`].
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tombolo_host::own::{Absent, Denied, PAGE_BYTES, ProcessMemory, Reason, Right};
@@ -13,6 +13,8 @@ use super::order::{Order, OrderKind, Outcome, RING_ORDERS};
 
 /// Threads of an area, at most: while four bring in pages that take long, one is left for orders, and a fifth page waits.
 const MAX_THREADS: u32 = 5;
+/// What the program itself wants is brought in by so many bytes a call. Between two calls the thread serves the node's orders.
+const AHEAD_BYTES: u64 = 1 << 20;
 /// Orders carried out before the others that wait for the same thread get their turn.
 const AT_ONCE: usize = 16;
 
@@ -39,12 +41,15 @@ pub(super) struct Touch {
     right: Right,
 }
 
-impl Touch {
-    /// The program itself wants these pages.
-    pub(super) fn of_program(address: u64, length_bytes: u32, right: Right) -> Self {
-        Self { whose: For::Program, address, length_bytes, right }
-    }
+/// A range whose pages the program itself wants.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    address: u64,
+    length_bytes: u64,
+    right: Right,
+}
 
+impl Touch {
     fn is_of_program(&self) -> bool {
         matches!(self.whose, For::Program)
     }
@@ -60,25 +65,67 @@ impl Touch {
     }
 }
 
-/// An access whose pages are brought in.
+/// Accesses that wait for pages, in the order in which they were ordered.
 #[derive(Debug)]
-struct Bringing {
-    order: Order,
-    /// It is not made then, but answered.
-    is_withdrawn: bool,
+struct Group {
+    /// What the first of them looks at, and those that look at the same: the packets of a block.
+    look: Look,
+    /// Those, and others that overlap with one of them, which are made after it. Empty: all were withdrawn, and the pages are still
+    /// being brought in.
+    orders: Vec<Order>,
+}
+
+/// Whether an access has to be made after an earlier one, so that the bytes are those of the later one.
+fn is_before(earlier: &Order, later: &Order) -> bool {
+    let end = |order: &Order| order.address.saturating_add(order.length_bytes.into());
+    earlier.address < end(later)
+        && later.address < end(earlier)
+        && (earlier.right() == Right::Write || later.right() == Right::Write)
+}
+
+impl Group {
+    /// One of these is not made. Takes those out that waited for it alone.
+    fn remove(&mut self, place: usize) -> Vec<Order> {
+        self.orders.remove(place);
+        let mut freed = Vec::new();
+        let mut kept: Vec<Order> = Vec::new();
+        for order in std::mem::take(&mut self.orders) {
+            let waits = (order.look, order.right()) == self.look
+                || kept.iter().any(|earlier| is_before(earlier, &order));
+            if waits { &mut kept } else { &mut freed }.push(order);
+        }
+        self.orders = kept;
+        freed
+    }
+}
+
+/// What becomes of an access that has met absent pages.
+#[derive(Debug, PartialEq, Eq)]
+enum Bring {
+    /// Somebody brings them in already.
+    Joined,
+    /// It is the first: they are to be brought in.
+    First,
+    /// No thread is free for that.
+    Refused,
 }
 
 /// The threads of an area, and what they are at.
 #[derive(Debug, Default)]
 pub(super) struct Crew {
-    /// Touches that the node has ordered, and that wait for a thread.
+    /// Touches that the node has ordered, or that accesses wait for, and that wait for a thread.
     queue: VecDeque<Touch>,
     /// Those that the program itself wants: when there are no others, and by one thread at a time.
-    ahead: VecDeque<Touch>,
+    ahead: VecDeque<Ahead>,
     is_ahead: bool,
-    /// Accesses that are made when their pages are there, by what they look at: the packets of a block look at the same.
-    bringing: Vec<(Look, Vec<Bringing>)>,
+    /// Accesses that are made when their pages are there.
+    groups: Vec<Group>,
+    /// Threads that have started and not ended.
     threads: u32,
+    /// Threads that are being started.
+    starting: u32,
+    /// No thread could be started then.
+    refused_at: Option<Instant>,
     /// Threads that are at nothing.
     idle: u32,
     /// One carries out orders, and looks for more.
@@ -91,61 +138,113 @@ impl Crew {
         self.queue.len() + usize::from(!self.is_ahead && !self.ahead.is_empty())
     }
 
-    /// Whether a touch waits for which there is no thread: one is always left for orders.
-    fn is_short(&self) -> bool {
-        self.waiting() > (self.idle as usize + usize::from(self.has_leader)).saturating_sub(1)
+    /// Threads that could be started.
+    fn startable(&self) -> u32 {
+        let is_refused = self.refused_at.is_some_and(|at| at.elapsed() < timing::ACCESS_START_PAUSE);
+        if is_refused { 0 } else { MAX_THREADS.saturating_sub(self.threads + self.starting) }
     }
 
-    /// Counts another thread, if one is needed: the caller starts it.
+    /// Whether there is one thread, and no other can be started: it brings pages in itself, and orders wait meanwhile.
+    fn is_alone(&self) -> bool {
+        self.threads + self.starting == 1 && self.startable() == 0
+    }
+
+    /// Threads that bring in no pages now, but for the one that is left for orders, and those that more could be started of.
+    fn free(&self, more: u32) -> usize {
+        (self.idle + self.starting + u32::from(self.has_leader) + more).saturating_sub(1) as usize
+    }
+
+    /// Counts another thread, if a touch waits for which there is none: the caller starts it.
     pub(super) fn recruits(&mut self) -> bool {
-        let is_needed = self.threads < MAX_THREADS && self.is_short();
-        (self.threads, self.idle) = (self.threads + u32::from(is_needed), self.idle + u32::from(is_needed));
+        let is_needed = self.waiting() > self.free(0) && self.startable() > 0;
+        self.starting += u32::from(is_needed);
         is_needed
     }
 
-    /// One that was counted could not be started.
-    pub(super) fn lost_one(&mut self) {
-        (self.threads, self.idle) = (self.threads - 1, self.idle - 1);
+    /// One that was counted has started.
+    pub(super) fn started(&mut self) {
+        (self.starting, self.threads, self.idle) = (self.starting - 1, self.threads + 1, self.idle + 1);
+        self.refused_at = None;
     }
 
-    /// An access waits for its pages. Returns whether it is the first that looks at them.
-    fn bring(&mut self, order: &Order) -> bool {
-        let look = (order.look, order.right());
-        if let Some((_, orders)) = self.bringing.iter_mut().find(|(known, _)| *known == look) {
-            orders.push(Bringing { order: *order, is_withdrawn: false });
-            return false;
+    /// One that was counted could not be started. The accesses that wait for it are not made: what they met is told.
+    fn not_started(&mut self) -> Vec<(Order, Absent)> {
+        self.starting -= 1;
+        self.refused_at = Some(Instant::now());
+        let mut given_up = Vec::new();
+        while self.waiting() > self.free(0) {
+            let of_accesses = |touch: &Touch| matches!(touch.whose, For::Accesses(..));
+            let Some(last) = self.queue.iter().rposition(of_accesses) else { break };
+            if let Some(Touch { whose: For::Accesses(look, absent), .. }) = self.queue.remove(last) {
+                given_up.extend(self.brought(look).into_iter().map(|order| (order, absent)));
+            }
         }
-        self.bringing.push((look, vec![Bringing { order: *order, is_withdrawn: false }]));
-        true
+        given_up
     }
 
-    /// The accesses that wait for what they look at.
-    fn brought(&mut self, look: Look) -> Vec<Bringing> {
-        let place = self.bringing.iter().position(|(known, _)| *known == look);
-        place.map_or_else(Vec::new, |place| self.bringing.swap_remove(place).1)
+    /// The group of those that an access has to be made after.
+    fn group_before(&mut self, order: &Order) -> Option<&mut Group> {
+        self.groups.iter_mut().find(|group| group.orders.iter().any(|earlier| is_before(earlier, order)))
     }
 
-    /// An access is not made. False: it waits for no pages.
-    fn withdraw(&mut self, id: u64) -> bool {
-        let mut all = self.bringing.iter_mut().flat_map(|(_, accesses)| accesses);
-        let found = all.find(|access| access.order.id == id);
-        found.is_some_and(|access| !std::mem::replace(&mut access.is_withdrawn, true))
+    /// An access waits for its pages.
+    fn bring(&mut self, order: &Order) -> Bring {
+        let look = (order.look, order.right());
+        let count: usize = self.groups.iter().map(|group| group.orders.len().max(1)).sum();
+        if count >= RING_ORDERS as usize {
+            return Bring::Refused;
+        }
+        if let Some(group) = self.groups.iter_mut().find(|group| group.look == look) {
+            group.orders.push(*order);
+            return Bring::Joined;
+        }
+        if self.waiting() >= self.free(self.startable()) {
+            return Bring::Refused;
+        }
+        self.groups.push(Group { look, orders: vec![*order] });
+        Bring::First
     }
 
-    /// A touch for an idle thread. Somebody has to be left for orders.
+    /// The pages are there that these accesses wait for.
+    fn brought(&mut self, look: Look) -> Vec<Order> {
+        let place = self.groups.iter().position(|group| group.look == look);
+        place.map_or_else(Vec::new, |place| self.groups.remove(place).orders)
+    }
+
+    /// An access is not made; gives those that waited for it alone. `None`: it waits for no pages.
+    fn withdraw(&mut self, id: u64) -> Option<Vec<Order>> {
+        self.groups.iter_mut().find_map(|group| {
+            let place = group.orders.iter().position(|order| order.id == id)?;
+            Some(group.remove(place))
+        })
+    }
+
+    /// A touch for an idle thread. One thread has to be left for orders.
     fn next(&mut self) -> Option<Touch> {
-        if !self.has_leader && self.idle < 2 {
+        if !self.has_leader && self.idle < 2 && !self.is_alone() {
             return None;
         }
-        if let Some(touch) = self.queue.pop_front() {
+        while let Some(touch) = self.queue.pop_front() {
+            if let For::Accesses(look, _) = touch.whose
+                && self.groups.iter().any(|group| group.look == look && group.orders.is_empty())
+            {
+                // All were withdrawn.
+                self.brought(look);
+                continue;
+            }
             return Some(touch);
         }
         if self.is_ahead {
             return None;
         }
-        let touch = self.ahead.pop_front()?;
+        let Ahead { address, length_bytes, right } = self.ahead.front_mut()?;
+        let (start, right, piece) = (*address, *right, (*length_bytes).min(AHEAD_BYTES));
+        (*address, *length_bytes) = (start + piece, *length_bytes - piece);
+        if *length_bytes == 0 {
+            self.ahead.pop_front();
+        }
         self.is_ahead = true;
-        Some(touch)
+        Some(Touch { whose: For::Program, address: start, length_bytes: piece as u32, right })
     }
 }
 
@@ -170,12 +269,17 @@ pub(super) struct Served {
 pub(super) struct AccessServer {
     pub(super) area: AccessArea,
     memory: Box<dyn ProcessMemory>,
-    /// Orders taken. Locked by the one thread that carries them out.
-    taken: Mutex<u64>,
+    /// Held by the one thread that takes orders.
+    turn: Mutex<()>,
+    /// Orders taken. Changed by that thread.
+    taken: AtomicU64,
+    /// Held while bytes are copied: that is done in the order of the orders, but for what waits for pages and overlaps with nothing.
+    /// Locked before the crew.
+    copying: Mutex<()>,
     /// Answers given.
     answered: Mutex<u64>,
     pub(super) crew: Mutex<Crew>,
-    pub(super) is_closed: AtomicBool,
+    is_closed: AtomicBool,
     /// Threads that wait for something else, and carry out orders meanwhile.
     pub(super) pollers: AtomicU32,
     /// Tells the node, if it sleeps.
@@ -183,6 +287,7 @@ pub(super) struct AccessServer {
 }
 
 impl AccessServer {
+    /// For a first thread, which the caller starts.
     pub(super) fn new(
         area: AccessArea,
         memory: Box<dyn ProcessMemory>,
@@ -191,58 +296,115 @@ impl AccessServer {
         Self {
             area,
             memory,
-            taken: Mutex::new(0),
+            turn: Mutex::new(()),
+            taken: AtomicU64::new(0),
+            copying: Mutex::new(()),
             answered: Mutex::new(0),
-            // The first one, which its caller starts.
-            crew: Mutex::new(Crew { threads: 1, idle: 1, ..Crew::default() }),
+            crew: Mutex::new(Crew { starting: 1, ..Crew::default() }),
             is_closed: AtomicBool::new(false),
             pollers: AtomicU32::new(0),
             notify,
         }
     }
 
+    /// No access is begun any more.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.area.wake_all();
+    }
+
+    /// After [`Self::close`]: waits until none is being made. False: one does not end in time.
+    pub(super) fn await_end(&self, timeout: Duration) -> bool {
+        self.copying.try_lock_for(timeout).is_some()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst)
+    }
+
     /// Carries out orders that are there, unless another thread does (`None`). A thread that leads may be the one to bring pages
     /// in: nobody needs to be woken for it.
     pub(super) fn serve(&self, leads: bool) -> Option<Served> {
-        let mut taken = self.taken.try_lock()?;
-        let posted = self.area.posted();
+        let _turn = self.turn.try_lock()?;
+        let first = self.taken.load(Ordering::Relaxed);
         // A node that says more has lost its count: what is in the ring is all there can be.
-        let waiting = posted.wrapping_sub(*taken).min(RING_ORDERS) as usize;
+        let waiting = self.area.posted().wrapping_sub(first).min(RING_ORDERS) as usize;
+        let mut served = Served { count: waiting.min(AT_ONCE), touch: None };
+        if served.count == 0 {
+            return Some(served);
+        }
+        let _copying = self.copying.lock();
         // The packets of a block come together: it is looked at once. Nothing is remembered for longer.
         let mut present = None;
-        let mut served = Served { count: waiting.min(AT_ONCE), touch: None };
-        for _ in 0..served.count {
-            if self.is_closed.load(Ordering::Relaxed) {
+        for index in first..first + served.count as u64 {
+            if self.is_closed() {
                 break;
             }
-            let order = self.area.order(*taken);
-            *taken += 1;
+            let order = self.area.order(index);
+            self.taken.store(index + 1, Ordering::SeqCst);
             match order {
                 Ok(Order { id, address, length_bytes, kind: OrderKind::Touch(right), .. }) => {
                     let touch = Touch { whose: For::Touch(id), address, length_bytes, right };
-                    // One that finds no room is given up by the node in time.
-                    self.begin(touch, leads, &mut served);
+                    if !self.begin(touch, leads, &mut served) {
+                        self.answer(id, Outcome::Denied(Denied { address, reason: Reason::Unavailable }));
+                    }
                 }
                 Ok(Order { id, kind: OrderKind::Withdraw(order), .. }) => {
-                    let is_withdrawn = self.crew.lock().withdraw(order);
-                    self.answer(id, Outcome::Done(is_withdrawn.into()));
-                }
-                Ok(order) => match self.access(&order, &mut present) {
-                    Outcome::Absent(absent) if order.brings => {
-                        let look = (order.look, order.right());
-                        let is_first = self.crew.lock().bring(&order);
-                        if is_first && !self.begin(Touch::of_accesses(look, absent), leads, &mut served) {
-                            for access in self.crew.lock().brought(look) {
-                                self.answer(access.order.id, Outcome::Absent(absent));
-                            }
+                    let withdrawn = self.crew.lock().withdraw(order);
+                    self.answer(id, Outcome::Done(withdrawn.is_some().into()));
+                    if let Some(freed) = withdrawn {
+                        self.answer(order, Outcome::Impossible);
+                        for order in freed {
+                            self.begin_access(&order, &mut present, leads, &mut served);
                         }
                     }
-                    outcome => self.answer(order.id, outcome),
-                },
+                }
+                Ok(order) => self.begin_access(&order, &mut present, leads, &mut served),
                 Err(id) => self.answer(id, Outcome::Impossible),
             }
         }
         Some(served)
+    }
+
+    /// An access that overlaps with one that waits for pages is made after that one, if its own pages are there or may be brought in
+    /// for it. True: it is, or nothing is left to do.
+    fn waits_for_earlier(&self, order: &Order) -> bool {
+        let mut crew = self.crew.lock();
+        let Some(group) = crew.group_before(order) else { return false };
+        let absent = self.memory.absent(order.look.0, order.look.1, order.right());
+        if order.brings || absent.pages == 0 {
+            group.orders.push(*order);
+            return true;
+        }
+        drop(crew);
+        let outcome = match self.memory.check(order.look.0, order.look.1, order.right()) {
+            Ok(()) => Outcome::Absent(absent),
+            Err(denied) => Outcome::Denied(denied),
+        };
+        self.answer(order.id, outcome);
+        true
+    }
+
+    /// Makes an access, or has its pages brought in.
+    fn begin_access(&self, order: &Order, present: &mut Option<Look>, leads: bool, served: &mut Served) {
+        if self.waits_for_earlier(order) {
+            return;
+        }
+        let absent = match self.access(order, present) {
+            Outcome::Absent(absent) if order.brings => absent,
+            outcome => return self.answer(order.id, outcome),
+        };
+        let bring = self.crew.lock().bring(order);
+        let look = (order.look, order.right());
+        match bring {
+            Bring::Joined => {}
+            Bring::First if self.begin(Touch::of_accesses(look, absent), leads, served) => {}
+            Bring::First => {
+                let refused = self.crew.lock().brought(look);
+                refused.iter().for_each(|order| self.answer(order.id, Outcome::Absent(absent)));
+            }
+            Bring::Refused => self.answer(order.id, Outcome::Absent(absent)),
+        }
     }
 
     /// Pages are brought in by the thread that leads, if it does not need to any more, or by others. False: too many wait.
@@ -257,7 +419,7 @@ impl AccessServer {
     /// The thread that leads does so no more, if another can.
     fn may_step_down(&self) -> bool {
         let mut crew = self.crew.lock();
-        if crew.idle == 0 {
+        if crew.idle == 0 && !crew.is_alone() {
             return false;
         }
         crew.has_leader = false;
@@ -265,22 +427,40 @@ impl AccessServer {
     }
 
     /// False: too many wait.
-    pub(super) fn queue_touch(&self, touch: Touch) -> bool {
+    fn queue_touch(&self, touch: Touch) -> bool {
         let mut crew = self.crew.lock();
-        let queue = if touch.is_of_program() { &mut crew.ahead } else { &mut crew.queue };
-        if queue.len() >= RING_ORDERS as usize {
+        if crew.queue.len() >= RING_ORDERS as usize {
             return false;
         }
-        queue.push_back(touch);
+        crew.queue.push_back(touch);
         drop(crew);
         self.area.wake();
         true
     }
 
-    /// Whether there are orders.
+    /// The program itself wants these pages. False: too many ranges wait.
+    pub(super) fn queue_ahead(&self, address: u64, length_bytes: u64, right: Right) -> bool {
+        let mut crew = self.crew.lock();
+        if crew.ahead.len() >= RING_ORDERS as usize {
+            return false;
+        }
+        crew.ahead.push_back(Ahead { address, length_bytes: length_bytes.max(1), right });
+        drop(crew);
+        self.area.wake();
+        true
+    }
+
+    /// Whether there are orders that nobody has taken.
     pub(super) fn has_orders(&self) -> bool {
-        // The thread that holds the lock carries out orders, and looks again after it.
-        self.taken.try_lock().is_some_and(|taken| self.area.posted() != *taken)
+        self.area.posted() != self.taken.load(Ordering::SeqCst)
+    }
+
+    /// A thread could not be started: see [`Crew::not_started`].
+    pub(super) fn not_started(&self) {
+        let given_up = self.crew.lock().not_started();
+        for (order, absent) in given_up {
+            self.answer(order.id, Outcome::Absent(absent));
+        }
     }
 
     fn answer(&self, id: u64, outcome: Outcome) {
@@ -291,7 +471,7 @@ impl AccessServer {
         (self.notify)();
     }
 
-    fn access(&self, order: &Order, present: &mut Option<((u64, u32), Right)>) -> Outcome {
+    fn access(&self, order: &Order, present: &mut Option<Look>) -> Outcome {
         let &Order { address, length_bytes, look, .. } = order;
         let right = order.right();
         if !order.is_forced && *present != Some((look, right)) {
@@ -334,6 +514,7 @@ impl AccessServer {
 
     /// What a thread of the crew does until the area is closed: it leads, brings pages in, or is idle.
     pub(super) fn work(&self, recruit: &dyn Fn()) {
+        self.crew.lock().started();
         let mut leads = false;
         loop {
             let woken = self.area.woken();
@@ -349,17 +530,30 @@ impl AccessServer {
                 recruit();
             } else {
                 leads = false;
-                if !self.is_closed.load(Ordering::SeqCst) {
-                    self.area.sleep(woken, timing::ACCESS_MAX_SLEEP);
-                }
+                self.sleep(woken, recruit);
             }
+        }
+    }
+
+    /// An idle thread sleeps until it is woken. Where a thread that polls has taken no order of those that were there before, this one
+    /// carries them out.
+    fn sleep(&self, woken: u32, recruit: &dyn Fn()) {
+        if self.is_closed() {
+            return;
+        }
+        let taken = self.has_orders().then(|| self.taken.load(Ordering::SeqCst));
+        let is_polled = self.pollers.load(Ordering::SeqCst) > 0;
+        let longest = if is_polled { timing::ACCESS_POLLER_PAUSE } else { timing::ACCESS_MAX_SLEEP };
+        self.area.sleep(woken, longest);
+        if is_polled && taken == Some(self.taken.load(Ordering::SeqCst)) && self.serve(false).is_some() {
+            recruit();
         }
     }
 
     /// What an idle thread does.
     fn next(&self) -> Next {
         let mut crew = self.crew.lock();
-        if self.is_closed.load(Ordering::SeqCst) {
+        if self.is_closed() {
             (crew.threads, crew.idle) = (crew.threads - 1, crew.idle - 1);
             Next::End
         } else if let Some(touch) = crew.next() {
@@ -382,7 +576,7 @@ impl AccessServer {
     fn lead(&self, recruit: &dyn Fn()) -> Option<Touch> {
         self.area.stay_awake();
         let mut idle: Option<Instant> = None;
-        while !self.is_closed.load(Ordering::SeqCst) {
+        while !self.is_closed() {
             if let Some(Served { count: 1.., touch }) = self.serve(true) {
                 recruit();
                 if touch.is_some() {
@@ -416,11 +610,12 @@ impl AccessServer {
         }
     }
 
-    /// Brings pages in. Returns whether this thread leads then, as nobody else does.
+    /// Brings pages in. Returns whether this thread leads then, as no other does.
     fn touch(&self, touch: Touch) -> bool {
         let touched = self.memory.touch(touch.address, touch.length_bytes, touch.right);
+        let copying = matches!(touch.whose, For::Accesses(..)).then(|| self.copying.lock());
         let mut crew = self.crew.lock();
-        let made = match touch.whose {
+        let orders = match touch.whose {
             For::Accesses(look, _) => crew.brought(look),
             For::Touch(_) | For::Program => Vec::new(),
         };
@@ -438,21 +633,24 @@ impl AccessServer {
             (For::Program, _) => {}
             (For::Touch(id), Ok(())) => self.answer(id, Outcome::Done(0)),
             (For::Touch(id), Err(denied)) => self.answer(id, Outcome::Denied(denied)),
-            (For::Accesses(_, absent), touched) => self.make(made, absent, touched),
+            (For::Accesses(look, absent), touched) => self.make(&orders, look, absent, touched),
         }
+        drop(copying);
         self.crew.lock().idle += u32::from(!leads);
         leads
     }
 
-    /// Makes accesses whose pages have come. The first of them says which those were.
-    fn make(&self, accesses: Vec<Bringing>, absent: Absent, touched: Result<(), Denied>) {
-        let (mut present, mut said) = (None, false);
-        for Bringing { order, is_withdrawn } in accesses {
+    /// Makes accesses whose pages have come. The first of them says which those were. The caller holds `copying`.
+    fn make(&self, orders: &[Order], look: Look, absent: Absent, touched: Result<(), Denied>) {
+        let (mut present, mut has_said) = (None, false);
+        for order in orders {
+            if self.is_closed() {
+                return;
+            }
             let outcome = match touched {
-                _ if is_withdrawn => Outcome::Impossible,
-                Err(denied) => Outcome::Denied(denied),
-                Ok(()) => match self.access(&order, &mut present) {
-                    Outcome::Done(before) if !std::mem::replace(&mut said, true) => {
+                Err(denied) if (order.look, order.right()) == look => Outcome::Denied(denied),
+                Err(_) | Ok(()) => match self.access(order, &mut present) {
+                    Outcome::Done(before) if order.brings && !std::mem::replace(&mut has_said, true) => {
                         Outcome::Brought(before, absent)
                     }
                     outcome => outcome,

@@ -1,18 +1,29 @@
 //! The threads that carry out orders.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use tombolo_host::life::ProcessLife;
 use tombolo_host::own::{self, ProcessMemory, Right};
+use tombolo_host::timing::client as timing;
 
 use super::area::AccessArea;
-use super::server::{AccessServer, Touch};
+use super::server::AccessServer;
 
-/// A thread brings in so many prefetched bytes in one call. Between two calls it serves the node's orders.
-const PREFETCH_BYTES: usize = 1 << 20;
+thread_local! {
+    /// Whether this is one of the threads, which must not wait for itself.
+    static IS_ACCESS_THREAD: Cell<bool> = const { Cell::new(false) };
+}
 
-/// The threads for one area. Dropped, they end, but for one that waits for a page.
-pub struct AccessThreads(Arc<AccessServer>);
+/// The threads for one area. Dropped, they end, but for one that waits for a page; no access is made after that, but one that
+/// does not end. In a child made by fork they are not, and nothing is done.
+pub struct AccessThreads {
+    server: Arc<AccessServer>,
+    /// The process that they are in.
+    process: ProcessLife,
+}
 
 impl std::fmt::Debug for AccessThreads {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -27,56 +38,65 @@ impl AccessThreads {
         memory: Box<dyn ProcessMemory>,
         notify: Box<dyn Fn() + Send + Sync>,
     ) -> std::io::Result<Self> {
+        let process = ProcessLife::now();
         let server = Arc::new(AccessServer::new(area, memory, notify));
         start_thread(&server)?;
-        Ok(Self(server))
+        Ok(Self { server, process })
     }
 
-    /// Carries out orders on this thread, which waits for something else. Returns how many.
+    /// Whether the threads are in this process.
+    pub fn are_here(&self) -> bool {
+        self.process.is_now()
+    }
+
+    /// Carries out orders on this thread, which waits for something else, and has begun to poll. Returns how many.
     pub fn serve(&self) -> usize {
-        let count = self.0.serve(false).map_or(0, |served| served.count);
+        let count = self.server.serve(false).map_or(0, |served| served.count);
         if count > 0 {
-            recruit(&self.0);
+            recruit(&self.server);
         }
         count
     }
 
-    /// Brings pages in that nobody has asked for yet, in the background. False: too many wait already.
+    /// Brings pages in that nobody has asked for yet, in the background. False: too many ranges wait for that already, and no page
+    /// of this one is brought in.
     pub fn prefetch(&self, address: u64, length_bytes: usize, right: Right) -> bool {
-        let mut done = 0;
-        while done < length_bytes {
-            let piece = (length_bytes - done).min(PREFETCH_BYTES);
-            let address = address + done as u64;
-            if !self.0.queue_touch(Touch::of_program(address, piece as u32, right)) {
-                return false;
-            }
-            recruit(&self.0);
-            done += piece;
+        let is_queued = self.are_here() && self.server.queue_ahead(address, length_bytes as u64, right);
+        if is_queued {
+            recruit(&self.server);
         }
-        true
+        is_queued
     }
 
     /// This thread calls [`Self::serve`] again and again from now on, so no other needs to be woken for an order.
     pub fn begin_to_poll(&self) {
-        self.0.pollers.fetch_add(1, Ordering::SeqCst);
-        self.0.area.stay_awake();
+        self.server.pollers.fetch_add(1, Ordering::SeqCst);
+        self.server.area.stay_awake();
     }
 
     /// This thread calls it no more.
     pub fn end_to_poll(&self) {
-        if self.0.pollers.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.0.area.fall_asleep();
-            if self.0.has_orders() {
-                self.0.area.wake();
+        if self.server.pollers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.server.area.fall_asleep();
+            if self.server.has_orders() {
+                self.server.area.wake();
             }
         }
+    }
+
+    /// No access is made any more: there is no node that wants one. False: one is being made, and does not end in time.
+    pub fn close(&self, timeout: Duration) -> bool {
+        if !self.are_here() {
+            return true;
+        }
+        self.server.close();
+        IS_ACCESS_THREAD.get() || self.server.await_end(timeout)
     }
 }
 
 impl Drop for AccessThreads {
     fn drop(&mut self) {
-        self.0.is_closed.store(true, Ordering::SeqCst);
-        self.0.area.wake_all();
+        let _hangs = !self.close(timing::ACCESS_CLOSE_WAIT);
     }
 }
 
@@ -84,18 +104,18 @@ impl Drop for AccessThreads {
 fn recruit(server: &Arc<AccessServer>) {
     let is_needed = server.crew.lock().recruits();
     if is_needed && start_thread(server).is_err() {
-        // Without any, the node gives the touch up in time.
-        server.crew.lock().lost_one();
+        server.not_started();
     }
 }
 
 fn start_thread(server: &Arc<AccessServer>) -> std::io::Result<()> {
     let server = server.clone();
     let work = move || {
-        own::serve_faults_alone();
+        IS_ACCESS_THREAD.set(true);
         server.work(&|| recruit(&server));
     };
-    std::thread::Builder::new().name("access".into()).spawn(work).map(drop)
+    // The signals of the program are not for it, from its first moment on.
+    own::serving_faults_alone(|| std::thread::Builder::new().name("access".into()).spawn(work).map(drop))
 }
 
 #[cfg(test)]
@@ -147,8 +167,7 @@ mod tests {
         let theirs = AccessArea::open(area.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let (process, memory) = (ThisProcess::new().unwrap(), OwnMemory::map(3 * 4096).unwrap());
         let ahead = OwnMemory::map(5 << 20).unwrap();
-        process.permit(&memory);
-        process.permit(&ahead);
+        let _permits = (process.permit(&memory), process.permit(&ahead));
         let process_twin = process.clone();
         let threads = AccessThreads::start(theirs, Box::new(process), Box::new(|| {})).unwrap();
         let (mut node, at) = (Node { area, brings: false, posted: 0, taken: 0 }, memory.address());
@@ -297,15 +316,25 @@ mod tests {
                 node.area.post(node.posted, &withdraw);
                 node.posted += 1;
                 assert_eq!(answered(&mut node), (100 + id, Outcome::Done(is_withdrawn)));
+                if is_withdrawn == 1 {
+                    // It has no place in the ring any more, however long its page takes.
+                    assert_eq!(answered(&mut node), (id, Outcome::Impossible));
+                }
             }
+            // What overlaps with one that waits comes after it, though its own page is there.
+            post(&mut node, 5, 4090, OrderKind::Write(0));
+            post(&mut node, 6, 4096, OrderKind::Write(0));
+            post(&mut node, 7, 8200, OrderKind::Write(0));
+            assert_eq!(answered(&mut node), (7, Outcome::Done(0)));
             memory.0.has_come.store(true, Ordering::SeqCst);
             let absent = Absent { pages: 1, kind: Some(Absence::Missing) };
             assert_eq!(answered(&mut node), (1, Outcome::Brought(0, absent)));
-            assert_eq!(answered(&mut node), (2, Outcome::Impossible));
-            assert_eq!(answered(&mut node), (3, Outcome::Done(0)));
+            for id in [3, 5, 6] {
+                assert_eq!(answered(&mut node), (id, Outcome::Done(0)));
+            }
             assert_eq!(
                 (&*memory.0.written.lock(), memory.0.touches.load(Ordering::SeqCst)),
-                (&vec![8192, 0, 16], 1)
+                (&vec![8192, 8200, 0, 16, 4090, 4096], 1)
             );
             if !leads {
                 threads.end_to_poll();

@@ -63,6 +63,8 @@ pub struct Counters {
     pub busy: u64,
     /// Of [`Self::touches`]: those by whoever attempted the access.
     pub brought: u64,
+    /// Attempts that were withdrawn, as their pages took too long or nobody wanted them any more, or were to be.
+    pub withdrawn: u64,
     /// Accesses made without looking for absent pages, which kept going away.
     pub forced: u64,
     /// From a fault to the end of the access, of those that stalled; by [`End`].

@@ -139,7 +139,8 @@ struct Job {
     begun_at: Time,
     /// Those of its bytes that count as [`Context::bringing_bytes`]: its attempt may bring pages in.
     bringing_bytes: u64,
-    is_withdrawn: bool,
+    /// It is not to be made any more: why its sender is told so.
+    withdrawn_for: Option<Reason>,
 }
 
 impl Job {
@@ -176,6 +177,12 @@ impl Iommu {
     /// A domain is gone: all its accesses end, and who waits for the release of a range hears of it. Poll afterwards.
     pub fn close(&mut self, context: ContextId) {
         let Some(closed) = self.contexts.remove(&context) else { return };
+        // Nobody is left to do these; what has ended is still told.
+        self.actions.retain(|action| match action {
+            Action::Attempt { access, .. } => !closed.accesses.contains(access),
+            Action::Touch { context: of, .. } | Action::Withdraw(of, _) => *of != context,
+            _ => true,
+        });
         for range_start in closed.releasing.into_keys() {
             let is_touched = |id: &AccessId| {
                 let job = self.jobs.get(id).filter(|job| job.access.range_start == range_start);
@@ -211,8 +218,9 @@ impl Iommu {
         let id = AccessId(self.last_access);
         context.accesses.insert(id);
         self.counters.accesses += 1;
-        let bytes = u64::from(access.length_bytes).max(1);
+        let bytes = u64::from(access.copied_bytes).max(1);
         let may_bring = self.config.handles_faults
+            && access.may_bring
             && access.policy == FaultPolicy::default()
             && context.bringing_bytes + bytes <= self.config.max_bringing_bytes;
         let bringing_bytes = if may_bring { bytes } else { 0 };
@@ -226,7 +234,7 @@ impl Iommu {
             held_bytes: 0,
             begun_at: now,
             bringing_bytes,
-            is_withdrawn: false,
+            withdrawn_for: None,
         };
         self.jobs.insert(id, job);
         Ok(id)
@@ -238,14 +246,34 @@ impl Iommu {
         self.jobs.get(&id).is_some_and(|job| job.bringing_bytes > 0)
     }
 
+    /// An access is not to be made any more. Its attempt is withdrawn if it may be waiting for pages that it brings in: it ends at
+    /// once then, or is being made already. Poll afterwards.
+    pub fn withdraw(&mut self, now: Time, id: AccessId, reason: Reason) {
+        let timeout_ns = self.config.attempt_timeout_ns;
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        if job.bringing_bytes == 0
+            || job.withdrawn_for.is_some()
+            || !matches!(job.state, State::Attempting(_))
+        {
+            return;
+        }
+        job.withdrawn_for = Some(reason);
+        // The answer to the withdrawal comes within a quarter of the timeout, or the attempt is given up.
+        let since = Time(now.0.saturating_sub(timeout_ns - timeout_ns / 4));
+        job.state = State::Attempting(Patience::since(since));
+        self.counters.withdrawn += 1;
+        self.actions.push_back(Action::Withdraw(job.access.context, id));
+    }
+
     /// Whether an attempt could still be withdrawn: then nobody copies any more. Poll afterwards.
     pub fn withdrawn(&mut self, now: Time, context_id: ContextId, id: AccessId, is_withdrawn: bool) {
         let Some(context) = self.contexts.get(&context_id).filter(|_| is_withdrawn) else { return };
         let known = self.jobs.get(&id).filter(|job| job.access.context == context_id);
         let address = known.map_or(0, |job| job.access.address);
         // Of one that was given up meanwhile only that is left.
-        if known.is_some_and(|job| job.is_withdrawn) || context.overdue.contains_key(&id) {
-            let unreached = Unreached { address, reason: Reason::TimedOut };
+        let reason = known.and_then(|job| job.withdrawn_for);
+        if let Some(reason) = reason.or(context.overdue.contains_key(&id).then_some(Reason::TimedOut)) {
+            let unreached = Unreached { address, reason };
             self.attempted(now, context_id, id, Outcome::Denied(unreached));
         }
     }
@@ -334,7 +362,7 @@ impl Iommu {
             self.counters.denied += 1;
             return self.finish(id, Action::Refuse(id, refusal));
         }
-        let bytes = u64::from(access.length_bytes);
+        let bytes = u64::from(access.copied_bytes);
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.absent = pages;
         job.attempts += 1;
@@ -423,7 +451,7 @@ impl Iommu {
     }
 
     /// A range is taken back; nothing new is begun in it until it was released. Poll afterwards.
-    pub fn release(&mut self, context_id: ContextId, range_start: u64) -> Released {
+    pub fn release(&mut self, now: Time, context_id: ContextId, range_start: u64) -> Released {
         let Some(context) = self.contexts.get_mut(&context_id) else { return Released::Now };
         if context.overdue.values().any(|start| *start == range_start) {
             return Released::Stuck;
@@ -437,7 +465,10 @@ impl Iommu {
             let Some(job) = self.jobs.get(&id) else { continue };
             let refusal = Unreached { address: job.access.address, reason: Reason::Gone };
             match job.state {
-                State::Attempting(_) => is_touched = true,
+                State::Attempting(_) => {
+                    is_touched = true;
+                    self.withdraw(now, id, Reason::Gone);
+                }
                 State::Waiting { is_paused: true, .. } => self.finish(id, Action::Forget(id)),
                 State::Waiting { is_paused: false, .. } => self.finish(id, Action::Refuse(id, refusal)),
             }
@@ -617,12 +648,8 @@ impl Iommu {
         let late: Vec<AccessId> = context.accesses.iter().filter(is_late).copied().collect();
         for access in late {
             let Some(job) = self.jobs.get_mut(&access) else { continue };
-            if job.bringing_bytes > 0 && !job.is_withdrawn {
-                job.is_withdrawn = true;
-                // It is soon known.
-                let since = Time(now.0.saturating_sub(timeout_ns - timeout_ns / 4));
-                job.state = State::Attempting(Patience::since(since));
-                self.actions.push_back(Action::Withdraw(id, access));
+            if job.bringing_bytes > 0 && job.withdrawn_for.is_none() {
+                self.withdraw(now, access, Reason::TimedOut);
                 continue;
             }
             let refusal = Unreached { address: job.access.address, reason: Reason::TimedOut };

@@ -111,6 +111,8 @@ pub struct OwnMemory<B> {
     entries: HashMap<AccessId, Entry<B>>,
     moves: Moves,
     steps: VecDeque<Step<B>>,
+    /// How often the engine had lost a peer when it was last asked.
+    losses_seen: u64,
 }
 
 /// What a sender is told.
@@ -143,7 +145,7 @@ impl<B> OwnMemory<B> {
     #[must_use]
     pub fn new(config: Config) -> Self {
         let (entries, moves, steps) = (HashMap::new(), Moves::default(), VecDeque::new());
-        Self { iommu: Iommu::new(config), entries, moves, steps }
+        Self { iommu: Iommu::new(config), entries, moves, steps, losses_seen: 0 }
     }
 
     /// A domain has registered memory.
@@ -180,8 +182,11 @@ impl<B> OwnMemory<B> {
             range_start: range.0,
             range_end: range.1,
             policy,
+            copied_bytes: at.1,
             // The block of a source has not been sent.
             is_free_to_pause: end == End::Source,
+            // A path is not to be blamed for what has not been sent: such a block pauses at once.
+            may_bring: !self.moves.is_to_a_peer(&request.purpose),
             is_of_asker,
         };
         let id = self.iommu.begin(now, access).map_err(|error| match error {
@@ -246,8 +251,8 @@ impl<B> OwnMemory<B> {
     }
 
     /// A range is taken back; nothing new is begun in it. Poll afterwards.
-    pub fn release(&mut self, context: ContextId, range_start: u64) -> Released {
-        self.iommu.release(context, range_start)
+    pub fn release(&mut self, now: Time, context: ContextId, range_start: u64) -> Released {
+        self.iommu.release(now, context, range_start)
     }
 
     /// Gives up what takes too long. Poll afterwards.
@@ -333,6 +338,7 @@ impl<B> OwnMemory<B> {
     /// The next thing to do. Call until `None`, then again after any other call; and poll the engine afterwards.
     #[must_use = "a step that is not carried out is lost"]
     pub fn poll(&mut self, now: Time, engine: &mut Engine) -> Option<Step<B>> {
+        self.withdraw_unwanted(now, engine);
         loop {
             if let Some(step) = self.steps.pop_front() {
                 return Some(step);
@@ -340,7 +346,7 @@ impl<B> OwnMemory<B> {
             match self.iommu.poll(now)? {
                 Action::Attempt { access, is_forced } => {
                     if self.is_wanted(engine, access) {
-                        let entry = self.entries.get_mut(&access)?;
+                        let Some(entry) = self.entries.get_mut(&access) else { continue };
                         debug_assert!(!entry.is_posted, "{access:?} is attempted twice at once");
                         entry.is_posted = true;
                         return Some(Step::Attempt { access, is_forced });
@@ -377,6 +383,22 @@ impl<B> OwnMemory<B> {
                 Action::Released(context, start, has_ended) => {
                     return Some(Step::Released(context, start, has_ended));
                 }
+            }
+        }
+    }
+
+    /// A peer was lost: what it has sent and waits for pages is not to be written, as it may send something else there, once it is
+    /// back.
+    fn withdraw_unwanted(&mut self, now: Time, engine: &Engine) {
+        if std::mem::replace(&mut self.losses_seen, engine.peers_lost()) == engine.peers_lost() {
+            return;
+        }
+        let is_out = |entry: &Entry<B>| entry.is_posted && entry.purpose.is_some();
+        let out: Vec<AccessId> =
+            self.entries.iter().filter(|(_, entry)| is_out(entry)).map(|(id, _)| *id).collect();
+        for id in out {
+            if !self.is_wanted(engine, id) {
+                self.iommu.withdraw(now, id, Reason::Gone);
             }
         }
     }

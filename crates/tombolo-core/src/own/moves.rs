@@ -111,6 +111,12 @@ pub(super) struct Moves {
 }
 
 impl Moves {
+    /// Whether an access is to the source of a block that goes to a peer.
+    pub(super) fn is_to_a_peer(&self, purpose: &Purpose) -> bool {
+        let Purpose::Move { id, .. } = purpose else { return false };
+        self.blocks.get(id).is_some_and(|underway| underway.stage == Stage::Sent)
+    }
+
     pub(super) fn block(&self, id: MoveId) -> Option<Block> {
         self.blocks.get(&id).map(|underway| underway.block)
     }

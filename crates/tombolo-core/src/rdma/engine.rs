@@ -75,6 +75,7 @@ pub struct Engine {
     initiator: Initiator,
     responder: Responder,
     server: ReadServer,
+    peers_lost: u64,
 }
 
 impl Engine {
@@ -86,6 +87,7 @@ impl Engine {
             initiator: Initiator::new(config),
             responder: Responder::new(&config),
             server: ReadServer::new(config),
+            peers_lost: 0,
         }
     }
 
@@ -150,10 +152,17 @@ impl Engine {
             // Lost already, and its place may be another's.
             return;
         }
+        self.peers_lost += 1;
         self.initiator.mark_peer_lost(peer);
         self.responder.mark_peer_lost(peer);
         self.server.mark_peer_lost(peer);
         self.collect(now);
+    }
+
+    /// How often a peer was lost.
+    #[must_use]
+    pub fn peers_lost(&self) -> u64 {
+        self.peers_lost
     }
 
     /// As [`Self::peer_lost`], for a peer that says goodbye.

@@ -14,6 +14,8 @@ impl Bench {
         }
         let (to, spec) = (watched.destination(), watched.spec);
         let (stays, asker) = (watched.stays, watched.asker);
+        self.note_failed_write(which);
+        let watched = &self.watched[which];
         let at = (spec.destination_address - BASE) as usize;
         let bytes = at..at + watched.source.len();
         let words = spec.notification.map(|words| {
@@ -30,6 +32,18 @@ impl Bench {
                 Direction::Read => self.reuse(to, range),
                 Direction::Write | Direction::Atomic(_) => self.anything.push((to, range)),
             }
+        }
+    }
+
+    /// A write to another node has failed: the same memory may be written again, where programs take their orders in order.
+    fn note_failed_write(&mut self, which: usize) {
+        let watched = &self.watched[which];
+        if self.own_faults.is_some()
+            && watched.spec.direction == Direction::Write
+            && !watched.stays
+            && watched.spec.size_bytes > 0
+        {
+            self.failed_writes.push(which);
         }
     }
 
@@ -79,10 +93,13 @@ impl Bench {
         self.engines[1 - node].add_peer(self.now, OTHER);
         self.add_paths(0);
         self.add_paths(1);
-        for watched in &mut self.watched {
+        for which in 0..self.watched.len() {
+            let watched = &self.watched[which];
             if watched.poster != node || watched.status.is_some() {
                 continue;
             }
+            self.note_failed_write(which);
+            let watched = &mut self.watched[which];
             watched.status = Some(Err(TransferError::PeerLost));
             self.open -= 1;
             if matches!(watched.spec.direction, Direction::Atomic(_)) {

@@ -130,6 +130,8 @@ pub struct Bench {
     pub dropped: u64,
     /// Where failed writes may have left anything.
     pub anything: Vec<(usize, std::ops::Range<usize>)>,
+    /// Writes between nodes that have failed, and whose destination no other transfer has had since.
+    failed_writes: Vec<usize>,
     queue: BinaryHeap<Reverse<(Time, u64)>>,
     events: BTreeMap<u64, Event>,
     sequence: u64,
@@ -178,6 +180,7 @@ impl Bench {
             scribble: true,
             dropped: 0,
             anything: Vec::new(),
+            failed_writes: Vec::new(),
             queue: BinaryHeap::new(),
             events: BTreeMap::new(),
             sequence: 0,
@@ -274,6 +277,43 @@ impl Bench {
             class: None,
             user: self.watched.len() as u64,
         })
+    }
+
+    /// Whether there are destinations of writes that have failed, to be written again.
+    pub fn has_failed_writes(&self) -> bool {
+        !self.failed_writes.is_empty()
+    }
+
+    /// Post a write of other bytes to a part of the destination of one that has failed, and watch it. Nothing of the earlier one
+    /// comes there after its end. `None`: there is no memory left for the source.
+    pub fn post_again(&mut self) -> Option<Result<TransferId, PostError>> {
+        let which = self.failed_writes.swap_remove(self.random.index(self.failed_writes.len()));
+        let (poster, before) = (self.watched[which].poster, self.watched[which].spec);
+        let start = self.random.below(u64::from(before.size_bytes));
+        let size_bytes = self.random.range(1, u64::from(before.size_bytes) - start) as u32;
+        let source_address = self.allocate(poster, size_bytes as usize)?;
+        let spec = Transfer {
+            source_address,
+            destination_address: before.destination_address + start,
+            size_bytes,
+            notification: None,
+            user: self.watched.len() as u64,
+            ..before
+        };
+        let posted = match self.engines[poster].post(self.now, OTHER, spec) {
+            Ok(posted) => posted,
+            Err(error) => {
+                self.failed_writes.push(which);
+                return Some(Err(error));
+            }
+        };
+        let at = (source_address - BASE) as usize;
+        let source = self.memory[poster][at..at + size_bytes as usize].to_vec();
+        self.register(poster, spec.own_domain, source_address, size_bytes);
+        let (asker, stays) = (spec.own_domain, false);
+        self.watched.push(Watched { poster, stays, asker, spec, source, notified: 0, status: None });
+        self.open += 1;
+        Some(Ok(posted))
     }
 
     fn post_to(
@@ -571,10 +611,24 @@ impl Bench {
         let range = at..at + watched.source.len();
         assert!(self.memory[to][range.clone()] == watched.source, "transfer {which}: wrong bytes");
         self.expected[to][range.clone()].copy_from_slice(&watched.source);
+        self.is_as_written(to, &range);
         if self.scribble {
             let value = self.random.next() as u8;
             self.memory[to][range.clone()].fill(value);
             self.expected[to][range].fill(value);
+        }
+    }
+
+    /// What a write that failed before may have left there is written over.
+    fn is_as_written(&mut self, node: usize, range: &std::ops::Range<usize>) {
+        let before = std::mem::take(&mut self.anything);
+        for (at, left) in before {
+            if at != node || left.end <= range.start || range.end <= left.start {
+                self.anything.push((at, left));
+                continue;
+            }
+            let parts = [left.start..range.start.max(left.start), range.end.min(left.end)..left.end];
+            self.anything.extend(parts.into_iter().filter(|part| !part.is_empty()).map(|part| (at, part)));
         }
     }
 

@@ -24,6 +24,8 @@ const HANG_NS: u64 = 5_000_000_000;
 const STOP_NS: u64 = 60_000_000_000;
 /// How long a program waits before it asks again for what was refused for now.
 const AGAIN_NS: u64 = 1_000_000_000;
+/// Orders to a program that are not answered, at most: each access, its withdrawal, and each touch that is carried out.
+const MOST_ORDERS: usize = 2 * 256 + 4;
 /// How long what has vanished stays so.
 const VANISHED_NS: u64 = 50_000_000;
 
@@ -69,6 +71,8 @@ pub(super) enum Attempt {
     Bringing,
     /// It has brought in these.
     Brought(u32, Absence),
+    /// It waited for another one that overlaps with it.
+    Behind,
     /// It does not look for absent pages.
     Forced,
 }
@@ -121,10 +125,14 @@ struct Program {
     /// Pages beyond this one are not used.
     end_page: u64,
     hanging: HashSet<TouchId>,
-    /// Accesses whose pages it brings in, and which it makes then.
-    bringing: HashSet<AccessId>,
+    /// Accesses whose pages it brings in, and others that overlap with those, and when it makes them; in the order of the orders.
+    bringing: Vec<(AccessId, Time)>,
     /// It is stopped until then.
     stopped_until: Time,
+    /// When it takes the last order: it takes them in order.
+    last_order: Time,
+    /// Orders that it has not answered.
+    orders: usize,
 }
 
 /// The programs of one node, and what the node knows of their memory.
@@ -145,8 +153,9 @@ impl Host {
             last_context += 1;
             let context = ContextId(last_context);
             own.open(context);
-            let (pages, hanging, bringing) = (HashMap::new(), HashSet::new(), HashSet::new());
-            Program { context, pages, end_page, hanging, bringing, stopped_until: Time(0) }
+            let (pages, hanging, bringing) = (HashMap::new(), HashSet::new(), Vec::new());
+            let (stopped_until, last_order) = (Time(0), Time(0));
+            Program { context, pages, end_page, hanging, bringing, stopped_until, last_order, orders: 0 }
         });
         let words = Range {
             end: WORDS_BASE + 8 * WORDS as u64,
@@ -295,8 +304,9 @@ impl Bench {
 
     /// Whether memory is its program's again, who has written to it since.
     pub(super) fn is_free(&self, node: usize, start: u64) -> bool {
-        let range = self.hosts.as_ref().and_then(|hosts| hosts[node].ranges.get(&start));
-        range.is_some_and(|range| range.is_free)
+        let Some(hosts) = &self.hosts else { return false };
+        let before = hosts[node].ranges.range(..=start).next_back();
+        before.is_some_and(|(_, range)| range.is_free && start < range.end)
     }
 
     /// A node and its programs start afresh.
@@ -338,6 +348,7 @@ impl Bench {
             host.programs[which].context = ContextId(host.last_context);
             host.programs[which].hanging.clear();
             host.programs[which].bringing.clear();
+            host.programs[which].orders = 0;
             host.own.open(ContextId(host.last_context));
         }
         if self.random.per_million(faults.releasing) {
@@ -355,11 +366,12 @@ impl Bench {
 
     /// A program deregisters memory, or tries so once more.
     pub(super) fn release(&mut self, node: usize, start: u64) {
+        let now = self.now;
         let host = self.host(node);
         let range = host.ranges.get_mut(&start).expect("a range");
         range.is_gone = true;
         let context = host.programs[range.program].context;
-        match host.own.release(context, start) {
+        match host.own.release(now, context, start) {
             Released::Now => self.released(node, context, start, true),
             Released::Later => {}
             Released::Stuck => self.at(self.now.after_ns(AGAIN_NS), Event::Release { at: node, start }),
@@ -428,7 +440,25 @@ impl Bench {
         if self.random.per_million(self.faults.slow_copy) {
             delay_ns += self.random.below(self.faults.slow_ns);
         }
-        self.at(self.now.after_ns(delay_ns), Event::Attempt { at: node, context, access, how });
+        let Some(time) = self.next_order(node, context, delay_ns) else { return };
+        self.at(time, Event::Attempt { at: node, context, access, how });
+    }
+
+    /// When a program takes an order that is given now, so many ns later at the earliest.
+    fn next_order(&mut self, node: usize, context: ContextId, delay_ns: u64) -> Option<Time> {
+        let earliest = self.now.after_ns(delay_ns);
+        let program = self.program(node, context)?;
+        program.orders += 1;
+        assert!(program.orders <= MOST_ORDERS, "more orders than a ring has places");
+        program.last_order = program.last_order.max(earliest);
+        Some(program.last_order)
+    }
+
+    /// A program has answered an order.
+    fn order_answered(&mut self, node: usize, context: ContextId) {
+        if let Some(program) = self.program(node, context) {
+            program.orders -= 1;
+        }
     }
 
     pub(super) fn place_own(&mut self, node: usize, placement: Placement, payload: &[u8]) {
@@ -639,11 +669,14 @@ impl Bench {
         if let Some(later) = program.stopped(now) {
             return self.at(later, Event::Attempt { at: node, context, access: id, how });
         }
-        if let Attempt::Brought(..) = how
-            && !program.bringing.remove(&id)
-        {
-            // It was withdrawn.
-            return;
+        if let Attempt::Brought(..) | Attempt::Behind = how {
+            let Some(place) = program.bringing.iter().position(|(known, _)| *known == id) else {
+                // It was withdrawn.
+                return;
+            };
+            program.bringing.remove(place);
+        } else if let Some(time) = self.waits_until(node, context, id) {
+            return self.at(time, Event::Attempt { at: node, context, access: id, how: Attempt::Behind });
         }
         let faults = self.own_faults.expect("programs' own memory");
         let has_thread = how == Attempt::Bringing && self.random.one_in(2);
@@ -661,12 +694,14 @@ impl Bench {
         let outcome = match program.look(look, right) {
             Err(unreached) => Outcome::Denied(unreached),
             Ok(Some((absent, kind))) if has_thread => {
-                program.bringing.insert(id);
+                let time = now.after_ns(delay_ns);
+                program.bringing.push((id, time));
                 let how = Attempt::Brought(absent, kind);
-                return self
-                    .at(now.after_ns(delay_ns), Event::Attempt { at: node, context, access: id, how });
+                return self.at(time, Event::Attempt { at: node, context, access: id, how });
             }
-            Ok(Some((absent, kind))) if how == Attempt::Plain || how == Attempt::Bringing => {
+            Ok(Some((absent, kind)))
+                if matches!(how, Attempt::Plain | Attempt::Bringing | Attempt::Behind) =>
+            {
                 Outcome::Absent(absent, kind)
             }
             Ok(_) => {
@@ -684,6 +719,7 @@ impl Bench {
             self.carry_out_part(node, id);
         }
         let now = self.now;
+        self.order_answered(node, context);
         self.host(node).own.attempted(now, context, id, outcome);
         if self.lies() {
             self.drain();
@@ -706,8 +742,32 @@ impl Bench {
         if let Some(later) = program.stopped(now) {
             return self.at(later, Event::Withdraw { at: node, context, access });
         }
-        let is_withdrawn = program.bringing.remove(&access);
+        let place = program.bringing.iter().position(|(known, _)| *known == access);
+        let is_withdrawn = place.map(|place| program.bringing.remove(place)).is_some();
+        self.order_answered(node, context);
         self.host(node).own.withdrawn(now, context, access, is_withdrawn);
+        if is_withdrawn {
+            // The order itself is answered then, which says nothing new.
+            self.order_answered(node, context);
+            let nowhere = Unreached { address: 0, reason: Reason::NotMapped };
+            self.host(node).own.attempted(now, context, access, Outcome::Denied(nowhere));
+        }
+    }
+
+    /// Until when an access waits for another one that overlaps with it and that was ordered before; it is behind that one then.
+    fn waits_until(&mut self, node: usize, context: ContextId, id: AccessId) -> Option<Time> {
+        let host = self.host(node);
+        let program = host.programs.iter_mut().find(|program| program.context == context)?;
+        let this = host.own.with(id)?;
+        let is_before = |other: &Left| {
+            other.at.0 < this.at.0 + u64::from(this.at.1)
+                && this.at.0 < other.at.0 + u64::from(other.at.1)
+                && (other.right == Right::Write || this.right == Right::Write)
+        };
+        let before = program.bringing.iter().find(|(known, _)| host.own.with(*known).is_some_and(is_before));
+        let time = before?.1;
+        program.bringing.push((id, time));
+        Some(time)
     }
 
     fn lies(&mut self) -> bool {
@@ -785,7 +845,9 @@ impl Bench {
             }
             Step::Withdraw(context, access) => {
                 let delay_ns = self.random.below(20_000);
-                self.at(now.after_ns(delay_ns), Event::Withdraw { at: node, context, access });
+                if let Some(time) = self.next_order(node, context, delay_ns) {
+                    self.at(time, Event::Withdraw { at: node, context, access });
+                }
             }
             Step::Touch { touch, context, address, length_bytes, right } => {
                 assert!(length_bytes > 0, "{step:?}");

@@ -18,8 +18,18 @@ const ADDRESS_SPACE_END: usize = 1 << 47;
 pub struct OwnMemory {
     start: NonNull<u8>,
     length_bytes: usize,
-    /// Whether to unmap it on drop.
-    mapped: bool,
+    kind: Kind,
+}
+
+/// Whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Whole pages, which are unmapped on drop.
+    Mapped,
+    /// It was mapped already.
+    Raw,
+    /// All addresses, whatever is mapped there when: no byte is reached by this.
+    AddressSpace,
 }
 
 // SAFETY: plain memory that is only reached through spans (raw pointers) and atomics.
@@ -40,30 +50,29 @@ impl OwnMemory {
                 .map_err(system)?
         };
         let start = NonNull::new(start.cast()).ok_or(system(Errno::NOMEM))?;
-        Ok(Self { start, length_bytes, mapped: true })
+        Ok(Self { start, length_bytes, kind: Kind::Mapped })
     }
 
     /// Memory that is mapped already. It stays mapped when this is dropped.
     ///
     /// # Safety
     ///
-    /// No Rust reference is used for these bytes while others may change them, and nothing else that
-    /// would mind comes to this range while it is registered, or may become so: a registration that failed
+    /// The range stays mapped, to read and write, while this lives: its methods do both. No Rust reference is used for these
+    /// bytes while others may change them, and nothing else that would mind comes to this range while it is registered, or may become so: a registration that failed
     /// without the node's refusal is settled first.
     pub unsafe fn from_raw(start: NonNull<u8>, length_bytes: usize) -> Self {
-        Self { start, length_bytes, mapped: false }
+        Self { start, length_bytes, kind: Kind::Raw }
     }
 
-    /// All memory that this process has, and will have: each address but those of the first page.
+    /// All memory that this process has, and will have: each address but those of the first page. Its methods reach none of it.
     ///
     /// # Safety
     ///
-    /// As for [`Self::from_raw`], of all memory: who may reach it once it is registered may change anything in this process.
+    /// Those to whom it is granted once it is registered may change anything in this process.
     pub unsafe fn address_space() -> Self {
         let start = std::ptr::with_exposed_provenance_mut(PAGE_BYTES as usize);
         let start = NonNull::new(start).unwrap_or(NonNull::dangling());
-        // SAFETY: as the caller promises.
-        unsafe { Self::from_raw(start, ADDRESS_SPACE_END - PAGE_BYTES as usize) }
+        Self { start, length_bytes: ADDRESS_SPACE_END - PAGE_BYTES as usize, kind: Kind::AddressSpace }
     }
 
     /// Where it begins.
@@ -92,6 +101,9 @@ impl OwnMemory {
 
     /// Bytes of it, to read.
     pub fn span(&self, offset: usize, length: usize) -> Result<SharedSpan<'_>, SharedMemoryError> {
+        if self.kind == Kind::AddressSpace {
+            return Err(self.out_of_range(offset, length));
+        }
         // SAFETY: mapped while `self` lives: by `map`, or as the caller of `from_raw` promised.
         let whole = unsafe { SharedSpan::from_raw(self.start.as_ptr(), self.length_bytes) };
         whole.part(offset, length).ok_or_else(|| self.out_of_range(offset, length))
@@ -99,6 +111,9 @@ impl OwnMemory {
 
     /// Bytes of it, to write.
     pub fn span_mut(&self, offset: usize, length: usize) -> Result<SharedSpanMut<'_>, SharedMemoryError> {
+        if self.kind == Kind::AddressSpace {
+            return Err(self.out_of_range(offset, length));
+        }
         // SAFETY: as in `span`; writable by the same promises.
         let whole = unsafe { SharedSpanMut::from_raw(self.start.as_ptr(), self.length_bytes) };
         whole.part(offset, length).ok_or_else(|| self.out_of_range(offset, length))
@@ -112,9 +127,16 @@ impl OwnMemory {
         Ok((span.as_mut_ptr().wrapping_sub(inside).cast(), bytes))
     }
 
-    /// Gives the pages around a part of it back to the kernel: they read as zeros, and are absent until they are used.
+    /// Gives the pages around a part of it back to the kernel: they read as zeros, and are absent until they are used. Of
+    /// memory that was mapped already ([`Self::from_raw`]), only the pages that lie in that part.
     pub fn give_back(&self, offset: usize, length: usize) -> Result<(), SharedMemoryError> {
-        let (start, bytes) = self.pages(offset, length)?;
+        let (mut start, mut bytes) = self.pages(offset, length)?;
+        if self.kind != Kind::Mapped {
+            let before = (self.start.as_ptr() as usize + offset) - start as usize;
+            let skipped = before.next_multiple_of(PAGE_BYTES as usize);
+            let end = (before + length) / PAGE_BYTES as usize * PAGE_BYTES as usize;
+            (start, bytes) = (start.wrapping_byte_add(skipped), end.saturating_sub(skipped));
+        }
         // SAFETY: bytes that others may change at any moment become zeros.
         unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxDontNeed) }
             .map_err(|errno| SharedMemoryError::System { operation: "giving back", errno })
@@ -169,7 +191,7 @@ impl OwnMemory {
 
 impl Drop for OwnMemory {
     fn drop(&mut self) {
-        if self.mapped {
+        if self.kind == Kind::Mapped {
             // SAFETY: the mapping is ours, and every span borrows `self`, so none outlives it.
             let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast::<c_void>(), self.length_bytes) };
         }

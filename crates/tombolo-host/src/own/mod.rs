@@ -16,5 +16,5 @@ pub use memory::OwnMemory;
 pub use pages::{Absence, Absent, MAX_ACCESS_BYTES, MAX_ACCESS_PAGES, PAGE_BYTES, pages_of};
 pub use process_memory::{Denied, ProcessMemory, Reason, Right, WordChange};
 pub use program::{DescriptorError, ProgramMemory, descriptors};
-pub use signals::{serve_faults_alone, takes_faults};
-pub use this_process::ThisProcess;
+pub use signals::{serving_faults_alone, takes_faults};
+pub use this_process::{Permit, ThisProcess};

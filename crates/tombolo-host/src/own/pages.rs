@@ -95,7 +95,9 @@ mod tests {
         memory.write(4096, &[1; 8192]).unwrap();
         assert_eq!(look(Right::Write), Absent { pages: 0b1001, kind: Some(Absence::Missing) });
         // A page that is only read is the kernel's.
-        memory.read(0, &mut [0; 4]).unwrap();
+        let mut byte = [0; 4];
+        memory.read(0, &mut byte).unwrap();
+        std::hint::black_box(byte);
         memory.write(3 * 4096, &[1]).unwrap();
         assert_eq!(look(Right::Read), Absent::default());
         assert_eq!(look(Right::Write), Absent { pages: 0b0001, kind: Some(Absence::CopyOnWrite) });

@@ -9,7 +9,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{OFlags, PROC_SUPER_MAGIC};
 
@@ -33,7 +33,9 @@ pub enum DescriptorError {
     #[error("the descriptors are not /proc/{0}/mem, to read and write, /proc/{0}/maps and /proc/{0}/pagemap")]
     Other(u32),
     /// There are not as many as there should be.
-    #[error("memory is registered with three descriptors: /proc/self/mem, maps and pagemap")]
+    #[error(
+        "memory is registered with three descriptors (/proc/self/mem, maps and pagemap), and one that is held"
+    )]
     Count,
 }
 
@@ -44,6 +46,8 @@ pub struct ProgramMemory {
     maps: File,
     /// `None`: the program's library is older, and no page is looked for.
     page_map: Option<File>,
+    /// Passed beside the files, and held as long as they are: so the program sees when nobody has them any more.
+    held: Option<PassedDescriptor>,
     process_id: u32,
 }
 
@@ -54,9 +58,13 @@ impl ProgramMemory {
     /// Where a program passes something else, it may make this wait.
     pub fn of(process_id: u32, descriptors: Vec<PassedDescriptor>) -> Result<Self, DescriptorError> {
         let mut descriptors = descriptors.into_iter();
-        let (Some(memory), Some(maps), page_map, None) =
-            (descriptors.next(), descriptors.next(), descriptors.next(), descriptors.next())
-        else {
+        let (Some(memory), Some(maps), page_map, held, None) = (
+            descriptors.next(),
+            descriptors.next(),
+            descriptors.next(),
+            descriptors.next(),
+            descriptors.next(),
+        ) else {
             return Err(DescriptorError::Count);
         };
         let is = |descriptor: &PassedDescriptor, name: &str, mode: OFlags| {
@@ -72,7 +80,20 @@ impl ProgramMemory {
             return Err(DescriptorError::Other(process_id));
         }
         let file = |descriptor: PassedDescriptor| File::from(OwnedFd::from(descriptor));
-        Ok(Self { memory: file(memory), maps: file(maps), page_map: page_map.map(file), process_id })
+        Ok(Self { memory: file(memory), maps: file(maps), page_map: page_map.map(file), held, process_id })
+    }
+}
+
+impl ProgramMemory {
+    /// Whose memory it is.
+    pub fn process_id(&self) -> u32 {
+        self.process_id
+    }
+
+    /// What it was made of, for [`Self::of`] in another process.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let files = [Some(&self.memory), Some(&self.maps), self.page_map.as_ref()];
+        files.into_iter().flatten().map(AsFd::as_fd).chain(self.held.as_ref().map(AsFd::as_fd)).collect()
     }
 }
 
@@ -228,7 +249,7 @@ mod tests {
         ] {
             assert_eq!(of(wrong).unwrap_err(), DescriptorError::Other(own));
         }
-        let many = vec![twin(&memory), twin(&maps), twin(&page_map), twin(&maps)];
+        let many = vec![twin(&memory), twin(&maps), twin(&page_map), twin(&maps), twin(&maps)];
         for wrong in [vec![twin(&memory)], many] {
             assert_eq!(of(wrong).unwrap_err(), DescriptorError::Count);
         }

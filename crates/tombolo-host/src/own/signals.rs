@@ -6,17 +6,20 @@ use std::mem::MaybeUninit;
 const OF_FAULTS: [i32; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
-/// This thread takes the signals of faults, and none of the program's others, whose handlers expect the program's own
-/// threads. A thread begins with the signals blocked that whoever starts it has blocked.
-pub fn serve_faults_alone() {
-    let mut blocked = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the set is filled before it is read.
+/// Starts a thread that takes the signals of faults, and none of the program's others, whose handlers expect the program's own
+/// threads. A thread begins with the signals blocked that its starter has blocked: so they are blocked here meanwhile.
+pub fn serving_faults_alone<T>(start: impl FnOnce() -> T) -> T {
+    let (mut blocked, mut before) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::uninit());
+    // SAFETY: each set is filled before it is read.
     unsafe {
         libc::sigfillset(blocked.as_mut_ptr());
         for signal in OF_FAULTS {
             libc::sigdelset(blocked.as_mut_ptr(), signal);
         }
-        libc::pthread_sigmask(libc::SIG_SETMASK, blocked.as_ptr(), std::ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_SETMASK, blocked.as_ptr(), before.as_mut_ptr());
+        let started = start();
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
+        started
     }
 }
 
@@ -46,12 +49,19 @@ mod tests {
                 libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());
             }
             assert!(!takes_faults());
-            let child = std::thread::spawn(|| {
-                let before = takes_faults();
-                serve_faults_alone();
-                (before, takes_faults())
+            let is_blocked = |signal| {
+                let mut blocked = MaybeUninit::<libc::sigset_t>::uninit();
+                // SAFETY: the call fills the set.
+                unsafe {
+                    libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), blocked.as_mut_ptr());
+                    libc::sigismember(blocked.as_ptr(), signal) == 1
+                }
+            };
+            let child = serving_faults_alone(|| {
+                std::thread::spawn(move || (takes_faults(), is_blocked(libc::SIGUSR1)))
             });
-            assert_eq!(child.join().unwrap(), (false, true));
+            assert_eq!(child.join().unwrap(), (true, true));
+            assert!(!takes_faults(), "the starter's own are as before");
         })
         .join()
         .unwrap();

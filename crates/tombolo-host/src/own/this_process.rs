@@ -19,8 +19,10 @@ pub struct ThisProcess {
     maps: Arc<File>,
     /// Where what may be reached begins, and the ends: several, while one more is asked for and not refused yet. Not locked
     /// while bytes are copied, which may take for ever.
-    ranges: Arc<RwLock<BTreeMap<u64, Vec<u64>>>>,
+    ranges: Ranges,
 }
+
+type Ranges = Arc<RwLock<BTreeMap<u64, Vec<u64>>>>;
 
 impl ThisProcess {
     /// Nothing of it may be reached yet.
@@ -30,22 +32,11 @@ impl ThisProcess {
         Ok(Self { page_map, maps, ranges: Arc::default() })
     }
 
-    /// This range may be reached from now on.
-    pub fn permit(&self, memory: &OwnMemory) {
-        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
-        ranges.entry(memory.address()).or_default().push(end_of(memory));
-    }
-
-    /// This range may not be reached any more, unless it was permitted twice. An access that goes on ends later.
-    pub fn revoke(&self, memory: &OwnMemory) {
-        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(ends) = ranges.get_mut(&memory.address()) else { return };
-        if let Some(index) = ends.iter().position(|end| *end == end_of(memory)) {
-            ends.swap_remove(index);
-        }
-        if ends.is_empty() {
-            ranges.remove(&memory.address());
-        }
+    /// This range may be reached until the permit is dropped.
+    pub fn permit(&self, memory: &OwnMemory) -> Permit {
+        let (start, end) = (memory.address(), memory.address().saturating_add(memory.len() as u64));
+        self.ranges.write().unwrap_or_else(PoisonError::into_inner).entry(start).or_default().push(end);
+        Permit { ranges: self.ranges.clone(), start, end }
     }
 
     /// Does something with a range, if it may be reached.
@@ -64,8 +55,26 @@ impl ThisProcess {
     }
 }
 
-fn end_of(memory: &OwnMemory) -> u64 {
-    memory.address().saturating_add(memory.len() as u64)
+/// That a range may be reached. Dropped, it may not any more, unless it was permitted twice; an access that goes on ends later.
+#[derive(Debug)]
+#[must_use = "dropped, it permits nothing"]
+pub struct Permit {
+    ranges: Ranges,
+    start: u64,
+    end: u64,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(ends) = ranges.get_mut(&self.start) else { return };
+        if let Some(index) = ends.iter().position(|end| *end == self.end) {
+            ends.swap_remove(index);
+        }
+        if ends.is_empty() {
+            ranges.remove(&self.start);
+        }
+    }
 }
 
 /// How many of these bytes the system call copied that this is the outcome of.
@@ -164,7 +173,7 @@ impl ProcessMemory for ThisProcess {
         check(&self.maps, address, length_bytes, right)?;
         // Others may need only those before it.
         let mut pages = (start..start + bytes).step_by(PAGE_BYTES as usize);
-        match pages.find(|page| !populate(*page, PAGE_BYTES, advice)) {
+        match pages.find(|page| !populate(*page, PAGE_BYTES, advice) && !touch_page(*page, right)) {
             Some(page) => Err(Denied { address: page.max(address), reason: Reason::Unavailable }),
             None => Ok(()),
         }
@@ -183,6 +192,22 @@ fn populate(start: u64, bytes: u64, advice: i32) -> bool {
         if !matches!(error, Some(libc::EINTR | libc::EAGAIN)) {
             return false;
         }
+    }
+}
+
+/// Touches a page as the program does: a userfaultfd of an unprivileged program serves the faults of programs, and none of the kernel's.
+/// False if the page cannot be had.
+fn touch_page(page: u64, right: Right) -> bool {
+    let at = with_exposed_provenance_mut::<u8>(page as usize);
+    let mut byte = 0_u8;
+    // SAFETY: an aligned word of a page that is mapped and may be reached so; to load it, or to add nothing to it in one step, changes no
+    // contents, and where the mapping is gone the access ends with an error.
+    unsafe {
+        guarded::is_guarded()
+            && match right {
+                Right::Read => guarded::copy(&raw mut byte, at, 1) == 0,
+                Right::Write => guarded::fetch_add(at.cast(), 0).is_some(),
+            }
     }
 }
 
@@ -229,7 +254,7 @@ mod tests {
         let (address, bytes) = (memory.address(), [5; 100]);
         let write = |at| process.write(at, SharedSpan::from(bytes.as_slice()));
         assert_eq!(write(address), Err(address));
-        process.permit(&memory);
+        let first = process.permit(&memory);
         assert_eq!(process.touch(address, 4096, Right::Write), Ok(()));
         assert_eq!(process.absent(address, 8192, Right::Write).pages, 0b10);
         assert_eq!([write(address), write(address + 8092)], [Ok(()), Ok(())]);
@@ -250,13 +275,12 @@ mod tests {
         // Asked for once more, and refused: the first stays.
         // SAFETY: the first page of the same memory, reached through the same spans.
         let part = unsafe { OwnMemory::from_raw(std::ptr::NonNull::new(memory.as_mut_ptr()).unwrap(), 8) };
-        process.permit(&part);
+        let of_part = process.permit(&part);
         assert_eq!(write(address + 1000), Ok(()));
-        process.permit(&memory);
-        process.revoke(&part);
-        process.revoke(&memory);
+        let again = process.permit(&memory);
+        drop((of_part, again));
         assert_eq!(write(address), Ok(()));
-        process.revoke(&memory);
+        drop(first);
         assert_eq!(write(address), Err(address));
     }
 }

@@ -50,3 +50,14 @@ pub const ACCESS_POLL: Duration = Duration::from_micros(50);
 
 /// The longest sleep of that thread, though nobody wakes it. A bound, not a measurement.
 pub const ACCESS_MAX_SLEEP: Duration = Duration::from_secs(1);
+
+/// How long one that is woken for nothing sleeps while a thread of the program polls, before it looks whether that one still takes orders:
+/// it may be in a signal handler. A bound, not a measurement.
+pub const ACCESS_POLLER_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long no further thread is started after one could not be: the limit of a user or a cgroup seldom changes sooner.
+pub const ACCESS_START_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long the end of a domain waits for a copy that is being made: a copy takes microseconds, unless its page went away under it. A
+/// bound, not a measurement.
+pub const ACCESS_CLOSE_WAIT: Duration = Duration::from_secs(1);

@@ -111,3 +111,6 @@ pub const PING_POLL: Duration = Duration::from_micros(100);
 /// How long a ping polls before it lets others that are ready have its processor between looks: longer than a round trip
 /// over shared memory to a node that has one of its own.
 pub const PING_SPIN: Duration = Duration::from_micros(5);
+
+/// How long a helper waits for what its node passes right after starting it. A bound, not a measurement.
+pub const HELPER_START_TIMEOUT: Duration = Duration::from_secs(30);

@@ -92,6 +92,8 @@ impl Node {
                     sink(neighbour.id, reason);
                 }
                 self.fabric.peer_lost(&neighbour);
+                // Before anything of its next life is written: what of this one waits for pages is not.
+                self.carry_out_accesses();
                 self.third_party_lost(neighbour.id);
             }
         }

@@ -28,6 +28,7 @@ use crate::memory::allocation::allocate;
 use crate::memory::blocking::Pools;
 use crate::programs::domain::ProgramAtWork;
 use crate::programs::domains::{Programs, SetUpError};
+use crate::programs::helper::HelperCommand;
 use crate::programs::{Limits, MAX_TRANSACTIONS};
 
 /// Called with the user number and result of each completed transfer.
@@ -190,6 +191,12 @@ impl Node {
     /// Where completed transfers are told; said once, before anything is posted.
     pub fn on_completion(&self, sink: CompletionSink) {
         let _ = self.completions.set(sink);
+    }
+
+    /// How to start processes that make the accesses to memory of programs that cannot have threads; said once. Without it,
+    /// threads of this process make them.
+    pub fn help_accesses_by(&self, command: HelperCommand) {
+        let _ = self.programs.helper.set(command);
     }
 
     /// Where lost peers are told; said once.

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use tombolo_channel::access::{Order, OrderKind, Outcome as Answer};
-use tombolo_core::iommu::{Absence, AccessId, End, Outcome, Reason, Right, TouchId, Unreached};
+use tombolo_core::iommu::{Absence, AccessId, ContextId, End, Outcome, Reason, Right, TouchId, Unreached};
 use tombolo_core::own::{OwnMemory, Purpose, Request, Step};
 use tombolo_core::rdma::Engine;
 use tombolo_host::own::{self, WordChange};
@@ -119,9 +119,24 @@ impl Node {
         let begun = own_memory.begin(self.now(), &request, ordered)?;
         if let Some(ordered) = own_memory.with_mut(begun.access) {
             (ordered.order.id, ordered.order.look) = (begun.access.0, begun.look);
-            ordered.post(false, begun.may_bring);
+            if !ordered.post(false, begun.may_bring) {
+                self.not_ordered(&mut own_memory, own.context, begun.access, address);
+            }
         }
         Ok(())
+    }
+
+    /// An order was not taken, so nobody carries it out. What follows is done with the next steps.
+    fn not_ordered(
+        &self,
+        own_memory: &mut OwnMemory<Ordered>,
+        context: ContextId,
+        access: AccessId,
+        address: u64,
+    ) {
+        let unreached = Unreached { address, reason: Reason::Unavailable };
+        own_memory.attempted(self.now(), context, access, Outcome::Denied(unreached));
+        self.programs.has_steps();
     }
 
     /// What is ordered, with room for the bytes where whoever copies finds them.
@@ -228,8 +243,11 @@ impl Node {
         {
             match step {
                 Step::Attempt { access, is_forced } => {
-                    if let Some(ordered) = self.programs.own_memory.lock().with(access) {
-                        ordered.post(is_forced, false);
+                    let mut own_memory = self.programs.own_memory.lock();
+                    let Some(ordered) = own_memory.with(access) else { continue };
+                    if !ordered.post(is_forced, false) {
+                        let (context, address) = (ordered.own.context, ordered.order.address);
+                        self.not_ordered(&mut own_memory, context, access, address);
                     }
                 }
                 Step::Touch { touch, context, address, length_bytes, right } => {
@@ -239,15 +257,16 @@ impl Node {
                     });
                     let (id, look) = (touch.0 | OF_A_TOUCH, (address, 0));
                     let order = order(id, (address, length_bytes), look, kind);
-                    if let Some(own) = self.programs.accesses().iter().find(|own| own.context == context) {
-                        own.post(&order);
+                    if !self.order_of(context, &order) {
+                        let unreached = Unreached { address, reason: Reason::Unavailable };
+                        let mut own_memory = self.programs.own_memory.lock();
+                        own_memory.touched(self.now(), context, touch, Err(unreached));
                     }
                 }
                 Step::Withdraw(context, access) => {
                     let (id, kind) = (access.0 | OF_A_WITHDRAWAL, OrderKind::Withdraw(access.0));
-                    if let Some(own) = self.programs.accesses().iter().find(|own| own.context == context) {
-                        own.post(&order(id, (0, 0), (0, 0), kind));
-                    }
+                    // If it is not taken, the attempt is given up in time.
+                    self.order_of(context, &order(id, (0, 0), (0, 0), kind));
                 }
                 Step::Send(block, ordered) => self.send_copied(&block, ordered.staged.as_ref()),
                 Step::Go(id, block, part) => self.go_on_here(id, block, part),
@@ -259,6 +278,12 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Gives an order to whoever makes the accesses of a domain. False: it is not taken.
+    fn order_of(&self, context: ContextId, order: &Order) -> bool {
+        let accesses = self.programs.accesses();
+        accesses.iter().find(|own| own.context == context).is_some_and(|own| own.post(order))
     }
 
     /// Gives up accesses that take too long.
@@ -297,6 +322,7 @@ impl Node {
             ("faults_timed_out", counters.timed_out),
             ("faults_busy", counters.busy),
             ("faults_brought", counters.brought),
+            ("faults_withdrawn", counters.withdrawn),
             ("faults_forced", counters.forced),
         ] {
             named.push((name.to_owned(), count));

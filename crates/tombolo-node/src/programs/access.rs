@@ -11,6 +11,8 @@ use tombolo_host::event::EventFd;
 use tombolo_host::own::ProgramMemory;
 use tombolo_host::shared::{SharedMemoryError, SharedSpan, SharedSpanMut};
 
+use super::helper::{Helper, HelperCommand};
+
 /// The staging is given out in pieces of so many bytes.
 const PIECE_BYTES: usize = 4096;
 const PIECES: usize = STAGING_BYTES / PIECE_BYTES;
@@ -81,6 +83,17 @@ struct Books {
     pieces: Pieces,
 }
 
+/// Who makes the accesses.
+#[derive(Debug)]
+enum Maker {
+    /// Threads of the program.
+    Program,
+    /// Threads of this process: the program, if the node is in it, or what a node without a command for helpers has.
+    Node(#[expect(dead_code, reason = "they end when it is dropped")] AccessThreads),
+    /// A process of its own.
+    Helper(Helper),
+}
+
 /// What the node has of one program's own memory.
 #[derive(Debug)]
 pub(crate) struct OwnAccess {
@@ -89,8 +102,7 @@ pub(crate) struct OwnAccess {
     pub(crate) domain: u16,
     area: AccessArea,
     books: Mutex<Books>,
-    /// Of this node, where the program has none.
-    threads: Option<AccessThreads>,
+    maker: Maker,
     /// Orders that are not answered.
     open: AtomicU32,
     /// Those of all areas.
@@ -101,7 +113,7 @@ impl OwnAccess {
     fn new(
         whose: (u16, ContextId),
         area: AccessArea,
-        threads: Option<AccessThreads>,
+        maker: Maker,
         open_altogether: &Arc<AtomicU32>,
     ) -> Self {
         let books = Books { posted: 0, taken: 0, is_closed: false, pieces: Pieces([0; PIECES / 64]) };
@@ -110,7 +122,7 @@ impl OwnAccess {
             domain: whose.0,
             area,
             books: Mutex::new(books),
-            threads,
+            maker,
             open: AtomicU32::new(0),
             open_altogether: open_altogether.clone(),
         }
@@ -121,27 +133,33 @@ impl OwnAccess {
         whose: (u16, ContextId),
         open_altogether: &Arc<AtomicU32>,
     ) -> Result<Self, SharedMemoryError> {
-        Ok(Self::new(whose, AccessArea::create()?, None, open_altogether))
+        Ok(Self::new(whose, AccessArea::create()?, Maker::Program, open_altogether))
     }
 
-    /// Threads of this node make them.
+    /// The program cannot: a helper makes them, or threads of this process.
     pub(super) fn by_node(
         whose: (u16, ContextId),
         memory: ProgramMemory,
         wake: &Arc<LoopWake>,
+        helper: Option<HelperCommand>,
         open_altogether: &Arc<AtomicU32>,
     ) -> Result<Self, String> {
         let area = AccessArea::create().map_err(|error| error.to_string())?;
+        if let Some(command) = helper {
+            let helper = Helper::start(command, &area, &memory, &wake.event);
+            let maker = Maker::Helper(helper.map_err(|error| error.to_string())?);
+            return Ok(Self::new(whose, area, maker, open_altogether));
+        }
         let twin = area.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
         let twin = AccessArea::open(twin).map_err(|error| error.to_string())?;
         let wake = wake.clone();
         let threads = AccessThreads::start(twin, Box::new(memory), Box::new(move || wake.wake()));
-        let threads = threads.map_err(|error| error.to_string())?;
-        Ok(Self::new(whose, area, Some(threads), open_altogether))
+        let maker = Maker::Node(threads.map_err(|error| error.to_string())?);
+        Ok(Self::new(whose, area, maker, open_altogether))
     }
 
     pub(super) fn is_by_program(&self) -> bool {
-        self.threads.is_none()
+        matches!(self.maker, Maker::Program)
     }
 
     /// For the program.
@@ -149,7 +167,9 @@ impl OwnAccess {
         self.area.as_fd()
     }
 
-    /// Gives an order, if there is room for one.
+    /// Gives an order. False: nobody carries it out, as the domain is closed, or there is no room, which there is for each access and
+    /// touch of an honest program.
+    #[must_use]
     pub(crate) fn post(&self, order: &Order) -> bool {
         let mut books = self.books.lock();
         if books.is_closed || u64::from(self.open.load(Ordering::Relaxed)) >= RING_ORDERS {
@@ -171,6 +191,9 @@ impl OwnAccess {
     pub(super) fn close(&self) {
         let mut books = self.books.lock();
         books.is_closed = true;
+        if let Maker::Helper(helper) = &self.maker {
+            helper.kill();
+        }
         self.open_altogether.fetch_sub(self.open.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 
@@ -202,9 +225,10 @@ pub(crate) struct Ordered {
 }
 
 impl Ordered {
-    /// Gives the order. One that is not taken is given up in time: there are more places than accesses of a context.
-    pub(crate) fn post(&self, is_forced: bool, brings: bool) {
-        self.own.post(&Order { is_forced, brings, ..self.order });
+    /// Gives the order, as [`OwnAccess::post`].
+    #[must_use]
+    pub(crate) fn post(&self, is_forced: bool, brings: bool) -> bool {
+        self.own.post(&Order { is_forced, brings, ..self.order })
     }
 }
 
@@ -259,6 +283,13 @@ impl Drop for Staged {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The core begins no more of a domain than there are places for orders.
+    #[test]
+    fn each_access_its_withdrawal_and_each_touch_have_a_place() {
+        let config = tombolo_core::iommu::Config::default();
+        assert!((2 * config.max_accesses + config.running_touches) as u64 <= RING_ORDERS);
+    }
 
     #[test]
     fn pieces_are_given_out_once_and_low_ones_first() {

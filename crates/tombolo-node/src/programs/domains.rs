@@ -17,13 +17,14 @@ use super::access::{LoopWake, Ordered, OwnAccess};
 use super::addresses::Addresses;
 use super::awake::Awake;
 use super::domain::{MailboxState, ProgramDomain};
+use super::helper::HelperCommand;
 use super::own::OwnRanges;
 use super::requests::LastHolder;
 use super::user::{Poster, SMALL_LOOPBACK};
 use super::windows::Window;
 use super::{Limits, Missing};
 use crate::fabric::life::NoRandomNumbers;
-use crate::memory::blocking::Pools;
+use crate::memory::blocking::{Owner, Pools};
 use crate::memory::reclaim::{Account, Room, Segment, TakeError};
 
 /// Memory of a domain. When it is dropped, it is freed in the pool.
@@ -85,6 +86,8 @@ pub(crate) struct Programs {
     accesses: RwLock<Arc<Vec<Arc<OwnAccess>>>>,
     /// Orders to them that are not answered.
     pub(super) open_orders: Arc<AtomicU32>,
+    /// Starts processes for programs that cannot have threads.
+    pub(crate) helper: OnceLock<HelperCommand>,
     /// There are steps that do not follow from an answer.
     has_steps: AtomicBool,
     /// Small transfers under way between programs here.
@@ -119,6 +122,7 @@ impl Programs {
             own_memory: Mutex::new(OwnMemory::new(limits.faults)),
             accesses: RwLock::default(),
             open_orders: Arc::default(),
+            helper: OnceLock::new(),
             has_steps: AtomicBool::new(false),
             limits,
             domains: RwLock::default(),
@@ -266,10 +270,13 @@ impl Programs {
         self.own_memory.lock().close(access.context);
         access.close();
         self.has_steps();
+        // To unmap its memory takes time, and to wait for the end of a helper.
+        let owner = Owner::Program(access.domain, access.context.0 as u32);
+        self.pools.blocking.give_back(owner, Box::new(LastHolder(access.clone())));
     }
 
     /// The engine's loop is to look at the steps of [`Self::own_memory`].
-    pub(super) fn has_steps(&self) {
+    pub(crate) fn has_steps(&self) {
         self.has_steps.store(true, Ordering::SeqCst);
         self.loop_wake.wake();
     }

@@ -13,6 +13,7 @@ pub(crate) mod awake;
 pub(crate) mod callers;
 pub(crate) mod domain;
 pub(crate) mod domains;
+pub(crate) mod helper;
 pub(crate) mod own;
 mod requests;
 pub(crate) mod user;

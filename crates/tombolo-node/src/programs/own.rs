@@ -10,6 +10,7 @@ use tombolo_channel::{
     FaultRegisters, Grant, MAX_GRANTS, MAX_OWN_RANGES, NODE_ADDRESSES, Reply, from_the_wire,
 };
 use tombolo_core::iommu::{ContextId, FaultPolicy, Released};
+use tombolo_core::rdma::Time;
 use tombolo_host::own::ProgramMemory;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::UnixError;
@@ -149,7 +150,8 @@ impl Programs {
         // Under no lock that the engine's loop needs: the program may make this wait.
         let memory = domain.own_memory(descriptors)?;
         let whose = (domain.number, domain.context());
-        OwnAccess::by_node(whose, memory, &self.loop_wake, &self.open_orders).map(Arc::new)
+        let helper = self.helper.get().copied();
+        OwnAccess::by_node(whose, memory, &self.loop_wake, helper, &self.open_orders).map(Arc::new)
     }
 
     pub(super) fn register(
@@ -200,6 +202,7 @@ impl Programs {
     /// else is registered there meanwhile.
     pub(super) fn deregister(
         &self,
+        now: Time,
         domain: &ProgramDomain,
         number: u32,
         address: u64,
@@ -211,7 +214,7 @@ impl Programs {
             return domain.reply(number, Reply::Failed(reason), &[]);
         };
         range.gone.store(true, Ordering::SeqCst);
-        let released = self.own_memory.lock().release(domain.context(), address);
+        let released = self.own_memory.lock().release(now, domain.context(), address);
         match released {
             Released::Now => drop(table.ranges.remove(&address)),
             Released::Later => table.releases.entry(address).or_default().push(number),
@@ -250,7 +253,10 @@ impl Programs {
         }
         drop(table);
         for request in requests {
-            let _ = domain.reply(request, if ended { Reply::Done } else { hangs() }, &[]);
+            if domain.reply(request, if ended { Reply::Done } else { hangs() }, &[]).is_err() {
+                // A program that does not take its answers would not know what it has.
+                domain.socket.hang_up();
+            }
         }
     }
 }

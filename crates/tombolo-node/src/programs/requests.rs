@@ -104,7 +104,9 @@ impl Programs {
                     Err(reason) => domain.reply(number, Reply::Failed(reason), &[]),
                 };
             }
-            Request::Deregister { address } => return programs.deregister(domain, number, address),
+            Request::Deregister { address } => {
+                return programs.deregister(fabric.now(), domain, number, address);
+            }
             Request::Free { address } => {
                 // From now on nobody finds it.
                 let Some(mut region) = programs.regions.write().remove(&(domain.number, address)) else {
@@ -346,10 +348,10 @@ impl BlockingTask for ProgramTask {
     }
 }
 
-/// Waits until nobody else has a domain, which is closed, and lets go of it.
-pub(super) struct LastHolder(pub(super) Arc<ProgramDomain>);
+/// Waits until nobody else has a domain, which is closed, or its access, and lets go of it.
+pub(super) struct LastHolder<T>(pub(super) Arc<T>);
 
-impl BlockingTask for LastHolder {
+impl<T: Send + Sync> BlockingTask for LastHolder<T> {
     fn step(&mut self) -> Step {
         match Arc::strong_count(&self.0) {
             1 => Step::Over,

@@ -1,0 +1,122 @@
+//! Processes that make accesses to the memory of programs which cannot have threads for that (a seccomp filter forbids them, or their
+//! number is limited).
+//!
+//! There is one for each such domain. A page that nobody brings may hold up whoever touches it, and a thread that waits in the kernel for
+//! another program's page heeds no signal; a process can be killed. So what hangs in a program's memory ends with its domain, and
+//! nothing of it is left at the node.
+//!
+//! ```text
+//!  node ── socket: the area, the program's files of /proc ──► helper: access threads ── /proc/PID/mem ──► program
+//!        ◄── event: there are answers ──────────────────────
+//! ```
+//!
+//! A helper ends when the other end of its socket is closed, however the node ends.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tombolo_channel::access::{AccessArea, AccessThreads};
+use tombolo_host::event::{self, EventFd};
+use tombolo_host::own::ProgramMemory;
+use tombolo_host::passed::PassedDescriptor;
+use tombolo_host::timing::node as timing;
+use tombolo_host::unix::{SeqpacketSocket, UnixError};
+
+/// Makes the command that starts a helper: a program that calls [`help_accesses`] with its standard input.
+pub type HelperCommand = fn() -> Command;
+
+/// Why there is no helper.
+#[derive(Debug, thiserror::Error)]
+pub enum HelperError {
+    /// It cannot be started.
+    #[error("cannot start a process for accesses to this program's memory: {0}")]
+    Start(std::io::Error),
+    /// It cannot be told what to do.
+    #[error("cannot pass a program's memory to a helper: {0}")]
+    Socket(#[from] UnixError),
+    /// What it was passed is not what a node passes.
+    #[error("only a node starts this: {0}")]
+    Unexpected(String),
+}
+
+/// A helper, as its node sees it. Dropped, it is killed; that waits until it is gone.
+#[derive(Debug)]
+pub(super) struct Helper {
+    child: Mutex<Child>,
+    /// Closed, it ends.
+    _socket: SeqpacketSocket,
+}
+
+impl Helper {
+    /// Starts one for a program's memory. It looks for orders in the area, and signals `wake` after each answer.
+    pub(super) fn start(
+        command: HelperCommand,
+        area: &AccessArea,
+        memory: &ProgramMemory,
+        wake: &EventFd,
+    ) -> Result<Self, HelperError> {
+        let (ours, theirs) = SeqpacketSocket::pair()?;
+        let theirs = theirs.as_fd().try_clone_to_owned().map_err(HelperError::Start)?;
+        let spawned = command().stdin(theirs).stdout(Stdio::null()).spawn();
+        let helper = Self { child: Mutex::new(spawned.map_err(HelperError::Start)?), _socket: ours };
+        let mut descriptors = vec![area.as_fd(), wake.as_fd()];
+        descriptors.extend(memory.descriptors());
+        helper._socket.send(&[&memory.process_id().to_le_bytes()], &descriptors)?;
+        Ok(helper)
+    }
+
+    /// Ends it; what it was doing is over when this is dropped.
+    pub(super) fn kill(&self) {
+        // If it has ended already, nothing is to be done.
+        let _ = self.child.lock().kill();
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = self.child.lock().wait();
+    }
+}
+
+/// Runs as a helper until the node at the other end of `socket` is done with it, or is gone.
+///
+/// # Errors
+/// [`HelperError`]: nothing was helped with.
+pub fn help_accesses(socket: OwnedFd) -> Result<(), HelperError> {
+    // The terminal's signals are for the node.
+    let _ = rustix::process::setsid();
+    let socket = SeqpacketSocket::from_descriptor(socket);
+    let unexpected = |text: &str| HelperError::Unexpected(text.into());
+    let mut number = [0; 4];
+    if !wait(socket.as_fd(), Some(timing::HELPER_START_TIMEOUT))? {
+        return Err(unexpected("nothing comes on standard input"));
+    }
+    let received = socket.receive(&mut number)?;
+    let mut descriptors = received.descriptors.into_iter();
+    let (Some(area), Some(wake)) = (descriptors.next(), descriptors.next()) else {
+        return Err(unexpected("no descriptors came on standard input"));
+    };
+    let area = AccessArea::open(area).map_err(|error| unexpected(&error.to_string()))?;
+    let wake = EventFd::from_descriptor(OwnedFd::from(wake));
+    let files: Vec<PassedDescriptor> = descriptors.collect();
+    let memory = ProgramMemory::of(u32::from_le_bytes(number), files);
+    let memory = memory.map_err(|error| unexpected(&error.to_string()))?;
+    let notify = move || {
+        // A node that is gone needs no signal.
+        let _ = wake.signal();
+    };
+    let threads =
+        AccessThreads::start(area, Box::new(memory), Box::new(notify)).map_err(HelperError::Start)?;
+    // Nothing more comes but the end.
+    while !wait(socket.as_fd(), None)? {}
+    // Its threads may wait for pages, so they are not waited for.
+    std::mem::forget(threads);
+    Ok(())
+}
+
+fn wait(socket: BorrowedFd<'_>, limit: Option<Duration>) -> Result<bool, HelperError> {
+    event::wait_readable(&[socket], limit).map_err(|errno| HelperError::Start(errno.into()))
+}
