@@ -234,7 +234,6 @@ impl World {
             policy,
             copied_bytes: length as u32,
             is_free_to_pause: access_end == End::Source,
-            may_bring: access_end != End::Source || number % 2 == 0,
             is_of_asker: number % 5 == 0 && access_end != End::Source,
         };
         self.blocks.push(Block { program, range, access, sent: 0, over: false });
@@ -656,7 +655,6 @@ fn a_program_is_not_told_of_its_own_memory_while_it_may_be_written() {
             policy: FaultPolicy::default(),
             copied_bytes: 100,
             is_free_to_pause: false,
-            may_bring: false,
             is_of_asker,
         };
         iommu.begin(start, access)
@@ -728,7 +726,6 @@ fn bringing(context: ContextId) -> Access {
         policy: FaultPolicy::default(),
         copied_bytes: 100,
         is_free_to_pause: false,
-        may_bring: true,
         is_of_asker: false,
     }
 }

@@ -151,9 +151,6 @@ pub struct Access {
     pub copied_bytes: u32,
     /// The sender has the bytes: pausing it costs nothing, so it never stalls here.
     pub is_free_to_pause: bool,
-    /// Whether its attempt may bring absent pages in. Not that of a block to a peer, of which nobody is told meanwhile that it
-    /// has not been sent.
-    pub may_bring: bool,
     /// It writes to the memory of the program that asked for it. What else takes too long is given up, and its sender told; of
     /// this one, the program is told when nobody copies any more: it may use that memory again then.
     pub is_of_asker: bool,

@@ -220,7 +220,6 @@ impl Iommu {
         self.counters.accesses += 1;
         let bytes = u64::from(access.copied_bytes).max(1);
         let may_bring = self.config.handles_faults
-            && access.may_bring
             && access.policy == FaultPolicy::default()
             && context.bringing_bytes + bytes <= self.config.max_bringing_bytes;
         let bringing_bytes = if may_bring { bytes } else { 0 };

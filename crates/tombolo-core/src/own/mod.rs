@@ -185,8 +185,6 @@ impl<B> OwnMemory<B> {
             copied_bytes: at.1,
             // The block of a source has not been sent.
             is_free_to_pause: end == End::Source,
-            // A path is not to be blamed for what has not been sent: such a block pauses at once.
-            may_bring: !self.moves.is_to_a_peer(&request.purpose),
             is_of_asker,
         };
         let id = self.iommu.begin(now, access).map_err(|error| match error {
@@ -285,6 +283,7 @@ impl<B> OwnMemory<B> {
         if self.is_underway(now, engine, block) {
             return None;
         }
+        engine.source_begun(block);
         Some(self.moves.add(*block, Stage::Sent, None))
     }
 

@@ -6,8 +6,8 @@
 //!                    (where an end is memory of the node, the caller does that step at once)
 //! ```
 //!
-//! The engine's timers go on meanwhile. A block to a peer that it sends again while a copy of it is
-//! being made is not copied twice: the copy counts for the newest attempt, and the block waits
+//! The timer of a block to a peer starts when its bytes are read: no path is to blame for a page that is absent. If it comes again
+//! meanwhile, as its path is lost, it is not copied twice: the copy counts for the newest attempt, and the block waits
 //! as for an absent page, which takes it out of the congestion window of the others. One that stays
 //! here comes again only when it was refused, and it is answered when its copy is over: so the engine tells the
 //! failure of its transfer when no copy for it is being made.
@@ -111,12 +111,6 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// Whether an access is to the source of a block that goes to a peer.
-    pub(super) fn is_to_a_peer(&self, purpose: &Purpose) -> bool {
-        let Purpose::Move { id, .. } = purpose else { return false };
-        self.blocks.get(id).is_some_and(|underway| underway.stage == Stage::Sent)
-    }
-
     pub(super) fn block(&self, id: MoveId) -> Option<Block> {
         self.blocks.get(&id).map(|underway| underway.block)
     }
@@ -182,8 +176,7 @@ impl Moves {
             (Stage::Sent, result) => {
                 self.remove(id);
                 return match result {
-                    // Nobody waits for one that is over.
-                    Ok(left) => engine.is_open(&block).then_some(Step::Send(block, left)),
+                    Ok(left) => engine.source_read(now, &block).then_some(Step::Send(block, left)),
                     Err(refusal) => {
                         source_refused(now, engine, &block, refusal);
                         None

@@ -320,6 +320,18 @@ impl Engine {
         self.collect(now);
     }
 
+    /// The bytes of a block are being read, which may take long: its timer stands still until [`Self::source_read`] or
+    /// [`Self::source_refused`], one of which has to come.
+    pub fn source_begun(&mut self, block: &Block) {
+        self.initiator.source_begun(block);
+    }
+
+    /// They are read. True: they are to be sent now. False: nobody waits for them, or the block comes again. Poll afterwards.
+    #[must_use]
+    pub fn source_read(&mut self, now: Time, block: &Block) -> bool {
+        self.initiator.source_read(now, block)
+    }
+
     /// A block to the node itself is in memory; only its bytes, if its words are to come apart. Poll afterwards.
     pub fn placed_here(&mut self, now: Time, block: &Block, bytes_only: bool) {
         let (transaction, generation, attempt) = (block.transaction, block.generation, block.attempt);

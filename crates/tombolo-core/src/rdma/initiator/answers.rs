@@ -205,7 +205,10 @@ impl Initiator {
         let slot = self.current(id, nack.transaction, nack.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
             transaction.attempt == nack.attempt
-                && matches!(transaction.place, Place::Timeout | Place::Late | Place::DelayPlacing)
+                && matches!(
+                    transaction.place,
+                    Place::Timeout | Place::Late | Place::Reading | Place::DelayPlacing
+                )
         });
         let Some(slot) = slot else {
             self.counters.stale_answers += 1;
@@ -311,9 +314,9 @@ impl Initiator {
     /// (code 1) pauses the block, as at the destination; anything else ends the
     /// transfer.
     pub(crate) fn source_refused(&mut self, now: Time, block: &Block, refusal: Refusal) {
-        let slot = self
-            .slot_of(block)
-            .filter(|slot| matches!(self.table.entries[*slot as usize].place, Place::Timeout | Place::Late));
+        let slot = self.slot_of(block).filter(|slot| {
+            matches!(self.table.entries[*slot as usize].place, Place::Timeout | Place::Late | Place::Reading)
+        });
         let Some(slot) = slot else { return };
         if self.release_if_ending(slot) {
             return;

@@ -274,7 +274,9 @@ impl Initiator {
                 self.send_notify(now, slot)
             }
             // Its bytes are still unanswered: their timer goes on.
-            (State::Issued | State::Retransmitted, Place::Timeout | Place::Late) if !transaction.carried => {
+            (State::Issued | State::Retransmitted, Place::Timeout | Place::Late | Place::Reading)
+                if !transaction.carried =>
+            {
                 let packet = if may_notify {
                     Packet::Notify(self.notify_header(slot))
                 } else {
@@ -358,6 +360,44 @@ impl Initiator {
             in_reply_to: transfer.served,
             notification: transfer.spec.notification.unwrap_or_default(),
         }
+    }
+
+    /// The bytes of a block are being read, which may take long: no timer runs, and no path is to blame.
+    pub(crate) fn source_begun(&mut self, block: &Block) {
+        let slot = self.slot_of(block).filter(|slot| {
+            let transaction = &self.table.entries[*slot as usize];
+            transaction.place == Place::Timeout && transaction.attempt == block.attempt
+        });
+        if let Some(slot) = slot {
+            self.unplace(slot);
+            self.table.entries[slot as usize].place = Place::Reading;
+            self.refresh(block.peer);
+        }
+    }
+
+    /// The bytes of a block are read. True: they are to be sent, and the timer starts now. False: nobody waits for them, or their path
+    /// is lost, and the block comes again.
+    pub(crate) fn source_read(&mut self, now: Time, block: &Block) -> bool {
+        let Some(slot) = self.slot_of(block) else { return false };
+        let transaction = &mut self.table.entries[slot as usize];
+        if transaction.place != Place::Reading {
+            return transaction.state.is_open();
+        }
+        let (place, counted) = (usize::from(transaction.path), transaction.counted);
+        let Some(peer) = self.peers[block.peer.index()].as_mut() else { return false };
+        if !counted || !peer.paths[place].up {
+            self.queue_resend(slot);
+            return false;
+        }
+        let path = &mut peer.paths[place];
+        path.order += 1;
+        (transaction.sent_at, transaction.order) = (now, path.order);
+        transaction.place = Place::Timeout;
+        path.timeouts.push_back(&mut self.table.chain, slot);
+        let timeout_ns = peer.timeout_ns(place, &self.config);
+        self.arm(now.after_ns(timeout_ns));
+        self.refresh(block.peer);
+        true
     }
 
     /// The transmission begins, by this path: to the rear of its timeouts.

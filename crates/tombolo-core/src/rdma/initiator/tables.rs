@@ -217,6 +217,9 @@ pub(super) enum Place {
     /// Being carried out by the caller for longer than a timeout, for a peer that no packets go to: in no
     /// list. Its answer comes without fail.
     Late,
+    /// The caller reads its bytes, which may take long: in no list, as nothing was sent. That it is read, or cannot be, comes
+    /// without fail.
+    Reading,
     /// Its peer's blocks to be sent again. A block sits here once, however often
     /// it is lost: this is the "retransmission bit" (QOS §3.3).
     Resend,
