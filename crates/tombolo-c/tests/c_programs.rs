@@ -138,6 +138,12 @@ fn registration() {
 }
 
 #[test]
+fn forked() {
+    let program = compile_in("tests", "forked");
+    assert_eq!(said(&run_program("forked", &program, &[])), "each has its own\n");
+}
+
+#[test]
 fn faults() {
     let program = compile_in("tests", "faults");
     assert_eq!(said(&run_program("faults", &program, &[])), "every page came\n");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tombolo_client::{
     Domain, Failure, FaultRegisters, Faults, Grant, Notification, OpenError, OwnMemory, Registered, Right,
-    Spec, Target, Touch, WaitError, Who,
+    Spec, Target, Touch, Transfer, WaitError, Who,
 };
 use tombolo_host::own::{ProcessMemory, ThisProcess};
 use tombolo_host::testing::{Fork, collapse, give_pages_back, left_out, protect, swap_out};
@@ -23,6 +23,9 @@ const ANYONE: [Grant; 1] = [Grant::all(Who::Anyone)];
 /// Three blocks between nodes and a part of a fourth, across pages.
 const BYTES: u32 = 50_000;
 const AREA: usize = 1 << 16;
+/// Where they are in the area of the source, and in that of the destination.
+const FROM: u64 = 77;
+const TO: u64 = 4000;
 
 /// How pages come to be absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,8 +152,13 @@ enum Operation {
     Read,
     /// A write with a notification, whose words are at a page of their own.
     Notified,
+    /// A read with a notification, likewise.
+    NotifiedRead,
     Atomic,
 }
+
+const TRANSFERS: [Operation; 4] =
+    [Operation::Write, Operation::Read, Operation::Notified, Operation::NotifiedRead];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Where {
@@ -159,12 +167,29 @@ enum Where {
     Both,
 }
 
+impl Operation {
+    fn is_read(self) -> bool {
+        matches!(self, Self::Read | Self::NotifiedRead)
+    }
+
+    fn is_notified(self) -> bool {
+        matches!(self, Self::Notified | Self::NotifiedRead)
+    }
+}
+
 /// Nodes and a domain at each.
 struct Scene<'a> {
     near: (&'a Host, Domain),
     far: (&'a Host, Domain),
     there: Target,
+    /// Whether transfers get through. With nobody to handle faults they do not.
+    gets_through: bool,
 }
+
+/// Where the words of a notification are, in their area.
+const WORDS: usize = 60_000;
+/// How long a transfer that cannot get through is looked at: others take a millisecond.
+const LOOK: Duration = Duration::from_millis(50);
 
 fn faults_at(host: &Host, end: &str, kind: &str) -> u64 {
     host.counter(&format!("faults_{end}_{kind}"))
@@ -175,7 +200,7 @@ impl Scene<'_> {
     fn cell(&self, operation: Operation, place: Where, kind: Kind, faults: Faults) {
         let what = format!("{operation:?} with {kind:?} pages at {place:?}, {faults:?}");
         let kind_at = |end| (place == end || place == Where::Both).then_some(kind);
-        let source_is_near = operation != Operation::Read;
+        let source_is_near = !operation.is_read();
         let (near_end, far_end) = if source_is_near {
             (Where::Source, Where::Destination)
         } else {
@@ -183,7 +208,12 @@ impl Scene<'_> {
         };
         let near = Area::new(&self.near.1, kind_at(near_end), faults, 1);
         let far = Area::new(&self.far.1, kind_at(far_end), faults, 2);
-        let counted: Vec<_> = [(Where::Source, "source"), (Where::Destination, "destination")]
+        let mut ends = vec![(Where::Source, "source"), (Where::Destination, "destination")];
+        // Where pages behind those that are needed are brought in ahead, that of the words may be among them.
+        if operation.is_notified() && faults.touch != Touch::Adaptive {
+            ends.push((Where::Destination, "notification"));
+        }
+        let counted: Vec<_> = ends
             .into_iter()
             .filter(|(end, _)| kind_at(*end).is_some())
             .filter_map(|(end, name)| {
@@ -193,24 +223,33 @@ impl Scene<'_> {
                 Some((host, name, counted, faults_at(host, name, counted)))
             })
             .collect();
-        let (from, to) = (77, 4000);
+        if !self.gets_through {
+            if !counted.is_empty() {
+                self.check_stuck(operation, (&near.memory, &far.memory), &what);
+                for (host, name, counted, before) in
+                    counted.iter().filter(|(_, name, ..)| *name != "notification")
+                {
+                    // Of both ends, one holds it up.
+                    let others = place == Where::Both;
+                    assert!(
+                        others || faults_at(host, name, counted) > *before,
+                        "no fault at the {name}: {what}"
+                    );
+                }
+            }
+            return;
+        }
+        let (from, to) = (FROM, TO);
         let (mine, theirs) = (near.memory.address(), far.memory.address());
         match operation {
-            Operation::Write => {
-                let spec = Spec::new(mine + from as u64, theirs + to as u64, BYTES);
-                self.near.1.write(self.there, spec).unwrap().wait(PATIENCE).expect(&what);
-            }
-            Operation::Notified => {
-                let words = Notification { address: theirs + 60_000, first: 3, last: 4 };
-                let spec = Spec::new(mine + from as u64, theirs + to as u64, BYTES).notify(words);
-                self.near.1.write(self.there, spec).unwrap().wait(PATIENCE).expect(&what);
-                let mut expected = 3_u64.to_le_bytes().to_vec();
-                expected.extend(4_u64.to_le_bytes());
-                assert_eq!(far.read(60_000, 16), expected, "{what}");
-            }
-            Operation::Read => {
-                let spec = Spec::new(theirs + from as u64, mine + to as u64, BYTES);
-                self.near.1.read(self.there, spec).unwrap().wait(PATIENCE).expect(&what);
+            Operation::Write | Operation::Notified | Operation::Read | Operation::NotifiedRead => {
+                self.begin(operation, (mine, theirs)).wait(PATIENCE).expect(&what);
+                if operation.is_notified() {
+                    let mut expected = 3_u64.to_le_bytes().to_vec();
+                    expected.extend(4_u64.to_le_bytes());
+                    let destination = if source_is_near { &far } else { &near };
+                    assert_eq!(destination.read(WORDS, 16), expected, "{what}");
+                }
             }
             Operation::Atomic => {
                 let before = u64::from_le_bytes(far.holds[8..16].try_into().unwrap());
@@ -244,6 +283,31 @@ impl Scene<'_> {
         }
     }
 
+    /// Begins a transfer between areas at these addresses.
+    fn begin(&self, operation: Operation, (mine, theirs): (u64, u64)) -> Transfer {
+        let (source, destination) = if operation.is_read() { (theirs, mine) } else { (mine, theirs) };
+        let mut spec = Spec::new(source + FROM, destination + TO, BYTES);
+        if operation.is_notified() {
+            spec = spec.notify(Notification { address: destination + WORDS as u64, first: 3, last: 4 });
+        }
+        match operation.is_read() {
+            true => self.near.1.read(self.there, spec).unwrap(),
+            false => self.near.1.write(self.there, spec).unwrap(),
+        }
+    }
+
+    /// It does not get through, and goes again and again, for half a minute: as long as its domain is open.
+    fn check_stuck(&self, operation: Operation, (near, far): (&Registered, &Registered), what: &str) {
+        let mine = near.address();
+        let ended = match operation {
+            Operation::Atomic => {
+                self.near.1.fetch_add(self.there, far.address() + 8, 5).unwrap().wait(LOOK).map(drop)
+            }
+            _ => self.begin(operation, (mine, far.address())).wait(LOOK),
+        };
+        assert!(ended.is_err(), "it got through: {what}");
+    }
+
     /// All cells of these kinds.
     fn matrix(&self, kinds: &[Kind]) {
         let policies = [Touch::Page, Touch::Ahead(4), Touch::Adaptive];
@@ -252,10 +316,11 @@ impl Scene<'_> {
             {
                 let faults = Faults { touch, terminates };
                 for place in [Where::Source, Where::Destination, Where::Both] {
-                    for operation in [Operation::Write, Operation::Read, Operation::Notified] {
+                    for operation in TRANSFERS {
                         self.cell(operation, place, kind, faults);
                     }
                 }
+                // It has no source in memory.
                 self.cell(Operation::Atomic, Where::Destination, kind, faults);
             }
         }
@@ -267,13 +332,13 @@ fn transfers_between_programs_of_one_node_meet_absent_pages() {
     let (host, _) = Host::start(&shm(), &[]);
     let (near, far) = (host.domain(1), host.domain(2));
     let there = Target { node: 0, domain: 2 };
-    Scene { near: (&host, near), far: (&host, far), there }.matrix(&Kind::ALL);
+    Scene { near: (&host, near), far: (&host, far), there, gets_through: true }.matrix(&Kind::ALL);
 }
 
 fn between(hosts: &[Host; 2], kinds: &[Kind]) {
     let (near, far) = (hosts[0].domain(1), hosts[1].domain(2));
     let there = Target { node: 1, domain: 2 };
-    Scene { near: (&hosts[0], near), far: (&hosts[1], far), there }.matrix(kinds);
+    Scene { near: (&hosts[0], near), far: (&hosts[1], far), there, gets_through: true }.matrix(kinds);
 }
 
 #[test]
@@ -296,7 +361,7 @@ fn transfers_meet_pages_that_the_kernel_has_swapped_out() {
         let (host, _) = Host::start(&shm(), &[]);
         let (near, far) = (host.domain(1), host.domain(2));
         let there = Target { node: 0, domain: 2 };
-        Scene { near: (&host, near), far: (&host, far), there }.matrix(&[Kind::Swapped]);
+        Scene { near: (&host, near), far: (&host, far), there, gets_through: true }.matrix(&[Kind::Swapped]);
     }
     between(&pair(&shm()), &[Kind::Swapped]);
     between(&pair(&udp()), &[Kind::Swapped]);
@@ -304,8 +369,8 @@ fn transfers_meet_pages_that_the_kernel_has_swapped_out() {
     drop(swap);
 }
 
-/// Passes datagrams on both ways, but for one in `lost`.
-fn lossy(node: &Address, lost: u32, stop: &Arc<AtomicBool>) -> (Address, std::thread::JoinHandle<()>) {
+/// Passes datagrams on both ways, but for one in `lost`. The thread says how many were lost.
+fn lossy(node: &Address, lost: u32, stop: &Arc<AtomicBool>) -> (Address, std::thread::JoinHandle<u32>) {
     let Address::Udp(node) = *node else { panic!("not udp") };
     let [front, back] = [0; 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
     back.connect(node).unwrap();
@@ -339,13 +404,14 @@ fn lossy(node: &Address, lost: u32, stop: &Arc<AtomicBool>) -> (Address, std::th
                 std::thread::yield_now();
             }
         }
+        count / lost
     });
     (address, thread)
 }
 
 #[test]
 fn transfers_over_udp_with_losses_meet_absent_pages() {
-    lossy_cells(&[Kind::GivenBack, Kind::Forked, Kind::Served]);
+    lossy_cells(&Kind::ALL);
 }
 
 fn lossy_cells(kinds: &[Kind]) {
@@ -355,40 +421,40 @@ fn lossy_cells(kinds: &[Kind]) {
     let (near, _) = Host::start(&shm(), &[&address]);
     {
         let there = Target { node: 1, domain: 2 };
-        let scene = Scene { near: (&near, near.domain(1)), far: (&far, far.domain(2)), there };
-        for &kind in kinds {
-            for terminates in [false, true] {
-                let faults = Faults { touch: Touch::Ahead(4), terminates };
-                for operation in [Operation::Write, Operation::Read, Operation::Notified] {
-                    scene.cell(operation, Where::Both, kind, faults);
-                }
-                scene.cell(Operation::Atomic, Where::Destination, kind, faults);
-            }
-        }
+        let (near, far) = ((&near, near.domain(1)), (&far, far.domain(2)));
+        Scene { near, far, there, gets_through: true }.matrix(kinds);
     }
     drop(near);
     stop.store(true, Ordering::Relaxed);
-    relay.join().unwrap();
+    let lost = relay.join().unwrap();
+    assert!(lost > 20, "{lost} datagrams were lost");
 }
 
 /// The twin of the matrix: with nobody to handle faults, no transfer that meets one gets through.
 #[test]
-fn without_a_handler_transfers_to_absent_pages_fail() {
-    let mut limits = Limits::default();
-    limits.faults.handles_faults = false;
-    let node = Node::with_limits("without", 0, 0, limits).unwrap();
-    let (host, _) = Host::start_node(node, &shm(), &[]);
-    let (near, far) = (host.domain(1), host.domain(2));
-    let there = Target { node: 0, domain: 2 };
-    for terminates in [false, true] {
-        let faults = Faults { touch: Touch::Adaptive, terminates };
-        let source = Area::new(&near, None, faults, 1);
-        let target = Area::new(&far, Some(Kind::Untouched), faults, 2);
-        let spec = Spec::new(source.memory.address(), target.memory.address(), 4096);
-        // It goes again and again, for half a minute.
-        let ended = near.write(there, spec).unwrap().wait(Duration::from_secs(1));
-        assert!(ended.is_err(), "it got through");
-        assert!(faults_at(&host, "destination", "missing") > 1);
+fn without_a_handler_the_matrix_fails() {
+    let without = |name| {
+        let mut limits = Limits::default();
+        limits.faults.handles_faults = false;
+        Node::with_limits(name, 0, 0, limits).unwrap()
+    };
+    for kind in [Kind::Untouched, Kind::Forked, Kind::Served] {
+        for (touch, terminates) in [(Touch::Adaptive, false), (Touch::Page, true)] {
+            // What does not get through keeps its channels: each few cells have nodes of their own.
+            let (far, address) = Host::start_node(without("far"), &shm(), &[]);
+            let (near, _) = Host::start_node(without("near"), &shm(), &[&address]);
+            for (host, node) in [(&near, 1), (&far, 0)] {
+                let (one, other) = (host.domain(1), far.domain(2));
+                let there = Target { node, domain: 2 };
+                let scene = Scene { near: (host, one), far: (&far, other), there, gets_through: false };
+                for place in [Where::Source, Where::Destination, Where::Both] {
+                    for operation in TRANSFERS {
+                        scene.cell(operation, place, kind, Faults { touch, terminates });
+                    }
+                }
+                scene.cell(Operation::Atomic, Where::Destination, kind, Faults { touch, terminates });
+            }
+        }
     }
 }
 
@@ -431,15 +497,40 @@ fn protected_and_unmapped_pages_are_refused_and_harm_nobody() {
             protect(&raw(&theirs), true);
             assert_eq!(write(), Ok(()));
             assert!(theirs.read(0, BYTES as usize) == mine.holds[..BYTES as usize]);
+            // What is not mapped is no permission fault.
+            unmap_page(&theirs.memory, 3);
+            let (code, page) = (NackCode::DecodeError, Some((theirs.memory.address() & !4095) + 3 * 4096));
+            assert_eq!(write(), Err(WaitError::Failed(Failure::Refused { code, page })));
+            map_page(&theirs.memory, 3);
+            assert_eq!(write(), Ok(()));
+            assert!(theirs.read(0, BYTES as usize) == mine.holds[..BYTES as usize]);
             // Put together by the kernel, it is as before.
             let huge = near.register_with(OwnMemory::map(4 << 20).unwrap(), &[], faults).unwrap();
             huge.write(0, &pattern(3, 4 << 20)).unwrap();
-            let _ = collapse(&raw_of(&huge));
+            assert!(collapse(&raw_of(&huge)), "the kernel makes no huge page");
             let spec = Spec::new(huge.address() + (1 << 20), theirs.memory.address(), BYTES);
             near.write(there, spec).unwrap().wait(PATIENCE).unwrap();
             assert!(theirs.read(0, BYTES as usize) == pattern(3, 4 << 20)[1 << 20..][..BYTES as usize]);
         }
     }
+}
+
+/// Unmaps a page of registered memory, which nobody may use then.
+fn unmap_page(memory: &Registered, page: usize) {
+    // SAFETY: a page of a mapping that is reached through spans alone, which nobody uses until it is mapped again.
+    unsafe { rustix::mm::munmap(memory.as_mut_ptr().add(page * 4096).cast(), 4096) }.unwrap();
+}
+
+fn map_page(memory: &Registered, page: usize) {
+    let (protection, flags) = (
+        rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+        rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED,
+    );
+    // SAFETY: where `unmap_page` has left a hole.
+    let mapped = unsafe {
+        rustix::mm::mmap_anonymous(memory.as_mut_ptr().add(page * 4096).cast(), 4096, protection, flags)
+    };
+    mapped.unwrap();
 }
 
 fn raw_of(memory: &Registered) -> OwnMemory {

@@ -17,4 +17,5 @@ mod refused;
 mod transfers;
 mod waiting;
 mod windows;
+mod withdrawn;
 mod words;

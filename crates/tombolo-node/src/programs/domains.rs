@@ -110,6 +110,7 @@ pub(crate) struct Counts {
     mails_refused: AtomicU64,
     pub(super) windows_mapped: AtomicU64,
     pub(super) windows_revoked: AtomicU64,
+    pub(super) helpers_started: AtomicU64,
 }
 
 impl Programs {
@@ -152,6 +153,7 @@ impl Programs {
             mails_refused,
             windows_mapped,
             windows_revoked,
+            helpers_started,
         } = &self.counts;
         let mut counters = vec![
             ("programs_domains".to_owned(), open),
@@ -171,6 +173,7 @@ impl Programs {
             ("programs_mails_refused", mails_refused),
             ("programs_windows_mapped", windows_mapped),
             ("programs_windows_revoked", windows_revoked),
+            ("programs_helpers_started", helpers_started),
         ] {
             counters.push((name.to_owned(), counter.load(Ordering::Relaxed)));
         }

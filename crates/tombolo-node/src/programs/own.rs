@@ -151,7 +151,9 @@ impl Programs {
         let memory = domain.own_memory(descriptors)?;
         let whose = (domain.number, domain.context());
         let helper = self.helper.get().copied();
-        OwnAccess::by_node(whose, memory, &self.loop_wake, helper, &self.open_orders).map(Arc::new)
+        let access = OwnAccess::by_node(whose, memory, &self.loop_wake, helper, &self.open_orders)?;
+        self.counts.helpers_started.fetch_add(helper.is_some().into(), Ordering::Relaxed);
+        Ok(Arc::new(access))
     }
 
     pub(super) fn register(

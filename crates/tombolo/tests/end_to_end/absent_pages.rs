@@ -11,8 +11,8 @@ use crate::common::{Lender, Link, Outcome, Program, Scratch, compiled, needs};
 /// How long one run disturbs itself.
 const SECONDS: &str = "2";
 
-/// The test program, linked to the library for C.
-fn program() -> String {
+/// A test program, linked to the library for C.
+fn program(name: &str) -> String {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("tombolo-c");
     let test = std::env::current_exe().unwrap();
     let libraries = test.ancestors().nth(2).unwrap();
@@ -26,12 +26,12 @@ fn program() -> String {
         "-ltombolo_c".to_owned(),
         format!("-Wl,-rpath,{}", libraries.display()),
     ];
-    compiled("absent_pages", &flags.each_ref().map(String::as_str))
+    compiled(name, &flags.each_ref().map(String::as_str))
 }
 
 /// One node, or two that are joined, and where the programs find them.
 struct Nodes {
-    _nodes: Vec<Lender>,
+    nodes: Vec<Lender>,
     _scratch: Scratch,
     arguments: [String; 3],
 }
@@ -53,7 +53,7 @@ impl Nodes {
                 (vec![lender, other], [near, far, "1".into()])
             }
         };
-        Self { _nodes: nodes, _scratch: scratch, arguments }
+        Self { nodes, _scratch: scratch, arguments }
     }
 
     /// Runs the program with these seeds: one, or as many as there is time for.
@@ -65,7 +65,7 @@ impl Nodes {
             eprintln!("    absent_pages: TOMBOLO_SEED={seed}");
             let [near, far, node] = &self.arguments;
             let (pages, seed) = (pages.to_string(), seed.to_string());
-            let program = Program::new(&[&program(), near, far, node, &pages, SECONDS, &seed]);
+            let program = Program::new(&[&program("absent_pages"), near, far, node, &pages, SECONDS, &seed]);
             let outcome = run(&program.patience(Duration::from_secs(180)).remote("256M"));
             let text = outcome.text();
             assert_eq!(outcome.code(), 0, "seed {seed}: {text}{}", outcome.stderr);
@@ -90,6 +90,55 @@ fn memory_changes_under_transfers_over_shared_memory() {
 #[test]
 fn memory_changes_under_transfers_over_udp() {
     Nodes::start(Some(Link::Udp)).run(600, Program::plain);
+}
+
+/// The matrix of absent pages whose pages are at another node, where the pager of their program has moved them.
+fn evicted(link: Option<Link>) {
+    needs!();
+    let (nodes, lender) = (Nodes::start(link), Lender::start(Link::Shm, "1G"));
+    let [near, far, node] = &nodes.arguments;
+    let program = Program::new(&[&program("evicted"), near, far, node, "48"]);
+    let outcome = program.patience(Duration::from_secs(180)).remote("256M").run_on(&[&lender], "16M");
+    assert_eq!((outcome.code(), outcome.text().as_str()), (0, "every cell is right\n"), "{}", outcome.stderr);
+    for node in &nodes.nodes {
+        assert_eq!(
+            node.status()["counters"]["programs_helpers_started"],
+            0,
+            "threads of the program bring pages"
+        );
+    }
+}
+
+#[test]
+fn evicted_pages_come_back_for_transfers_of_one_node() {
+    evicted(None);
+}
+
+#[test]
+fn evicted_pages_come_back_for_transfers_over_shared_memory() {
+    evicted(Some(Link::Shm));
+}
+
+#[test]
+fn evicted_pages_come_back_for_transfers_over_udp() {
+    evicted(Some(Link::Udp));
+}
+
+/// A program that may start no thread has a process that makes the accesses to its memory.
+#[test]
+fn a_program_without_threads_has_a_helper_that_ends_with_its_domain() {
+    let scratch = Scratch::new("confined");
+    let socket = scratch.file("programs");
+    let mut node = Lender::start_with(Link::Shm, "0", &["--programs", &socket]);
+    let process = node.node().pid().to_string();
+    let outcome = Program::new(&[&program("confined"), &socket, &process]).plain();
+    assert_eq!(
+        (outcome.code(), outcome.text().as_str()),
+        (0, "as well without threads\n"),
+        "{}",
+        outcome.stderr
+    );
+    assert_eq!(node.status()["counters"]["programs_helpers_started"], 1);
 }
 
 /// The same, unchanged, with most of the memory at a lender: its pages come back for the transfers.
