@@ -1,5 +1,7 @@
 /* Two processes share a lock that is a word of one of them, taken by compare-and-swap, and change what it protects by a
  * read and a write. */
+#include <time.h>
+
 #include "example.h"
 
 enum { TURNS = 500, FREE = 0 };
@@ -22,8 +24,14 @@ static void work(const tombolo_domain *domain, tombolo_target there, uint64_t lo
     volatile uint64_t *count = tombolo_data(memory);
     uint64_t holder = tombolo_number(domain), own = tombolo_address(memory);
     for (int turn = 0; turn < TURNS; turn++) {
-        while (compare_swap(domain, there, lock, FREE, holder) != FREE)
+        time_t since = time(NULL);
+        while (compare_swap(domain, there, lock, FREE, holder) != FREE) {
+            if (time(NULL) - since > 20) {
+                fprintf(stderr, "nobody gives the lock back: whoever dies with it keeps it\n");
+                exit(1);
+            }
             usleep(1);
+        }
         move(tombolo_read, domain, there, (tombolo_spec){
             .source_address = lock + 8, .destination_address = own, .size_bytes = 8 });
         *count += 1;

@@ -53,7 +53,8 @@ typedef enum tombolo_result {
   /*
    The node refused: the domain is taken, or there is not so much memory. Or own memory cannot be
    registered, or a copy of it hangs. Or this process has no file descriptor or no address space left
-   for what the node passed. Or the node belongs to a user that is not trusted.
+   for what the node passed. Or the node belongs to a user that is not trusted. Or this process is a child of the one that
+   opened the domain, or the memory is another domain's.
    */
   TOMBOLO_RESULT_REFUSED = 5,
   /*
@@ -397,7 +398,7 @@ typedef struct tombolo_completion {
  */
 typedef struct tombolo_remote {
   /*
-   What they say is `tombolo_find`'s business.
+   Opaque; read by `tombolo_find`.
    */
   uint8_t bytes[40];
 } tombolo_remote;
@@ -488,8 +489,9 @@ enum tombolo_result tombolo_open_of_user(const char *path,
 
 /*
  Closes a domain. Its own memory that is registered still, or may be, is deregistered first: when this
- returns 0, no transfer touches it any more. Transfers and mailboxes that are not released keep the rest of
- the domain open until they are. The domain is not to be used any more whatever this returns;
+ returns 0, no transfer touches it any more. Transfers, queues and mailboxes that are not released keep the rest of
+ the domain open until they are. In a child made by fork it only releases the handle, and returns `REFUSED`: the domain is that of
+ the process that opened it. The domain is not to be used any more whatever this returns;
  otherwise a transfer may still touch own memory until the last of them is released, and for
  `REFUSED` (a copy hangs, because nobody brings a page) until the page comes. Null is nothing.
 
@@ -810,7 +812,7 @@ enum tombolo_result tombolo_register(const struct tombolo_domain *domain,
                                      size_t grant_count);
 
 /*
- As `tombolo_register`, with a choice of how absent pages are dealt with; null chooses nothing. To register all
+ As `tombolo_register`, with a choice of how absent pages are dealt with; null is the default. To register all
  memory of the program, whatever is mapped there when, begin at 4096 and end at 2^47.
 
  # Safety
@@ -887,7 +889,7 @@ void tombolo_arm(const struct tombolo_domain *domain);
 enum tombolo_result tombolo_drain(const struct tombolo_domain *domain);
 
 /*
- As `tombolo_allocate`, memory that those can also map whom it is granted to (`tombolo_map_window`), at this node or at one
+ As `tombolo_allocate`, memory that programs with a grant can also map (`tombolo_map_window`), at this node or at one
  with a link over shared memory. They may all read it, and all or none of them may write it. Memory for reading only can
  be written by nobody but this program.
 
@@ -958,8 +960,8 @@ bool tombolo_window_is_writable(const struct tombolo_window *window);
 enum tombolo_result tombolo_check_window(const struct tombolo_window *window);
 
 /*
- Whether the node of the window's owner lives: one that was killed tells nothing, and `tombolo_check_window` goes on to
- succeed. A system call.
+ Whether the node of the window's owner lives. If it was killed, `tombolo_check_window` keeps returning OK; this call finds
+ out. A system call.
 
  # Safety
  `window` is null or mapped.

@@ -82,8 +82,8 @@ pub unsafe extern "C" fn tombolo_close(domain: *mut Domain) -> Result {
     let domain = unsafe { Box::from_raw(domain) };
     let mut closed = Result::Ok;
     for (start, own) in std::mem::take(&mut *domain.registered()) {
-        let Err((_, error)) = own.take_back(&domain.domain, start) else { continue };
-        closed = open_failure(&error);
+        let Err(left) = own.take_back(&domain.domain, start) else { continue };
+        closed = open_failure(&left.1);
         // A node that does not answer is not asked again for each range.
         if closed != Result::Refused {
             break;

@@ -298,7 +298,7 @@ pub struct Completion {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
-    /// What they say is `tombolo_find`'s business.
+    /// Opaque; read by `tombolo_find`.
     pub bytes: [u8; 40],
 }
 
@@ -378,7 +378,7 @@ fn wait_failure(error: WaitError) -> Result {
     let result = match error {
         WaitError::Failed(_) => Result::Failed,
         WaitError::Paused => Result::Paused,
-        WaitError::TimedOut(_) => Result::TimedOut,
+        WaitError::TimedOut(_) | WaitError::NoMessage(_) => Result::TimedOut,
         WaitError::NodeGone => Result::NodeGone,
     };
     fail(result, &error.to_string());

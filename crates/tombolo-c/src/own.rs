@@ -24,15 +24,15 @@ impl Own {
         self,
         domain: &tombolo_client::Domain,
         start: usize,
-    ) -> std::result::Result<(), (Self, OpenError)> {
+    ) -> std::result::Result<(), Box<(Self, OpenError)>> {
         let Self { registered, is_unsettled } = self;
         if let Some(memory) = registered
             && let Err(DeregisterError { memory, error }) = domain.deregister(memory)
         {
-            return Err((Self { registered: Some(memory), is_unsettled }, error));
+            return Err(Box::new((Self { registered: Some(memory), is_unsettled }, error)));
         }
         if is_unsettled && let Err(error) = domain.settle(start as u64) {
-            return Err((Self { registered: None, is_unsettled }, error));
+            return Err(Box::new((Self { registered: None, is_unsettled }, error)));
         }
         Ok(())
     }
@@ -205,7 +205,8 @@ pub unsafe extern "C" fn tombolo_deregister(domain: *const Domain, start: *mut c
     };
     match own.take_back(&domain.domain, start as usize) {
         Ok(()) => Result::Ok,
-        Err((own, error)) => {
+        Err(left) => {
+            let (own, error) = *left;
             let result = open_failure(&error);
             domain.registered().insert(start as usize, own);
             result

@@ -74,7 +74,7 @@ pub unsafe extern "C" fn tombolo_post(
     let made: Option<Vec<_>> =
         orders.iter().map(|entry| order(entry).map(|made| (made, entry.context))).collect();
     let Some(made) = made else {
-        return bad_argument("tombolo_post: an order of a kind or class that is none");
+        return bad_argument("tombolo_post: the kind or class of an order is unknown");
     };
     let taken = queue.0.post_all(made);
     if !posted.is_null() {
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn tombolo_post_list(queue: *mut Queue, list: *const List)
         0 => Wanted::write(target, &sources, &destinations),
         1 => Wanted::read(target, &sources, &destinations),
         2 => Wanted::carry(list.source.into(), target, &sources, &destinations),
-        _ => return bad_argument("tombolo_post_list: neither a write, nor a read, nor between two others"),
+        _ => return bad_argument("tombolo_post_list: the kind of a list is WRITE, READ or CARRY"),
     };
     let mut made = match made {
         Ok(made) => made,

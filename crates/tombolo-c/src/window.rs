@@ -7,7 +7,7 @@ use crate::{
     open_failure,
 };
 
-/// As `tombolo_allocate`, memory that those can also map whom it is granted to (`tombolo_map_window`), at this node or at one
+/// As `tombolo_allocate`, memory that programs with a grant can also map (`tombolo_map_window`), at this node or at one
 /// with a link over shared memory. They may all read it, and all or none of them may write it. Memory for reading only can
 /// be written by nobody but this program.
 ///
@@ -125,8 +125,8 @@ pub unsafe extern "C" fn tombolo_check_window(window: *const Window) -> Result {
     window.0.check().map_or_else(|end| fail(Result::Failed, &end.to_string()), |()| Result::Ok)
 }
 
-/// Whether the node of the window's owner lives: one that was killed tells nothing, and `tombolo_check_window` goes on to
-/// succeed. A system call.
+/// Whether the node of the window's owner lives. If it was killed, `tombolo_check_window` keeps returning OK; this call finds
+/// out. A system call.
 ///
 /// # Safety
 /// `window` is null or mapped.

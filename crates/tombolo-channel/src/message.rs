@@ -9,7 +9,8 @@ use crate::slot::Target;
 pub enum Who {
     /// Any program of any node that this node is connected to.
     Anyone,
-    /// The program of that domain, at the same node.
+    /// The program that has the domain of that number, at the same node: whichever it is. A number that the node has chosen is not
+    /// given out again before all others were.
     Program(u16),
     /// Any program at the node of that number. Which of them, the other node decides: nodes trust
     /// each other so far.

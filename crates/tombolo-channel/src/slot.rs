@@ -190,7 +190,7 @@ pub enum Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The other side refused (QOS Table 3.2).
-    #[error("the other side refused the access: {code:?}{}", in_page(*page))]
+    #[error("the other side refused the access: {}{}", why(*code), in_page(*page))]
     Refused {
         /// Why.
         code: NackCode,
@@ -198,7 +198,7 @@ pub enum Failure {
         page: Option<u64>,
     },
     /// This side's own memory is not there.
-    #[error("the program's own memory refused the access: {code:?}{}", in_page(*page))]
+    #[error("the program's own memory refused the access: {}{}", why(*code), in_page(*page))]
     Local {
         /// Why.
         code: NackCode,
@@ -227,6 +227,18 @@ pub enum Failure {
     /// A code that a newer node uses.
     #[error("failed for a reason that this version does not know ({0})")]
     Unknown(u64),
+}
+
+/// A code (QOS Table 3.2) in words.
+fn why(code: NackCode) -> &'static str {
+    match code {
+        NackCode::SlaveError => "a page is absent, and was not brought in",
+        NackCode::DecodeError => "nothing is registered or mapped there, or a page cannot be had",
+        NackCode::NoContext => "that domain is not open",
+        NackCode::PacketCorrupted => "what came was damaged",
+        NackCode::DomainMismatch => "it is not granted, or it is protected",
+        NackCode::BufferFull => "there was no room for too long",
+    }
 }
 
 /// The low bits of a word that say why; the page is in the others, if [`HAS_PAGE`] is set.

@@ -7,13 +7,13 @@
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tombolo_client::{Domain, Grant, Spec, Target, Who};
 
 const WORKERS: u64 = 3;
 const TURNS: u64 = 300;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const FREE: u64 = 0;
 
 /// Adds one to the word behind the lock, so many times.
@@ -22,14 +22,18 @@ fn work(domain: &Domain, there: Target, lock: u64) -> Result<(), Box<dyn Error +
     let count = own.word(0)?;
     let holder = u64::from(domain.number());
     for _ in 0..TURNS {
-        while domain.compare_swap(there, lock, FREE, holder)?.wait(PATIENCE)? != FREE {
+        let since = Instant::now();
+        while domain.compare_swap(there, lock, FREE, holder)?.wait(TIMEOUT)? != FREE {
+            if since.elapsed() > TIMEOUT {
+                return Err("nobody gives the lock back: whoever dies with it keeps it".into());
+            }
             std::thread::yield_now();
         }
-        domain.read(there, Spec::new(lock + 8, own.address(), 8))?.wait(PATIENCE)?;
+        domain.read(there, Spec::new(lock + 8, own.address(), 8))?.wait(TIMEOUT)?;
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        domain.write(there, Spec::new(own.address(), lock + 8, 8))?.wait(PATIENCE)?;
+        domain.write(there, Spec::new(own.address(), lock + 8, 8))?.wait(TIMEOUT)?;
         // The write has ended, so whoever takes the lock now reads what it wrote.
-        if domain.compare_swap(there, lock, holder, FREE)?.wait(PATIENCE)? != holder {
+        if domain.compare_swap(there, lock, holder, FREE)?.wait(TIMEOUT)? != holder {
             return Err("somebody else has the lock".into());
         }
     }

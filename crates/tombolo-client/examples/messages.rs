@@ -16,7 +16,7 @@ const PLACES: u64 = 16;
 /// Of a place: two words (how long the message is, and which it is), then its bytes.
 const PLACE_BYTES: u64 = 1024;
 const WORDS_BYTES: u64 = 16;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -32,7 +32,7 @@ fn await_word(memory: &OwnMemory, offset: u64, least: u64) -> Result<u64, Failur
         if found >= least {
             return Ok(found);
         }
-        if since.elapsed() > PATIENCE {
+        if since.elapsed() > TIMEOUT {
             return Err("the other side is silent".into());
         }
         std::thread::yield_now();
@@ -49,7 +49,7 @@ fn send(domain: &Domain, own: &OwnMemory, ring: (Target, u64)) -> Result<(), Fai
             && let Some(oldest) = under_way.pop_front()
         {
             let oldest: tombolo_client::Transfer = oldest;
-            oldest.wait(PATIENCE)?;
+            oldest.wait(TIMEOUT)?;
         }
         let (place, text) = (number % PLACES * PLACE_BYTES, message(number));
         let from = PLACE_BYTES + place;
@@ -59,7 +59,7 @@ fn send(domain: &Domain, own: &OwnMemory, ring: (Target, u64)) -> Result<(), Fai
         let spec = Spec::new(own.address() + from, address + WORDS_BYTES, text.len() as u32).notify(words);
         under_way.push_back(domain.write(ring.0, spec)?);
     }
-    under_way.into_iter().try_for_each(|transfer| transfer.wait(PATIENCE).map_err(Failure::from))
+    under_way.into_iter().try_for_each(|transfer| transfer.wait(TIMEOUT).map_err(Failure::from))
 }
 
 /// Takes them all.
@@ -77,7 +77,7 @@ fn receive(domain: &Domain, ring: &OwnMemory, taken: (Target, u64)) -> Result<()
         }
         if number % (PLACES / 2) == 0 || number == MESSAGES {
             own.word(0)?.store(number, Ordering::Relaxed);
-            domain.write(taken.0, Spec::new(own.address(), taken.1, 8))?.wait(PATIENCE)?;
+            domain.write(taken.0, Spec::new(own.address(), taken.1, 8))?.wait(TIMEOUT)?;
         }
     }
     Ok(())

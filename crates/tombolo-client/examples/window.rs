@@ -6,7 +6,7 @@
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use tombolo_client::{Domain, Grant, Memory, Target, Who, WindowError};
 
@@ -28,9 +28,15 @@ fn change(memory: &Memory, number: u64) -> Result<(), Box<dyn Error + Send + Syn
 }
 
 /// Reads the record until the window is revoked: how many versions of it were seen.
-fn follow(socket: &Path, owner: Target, address: u64) -> Result<u64, Box<dyn Error + Send + Sync>> {
+fn follow(
+    socket: &Path,
+    owner: Target,
+    address: u64,
+    mapped: &AtomicUsize,
+) -> Result<u64, Box<dyn Error + Send + Sync>> {
     let domain = Domain::open(socket, None)?;
     let window = domain.map_window(owner, address)?;
+    mapped.fetch_add(1, Ordering::Release);
     let (mut last, mut seen) = (0, 0);
     loop {
         let mut fields = [0; FIELDS];
@@ -63,20 +69,30 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let domain = Domain::open(&socket, None)?;
     let memory = domain.allocate_window(4096, &[Grant::read(Who::Anyone)])?;
     let owner = Target { node: 0, domain: domain.number() };
+    let mapped = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..READERS)
             .map(|_| {
                 let (socket, address) = (&socket, memory.address());
-                scope.spawn(move || follow(socket, owner, address))
+                let mapped = &mapped;
+                scope.spawn(move || follow(socket, owner, address, mapped))
             })
             .collect();
+        // A window that is revoked before they have mapped it is none.
+        while mapped.load(Ordering::Acquire) < READERS && !readers.iter().any(|reader| reader.is_finished()) {
+            std::thread::yield_now();
+        }
         for number in 1..=CHANGES {
             change(&memory, number)?;
             if number % 100 == 0 {
                 std::thread::yield_now();
             }
         }
-        domain.revoke_window(&memory)?;
+        if let Err(error) = domain.revoke_window(&memory) {
+            // The readers would wait for its end.
+            eprintln!("{error}");
+            std::process::exit(1);
+        }
         readers.into_iter().try_for_each(|reader| reader.join().map_err(|_| "a reader failed")?.map(drop))
     })?;
     println!("{} changes, read by {READERS}, none torn", memory.word(0)?.load(Ordering::Relaxed) / 2);

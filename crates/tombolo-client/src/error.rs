@@ -133,7 +133,10 @@ pub enum WaitError {
     /// The transfer is still under way.
     #[error("the transfer did not end within {0:?}")]
     TimedOut(Duration),
+    /// The mailbox is empty.
+    #[error("no message came within {0:?}")]
+    NoMessage(Duration),
     /// The node is gone.
-    #[error("the node is gone")]
+    #[error("the node has ended, or has closed this domain")]
     NodeGone,
 }

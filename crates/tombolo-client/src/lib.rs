@@ -52,6 +52,8 @@
 //! - The parts of a list overtake each other like transfers. Its notification is written after all of them.
 //! - Each atomic operation is carried out once, and whole. Two under way, on one word or on several, are carried out in any
 //!   order.
+//! - Bytes are copied in any way and order, words too: whoever reads memory while a transfer writes it may find a part of a word
+//!   changed. Words that must be whole are changed by atomic operations, or are those of a notification, at a multiple of eight.
 //! - Messages under way to one mailbox arrive in any order.
 #![forbid(unsafe_code)]
 

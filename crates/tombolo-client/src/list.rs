@@ -45,7 +45,7 @@ pub enum ListError {
 /// it may have been moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List {
-    /// Each between two pieces.
+    /// Each is contiguous at both ends.
     pub(crate) parts: Vec<Descriptor>,
     /// Writes the notification.
     pub(crate) last: Option<Descriptor>,
@@ -84,7 +84,7 @@ fn total(pieces: &[Piece]) -> Result<u64, ListError> {
     Ok(pieces.iter().map(|piece| u64::from(piece.length_bytes)).sum())
 }
 
-/// From which address to which, and how much, of each part; what goes on at both ends is one part.
+/// Splits two lists into parts: source, destination, length. Adjacent parts are merged.
 fn parts(sources: &[Piece], destinations: &[Piece]) -> Vec<(u64, u64, u32)> {
     let [mut source, mut destination] =
         [sources, destinations].map(|pieces| Cursor { pieces, done_bytes: 0 });

@@ -44,6 +44,6 @@ impl Mailbox {
             mail = self.take();
             mail.is_some()
         })?;
-        mail.ok_or(WaitError::TimedOut(timeout))
+        mail.ok_or(WaitError::NoMessage(timeout))
     }
 }

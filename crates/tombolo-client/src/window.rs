@@ -118,7 +118,7 @@ impl Window {
 }
 
 impl Domain {
-    /// As [`Self::allocate`], memory that those can also map whom it is granted to ([`Self::map_window`]), at this node or at
+    /// As [`Self::allocate`], memory that programs with a grant can also map ([`Self::map_window`]), at this node or at
     /// one with a link over shared memory. They may all read it, and all or none of them may write it. Memory for reading
     /// only can be written by nobody but this program, whatever a peer does with what it was passed.
     pub fn allocate_window(&self, bytes: usize, grants: &[Grant]) -> Result<Memory, OpenError> {

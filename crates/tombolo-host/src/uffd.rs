@@ -94,6 +94,13 @@ pub enum UffdError {
     Other(io::Error),
 }
 
+impl UffdError {
+    /// Whether the kernel had no memory for the page: nothing is wrong with the page itself.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Other(error) if error.raw_os_error() == Some(libc::ENOMEM))
+    }
+}
+
 /// What the kernel reports.
 #[derive(Debug)]
 pub enum Event {

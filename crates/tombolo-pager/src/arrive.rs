@@ -58,6 +58,10 @@ impl Pager {
                         }
                         break;
                     }
+                    // What is far stays there; a thread that waits faults again, as after any fault without memory.
+                    Err(error) if error.is_out_of_memory() && entry.slot().is_some() => {
+                        return self.fetch_put_off(&space, table, name.page());
+                    }
                     Err(error) => {
                         self.say_once(
                             "map",
@@ -100,6 +104,20 @@ impl Pager {
             if process::read_exactly(std::process::id(), source, &mut contents.0).is_ok() {
                 self.deferred.lock().push_back(Deferred::Arrival { ticket, contents, since });
             }
+        }
+    }
+
+    /// There is no memory for a page: it is far as before.
+    fn fetch_put_off(&self, space: &Arc<Space>, table: &mut Table, began: Page) {
+        let finished = {
+            let mut slots = self.slots.lock();
+            let (_, entry) = table.states.operation(began);
+            let outcome = entry.slot().map_or(Outcome::Lost, Outcome::Saved);
+            table.states.finish(began, outcome, entry.age(), &mut slots)
+        };
+        self.unreserve(space, u64::from(finished.freed));
+        for page in finished.wake {
+            space.wake_later(table, page, 1);
         }
     }
 

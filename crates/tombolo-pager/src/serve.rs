@@ -293,6 +293,11 @@ impl Pager {
                 space.wake_later(table, page, 1);
                 Step::Done
             }
+            // It faults again, as after any fault for which the kernel has no memory.
+            other if other.is_out_of_memory() => {
+                space.wake_later(table, page, 1);
+                Step::Done
+            }
             other => {
                 self.say_once(
                     "map",

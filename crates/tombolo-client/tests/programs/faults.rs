@@ -444,8 +444,8 @@ fn without_a_handler_the_matrix_fails() {
             let (far, address) = Host::start_node(without("far"), &shm(), &[]);
             let (near, _) = Host::start_node(without("near"), &shm(), &[&address]);
             for (host, node) in [(&near, 1), (&far, 0)] {
-                let (one, other) = (host.domain(1), far.domain(2));
-                let there = Target { node, domain: 2 };
+                let (one, other) = (host.any_domain(), far.any_domain());
+                let there = Target { node, domain: other.number() };
                 let scene = Scene { near: (host, one), far: (&far, other), there, gets_through: false };
                 for place in [Where::Source, Where::Destination, Where::Both] {
                     for operation in TRANSFERS {

@@ -31,7 +31,7 @@ fn correspond(near: &Domain, far: &Domain, node: u32, back: u32) {
         assert_eq!(received, wanted);
     });
     let short = Duration::from_millis(5);
-    assert_eq!(mailbox.receive(short), Err(WaitError::TimedOut(short)));
+    assert_eq!(mailbox.receive(short), Err(WaitError::NoMessage(short)));
 }
 
 #[test]

@@ -78,6 +78,8 @@ pub(crate) struct Programs {
     pub(crate) memory: Arc<Account>,
     pub(super) pools: Pools,
     lives: AtomicU32,
+    /// The number that was given last to a program that chose none.
+    last_chosen: AtomicU16,
     /// The engine's loop sleeps on this, too.
     pub(super) loop_wake: Arc<LoopWake>,
     /// Accesses to programs' own memory. Locked after what is known of a domain's own memory, and before the engine.
@@ -134,6 +136,7 @@ impl Programs {
             memory: Account::new(limits.program_memory_bytes),
             pools,
             lives: AtomicU32::new(0),
+            last_chosen: AtomicU16::new(u16::MAX),
             small_loopback: AtomicU32::new(0),
             tiny_expected: AtomicU32::new(0),
             turn: AtomicU16::new(0),
@@ -343,6 +346,17 @@ impl Programs {
         true
     }
 
+    /// A number for a program that chooses none: one that was given out is the last to be given again, as others may have
+    /// granted something to it.
+    fn unused_number(&self, open: &Domains) -> Option<u16> {
+        let (first, last) = (*tombolo_channel::DOMAINS.start(), *tombolo_channel::DOMAINS.end());
+        let before = self.last_chosen.load(Ordering::Relaxed).clamp(first, last);
+        let mut numbers = (first..before).rev().chain((before..=last).rev());
+        let number = numbers.find(|number| !open.contains_key(number))?;
+        self.last_chosen.store(number, Ordering::Relaxed);
+        Some(number)
+    }
+
     pub(crate) fn open(
         &self,
         number: Option<u16>,
@@ -360,7 +374,7 @@ impl Programs {
                 return Err((socket, format!("domain {number} belongs to another program")));
             }
             Some(number) => Some(number),
-            None => tombolo_channel::DOMAINS.rev().find(|number| !domains.contains_key(number)),
+            None => self.unused_number(&domains),
         };
         let Some(number) = chosen.filter(|_| domains.len() < usize::from(self.limits.domains)) else {
             return Err((socket, format!("all {} domains of this node are open", self.limits.domains)));
