@@ -80,12 +80,15 @@ pub unsafe extern "C" fn tombolo_close(domain: *mut Domain) -> Result {
     }
     // SAFETY: from `Box::into_raw`, and the caller's last use.
     let domain = unsafe { Box::from_raw(domain) };
+    if !domain.domain.is_of_this_process() {
+        return open_failure(&tombolo_client::OpenError::Forked);
+    }
     let mut closed = Result::Ok;
     for (start, own) in std::mem::take(&mut *domain.registered()) {
         let Err(left) = own.take_back(&domain.domain, start) else { continue };
         closed = open_failure(&left.1);
         // A node that does not answer is not asked again for each range.
-        if closed != Result::Refused {
+        if closed != Result::Refused || matches!(left.1, tombolo_client::OpenError::AccessHangs) {
             break;
         }
     }

@@ -438,8 +438,10 @@ impl Domain {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn register_alone(&self) -> MutexGuard<'_, ()> {
-        self.registering.lock().unwrap_or_else(PoisonError::into_inner)
+    /// `None` in a child made by fork, where a thread of the parent may seem to hold the lock for ever.
+    fn register_alone(&self) -> Option<MutexGuard<'_, ()>> {
+        let is_here = self.domain.is_of_this_process();
+        is_here.then(|| self.registering.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -93,7 +93,7 @@ pub unsafe extern "C" fn tombolo_register_with(
     };
     // SAFETY: no reference is made to it here, and C has none that would mind.
     let memory = unsafe { OwnMemory::from_raw(address, bytes) };
-    let _alone = domain.register_alone();
+    let Some(_alone) = domain.register_alone() else { return open_failure(&OpenError::Forked) };
     match domain.domain.register_with(memory, &grants, faults) {
         Ok(memory) => {
             domain.registered().entry(start as usize).or_default().registered = Some(memory);
@@ -136,6 +136,9 @@ pub unsafe extern "C" fn tombolo_prefetch(
     let Some(domain) = (unsafe { domain.as_ref() }) else {
         return bad_argument("tombolo_prefetch: domain is null");
     };
+    if !domain.domain.is_of_this_process() {
+        return open_failure(&OpenError::Forked);
+    }
     let registered = domain.registered();
     let mut before = registered.range(..=at as usize).rev();
     let memory = before.find_map(|(start, own)| Some((start, own.registered.as_ref()?)));
@@ -198,7 +201,7 @@ pub unsafe extern "C" fn tombolo_deregister(domain: *const Domain, start: *mut c
     let Some(domain) = (unsafe { domain.as_ref() }) else {
         return bad_argument("tombolo_deregister: domain is null");
     };
-    let _alone = domain.register_alone();
+    let Some(_alone) = domain.register_alone() else { return open_failure(&OpenError::Forked) };
     let own = domain.registered().remove(&(start as usize));
     let Some(own) = own else {
         return bad_argument("tombolo_deregister: no memory is registered there");

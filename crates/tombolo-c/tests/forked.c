@@ -33,7 +33,7 @@ static int fail(const char *what)
     return fprintf(stderr, "%s (%s)\n", what, tombolo_error()), 1;
 }
 
-static int child(const char *path, tombolo_domain *domain, unsigned char *own)
+static int child(const char *path, tombolo_domain *domain, tombolo_queue *queue, unsigned char *own)
 {
     tombolo_memory *memory;
     tombolo_domain *mine;
@@ -46,6 +46,14 @@ static int child(const char *path, tombolo_domain *domain, unsigned char *own)
         return fail("a child has prefetched");
     if (halves(domain, own) != TOMBOLO_RESULT_REFUSED)
         return fail("a child has written");
+    tombolo_order order = { .kind = TOMBOLO_ORDER_KIND_FETCH_ADD, .target = { .domain = tombolo_number(domain) },
+                            .spec = { .destination_address = (uintptr_t)own }, .operand = 1 };
+    size_t posted = 1;
+    if (tombolo_post(queue, &order, 1, &posted) == TOMBOLO_RESULT_OK || posted != 0)
+        return fail("a child has posted");
+    tombolo_drain(domain);
+    if (tombolo_deregister(domain, own) != TOMBOLO_RESULT_REFUSED)
+        return fail("a child has deregistered");
     if (tombolo_close(domain) != TOMBOLO_RESULT_REFUSED)
         return fail("a child has closed the domain");
     CHECK(tombolo_open(path, 0, &mine));
@@ -61,6 +69,7 @@ static int child(const char *path, tombolo_domain *domain, unsigned char *own)
 int main(int argc, char **argv)
 {
     tombolo_domain *domain;
+    tombolo_queue *queue;
     int status;
 
     if (argc != 2)
@@ -68,13 +77,14 @@ int main(int argc, char **argv)
     CHECK(tombolo_open(argv[1], 0, &domain));
     unsigned char *own = map();
     CHECK(tombolo_register(domain, own, BYTES, NULL, 0));
+    CHECK(tombolo_open_queue(domain, 10, &queue));
     for (int round = 1; round <= 3; round++) {
         memset(own, round, BYTES / 2);
         CHECK(halves(domain, own));
         fflush(stdout);
         pid_t made = fork();
         if (made == 0)
-            _exit(child(argv[1], domain, own));
+            _exit(child(argv[1], domain, queue, own));
         if (made < 0 || waitpid(made, &status, 0) != made || status != 0)
             return fail("the child failed");
         if (own[BYTES - 1] != round)

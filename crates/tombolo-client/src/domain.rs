@@ -475,7 +475,17 @@ impl Domain {
         self.0.readiness.clear();
         // Another thread asks the node: it reads the messages, and makes the descriptor readable for them.
         let Some(mut asking) = self.0.try_lock_asking() else { return Ok(()) };
-        asking.catch_up(&self.0.socket, &|| {}).map_err(|_| WaitError::NodeGone)
+        let caught_up = asking.catch_up(&self.0.socket, &|| {});
+        drop(asking);
+        caught_up.map_err(|_| {
+            self.0.end_accesses();
+            WaitError::NodeGone
+        })
+    }
+
+    /// Whether this is the process that has opened it, and not a child made by fork, in which every call is refused.
+    pub fn is_of_this_process(&self) -> bool {
+        self.0.process.is_now()
     }
 
     fn start(

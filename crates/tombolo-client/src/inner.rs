@@ -107,7 +107,14 @@ impl Inner {
         limit: TimeLimit,
     ) -> Result<Answer, OpenError> {
         self.check_process()?;
-        asking.ask(&self.socket, request, descriptors, given_up, limit, &|| self.readiness.set())
+        let on_ended = || self.readiness.set();
+        let answered = asking.ask(&self.socket, request, descriptors, given_up, limit, &on_ended);
+        // Before anybody is told: a program may use its memory for something else then.
+        answered.inspect_err(|error| {
+            if error.is_node_gone() {
+                self.end_accesses();
+            }
+        })
     }
 
     /// Refuses what a child of the process wants that has opened the domain: socket, channels and memory are that one's.
@@ -117,6 +124,9 @@ impl Inner {
 
     /// The node is gone: no access to own memory is made any more. Waits for one that is being made, but not for ever.
     pub(crate) fn end_accesses(&self) -> AccessEnd {
+        if !self.process.is_now() {
+            return AccessEnd::Ended;
+        }
         let by_threads = self.own_access.get().and_then(Option::as_ref);
         let have_ended = by_threads.is_none_or(|access| access.threads.close(ACCESS_CLOSE_WAIT));
         // Whoever makes them elsewhere ends with the node, a moment later.
@@ -133,6 +143,7 @@ impl Inner {
 
     /// Waits until no other thread asks the node for something.
     pub(crate) fn lock_asking(&self, limit: TimeLimit) -> Result<MutexGuard<'_, Asking>, OpenError> {
+        self.check_process()?;
         let mut asking = self.asking.try_lock_until(limit.deadline).ok_or_else(|| limit.timed_out())?;
         self.queue_frees(&mut asking);
         Ok(asking)
@@ -140,6 +151,7 @@ impl Inner {
 
     /// As [`Self::lock_asking`], but returns `None` if another thread asks.
     pub(crate) fn try_lock_asking(&self) -> Option<MutexGuard<'_, Asking>> {
+        self.check_process().ok()?;
         let mut asking = self.asking.try_lock()?;
         self.queue_frees(&mut asking);
         Some(asking)
@@ -218,7 +230,7 @@ impl Inner {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let _ = rustix::event::poll(&mut polled, Some(&now));
         let gone = polled[0].revents().contains(PollFlags::HUP);
-        if gone && !self.node_gone.load(Ordering::Relaxed) {
+        if gone && !self.node_gone.load(Ordering::Relaxed) && self.process.is_now() {
             // Before anybody is told: a program may use its memory for something else then.
             self.end_accesses();
             self.node_gone.store(true, Ordering::Relaxed);

@@ -184,6 +184,7 @@ impl Queue {
 
     /// Posts an order. `context` comes back with its end.
     pub fn post(&mut self, order: Order, context: u64) -> Result<(), PostError> {
+        self.domain.check_process().map_err(|_| PostError::Forked)?;
         match self.post_all([(order, context)]) {
             0 => Err(PostError::QueueFull(self.capacity)),
             _ => Ok(()),
@@ -191,9 +192,10 @@ impl Queue {
     }
 
     /// Posts orders, of which those that begin at once do so together. Returns how many were posted: fewer when the queue
-    /// is full.
+    /// is full, and none in a child made by fork.
     pub fn post_all(&mut self, orders: impl IntoIterator<Item = (Order, u64)>) -> usize {
-        let room = self.capacity.saturating_sub(self.len());
+        let is_here = self.domain.process.is_now();
+        let room = if is_here { self.capacity.saturating_sub(self.len()) } else { 0 };
         let mut posted = 0;
         for (order, context) in orders.into_iter().take(room) {
             let number = self.next_number;
@@ -212,6 +214,7 @@ impl Queue {
 
     /// Posts a list, which has one end. `context` comes back with it.
     pub fn post_list(&mut self, list: List, context: u64) -> Result<(), PostError> {
+        self.domain.check_process().map_err(|_| PostError::Forked)?;
         if self.len() >= self.capacity {
             return Err(PostError::QueueFull(self.capacity));
         }
@@ -372,6 +375,9 @@ impl Queue {
 
     /// Begins what can begin: all at once.
     fn start(&mut self) {
+        if !self.domain.process.is_now() {
+            return;
+        }
         if self.paused.is_some_and(|since| since.elapsed() < BUSY_PAUSE) {
             return;
         }

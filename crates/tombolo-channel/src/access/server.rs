@@ -65,6 +65,14 @@ impl Touch {
     }
 }
 
+/// An access that waits for pages.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    order: Order,
+    /// Its place among all orders.
+    place: u64,
+}
+
 /// Accesses that wait for pages, in the order in which they were ordered.
 #[derive(Debug)]
 struct Group {
@@ -72,27 +80,35 @@ struct Group {
     look: Look,
     /// Those, and others that overlap with one of them, which are made after it. Empty: all were withdrawn, and the pages are still
     /// being brought in.
-    orders: Vec<Order>,
+    orders: Vec<Waiting>,
 }
 
-/// Whether an access has to be made after an earlier one, so that the bytes are those of the later one.
-fn is_before(earlier: &Order, later: &Order) -> bool {
+/// Whether an access has to be made after another one, so that the bytes are those of the later one.
+fn is_before(earlier: &Waiting, later: &Waiting) -> bool {
     let end = |order: &Order| order.address.saturating_add(order.length_bytes.into());
-    earlier.address < end(later)
-        && later.address < end(earlier)
-        && (earlier.right() == Right::Write || later.right() == Right::Write)
+    let (first, second) = (&earlier.order, &later.order);
+    earlier.place < later.place
+        && first.address < end(second)
+        && second.address < end(first)
+        && (first.right() == Right::Write || second.right() == Right::Write)
 }
 
 impl Group {
+    /// Another one waits, too.
+    fn push(&mut self, waiting: Waiting) {
+        let index = self.orders.partition_point(|other| other.place < waiting.place);
+        self.orders.insert(index, waiting);
+    }
+
     /// One of these is not made. Takes those out that waited for it alone.
-    fn remove(&mut self, place: usize) -> Vec<Order> {
-        self.orders.remove(place);
+    fn remove(&mut self, index: usize) -> Vec<Waiting> {
+        self.orders.remove(index);
         let mut freed = Vec::new();
-        let mut kept: Vec<Order> = Vec::new();
-        for order in std::mem::take(&mut self.orders) {
-            let waits = (order.look, order.right()) == self.look
-                || kept.iter().any(|earlier| is_before(earlier, &order));
-            if waits { &mut kept } else { &mut freed }.push(order);
+        let mut kept: Vec<Waiting> = Vec::new();
+        for waiting in std::mem::take(&mut self.orders) {
+            let waits = (waiting.order.look, waiting.order.right()) == self.look
+                || kept.iter().any(|earlier| is_before(earlier, &waiting));
+            if waits { &mut kept } else { &mut freed }.push(waiting);
         }
         self.orders = kept;
         freed
@@ -124,7 +140,7 @@ pub(super) struct Crew {
     threads: u32,
     /// Threads that are being started.
     starting: u32,
-    /// No thread could be started then.
+    /// No thread could be started then, and none was since.
     refused_at: Option<Instant>,
     /// Threads that are at nothing.
     idle: u32,
@@ -146,7 +162,7 @@ impl Crew {
 
     /// Whether there is one thread, and no other can be started: it brings pages in itself, and orders wait meanwhile.
     fn is_alone(&self) -> bool {
-        self.threads + self.starting == 1 && self.startable() == 0
+        self.threads + self.starting == 1 && self.refused_at.is_some()
     }
 
     /// Threads that bring in no pages now, but for the one that is left for orders, and those that more could be started of.
@@ -176,46 +192,46 @@ impl Crew {
             let of_accesses = |touch: &Touch| matches!(touch.whose, For::Accesses(..));
             let Some(last) = self.queue.iter().rposition(of_accesses) else { break };
             if let Some(Touch { whose: For::Accesses(look, absent), .. }) = self.queue.remove(last) {
-                given_up.extend(self.brought(look).into_iter().map(|order| (order, absent)));
+                given_up.extend(self.brought(look).into_iter().map(|waiting| (waiting.order, absent)));
             }
         }
         given_up
     }
 
     /// The group of those that an access has to be made after.
-    fn group_before(&mut self, order: &Order) -> Option<&mut Group> {
-        self.groups.iter_mut().find(|group| group.orders.iter().any(|earlier| is_before(earlier, order)))
+    fn group_before(&mut self, waiting: &Waiting) -> Option<&mut Group> {
+        self.groups.iter_mut().find(|group| group.orders.iter().any(|earlier| is_before(earlier, waiting)))
     }
 
     /// An access waits for its pages.
-    fn bring(&mut self, order: &Order) -> Bring {
-        let look = (order.look, order.right());
+    fn bring(&mut self, waiting: Waiting) -> Bring {
+        let look = (waiting.order.look, waiting.order.right());
         let count: usize = self.groups.iter().map(|group| group.orders.len().max(1)).sum();
         if count >= RING_ORDERS as usize {
             return Bring::Refused;
         }
         if let Some(group) = self.groups.iter_mut().find(|group| group.look == look) {
-            group.orders.push(*order);
+            group.push(waiting);
             return Bring::Joined;
         }
         if self.waiting() >= self.free(self.startable()) {
             return Bring::Refused;
         }
-        self.groups.push(Group { look, orders: vec![*order] });
+        self.groups.push(Group { look, orders: vec![waiting] });
         Bring::First
     }
 
     /// The pages are there that these accesses wait for.
-    fn brought(&mut self, look: Look) -> Vec<Order> {
+    fn brought(&mut self, look: Look) -> Vec<Waiting> {
         let place = self.groups.iter().position(|group| group.look == look);
         place.map_or_else(Vec::new, |place| self.groups.remove(place).orders)
     }
 
     /// An access is not made; gives those that waited for it alone. `None`: it waits for no pages.
-    fn withdraw(&mut self, id: u64) -> Option<Vec<Order>> {
+    fn withdraw(&mut self, id: u64) -> Option<Vec<Waiting>> {
         self.groups.iter_mut().find_map(|group| {
-            let place = group.orders.iter().position(|order| order.id == id)?;
-            Some(group.remove(place))
+            let index = group.orders.iter().position(|waiting| waiting.order.id == id)?;
+            Some(group.remove(index))
         })
     }
 
@@ -333,7 +349,12 @@ impl AccessServer {
         if served.count == 0 {
             return Some(served);
         }
-        let _copying = self.copying.lock();
+        let _copying = if leads {
+            self.copying.lock()
+        } else {
+            // A thread of the program has something else to wait for.
+            self.copying.try_lock()?
+        };
         // The packets of a block come together: it is looked at once. Nothing is remembered for longer.
         let mut present = None;
         for index in first..first + served.count as u64 {
@@ -354,12 +375,15 @@ impl AccessServer {
                     self.answer(id, Outcome::Done(withdrawn.is_some().into()));
                     if let Some(freed) = withdrawn {
                         self.answer(order, Outcome::Impossible);
-                        for order in freed {
-                            self.begin_access(&order, &mut present, leads, &mut served);
+                        for waiting in freed {
+                            self.begin_access(waiting, &mut present, leads, &mut served);
                         }
                     }
                 }
-                Ok(order) => self.begin_access(&order, &mut present, leads, &mut served),
+                Ok(order) => {
+                    let waiting = Waiting { order, place: index };
+                    self.begin_access(waiting, &mut present, leads, &mut served);
+                }
                 Err(id) => self.answer(id, Outcome::Impossible),
             }
         }
@@ -368,12 +392,12 @@ impl AccessServer {
 
     /// An access that overlaps with one that waits for pages is made after that one, if its own pages are there or may be brought in
     /// for it. True: it is, or nothing is left to do.
-    fn waits_for_earlier(&self, order: &Order) -> bool {
-        let mut crew = self.crew.lock();
-        let Some(group) = crew.group_before(order) else { return false };
+    fn waits_for_earlier(&self, waiting: Waiting) -> bool {
+        let (mut crew, order) = (self.crew.lock(), &waiting.order);
+        let Some(group) = crew.group_before(&waiting) else { return false };
         let absent = self.memory.absent(order.look.0, order.look.1, order.right());
         if order.brings || absent.pages == 0 {
-            group.orders.push(*order);
+            group.push(waiting);
             return true;
         }
         drop(crew);
@@ -386,22 +410,23 @@ impl AccessServer {
     }
 
     /// Makes an access, or has its pages brought in.
-    fn begin_access(&self, order: &Order, present: &mut Option<Look>, leads: bool, served: &mut Served) {
-        if self.waits_for_earlier(order) {
+    fn begin_access(&self, waiting: Waiting, present: &mut Option<Look>, leads: bool, served: &mut Served) {
+        let order = &waiting.order;
+        if self.waits_for_earlier(waiting) {
             return;
         }
         let absent = match self.access(order, present) {
             Outcome::Absent(absent) if order.brings => absent,
             outcome => return self.answer(order.id, outcome),
         };
-        let bring = self.crew.lock().bring(order);
+        let bring = self.crew.lock().bring(waiting);
         let look = (order.look, order.right());
         match bring {
             Bring::Joined => {}
             Bring::First if self.begin(Touch::of_accesses(look, absent), leads, served) => {}
             Bring::First => {
                 let refused = self.crew.lock().brought(look);
-                refused.iter().for_each(|order| self.answer(order.id, Outcome::Absent(absent)));
+                refused.iter().for_each(|refused| self.answer(refused.order.id, Outcome::Absent(absent)));
             }
             Bring::Refused => self.answer(order.id, Outcome::Absent(absent)),
         }
@@ -461,6 +486,8 @@ impl AccessServer {
         for (order, absent) in given_up {
             self.answer(order.id, Outcome::Absent(absent));
         }
+        // A thread that is alone does it all.
+        self.area.wake();
     }
 
     fn answer(&self, id: u64, outcome: Outcome) {
@@ -541,6 +568,7 @@ impl AccessServer {
         if self.is_closed() {
             return;
         }
+        recruit();
         let taken = self.has_orders().then(|| self.taken.load(Ordering::SeqCst));
         let is_polled = self.pollers.load(Ordering::SeqCst) > 0;
         let longest = if is_polled { timing::ACCESS_POLLER_PAUSE } else { timing::ACCESS_MAX_SLEEP };
@@ -641,11 +669,17 @@ impl AccessServer {
     }
 
     /// Makes accesses whose pages have come. The first of them says which those were. The caller holds `copying`.
-    fn make(&self, orders: &[Order], look: Look, absent: Absent, touched: Result<(), Denied>) {
+    fn make(&self, orders: &[Waiting], look: Look, absent: Absent, touched: Result<(), Denied>) {
         let (mut present, mut has_said) = (None, false);
-        for order in orders {
+        for waiting in orders {
             if self.is_closed() {
                 return;
+            }
+            let order = &waiting.order;
+            // It may have waited for others, too, of which these are not made yet.
+            if let Some(group) = self.crew.lock().group_before(waiting) {
+                group.push(*waiting);
+                continue;
             }
             let outcome = match touched {
                 Err(denied) if (order.look, order.right()) == look => Outcome::Denied(denied),

@@ -90,6 +90,11 @@ impl ProgramMemory {
         self.process_id
     }
 
+    /// Whether absent pages can be looked for.
+    pub fn has_page_map(&self) -> bool {
+        self.page_map.is_some()
+    }
+
     /// What it was made of, for [`Self::of`] in another process.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let files = [Some(&self.memory), Some(&self.maps), self.page_map.as_ref()];

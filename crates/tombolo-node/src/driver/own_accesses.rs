@@ -288,6 +288,13 @@ impl Node {
 
     /// Gives up accesses that take too long.
     pub(crate) fn watch_accesses(&self) {
+        for own in self.programs.accesses().iter().filter(|own| own.has_lost_its_helper()) {
+            tracing::warn!(
+                domain = own.domain,
+                "the process that made the accesses to this program's memory has ended: they fail until it registers memory again"
+            );
+            self.programs.remove_access(own);
+        }
         let now = self.now();
         let mut own_memory = self.programs.own_memory.lock();
         if own_memory.next_deadline().is_none_or(|deadline| now < deadline) {

@@ -146,6 +146,9 @@ impl OwnAccess {
     ) -> Result<Self, String> {
         let area = AccessArea::create().map_err(|error| error.to_string())?;
         if let Some(command) = helper {
+            if !memory.has_page_map() {
+                return Err("the program's /proc/PID/pagemap is needed, too: its library is older".into());
+            }
             let helper = Helper::start(command, &area, &memory, &wake.event);
             let maker = Maker::Helper(helper.map_err(|error| error.to_string())?);
             return Ok(Self::new(whose, area, maker, open_altogether));
@@ -160,6 +163,19 @@ impl OwnAccess {
 
     pub(super) fn is_by_program(&self) -> bool {
         matches!(self.maker, Maker::Program)
+    }
+
+    /// Whether a helper was to make the accesses, and has ended.
+    pub(crate) fn has_lost_its_helper(&self) -> bool {
+        matches!(&self.maker, Maker::Helper(helper) if helper.has_ended())
+    }
+
+    /// Whether nobody makes accesses: after [`Self::close`].
+    pub(super) fn is_abandoned(&self) -> bool {
+        match &self.maker {
+            Maker::Helper(helper) => helper.has_ended(),
+            Maker::Program | Maker::Node(_) => true,
+        }
     }
 
     /// For the program.

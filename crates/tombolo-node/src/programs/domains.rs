@@ -19,7 +19,7 @@ use super::awake::Awake;
 use super::domain::{MailboxState, ProgramDomain};
 use super::helper::HelperCommand;
 use super::own::OwnRanges;
-use super::requests::LastHolder;
+use super::requests::{LastAccess, LastHolder};
 use super::user::{Poster, SMALL_LOOPBACK};
 use super::windows::Window;
 use super::{Limits, Missing};
@@ -278,7 +278,7 @@ impl Programs {
         self.has_steps();
         // To unmap its memory takes time, and to wait for the end of a helper.
         let owner = Owner::Program(access.domain, access.context.0 as u32);
-        self.pools.blocking.give_back(owner, Box::new(LastHolder(access.clone())));
+        self.pools.blocking.give_back(owner, Box::new(LastAccess(access.clone())));
     }
 
     /// The engine's loop is to look at the steps of [`Self::own_memory`].

@@ -19,7 +19,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tombolo_channel::access::{AccessArea, AccessThreads};
 use tombolo_host::event::{self, EventFd};
-use tombolo_host::own::ProgramMemory;
+use tombolo_host::own::{self, ProgramMemory};
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::timing::node as timing;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
@@ -36,17 +36,17 @@ pub enum HelperError {
     /// It cannot be told what to do.
     #[error("cannot pass a program's memory to a helper: {0}")]
     Socket(#[from] UnixError),
-    /// What it was passed is not what a node passes.
-    #[error("only a node starts this: {0}")]
+    /// What came over its socket is not what is passed there.
+    #[error("what a node and its helper pass each other: {0}")]
     Unexpected(String),
 }
 
-/// A helper, as its node sees it. Dropped, it is killed; that waits until it is gone.
+/// A helper, as its node sees it. Dropped, it is killed. Its end is not waited for: what it waits for in the kernel may be the program's.
 #[derive(Debug)]
 pub(super) struct Helper {
     child: Mutex<Child>,
     /// Closed, it ends.
-    _socket: SeqpacketSocket,
+    socket: SeqpacketSocket,
 }
 
 impl Helper {
@@ -60,11 +60,19 @@ impl Helper {
         let (ours, theirs) = SeqpacketSocket::pair()?;
         let theirs = theirs.as_fd().try_clone_to_owned().map_err(HelperError::Start)?;
         let spawned = command().stdin(theirs).stdout(Stdio::null()).spawn();
-        let helper = Self { child: Mutex::new(spawned.map_err(HelperError::Start)?), _socket: ours };
+        let helper = Self { child: Mutex::new(spawned.map_err(HelperError::Start)?), socket: ours };
         let mut descriptors = vec![area.as_fd(), wake.as_fd()];
         descriptors.extend(memory.descriptors());
-        helper._socket.send(&[&memory.process_id().to_le_bytes()], &descriptors)?;
-        Ok(helper)
+        helper.socket.send(&[&memory.process_id().to_le_bytes()], &descriptors)?;
+        // It says when its threads run.
+        let begins = wait(helper.socket.as_fd(), Some(timing::HELPER_START_TIMEOUT))?
+            && helper.socket.receive(&mut [0; 4]).is_ok();
+        if begins { Ok(helper) } else { Err(HelperError::Unexpected("it ended at once".into())) }
+    }
+
+    /// Whether it has ended, by itself or killed.
+    pub(super) fn has_ended(&self) -> bool {
+        self.child.lock().try_wait().is_ok_and(|ended| ended.is_some())
     }
 
     /// Ends it; what it was doing is over when this is dropped.
@@ -77,7 +85,7 @@ impl Helper {
 impl Drop for Helper {
     fn drop(&mut self) {
         self.kill();
-        let _ = self.child.lock().wait();
+        self.has_ended();
     }
 }
 
@@ -86,8 +94,12 @@ impl Drop for Helper {
 /// # Errors
 /// [`HelperError`]: nothing was helped with.
 pub fn help_accesses(socket: OwnedFd) -> Result<(), HelperError> {
-    // The terminal's signals are for the node.
+    // The signals of the terminal, and of whoever ends a group of processes, are for the node.
     let _ = rustix::process::setsid();
+    own::serving_faults_alone(|| help(socket))
+}
+
+fn help(socket: OwnedFd) -> Result<(), HelperError> {
     let socket = SeqpacketSocket::from_descriptor(socket);
     let unexpected = |text: &str| HelperError::Unexpected(text.into());
     let mut number = [0; 4];
@@ -110,6 +122,7 @@ pub fn help_accesses(socket: OwnedFd) -> Result<(), HelperError> {
     };
     let threads =
         AccessThreads::start(area, Box::new(memory), Box::new(notify)).map_err(HelperError::Start)?;
+    socket.send(&[&[1]], &[])?;
     // Nothing more comes but the end.
     while !wait(socket.as_fd(), None)? {}
     // Its threads may wait for pages, so they are not waited for.

@@ -144,6 +144,8 @@ impl Programs {
         match known {
             // It has changed its mind: a thread could not be started there.
             Some(access) if access.is_by_program() && !descriptors.is_empty() && !is_used => {}
+            // Its helper was killed.
+            Some(access) if access.has_lost_its_helper() && !descriptors.is_empty() => {}
             Some(access) => return Ok(access),
             None => {}
         }

@@ -16,6 +16,7 @@ use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::node as timing;
 use tombolo_host::unix::UnixError;
 
+use super::access::OwnAccess;
 use super::domain::ProgramDomain;
 use super::domains::{Programs, Region};
 use super::windows::{self, AskedWindow, Window, Windows};
@@ -348,10 +349,23 @@ impl BlockingTask for ProgramTask {
     }
 }
 
-/// Waits until nobody else has a domain, which is closed, or its access, and lets go of it.
-pub(super) struct LastHolder<T>(pub(super) Arc<T>);
+/// Waits until nobody else has the access of a domain, which is closed, and until its helper has ended, and lets go of it.
+pub(super) struct LastAccess(pub(super) Arc<OwnAccess>);
 
-impl<T: Send + Sync> BlockingTask for LastHolder<T> {
+impl BlockingTask for LastAccess {
+    fn step(&mut self) -> Step {
+        match (Arc::strong_count(&self.0), self.0.is_abandoned()) {
+            (1, true) => Step::Over,
+            (1, false) => Step::Rests,
+            _ => Step::Waits,
+        }
+    }
+}
+
+/// Waits until nobody else has a domain, which is closed, and lets go of it.
+pub(super) struct LastHolder(pub(super) Arc<ProgramDomain>);
+
+impl BlockingTask for LastHolder {
     fn step(&mut self) -> Step {
         match Arc::strong_count(&self.0) {
             1 => Step::Over,

@@ -205,10 +205,7 @@ impl Initiator {
         let slot = self.current(id, nack.transaction, nack.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
             transaction.attempt == nack.attempt
-                && matches!(
-                    transaction.place,
-                    Place::Timeout | Place::Late | Place::Reading | Place::DelayPlacing
-                )
+                && matches!(transaction.place, Place::Timeout | Place::Late | Place::DelayPlacing)
         });
         let Some(slot) = slot else {
             self.counters.stale_answers += 1;
@@ -239,6 +236,7 @@ impl Initiator {
         self.step(slot, Event::Nack);
         self.uncount(slot);
         let transaction = &mut self.table.entries[slot as usize];
+        transaction.reading = false;
         transaction.unanswered = 0;
         transaction.overtaken = 0;
         let id = transaction.peer;
@@ -314,9 +312,9 @@ impl Initiator {
     /// (code 1) pauses the block, as at the destination; anything else ends the
     /// transfer.
     pub(crate) fn source_refused(&mut self, now: Time, block: &Block, refusal: Refusal) {
-        let slot = self.slot_of(block).filter(|slot| {
-            matches!(self.table.entries[*slot as usize].place, Place::Timeout | Place::Late | Place::Reading)
-        });
+        let slot = self
+            .slot_of(block)
+            .filter(|slot| matches!(self.table.entries[*slot as usize].place, Place::Timeout | Place::Late));
         let Some(slot) = slot else { return };
         if self.release_if_ending(slot) {
             return;

@@ -169,7 +169,7 @@ impl Initiator {
         transaction.length_bytes = length_bytes;
         transaction.last = last;
         transaction.sent = false;
-        transaction.unsent = false;
+        (transaction.unsent, transaction.reading) = (false, false);
         transaction.carried = false;
         transaction.counted = true;
         transaction.path = path;
@@ -274,9 +274,7 @@ impl Initiator {
                 self.send_notify(now, slot)
             }
             // Its bytes are still unanswered: their timer goes on.
-            (State::Issued | State::Retransmitted, Place::Timeout | Place::Late | Place::Reading)
-                if !transaction.carried =>
-            {
+            (State::Issued | State::Retransmitted, Place::Timeout | Place::Late) if !transaction.carried => {
                 let packet = if may_notify {
                     Packet::Notify(self.notify_header(slot))
                 } else {
@@ -362,36 +360,35 @@ impl Initiator {
         }
     }
 
-    /// The bytes of a block are being read, which may take long: no timer runs, and no path is to blame.
+    /// The bytes of a block are being read, which may take long: no path is to blame for that. They count as under way until a
+    /// timeout has passed: then others need not wait for them.
     pub(crate) fn source_begun(&mut self, block: &Block) {
-        let slot = self.slot_of(block).filter(|slot| {
-            let transaction = &self.table.entries[*slot as usize];
-            transaction.place == Place::Timeout && transaction.attempt == block.attempt
-        });
-        if let Some(slot) = slot {
-            self.unplace(slot);
-            self.table.entries[slot as usize].place = Place::Reading;
-            self.refresh(block.peer);
-        }
+        let Some(slot) = self.slot_of(block) else { return };
+        let transaction = &mut self.table.entries[slot as usize];
+        transaction.reading = transaction.place == Place::Timeout && transaction.attempt == block.attempt;
     }
 
-    /// The bytes of a block are read. True: they are to be sent, and the timer starts now. False: nobody waits for them, or their path
-    /// is lost, and the block comes again.
+    /// The bytes of a block are read. True: they are to be sent, and the timer starts now. False: nobody waits for them.
     pub(crate) fn source_read(&mut self, now: Time, block: &Block) -> bool {
         let Some(slot) = self.slot_of(block) else { return false };
         let transaction = &mut self.table.entries[slot as usize];
-        if transaction.place != Place::Reading {
+        let was_reading = std::mem::take(&mut transaction.reading);
+        // An earlier attempt of it may have been answered meanwhile.
+        if !was_reading || !matches!(transaction.place, Place::Timeout | Place::Late) {
             return transaction.state.is_open();
         }
-        let (place, counted) = (usize::from(transaction.path), transaction.counted);
+        transaction.absent_at = self.attended.at(now);
+        self.unplace(slot);
+        let transaction = &mut self.table.entries[slot as usize];
+        let (place, bytes) = (usize::from(transaction.path), u64::from(transaction.length_bytes));
         let Some(peer) = self.peers[block.peer.index()].as_mut() else { return false };
-        if !counted || !peer.paths[place].up {
-            self.queue_resend(slot);
-            return false;
-        }
         let path = &mut peer.paths[place];
         path.order += 1;
         (transaction.sent_at, transaction.order) = (now, path.order);
+        if !transaction.counted {
+            transaction.counted = true;
+            path.count(now, bytes);
+        }
         transaction.place = Place::Timeout;
         path.timeouts.push_back(&mut self.table.chain, slot);
         let timeout_ns = peer.timeout_ns(place, &self.config);
@@ -418,6 +415,7 @@ impl Initiator {
         }
         let place = usize::from(transaction.path);
         transaction.sent = true;
+        transaction.reading = false;
         transaction.sent_at = now;
         let path = &mut peer.paths[place];
         path.order += 1;

@@ -280,13 +280,14 @@ impl Initiator {
             if transaction.peer != id || usize::from(transaction.path) != path.index() {
                 continue;
             }
-            let place = transaction.place;
+            let (place, reading) = (transaction.place, transaction.reading);
             self.uncount(slot);
-            if matches!(place, Place::Timeout | Place::Bypass) {
+            if matches!(place, Place::Timeout | Place::Bypass) || (reading && place == Place::Late) {
                 self.unplace(slot);
+                self.table.entries[slot as usize].reading = false;
                 self.queue_resend(slot);
             }
-            if place == Place::Timeout {
+            if place == Place::Timeout && !reading {
                 self.counters.blocks_moved += 1;
                 self.lost_with_its_path(slot);
             }

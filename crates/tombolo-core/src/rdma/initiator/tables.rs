@@ -214,12 +214,9 @@ pub(super) enum Place {
     None,
     /// The timeouts of the block's path, in the order of sending (QOS §4.1).
     Timeout,
-    /// Being carried out by the caller for longer than a timeout, for a peer that no packets go to: in no
-    /// list. Its answer comes without fail.
+    /// Being carried out by the caller for longer than a timeout: its bytes are read, or it goes to a peer that no packets go to. In no
+    /// list. That the caller is done comes without fail.
     Late,
-    /// The caller reads its bytes, which may take long: in no list, as nothing was sent. That it is read, or cannot be, comes
-    /// without fail.
-    Reading,
     /// Its peer's blocks to be sent again. A block sits here once, however often
     /// it is lost: this is the "retransmission bit" (QOS §3.3).
     Resend,
@@ -249,6 +246,8 @@ pub(super) struct Transaction {
     pub sent: bool,
     /// Whether the latest attempt was handed out and did not fit into the link.
     pub unsent: bool,
+    /// The caller reads its bytes: nothing of this attempt was sent.
+    pub reading: bool,
     /// The notification is under way: with this transmission, or behind it.
     pub carried: bool,
     /// Whether the block's bytes count as under way.
@@ -300,6 +299,7 @@ impl Transactions {
                 last: false,
                 sent: false,
                 unsent: false,
+                reading: false,
                 carried: false,
                 counted: false,
                 issued_at: Time(0),

@@ -8,7 +8,7 @@
 //! timeout.
 
 use super::Initiator;
-use super::tables::{Place, Queue, SendPeer, Transactions};
+use super::tables::{Place, Queue, SendPeer, Transaction, Transactions};
 use crate::rdma::list::List;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::PeerId;
@@ -23,13 +23,15 @@ const DELAYS: usize = 3;
 
 impl Transactions {
     /// The first unanswered block of a path, in the order of sending, that a later answer shows to be lost.
-    /// Blocks that were overtaken too often are passed over: they wait for the timeout.
+    /// Blocks that were overtaken too often are passed over: they wait for the timeout. So are those that were not sent yet.
     fn first_overtaken(&self, timeouts: List, answered_order: u64) -> Option<u32> {
         let mut earlier = timeouts
             .iter(&self.chain)
             .map(|slot| (slot, &self.entries[slot as usize]))
             .take_while(|(_, transaction)| transaction.order < answered_order);
-        earlier.find(|(_, transaction)| transaction.overtaken < FAST_RETRANSMITS).map(|(slot, _)| slot)
+        let may_be_lost =
+            |transaction: &Transaction| transaction.overtaken < FAST_RETRANSMITS && !transaction.reading;
+        earlier.find(|(_, transaction)| may_be_lost(transaction)).map(|(slot, _)| slot)
     }
 }
 
@@ -110,7 +112,7 @@ impl Initiator {
             if sent_at.after_ns(timeout_ns) > now {
                 break;
             }
-            if peer.is_loopback {
+            if peer.is_loopback || self.table.entries[slot as usize].reading {
                 self.mark_late(slot);
                 continue;
             }
@@ -126,7 +128,7 @@ impl Initiator {
         self.find_overtaken(now, id, place);
     }
 
-    /// What is carried out here for so long leaves room for others meanwhile. Nothing of it is lost.
+    /// What the caller carries out, or reads, for so long leaves room for others meanwhile. Nothing of it is lost.
     fn mark_late(&mut self, slot: u32) {
         self.unplace(slot);
         self.uncount(slot);
