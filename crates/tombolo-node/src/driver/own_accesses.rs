@@ -193,7 +193,7 @@ impl Node {
                             domain = own.domain,
                             "what this program says of its memory cannot be true"
                         );
-                        self.programs.remove_access(own);
+                        self.programs.abandon_access(own);
                         break;
                     }
                 }
@@ -293,7 +293,7 @@ impl Node {
                 domain = own.domain,
                 "the process that made the accesses to this program's memory has ended: they fail until it registers memory again"
             );
-            self.programs.remove_access(own);
+            self.programs.abandon_access(own);
         }
         let now = self.now();
         let mut own_memory = self.programs.own_memory.lock();

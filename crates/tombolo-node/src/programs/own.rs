@@ -63,6 +63,16 @@ impl OwnRanges {
     }
 }
 
+impl Programs {
+    /// Nobody makes the accesses of this area any more, though its domain is open: another registration finds others who do.
+    pub(crate) fn abandon_access(&self, access: &Arc<OwnAccess>) {
+        if let Some(domain) = self.domain(access.domain) {
+            domain.own.0.write().access.take_if(|known| Arc::ptr_eq(known, access));
+        }
+        self.remove_access(access);
+    }
+}
+
 /// Own memory of a program, found and allowed.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnPlace {

@@ -138,7 +138,7 @@ fn a_program_without_threads_has_a_helper_that_ends_with_its_domain() {
         "{}",
         outcome.stderr
     );
-    assert_eq!(node.status()["counters"]["programs_helpers_started"], 1);
+    assert_eq!(node.status()["counters"]["programs_helpers_started"], 2);
 }
 
 /// The same, unchanged, with most of the memory at a lender: its pages come back for the transfers.

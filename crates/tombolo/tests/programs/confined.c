@@ -7,6 +7,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
+#include <signal.h>
 #include <stddef.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -40,6 +41,8 @@ static void confine(void)
     }
 }
 
+static pid_t last_helper;
+
 /* The helpers of a node: its children of that name. */
 static int helpers(const char *node)
 {
@@ -64,7 +67,10 @@ static int helpers(const char *node)
         ssize_t length = read(file, text, sizeof text - 1);
         close(file);
         for (ssize_t at = 0; at < length; at += strlen(text + at) + 1)
-            count += !strcmp(text + at, "help-accesses");
+            if (!strcmp(text + at, "help-accesses")) {
+                last_helper = atoi(entry->d_name);
+                count++;
+            }
     }
     closedir(all);
     return count;
@@ -127,6 +133,18 @@ int main(int argc, char **argv)
     if (transfer(tombolo_write, other, number, tombolo_address(memory), (uintptr_t)own) != TOMBOLO_RESULT_FAILED)
         return fail("read-only memory was written");
     CHECK(tombolo_deregister(owner, own));
+
+    /* A helper that is killed is missed until memory is registered again; nothing else is. */
+    tombolo_memory *more;
+    if (helpers(argv[2]) != 1 || kill(last_helper, SIGKILL))
+        return fail("no helper to be killed");
+    for (int tenths = 0; transfer(tombolo_read, other, number, (uintptr_t)again, tombolo_address(memory)) != TOMBOLO_RESULT_FAILED; tenths++)
+        if (tenths > 100)
+            return fail("a helper that was killed makes accesses");
+    CHECK(tombolo_allocate(owner, BYTES, NULL, 0, &more));
+    CHECK(tombolo_deregister(owner, again));
+    CHECK(tombolo_register(owner, again, BYTES, &grant, 1));
+    CHECK(transfer(tombolo_read, other, number, (uintptr_t)again, tombolo_address(memory)));
 
     /* A page that nobody brings: those who need it fail, others go on, and nothing is left when the domain is closed. */
     unsigned char *slow = map(BYTES);
