@@ -129,7 +129,7 @@ impl Inner {
         }
         let by_threads = self.own_access.get().and_then(Option::as_ref);
         let have_ended = by_threads.is_none_or(|access| access.threads.close(ACCESS_CLOSE_WAIT));
-        // Whoever makes them elsewhere ends with the node, a moment later.
+        // A helper ends with its node, a moment later.
         let has_let_go = self.held_by_helper.lock().as_ref().is_none_or(|held| {
             event::wait_readable(&[held.as_fd()], Some(ACCESS_CLOSE_WAIT)).unwrap_or(false)
         });

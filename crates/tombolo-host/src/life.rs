@@ -1,7 +1,7 @@
 //! Whether this is still the process that something was made in, or a child made by fork, which has a copy of it.
 //!
 //! A process id does not tell: parent and child can both be 1, each in a pid namespace of its own. So there is a word in a page that the
-//! kernel empties in a child (`MADV_WIPEONFORK`), and whoever finds it empty gives the process a new number.
+//! kernel empties in a child (`MADV_WIPEONFORK`), and the first thread that finds it empty gives the process a new number.
 
 use std::io;
 use std::sync::OnceLock;

@@ -13,7 +13,7 @@ use super::order::{Order, OrderKind, Outcome, RING_ORDERS};
 
 /// Threads of an area, at most: while four bring in pages that take long, one is left for orders, and a fifth page waits.
 const MAX_THREADS: u32 = 5;
-/// What the program itself wants is brought in by so many bytes a call. Between two calls the thread serves the node's orders.
+/// Bytes of prefetched pages that a thread brings in with one call. Between two calls the thread serves the node's orders.
 const AHEAD_BYTES: u64 = 1 << 20;
 /// Orders carried out before the others that wait for the same thread get their turn.
 const AT_ONCE: usize = 16;

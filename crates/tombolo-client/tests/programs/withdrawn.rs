@@ -50,7 +50,7 @@ impl Late {
 
     /// It stays as it came.
     fn check(&self) {
-        // For whoever would write into it now.
+        // An access thread that still had the order would write within this time.
         std::thread::sleep(Duration::from_millis(300));
         let mut found = [0; BYTES];
         self.memory.read(0, &mut found).unwrap();

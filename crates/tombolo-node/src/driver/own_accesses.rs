@@ -280,7 +280,7 @@ impl Node {
         }
     }
 
-    /// Gives an order to whoever makes the accesses of a domain. False: it is not taken.
+    /// Puts an order into the access area of a domain. False: the area has no room, or is closed.
     fn order_of(&self, context: ContextId, order: &Order) -> bool {
         let accesses = self.programs.accesses();
         accesses.iter().find(|own| own.context == context).is_some_and(|own| own.post(order))
