@@ -765,3 +765,29 @@ fn who_takes_memory_back_waits_for_no_page() {
         assert!(iommu.begin(now, access).is_ok(), "{is_withdrawn:?}");
     }
 }
+
+/// What could not be had when an access came is no reason to refuse a later one, for which it can.
+#[test]
+fn a_refusal_is_for_those_that_were_there_when_the_page_was_asked_for() {
+    let config = Config { max_bringing_bytes: 0, running_touches: 1, ..Config::default() };
+    let (mut iommu, context, now) = (Iommu::new(config), ContextId(1), Time::default());
+    iommu.open(context);
+    let absent = |iommu: &mut Iommu, sequence| {
+        let by = FaultSource { sequence, ..FaultSource::default() };
+        let id = iommu.begin(now, Access { by, ..bringing(context) }).unwrap();
+        iommu.attempted(now, context, id, Outcome::Absent(1, Absence::Missing));
+        let told: Vec<_> = std::iter::from_fn(|| iommu.poll(now)).collect();
+        (id, told)
+    };
+    let (first, told) = absent(&mut iommu, 1);
+    let [Action::Touch { touch, .. }] = told[..] else { panic!("{told:?}") };
+    let (second, told) = absent(&mut iommu, 2);
+    assert_eq!(told, []);
+    let refused = Unreached { address: 1 << 20, reason: Reason::Protected };
+    iommu.touched(now, context, touch, Err(refused));
+    let told: Vec<_> = std::iter::from_fn(|| iommu.poll(now)).collect();
+    assert_eq!(told, [Action::Refuse(first, refused), Action::Attempt { access: second, is_forced: false }]);
+    iommu.attempted(now, context, second, Outcome::Done(0));
+    assert_eq!(iommu.poll(now), Some(Action::Done(second, 0)));
+    assert!(iommu.is_idle());
+}

@@ -1,6 +1,7 @@
 //! The floor with unsafe code: memory mappings, rings, userfaultfd and sockets of the Linux host.
 
 pub mod cgroup;
+mod copying;
 pub mod cpu;
 pub mod event;
 pub mod life;

@@ -3,8 +3,8 @@
 //! Were all holders of a userfaultfd gone, the kernel would let the threads that wait
 //! for a page go on, with zeroes. So when the supervisor is lost, however it ends, the
 //! keeper still holds them: it ends the programs, and poisons what a process that it does
-//! not know by name touches. It starts before the program, decides nothing else, and ends
-//! when the supervisor says so.
+//! not know by name touches. It starts before the program, decides nothing else, and is
+//! ended by the supervisor.
 
 use std::collections::HashMap;
 use std::io;
@@ -31,8 +31,6 @@ const ADD: u8 = 1;
 const PROGRAM: u8 = 2;
 /// A space has ended.
 const REMOVE: u8 = 3;
-/// The run is over.
-const END: u8 = 4;
 
 /// The supervisor's side.
 #[derive(Debug)]
@@ -86,10 +84,11 @@ impl Keeper {
         self.send(REMOVE, space.index, None);
     }
 
-    /// The run is over.
+    /// The run is over, and nobody is left whose memory it would keep. A signal ends also one that somebody has stopped.
     pub fn end(&self) {
-        self.send(END, 0, None);
-        let _ = self.child.lock().wait();
+        let mut child = self.child.lock();
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
 
@@ -99,7 +98,7 @@ struct Kept {
     program: Option<OwnedFd>,
 }
 
-/// Keeps until the supervisor at the other end of `socket` says that the run is over, or is lost.
+/// Keeps until the supervisor at the other end of `socket` is lost.
 pub fn keep(socket: &OwnedFd) -> io::Result<()> {
     // The terminal's signals are for the program and its supervisor.
     let _ = rustix::process::setsid();
@@ -118,7 +117,6 @@ pub fn keep(socket: &OwnedFd) -> io::Result<()> {
             (REMOVE, space, _) => {
                 kept.remove(&space);
             }
-            (END, ..) => return Ok(()),
             _ => {}
         }
     }

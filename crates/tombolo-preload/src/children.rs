@@ -2,12 +2,12 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicUsize, Ordering};
 
 use libc::{c_char, c_int, c_void, pid_t};
 
+use crate::real::Real;
 use crate::sys::{self, with_errno};
-use crate::{forking, start};
+use crate::{forking, start, thread_end};
 
 /// Run when the library is loaded.
 #[used]
@@ -20,35 +20,12 @@ extern "C" fn loaded() {
     for real in [&SPAWN, &SPAWN_BY_PATH, &EXEC_BY_PATH] {
         real.address();
     }
+    thread_end::find_real_functions();
     if !start::far() {
         return;
     }
     remember_library();
     forking::install_handlers();
-}
-
-/// A function of libc's that is replaced here.
-struct Real {
-    name: &'static CStr,
-    address: AtomicUsize,
-}
-
-impl Real {
-    const fn new(name: &'static CStr) -> Self {
-        Self { name, address: AtomicUsize::new(0) }
-    }
-
-    /// Its address; 0 if there is none.
-    fn address(&self) -> usize {
-        let known = self.address.load(Ordering::Relaxed);
-        if known != 0 {
-            return known;
-        }
-        // SAFETY: a constant name.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) } as usize;
-        self.address.store(found, Ordering::Relaxed);
-        found
-    }
 }
 
 static SPAWN: Real = Real::new(c"posix_spawn");

@@ -30,6 +30,8 @@ mod heap;
 mod memory;
 #[allow(dead_code, reason = "some of it is for the other end")]
 mod protocol;
+mod real;
 mod start;
 mod sys;
+mod thread_end;
 mod timing;

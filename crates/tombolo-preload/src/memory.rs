@@ -244,8 +244,8 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
     with_errno(advised) as c_int
 }
 
-/// Makes a range ordinary memory.
-fn localise(start: usize, length: usize) -> Result<(), i32> {
+/// Makes a range of whole pages ordinary memory.
+pub fn localise(start: usize, length: usize) -> Result<(), i32> {
     if !start.is_multiple_of(PAGE_BYTES) || length == 0 {
         // The kernel says what is wrong with it.
         return Ok(());

@@ -640,6 +640,7 @@ impl AccessServer {
 
     /// Brings pages in. Returns whether this thread leads then, as no other does.
     fn touch(&self, touch: Touch) -> bool {
+        let begun_at = self.taken.load(Ordering::SeqCst);
         let touched = self.memory.touch(touch.address, touch.length_bytes, touch.right);
         let copying = matches!(touch.whose, For::Accesses(..)).then(|| self.copying.lock());
         let mut crew = self.crew.lock();
@@ -661,15 +662,24 @@ impl AccessServer {
             (For::Program, _) => {}
             (For::Touch(id), Ok(())) => self.answer(id, Outcome::Done(0)),
             (For::Touch(id), Err(denied)) => self.answer(id, Outcome::Denied(denied)),
-            (For::Accesses(look, absent), touched) => self.make(&orders, look, absent, touched),
+            (For::Accesses(look, absent), touched) => self.make(&orders, look, absent, touched, begun_at),
         }
         drop(copying);
         self.crew.lock().idle += u32::from(!leads);
         leads
     }
 
-    /// Makes accesses whose pages have come. The first of them says which those were. The caller holds `copying`.
-    fn make(&self, orders: &[Waiting], look: Look, absent: Absent, touched: Result<(), Denied>) {
+    /// Makes accesses whose pages have come. The first of them says which those were. The caller holds `copying`. A page that could not be
+    /// had is told to those that were ordered before it was asked for (`begun_at`): for later ones the memory may have
+    /// changed.
+    fn make(
+        &self,
+        orders: &[Waiting],
+        look: Look,
+        absent: Absent,
+        touched: Result<(), Denied>,
+        begun_at: u64,
+    ) {
         let (mut present, mut has_said) = (None, false);
         for waiting in orders {
             if self.is_closed() {
@@ -681,8 +691,13 @@ impl AccessServer {
                 group.push(*waiting);
                 continue;
             }
+            let looks_there = (order.look, order.right()) == look;
+            if touched.is_err() && looks_there && waiting.place >= begun_at {
+                self.begin_access(*waiting, &mut present, false, &mut Served { count: 0, touch: None });
+                continue;
+            }
             let outcome = match touched {
-                Err(denied) if (order.look, order.right()) == look => Outcome::Denied(denied),
+                Err(denied) if looks_there => Outcome::Denied(denied),
                 Err(_) | Ok(()) => match self.access(order, &mut present) {
                     Outcome::Done(before) if order.brings && !std::mem::replace(&mut has_said, true) => {
                         Outcome::Brought(before, absent)

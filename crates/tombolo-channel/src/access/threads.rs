@@ -157,6 +157,27 @@ mod tests {
         }
     }
 
+    /// Orders that bring their pages in, and the answers as they come.
+    impl Node {
+        fn post(&mut self, id: u64, address: u64, kind: OrderKind) {
+            let look = (address / 4096 * 4096, 4096);
+            let order = Order { id, address, length_bytes: 8, is_forced: false, brings: true, look, kind };
+            self.area.post(self.posted, &order);
+            self.posted += 1;
+        }
+
+        fn answer(&mut self, threads: &AccessThreads) -> (u64, Outcome) {
+            let since = Instant::now();
+            while self.area.answered() == self.taken {
+                assert!(since.elapsed() < Duration::from_secs(60), "no answer");
+                threads.serve();
+                std::thread::yield_now();
+            }
+            self.taken += 1;
+            self.area.outcome(self.taken - 1).unwrap()
+        }
+    }
+
     fn node_sees(process: &ThisProcess, address: u64) -> Outcome {
         Outcome::Absent(process.absent(address, 1, Right::Write))
     }
@@ -228,6 +249,8 @@ mod tests {
     #[derive(Debug, Default)]
     struct State {
         has_come: AtomicBool,
+        /// A touch that is under way ends without the page.
+        is_denied: AtomicBool,
         touches: AtomicU32,
         written: Mutex<Vec<u64>>,
     }
@@ -262,6 +285,9 @@ mod tests {
         fn touch(&self, _: u64, _: u32, _: Right) -> Result<(), Denied> {
             self.0.touches.fetch_add(1, Ordering::SeqCst);
             while !self.0.has_come.load(Ordering::SeqCst) {
+                if self.0.is_denied.swap(false, Ordering::SeqCst) {
+                    return Err(Denied { address: 0, reason: Reason::Protected });
+                }
                 std::thread::yield_now();
             }
             Ok(())
@@ -281,27 +307,10 @@ mod tests {
                 threads.begin_to_poll();
             }
             let mut node = Node { area, brings: true, posted: 0, taken: 0 };
-            let answered = |node: &mut Node| {
-                let since = Instant::now();
-                while node.area.answered() == node.taken {
-                    assert!(since.elapsed() < Duration::from_secs(60), "no answer");
-                    threads.serve();
-                    std::thread::yield_now();
-                }
-                node.taken += 1;
-                node.area.outcome(node.taken - 1).unwrap()
-            };
-            let post = |node: &mut Node, id, address, kind| {
-                let look = (address / 4096 * 4096, 4096);
-                let order =
-                    Order { id, address, length_bytes: 8, is_forced: false, brings: true, look, kind };
-                node.area.post(node.posted, &order);
-                node.posted += 1;
-            };
             for (id, address) in [(1, 0), (2, 8), (3, 16), (4, 8192)] {
-                post(&mut node, id, address, OrderKind::Write(0));
+                node.post(id, address, OrderKind::Write(0));
             }
-            assert_eq!(answered(&mut node), (4, Outcome::Done(0)));
+            assert_eq!(node.answer(&threads), (4, Outcome::Done(0)));
             for (id, is_withdrawn) in [(2, 1), (2, 0), (4, 0), (9, 0)] {
                 let order = OrderKind::Withdraw(id);
                 let withdraw = Order {
@@ -315,22 +324,22 @@ mod tests {
                 };
                 node.area.post(node.posted, &withdraw);
                 node.posted += 1;
-                assert_eq!(answered(&mut node), (100 + id, Outcome::Done(is_withdrawn)));
+                assert_eq!(node.answer(&threads), (100 + id, Outcome::Done(is_withdrawn)));
                 if is_withdrawn == 1 {
                     // It has no place in the ring any more, however long its page takes.
-                    assert_eq!(answered(&mut node), (id, Outcome::Impossible));
+                    assert_eq!(node.answer(&threads), (id, Outcome::Impossible));
                 }
             }
             // What overlaps with one that waits comes after it, though its own page is there.
-            post(&mut node, 5, 4090, OrderKind::Write(0));
-            post(&mut node, 6, 4096, OrderKind::Write(0));
-            post(&mut node, 7, 8200, OrderKind::Write(0));
-            assert_eq!(answered(&mut node), (7, Outcome::Done(0)));
+            node.post(5, 4090, OrderKind::Write(0));
+            node.post(6, 4096, OrderKind::Write(0));
+            node.post(7, 8200, OrderKind::Write(0));
+            assert_eq!(node.answer(&threads), (7, Outcome::Done(0)));
             memory.0.has_come.store(true, Ordering::SeqCst);
             let absent = Absent { pages: 1, kind: Some(Absence::Missing) };
-            assert_eq!(answered(&mut node), (1, Outcome::Brought(0, absent)));
+            assert_eq!(node.answer(&threads), (1, Outcome::Brought(0, absent)));
             for id in [3, 5, 6] {
-                assert_eq!(answered(&mut node), (id, Outcome::Done(0)));
+                assert_eq!(node.answer(&threads), (id, Outcome::Done(0)));
             }
             assert_eq!(
                 (&*memory.0.written.lock(), memory.0.touches.load(Ordering::SeqCst)),
@@ -340,5 +349,32 @@ mod tests {
                 threads.end_to_poll();
             }
         }
+    }
+
+    /// What could not be had when an access came is no reason to refuse a later one, for which it can.
+    #[test]
+    fn a_refusal_is_for_those_that_were_there_when_the_page_was_asked_for() {
+        let area = AccessArea::create().unwrap();
+        let theirs = AccessArea::open(area.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let memory = Late::default();
+        let threads = AccessThreads::start(theirs, Box::new(memory.clone()), Box::new(|| {})).unwrap();
+        let mut node = Node { area, brings: true, posted: 0, taken: 0 };
+        node.post(1, 0, OrderKind::Write(0));
+        let since = Instant::now();
+        while memory.0.touches.load(Ordering::SeqCst) == 0 {
+            assert!(since.elapsed() < Duration::from_secs(60), "it is not touched");
+        }
+        for (id, address) in [(2, 8), (3, 4096)] {
+            node.post(id, address, OrderKind::Write(0));
+        }
+        // The second waits for the same page.
+        assert_eq!(node.answer(&threads), (3, Outcome::Done(0)));
+        memory.0.is_denied.store(true, Ordering::SeqCst);
+        let denied = Outcome::Denied(Denied { address: 0, reason: Reason::Protected });
+        assert_eq!(node.answer(&threads), (1, denied));
+        memory.0.has_come.store(true, Ordering::SeqCst);
+        let absent = Absent { pages: 1, kind: Some(Absence::Missing) };
+        assert_eq!(node.answer(&threads), (2, Outcome::Brought(0, absent)));
+        assert_eq!(memory.0.touches.load(Ordering::SeqCst), 2);
     }
 }

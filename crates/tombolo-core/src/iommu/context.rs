@@ -58,6 +58,9 @@ pub(super) struct Touch {
     /// Nobody waited for it when it was begun.
     pub(super) is_ahead: bool,
     pub(super) waiting: Vec<AccessId>,
+    /// Those of them that came while the caller carried it out already: where it fails, they look for themselves, since the memory may
+    /// have changed.
+    pub(super) late: Vec<AccessId>,
 }
 
 impl Touch {

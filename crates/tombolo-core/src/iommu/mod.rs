@@ -497,6 +497,7 @@ impl Iommu {
             let right = job.access.right;
             let is_stuck = context.is_stuck(&self.config);
             let known = context.touch_of(record.page, right);
+            let is_running = known.is_some_and(|id| !context.queued.contains(&id));
             match known.and_then(|id| Some((id, context.touches.get_mut(&id)?))) {
                 Some((id, known)) if !known.is_overdue => {
                     *touch = Some(id);
@@ -509,6 +510,7 @@ impl Iommu {
                         self.finish(record.access, Action::Forget(record.access));
                     } else {
                         known.waiting.push(record.access);
+                        known.late.extend(is_running.then_some(record.access));
                     }
                     continue;
                 }
@@ -559,6 +561,7 @@ impl Iommu {
             patience: Patience::since(now),
             is_ahead,
             waiting,
+            late: Vec::new(),
         };
         context.touches.insert(id, touch);
         context.queued.push_back(id);
@@ -603,7 +606,9 @@ impl Iommu {
             let Some(job) = self.jobs.get_mut(&waiting) else { continue };
             let State::Waiting { is_paused, .. } = job.state else { continue };
             let access = job.access;
-            let refusal = outcome.err().filter(|refusal| access.touches(refusal.address));
+            let is_told =
+                |refusal: &Unreached| access.touches(refusal.address) && !touch.late.contains(&waiting);
+            let refusal = outcome.err().filter(is_told);
             match (is_paused, refusal) {
                 (false, None) => {
                     job.state = State::Attempting(Patience::since(now));

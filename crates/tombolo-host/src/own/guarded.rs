@@ -17,22 +17,11 @@ pub(super) use other::{compare_swap, copy, fetch_add, is_guarded, store};
 mod x86_64 {
     use std::sync::OnceLock;
 
+    use crate::copying::{Words, copy_instructions};
+
     std::arch::global_asm!(
         ".pushsection .text.tombolo_guarded,\"ax\",@progbits",
-        ".hidden tombolo_guarded_copy",
-        ".globl tombolo_guarded_copy",
-        // rdi: to, rsi: from, rdx: bytes. Returns how many are left.
-        "tombolo_guarded_copy:",
-        "mov rcx, rdx",
-        ".hidden tombolo_guarded_copy_access",
-        ".globl tombolo_guarded_copy_access",
-        "tombolo_guarded_copy_access:",
-        "rep movsb",
-        ".hidden tombolo_guarded_copy_end",
-        ".globl tombolo_guarded_copy_end",
-        "tombolo_guarded_copy_end:",
-        "mov rax, rcx",
-        "ret",
+        copy_instructions!("tombolo_guarded_copy"),
         ".hidden tombolo_guarded_store",
         ".globl tombolo_guarded_store",
         // rdi: where, rsi: the word. Returns 0, or 1 after a fault.
@@ -69,8 +58,9 @@ mod x86_64 {
     );
 
     unsafe extern "C" {
-        fn tombolo_guarded_copy(to: *mut u8, from: *const u8, bytes: usize) -> usize;
-        fn tombolo_guarded_copy_access();
+        fn tombolo_guarded_copy(to: *mut u8, from: *const u8, bytes: usize, head: usize) -> usize;
+        fn tombolo_guarded_copy_words();
+        fn tombolo_guarded_copy_bytes();
         fn tombolo_guarded_copy_end();
         fn tombolo_guarded_store(at: *mut u64, word: u64) -> u32;
         fn tombolo_guarded_add(at: *mut u64, operand: u64, before: *mut u64) -> u32;
@@ -93,11 +83,16 @@ mod x86_64 {
             tombolo_guarded_add as *const () as usize,
             address(tombolo_guarded_swap_access),
         ];
-        if instruction == address(tombolo_guarded_copy_access) {
-            Some(address(tombolo_guarded_copy_end))
-        } else {
-            words.contains(&instruction).then(|| address(tombolo_guarded_word_fault))
-        }
+        // A copy goes on in smaller steps, up to the byte that faults.
+        let steps = [
+            tombolo_guarded_copy as *const () as usize,
+            address(tombolo_guarded_copy_words),
+            address(tombolo_guarded_copy_bytes),
+            address(tombolo_guarded_copy_end),
+        ];
+        let step = steps.windows(2).find(|step| (step[0]..step[1]).contains(&instruction));
+        let word = words.contains(&instruction).then(|| address(tombolo_guarded_word_fault));
+        step.map(|step| step[1]).or(word)
     }
 
     extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -172,9 +167,9 @@ mod x86_64 {
     ///
     /// # Safety
     /// No Rust reference is used for either range, and [`is_guarded`] was true.
-    pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) -> usize {
+    pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, words: Words) -> usize {
         // SAFETY: as the caller promises; a fault ends the copy early.
-        unsafe { tombolo_guarded_copy(to, from, bytes) }
+        unsafe { tombolo_guarded_copy(to, from, bytes, words.head(to, from, bytes)) }
     }
 
     /// Stores an aligned word; false if that faults.
@@ -209,12 +204,14 @@ mod x86_64 {
 
 #[cfg(not(target_arch = "x86_64"))]
 mod other {
+    use crate::copying::Words;
+
     pub(crate) fn is_guarded() -> bool {
         false
     }
 
     // SAFETY: this and the three below dereference nothing.
-    pub(crate) unsafe fn copy(_to: *mut u8, _from: *const u8, bytes: usize) -> usize {
+    pub(crate) unsafe fn copy(_to: *mut u8, _from: *const u8, bytes: usize, _words: Words) -> usize {
         bytes
     }
 
@@ -234,6 +231,7 @@ mod other {
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
+    use crate::copying::Words;
     use crate::own::OwnMemory;
 
     #[test]
@@ -248,16 +246,16 @@ mod tests {
         };
         // SAFETY: a mapping of our own, to which no reference exists, and a vector that is only read.
         unsafe {
-            assert_eq!(copy(start, source.as_ptr(), 3 * 4096), 0);
+            assert_eq!(copy(start, source.as_ptr(), 3 * 4096, Words::OfDestination), 0);
             protect(rustix::mm::MprotectFlags::READ);
-            assert_eq!(copy(start.add(4000), source.as_ptr(), 200), 104);
+            assert_eq!(copy(start.add(4000), source.as_ptr(), 200, Words::OfDestination), 104);
             let word = start.add(4096).cast::<u64>();
             assert!(!store(word, 1));
             assert_eq!((fetch_add(word, 1), compare_swap(word, 0, 1)), (None, None));
             let mut found = [0_u8; 200];
-            assert_eq!(copy(found.as_mut_ptr(), start.add(4000), 200), 0);
+            assert_eq!(copy(found.as_mut_ptr(), start.add(4000), 200, Words::OfSource), 0);
             protect(rustix::mm::MprotectFlags::empty());
-            assert_eq!(copy(found.as_mut_ptr(), start.add(4000), 200), 104);
+            assert_eq!(copy(found.as_mut_ptr(), start.add(4000), 200, Words::OfSource), 104);
             let word = start.cast::<u64>();
             assert!(store(word, 40));
             assert_eq!((fetch_add(word, 2), fetch_add(word, 0)), (Some(40), Some(42)));

@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use super::pages::{Absent, PAGE_BYTES, absent};
 use super::process_memory::{Denied, ProcessMemory, Reason, Right, WordChange};
 use super::{OwnMemory, guarded};
+use crate::copying::Words;
 use crate::maps::{self, Permission};
 use crate::shared::{SharedSpan, SharedSpanMut};
 
@@ -97,7 +98,7 @@ impl ProcessMemory for ThisProcess {
         let left = self.reaching(address, into.len(), |from| {
             if guarded::is_guarded() {
                 // SAFETY: registered memory, to which its owner uses no reference while it is registered, and a span.
-                unsafe { guarded::copy(into.as_mut_ptr(), from, into.len()) }
+                unsafe { guarded::copy(into.as_mut_ptr(), from, into.len(), Words::OfSource) }
             } else {
                 by_system_call(into.as_mut_ptr(), from, into.len())
             }
@@ -109,7 +110,7 @@ impl ProcessMemory for ThisProcess {
         let left = self.reaching(address, bytes.len(), |to| {
             if guarded::is_guarded() {
                 // SAFETY: as in `read`.
-                unsafe { guarded::copy(to, bytes.as_ptr(), bytes.len()) }
+                unsafe { guarded::copy(to, bytes.as_ptr(), bytes.len(), Words::OfDestination) }
             } else {
                 by_system_call(to, bytes.as_ptr(), bytes.len())
             }
@@ -128,7 +129,7 @@ impl ProcessMemory for ThisProcess {
                         if is_aligned {
                             guarded::store(at.cast(), *word)
                         } else {
-                            guarded::copy(at, word.to_le_bytes().as_ptr(), 8) == 0
+                            guarded::copy(at, word.to_le_bytes().as_ptr(), 8, Words::OfDestination) == 0
                         }
                     } else {
                         by_system_call(at, word.to_le_bytes().as_ptr(), 8) == 0
@@ -205,7 +206,7 @@ fn touch_page(page: u64, right: Right) -> bool {
     unsafe {
         guarded::is_guarded()
             && match right {
-                Right::Read => guarded::copy(&raw mut byte, at, 1) == 0,
+                Right::Read => guarded::copy(&raw mut byte, at, 1, Words::OfSource) == 0,
                 Right::Write => guarded::fetch_add(at.cast(), 0).is_some(),
             }
     }

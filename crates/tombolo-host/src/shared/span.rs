@@ -5,6 +5,8 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, compiler_fence};
 
+use crate::copying::{self, Words};
+
 /// Read-only bytes that someone else may write at any time. Never a `&[u8]`.
 #[derive(Clone, Copy)]
 pub struct SharedSpan<'a> {
@@ -156,12 +158,20 @@ impl<'a> SharedSpanMut<'a> {
         Some(Self { span })
     }
 
-    /// Copies from another span, which may overlap; returns how many bytes (the shorter length).
+    /// Copies from another span, which may overlap; returns how many bytes (the shorter length). Aligned words of 8 bytes are
+    /// written as such, unless this span overlaps with a lower one.
     pub fn copy_from(&self, source: SharedSpan<'_>) -> usize {
         let count = self.len().min(source.len());
         // SAFETY: `count` is within both spans, which stay mapped, and this one is writable. Two
         // spans of one mapping may overlap, hence `copy` and not `copy_nonoverlapping`.
-        unsafe { std::ptr::copy(source.as_ptr(), self.as_mut_ptr(), count) };
+        unsafe {
+            let (to, from) = (self.as_mut_ptr(), source.as_ptr());
+            if (to.addr().wrapping_sub(from.addr())) < count {
+                std::ptr::copy(from, to, count);
+            } else {
+                copying::copy(to, from, count, Words::OfDestination);
+            }
+        }
         compiler_fence(Ordering::SeqCst);
         count
     }
@@ -181,7 +191,7 @@ impl<'a> SharedSpanMut<'a> {
 /// `count` bytes must be readable at `source` and writable at `destination`, not overlapping.
 unsafe fn copy_once(source: *const u8, destination: *mut u8, count: usize) {
     // SAFETY: passed on to our caller.
-    unsafe { std::ptr::copy_nonoverlapping(source, destination, count) };
+    unsafe { copying::copy(destination, source, count, Words::OfSource) };
     // Without this the compiler might read the source again in place of the copy, and find what a
     // peer has written since the check.
     compiler_fence(Ordering::SeqCst);

@@ -295,18 +295,6 @@ fn a_script_and_a_shell_pipeline_run() {
 }
 
 #[test]
-fn a_program_that_cannot_have_far_memory_is_told_of() {
-    needs!("cc");
-    let lender = Lender::start(Link::Shm, "512M");
-    // Too little address space for what the preloaded library reserves.
-    let script = format!("ulimit -v 4000000; exec {} 32", compiled("threads", &[]));
-    let outcome = Program::new(&["sh", "-c", &script]).run_on(&[&lender], "8M");
-    if outcome.code() == 0 && outcome.counter("pages_out") == 0 {
-        assert!(outcome.stderr.contains("tombolo: "), "it used only local memory, and nobody says so");
-    }
-}
-
-#[test]
 fn without_privileges_the_error_says_what_to_do() {
     needs!("setpriv");
     if !rustix::process::geteuid().is_root() {

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use crate::common::{
     Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, path_of, send,
 };
-use crate::kernel_truth::agents_of;
+use crate::kernel_truth::{agents_of, children_of};
 use crate::paths::relay::Relay;
 use crate::programs::lines;
 use crate::runtimes::source;
@@ -184,6 +184,44 @@ fn a_killed_supervisor_ends_the_program() {
 
 /// The supervisor's orphans have a parent that asks for nobody's status.
 /// Killed while it moves pages, mostly: all that threads do here is evict.
+/// The process that keeps the userfaultfds of a run.
+fn keeper_of(run: &Running) -> u32 {
+    let is_keeper =
+        |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.ends_with(b"\0keep\0"));
+    let keepers: Vec<_> =
+        children_of(run.pid()).into_iter().map(|(pid, _)| pid).filter(|&pid| is_keeper(pid)).collect();
+    assert_eq!(keepers.len(), 1, "{keepers:?}");
+    keepers[0]
+}
+
+#[test]
+fn a_run_needs_its_keeper_for_nothing_while_it_lives() {
+    needs!("cc");
+    let scratch = Scratch::new("keeper");
+    for signal in [Signal::KILL, Signal::STOP] {
+        let lender = Lender::start(Link::Shm, "512M");
+        let ready = scratch.file(&format!("{signal:?}"));
+        let run = Program::new(&[compiled("resting", &[]), "32".into(), ready.clone()])
+            .remote("256M")
+            .start_on(&[&lender], "8M");
+        let since = Instant::now();
+        while fs::metadata(&ready).is_err() {
+            assert!(since.elapsed() < PATIENCE, "{}", run.errors());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let program = run.program_pid();
+        send(keeper_of(&run), signal);
+        send(program, Signal::USR1);
+        let outcome = run.wait(Duration::from_secs(60));
+        assert_eq!(
+            (outcome.code(), outcome.text().as_str()),
+            (0, "rested\n"),
+            "{signal:?}: {}",
+            outcome.stderr
+        );
+    }
+}
+
 #[test]
 fn a_killed_agent_takes_no_page_along() {
     needs!("cc");

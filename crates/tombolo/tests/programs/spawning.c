@@ -1,5 +1,6 @@
 /* fork and exec, vfork and exec, posix_spawn, system: the executed program uses
  * far memory of its own, and the parent's stays as it was. */
+#define _GNU_SOURCE
 #include "pattern.h"
 
 #include <spawn.h>
@@ -13,7 +14,23 @@ static void reap(pid_t child) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "child: status %x", status);
 }
 
+/* `echo` is looked for in PATH. */
+static void by_name(const char *how) {
+    char *words[] = {"echo", "found", NULL};
+    if (!strcmp(how, "posix_spawnp")) {
+        pid_t child;
+        CHECK(!posix_spawnp(&child, "echo", NULL, NULL, words, environ), "posix_spawnp");
+        reap(child);
+        exit(0);
+    }
+    if (!strcmp(how, "execvp")) execvp("echo", words);
+    if (!strcmp(how, "execvpe")) execvpe("echo", words, environ);
+    if (!strcmp(how, "execlp")) execlp("echo", "echo", "found", NULL);
+    CHECK(0, "%s", how);
+}
+
 int main(int count, char **arguments) {
+    if (count > 3 && !strcmp(arguments[2], "by-name")) by_name(arguments[3]);
     uint64_t pages = pages_of(count, arguments);
     char *base = map(pages);
     fill(base, pages, 0, 1);

@@ -138,6 +138,7 @@ pub struct Program {
     minimum: Option<String>,
     outage: Option<String>,
     variables: Vec<(String, String)>,
+    before: Vec<String>,
     patience: Duration,
     spaces: u64,
 }
@@ -153,6 +154,7 @@ impl Program {
             minimum: None,
             outage: None,
             variables: Vec::new(),
+            before: Vec::new(),
             patience: PATIENCE,
             spaces: 1,
         }
@@ -185,6 +187,12 @@ impl Program {
     /// A variable of its environment, and of `tombolo run`.
     pub fn variable(mut self, name: &str, value: &str) -> Self {
         self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// A command that executes `tombolo run`, to be written before it.
+    pub fn under(mut self, words: &[&str]) -> Self {
+        self.before = words.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
@@ -225,7 +233,9 @@ impl Program {
     pub fn start_from(&self, from: &str, local: &str) -> Running {
         let scratch = Scratch::new("run");
         let report = scratch.path().join("report.json");
-        let mut command = Command::new(TOMBOLO);
+        let mut words = self.before.iter().map(String::as_str).chain([TOMBOLO]);
+        let mut command = Command::new(words.next().unwrap_or(TOMBOLO));
+        command.args(words);
         command.args(["run", "--insecure", "--from", from, "--local", local, "--report"]).arg(&report);
         if let Some(remote) = &self.remote {
             command.args(["--remote", remote]);

@@ -1,0 +1,104 @@
+//! What the kernel reads and writes when a thread ends. It waits for no page then (the thread is as good as gone),
+//! so what is far would be left out: whoever joins the thread, or waits for a robust mutex that it held, would wait
+//! for ever. Stacks that libc makes are local anyway; these are the others, and they are made local.
+
+use core::ffi::c_void;
+
+use libc::{c_int, pthread_attr_t, pthread_mutex_t, pthread_mutexattr_t, pthread_t};
+
+use crate::protocol::PAGE_BYTES;
+use crate::real::Real;
+use crate::{memory, start};
+
+static CREATE: Real = Real::new(c"pthread_create");
+static MUTEX_INIT: Real = Real::new(c"pthread_mutex_init");
+
+type Create = unsafe extern "C" fn(
+    *mut pthread_t,
+    *const pthread_attr_t,
+    extern "C" fn(*mut c_void) -> *mut c_void,
+    *mut c_void,
+) -> c_int;
+type MutexInit = unsafe extern "C" fn(*mut pthread_mutex_t, *const pthread_mutexattr_t) -> c_int;
+
+unsafe extern "C" {
+    fn pthread_attr_getstack(
+        attributes: *const pthread_attr_t,
+        address: *mut *mut c_void,
+        bytes: *mut usize,
+    ) -> c_int;
+}
+
+/// Looked up while the library is loaded.
+pub fn find_real_functions() {
+    CREATE.address();
+    MUTEX_INIT.address();
+}
+
+/// Makes the pages local in which these bytes lie.
+fn keep(start: usize, end: usize) -> Result<(), i32> {
+    let first = start & !(PAGE_BYTES - 1);
+    memory::localise(first, end - first)
+}
+
+/// libc has its structure of a thread at the end of a stack that it is given: 2304 bytes, and what aligning takes.
+const THREAD_BYTES: usize = PAGE_BYTES;
+
+/// # Safety
+///
+/// As POSIX says, here and below.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut pthread_t,
+    attributes: *const pthread_attr_t,
+    routine: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> c_int {
+    let real = CREATE.address();
+    if real == 0 {
+        return libc::ENOSYS;
+    }
+    if !attributes.is_null() && start::far() {
+        let (mut address, mut bytes) = (core::ptr::null_mut(), 0);
+        // SAFETY: the caller's promise; the other pointers are of this function.
+        let found = unsafe { pthread_attr_getstack(attributes, &raw mut address, &raw mut bytes) };
+        // Without a stack of its own, libc says that it ends at 0.
+        let end = (address as usize).wrapping_add(bytes);
+        if found == 0
+            && end > THREAD_BYTES
+            && let Err(error) = keep(end - THREAD_BYTES, end)
+        {
+            return error;
+        }
+    }
+    // SAFETY: the caller's promise; the address is libc's function of that name.
+    unsafe { core::mem::transmute::<usize, Create>(real)(thread, attributes, routine, argument) }
+}
+
+/// # Safety
+///
+/// See [`pthread_create`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_mutex_init(
+    mutex: *mut pthread_mutex_t,
+    attributes: *const pthread_mutexattr_t,
+) -> c_int {
+    let real = MUTEX_INIT.address();
+    if real == 0 {
+        return libc::ENOSYS;
+    }
+    let mut robustness = libc::PTHREAD_MUTEX_STALLED;
+    // SAFETY: the caller's promise; the other pointer is of this function.
+    let is_robust = !attributes.is_null()
+        && unsafe { libc::pthread_mutexattr_getrobust(attributes, &raw mut robustness) } == 0
+        && robustness == libc::PTHREAD_MUTEX_ROBUST;
+    let address = mutex as usize;
+    if is_robust
+        && start::far()
+        && let Err(error) = keep(address, address + size_of::<pthread_mutex_t>())
+    {
+        return error;
+    }
+    // SAFETY: the caller's promise; the address is libc's function of that name.
+    unsafe { core::mem::transmute::<usize, MutexInit>(real)(mutex, attributes) }
+}

@@ -1,0 +1,82 @@
+/* Threads that end while the memory is far that the kernel reads and writes then: their own structure, on a stack that
+ * the program gave them, and the robust mutexes that they hold. */
+#define _GNU_SOURCE
+#include "pattern.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+enum { MUTEXES = 64, STACK = 1 << 18 };
+
+static uint64_t pages;
+static int going[2];
+static pthread_mutex_t *mutexes[MUTEXES];
+
+static struct timespec soon(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    time.tv_sec += 20;
+    return time;
+}
+
+/* Waits far below the end of its stack, and ends as it is: nothing of its structure is touched again. */
+static void *end_at_once(void *argument) {
+    volatile char depth[STACK / 2];
+    char word;
+    depth[0] = 1;
+    (void)argument;
+    while (syscall(SYS_read, going[0], &word, 1ul) != 1) {}
+    syscall(SYS_exit, 0);
+    return NULL;
+}
+
+static void *hold(void *argument) {
+    for (int index = 0; index < MUTEXES; index++) CHECK(!pthread_mutex_lock(mutexes[index]), "lock");
+    return end_at_once(argument);
+}
+
+static void run(void *(*routine)(void *), void *stack) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    if (stack) CHECK(!pthread_attr_setstack(&attributes, stack, STACK), "setstack");
+    CHECK(!pthread_create(&thread, &attributes, routine, NULL), "a thread");
+    usleep(200000);
+    push_out(pages);
+    CHECK(write(going[1], "x", 1) == 1, "write");
+    /* Joining touches the structure, and would bring it in. */
+    usleep(200000);
+    struct timespec limit = soon();
+    int error = pthread_timedjoin_np(thread, NULL, &limit);
+    CHECK(!error, "its end was not seen: %d", error);
+}
+
+int main(int count, char **arguments) {
+    pages = pages_of(count, arguments);
+    CHECK(!pipe(going), "pipe");
+    char *stack = malloc(2 * STACK);
+    CHECK(stack, "a stack");
+    memset(stack, 0x55, 2 * STACK);
+    run(end_at_once, stack + 64);
+    /* Its end is no page's. */
+    run(end_at_once, stack + STACK - 640);
+
+    pthread_mutexattr_t robust;
+    pthread_mutexattr_init(&robust);
+    CHECK(!pthread_mutexattr_setrobust(&robust, PTHREAD_MUTEX_ROBUST), "robust");
+    for (int index = 0; index < MUTEXES; index++) {
+        mutexes[index] = malloc(3000);
+        CHECK(!pthread_mutex_init(mutexes[index], &robust), "init");
+    }
+    run(hold, NULL);
+    for (int index = 0; index < MUTEXES; index++) {
+        struct timespec limit = soon();
+        int error = pthread_mutex_timedlock(mutexes[index], &limit);
+        CHECK(error == EOWNERDEAD, "mutex %d: %d", index, error);
+        CHECK(!pthread_mutex_consistent(mutexes[index]) && !pthread_mutex_unlock(mutexes[index]), "unlock");
+    }
+    puts("ended");
+    return 0;
+}
