@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::time::Duration;
 
-use crate::common::{Lender, Link, PATIENCE, Program, compiled, needs};
+use crate::common::{Lender, Link, Outcome, PATIENCE, Program, compiled, needs};
 
 /// Clock ticks of CPU time that a process has used.
 fn ticks(pid: u32) -> u64 {
@@ -104,5 +104,34 @@ fn the_kernel_agrees_that_resident_memory_is_within_the_limit() {
         // The control area counts, too.
         assert!(most <= (16 << 20) + (512 << 10), "{most} bytes are resident");
         assert!(most >= 8 << 20, "only {most} bytes are resident: the limit is not used");
+    }
+}
+
+/// What `run` says to its user is said once, with how much it is, and stands in the report.
+#[test]
+fn what_is_not_served_or_gets_full_is_said_once() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "1G");
+    let said = |outcome: &Outcome, text: &str| {
+        let lines: Vec<_> = outcome.stderr.lines().filter(|line| line.contains(text)).collect();
+        assert_eq!(lines.len(), 1, "{text}: {}", outcome.stderr);
+        assert!(lines[0].contains("MiB"), "how much? {}", lines[0]);
+    };
+    // Mapped behind libc, as Go does: 96 MiB, where at most 64 go without saying.
+    let behind = Program::new(&[compiled("behind", &[]), "96".into()]).remote("64M");
+    let behind = behind.run_on(&[&lender], "8M");
+    assert_eq!((behind.code(), behind.text().as_str()), (0, "all of it was there\n"), "{}", behind.stderr);
+    said(&behind, "behind libc");
+    let peak = behind.report()["mapped_behind_libc_peak_bytes"].as_u64();
+    assert!(peak.is_some_and(|bytes| (90 << 20..200 << 20).contains(&bytes)), "{:#}", behind.report());
+    // Three quarters of what was borrowed.
+    let full = Program::new(&[compiled("threads", &[]), "60".into()]).remote("64M").run_on(&[&lender], "8M");
+    assert_eq!(full.code(), 0, "{}", full.stderr);
+    said(&full, "three quarters of the 64 MiB");
+    // Without --remote it borrows eight times what is local, or what there is.
+    for (lend, borrowed) in [("1G", 128_u64 << 20), ("100M", 100 << 20)] {
+        let lender = Lender::start(Link::Shm, lend);
+        let outcome = Program::new(&[compiled("threads", &[]), "8".into()]).run_on(&[&lender], "16M");
+        assert_eq!(outcome.report()["borrowed_bytes"], borrowed, "{:#}", outcome.report());
     }
 }

@@ -51,6 +51,19 @@ fn gnu_sort_on_two_lenders() {
     sort(Link::Shm, 2);
 }
 
+/// The example of the README, a 32nd of it: nothing is said of `--remote`, and the buffer is four times what is local.
+#[test]
+fn gnu_sort_with_what_is_borrowed_by_default() {
+    needs!("sort");
+    let scratch = Scratch::new("sort");
+    let input = scratch.file("input");
+    fs::write(&input, lines(150_000)).unwrap();
+    let lender = Lender::start(Link::Shm, "128M");
+    let sort = Program::new(&[&path_of("sort"), "-S", "32M", "--parallel=2", &input]);
+    let outcome = sort.same_on(&[&lender], "8M");
+    assert!(!outcome.stderr.contains("three quarters"), "{}", outcome.stderr);
+}
+
 fn python(link: Link, lenders: usize) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/dictionary.py");
     let lenders: Vec<_> = (0..lenders).map(|_| Lender::start(link, "2G")).collect();

@@ -3,6 +3,9 @@
  * thread has ranges of its own at fixed addresses, and what it sees (bytes, errors, signals)
  * is hashed. So a plain run and a run on far memory print the same.
  *
+ * One more range is everybody's: what is found there depends on who comes first. So nothing of it is hashed, and each word must be 0
+ * or its own number.
+ *
  * Arguments: megabytes of pressure, seed, operations a thread, threads. With LOG=1 in the
  * environment each operation is printed, to find the first that differs.
  *
@@ -39,7 +42,7 @@
 struct world {
     uint64_t random, hash, operations;
     char *ranges[RANGES]; /* 0: libc's mmap only; 1: raw mmap, too; 2: the signal handler's */
-    int file, number, depth;
+    int file, number, depth, key;
     sigjmp_buf back;
     volatile sig_atomic_t guarded;
 };
@@ -94,6 +97,60 @@ static int touch(struct world *w, char *page, int writing, uint64_t seed, uint64
     }
     w->guarded = 0;
     return number;
+}
+
+#define SHARED ((char *)0x300000000000ul)
+#define SHARED_PAGES 512ul
+
+static uint64_t shared_word(uint64_t word) { return word * 0x9E3779B97F4A7C15ull | 1; }
+
+/* A page of the range that is everybody's; the signal that it ends in, or 0. */
+static int touch_shared(struct world *w, uint64_t page, int writing) {
+    int number = sigsetjmp(w->back, 1);
+    if (number == 0) {
+        w->guarded = 1;
+        volatile uint64_t *words = (volatile uint64_t *)(SHARED + page * PAGE);
+        for (uint64_t word = 0; word < WORDS; word += 7) {
+            uint64_t right = shared_word(page * WORDS + word);
+            if (writing) words[word] = right;
+            uint64_t found = words[word];
+            CHECK(found == right || found == 0, "shared page %lu word %lu is %lx", (unsigned long)page,
+                  (unsigned long)word, (unsigned long)found);
+        }
+    }
+    w->guarded = 0;
+    return number;
+}
+
+/* Something that all threads do to the same range at once. */
+static void share(struct world *w) {
+    uint64_t first = next(w) % SHARED_PAGES, count = 1 + next(w) % 32;
+    if (first + count > SHARED_PAGES) count = SHARED_PAGES - first;
+    char *at = SHARED + first * PAGE;
+    uint64_t length = count * PAGE;
+    static const int protections[] = {PROT_READ | PROT_WRITE, PROT_READ | PROT_WRITE, PROT_READ, PROT_NONE};
+    int protection = protections[next(w) % 4], raw = next(w) % 2 == 0;
+    switch (next(w) % 10) {
+    case 0:
+        mmap(at, length, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        break;
+    case 1:
+        mprotect(at, length, protection);
+        break;
+    case 2:
+        if (raw)
+            syscall(SYS_madvise, at, length, MADV_DONTNEED);
+        else
+            madvise(at, length, MADV_DONTNEED);
+        break;
+    case 3:
+        madvise(at, length, next(w) % 2 ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+        break;
+    default: {
+        int writing = next(w) % 2 == 0;
+        for (uint64_t page = first; page < first + count; page++) touch_shared(w, page, writing);
+    }
+    }
 }
 
 static void look(struct world *w, int range, uint64_t first, uint64_t count) {
@@ -225,8 +282,23 @@ static void operate(struct world *w, int range, int nested) {
         note(w, "mlock", (uint64_t)range, first, count, result, result ? errno : 0);
         result = raw ? (int)syscall(SYS_munlock, base, PAGES * PAGE) : munlock(base, PAGES * PAGE);
         note(w, "munlock", (uint64_t)range, 0, PAGES, result, result ? errno : 0);
-    } else if (kind < 93) {
+    } else if (kind < 91) {
         press(w);
+    } else if (kind < 92) {
+        /* Huge pages of which there are none, and keys of protection. */
+        void *made = mmap(NULL, 2ul << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+        note(w, "huge", (uint64_t)range, 0, 0, made == MAP_FAILED ? -1 : 0, made == MAP_FAILED ? errno : 0);
+        if (made != MAP_FAILED) munmap(made, 2ul << 20);
+        int key = next(w) % 3 ? w->key : -1;
+        int result = raw ? (int)syscall(SYS_pkey_mprotect, at, length, protection, key)
+                         : pkey_mprotect(at, length, protection, key);
+        note(w, "pkey", (uint64_t)range, first, count, result, result ? errno : 0);
+        if (w->key >= 0 && !pkey_set(w->key, next(w) % 3)) {
+            look(w, range, first, count);
+            pkey_set(w->key, 0);
+        }
+    } else if (kind < 93) {
+        for (int times = 0; times < 8; times++) share(w);
     } else if (kind < 95) {
         /* The kernel reads and writes it. */
         long offset = (long)(next(w) % (FILE_PAGES / 2) * PAGE);
@@ -243,6 +315,8 @@ static void operate(struct world *w, int range, int nested) {
 static void *live(void *argument) {
     struct world *w = argument;
     own = w;
+    /* One that forbids nothing until it is told to; -1 where the processor has none. */
+    w->key = pkey_alloc(0, 0);
     uint64_t operations = w->operations;
     w->operations = 0;
     for (int range = 0; range < RANGES; range++) {
@@ -265,6 +339,9 @@ int main(int count, char **arguments) {
     pressure = mmap(NULL, pressure_pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                     -1, 0);
     CHECK(pressure != MAP_FAILED, "pressure");
+    CHECK(mmap(SHARED, SHARED_PAGES * PAGE, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == SHARED,
+          "the range that is everybody's");
     struct sigaction action = {.sa_sigaction = caught, .sa_flags = SA_SIGINFO | SA_NODEFER};
     sigaction(SIGSEGV, &action, NULL);
     sigaction(SIGBUS, &action, NULL);
