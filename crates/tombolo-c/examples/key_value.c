@@ -51,8 +51,7 @@ static void owner(const char *path, int line)
         put(&table[at], make(key, 1));
         places[key - 1] = at;
     }
-    swap(line, tombolo_number(domain));
-    swap(line, (uintptr_t)table);
+    show(line, domain, (uintptr_t)table, sizeof table);
     /* Until the reader says that it is done. */
     uint64_t word;
     fcntl(line, F_SETFL, O_NONBLOCK);
@@ -70,14 +69,13 @@ static void reader(const char *path, int line)
 
     CHECK(tombolo_open(path, 0, &domain));
     CHECK(tombolo_register(domain, &record, sizeof record, NULL, 0));
-    tombolo_target target = { .domain = swap(line, 0) };
-    uint64_t far = swap(line, 0);
+    struct there far = find(line, domain);
     for (unsigned lookup = 0; lookup < LOOKUPS; lookup++) {
         uint64_t key = lookup % RECORDS + 1, at = place(key);
         for (;;) {
             bool is_whole = true;
-            move(tombolo_read, domain, target, (tombolo_spec){
-                .source_address = far + at * sizeof record, .destination_address = (uintptr_t)&record,
+            move(tombolo_read, domain, far.target, (tombolo_spec){
+                .source_address = far.address + at * sizeof record, .destination_address = (uintptr_t)&record,
                 .size_bytes = sizeof record });
             uint16_t version = record.words[0];
             for (int word = 1; word < WORDS; word++)
@@ -110,7 +108,5 @@ static void reader(const char *path, int line)
 
 int main(int argc, char **argv)
 {
-    if (argc != 2)
-        return fprintf(stderr, "usage: key_value SOCKET, that of `tombolo node --programs SOCKET`\n"), 2;
-    return both(reader, owner, argv[1]);
+    return both(reader, owner, argc, argv);
 }

@@ -22,7 +22,7 @@ static void work(const tombolo_domain *domain, tombolo_target there, uint64_t lo
     tombolo_memory *memory;
     CHECK(tombolo_allocate(domain, 4096, NULL, 0, &memory));
     volatile uint64_t *count = tombolo_data(memory);
-    uint64_t holder = tombolo_number(domain), own = tombolo_address(memory);
+    uint64_t holder = getpid(), own = tombolo_address(memory);
     for (int turn = 0; turn < TURNS; turn++) {
         time_t since = time(NULL);
         while (compare_swap(domain, there, lock, FREE, holder) != FREE) {
@@ -54,8 +54,7 @@ static void owner(const char *path, int line)
 
     CHECK(tombolo_open(path, 0, &domain));
     CHECK(tombolo_allocate(domain, 4096, &others, 1, &memory));
-    swap(line, tombolo_number(domain));
-    swap(line, tombolo_address(memory));
+    show(line, domain, tombolo_address(memory), 4096);
     work(domain, (tombolo_target) { .domain = tombolo_number(domain) }, tombolo_address(memory));
     swap(line, 0); /* the other is done, too */
     printf("%llu turns, each alone\n", (unsigned long long)((uint64_t *)tombolo_data(memory))[1]);
@@ -67,15 +66,13 @@ static void other(const char *path, int line)
     tombolo_domain *domain;
 
     CHECK(tombolo_open(path, 0, &domain));
-    tombolo_target there = { .domain = swap(line, 0) };
-    work(domain, there, swap(line, 0));
+    struct there there = find(line, domain);
+    work(domain, there.target, there.address);
     swap(line, 0);
     tombolo_close(domain);
 }
 
 int main(int argc, char **argv)
 {
-    if (argc != 2)
-        return fprintf(stderr, "usage: lock SOCKET, that of `tombolo node --programs SOCKET`\n"), 2;
-    return both(owner, other, argv[1]);
+    return both(owner, other, argc, argv);
 }

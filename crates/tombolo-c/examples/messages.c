@@ -44,8 +44,8 @@ static void sender(const char *path, int line)
     CHECK(tombolo_open(path, 0, &domain));
     CHECK(tombolo_register(domain, ring, sizeof ring, NULL, 0));
     CHECK(tombolo_register(domain, &taken, sizeof taken, &others, 1));
-    tombolo_target there = { .domain = swap(line, tombolo_number(domain)) };
-    uint64_t far = swap(line, (uintptr_t)&taken);
+    show(line, domain, (uintptr_t)&taken, sizeof taken);
+    struct there far = find(line, domain);
     for (uint64_t number = 1; number <= MESSAGES; number++) {
         size_t place = number % PLACES;
         /* Its place is free when the one before in it was taken. */
@@ -54,11 +54,11 @@ static void sender(const char *path, int line)
             CHECK(tombolo_wait(under_way[place], 10000));
             tombolo_release(under_way[place]);
         }
-        uint64_t length = message(ring[place].text, number), at = far + place * sizeof *ring;
+        uint64_t length = message(ring[place].text, number), at = far.address + place * sizeof *ring;
         tombolo_spec spec = {
             .source_address = (uintptr_t)ring[place].text, .destination_address = at + 16, .size_bytes = length,
             .notify = true, .notification_address = at, .first = length, .last = number };
-        CHECK(tombolo_write(domain, there, &spec, &under_way[place]));
+        CHECK(tombolo_write(domain, far.target, &spec, &under_way[place]));
     }
     for (size_t place = 0; place < PLACES; place++) {
         CHECK(tombolo_wait(under_way[place], 10000));
@@ -78,8 +78,8 @@ static void receiver(const char *path, int line)
     CHECK(tombolo_open(path, 0, &domain));
     CHECK(tombolo_register(domain, ring, sizeof ring, &others, 1));
     CHECK(tombolo_register(domain, &taken, sizeof taken, NULL, 0));
-    tombolo_target there = { .domain = swap(line, tombolo_number(domain)) };
-    uint64_t far = swap(line, (uintptr_t)ring);
+    show(line, domain, (uintptr_t)ring, sizeof ring);
+    struct there far = find(line, domain);
     for (uint64_t number = 1; number <= MESSAGES; number++) {
         struct place *place = &ring[number % PLACES];
         await(&place->number, number);
@@ -89,8 +89,8 @@ static void receiver(const char *path, int line)
         }
         if (number % (PLACES / 2) == 0 || number == MESSAGES) {
             taken = number;
-            move(tombolo_write, domain, there, (tombolo_spec){
-                .source_address = (uintptr_t)&taken, .destination_address = far, .size_bytes = 8 });
+            move(tombolo_write, domain, far.target, (tombolo_spec){
+                .source_address = (uintptr_t)&taken, .destination_address = far.address, .size_bytes = 8 });
         }
     }
     printf("%d messages, each in its turn\n", MESSAGES);
@@ -100,7 +100,5 @@ static void receiver(const char *path, int line)
 
 int main(int argc, char **argv)
 {
-    if (argc != 2)
-        return fprintf(stderr, "usage: messages SOCKET, that of `tombolo node --programs SOCKET`\n"), 2;
-    return both(receiver, sender, argv[1]);
+    return both(receiver, sender, argc, argv);
 }

@@ -15,8 +15,8 @@ static void play(const char *path, int line, int serves)
     CHECK(tombolo_open(path, 0, &domain));
     CHECK(tombolo_allocate(domain, 4096, &others, 1, &memory));
     uint64_t *words = tombolo_data(memory);
-    tombolo_target target = { .domain = swap(line, tombolo_number(domain)) };
-    uint64_t there = swap(line, tombolo_address(memory));
+    show(line, domain, tombolo_address(memory), 4096);
+    struct there there = find(line, domain);
 
     clock_gettime(CLOCK_MONOTONIC, &begin);
     for (uint64_t round = 1; round <= ROUNDS; round++) {
@@ -26,8 +26,8 @@ static void play(const char *path, int line, int serves)
                     ;
             } else {
                 words[1] = round;
-                move(tombolo_write, domain, target, (tombolo_spec){
-                    .source_address = tombolo_address(memory) + 8, .destination_address = there, .size_bytes = 8 });
+                move(tombolo_write, domain, there.target, (tombolo_spec){
+                    .source_address = tombolo_address(memory) + 8, .destination_address = there.address, .size_bytes = 8 });
             }
         }
     }
@@ -46,7 +46,5 @@ static void pong(const char *path, int line) { play(path, line, 0); }
 
 int main(int argc, char **argv)
 {
-    if (argc != 2)
-        return fprintf(stderr, "usage: ping_pong SOCKET, that of `tombolo node --programs SOCKET`\n"), 2;
-    return both(ping, pong, argv[1]);
+    return both(ping, pong, argc, argv);
 }

@@ -23,8 +23,8 @@ static void receiver(const char *path, int line)
     CHECK(tombolo_allocate(domain, 4096, NULL, 0, &credit));
     char *data = tombolo_data(memory);
     struct note *notes = (struct note *)(data + PLACES * PIECE);
-    tombolo_target target = { .domain = swap(line, tombolo_number(domain)) };
-    uint64_t window = swap(line, tombolo_address(memory));
+    show(line, domain, tombolo_address(memory), PLACES * PIECE + 4096);
+    struct there window = find(line, domain);
     for (uint64_t number = 1;; number++) {
         struct note *note = &notes[number % PLACES];
         while (__atomic_load_n(&note->number, __ATOMIC_ACQUIRE) != number)
@@ -34,8 +34,8 @@ static void receiver(const char *path, int line)
         if (!file || fwrite(data + number % PLACES * PIECE, 1, note->length, file) != note->length)
             perror(to), exit(1);
         *(uint64_t *)tombolo_data(credit) = number;
-        move(tombolo_write, domain, target, (tombolo_spec){
-            .source_address = tombolo_address(credit), .destination_address = window, .size_bytes = 8 });
+        move(tombolo_write, domain, window.target, (tombolo_spec){
+            .source_address = tombolo_address(credit), .destination_address = window.address, .size_bytes = 8 });
     }
     if (fclose(file))
         perror(to), exit(1);
@@ -57,18 +57,18 @@ static void sender(const char *path, int line)
     CHECK(tombolo_allocate(domain, PLACES * PIECE, NULL, 0, &memory));
     CHECK(tombolo_allocate(domain, 4096, &receiver, 1, &window));
     uint64_t *stored = tombolo_data(window);
-    tombolo_target target = { .domain = swap(line, tombolo_number(domain)) };
-    uint64_t there = swap(line, tombolo_address(window));
+    show(line, domain, tombolo_address(window), 4096);
+    struct there there = find(line, domain);
     do {
         number++;
         while (__atomic_load_n(stored, __ATOMIC_ACQUIRE) + PLACES < number)
             ;
         uint64_t at = number % PLACES * PIECE;
         length = fread((char *)tombolo_data(memory) + at, 1, PIECE, file);
-        move(tombolo_write, domain, target, (tombolo_spec){
-            .source_address = tombolo_address(memory) + at, .destination_address = there + at,
+        move(tombolo_write, domain, there.target, (tombolo_spec){
+            .source_address = tombolo_address(memory) + at, .destination_address = there.address + at,
             .size_bytes = length, .notify = true,
-            .notification_address = there + PLACES * PIECE + number % PLACES * sizeof(struct note),
+            .notification_address = there.address + PLACES * PIECE + number % PLACES * sizeof(struct note),
             .first = length, .last = number });
         sent += length;
     } while (length);
@@ -79,8 +79,8 @@ static void sender(const char *path, int line)
 
 int main(int argc, char **argv)
 {
-    if (argc != 4)
-        return fprintf(stderr, "usage: send_file SOCKET FROM TO, the socket that of `tombolo node --programs SOCKET`\n"), 2;
-    from = argv[2], to = argv[3];
-    return both(sender, receiver, argv[1]);
+    if (argc < 4)
+        return fprintf(stderr, "usage: send_file FROM TO SOCKET [SOCKET], those of `tombolo node --programs SOCKET`\n"), 2;
+    from = argv[1], to = argv[2];
+    return both(sender, receiver, argc - 2, argv + 2);
 }

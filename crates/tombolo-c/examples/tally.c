@@ -24,8 +24,7 @@ static void office(const char *path, int line)
     CHECK(tombolo_allocate(domain, 4096, &others, 1, &memory));
     CHECK(tombolo_open_mailbox(domain, 16, &others, 1, &mailbox));
     tombolo_target self = { .domain = tombolo_number(domain) };
-    swap(line, self.domain);
-    swap(line, tombolo_address(memory));
+    show(line, domain, tombolo_address(memory), 4096);
     uint64_t own = 0, reported = 0;
     while (ticket(domain, self, tombolo_address(memory)) < TICKETS)
         own++;
@@ -60,11 +59,11 @@ static void worker(const char *path, int line)
     tombolo_transfer *transfer;
 
     CHECK(tombolo_open(path, 0, &domain));
-    tombolo_target target = { .domain = swap(line, tombolo_number(domain)) };
-    uint64_t counter = swap(line, 0), drawn = 0;
-    while (ticket(domain, target, counter) < TICKETS)
+    struct there counter = find(line, domain);
+    uint64_t drawn = 0;
+    while (ticket(domain, counter.target, counter.address) < TICKETS)
         drawn++;
-    CHECK(tombolo_send(domain, target, &drawn, sizeof drawn, &transfer));
+    CHECK(tombolo_send(domain, counter.target, &drawn, sizeof drawn, &transfer));
     CHECK(tombolo_wait(transfer, 10000));
     tombolo_release(transfer);
     swap(line, 0);
@@ -73,7 +72,5 @@ static void worker(const char *path, int line)
 
 int main(int argc, char **argv)
 {
-    if (argc != 2)
-        return fprintf(stderr, "usage: tally SOCKET, that of `tombolo node --programs SOCKET`\n"), 2;
-    return both(office, worker, argv[1]);
+    return both(office, worker, argc, argv);
 }

@@ -24,8 +24,7 @@ static void owner(const char *path, int line)
 
     CHECK(tombolo_open(path, 0, &domain));
     CHECK(tombolo_allocate_window(domain, 4096, &readers, 1, &memory));
-    swap(line, tombolo_number(domain));
-    swap(line, tombolo_address(memory));
+    show(line, domain, tombolo_address(memory), 4096);
     swap(line, 0); /* it is mapped */
     _Atomic uint64_t *record = tombolo_data(memory);
     for (uint64_t number = 1; number <= CHANGES; number++) {
@@ -48,8 +47,8 @@ static void reader(const char *path, int line)
     tombolo_window *window;
 
     CHECK(tombolo_open(path, 0, &domain));
-    tombolo_target there = { .domain = swap(line, 0) };
-    CHECK(tombolo_map_window(domain, there, swap(line, 0), &window));
+    struct there there = find(line, domain);
+    CHECK(tombolo_map_window(domain, there.target, there.address, &window));
     swap(line, 0);
     if (tombolo_window_length(window) != 4096 || tombolo_window_is_writable(window) || !tombolo_window_has_owner(window)) {
         fprintf(stderr, "the window is another one\n");
@@ -82,7 +81,5 @@ static void reader(const char *path, int line)
 
 int main(int argc, char **argv)
 {
-    if (argc != 2)
-        return fprintf(stderr, "usage: window SOCKET, that of `tombolo node --programs SOCKET`\n"), 2;
-    return both(owner, reader, argv[1]);
+    return both(owner, reader, argc, argv);
 }

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tombolo_host::unix::SeqpacketListener;
 use tombolo_node::{Address, Limits, Node, Security};
@@ -40,31 +42,96 @@ fn compile_in(directory: &str, name: &str) -> PathBuf {
     program
 }
 
-/// Runs a program at a node of its own.
-fn run(name: &str, arguments: &[&Path]) -> Output {
-    run_program(name, &compile(name), arguments)
+/// A node with its threads, for programs in C.
+struct Host {
+    node: Arc<Node>,
+    address: Address,
+    programs: PathBuf,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
 }
 
-fn run_program(name: &str, program: &Path, arguments: &[&Path]) -> Output {
-    let socket = folder().join(format!("{name}-programs"));
-    // `all_to_all` opens 64.
-    let limits = Limits { domains: 64, ..Limits::default() };
-    let node = Arc::new(Node::with_limits("c", 0, 0, limits).unwrap());
-    let listener =
-        tombolo_node::listen(&Address::Shm(folder().join(format!("{name}-link"))), &Security::Insecure)
-            .unwrap();
-    let programs = SeqpacketListener::bind(&socket).unwrap();
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| tombolo_node::serve(&node, &*listener, &stop, &|_| {}));
-        scope.spawn(|| tombolo_node::receive_programs(&node, &programs, &stop));
-        let mut command = Command::new("timeout");
-        // Not a library of an earlier build.
-        command.arg("60").arg(program).arg(&socket).args(arguments).env_remove("LD_LIBRARY_PATH");
-        let output = command.output();
-        stop.store(true, Ordering::Relaxed);
-        output.unwrap()
-    })
+impl Host {
+    /// A node that listens there and is joined to these.
+    fn start(name: &str, listen: &Address, others: &[&Address]) -> Self {
+        // `all_to_all` opens 64.
+        let limits = Limits { domains: 64, ..Limits::default() };
+        let node = Arc::new(Node::with_limits("c", 0, 0, limits).unwrap());
+        for other in others {
+            node.join(other, &Security::Insecure, Duration::from_secs(20)).unwrap();
+        }
+        let listener = tombolo_node::listen(listen, &Security::Insecure).unwrap();
+        let (address, programs) = (listener.address(), folder().join(format!("{name}-programs")));
+        let socket = SeqpacketListener::bind(&programs).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (serving, receiving) = ((node.clone(), stop.clone()), (node.clone(), stop.clone()));
+        let threads = vec![
+            std::thread::spawn(move || tombolo_node::serve(&serving.0, &*listener, &serving.1, &|_| {})),
+            std::thread::spawn(move || tombolo_node::receive_programs(&receiving.0, &socket, &receiving.1)),
+        ];
+        Self { node, address, programs, stop, threads }
+    }
+
+    fn shm(name: &str) -> Address {
+        Address::Shm(folder().join(format!("{name}-link")))
+    }
+
+    /// One node, or, with a link, two.
+    fn some(name: &str, link: Option<&Address>) -> Vec<Self> {
+        let first = Self::start(name, link.unwrap_or(&Self::shm(name)), &[]);
+        let Some(_) = link else { return vec![first] };
+        let other = format!("{name}-other");
+        let second = Self::start(&other, &Self::shm(&other), &[&first.address]);
+        vec![first, second]
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// Runs a program at these nodes, whose sockets come behind its other arguments.
+fn run_at(nodes: &[Host], program: &Path, arguments: &[&Path]) -> Output {
+    let mut command = Command::new("timeout");
+    // Not a library of an earlier build.
+    command.arg("60").arg(program).args(arguments).env_remove("LD_LIBRARY_PATH");
+    command.args(nodes.iter().map(|node| &node.programs)).output().unwrap()
+}
+
+/// Runs an example at a node of its own.
+fn run(name: &str) -> Output {
+    run_at(&Host::some(name, None), &compile(name), &[])
+}
+
+/// Runs a test program at a node of its own.
+fn run_test(name: &str) -> String {
+    said(&run_at(&Host::some(name, None), &compile_in("tests", name), &[]))
+}
+
+/// Runs an example of two processes at one node, and at two, joined by each kind of link.
+fn run_at_one_and_two(name: &str, arguments: &[&Path], check: impl Fn(String)) {
+    let program = compile(name);
+    let shm = Some(Host::shm(&format!("{name}-two")));
+    let mut links = vec![None, shm, Some("udp:127.0.0.1:0".parse().unwrap())];
+    if name == "window" {
+        // Only a link over shared memory can have one.
+        links.pop();
+    }
+    for (number, link) in links.iter().enumerate() {
+        let nodes = Host::some(&format!("{name}-{number}"), link.as_ref());
+        check(said(&run_at(&nodes, &program, arguments)));
+        if let [first, _] = &nodes[..] {
+            let counters = first.node.status().counters;
+            let counted = ["links_packets_received", "programs_windows_mapped"];
+            let has_crossed = |(name, count): &(String, u64)| counted.contains(&&**name) && *count > 0;
+            assert!(counters.iter().any(has_crossed), "not by the link");
+        }
+    }
 }
 
 fn said(output: &Output) -> String {
@@ -76,42 +143,42 @@ fn said(output: &Output) -> String {
 
 #[test]
 fn ping_pong() {
-    assert!(said(&run("ping_pong", &[])).starts_with("2000 rounds"));
+    run_at_one_and_two("ping_pong", &[], |text| assert!(text.starts_with("2000 rounds"), "{text}"));
 }
 
 #[test]
 fn key_value() {
-    assert_eq!(said(&run("key_value", &[])), "3000 lookups, 1500 found\n");
+    run_at_one_and_two("key_value", &[], |text| assert_eq!(text, "3000 lookups, 1500 found\n"));
 }
 
 #[test]
 fn tally() {
-    assert_eq!(said(&run("tally", &[])), "1000 tickets drawn\n");
+    run_at_one_and_two("tally", &[], |text| assert_eq!(text, "1000 tickets drawn\n"));
 }
 
 #[test]
 fn lock() {
-    assert_eq!(said(&run("lock", &[])), "1000 turns, each alone\n");
+    run_at_one_and_two("lock", &[], |text| assert_eq!(text, "1000 turns, each alone\n"));
 }
 
 #[test]
 fn messages() {
-    assert_eq!(said(&run("messages", &[])), "2000 messages, each in its turn\n");
+    run_at_one_and_two("messages", &[], |text| assert_eq!(text, "2000 messages, each in its turn\n"));
 }
 
 #[test]
 fn window() {
-    assert_eq!(said(&run("window", &[])), "20000 changes, none read torn\n");
+    run_at_one_and_two("window", &[], |text| assert_eq!(text, "20000 changes, none read torn\n"));
 }
 
 #[test]
 fn all_to_all() {
-    assert_eq!(said(&run("all_to_all", &[])), "4096 parts exchanged by 64 domains\n");
+    assert_eq!(said(&run("all_to_all")), "4096 parts exchanged by 64 domains\n");
 }
 
 #[test]
 fn event_loop() {
-    assert_eq!(said(&run("event_loop", &[])), "200 parts moved\n");
+    assert_eq!(said(&run("event_loop")), "200 parts moved\n");
 }
 
 #[test]
@@ -120,33 +187,42 @@ fn send_file() {
     let bytes: Vec<u8> =
         (0..3_000_001_u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     std::fs::write(&from, &bytes).unwrap();
-    assert_eq!(said(&run("send_file", &[&from, &to])), "3000001 bytes sent\n");
-    assert!(std::fs::read(&to).unwrap() == bytes);
+    run_at_one_and_two("send_file", &[&from, &to], |text| {
+        assert_eq!(text, "3000001 bytes sent\n");
+        assert!(std::fs::read(&to).unwrap() == bytes);
+        std::fs::remove_file(&to).unwrap();
+    });
 }
 
 #[test]
 fn lists() {
-    let program = compile_in("tests", "lists");
-    assert_eq!(said(&run_program("lists", &program, &[])), "every piece came\n");
+    assert_eq!(run_test("lists"), "every piece came\n");
 }
 
 /// Waits for some seconds, until a page is given up.
+/// Handles of memory, and a queue whose ends are waited for with epoll.
+#[test]
+fn handles() {
+    let program = compile_in("tests", "handles");
+    for (name, link) in [("handles", None), ("handles-two", Some(Host::shm("handles-far")))] {
+        let nodes = Host::some(name, link.as_ref());
+        assert_eq!(said(&run_at(&nodes, &program, &[])), "300 pieces by handle\n");
+    }
+}
+
 #[test]
 fn registration() {
-    let program = compile_in("tests", "registration");
-    assert_eq!(said(&run_program("registration", &program, &[])), "registered no longer\n");
+    assert_eq!(run_test("registration"), "registered no longer\n");
 }
 
 #[test]
 fn forked() {
-    let program = compile_in("tests", "forked");
-    assert_eq!(said(&run_program("forked", &program, &[])), "each has its own\n");
+    assert_eq!(run_test("forked"), "each has its own\n");
 }
 
 #[test]
 fn faults() {
-    let program = compile_in("tests", "faults");
-    assert_eq!(said(&run_program("faults", &program, &[])), "every page came\n");
+    assert_eq!(run_test("faults"), "every page came\n");
 }
 
 #[test]

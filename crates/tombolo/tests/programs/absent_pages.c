@@ -188,14 +188,12 @@ static tombolo_domain *begin(const char *path, int owner)
 }
 
 static double seconds;
-static const char *far_path;
 static uint32_t far_node;
 
 /* The other side: it is disturbed, and disturbs itself. */
 static void target(const char *path, int line)
 {
-    (void)path;
-    tombolo_domain *domain = begin(far_path, 1);
+    tombolo_domain *domain = begin(path, 1);
     swap(line, tombolo_number(domain));
     swap(line, (uintptr_t)area);
     for (;;) {
@@ -352,10 +350,9 @@ int main(int argc, char **argv)
 {
     if (argc != 7)
         return fprintf(stderr, "usage: absent_pages SOCKET FAR_SOCKET FAR_NODE PAGES SECONDS SEED\n"), 2;
-    far_path = argv[2];
     far_node = atoi(argv[3]);
     pages = atoi(argv[4]);
     seconds = atof(argv[5]);
     seed = strtoull(argv[6], NULL, 10) * 2 + 1;
-    return both(initiator, target, argv[1]);
+    return both(initiator, target, 3, argv);
 }
