@@ -1,7 +1,7 @@
 //! A table of records in one program's own memory, looked up from another domain with one-sided reads, while its owner
 //! changes records: no lock, and no message.
 //!
-//! The bytes of a transfer come in any order, but processors copy an aligned word whole. So each word of a record carries
+//! The bytes of a transfer come in any order, but an aligned word is copied whole. So each word of a record carries
 //! the record's version: where two differ, the read met a change in the middle, and is made again.
 //!
 //! `cargo run --release -p tombolo-client --example key_value -- SOCKET`, that of

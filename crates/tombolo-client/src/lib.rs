@@ -52,8 +52,9 @@
 //! - The parts of a list overtake each other like transfers. Its notification is written after all of them.
 //! - Each atomic operation is carried out once, and whole. Two under way, on one word or on several, are carried out in any
 //!   order.
-//! - Bytes are copied in any way and order, words too: whoever reads memory while a transfer writes it may find a part of a word
-//!   changed. Words that must be whole are changed by atomic operations, or are those of a notification, at a multiple of eight.
+//! - Bytes are copied in any order, but a word of 8 bytes whose source and destination are multiples of 8 is copied as one: whoever
+//!   reads it while transfers write it finds what was there or what comes. (Not where a helper of the node makes the copies,
+//!   for a program that may have no threads.) Of what is longer, a part may be changed.
 //! - Messages under way to one mailbox arrive in any order.
 #![forbid(unsafe_code)]
 

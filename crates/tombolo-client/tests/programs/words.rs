@@ -1,8 +1,9 @@
-//! Atomic operations.
+//! Atomic operations; words that are copied.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use tombolo_client::{Domain, Failure, Grant, Status, Target, WaitError, Who};
+use tombolo_client::{Domain, Failure, Grant, OwnMemory, Spec, Status, Target, WaitError, Who};
 
 use crate::harness::{Host, PATIENCE, pair, shm, udp};
 
@@ -90,5 +91,54 @@ fn words_change_at_another_node() {
         let beside = hosts[1].domain(6);
         let (away, home) = (Target { node: 1, domain: 5 }, Target { node: 0, domain: 5 });
         count(&[(&near, away), (&beside, home)], &far);
+    }
+}
+
+/// Two transfers write other words to the same place again and again, and the owner looks: no word is a mixture. Source and
+/// destination lie a little apart in their pages, where the C library's `memcpy` leaves some.
+fn look_at_words(near: &Domain, far: &Domain, node: u32) {
+    const BYTES: u32 = 20_000;
+    let there = Target { node, domain: far.number() };
+    let [zeros, ones] = [0_u8, u8::MAX].map(|byte| {
+        let memory = OwnMemory::map(BYTES as usize).unwrap();
+        memory.write(0, &vec![byte; BYTES as usize]).unwrap();
+        near.register(memory, &[]).unwrap()
+    });
+    let own = far.register(OwnMemory::map(20_480).unwrap(), &[Grant::all(Who::Anyone)]).unwrap();
+    let of_node = far.allocate(20_480, &[Grant::all(Who::Anyone)]).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for source in [zeros.address(), ones.address()] {
+            let (over, own, of_node) = (&over, own.address(), of_node.address());
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    for destination in [own + 8, of_node + 8, of_node + 40] {
+                        let spec = Spec::new(source, destination, BYTES);
+                        near.write(there, spec).unwrap().wait(PATIENCE).unwrap();
+                    }
+                }
+            });
+        }
+        let since = Instant::now();
+        let mut torn = None;
+        while torn.is_none() && since.elapsed() < Duration::from_secs(2) {
+            for offset in (0..BYTES as usize).step_by(8) {
+                let words = [own.word(offset).unwrap(), of_node.word(offset).unwrap()];
+                let found = words.map(|word| word.load(Ordering::Relaxed));
+                torn = torn.or(found.into_iter().find(|word| !matches!(*word, 0 | u64::MAX)));
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(torn, None, "a word that nobody has written");
+    });
+}
+
+#[test]
+fn aligned_words_are_copied_whole() {
+    let (host, _) = Host::start(&shm(), &[]);
+    look_at_words(&host.domain(1), &host.domain(2), 0);
+    for link in [shm(), udp()] {
+        let [one, other] = pair(&link);
+        look_at_words(&one.domain(1), &other.domain(2), 1);
     }
 }
