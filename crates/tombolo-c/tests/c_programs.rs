@@ -199,7 +199,6 @@ fn lists() {
     assert_eq!(run_test("lists"), "every piece came\n");
 }
 
-/// Waits for some seconds, until a page is given up.
 /// Handles of memory, and a queue whose ends are waited for with epoll.
 #[test]
 fn handles() {
@@ -210,6 +209,7 @@ fn handles() {
     }
 }
 
+/// Waits for some seconds, until a page is given up.
 #[test]
 fn registration() {
     assert_eq!(run_test("registration"), "registered no longer\n");

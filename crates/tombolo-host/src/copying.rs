@@ -15,6 +15,7 @@ pub(crate) enum Words {
 
 impl Words {
     /// How many bytes come before the first aligned word.
+    #[inline]
     pub(crate) fn head(self, to: *mut u8, from: *const u8, bytes: usize) -> usize {
         let address = match self {
             Self::OfSource => from as usize,
@@ -122,9 +123,18 @@ mod instructions {
 /// They can be read at `from` and written at `to`, and no Rust reference is used for them meanwhile. The ranges do not overlap, or
 /// `to` is the lower.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
 pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, words: Words) {
-    // SAFETY: as the caller promises.
-    unsafe { instructions::tombolo_copy(to, from, bytes, words.head(to, from, bytes)) };
+    // SAFETY: as the caller promises. A word of a length that is known here is one instruction.
+    unsafe {
+        match bytes {
+            4 => to.cast::<u32>().write_unaligned(from.cast::<u32>().read_unaligned()),
+            8 => to.cast::<u64>().write_unaligned(from.cast::<u64>().read_unaligned()),
+            _ => {
+                instructions::tombolo_copy(to, from, bytes, words.head(to, from, bytes));
+            }
+        }
+    }
 }
 
 /// The same, on other processors, whose vector units promise less.

@@ -339,6 +339,10 @@ fn between(hosts: &[Host; 2], kinds: &[Kind]) {
     let (near, far) = (hosts[0].domain(1), hosts[1].domain(2));
     let there = Target { node: 1, domain: 2 };
     Scene { near: (&hosts[0], near), far: (&hosts[1], far), there, gets_through: true }.matrix(kinds);
+    // Blocks that were refused went on when their page was there, and not only when their time was over.
+    for counter in ["resumes", "sources_ready"] {
+        assert!(hosts[0].counter(counter) > 0, "no {counter}");
+    }
 }
 
 #[test]

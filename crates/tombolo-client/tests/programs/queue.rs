@@ -9,7 +9,7 @@ use tombolo_client::{
     Completion, Domain, Failure, Grant, List, Memory, Notification, Order, Piece, PostError, Queue, Remote,
     Spec, Target, WaitError, Who,
 };
-use tombolo_node::Limits;
+use tombolo_node::{Limits, Security};
 
 use crate::harness::{Host, PATIENCE, pair, pattern, shm, udp};
 use crate::late::at_slow_node;
@@ -248,6 +248,29 @@ fn memory_is_found_by_its_handle_from_any_node() {
         let mut bytes = [0; 5];
         own.read(0, &mut bytes).unwrap();
         assert_eq!(&bytes, b"found");
+    }
+}
+
+/// A node that was started again at the same place, with the same domain at the same address, is not the one that a handle means.
+#[test]
+fn a_handle_means_one_life_of_a_node() {
+    let (near, _) = Host::start(&shm(), &[]);
+    let asking = near.domain(1);
+    let listen = shm();
+    let mut last: Option<(Remote, Target)> = None;
+    for _ in 0..3 {
+        let (far, address) = Host::start(&listen, &[]);
+        let (domain, memory) = program(&far, 7);
+        near.node.join(&address, &Security::Insecure, PATIENCE).unwrap();
+        let remote = domain.export(memory.address(), 5).unwrap();
+        let target = asking.find(&remote).unwrap().expect("it is joined");
+        if let Some((before, there)) = last.replace((remote, target)) {
+            assert_eq!(asking.find(&before).unwrap(), None, "an earlier life");
+            assert_ne!(there, target);
+            let (own, size) = (asking.allocate(4096, &[]).unwrap(), before.length_bytes() as u32);
+            let spec = Spec::new(before.address(), own.address(), size);
+            assert!(asking.read(there, spec).unwrap().wait(PATIENCE).is_err());
+        }
     }
 }
 

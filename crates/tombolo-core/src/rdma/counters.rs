@@ -55,6 +55,8 @@ pub struct Counters {
     pub nacks_spared: u64,
     /// Resumes obeyed.
     pub resumes: u64,
+    /// Blocks that go again because the caller said that their source is there.
+    pub sources_ready: u64,
     /// Transitions that the state table does not have: must stay 0.
     pub illegal_transitions: u64,
     /// Data packets to be placed.

@@ -340,6 +340,7 @@ impl Initiator {
         let slot =
             self.slot_of(block).filter(|slot| self.table.entries[*slot as usize].place == Place::DelayFault);
         if let Some(slot) = slot {
+            self.counters.sources_ready += 1;
             self.unplace(slot);
             self.queue_resend(slot);
         }
