@@ -344,10 +344,10 @@ fn an_agent_can_do_little() {
     let calls =
         ["39L", "105L, 0L", "2L, \"/etc/passwd\", 0L"].map(|call| format!("print (long)syscall({call})"));
     let mut gdb = Command::new(path_of("gdb"));
-    gdb.args(["-batch", "-nx", "-p", &agents[0].to_string()]);
+    gdb.args(["-batch", "-nx", "-p", &agents[0].to_string(), "-ex", "set language c"]);
     gdb.args(calls.iter().flat_map(|call| ["-ex", call]));
     let gdb = Running::start(gdb, Vec::new()).wait(PATIENCE);
-    assert_eq!(gdb.text().matches(" = -1\n").count(), 3, "{}{}", gdb.text(), gdb.stderr);
+    assert_eq!(gdb.text().matches(" = -1\n").count(), 4, "{}{}", gdb.text(), gdb.stderr);
 }
 
 #[test]
