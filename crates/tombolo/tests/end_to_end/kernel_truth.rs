@@ -340,9 +340,9 @@ fn an_agent_can_do_little() {
     for line in ["Seccomp:\t2", "NoNewPrivs:\t1"] {
         assert!(status.contains(line), "no {line:?} in {status}");
     }
-    // Whatever somebody makes it call: getpid, setuid, and a file.
+    // Whatever somebody makes it call: getpid, setuid, fork and socket.
     let calls =
-        ["39L", "105L, 0L", "2L, \"/etc/passwd\", 0L"].map(|call| format!("print (long)syscall({call})"));
+        ["39L", "105L, 0L", "57L", "41L, 1L, 1L, 0L"].map(|call| format!("print (long)syscall({call})"));
     let mut gdb = Command::new(path_of("gdb"));
     gdb.args(["-batch", "-nx", "-p", &agents[0].to_string(), "-ex", "set language c"]);
     gdb.args(calls.iter().flat_map(|call| ["-ex", call]));
