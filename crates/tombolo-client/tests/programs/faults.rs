@@ -25,7 +25,7 @@ const BYTES: u32 = 50_000;
 const AREA: usize = 1 << 16;
 /// Where they are in the area of the source, and in that of the destination.
 const FROM: u64 = 77;
-const TO: u64 = 4000;
+const TO: u64 = 12_192;
 
 /// How pages come to be absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,8 +186,8 @@ struct Scene<'a> {
     gets_through: bool,
 }
 
-/// Where the words of a notification are, in their area.
-const WORDS: usize = 60_000;
+/// Where the words of a notification are, in their area: in a page before the bytes, of those that are never brought in ahead.
+const WORDS: usize = 64;
 /// How long a transfer that cannot get through is looked at: others take a millisecond.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -209,8 +209,7 @@ impl Scene<'_> {
         let near = Area::new(&self.near.1, kind_at(near_end), faults, 1);
         let far = Area::new(&self.far.1, kind_at(far_end), faults, 2);
         let mut ends = vec![(Where::Source, "source"), (Where::Destination, "destination")];
-        // Where pages behind those that are needed are brought in ahead, that of the words may be among them.
-        if operation.is_notified() && faults.touch != Touch::Adaptive {
+        if operation.is_notified() {
             ends.push((Where::Destination, "notification"));
         }
         let counted: Vec<_> = ends
@@ -265,7 +264,11 @@ impl Scene<'_> {
             let expected = &source.holds[from..from + length];
             assert!(destination.read(to as usize, length) == expected, "{what}");
             // What lies around it is as it was.
-            assert!(destination.read(0, to as usize) == destination.holds[..to as usize], "{what}");
+            let mut around = destination.holds[..to as usize].to_vec();
+            if operation.is_notified() {
+                around[WORDS..WORDS + 16].copy_from_slice(&destination.read(WORDS, 16));
+            }
+            assert!(destination.read(0, to as usize) == around, "{what}");
         }
         for (host, name, counted, before) in counted {
             assert!(faults_at(host, name, counted) > before, "no fault at the {name}: {what}");
@@ -276,8 +279,8 @@ impl Scene<'_> {
         }
         for host in [self.near.0, self.far.0] {
             let since = Instant::now();
-            while !host.node.accesses_are_over() {
-                assert!(since.elapsed() < PATIENCE, "accesses are left: {what}");
+            while !host.node.is_at_rest() {
+                assert!(since.elapsed() < PATIENCE, "something is left in a table: {what}");
                 std::thread::yield_now();
             }
         }

@@ -77,7 +77,7 @@ fn what_a_lost_peer_has_sent_is_not_written() {
         drop(near);
         let since = Instant::now();
         // Longer than that, it would be given up anyway.
-        while far.counter("faults_withdrawn") == 0 || !far.node.accesses_are_over() {
+        while far.counter("faults_withdrawn") == 0 || !far.node.is_at_rest() {
             assert!(since.elapsed() < Duration::from_secs(2), "nobody takes it back");
             std::thread::yield_now();
         }

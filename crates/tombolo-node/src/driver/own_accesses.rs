@@ -346,9 +346,10 @@ impl Node {
         named
     }
 
-    /// Whether nothing is under way in programs' own memory: for tests.
+    /// Whether nothing is under way, in the engine's tables and in programs' own memory: for tests.
     #[doc(hidden)]
-    pub fn accesses_are_over(&self) -> bool {
-        self.programs.own_memory.lock().is_idle()
+    pub fn is_at_rest(&self) -> bool {
+        let engine = self.fabric.engine.lock().is_idle();
+        engine && self.programs.own_memory.lock().is_idle()
     }
 }
