@@ -1,10 +1,12 @@
 //! Programs that use the engine on memory of their own, while they map, unmap, protect and fork: plainly, and on far
 //! memory, from which pages come back only when they are asked for.
 //!
-//! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SECONDS=300` goes on for that long.
+//! `TOMBOLO_SEED=7` repeats one seed, `TOMBOLO_SECONDS=300` goes on for that long ([`Seeds`]).
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tombolo_random::Seeds;
 
 use crate::common::{Lender, Link, Outcome, Program, Scratch, compiled, needs};
 
@@ -58,10 +60,8 @@ impl Nodes {
 
     /// Runs the program with these seeds: one, or as many as there is time for.
     fn run(&self, pages: usize, run: impl Fn(&Program) -> Outcome) {
-        let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-        let first = number("TOMBOLO_SEED").unwrap_or_else(|| u64::from(std::process::id()));
-        let (since, limit) = (Instant::now(), Duration::from_secs(number("TOMBOLO_SECONDS").unwrap_or(0)));
-        for seed in first.. {
+        let test = "cargo test -p tombolo --test end_to_end -- memory_changes_under";
+        Seeds::from_environment(1).run(test, |seed| {
             eprintln!("    absent_pages: TOMBOLO_SEED={seed}");
             let [near, far, node] = &self.arguments;
             let (pages, seed) = (pages.to_string(), seed.to_string());
@@ -70,10 +70,7 @@ impl Nodes {
             let text = outcome.text();
             assert_eq!(outcome.code(), 0, "seed {seed}: {text}{}", outcome.stderr);
             assert_eq!(text, "every word is where it belongs\n", "seed {seed}: {}", outcome.stderr);
-            if since.elapsed() >= limit {
-                return;
-            }
-        }
+        });
     }
 }
 

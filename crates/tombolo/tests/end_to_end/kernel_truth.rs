@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tombolo_host::process::share_memory;
 use tombolo_host::testing::left_out;
+use tombolo_random::Seeds;
 
 use crate::common::{
     Lender, Link, Outcome, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs,
@@ -387,28 +388,13 @@ fn threads_that_wait_for_pages_never_go_on_with_zeroes() {
     }
 }
 
-/// Which sequences to draw: `TOMBOLO_SEED` replays one, `TOMBOLO_SECONDS` goes on for that long.
-fn seeds() -> impl Iterator<Item = u64> {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let (one, seconds) = (number("TOMBOLO_SEED"), number("TOMBOLO_SECONDS"));
-    let since = Instant::now();
-    let first = one.unwrap_or_else(|| u64::from(std::process::id()) * 1000);
-    (first..)
-        .enumerate()
-        .take_while(move |(index, _)| match (one, seconds) {
-            (Some(_), _) => *index < 1,
-            (None, Some(seconds)) => since.elapsed() < Duration::from_secs(seconds),
-            (None, None) => *index < 4,
-        })
-        .map(|(_, seed)| seed)
-}
-
 #[test]
 fn random_calls_on_memory_come_out_as_they_do_plainly() {
     needs!("cc");
     let mut lenders = [Lender::start(Link::Shm, "1G"), Lender::start(Link::Udp, "1G")];
     let differential = compiled("differential", &[]);
-    for seed in seeds() {
+    let test = "cargo test -p tombolo --test end_to_end -- random_calls_on_memory";
+    Seeds::from_environment(4).run(test, |seed| {
         eprintln!("    differential: TOMBOLO_SEED={seed}");
         let words = [&differential, "16", &seed.to_string(), "300", "3"].map(str::to_owned);
         let program = Program::new(&words).remote("256M").minimum("4K");
@@ -439,5 +425,5 @@ fn random_calls_on_memory_come_out_as_they_do_plainly() {
         for pages in ["pages_out", "pages_in"] {
             assert!(far.counter(pages) > 0, "seed {seed}: {pages}; {:#}", far.report());
         }
-    }
+    });
 }
