@@ -7,7 +7,7 @@ use libc::{c_char, c_int, c_void, pid_t};
 
 use crate::real::Real;
 use crate::sys::{self, with_errno};
-use crate::{forking, start, thread_end};
+use crate::{forking, start, unwaited};
 
 /// Run when the library is loaded.
 #[used]
@@ -20,7 +20,7 @@ extern "C" fn loaded() {
     for real in [&SPAWN, &SPAWN_BY_PATH, &EXEC_BY_PATH] {
         real.address();
     }
-    thread_end::find_real_functions();
+    unwaited::find_real_functions();
     if !start::far() {
         return;
     }

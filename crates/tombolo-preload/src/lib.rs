@@ -33,5 +33,5 @@ mod protocol;
 mod real;
 mod start;
 mod sys;
-mod thread_end;
 mod timing;
+mod unwaited;

@@ -66,9 +66,9 @@ fn a_program_that_gives_something_up_forks_as_before() {
 }
 
 #[test]
-fn threads_end_though_what_the_kernel_touches_then_is_far() {
+fn what_the_kernel_accesses_without_waiting_is_local() {
     needs!("cc");
-    assert!(far(Link::Shm, "ending", "8M", &[]).counter("pages_out") > 0);
+    assert!(far(Link::Shm, "unwaited", "8M", &[]).counter("pages_out") > 0);
 }
 
 #[test]

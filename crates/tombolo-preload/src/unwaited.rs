@@ -1,6 +1,8 @@
-//! What the kernel reads and writes when a thread ends. It waits for no page then (the thread is as good as gone),
-//! so what is far would be left out: whoever joins the thread, or waits for a robust mutex that it held, would wait
-//! for ever. Stacks that libc makes are local anyway; these are the others, and they are made local.
+//! Memory that the kernel accesses without waiting for a page that is far. It is made local.
+//!
+//! - When a thread ends, it is as good as gone: what is far is left out. Whoever joins the thread (libc has its structure on its
+//!   stack), or waits for a robust mutex that it held, would wait for ever. Stacks that libc makes are local anyway.
+//! - Locking and unlocking a mutex that inherits priorities is done under the kernel's own locks, and fails (`EFAULT`).
 
 use core::ffi::c_void;
 
@@ -87,13 +89,16 @@ pub unsafe extern "C" fn pthread_mutex_init(
     if real == 0 {
         return libc::ENOSYS;
     }
-    let mut robustness = libc::PTHREAD_MUTEX_STALLED;
-    // SAFETY: the caller's promise; the other pointer is of this function.
-    let is_robust = !attributes.is_null()
-        && unsafe { libc::pthread_mutexattr_getrobust(attributes, &raw mut robustness) } == 0
-        && robustness == libc::PTHREAD_MUTEX_ROBUST;
+    let (mut robustness, mut protocol) = (libc::PTHREAD_MUTEX_STALLED, libc::PTHREAD_PRIO_NONE);
+    if !attributes.is_null() {
+        // SAFETY: the caller's promise; the other pointers are of this function.
+        unsafe {
+            libc::pthread_mutexattr_getrobust(attributes, &raw mut robustness);
+            libc::pthread_mutexattr_getprotocol(attributes, &raw mut protocol);
+        }
+    }
     let address = mutex as usize;
-    if is_robust
+    if (robustness == libc::PTHREAD_MUTEX_ROBUST || protocol == libc::PTHREAD_PRIO_INHERIT)
         && start::far()
         && let Err(error) = keep(address, address + size_of::<pthread_mutex_t>())
     {

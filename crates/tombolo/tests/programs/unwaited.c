@@ -1,9 +1,10 @@
-/* Threads that end while the memory is far that the kernel reads and writes then: their own structure, on a stack that
- * the program gave them, and the robust mutexes that they hold. */
+/* What the kernel accesses without waiting for a page: when threads end, their own structure, on a stack that the program gave
+ * them, and the robust mutexes that they hold; and mutexes that inherit priorities. */
 #define _GNU_SOURCE
 #include "pattern.h"
 
 #include <errno.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -77,6 +78,16 @@ int main(int count, char **arguments) {
         CHECK(error == EOWNERDEAD, "mutex %d: %d", index, error);
         CHECK(!pthread_mutex_consistent(mutexes[index]) && !pthread_mutex_unlock(mutexes[index]), "unlock");
     }
+
+    pthread_mutexattr_t inheriting;
+    pthread_mutexattr_init(&inheriting);
+    CHECK(!pthread_mutexattr_setprotocol(&inheriting, PTHREAD_PRIO_INHERIT), "inheriting");
+    pthread_mutex_t *inherits = (pthread_mutex_t *)((char *)malloc(1 << 20) + (1 << 19));
+    CHECK(!pthread_mutex_init(inherits, &inheriting), "init");
+    push_out(pages);
+    /* Its first word is what the kernel works on. */
+    CHECK(!syscall(SYS_futex, inherits, FUTEX_LOCK_PI_PRIVATE, 0, NULL), "lock: %d", errno);
+    CHECK(!pthread_mutex_unlock(inherits), "unlock");
     puts("ended");
     return 0;
 }
