@@ -791,3 +791,100 @@ fn a_refusal_is_for_those_that_were_there_when_the_page_was_asked_for() {
     assert_eq!(iommu.poll(now), Some(Action::Done(second, 0)));
     assert!(iommu.is_idle());
 }
+
+fn told(iommu: &mut Iommu, now: Time) -> Vec<Action> {
+    std::iter::from_fn(|| iommu.poll(now)).collect()
+}
+
+/// Touches that nobody was asked for are not, once nobody waits for them; the next faults are served as any.
+#[test]
+fn what_waited_too_long_for_its_turn_is_not_touched() {
+    let config = Config { max_bringing_bytes: 0, running_touches: 1, ..Config::default() };
+    let (mut iommu, context, start) = (Iommu::new(config), ContextId(1), Time::default());
+    iommu.open(context);
+    let absent = |iommu: &mut Iommu, now, page: u64| {
+        let by = FaultSource { sequence: page as u32, ..FaultSource::default() };
+        let access = Access { by, address: (1 << 20) + page * 4096, ..bringing(context) };
+        let id = iommu.begin(now, access).unwrap();
+        iommu.attempted(now, context, id, Outcome::Absent(1, Absence::Missing));
+        (id, told(iommu, now))
+    };
+    let (first, asked) = absent(&mut iommu, start, 0);
+    let [Action::Touch { touch, .. }] = asked[..] else { panic!("{asked:?}") };
+    let (second, asked) = absent(&mut iommu, start, 1);
+    assert_eq!(asked, []);
+    let (mut now, mut refused) = (start, Vec::new());
+    while let Some(deadline) = iommu.next_deadline() {
+        now = deadline;
+        iommu.expire(now);
+        refused.extend(told(&mut iommu, now));
+    }
+    let is_refused = |id| refused.iter().any(|action| matches!(action, Action::Refuse(of, _) if *of == id));
+    assert!(is_refused(first) && is_refused(second), "{refused:?}");
+    // The program goes on.
+    iommu.touched(now, context, touch, Ok(()));
+    assert_eq!(told(&mut iommu, now), []);
+    let (third, asked) = absent(&mut iommu, now, 1);
+    let [Action::Touch { touch, .. }] = asked[..] else { panic!("{asked:?}") };
+    iommu.touched(now, context, touch, Ok(()));
+    assert_eq!(told(&mut iommu, now), [Action::Attempt { access: third, is_forced: false }]);
+}
+
+/// What faults at once waits for one touch, and hears how that ended.
+#[test]
+fn a_page_that_cannot_be_had_is_asked_for_once_for_all_that_fault_at_once() {
+    let config = Config { max_bringing_bytes: 0, ..Config::default() };
+    let (mut iommu, context, now) = (Iommu::new(config), ContextId(1), Time::default());
+    iommu.open(context);
+    let ids: Vec<_> = (0..8)
+        .map(|sequence| {
+            let by = FaultSource { sequence, ..FaultSource::default() };
+            iommu.begin(now, Access { by, ..bringing(context) }).unwrap()
+        })
+        .collect();
+    for id in &ids {
+        iommu.attempted(now, context, *id, Outcome::Absent(1, Absence::Missing));
+    }
+    let asked = told(&mut iommu, now);
+    let [Action::Touch { touch, .. }] = asked[..] else { panic!("{asked:?}") };
+    let refused = Unreached { address: 1 << 20, reason: Reason::Unavailable };
+    iommu.touched(now, context, touch, Err(refused));
+    let expected: Vec<_> = ids.iter().map(|id| Action::Refuse(*id, refused)).collect();
+    assert_eq!(told(&mut iommu, now), expected);
+}
+
+/// A block that comes and one that goes may have the same numbers.
+#[test]
+fn what_was_refused_at_one_end_is_not_at_the_other() {
+    let (mut iommu, context, now) = (Iommu::new(Config::default()), ContextId(1), Time::default());
+    iommu.open(context);
+    let policy = FaultPolicy { mode: FaultMode::Terminate, ..FaultPolicy::default() };
+    let coming = Access { policy, ..bringing(context) };
+    let id = iommu.begin(now, coming).unwrap();
+    iommu.attempted(now, context, id, Outcome::Absent(1, Absence::Missing));
+    let asked = told(&mut iommu, now);
+    let [Action::Pause { .. }, Action::Touch { touch, .. }] = asked[..] else { panic!("{asked:?}") };
+    iommu.touched(now, context, touch, Err(Unreached { address: 1 << 20, reason: Reason::Protected }));
+    assert_eq!(told(&mut iommu, now), [Action::Ready(id)]);
+    let going = Access { right: Right::Read, end: End::Source, ..coming };
+    let id = iommu.begin(now, going).unwrap();
+    iommu.attempted(now, context, id, Outcome::Absent(1, Absence::Missing));
+    let asked = told(&mut iommu, now);
+    assert!(matches!(asked[..], [Action::Pause { .. }, Action::Touch { .. }]), "{asked:?}");
+}
+
+/// What is withdrawn because nobody wants it has as long as it had, before the whole domain is taken for stuck.
+#[test]
+fn a_withdrawal_makes_nobody_impatient() {
+    let (mut iommu, context, start) = (Iommu::new(Config::default()), ContextId(1), Time::default());
+    iommu.open(context);
+    let id = iommu.begin(start, bringing(context)).unwrap();
+    iommu.withdraw(start, id, Reason::Gone);
+    assert_eq!(told(&mut iommu, start), [Action::Withdraw(context, id)]);
+    let later = start.after_ns(1_500_000_000);
+    iommu.expire(later);
+    assert!(!iommu.is_stuck(context));
+    iommu.withdrawn(later, context, id, true);
+    let refused = Unreached { address: 1 << 20, reason: Reason::Gone };
+    assert_eq!(told(&mut iommu, later), [Action::Refuse(id, refused)]);
+}

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::job::{Access, AccessId, FaultSource, Right, TouchId, TouchPolicy, Unreached};
+use super::job::{Access, AccessId, End, FaultSource, Right, TouchId, TouchPolicy, Unreached};
 use super::patience::Patience;
 use super::{Config, PAGE_BYTES};
 use crate::rdma::Time;
@@ -91,7 +91,7 @@ pub(super) struct Context {
     pub(super) registers: FaultRegisters,
     /// Blocks whose pages could not be brought while their senders were refused, until when that is remembered. Others find
     /// out for themselves: the memory may have changed.
-    denied: VecDeque<(FaultSource, Unreached, Time)>,
+    denied: VecDeque<(FaultSource, End, Unreached, Time)>,
     /// Where the last run of faults goes on, and how many pages it brings in.
     run: (u64, u64),
 }
@@ -128,11 +128,11 @@ impl Context {
         }
     }
 
-    pub(super) fn deny(&mut self, by: FaultSource, refusal: Unreached, until: Time) {
+    pub(super) fn deny(&mut self, access: &Access, refusal: Unreached, until: Time) {
         if self.denied.len() >= MAX_DENIED {
             self.denied.pop_front();
         }
-        self.denied.push_back((by, refusal, until));
+        self.denied.push_back((access.by, access.end, refusal, until));
     }
 
     /// Why a page of this block could not be brought a moment ago. It is said once.
@@ -140,11 +140,10 @@ impl Context {
         while self.denied.front().is_some_and(|(.., until)| *until <= now) {
             self.denied.pop_front();
         }
-        let known = self
-            .denied
-            .iter()
-            .position(|(by, refusal, _)| *by == access.by && access.touches(refusal.address))?;
-        self.denied.remove(known).map(|(_, refusal, _)| refusal)
+        let known = self.denied.iter().position(|(by, end, refusal, _)| {
+            (*by, *end) == (access.by, access.end) && access.touches(refusal.address)
+        })?;
+        self.denied.remove(known).map(|(.., refusal, _)| refusal)
     }
 
     /// Whether the context has as many touches as it may: then further accesses are sent away.

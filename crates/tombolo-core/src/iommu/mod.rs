@@ -141,6 +141,8 @@ struct Job {
     bringing_bytes: u64,
     /// It is not to be made any more: why its sender is told so.
     withdrawn_for: Option<Reason>,
+    /// It has come late to a touch, and looks for itself if that fails.
+    has_looked_again: bool,
 }
 
 impl Job {
@@ -194,6 +196,7 @@ impl Iommu {
         }
         for id in closed.accesses {
             let Some(job) = self.jobs.remove(&id) else { continue };
+            self.queue.settled(job.access.by, id);
             let refusal = Unreached { address: job.access.address, reason: Reason::Gone };
             self.actions.push_back(match job.state {
                 State::Waiting { is_paused: true, .. } => Action::Forget(id),
@@ -234,6 +237,7 @@ impl Iommu {
             begun_at: now,
             bringing_bytes,
             withdrawn_for: None,
+            has_looked_again: false,
         };
         self.jobs.insert(id, job);
         Ok(id)
@@ -250,16 +254,13 @@ impl Iommu {
     pub fn withdraw(&mut self, now: Time, id: AccessId, reason: Reason) {
         let timeout_ns = self.config.attempt_timeout_ns;
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        if job.bringing_bytes == 0
-            || job.withdrawn_for.is_some()
-            || !matches!(job.state, State::Attempting(_))
-        {
+        let State::Attempting(patience) = &mut job.state else { return };
+        if job.bringing_bytes == 0 || job.withdrawn_for.is_some() {
             return;
         }
         job.withdrawn_for = Some(reason);
-        // The answer to the withdrawal comes within a quarter of the timeout, or the attempt is given up.
-        let since = Time(now.0.saturating_sub(timeout_ns - timeout_ns / 4));
-        job.state = State::Attempting(Patience::since(since));
+        // For the answer to the withdrawal, before the attempt is given up.
+        patience.allow_another_chance(now, timeout_ns);
         self.counters.withdrawn += 1;
         self.actions.push_back(Action::Withdraw(job.access.context, id));
     }
@@ -356,7 +357,9 @@ impl Iommu {
         let pages = access.pages_of(pages);
         let page = access.first_page() + u64::from(pages.trailing_zeros());
         self.counters.faults[access.end as usize][kind as usize] += 1;
-        context.registers.note(page * PAGE_BYTES, access.right, false);
+        if self.jobs.get(&id).is_some_and(|job| job.attempts == 0) {
+            context.registers.note(page * PAGE_BYTES, access.right, false);
+        }
         if let Some(refusal) = context.take_denial(now, access) {
             self.counters.denied += 1;
             return self.finish(id, Action::Refuse(id, refusal));
@@ -399,7 +402,8 @@ impl Iommu {
             self.actions.push_back(Action::Pause { access: id, address: page * PAGE_BYTES, missing });
         }
         job.state = State::Waiting { touch: None, is_paused: !stalls };
-        let record = FaultRecord { by: access.by, context: access.context, page, access: id };
+        let record =
+            FaultRecord { by: access.by, end: access.end, context: access.context, page, access: id };
         match self.queue.note(record, stalls) {
             Noted::Queued => {}
             Noted::Repeat => {
@@ -483,6 +487,8 @@ impl Iommu {
 
     /// Takes fault records out of the queue, and decides which pages are brought in.
     fn handle_faults(&mut self, now: Time) {
+        // What faults at once waits for the same touches: none is asked for before all were looked at.
+        let mut begun_in = Vec::new();
         while let Some(record) = self.queue.take() {
             let Some(job) = self.jobs.get_mut(&record.access) else { continue };
             let State::Waiting { touch: touch @ None, is_paused } = &mut job.state else { continue };
@@ -510,7 +516,13 @@ impl Iommu {
                         self.finish(record.access, Action::Forget(record.access));
                     } else {
                         known.waiting.push(record.access);
-                        known.late.extend(is_running.then_some(record.access));
+                        // Once: what fails twice fails.
+                        if is_running
+                            && let Some(job) = self.jobs.get_mut(&record.access)
+                            && !std::mem::replace(&mut job.has_looked_again, true)
+                        {
+                            known.late.push(record.access);
+                        }
                     }
                     continue;
                 }
@@ -536,7 +548,11 @@ impl Iommu {
             if let Some(ahead) = ahead {
                 self.begin_touch(now, &access, ahead, Vec::new());
             }
-            self.run_touches(record.context, now);
+            begun_in.push(record.context);
+        }
+        begun_in.dedup();
+        for context in begun_in {
+            self.run_touches(context, now);
         }
     }
 
@@ -624,7 +640,7 @@ impl Iommu {
                 (true, refusal) => {
                     let until = now.after_ns(self.config.denied_ns);
                     if let Some((context, refusal)) = self.contexts.get_mut(&context_id).zip(refusal) {
-                        context.deny(access.by, refusal, until);
+                        context.deny(&access, refusal, until);
                     }
                     self.finish(waiting, Action::Ready(waiting));
                 }
@@ -675,12 +691,17 @@ impl Iommu {
         let Some(context) = self.contexts.get_mut(&id) else { return };
         let timeout_ns = self.config.touch_timeout_ns;
         let mut given_up = Vec::new();
-        for touch in context.touches.values_mut() {
-            if !touch.is_overdue && touch.patience.is_over(now, timeout_ns) {
-                touch.is_overdue = true;
-                given_up.append(&mut touch.waiting);
+        context.touches.retain(|touch_id, touch| {
+            if touch.is_overdue || !touch.patience.is_over(now, timeout_ns) {
+                return true;
             }
-        }
+            touch.is_overdue = true;
+            given_up.append(&mut touch.waiting);
+            // Nobody was asked for it, and nobody wants it now.
+            let is_asked_for = !context.queued.contains(touch_id);
+            context.queued.retain(|queued| is_asked_for || queued != touch_id);
+            is_asked_for
+        });
         for access in given_up {
             let Some(job) = self.jobs.get(&access) else { continue };
             let page = job.access.first_page() + u64::from(job.absent.trailing_zeros());
@@ -700,7 +721,7 @@ impl Iommu {
         // It comes again, and is refused then.
         let until = now.after_ns(self.config.denied_ns);
         if let Some(context) = self.contexts.get_mut(&job.access.context) {
-            context.deny(job.access.by, refusal, until);
+            context.deny(&job.access, refusal, until);
         }
         self.finish(access, Action::Ready(access));
     }

@@ -26,6 +26,11 @@ impl Patience {
         self.since.after_ns(timeout_ns)
     }
 
+    /// It is not given up before it had one more chance.
+    pub(super) fn allow_another_chance(&mut self, now: Time, timeout_ns: u64) {
+        self.since = self.since.max(Time(now.0.saturating_sub(timeout_ns - timeout_ns / PARTS)));
+    }
+
     /// Whether it is to be given up.
     pub(super) fn is_over(&mut self, now: Time, timeout_ns: u64) -> bool {
         let due = self.due(timeout_ns);

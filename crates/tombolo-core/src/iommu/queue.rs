@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::job::{AccessId, ContextId, FaultSource};
+use super::job::{AccessId, ContextId, End, FaultSource};
 
 /// Records that wait for the handler, at most (FAULT §3.2.3: a FIFO of 512).
 pub const FAULT_RECORDS: usize = 512;
@@ -14,6 +14,8 @@ const MAX_NODES: usize = 1024;
 pub struct FaultRecord {
     /// Source node, transaction and sequence number.
     pub by: FaultSource,
+    /// What of the block: blocks that come and blocks that go have the same numbers.
+    pub end: End,
     /// The domain.
     pub context: ContextId,
     /// The number of the page that faulted first.
@@ -24,7 +26,7 @@ pub struct FaultRecord {
 
 impl FaultRecord {
     fn is_repeat_of(&self, other: &Self) -> bool {
-        (self.by, self.context, self.page) == (other.by, other.context, other.page)
+        (self.by, self.end, self.context, self.page) == (other.by, other.end, other.context, other.page)
     }
 }
 
@@ -89,6 +91,7 @@ mod tests {
     fn repeats_of_the_last_two_are_dropped_and_a_full_queue_takes_none() {
         let record = |transaction, page| FaultRecord {
             by: FaultSource { node: 1, transaction, sequence: 0 },
+            end: End::Destination,
             context: ContextId(1),
             page,
             access: AccessId(page),

@@ -200,6 +200,17 @@ impl<B> OwnMemory<B> {
         Ok(Begun { access: id, look, may_bring: self.iommu.may_bring(id) })
     }
 
+    /// What a sender is told whose access would not be begun now.
+    ///
+    /// # Errors
+    /// As those of [`Self::begin`].
+    pub fn may_begin(&self, request: &Request) -> Result<(), Refusal> {
+        match self.iommu.is_stuck(request.context) {
+            true => Err(stuck(request.is_of_asker(), request.at.0)),
+            false => Ok(()),
+        }
+    }
+
     /// What a sender is told for whose bytes there is no room.
     #[must_use]
     pub fn no_room(&self, request: &Request) -> Refusal {

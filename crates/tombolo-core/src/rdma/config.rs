@@ -90,6 +90,10 @@ pub struct Config {
     /// Delay before a block or read refused with *destination buffer full* (7)
     /// goes again.
     pub full_delay_ns: u64,
+    /// After this long a block so refused goes again less often.
+    pub full_for_long_ns: u64,
+    /// Delay before it does.
+    pub full_for_long_delay_ns: u64,
     /// Delay before a block refused with *slave error* (1), or whose source page
     /// is absent, goes again if no resume comes (FAULT ch. 4 measures 1 to 25 ms).
     pub fault_pause_ns: u64,
@@ -151,6 +155,9 @@ impl Default for Config {
             refused_give_up_ns: 30_000_000_000,
             // A bound, not a measurement: 2000 attempts a second for a block that finds no room.
             full_delay_ns: 500_000,
+            // Longer than any room takes to come that does come; then 40 attempts a second.
+            full_for_long_ns: 250_000_000,
+            full_for_long_delay_ns: 25_000_000,
             // The shortest of the pauses of 1 to 25 ms that FAULT ch. 4 measures.
             fault_pause_ns: 1_000_000,
             // A bound, not a measurement: a copy of 16 KiB takes microseconds, one that takes 5 ms waits for a page.

@@ -107,6 +107,8 @@ impl Node {
             purpose,
             is_by_owner: matches!(asker, Poster::Program(number, _) if number == own.domain),
         };
+        // Before the bytes are copied for nothing.
+        self.programs.own_memory.lock().may_begin(&request)?;
         let (kind, staged) = self.stage(own, work, &request)?;
         let look = (address, length_bytes);
         let order = order(0, look, look, kind);

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tombolo_channel::{ChannelPage, Failure, Fate, Mailbox, Message, Reply, Who, encode};
@@ -46,6 +46,8 @@ pub(crate) struct ProgramDomain {
     pub(crate) page: ChannelPage,
     pub(super) socket: SeqpacketSocket,
     pub(super) own: OwnRanges,
+    /// Areas that it has had for the accesses to its own memory.
+    pub(super) areas: AtomicU32,
     pub(super) mailbox_state: OnceLock<MailboxState>,
     /// Channels with a transfer under way.
     pub(crate) busy: AtomicU64,
@@ -59,9 +61,16 @@ impl ProgramDomain {
         Poster::user_of_program(self.number, self.life, slot)
     }
 
-    /// What the IOMMU knows its own memory by.
-    pub(crate) fn context(&self) -> ContextId {
-        ContextId(self.life.into())
+    /// What the IOMMU knows its own memory by, from now on: each area has its own number, so that nothing that is left of one
+    /// is taken for the next one's.
+    pub(super) fn new_context(&self) -> ContextId {
+        let area = self.areas.fetch_add(1, Ordering::Relaxed);
+        ContextId(u64::from(self.life) << 32 | u64::from(area))
+    }
+
+    /// Whether it is one of this domain's.
+    pub(super) fn has_context(&self, context: ContextId) -> bool {
+        context.0 >> 32 == u64::from(self.life)
     }
 
     /// What the program waits for, if it has transfers under way.

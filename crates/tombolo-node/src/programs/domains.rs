@@ -277,7 +277,7 @@ impl Programs {
         access.close();
         self.has_steps();
         // To unmap its memory takes time, and to wait for the end of a helper.
-        let owner = Owner::Program(access.domain, access.context.0 as u32);
+        let owner = Owner::Program(access.domain, (access.context.0 >> 32) as u32);
         self.pools.blocking.give_back(owner, Box::new(LastAccess(access.clone())));
     }
 
@@ -389,6 +389,7 @@ impl Programs {
             page,
             socket,
             own: OwnRanges::default(),
+            areas: AtomicU32::new(0),
             mailbox_state: OnceLock::new(),
             busy: AtomicU64::new(0),
             rang: AtomicBool::new(true),

@@ -134,7 +134,7 @@ impl Programs {
             Some(_) => return Err("the node makes the accesses to this program's memory already".into()),
             None => {}
         }
-        let access = OwnAccess::by_program((domain.number, domain.context()), &self.open_orders);
+        let access = OwnAccess::by_program((domain.number, domain.new_context()), &self.open_orders);
         let access = Arc::new(access.map_err(|error| error.to_string())?);
         table.access = Some(access.clone());
         self.add_access(&access);
@@ -161,7 +161,7 @@ impl Programs {
         }
         // Under no lock that the engine's loop needs: the program may make this wait.
         let memory = domain.own_memory(descriptors)?;
-        let whose = (domain.number, domain.context());
+        let whose = (domain.number, domain.new_context());
         let helper = self.helper.get().copied();
         let access = OwnAccess::by_node(whose, memory, &self.loop_wake, helper, &self.open_orders)?;
         self.counts.helpers_started.fetch_add(helper.is_some().into(), Ordering::Relaxed);
@@ -228,7 +228,11 @@ impl Programs {
             return domain.reply(number, Reply::Failed(reason), &[]);
         };
         range.gone.store(true, Ordering::SeqCst);
-        let released = self.own_memory.lock().release(now, domain.context(), address);
+        // Without an area nobody reaches it.
+        let released = table
+            .access
+            .as_ref()
+            .map_or(Released::Now, |access| self.own_memory.lock().release(now, access.context, address));
         match released {
             Released::Now => drop(table.ranges.remove(&address)),
             Released::Later => table.releases.entry(address).or_default().push(number),
@@ -246,7 +250,9 @@ impl Programs {
 
     /// The fault registers of a domain, which are clear then.
     pub(super) fn take_fault_registers(&self, domain: &ProgramDomain) -> FaultRegisters {
-        let registers = self.own_memory.lock().take_registers(domain.context());
+        let context = domain.own.0.read().access.as_ref().map(|access| access.context);
+        let registers =
+            context.map(|context| self.own_memory.lock().take_registers(context)).unwrap_or_default();
         FaultRegisters {
             translation_fault: registers.translation_fault,
             permission_fault: registers.permission_fault,
@@ -259,7 +265,7 @@ impl Programs {
     /// The access that a deregistration waited for has ended, or does not.
     pub(crate) fn released(&self, context: ContextId, address: u64, ended: bool) {
         let domains = self.open_domains();
-        let Some(domain) = domains.values().find(|domain| domain.context() == context) else { return };
+        let Some(domain) = domains.values().find(|domain| domain.has_context(context)) else { return };
         let mut table = domain.own.0.write();
         let requests = table.releases.remove(&address).unwrap_or_default();
         if ended && table.ranges.get(&address).is_some_and(|range| range.is_gone()) {

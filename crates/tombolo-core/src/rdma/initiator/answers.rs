@@ -235,6 +235,7 @@ impl Initiator {
         self.unplace(slot);
         self.step(slot, Event::Nack);
         self.uncount(slot);
+        let age_ns = self.attended.at(now).since_ns(self.table.entries[slot as usize].issued_at);
         let transaction = &mut self.table.entries[slot as usize];
         transaction.reading = false;
         transaction.unanswered = 0;
@@ -242,6 +243,10 @@ impl Initiator {
         let id = transaction.peer;
         let (place, delay_ns, list) = match code {
             NackCode::SlaveError => (Place::DelayFault, self.config.fault_pause_ns, &mut self.delay_fault),
+            // Whoever refuses has to read and drop its bytes each time.
+            NackCode::BufferFull if age_ns >= self.config.full_for_long_ns => {
+                (Place::DelayFullForLong, self.config.full_for_long_delay_ns, &mut self.delay_full_for_long)
+            }
             NackCode::BufferFull => (Place::DelayFull, self.config.full_delay_ns, &mut self.delay_full),
             _ => {
                 self.queue_resend(slot);

@@ -53,6 +53,7 @@ pub struct Initiator {
     /// What was sent while blocks waited to go again.
     resends_passed_over: u32,
     delay_full: List,
+    delay_full_for_long: List,
     delay_fault: List,
     delay_placing: List,
     delayed_reads: List,
@@ -104,6 +105,7 @@ impl Initiator {
             bypass: List::default(),
             resends_passed_over: 0,
             delay_full: List::default(),
+            delay_full_for_long: List::default(),
             delay_fault: List::default(),
             delay_placing: List::default(),
             delayed_reads: List::default(),
@@ -451,11 +453,19 @@ impl Initiator {
             (Place::Resend, Some(peer)) => peer.resend.remove(chain, slot),
             (Place::Bypass, _) => self.bypass.remove(chain, slot),
             (Place::DelayFull, _) => self.delay_full.remove(chain, slot),
+            (Place::DelayFullForLong, _) => self.delay_full_for_long.remove(chain, slot),
             (Place::DelayFault, _) => self.delay_fault.remove(chain, slot),
             (Place::DelayPlacing, _) => self.delay_placing.remove(chain, slot),
             _ => {}
         }
-        if matches!(place, Place::Timeout | Place::DelayFull | Place::DelayFault | Place::DelayPlacing) {
+        if matches!(
+            place,
+            Place::Timeout
+                | Place::DelayFull
+                | Place::DelayFullForLong
+                | Place::DelayFault
+                | Place::DelayPlacing
+        ) {
             self.armed -= 1;
         }
     }

@@ -224,6 +224,8 @@ pub(super) enum Place {
     Bypass,
     /// Blocks that were refused for lack of room.
     DelayFull,
+    /// It was refused for lack of room for long.
+    DelayFullForLong,
     /// Blocks that were refused for an absent page.
     DelayFault,
     /// Blocks that the receiver is placing.

@@ -19,7 +19,7 @@ use tombolo_wire::Attempt;
 const FAST_RETRANSMITS: u32 = 8;
 
 /// Lists of blocks that wait for a delay to be over.
-const DELAYS: usize = 3;
+const DELAYS: usize = 4;
 
 impl Transactions {
     /// The first unanswered block of a path, in the order of sending, that a later answer shows to be lost.
@@ -73,7 +73,8 @@ impl Initiator {
 
     /// The blocks whose delays are over first.
     fn delays(&self) -> [Option<u32>; DELAYS] {
-        [self.delay_full.front(), self.delay_fault.front(), self.delay_placing.front()]
+        let lists = [&self.delay_full, &self.delay_full_for_long, &self.delay_fault, &self.delay_placing];
+        lists.map(List::front)
     }
 
     fn expire_delays(&mut self, now: Time) {
