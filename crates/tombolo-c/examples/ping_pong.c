@@ -1,4 +1,5 @@
 /* Two processes write a word to each other in turn, and poll for the answer. */
+#include <sched.h>
 #include <time.h>
 
 #include "example.h"
@@ -23,7 +24,7 @@ static void play(const char *path, int line, int serves)
         for (int turn = 0; turn < 2; turn++) {
             if (turn == !serves) {
                 while (__atomic_load_n(&words[0], __ATOMIC_ACQUIRE) != round)
-                    ;
+                    sched_yield(); /* the nodes may need this processor */
             } else {
                 words[1] = round;
                 move(tombolo_write, domain, there.target, (tombolo_spec){
