@@ -26,9 +26,12 @@ impl Words {
 }
 
 /// The instructions of a copy, as a function of that name. `rdi`: to, `rsi`: from, `rdx`: bytes, `rcx`: how many of them
-/// come before the first aligned word. Returns in `rax` how many are left: none. `rdi`, `rsi` and `rax` are right at each
-/// instruction that may fault: one may go on at `_words` behind a fault before it, at `_bytes` behind one before
-/// that, and at `_end` behind one among the bytes.
+/// come before the first aligned word. Returns in `rax` how many are left: none.
+///
+/// `rdi`, `rsi` and `rax` are right at each instruction that may fault, so that a thread can go on in smaller steps behind a
+/// fault: at `_bytes` behind one before `_main`, at `_words` behind one before that, at `_again` behind one before that,
+/// which copies a word's bytes one by one and goes on as before if they come after all, and at `_end`, with what is left,
+/// behind one among those. (A half of a vector at a multiple of 8 is stored as one by the processors that there are.)
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 macro_rules! copy_instructions {
     ($name:literal) => {
@@ -48,13 +51,22 @@ macro_rules! copy_instructions {
             "mov [rdi], r8b\n",
             "inc rsi\ninc rdi\ndec rax\ndec rcx\n",
             "jnz 2b\n",
+            ".hidden ",
+            $name,
+            "_main\n.globl ",
+            $name,
+            "_main\n",
+            $name,
+            "_main:\n",
             "3:\n",
             "cmp rax, 64\n",
             "jb 5f\n",
             "4:\n",
             "movups xmm0, [rsi]\nmovups xmm1, [rsi + 16]\nmovups xmm2, [rsi + 32]\nmovups xmm3, [rsi + 48]\n",
-            "movups [rdi], xmm0\nmovups [rdi + 16], xmm1\nmovups [rdi + 32], xmm2\nmovups [rdi + 48], xmm3\n",
-            "add rsi, 64\nadd rdi, 64\nsub rax, 64\n",
+            "movups [rdi], xmm0\nadd rsi, 16\nadd rdi, 16\nsub rax, 16\n",
+            "movups [rdi], xmm1\nadd rsi, 16\nadd rdi, 16\nsub rax, 16\n",
+            "movups [rdi], xmm2\nadd rsi, 16\nadd rdi, 16\nsub rax, 16\n",
+            "movups [rdi], xmm3\nadd rsi, 16\nadd rdi, 16\nsub rax, 16\n",
             "cmp rax, 64\n",
             "jae 4b\n",
             ".hidden ",
@@ -73,13 +85,6 @@ macro_rules! copy_instructions {
             "add rsi, 8\nadd rdi, 8\nsub rax, 8\n",
             "cmp rax, 8\n",
             "jae 6b\n",
-            ".hidden ",
-            $name,
-            "_bytes\n.globl ",
-            $name,
-            "_bytes\n",
-            $name,
-            "_bytes:\n",
             "7:\n",
             "test rax, rax\n",
             "jz 9f\n",
@@ -88,6 +93,32 @@ macro_rules! copy_instructions {
             "mov [rdi], r8b\n",
             "inc rsi\ninc rdi\ndec rax\n",
             "jnz 8b\n",
+            "9:\n",
+            "ret\n",
+            ".hidden ",
+            $name,
+            "_again\n.globl ",
+            $name,
+            "_again\n",
+            $name,
+            "_again:\n",
+            "mov ecx, 8\n",
+            "cmp rax, rcx\n",
+            "cmovb rcx, rax\n",
+            ".hidden ",
+            $name,
+            "_bytes\n.globl ",
+            $name,
+            "_bytes\n",
+            $name,
+            "_bytes:\n",
+            "mov r8b, [rsi]\n",
+            "mov [rdi], r8b\n",
+            "inc rsi\ninc rdi\ndec rax\ndec rcx\n",
+            "jnz ",
+            $name,
+            "_bytes\n",
+            "jmp 3b\n",
             ".hidden ",
             $name,
             "_end\n.globl ",
@@ -95,7 +126,6 @@ macro_rules! copy_instructions {
             "_end\n",
             $name,
             "_end:\n",
-            "9:\n",
             "ret\n",
         )
     };
@@ -148,9 +178,8 @@ pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, words: Wor
     let end = head + (bytes - head) / 8 * 8;
     // SAFETY: as the caller promises; all are inside.
     unsafe {
-        for at in (0..head).chain(end..bytes) {
-            to.add(at).write_volatile(from.add(at).read_volatile());
-        }
+        let byte = |at| to.add(at).write_volatile(from.add(at).read_volatile());
+        (0..head).for_each(byte);
         for at in (head..end).step_by(8) {
             let (to, from) = (to.add(at).cast::<u64>(), from.add(at).cast::<u64>());
             match (to.is_aligned(), from.is_aligned()) {
@@ -159,6 +188,7 @@ pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, words: Wor
                 (false, _) => to.write_unaligned(from.read_volatile()),
             }
         }
+        (end..bytes).for_each(byte);
     }
 }
 

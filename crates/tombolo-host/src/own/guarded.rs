@@ -59,7 +59,9 @@ mod x86_64 {
 
     unsafe extern "C" {
         fn tombolo_guarded_copy(to: *mut u8, from: *const u8, bytes: usize, head: usize) -> usize;
+        fn tombolo_guarded_copy_main();
         fn tombolo_guarded_copy_words();
+        fn tombolo_guarded_copy_again();
         fn tombolo_guarded_copy_bytes();
         fn tombolo_guarded_copy_end();
         fn tombolo_guarded_store(at: *mut u64, word: u64) -> u32;
@@ -84,15 +86,19 @@ mod x86_64 {
             address(tombolo_guarded_swap_access),
         ];
         // A copy goes on in smaller steps, up to the byte that faults.
-        let steps = [
-            tombolo_guarded_copy as *const () as usize,
-            address(tombolo_guarded_copy_words),
-            address(tombolo_guarded_copy_bytes),
-            address(tombolo_guarded_copy_end),
-        ];
-        let step = steps.windows(2).find(|step| (step[0]..step[1]).contains(&instruction));
+        let [main, less, again, bytes, end] = [
+            tombolo_guarded_copy_main,
+            tombolo_guarded_copy_words,
+            tombolo_guarded_copy_again,
+            tombolo_guarded_copy_bytes,
+            tombolo_guarded_copy_end,
+        ]
+        .map(address);
+        let start = tombolo_guarded_copy as *const () as usize;
+        let steps = [(start..main, bytes), (main..less, less), (less..again, again), (again..end, end)];
+        let step = steps.iter().find(|(part, _)| part.contains(&instruction));
         let word = words.contains(&instruction).then(|| address(tombolo_guarded_word_fault));
-        step.map(|step| step[1]).or(word)
+        step.map(|(_, after)| *after).or(word)
     }
 
     extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
