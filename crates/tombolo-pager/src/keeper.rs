@@ -10,14 +10,16 @@ use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
-use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::{
     self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
+use rustix::process::{WaitId, WaitIdOptions, waitid};
 use tombolo_core::pager::PAGE_BYTES;
 use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::{Event, UffdError, Userfaultfd};
@@ -36,7 +38,8 @@ const REMOVE: u8 = 3;
 #[derive(Debug)]
 pub struct Keeper {
     socket: OwnedFd,
-    child: Mutex<Child>,
+    /// Not its number: one that has ended may have been reaped by whoever waits for all children, and its number be another's.
+    process: OwnedFd,
 }
 
 impl Keeper {
@@ -49,7 +52,7 @@ impl Keeper {
             None,
         )?;
         let child = command.stdin(theirs).stdout(Stdio::null()).spawn()?;
-        Ok(Self { socket: ours, child: Mutex::new(child) })
+        Ok(Self { socket: ours, process: process::pidfd(child.id())? })
     }
 
     fn send(&self, kind: u8, space: u32, descriptor: Option<BorrowedFd<'_>>) {
@@ -86,9 +89,15 @@ impl Keeper {
 
     /// The run is over, and nobody is left whose memory it would keep. A signal ends also one that somebody has stopped.
     pub fn end(&self) {
-        let mut child = self.child.lock();
-        let _ = child.kill();
-        let _ = child.wait();
+        let _ = process::signal(&self.process, libc::SIGKILL);
+        // One whose control group is frozen ends when that goes on; one that was reaped has no status.
+        let since = Instant::now();
+        let flags = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        while let Ok(None) | Err(Errno::INTR) = waitid(WaitId::PidFd(self.process.as_fd()), flags)
+            && since.elapsed() < timing::KEEPER_END
+        {
+            std::thread::sleep(timing::KEEPER_END_INTERVAL);
+        }
     }
 }
 
@@ -140,8 +149,8 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
     let mut parts = [io::IoSliceMut::new(&mut bytes)];
     let received = loop {
         match net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(Errno::CONNRESET) => return Ok(None),
             other => break other?,
         }
     };

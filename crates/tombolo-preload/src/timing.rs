@@ -21,5 +21,5 @@ pub const FORK_IDLE_LOOKS: u32 = 10;
 /// takes.
 pub const LOCALISE_RETRY_US: i64 = 100;
 
-/// Number of such requests before the call fails with EAGAIN: 5 s, where moving a batch takes milliseconds.
+/// Number of such requests before the call fails with EAGAIN: 5 to 10 s, where moving a batch takes milliseconds.
 pub const LOCALISE_TRIES: u32 = 50_000;

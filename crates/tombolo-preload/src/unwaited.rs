@@ -37,10 +37,14 @@ pub fn find_real_functions() {
     MUTEX_INIT.address();
 }
 
-/// Makes the pages local in which these bytes lie.
-fn keep(start: usize, end: usize) -> Result<(), i32> {
-    let first = start & !(PAGE_BYTES - 1);
-    memory::localise(first, end - first)
+/// What is made local at once: a range that is local is a mapping of its own, of which a process may have some 65,000.
+const CHUNK_BYTES: usize = 16 * PAGE_BYTES;
+
+/// Makes the pages local in which these bytes lie, and those around them. Where that is not possible (no mapping is left, or a lender is
+/// silent for long), they stay as they are: mostly they are there when the kernel comes.
+fn keep(start: usize, end: usize) {
+    let first = start & !(CHUNK_BYTES - 1);
+    let _ = memory::localise(first, (end - first).next_multiple_of(CHUNK_BYTES));
 }
 
 /// libc has its structure of a thread at the end of a stack that it is given: 2304 bytes, and what aligning takes.
@@ -66,11 +70,13 @@ pub unsafe extern "C" fn pthread_create(
         let found = unsafe { pthread_attr_getstack(attributes, &raw mut address, &raw mut bytes) };
         // Without a stack of its own, libc says that it ends at 0.
         let end = (address as usize).wrapping_add(bytes);
-        if found == 0
-            && end > THREAD_BYTES
-            && let Err(error) = keep(end - THREAD_BYTES, end)
-        {
-            return error;
+        if found == 0 && end > THREAD_BYTES {
+            for at in [end - THREAD_BYTES, end - 1] {
+                // It waits for a page as any access does, and longer than a request may.
+                // SAFETY: the caller's promise: the stack is the new thread's.
+                unsafe { core::ptr::with_exposed_provenance::<u8>(at).read_volatile() };
+            }
+            keep(end - THREAD_BYTES, end);
         }
     }
     // SAFETY: the caller's promise; the address is libc's function of that name.
@@ -97,13 +103,11 @@ pub unsafe extern "C" fn pthread_mutex_init(
             libc::pthread_mutexattr_getprotocol(attributes, &raw mut protocol);
         }
     }
+    // SAFETY: the caller's promise; the address is libc's function of that name. It brings the page in.
+    let result = unsafe { core::mem::transmute::<usize, MutexInit>(real)(mutex, attributes) };
     let address = mutex as usize;
-    if (robustness == libc::PTHREAD_MUTEX_ROBUST || protocol == libc::PTHREAD_PRIO_INHERIT)
-        && start::far()
-        && let Err(error) = keep(address, address + size_of::<pthread_mutex_t>())
-    {
-        return error;
+    if (robustness == libc::PTHREAD_MUTEX_ROBUST || protocol == libc::PTHREAD_PRIO_INHERIT) && start::far() {
+        keep(address, address + size_of::<pthread_mutex_t>());
     }
-    // SAFETY: the caller's promise; the address is libc's function of that name.
-    unsafe { core::mem::transmute::<usize, MutexInit>(real)(mutex, attributes) }
+    result
 }

@@ -412,7 +412,7 @@ impl AccessServer {
     /// Makes an access, or has its pages brought in.
     fn begin_access(&self, waiting: Waiting, present: &mut Option<Look>, leads: bool, served: &mut Served) {
         let order = &waiting.order;
-        if self.waits_for_earlier(waiting) {
+        if self.is_closed() || self.waits_for_earlier(waiting) {
             return;
         }
         let absent = match self.access(order, present) {

@@ -59,6 +59,10 @@ pub const AGENT_END: Duration = Duration::from_millis(100);
 pub const AGENT_GONE: Duration = Duration::from_secs(30);
 /// How often the keeper looks for faults of programs that it is ending.
 pub const KEEPER_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a run waits for the end of its keeper, which it has killed. A bound, not a measurement: it takes a millisecond.
+pub const KEEPER_END: Duration = Duration::from_secs(5);
+/// How often it looks.
+pub const KEEPER_END_INTERVAL: Duration = Duration::from_millis(1);
 /// After this time, the user is told that descendants keep the run from ending.
 pub const DESCENDANTS_NOTICE: Duration = Duration::from_secs(2);
 /// How long processes that were killed may take to be gone before those that are left are the keeper's: freeing some GiB

@@ -168,7 +168,8 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Its processes have ended.
+        // After a failure some may be frozen in it.
+        let _ = fs::write(self.0.join("freezer.state"), "THAWED");
         let _ = fs::remove_dir(&self.0);
     }
 }

@@ -79,6 +79,18 @@ int main(int count, char **arguments) {
         CHECK(!pthread_mutex_consistent(mutexes[index]) && !pthread_mutex_unlock(mutexes[index]), "unlock");
     }
 
+    /* Many of them do not use up the mappings that a process may have. */
+    enum { MANY = 20000, APART = 8192 };
+    char *many = map(MANY * 2ul);
+    for (int index = 0; index < MANY; index++)
+        CHECK(!pthread_mutex_init((pthread_mutex_t *)(many + (size_t)index * APART), &robust), "init %d", index);
+    int mappings = 0;
+    char line[4096];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (fgets(line, sizeof line, maps)) mappings++;
+    fclose(maps);
+    CHECK(mappings < 2000, "%d mappings", mappings);
+
     pthread_mutexattr_t inheriting;
     pthread_mutexattr_init(&inheriting);
     CHECK(!pthread_mutexattr_setprotocol(&inheriting, PTHREAD_PRIO_INHERIT), "inheriting");
