@@ -146,6 +146,11 @@ impl Context {
         self.denied.remove(known).map(|(.., refusal, _)| refusal)
     }
 
+    /// An access of this block went well: its pages can be had.
+    pub(super) fn forget_denials(&mut self, access: &Access) {
+        self.denied.retain(|(by, end, ..)| (*by, *end) != (access.by, access.end));
+    }
+
     /// Whether the context has as many touches as it may: then further accesses are sent away.
     pub(super) fn is_full(&self, config: &Config) -> bool {
         self.touches.len() >= config.max_touches

@@ -302,6 +302,9 @@ impl Iommu {
         let access = job.access;
         let may_have_brought = job.bringing_bytes > 0;
         context.bringing_bytes -= std::mem::take(&mut job.bringing_bytes);
+        if matches!(outcome, Outcome::Done(_) | Outcome::Brought { .. }) {
+            context.forget_denials(&access);
+        }
         match outcome {
             Outcome::Brought { before, pages, kind } if may_have_brought => {
                 self.brought(now, id, &access, pages, kind);

@@ -58,8 +58,10 @@ impl Helper {
         wake: &EventFd,
     ) -> Result<Self, HelperError> {
         let (ours, theirs) = SeqpacketSocket::pair()?;
-        let theirs = theirs.as_fd().try_clone_to_owned().map_err(HelperError::Start)?;
-        let spawned = command().stdin(theirs).stdout(Stdio::null()).spawn();
+        let its_input = theirs.as_fd().try_clone_to_owned().map_err(HelperError::Start)?;
+        // The helper alone has its end: that it is gone is seen at once.
+        drop(theirs);
+        let spawned = command().stdin(its_input).stdout(Stdio::null()).spawn();
         let helper = Self { child: Mutex::new(spawned.map_err(HelperError::Start)?), socket: ours };
         let mut descriptors = vec![area.as_fd(), wake.as_fd()];
         descriptors.extend(memory.descriptors());

@@ -182,8 +182,6 @@ fn a_killed_supervisor_ends_the_program() {
     }
 }
 
-/// The supervisor's orphans have a parent that asks for nobody's status.
-/// Killed while it moves pages, mostly: all that threads do here is evict.
 /// The process that keeps the userfaultfds of a run.
 fn keeper_of(run: &Running) -> u32 {
     let is_keeper =
@@ -222,6 +220,7 @@ fn a_run_needs_its_keeper_for_nothing_while_it_lives() {
     }
 }
 
+/// Killed while it moves pages, mostly: all that threads do here is evict.
 #[test]
 fn a_killed_agent_takes_no_page_along() {
     needs!("cc");
@@ -282,6 +281,7 @@ fn an_agent_that_is_killed_while_it_drops_a_page_takes_none_along() {
     }
 }
 
+/// The supervisor's orphans have a parent that asks for nobody's status.
 #[test]
 fn the_agent_of_a_killed_supervisor_ends_with_the_program() {
     needs!("cc", "python3");
