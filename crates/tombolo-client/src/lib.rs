@@ -55,8 +55,9 @@
 //! - Each atomic operation is carried out once, and whole. Two under way, on one word or on several, are carried out in any
 //!   order.
 //! - Bytes are copied in any order, but a word of 8 bytes whose source and destination are multiples of 8 is copied as one: whoever
-//!   reads it while transfers write it finds what was there or what comes. (Not where a helper of the node makes the copies,
-//!   for a program that may have no threads.) Of what is longer, a part may be changed.
+//!   reads it while transfers write it finds what was there or what comes. (Not where system calls make the copies:
+//!   those of a helper of the node, for a program that may have no threads, and those of a program whose own handler of SIGSEGV
+//!   or SIGBUS was set after it registered memory.) Of what is longer, a part may be changed.
 //! - Messages under way to one mailbox arrive in any order.
 #![forbid(unsafe_code)]
 

@@ -127,7 +127,7 @@ impl Placement {
         self.memory
             .span_mut(self.offset_bytes + DATA_OFFSET_BYTES + place, bytes.len())
             .map_err(|_| RingError::Placement)?
-            .copy_from(bytes);
+            .take_from(bytes);
         Ok(())
     }
 }

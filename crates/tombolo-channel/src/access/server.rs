@@ -699,8 +699,20 @@ impl AccessServer {
             let outcome = match touched {
                 Err(denied) if looks_there => Outcome::Denied(denied),
                 Err(_) | Ok(()) => match self.access(order, &mut present) {
-                    Outcome::Done(before) if order.brings && !std::mem::replace(&mut has_said, true) => {
+                    Outcome::Done(before)
+                        if order.brings && looks_there && !std::mem::replace(&mut has_said, true) =>
+                    {
                         Outcome::Brought(before, absent)
+                    }
+                    Outcome::Absent(_) if order.brings => {
+                        // Those that overlap with it and came later wait for it still.
+                        self.begin_access(
+                            *waiting,
+                            &mut present,
+                            false,
+                            &mut Served { count: 0, touch: None },
+                        );
+                        continue;
                     }
                     outcome => outcome,
                 },

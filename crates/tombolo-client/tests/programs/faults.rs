@@ -230,10 +230,11 @@ impl Scene<'_> {
                 {
                     // Of both ends, one holds it up.
                     let others = place == Where::Both;
-                    assert!(
-                        others || faults_at(host, name, counted) > *before,
-                        "no fault at the {name}: {what}"
-                    );
+                    let since = Instant::now();
+                    while !others && faults_at(host, name, counted) == *before {
+                        assert!(since.elapsed() < PATIENCE, "no fault at the {name}: {what}");
+                        std::thread::yield_now();
+                    }
                 }
             }
             return;

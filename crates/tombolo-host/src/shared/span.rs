@@ -161,15 +161,24 @@ impl<'a> SharedSpanMut<'a> {
     /// Copies from another span, which may overlap; returns how many bytes (the shorter length). Aligned words of 8 bytes are
     /// written as such, unless this span overlaps with a lower one.
     pub fn copy_from(&self, source: SharedSpan<'_>) -> usize {
+        self.copy_words_from(source, Words::OfDestination)
+    }
+
+    /// The same, where nobody looks at this span yet: aligned words of the source are read as such.
+    pub fn take_from(&self, source: SharedSpan<'_>) -> usize {
+        self.copy_words_from(source, Words::OfSource)
+    }
+
+    fn copy_words_from(&self, source: SharedSpan<'_>, words: Words) -> usize {
         let count = self.len().min(source.len());
-        // SAFETY: `count` is within both spans, which stay mapped, and this one is writable. Two
-        // spans of one mapping may overlap, hence `copy` and not `copy_nonoverlapping`.
+        // SAFETY: `count` is within both spans, which stay mapped, and this one is writable. One that overlaps with a lower one is
+        // copied from its end.
         unsafe {
             let (to, from) = (self.as_mut_ptr(), source.as_ptr());
             if (to.addr().wrapping_sub(from.addr())) < count {
                 std::ptr::copy(from, to, count);
             } else {
-                copying::copy(to, from, count, Words::OfDestination);
+                copying::copy(to, from, count, words);
             }
         }
         compiler_fence(Ordering::SeqCst);

@@ -152,7 +152,7 @@ impl Node {
             |bytes| Staged::new(own, bytes).ok_or_else(|| self.programs.own_memory.lock().no_room(request));
         let filled = |bytes: SharedSpan<'_>| -> Result<Staged, Refusal> {
             let staged = room(bytes.len() as u32)?;
-            staged.room().ok_or(NackCode::DecodeError)?.copy_from(bytes);
+            staged.room().ok_or(NackCode::DecodeError)?.take_from(bytes);
             Ok(staged)
         };
         let staged = match work {
