@@ -230,8 +230,8 @@ fn make_gate() -> Result<(usize, usize), i32> {
         let seals = (libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL) as usize;
         call(libc::SYS_fcntl, [file, libc::F_ADD_SEALS as usize, seals, 0, 0, 0])?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let address = sys::mmap(0, GATE_BYTES, protection, libc::MAP_SHARED, file as i32, 0)?;
-        sys::madvise(address, GATE_BYTES, libc::MADV_DONTFORK)?;
+        let address = sys::map(0, GATE_BYTES, protection, libc::MAP_SHARED, file as i32, 0)?;
+        sys::advise(address, GATE_BYTES, libc::MADV_DONTFORK)?;
         Ok((file, address))
     }
 }

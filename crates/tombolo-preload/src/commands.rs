@@ -89,7 +89,7 @@ fn drop_pages(held: &Held, command: u32, spans: usize, count: usize) -> usize {
             // A change of libc's that was before this drop has cancelled the command by now.
             memory::while_unchanged(|| {
                 through_gate(held, command, || note(held, 2 * index + 1)).is_some()
-                    && sys::madvise(start, length, libc::MADV_DONTNEED).is_ok()
+                    && sys::advise(start, length, libc::MADV_DONTNEED).is_ok()
                     && {
                         note(held, 2 * index + 2);
                         true
@@ -213,7 +213,7 @@ fn unshare_pages(held: &Held, command: u32, spans: usize, count: usize) {
             if through_gate(held, command, || ()).is_none() {
                 return;
             }
-            let _ = sys::madvise(start + offset, BYTES.min(length - offset), libc::MADV_POPULATE_WRITE);
+            let _ = sys::advise(start + offset, BYTES.min(length - offset), libc::MADV_POPULATE_WRITE);
         }
     }
 }

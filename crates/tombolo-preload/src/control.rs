@@ -31,8 +31,8 @@ static PLACES: Places =
 pub fn establish() -> Result<(), i32> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let base = sys::mmap(0, CONTROL_PAGES * PAGE_BYTES, protection, flags, -1, 0)?;
-    let _ = sys::madvise(base, CONTROL_PAGES * PAGE_BYTES, libc::MADV_NOHUGEPAGE);
+    let base = sys::map(0, CONTROL_PAGES * PAGE_BYTES, protection, flags, -1, 0)?;
+    let _ = sys::advise(base, CONTROL_PAGES * PAGE_BYTES, libc::MADV_NOHUGEPAGE);
     BASE.store(base, Ordering::Release);
     Ok(())
 }
@@ -41,7 +41,7 @@ pub fn establish() -> Result<(), i32> {
 pub fn abandon() {
     let base = BASE.swap(0, Ordering::AcqRel);
     if base != 0 {
-        let _ = sys::munmap(base, CONTROL_PAGES * PAGE_BYTES);
+        let _ = sys::unmap(base, CONTROL_PAGES * PAGE_BYTES);
     }
 }
 
@@ -69,13 +69,13 @@ pub fn drop_pages(first: usize, pages: usize) -> bool {
     const GUARD_REMOVE: i32 = 103;
     let (start, length) = (base() + first * PAGE_BYTES, pages * PAGE_BYTES);
     let drop = || {
-        if sys::madvise(start, length, GUARD_INSTALL).is_ok() {
-            sys::madvise(start, length, GUARD_REMOVE).is_ok()
+        if sys::advise(start, length, GUARD_INSTALL).is_ok() {
+            sys::advise(start, length, GUARD_REMOVE).is_ok()
         } else {
-            sys::madvise(start, length, libc::MADV_DONTNEED).is_ok()
+            sys::advise(start, length, libc::MADV_DONTNEED).is_ok()
         }
     };
-    drop() || (sys::munlock(base(), CONTROL_PAGES * PAGE_BYTES).is_ok() && drop())
+    drop() || (sys::unlock(base(), CONTROL_PAGES * PAGE_BYTES).is_ok() && drop())
 }
 
 /// Drops what lies in the staging area; returns whether that was possible.

@@ -98,9 +98,9 @@ pub fn set_gate(gate: usize) {
 /// Makes that page. Called once, before any other thread exists.
 pub fn establish() -> Result<(), i32> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let page = sys::mmap(0, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)?;
-    if let Err(error) = sys::madvise(page, PAGE_BYTES, libc::MADV_WIPEONFORK) {
-        let _ = sys::munmap(page, PAGE_BYTES);
+    let page = sys::map(0, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)?;
+    if let Err(error) = sys::advise(page, PAGE_BYTES, libc::MADV_WIPEONFORK) {
+        let _ = sys::unmap(page, PAGE_BYTES);
         return Err(error);
     }
     PROGRESS.store(page, Ordering::Release);
@@ -114,7 +114,7 @@ pub fn establish() -> Result<(), i32> {
 pub fn abandon() {
     let page = PROGRESS.swap(0, Ordering::AcqRel);
     if page != 0 {
-        let _ = sys::munmap(page, PAGE_BYTES);
+        let _ = sys::unmap(page, PAGE_BYTES);
     }
 }
 

@@ -167,7 +167,7 @@ pub extern "C" fn mmap(
     offset: off_t,
 ) -> *mut c_void {
     const ANONYMOUS: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let map = |flags| sys::mmap(hint as usize, length, protection, flags, descriptor, offset);
+    let map = |flags| sys::map(hint as usize, length, protection, flags, descriptor, offset);
     let anonymous = flags & (ANONYMOUS | libc::MAP_SHARED) == ANONYMOUS;
     let far = anonymous && flags & UNFIT == 0 && protection & libc::PROT_EXEC == 0 && start::wants(length);
     // What can be larger than this machine's memory must not be counted against it; and pages that are
@@ -197,7 +197,7 @@ pub extern "C" fn mmap64(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
-    with_errno(change(|| sys::munmap(address as usize, length))) as c_int
+    with_errno(change(|| sys::unmap(address as usize, length))) as c_int
 }
 
 /// The variadic fifth argument arrives in its register whether it was passed or not.
@@ -209,7 +209,7 @@ pub extern "C" fn mremap(
     flags: c_int,
     target: *mut c_void,
 ) -> *mut c_void {
-    as_pointer(change(|| sys::mremap(address as usize, old_length, new_length, flags, target as usize)))
+    as_pointer(change(|| sys::remap(address as usize, old_length, new_length, flags, target as usize)))
 }
 
 #[unsafe(no_mangle)]
@@ -220,7 +220,7 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
             // The kernel drops the pages with a guard and reports nothing, and a page that is mapped ahead
             // would take the guard away.
             GUARD_INSTALL => {
-                let _ = sys::madvise(start, length, libc::MADV_DONTNEED);
+                let _ = sys::advise(start, length, libc::MADV_DONTNEED);
                 if let Err(error) = localise(start, length) {
                     set_errno(error);
                     return -1;
@@ -236,10 +236,10 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
             _ => {}
         }
     }
-    let advised = sys::madvise(start, length, advice);
+    let advised = sys::advise(start, length, advice);
     if advice == libc::MADV_FREE && advised.is_ok() && start::far() {
         // Pages may be dropped at any time; at once is one of them, and counts as free at once.
-        let _ = sys::madvise(start, length, libc::MADV_DONTNEED);
+        let _ = sys::advise(start, length, libc::MADV_DONTNEED);
     }
     with_errno(advised) as c_int
 }

@@ -1,5 +1,8 @@
 //! Raw system calls: no `errno`, no thread-local storage, no interposed names.
 //!
+//! None has the name of a function of libc's: a debugger that is told to call that would take it for that, and write its result
+//! into the program's memory.
+//!
 //! The agent is a process that libc does not know, with the thread pointer
 //! of the thread that made it, so it may not touch thread-local storage at all.
 
@@ -72,7 +75,7 @@ pub unsafe fn spawn(stack_top: usize, entry: extern "C" fn() -> !, number: &'sta
     if result < 0 { Err(-result as i32) } else { Ok(result as usize) }
 }
 
-pub fn mmap(
+pub fn map(
     address: usize,
     length: usize,
     protection: i32,
@@ -86,22 +89,22 @@ pub fn mmap(
     unsafe { call(libc::SYS_mmap, arguments) }
 }
 
-pub fn munmap(address: usize, length: usize) -> Result {
+pub fn unmap(address: usize, length: usize) -> Result {
     // SAFETY: as for mmap.
     unsafe { call(libc::SYS_munmap, [address, length, 0, 0, 0, 0]) }
 }
 
-pub fn munlock(address: usize, length: usize) -> Result {
+pub fn unlock(address: usize, length: usize) -> Result {
     // SAFETY: munlock(2) changes no contents.
     unsafe { call(libc::SYS_munlock, [address, length, 0, 0, 0, 0]) }
 }
 
-pub fn madvise(address: usize, length: usize, advice: i32) -> Result {
+pub fn advise(address: usize, length: usize, advice: i32) -> Result {
     // SAFETY: as for mmap.
     unsafe { call(libc::SYS_madvise, [address, length, advice as usize, 0, 0, 0]) }
 }
 
-pub fn mremap(address: usize, old: usize, new: usize, flags: i32, target: usize) -> Result {
+pub fn remap(address: usize, old: usize, new: usize, flags: i32, target: usize) -> Result {
     // SAFETY: as for mmap.
     unsafe { call(libc::SYS_mremap, [address, old, new, flags as usize, target, 0]) }
 }
