@@ -43,8 +43,12 @@ const CHUNK_BYTES: usize = 16 * PAGE_BYTES;
 /// Makes the pages local in which these bytes lie, and those around them. Where that is not possible (no mapping is left, or a lender is
 /// silent for long), they stay as they are: mostly they are there when the kernel comes.
 fn keep(start: usize, end: usize) {
-    let first = start & !(CHUNK_BYTES - 1);
-    let _ = memory::localise(first, (end - first).next_multiple_of(CHUNK_BYTES));
+    let around = |bytes: usize| (start & !(bytes - 1), end.next_multiple_of(bytes));
+    let make_local = |(first, end): (usize, usize)| memory::localise(first, end - first).is_ok();
+    // The pages themselves were just accessed.
+    if !make_local(around(CHUNK_BYTES)) {
+        make_local(around(PAGE_BYTES));
+    }
 }
 
 /// libc has its structure of a thread at the end of a stack that it is given: 2304 bytes, and what aligning takes.

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <sys/syscall.h>
 #include <time.h>
 
@@ -77,6 +78,29 @@ int main(int count, char **arguments) {
         int error = pthread_mutex_timedlock(mutexes[index], &limit);
         CHECK(error == EOWNERDEAD, "mutex %d: %d", index, error);
         CHECK(!pthread_mutex_consistent(mutexes[index]) && !pthread_mutex_unlock(mutexes[index]), "unlock");
+    }
+
+    /* Some in mappings of a page each, of which the first lie beside what the library has for itself. Afterwards memory is far as
+     * before. */
+    for (int index = 0; index < 64; index++) {
+        char *page = map(1);
+        CHECK(!pthread_mutex_init((pthread_mutex_t *)page, &robust), "init");
+    }
+    if (getenv("TOMBOLO_PAGER")) {
+        char *fresh = map(pages), text[4096], name[64];
+        fill(fresh, pages, 7000, 1);
+        bool is_found = false, is_far = false;
+        FILE *smaps = fopen("/proc/self/smaps", "r");
+        while (fgets(text, sizeof text, smaps)) {
+            unsigned long from, to;
+            if (sscanf(text, "%lx-%lx %63s", &from, &to, name) == 3)
+                is_found = from <= (unsigned long)fresh && (unsigned long)fresh < to;
+            else if (is_found && !strncmp(text, "VmFlags:", 8))
+                is_far = is_far || strstr(text, " um ");
+        }
+        fclose(smaps);
+        CHECK(is_far, "it is not registered");
+        check(fresh, pages, 7000, 1, "after all that");
     }
 
     /* Many of them do not use up the mappings that a process may have. */
