@@ -153,11 +153,13 @@ impl Pager {
         if !self.bring_all(space, table, first, end) {
             return Answer { served: 1, value: 1, ..Answer::default() };
         }
-        // What is far memory of the program, and nothing else: the control area is registered, too.
-        for (first, end) in table.states.ranges_within(first, end) {
-            if let Err(error) = space.uffd.unregister(Space::address(first), (end - first) * PAGE_BYTES) {
-                self.say_once("localise", &format!("far memory could not be made local ({error})"));
-                return Answer::default();
+        // A range with holes, or with other mappings in it, is not unregistered at once.
+        if space.uffd.unregister(start, length).is_err() {
+            for (first, end) in table.states.ranges_within(first, end) {
+                if let Err(error) = space.uffd.unregister(Space::address(first), (end - first) * PAGE_BYTES) {
+                    self.say_once("localise", &format!("far memory could not be made local ({error})"));
+                    return Answer::default();
+                }
             }
         }
         let discarded = table.states.unregister(first, end, &mut self.slots.lock());

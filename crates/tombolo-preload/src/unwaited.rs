@@ -8,9 +8,9 @@ use core::ffi::c_void;
 
 use libc::{c_int, pthread_attr_t, pthread_mutex_t, pthread_mutexattr_t, pthread_t};
 
-use crate::protocol::PAGE_BYTES;
+use crate::protocol::{CONTROL_PAGES, PAGE_BYTES};
 use crate::real::Real;
-use crate::{memory, start};
+use crate::{control, memory, start};
 
 static CREATE: Real = Real::new(c"pthread_create");
 static MUTEX_INIT: Real = Real::new(c"pthread_mutex_init");
@@ -45,8 +45,12 @@ const CHUNK_BYTES: usize = 16 * PAGE_BYTES;
 fn keep(start: usize, end: usize) {
     let around = |bytes: usize| (start & !(bytes - 1), end.next_multiple_of(bytes));
     let make_local = |(first, end): (usize, usize)| memory::localise(first, end - first).is_ok();
+    let (first, last) = around(CHUNK_BYTES);
+    // What this library has for itself is registered, too, and stays so.
+    let own = control::base()..control::base() + CONTROL_PAGES * PAGE_BYTES;
+    let is_beside_it = first < own.end && own.start < last;
     // The pages themselves were just accessed.
-    if !make_local(around(CHUNK_BYTES)) {
+    if is_beside_it || !make_local((first, last)) {
         make_local(around(PAGE_BYTES));
     }
 }
