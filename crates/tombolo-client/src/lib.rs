@@ -54,10 +54,10 @@
 //! - The parts of a list overtake each other like transfers. Its notification is written after all of them.
 //! - Each atomic operation is carried out once, and whole. Two under way, on one word or on several, are carried out in any
 //!   order.
-//! - Bytes are copied in any order, but a word of 8 bytes whose source and destination are multiples of 8 is copied as one: whoever
-//!   reads it while transfers write it finds what was there or what comes. (Not where system calls make the copies:
-//!   those of a helper of the node, for a program that may have no threads, and those of a program whose own handler of SIGSEGV
-//!   or SIGBUS was set after it registered memory.) Of what is longer, a part may be changed.
+//! - Bytes are copied in any order. A word of 8 bytes is copied as one if its addresses at source and destination are multiples of 8:
+//!   a program that reads it while transfers write it finds the word before or the word that comes. System calls promise no
+//!   such thing; they make the copies of a helper of the node (for a program that may have no threads), and of a program that has set a
+//!   handler of SIGSEGV or SIGBUS of its own after it registered memory. Of what is longer than a word, a part may be changed.
 //! - Messages under way to one mailbox arrive in any order.
 #![forbid(unsafe_code)]
 

@@ -141,6 +141,7 @@ mod instructions {
         ".popsection",
     );
 
+    // SAFETY: the function above, with its arguments in the registers in which C passes them.
     unsafe extern "C" {
         pub(super) fn tombolo_copy(to: *mut u8, from: *const u8, bytes: usize, head: usize) -> usize;
     }
@@ -167,7 +168,7 @@ pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, words: Wor
     }
 }
 
-/// The same, on other processors, whose vector units promise less.
+/// The same in plain Rust, a word at a time: for processors other than x86-64, and for Miri.
 ///
 /// # Safety
 ///

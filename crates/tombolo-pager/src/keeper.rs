@@ -38,7 +38,8 @@ const REMOVE: u8 = 3;
 #[derive(Debug)]
 pub struct Keeper {
     socket: OwnedFd,
-    /// Not its number: one that has ended may have been reaped by whoever waits for all children, and its number be another's.
+    /// A pidfd, not a process id: the supervisor waits for all its children, so a keeper that has ended may be reaped already, and
+    /// another process have its id.
     process: OwnedFd,
 }
 

@@ -1,7 +1,8 @@
 //! Memory that the kernel accesses without waiting for a page that is far. It is made local.
 //!
-//! - When a thread ends, it is as good as gone: what is far is left out. Whoever joins the thread (libc has its structure on its
-//!   stack), or waits for a robust mutex that it held, would wait for ever. Stacks that libc makes are local anyway.
+//! - When a thread ends, the kernel clears a word of libc's on the thread's stack, and marks the robust mutexes that the thread holds.
+//!   Where their pages are far it does neither, and whoever joins the thread or waits for such a mutex waits for ever.
+//!   Stacks that libc makes are local anyway.
 //! - Locking and unlocking a mutex that inherits priorities is done under the kernel's own locks, and fails (`EFAULT`).
 
 use core::ffi::c_void;
@@ -23,6 +24,7 @@ type Create = unsafe extern "C" fn(
 ) -> c_int;
 type MutexInit = unsafe extern "C" fn(*mut pthread_mutex_t, *const pthread_mutexattr_t) -> c_int;
 
+// SAFETY: declared as POSIX has it; the libc crate leaves it out.
 unsafe extern "C" {
     fn pthread_attr_getstack(
         attributes: *const pthread_attr_t,
@@ -37,7 +39,8 @@ pub fn find_real_functions() {
     MUTEX_INIT.address();
 }
 
-/// What is made local at once: a range that is local is a mapping of its own, of which a process may have some 65,000.
+/// How much is made local around a mutex or a stack's end: each local range is a mapping of its own, and the kernel lets a process
+/// have some 65,000.
 const CHUNK_BYTES: usize = 16 * PAGE_BYTES;
 
 /// Makes the pages local in which these bytes lie, and those around them. Where that is not possible (no mapping is left, or a lender is

@@ -57,6 +57,7 @@ mod x86_64 {
         ".popsection",
     );
 
+    // SAFETY: the functions above, with their arguments in the registers in which C passes them; the others are labels, never called.
     unsafe extern "C" {
         fn tombolo_guarded_copy(to: *mut u8, from: *const u8, bytes: usize, head: usize) -> usize;
         fn tombolo_guarded_copy_main();

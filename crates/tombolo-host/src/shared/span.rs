@@ -164,7 +164,8 @@ impl<'a> SharedSpanMut<'a> {
         self.copy_words_from(source, Words::OfDestination)
     }
 
-    /// The same, where nobody looks at this span yet: aligned words of the source are read as such.
+    /// The same, for a source that its owner changes meanwhile and a span that no other process reads yet: aligned words of the
+    /// source, not of this span, are moved as such.
     pub fn take_from(&self, source: SharedSpan<'_>) -> usize {
         self.copy_words_from(source, Words::OfSource)
     }

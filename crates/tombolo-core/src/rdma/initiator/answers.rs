@@ -243,7 +243,7 @@ impl Initiator {
         let id = transaction.peer;
         let (place, delay_ns, list) = match code {
             NackCode::SlaveError => (Place::DelayFault, self.config.fault_pause_ns, &mut self.delay_fault),
-            // Whoever refuses has to read and drop its bytes each time.
+            // Less often: the receiver reads and drops the block's bytes each time.
             NackCode::BufferFull if age_ns >= self.config.full_for_long_ns => {
                 (Place::DelayFullForLong, self.config.full_for_long_delay_ns, &mut self.delay_full_for_long)
             }
