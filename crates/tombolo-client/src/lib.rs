@@ -46,8 +46,9 @@
 //!   before the last.
 //! - When a write has ended, all its bytes are in the memory of the other domain; when a read has ended, all are in the own
 //!   memory. Whoever starts a transfer after that, here or there, finds them.
-//! - A transfer that fails ends at once, though parts of it may be under way: their bytes may still come, also over what is written
-//!   there next. When the other node was lost, none come.
+//! - When a transfer has failed, none of its bytes come any more, and its memory may be used for something else. But a node
+//!   that was lost, or does not answer, may place what it got before until it notices; and a program that was stopped in the middle
+//!   of a copy finishes that copy when it goes on.
 //! - Two transfers under way overtake each other, also those between the same two domains, of one class, or to the same
 //!   bytes. What has to come after another is started when that has ended: by waiting, or behind a fence
 //!   ([`Order::fenced`]). A read behind a fence finds what the writes before it have written.

@@ -31,6 +31,8 @@ pub struct Counters {
     pub given_up: u64,
     /// Blocks that were under way by a link when it was lost.
     pub blocks_moved: u64,
+    /// Blocks of transfers that failed, of which the peer was told that they are over.
+    pub blocks_closed: u64,
     /// Atomic operations sent, the repeated ones too.
     pub atomics_sent: u64,
     /// Atomic operations of peers, handed out to be carried out.

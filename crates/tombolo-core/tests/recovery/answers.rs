@@ -80,13 +80,21 @@ fn a_block_refused_for_ever_is_given_up() {
     let mut engine = engine(Config::default());
     engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
     let mut now = Time(0);
-    loop {
-        if let Some(block) = next_block(&mut engine, now) {
-            let _ = engine.handle(now, OTHER, &nack(&block, NackCode::BufferFull));
-        }
-        if let Some(status) = status(&mut engine, now) {
-            assert_eq!(status, Err(TransferError::Refused(NackCode::BufferFull.into())));
-            break;
+    'given_up: loop {
+        while let Some(action) = engine.poll(now) {
+            match action {
+                Action::SendBlock(block) => {
+                    let _ = engine.handle(now, OTHER, &nack(&block, NackCode::BufferFull));
+                }
+                // Nobody answers what closes the block, which is not waited for.
+                Action::Send { .. } => {}
+                Action::Complete(completion) => {
+                    let refused = TransferError::Refused(NackCode::BufferFull.into());
+                    assert_eq!(completion.status, Err(refused));
+                    break 'given_up;
+                }
+                other => panic!("{other:?}"),
+            }
         }
         now = engine.deadline().expect("a delay");
         assert!(now < Time(60 * SECOND), "hangs");

@@ -4,6 +4,7 @@ mod answers;
 #[path = "../bench/mod.rs"]
 mod bench;
 mod by_hand;
+mod closing;
 mod full_links;
 mod hostile;
 mod overtaken;

@@ -211,16 +211,20 @@ impl Initiator {
             self.counters.stale_answers += 1;
             return;
         };
-        if self.release_if_ending(slot) {
-            return;
-        }
         let index = self.table.entries[slot as usize].transfer;
-        if !nack.refusal.code.is_transient() || self.refused_too_long(now, slot) {
-            self.unplace(slot);
-            self.end(index, Err(TransferError::Refused(nack.refusal)));
+        let for_good = !nack.refusal.code.is_transient();
+        if (for_good || self.is_carried_out_here(slot)) && self.release_if_ending(slot) {
             return;
         }
-        self.set_aside(now, slot, nack.refusal.code);
+        if for_good {
+            // Whatever comes of it, the receiver refuses it.
+            self.release(slot);
+        } else if self.refused_too_long(now, slot) {
+            self.unplace(slot);
+        } else {
+            return self.set_aside(now, slot, nack.refusal.code);
+        }
+        self.end(index, Err(TransferError::Refused(nack.refusal)));
     }
 
     /// Whether a block was put off for too long, by whatever answers.
@@ -329,7 +333,10 @@ impl Initiator {
             self.table.entries[slot as usize].absent_at = self.attended.at(now);
             self.set_aside(now, slot, refusal.code);
         } else {
-            self.unplace(slot);
+            match self.table.entries[slot as usize].sent_before_at {
+                None => self.release(slot),
+                Some(_) => self.unplace(slot),
+            }
             self.end(index, Err(TransferError::Local(refusal)));
         }
     }

@@ -19,7 +19,6 @@
 use crate::rdma::config::Config;
 
 use super::Initiator;
-use super::tables::Queue;
 use crate::rdma::time::Time;
 use crate::rdma::transfer::{PeerId, TransferError};
 
@@ -41,7 +40,6 @@ impl Initiator {
         if self.peers[id.index()].as_ref().is_none_or(|peer| peer.heard_at <= since) {
             return Some(TransferError::PeerUnreachable);
         }
-        self.counters.given_up += 1;
         Some(TransferError::Undeliverable)
     }
 
@@ -61,7 +59,7 @@ impl Initiator {
             return false;
         }
         self.end_unanswered(now, self.transfers.entries[index as usize].peer);
-        !matches!(self.transfers.entries[index as usize].queue, Queue::Ending | Queue::Done)
+        !self.has_ended(index)
     }
 
     /// The peer does not answer. That holds for all that this node wants of it: what waits for its turn need
@@ -70,8 +68,12 @@ impl Initiator {
         let Some(Some(peer)) = self.peers.get_mut(id.index()) else { return };
         // Before any slot is freed: what the peer still waits for must not take it.
         peer.is_silent = true;
+        let ending: Vec<u32> = peer.ending.iter(&self.transfers.open_chain).collect();
         let open: Vec<u32> = peer.open.iter(&self.transfers.open_chain).collect();
         let now = self.attended.at(now);
+        for index in ending {
+            self.end(index, Err(TransferError::PeerUnreachable));
+        }
         for index in open {
             let transfer = &self.transfers.entries[index as usize];
             if transfer.served.is_none() || (!transfer.slots.is_empty() && self.is_crowded()) {
@@ -102,7 +104,6 @@ impl Initiator {
         transaction.unanswered += 1;
         if transaction.unanswered >= self.config.max_attempts {
             let index = transaction.transfer;
-            self.counters.given_up += 1;
             self.end(index, Err(TransferError::Undeliverable));
         }
     }
@@ -112,7 +113,6 @@ impl Initiator {
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.unanswered += 1;
         if transfer.unanswered >= self.config.max_attempts {
-            self.counters.given_up += 1;
             self.end(index, Err(TransferError::Undeliverable));
         }
     }

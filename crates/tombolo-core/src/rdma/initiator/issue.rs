@@ -189,6 +189,9 @@ impl Initiator {
     /// The caller takes a block: its timer starts now.
     fn hand_out(&mut self, now: Time, slot: u32) -> Option<Action> {
         self.unplace(slot);
+        if self.has_ended(self.table.entries[slot as usize].transfer) {
+            return self.send_closing(now, slot);
+        }
         let transaction = &mut self.table.entries[slot as usize];
         let resend = transaction.sent && !std::mem::take(&mut transaction.unsent);
         let is_placing = transaction.state == State::Placing;
@@ -398,7 +401,7 @@ impl Initiator {
     }
 
     /// The transmission begins, by this path: to the rear of its timeouts.
-    fn start_timer(&mut self, now: Time, slot: u32, with_bytes: bool) -> PathId {
+    pub(super) fn start_timer(&mut self, now: Time, slot: u32, with_bytes: bool) -> PathId {
         let transaction = &mut self.table.entries[slot as usize];
         let id = transaction.peer;
         let Some(peer) = self.peers[id.index()].as_mut() else {

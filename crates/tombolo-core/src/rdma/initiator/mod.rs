@@ -10,13 +10,15 @@
 //! ```
 //!
 //! A peer that no packets go to loses nothing: the caller carries out each block that it is handed and
-//! answers it once. Such a block never goes again without an answer, and until it is answered, its transfer
-//! does not end: so no late copy finds memory that its program uses for something else.
+//! answers it once. Such a block never goes again without an answer.
+//!
+//! The end of a transfer is told when none of its bytes may still come: see [`ending`].
 //!
 //! All lists are over table indices and every step is O(1), except the pass over
 //! the peers when a timer fires and over its transfers when a peer is lost.
 
 mod answers;
+mod ending;
 mod giving_up;
 mod issue;
 mod paths;
@@ -34,7 +36,7 @@ use super::scheduler::{ASK, ClassPicker, RESEND, Rings, ring_of};
 use super::time::{AttendedClock, Time};
 use super::transaction::{Event, State};
 use super::transfer::{Class, Direction, PeerId, PostError, Transfer, TransferError, TransferId};
-use tables::{Place, Queue, SendPeer, Transaction, Transactions, Transfers};
+use tables::{Place, Queue, SendPeer, Transactions, Transfers};
 use tombolo_wire::{ATOMIC_BYTES, READ_SPAN, RequestId};
 
 /// The send side of an engine.
@@ -169,15 +171,6 @@ impl Initiator {
         self.clear_stuck(peer);
         self.peers[peer.index()] = None;
         self.refresh(peer);
-    }
-
-    /// Every transfer with a peer ends.
-    fn end_all(&mut self, id: PeerId, error: TransferError) {
-        while let Some(Some(peer)) = self.peers.get(id.index())
-            && let Some(index) = peer.open.front()
-        {
-            self.end(index, Err(error));
-        }
     }
 
     pub(crate) fn heard(&mut self, now: Time, peer: PeerId) -> bool {
@@ -348,70 +341,6 @@ impl Initiator {
             (Queue::Done, _) => self.done.remove(chain, index),
             _ => {}
         }
-    }
-
-    /// The transfer is over: its slots are freed, and its end will be told. The slots of blocks that the
-    /// caller carries out here are freed, and then the end is told, when it has answered them.
-    fn end(&mut self, index: u32, status: Result<(), TransferError>) {
-        if matches!(self.transfers.entries[index as usize].queue, Queue::Done | Queue::Ending) {
-            return;
-        }
-        self.leave_queue(index);
-        if let Some(peer) = self.peers[self.transfers.entries[index as usize].peer.index()].as_mut() {
-            peer.open.remove(&mut self.transfers.open_chain, index);
-        }
-        let mut next = self.transfers.entries[index as usize].slots.front();
-        while let Some(slot) = next {
-            next = self.table.siblings.after(slot);
-            if !self.is_carried_out_here(slot) {
-                self.release(slot);
-            }
-        }
-        self.forget_request(index);
-        let transfer = &mut self.transfers.entries[index as usize];
-        transfer.status = status;
-        let peer = transfer.peer;
-        transfer.queue = Queue::Ending;
-        self.tell_if_untouched(index);
-        self.refresh(peer);
-    }
-
-    /// Whether the caller is at work on a block that needs no packets.
-    fn is_carried_out_here(&self, slot: u32) -> bool {
-        let Transaction { peer, place, .. } = &self.table.entries[slot as usize];
-        let is_loopback = self.peers[peer.index()].as_ref().is_some_and(|peer| peer.is_loopback);
-        is_loopback && matches!(place, Place::Timeout | Place::Late)
-    }
-
-    /// Frees the slot of an answered block if its transfer has ended meanwhile; `false`: it has not.
-    fn release_if_ending(&mut self, slot: u32) -> bool {
-        let index = self.table.entries[slot as usize].transfer;
-        if self.transfers.entries[index as usize].queue != Queue::Ending {
-            return false;
-        }
-        self.release(slot);
-        self.tell_if_untouched(index);
-        self.refresh(transfer_peer(&self.transfers, index));
-        true
-    }
-
-    /// Tells the end of a transfer whose memory nobody touches any more: once told, its program may use that
-    /// for something else.
-    fn tell_if_untouched(&mut self, index: u32) {
-        let transfer = &self.transfers.entries[index as usize];
-        if transfer.queue == Queue::Ending && transfer.placing == 0 && transfer.slots.is_empty() {
-            self.tell(index);
-        }
-    }
-
-    fn tell(&mut self, index: u32) {
-        let transfer = &mut self.transfers.entries[index as usize];
-        transfer.queue = Queue::Done;
-        let list = match transfer.served {
-            Some(_) => &mut self.served_ended,
-            None => &mut self.done,
-        };
-        list.push_back(&mut self.transfers.chain, index);
     }
 
     /// Free a slot: out of its lists, into the ticket queue.

@@ -322,14 +322,11 @@ impl Initiator {
             self.uncount(slot);
             let transaction = &mut self.table.entries[slot as usize];
             // As if it had not been handed out: it comes again as the same attempt.
-            match transaction.sent_before_at {
-                None => transaction.sent = false,
-                Some(before) => {
-                    transaction.sent_at = before;
-                    transaction.order = transaction.order_before;
-                    transaction.path = transaction.path_before;
-                    transaction.unsent = true;
-                }
+            transaction.unsent = true;
+            if let Some(before) = transaction.sent_before_at {
+                transaction.sent_at = before;
+                transaction.order = transaction.order_before;
+                transaction.path = transaction.path_before;
             }
             self.queue_resend(slot);
         }

@@ -28,7 +28,7 @@ pub(super) enum Queue {
     Again,
     /// A read that the target turned away, until it is asked for again.
     Delayed,
-    /// In no list: the transfer is over, but its bytes are still being copied.
+    /// In no list of these: the transfer is over, but bytes of it may still be placed.
     Ending,
     /// A transfer that is over, and whose completion is to be reported.
     Done,
@@ -152,7 +152,7 @@ pub(super) struct Transfers {
     pub chain: Chain,
     /// Reads with a request, in the order of their ids.
     pub read_chain: Chain,
-    /// The transfers of each peer that have not ended.
+    /// The transfers of each peer that have not ended, and those whose end waits for answers.
     pub open_chain: Chain,
     free: Vec<u32>,
     /// Open transfers that this node's programs have posted.
@@ -368,6 +368,8 @@ pub(super) struct SendPeer {
     pub slots: usize,
     /// Transfers that have not ended.
     pub open: List,
+    /// Transfers that have ended, which is told when their blocks are answered.
+    pub ending: List,
     /// A link of it took nothing the last time: that is looked at from time to time.
     pub stuck: Option<Stuck>,
     pub resend: List,
@@ -404,6 +406,7 @@ impl SendPeer {
             generations: vec![Generation(0); config.transactions.into()].into(),
             slots: 0,
             open: List::default(),
+            ending: List::default(),
             stuck: None,
             resend: List::default(),
             queues: Default::default(),

@@ -11,7 +11,7 @@ use super::Initiator;
 use super::tables::{Place, Queue, SendPeer, Transaction, Transactions};
 use crate::rdma::list::List;
 use crate::rdma::time::Time;
-use crate::rdma::transfer::PeerId;
+use crate::rdma::transfer::{PeerId, TransferError};
 use tombolo_wire::Attempt;
 
 /// A block that was overtaken this many times in a row waits for the timeout: what is lost so often is
@@ -177,7 +177,10 @@ impl Initiator {
         transaction.unanswered += 1;
         transaction.overtaken += u32::from(loss == Loss::Overtaken);
         let unanswered = transaction.unanswered;
-        let error = self.give_up(now, id, asked_at, unanswered);
+        let error = match self.is_closed_in_vain(now, slot) {
+            true => Some(TransferError::Undeliverable),
+            false => self.give_up(now, id, asked_at, unanswered),
+        };
         if error.is_none_or(|error| self.end_given_up(now, index, error)) {
             self.queue_resend(slot);
         }

@@ -1,0 +1,215 @@
+//! Transfers end. Once that is told, a program may use the memory for something else, so it is told when
+//! no byte of the transfer may still come.
+//!
+//! What was acknowledged is placed. Of a transfer that fails, other blocks may be on their way, and a network may deliver
+//! them late. So each of them is closed: an empty block follows it in its slot, of the next generation. The receiver takes
+//! that when it has placed what it had begun to place, and drops whatever comes of an earlier generation afterwards. The
+//! transfer's end is told when all these have been answered.
+//!
+//! A peer that answers none of them for [`Config::give_up_ns`], or for [`Config::refused_give_up_ns`] that it is still placing
+//! bytes, is not waited for.
+//!
+//! Nothing is closed of an answer to a read: its reader takes no byte of a read that is over. Nor is anything asked of a
+//! peer that was lost or does not answer: of what it got before, bytes may be placed later.
+
+#[cfg(doc)]
+use crate::rdma::config::Config;
+
+use super::tables::{Place, Queue, Transaction};
+use super::{Initiator, transfer_peer};
+use crate::rdma::action::Action;
+use crate::rdma::time::Time;
+use crate::rdma::transaction::Event;
+use crate::rdma::transfer::{PeerId, TransferError};
+use tombolo_wire::{Attempt, DataHeader, NotificationMark, Packet, Payload, TransactionId};
+
+impl Initiator {
+    /// Every transfer with a peer ends, and waits for nothing.
+    pub(super) fn end_all(&mut self, id: PeerId, error: TransferError) {
+        while let Some(Some(peer)) = self.peers.get(id.index())
+            && let Some(index) = peer.open.front().or_else(|| peer.ending.front())
+        {
+            self.end(index, Err(error));
+        }
+    }
+
+    /// The transfer is over. A second call tells that what its end waits for does not come.
+    pub(super) fn end(&mut self, index: u32, status: Result<(), TransferError>) {
+        let id = transfer_peer(&self.transfers, index);
+        let transfer = &self.transfers.entries[index as usize];
+        match transfer.queue {
+            Queue::Done => return,
+            Queue::Ending => {
+                let waited = !transfer.slots.is_empty();
+                self.drop_blocks(index);
+                self.leave_ending(index, waited);
+            }
+            _ => {
+                self.leave_queue(index);
+                if let Some(peer) = self.peers[id.index()].as_mut() {
+                    peer.open.remove(&mut self.transfers.open_chain, index);
+                }
+                self.forget_request(index);
+                let transfer = &mut self.transfers.entries[index as usize];
+                transfer.status = status;
+                self.counters.given_up += u64::from(status == Err(TransferError::Undeliverable));
+                transfer.queue = Queue::Ending;
+                let is_silent = matches!(status, Err(TransferError::PeerLost | TransferError::PeerUnreachable));
+                if transfer.served.is_some() || is_silent {
+                    self.drop_blocks(index);
+                } else {
+                    self.close_blocks(index);
+                }
+                if !self.transfers.entries[index as usize].slots.is_empty()
+                    && let Some(peer) = self.peers[id.index()].as_mut()
+                {
+                    peer.ending.push_back(&mut self.transfers.open_chain, index);
+                }
+            }
+        }
+        self.tell_if_untouched(index);
+        self.refresh(id);
+    }
+
+    pub(super) fn has_ended(&self, index: u32) -> bool {
+        matches!(self.transfers.entries[index as usize].queue, Queue::Ending | Queue::Done)
+    }
+
+    /// The slots of a transfer are freed, but for those of blocks that the caller carries out here.
+    fn drop_blocks(&mut self, index: u32) {
+        let mut next = self.transfers.entries[index as usize].slots.front();
+        while let Some(slot) = next {
+            next = self.table.siblings.after(slot);
+            if !self.is_carried_out_here(slot) {
+                self.release(slot);
+            }
+        }
+    }
+
+    /// As [`Self::drop_blocks`], but what was sent is closed.
+    fn close_blocks(&mut self, index: u32) {
+        let id = transfer_peer(&self.transfers, index);
+        if self.peers[id.index()].as_ref().is_none_or(|peer| peer.is_loopback) {
+            return self.drop_blocks(index);
+        }
+        let mut next = self.transfers.entries[index as usize].slots.front();
+        while let Some(slot) = next {
+            next = self.table.siblings.after(slot);
+            if self.table.entries[slot as usize].sent {
+                self.close_block(slot);
+            } else {
+                self.release(slot);
+            }
+        }
+    }
+
+    /// An empty block takes the slot.
+    fn close_block(&mut self, slot: u32) {
+        self.unplace(slot);
+        self.uncount(slot);
+        self.step(slot, Event::Release);
+        self.step(slot, Event::Issue);
+        let transaction = &mut self.table.entries[slot as usize];
+        let id = transaction.peer;
+        let Some(peer) = self.peers[id.index()].as_mut() else { return };
+        let generation = &mut peer.generations[slot as usize];
+        *generation = generation.next();
+        transaction.generation = *generation;
+        transaction.attempt = Attempt(0);
+        transaction.length_bytes = 0;
+        transaction.last = false;
+        (transaction.sent, transaction.unsent, transaction.reading) = (false, false, false);
+        transaction.carried = false;
+        transaction.sent_before_at = None;
+        (transaction.unanswered, transaction.overtaken) = (0, 0);
+        transaction.lost = None;
+        self.counters.blocks_closed += 1;
+        self.queue_resend(slot);
+    }
+
+    /// The empty block goes.
+    pub(super) fn send_closing(&mut self, now: Time, slot: u32) -> Option<Action> {
+        if self.table.entries[slot as usize].sent && !self.step(slot, Event::Resend) {
+            return None;
+        }
+        let transaction = &mut self.table.entries[slot as usize];
+        if transaction.sent {
+            transaction.attempt = transaction.attempt.next();
+        } else {
+            transaction.issued_at = self.attended.at(now);
+            transaction.absent_at = transaction.issued_at;
+        }
+        let transfer = &self.transfers.entries[transaction.transfer as usize];
+        let header = DataHeader {
+            domain: transfer.spec.domain,
+            transaction: TransactionId(slot as u16),
+            generation: transaction.generation,
+            attempt: transaction.attempt,
+            block_address: transfer.spec.destination_address + u64::from(transaction.offset_bytes),
+            block_bytes: 0,
+            offset_bytes: 0,
+            payload_bytes: 0,
+            in_reply_to: None,
+            notification: NotificationMark::None,
+        };
+        let peer = transaction.peer;
+        let path = self.start_timer(now, slot, false);
+        Some(Action::Send { peer, path, packet: Packet::Data(header, Payload::Intact(&[])) })
+    }
+
+    /// Whether a peer that is heard has not answered a closing block for as long as a silent one would be borne.
+    pub(super) fn is_closed_in_vain(&self, now: Time, slot: u32) -> bool {
+        let transaction = &self.table.entries[slot as usize];
+        let waited_ns = self.attended.at(now).since_ns(transaction.issued_at);
+        self.has_ended(transaction.transfer) && waited_ns >= self.config.give_up_ns
+    }
+
+    /// Whether the caller is at work on a block that needs no packets.
+    pub(super) fn is_carried_out_here(&self, slot: u32) -> bool {
+        let Transaction { peer, place, .. } = &self.table.entries[slot as usize];
+        let is_loopback = self.peers[peer.index()].as_ref().is_some_and(|peer| peer.is_loopback);
+        is_loopback && matches!(place, Place::Timeout | Place::Late)
+    }
+
+    /// Frees the slot of an answered block if its transfer has ended meanwhile; `false`: it has not.
+    pub(super) fn release_if_ending(&mut self, slot: u32) -> bool {
+        let index = self.table.entries[slot as usize].transfer;
+        if self.transfers.entries[index as usize].queue != Queue::Ending {
+            return false;
+        }
+        self.release(slot);
+        self.leave_ending(index, true);
+        self.tell_if_untouched(index);
+        self.refresh(transfer_peer(&self.transfers, index));
+        true
+    }
+
+    /// Out of its peer's list, when the end waits for no block any more.
+    fn leave_ending(&mut self, index: u32, waited: bool) {
+        let transfer = &self.transfers.entries[index as usize];
+        if waited
+            && transfer.slots.is_empty()
+            && let Some(peer) = self.peers[transfer.peer.index()].as_mut()
+        {
+            peer.ending.remove(&mut self.transfers.open_chain, index);
+        }
+    }
+
+    /// Tells the end of a transfer whose memory nobody touches any more.
+    pub(super) fn tell_if_untouched(&mut self, index: u32) {
+        let transfer = &self.transfers.entries[index as usize];
+        if transfer.queue == Queue::Ending && transfer.placing == 0 && transfer.slots.is_empty() {
+            self.tell(index);
+        }
+    }
+
+    fn tell(&mut self, index: u32) {
+        let transfer = &mut self.transfers.entries[index as usize];
+        transfer.queue = Queue::Done;
+        let list = match transfer.served {
+            Some(_) => &mut self.served_ended,
+            None => &mut self.done,
+        };
+        list.push_back(&mut self.transfers.chain, index);
+    }
+}
