@@ -42,11 +42,27 @@ pub const MAX_MESSAGE_BYTES: usize = 16 * 1024;
 /// The most grants of one piece of memory.
 pub const MAX_GRANTS: usize = 64;
 
-/// Where the memory that a node allocates begins in a domain: no program has addresses of its own
+/// Where the memory that a node allocates begins in a domain: no process has addresses of its own
 /// from here on.
 pub const NODE_ADDRESSES: u64 = 1 << 56;
 
-/// The most ranges of its own memory that a domain registers.
+/// The most processes of a domain: their numbers are the highest 4 bits of addresses below [`NODE_ADDRESSES`] (FAULT §1.3.2).
+pub const PROCESSES: u8 = 16;
+
+/// Where the own memory of a domain's process begins in the domain: its own addresses are counted from there.
+pub fn process_base(process: u8) -> u64 {
+    u64::from(process) * PROCESS_BYTES
+}
+
+/// The process whose own memory an address below [`NODE_ADDRESSES`] is in.
+pub fn process_of(address: u64) -> u8 {
+    (address / PROCESS_BYTES) as u8
+}
+
+/// Addresses that a process has for itself.
+pub const PROCESS_BYTES: u64 = NODE_ADDRESSES / PROCESSES as u64;
+
+/// The most ranges of its own memory that a process registers.
 pub const MAX_OWN_RANGES: usize = 1024;
 
 /// The numbers that a program's domain can have.

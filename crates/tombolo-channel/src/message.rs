@@ -104,10 +104,10 @@ pub enum Request {
         /// Who may send to it.
         senders: Vec<Who>,
     },
-    /// A range of the program's own memory becomes memory of the domain, at its own address. Its
+    /// A range of the program's own memory becomes memory of the domain, at its own address behind [`crate::process_base`]. Its
     /// `/proc/self/mem` (to read and write) and `/proc/self/maps` come along.
     Register {
-        /// Where it begins; below [`crate::NODE_ADDRESSES`].
+        /// Where it begins in the domain.
         address: u64,
         /// How long it is.
         bytes: u64,
@@ -168,6 +168,15 @@ pub enum Request {
     WindowMoved {
         /// Where it begins, in the domain.
         address: u64,
+    },
+    /// What another process needs to join this domain.
+    Invite,
+    /// Another process joins a domain, first of all, in place of [`Self::Open`].
+    Join {
+        /// Its number.
+        domain: u16,
+        /// From [`Reply::Invited`].
+        secret: [u8; 16],
     },
 }
 
@@ -240,6 +249,16 @@ pub enum Reply {
         bytes: u64,
         /// Whether it may be written.
         is_writable: bool,
+    },
+    /// Whoever knows this can join the domain.
+    Invited {
+        /// Random, and another one for each domain.
+        secret: [u8; 16],
+    },
+    /// The domain is open for this process, too. A channel page of its own comes with it.
+    Joined {
+        /// Its number among the processes of the domain.
+        process: u8,
     },
 }
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use tombolo_channel::{
     ChannelPage, Descriptor, FaultRegisters, Faults, Grant, MAX_MAIL_BYTES, PeerLife, PeerStatus, READ_SLOTS,
-    Reply, Request, SLOTS, Target, WRITE_SLOTS, Waiting, Who, Work,
+    Reply, Request, SLOTS, Target, WRITE_SLOTS, Waiting, Who, Work, process_base,
 };
 use tombolo_host::life::ProcessLife;
 use tombolo_host::own::{OwnMemory, Right};
@@ -24,6 +24,7 @@ use crate::asking::{Answer, Asking, TimeLimit};
 use crate::channels::Channels;
 use crate::error::{DeregisterError, OpenError, PostError, SendError, WaitError};
 use crate::inner::{AccessEnd, Inner, Progress};
+use crate::invitation::Invitation;
 use crate::mailbox::Mailbox;
 use crate::memory::{Memory, Registered};
 use crate::own_access;
@@ -34,9 +35,19 @@ use crate::transfer::{Atomic, Spec, Transfer};
 
 /// A protection domain of this program at its node, and the channels that go with it. All threads
 /// may use it at once; a clone is the same domain. When the last clone, and the last transfer, queue and mailbox of it are
-/// dropped, or the program ends, the node takes all of it back. A child made by fork cannot use it, and opens a domain of its own.
+/// dropped, or the program ends, the node takes all of it back. A child made by fork cannot use it, and opens a domain of its own,
+/// or joins this one ([`Domain::join`]).
 #[derive(Clone, Debug)]
 pub struct Domain(Arc<Inner>);
+
+/// How a process gets into a domain.
+#[derive(Clone, Copy)]
+pub(crate) enum Entry {
+    /// It opens one, of that number or any.
+    Open(Option<u16>),
+    /// It joins that of another process.
+    Join(Invitation),
+}
 
 /// Numbers the domains that this process opens.
 static SERIAL: AtomicU64 = AtomicU64::new(0);
@@ -67,18 +78,18 @@ impl Domain {
     /// The node must run as this process's own user, or as root: memory that the program registers is
     /// reached through its whole address space.
     pub fn open(path: &Path, number: Option<u16>) -> Result<Self, OpenError> {
-        Self::open_with(path, number, None, None)
+        Self::enter(path, Entry::Open(number), None, None)
     }
 
     /// As [`Domain::open`], at a node that may also run as the user of this id, who is trusted with all
     /// memory of this process.
     pub fn open_of_user(path: &Path, number: Option<u16>, user_id: u32) -> Result<Self, OpenError> {
-        Self::open_with(path, number, Some(user_id), None)
+        Self::enter(path, Entry::Open(number), Some(user_id), None)
     }
 
-    pub(crate) fn open_with(
+    pub(crate) fn enter(
         path: &Path,
-        number: Option<u16>,
+        entry: Entry,
         trusted_user_id: Option<u32>,
         progress: Option<Progress>,
     ) -> Result<Self, OpenError> {
@@ -96,14 +107,22 @@ impl Domain {
         };
         check_listener(path, &socket, trusted_user_id)?;
         let mut asking = Asking::new();
-        let request = Request::Open { domain: number };
+        let request = match entry {
+            Entry::Open(number) => Request::Open { domain: number },
+            Entry::Join(Invitation { domain, secret }) => Request::Join { domain, secret },
+        };
         // If the answer takes too long, the socket is closed, and the node closes the domain.
         let given_up = &mut || GivenUp::Nothing;
         let answer = asking.ask(&socket, request, &[], given_up, limit, &|| {})?;
-        let Reply::Opened { domain: number } = answer.reply else { return Err(OpenError::UnexpectedMessage) };
+        let (number, process) = match (&answer.reply, entry) {
+            (Reply::Opened { domain }, Entry::Open(_)) => (*domain, 0),
+            (Reply::Joined { process }, Entry::Join(invitation)) => (invitation.domain, *process),
+            _ => return Err(OpenError::UnexpectedMessage),
+        };
         let page = answer.descriptor()?;
         Ok(Self(Arc::new(Inner {
             number,
+            base: process_base(process),
             page: ChannelPage::open(page)?,
             readiness: Readiness::of(&socket)?,
             socket,
@@ -132,6 +151,11 @@ impl Domain {
     /// The domain's number.
     pub fn number(&self) -> u16 {
         self.0.number
+    }
+
+    /// Where in the domain this address of this process is. The other way round, [`Registered::address`] says it.
+    pub fn own_address(&self, address: u64) -> u64 {
+        self.0.base + address
     }
 
     /// How long the node may take to answer a request (30 s unless set): to allocate, free, register,
@@ -203,7 +227,7 @@ impl Domain {
     }
 
     /// Makes a range of the program's own memory memory of this domain, at its own address
-    /// ([`OwnMemory::address`]), with grants as for [`Self::allocate`]. Nothing is pinned, and its pages need not be there:
+    /// ([`Registered::address`]), with grants as for [`Self::allocate`]. Nothing is pinned, and its pages need not be there:
     /// a transfer that meets an absent one waits until it is brought in, and no other transfer does. A transfer fails
     /// where no memory is mapped, or where the program itself could not access it so.
     ///
@@ -224,9 +248,11 @@ impl Domain {
         grants: &[Grant],
         faults: Faults,
     ) -> Result<Registered, OpenError> {
-        let (address, bytes) = (memory.address(), memory.len() as u64);
+        let bytes = memory.len() as u64;
+        let memory = Registered::new(memory, self.0.base);
+        let address = memory.address();
         let request = Request::RegisterV2 { address, bytes, grants: grants.to_vec(), faults };
-        let mut memory = Some(Registered::new(memory));
+        let mut memory = Some(memory);
         let limit = self.0.time_limit();
         let answered = self.0.lock_asking(limit).and_then(|mut asking| {
             let access = own_access::open(&self.0, &mut asking, limit)?;
@@ -267,7 +293,8 @@ impl Domain {
     pub fn prefetch(&self, memory: &Registered, range: Range<usize>, right: Right) -> bool {
         assert!(range.start <= range.end && range.end <= memory.len(), "{range:?} of {} bytes", memory.len());
         let Some(Some(access)) = self.0.own_access.get() else { return false };
-        access.threads.prefetch(memory.address() + range.start as u64, range.len(), right)
+        let own: &OwnMemory = memory;
+        access.threads.prefetch(own.address() + range.start as u64, range.len(), right)
     }
 
     /// Makes sure that memory whose registration failed, with [`OpenError::TimedOut`],
@@ -282,7 +309,7 @@ impl Domain {
         let limit = self.0.time_limit();
         self.0.check_process()?;
         let mut asking = self.0.lock_asking(limit)?;
-        let settled = asking.settle(&self.0.socket, address, limit, &|| self.0.readiness.set());
+        let settled = asking.settle(&self.0.socket, self.0.base + address, limit, &|| self.0.readiness.set());
         drop(asking);
         match settled {
             Err(error) if error.is_node_gone() => match self.0.end_accesses() {

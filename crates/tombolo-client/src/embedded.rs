@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tombolo_host::unix::{SeqpacketListener, UnixError};
 use tombolo_node::{Address, JoinError, Node, PeerEvent, Security, Turn};
 
-use crate::domain::Domain;
+use crate::domain::{Domain, Entry};
 use crate::error::OpenError;
 use crate::inner::{Progress, RungChannels};
 
@@ -105,7 +105,7 @@ impl Embedded {
 
     /// Opens a domain at the node; with `None` the node chooses its number.
     pub fn open(&self, number: Option<u16>) -> Result<Domain, OpenError> {
-        Domain::open_with(&self.programs, number, None, Some(self.progress.clone()))
+        Domain::enter(&self.programs, Entry::Open(number), None, Some(self.progress.clone()))
     }
 
     /// Drives the node: sends, receives, completes transfers. Call it while polling for a notification. Returns how

@@ -23,6 +23,8 @@ use crate::requests::GivenUp;
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) number: u16,
+    /// Where this process's own memory begins in the domain.
+    pub(crate) base: u64,
     pub(crate) page: ChannelPage,
     pub(crate) socket: SeqpacketSocket,
     pub(crate) asking: Mutex<Asking>,

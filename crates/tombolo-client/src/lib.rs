@@ -69,6 +69,7 @@ mod domain;
 mod embedded;
 mod error;
 mod inner;
+mod invitation;
 mod list;
 mod mailbox;
 mod memory;
@@ -85,14 +86,15 @@ pub use domain::Domain;
 #[cfg(feature = "embedded")]
 pub use embedded::{EmbedError, Embedded, Embedding};
 pub use error::{DeregisterError, OpenError, PostError, SendError, WaitError};
+pub use invitation::{Invitation, InvitationError};
 pub use list::{List, ListError, Piece};
 pub use mailbox::Mailbox;
 pub use memory::{Memory, Registered};
 pub use queue::{Completion, Order, Queue};
 pub use remote::{Remote, RemoteError};
 pub use tombolo_channel::{
-    Failure, FaultRegisters, Faults, Grant, MAX_MAIL_BYTES, MAX_MAILS, Mail, PeerStatus, Status, Target,
-    Touch, Who,
+    Failure, FaultRegisters, Faults, Grant, MAX_MAIL_BYTES, MAX_MAILS, Mail, PROCESSES, PeerStatus, Status,
+    Target, Touch, Who,
 };
 pub use tombolo_host::own::{OwnMemory, Right};
 pub use tombolo_host::shared::WindowEnd;

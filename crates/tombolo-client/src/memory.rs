@@ -90,14 +90,22 @@ impl Memory {
 /// [`crate::Domain::deregister`] it stays mapped, since transfers go on reaching it.
 #[derive(Debug)]
 pub struct Registered {
+    /// Where the own memory of this process begins in the domain.
+    base: u64,
     memory: ManuallyDrop<OwnMemory>,
     /// That threads of this process reach it for the node, if they do.
     permit: ManuallyDrop<Option<Permit>>,
 }
 
 impl Registered {
-    pub(crate) fn new(memory: OwnMemory) -> Self {
-        Self { memory: ManuallyDrop::new(memory), permit: ManuallyDrop::new(None) }
+    pub(crate) fn new(memory: OwnMemory, base: u64) -> Self {
+        Self { base, memory: ManuallyDrop::new(memory), permit: ManuallyDrop::new(None) }
+    }
+
+    /// Where it begins in the domain: in the process that has opened the domain, where it is in that process; in one that has
+    /// joined, the process's number among those of the domain comes before that.
+    pub fn address(&self) -> u64 {
+        self.base + self.memory.address()
     }
 
     /// Threads of this process may reach it for the node.

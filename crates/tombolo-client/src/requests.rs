@@ -236,7 +236,7 @@ mod tests {
         let memory = OwnMemory::map(4096).unwrap();
         let address = memory.address();
         let number = requests.begin().unwrap();
-        requests.give_up(number, GivenUp::Registration(Registered::new(memory)));
+        requests.give_up(number, GivenUp::Registration(Registered::new(memory, 0)));
         requests.answered_late(number, &Reply::Done, None).unwrap();
         let (number, request) = requests.to_give_back().cloned().unwrap();
         assert_eq!(request, Request::Deregister { address });
@@ -251,7 +251,7 @@ mod tests {
         let address = memory.address();
         assert_eq!(requests.settling(address), Settling::Done);
         let number = requests.begin().unwrap();
-        requests.give_up(number, GivenUp::Registration(Registered::new(memory)));
+        requests.give_up(number, GivenUp::Registration(Registered::new(memory, 0)));
         assert_eq!(
             [address, address + 4096].map(|at| requests.settling(at)),
             [Settling::Open, Settling::Done]

@@ -58,6 +58,11 @@ fn all_to_all() {
 }
 
 #[test]
+fn workers() {
+    assert_eq!(run("workers", &[]), "numbers of 3 processes in one domain: their sum is 71994000\n");
+}
+
+#[test]
 fn event_loop() {
     assert_eq!(run("event_loop", &[]), "200 parts moved\n");
 }

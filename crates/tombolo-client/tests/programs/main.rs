@@ -8,6 +8,7 @@ mod faults;
 mod harness;
 mod hostile;
 mod impostor;
+mod joined;
 mod late;
 mod mail;
 mod many;

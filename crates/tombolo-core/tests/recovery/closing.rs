@@ -1,6 +1,8 @@
 //! A transfer that fails: its end is told when none of its bytes may still come.
 
-use tombolo_core::rdma::{Action, Block, Config, Direction, DropReason, Engine, Time, TransferError, Verdict};
+use tombolo_core::rdma::{
+    Action, Block, Config, Direction, DropReason, Engine, Time, TransferError, Verdict,
+};
 use tombolo_wire::{Ack, Attempt, DataHeader, Generation, Nack, NackCode, Packet, Payload};
 
 use crate::bench::OTHER;
@@ -34,11 +36,8 @@ fn failed(engine: &mut Engine) -> Block {
     second
 }
 
-const REFUSED: TransferError = TransferError::Refused(tombolo_wire::Refusal {
-    code: NackCode::DecodeError,
-    address: None,
-    missing: 0,
-});
+const REFUSED: TransferError =
+    TransferError::Refused(tombolo_wire::Refusal { code: NackCode::DecodeError, address: None, missing: 0 });
 
 #[test]
 fn the_end_is_told_when_what_was_under_way_is_over() {

@@ -117,7 +117,7 @@ impl Node {
         let (mut count, mut budget) = (0, AT_ONCE_ALTOGETHER);
         let mut clock = CachedClock::new(self);
         // Whoever was left for later is first now.
-        let first = self.programs.turn.load(Ordering::Relaxed);
+        let first = self.programs.turn();
         for domain in domains.range(first..).chain(domains.range(..first)).map(|(_, domain)| domain) {
             let mut rung = domain.page.take_rung();
             if rung != 0 {
@@ -126,7 +126,7 @@ impl Node {
             while rung != 0 {
                 if budget == 0 {
                     let _ = domain.page.ring(rung);
-                    self.programs.turn.store(domain.number, Ordering::Relaxed);
+                    self.programs.turn_is_of(domain.key());
                     self.pump_and(Flush::All, None, &mut clock);
                     return count;
                 }

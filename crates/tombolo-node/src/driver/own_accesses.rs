@@ -105,7 +105,7 @@ impl Node {
             policy: place.range.faults,
             at: (address, length_bytes),
             purpose,
-            is_by_owner: matches!(asker, Poster::Program(number, _) if number == own.domain),
+            is_by_owner: matches!(asker, Poster::Program(_, life) if own.is_of(life)),
         };
         // Before the bytes are copied for nothing.
         self.programs.own_memory.lock().may_begin(&request)?;

@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use tombolo_channel::access::{AccessArea, AccessThreads, Order, Outcome, RING_ORDERS, STAGING_BYTES};
+use tombolo_channel::process_base;
 use tombolo_core::iommu::ContextId;
 use tombolo_host::event::EventFd;
 use tombolo_host::own::ProgramMemory;
 use tombolo_host::shared::{SharedMemoryError, SharedSpan, SharedSpanMut};
 
+use super::domain::ProgramDomain;
 use super::helper::{Helper, HelperCommand};
 
 /// The staging is given out in pieces of so many bytes.
@@ -94,12 +96,30 @@ enum Maker {
     Helper(Helper),
 }
 
+/// Whose memory it is that an area reaches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Whose {
+    context: ContextId,
+    domain: u16,
+    base: u64,
+}
+
+impl Whose {
+    /// A new area of that process.
+    pub(super) fn of(domain: &ProgramDomain) -> Self {
+        let base = process_base(domain.process);
+        Self { context: domain.new_context(), domain: domain.number, base }
+    }
+}
+
 /// What the node has of one program's own memory.
 #[derive(Debug)]
 pub(crate) struct OwnAccess {
     pub(crate) context: ContextId,
     /// The domain's number.
     pub(crate) domain: u16,
+    /// Where the memory of the process begins in the domain.
+    base: u64,
     area: AccessArea,
     books: Mutex<Books>,
     maker: Maker,
@@ -110,16 +130,12 @@ pub(crate) struct OwnAccess {
 }
 
 impl OwnAccess {
-    fn new(
-        whose: (u16, ContextId),
-        area: AccessArea,
-        maker: Maker,
-        open_altogether: &Arc<AtomicU32>,
-    ) -> Self {
+    fn new(whose: Whose, area: AccessArea, maker: Maker, open_altogether: &Arc<AtomicU32>) -> Self {
         let books = Books { posted: 0, taken: 0, is_closed: false, pieces: Pieces([0; PIECES / 64]) };
         Self {
-            context: whose.1,
-            domain: whose.0,
+            context: whose.context,
+            domain: whose.domain,
+            base: whose.base,
             area,
             books: Mutex::new(books),
             maker,
@@ -130,7 +146,7 @@ impl OwnAccess {
 
     /// The program makes the accesses.
     pub(super) fn by_program(
-        whose: (u16, ContextId),
+        whose: Whose,
         open_altogether: &Arc<AtomicU32>,
     ) -> Result<Self, SharedMemoryError> {
         Ok(Self::new(whose, AccessArea::create()?, Maker::Program, open_altogether))
@@ -138,7 +154,7 @@ impl OwnAccess {
 
     /// The program cannot: a helper makes them, or threads of this process.
     pub(super) fn by_node(
-        whose: (u16, ContextId),
+        whose: Whose,
         memory: ProgramMemory,
         wake: &Arc<LoopWake>,
         helper: Option<HelperCommand>,
@@ -159,6 +175,11 @@ impl OwnAccess {
         let threads = AccessThreads::start(twin, Box::new(memory), Box::new(move || wake.wake()));
         let maker = Maker::Node(threads.map_err(|error| error.to_string())?);
         Ok(Self::new(whose, area, maker, open_altogether))
+    }
+
+    /// Whether it reaches the memory of the process that has this life.
+    pub(crate) fn is_of(&self, life: u32) -> bool {
+        self.context.0 >> 32 == u64::from(life)
     }
 
     pub(super) fn is_by_program(&self) -> bool {
@@ -193,7 +214,11 @@ impl OwnAccess {
         }
         self.open.fetch_add(1, Ordering::Relaxed);
         self.open_altogether.fetch_add(1, Ordering::Relaxed);
-        self.area.post(books.posted, order);
+        // In the process, its addresses are its own.
+        let (look, bytes) = order.look;
+        let address = order.address.wrapping_sub(self.base);
+        self.area
+            .post(books.posted, &Order { address, look: (look.wrapping_sub(self.base), bytes), ..*order });
         books.posted += 1;
         true
     }
@@ -224,11 +249,14 @@ impl OwnAccess {
         if more > u64::from(self.open.load(Ordering::Relaxed)) {
             return Err(Lies);
         }
-        let answer = self.area.outcome(books.taken).ok_or(Lies)?;
+        let (id, mut answer) = self.area.outcome(books.taken).ok_or(Lies)?;
+        if let Outcome::Denied(denied) = &mut answer {
+            denied.address = denied.address.wrapping_add(self.base);
+        }
         books.taken += 1;
         self.open.fetch_sub(1, Ordering::Relaxed);
         self.open_altogether.fetch_sub(1, Ordering::Relaxed);
-        Ok(Some(answer))
+        Ok(Some((id, answer)))
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::RwLock;
 
 use super::domain::ProgramDomain;
-use super::domains::{Domains, Programs};
+use super::domains::{DomainKey, Domains, Programs};
 
 /// Number of domains that are looked at even if they are quiet. Each costs a round of the loop one load. A bound,
 /// not a measurement.
@@ -34,15 +34,15 @@ impl Awake {
 
     pub(super) fn add(&self, domain: &Arc<ProgramDomain>) {
         let mut awake = self.0.write();
-        if !awake.contains_key(&domain.number) {
+        if !awake.contains_key(&domain.key()) {
             domain.rang.store(true, Ordering::Relaxed);
             domain.page.wake_up();
-            Arc::make_mut(&mut awake).insert(domain.number, domain.clone());
+            Arc::make_mut(&mut awake).insert(domain.key(), domain.clone());
         }
     }
 
-    pub(super) fn remove(&self, number: u16) {
-        Arc::make_mut(&mut self.0.write()).remove(&number);
+    pub(super) fn remove(&self, key: DomainKey) {
+        Arc::make_mut(&mut self.0.write()).remove(&key);
     }
 
     /// Leaves out those that have not rung since the last time, if they are many.

@@ -154,12 +154,20 @@ fn serve_caller(
         let answered = match caller {
             Caller::Open(domain) => programs.answer(fabric, windows, domain, number, request, descriptors),
             Caller::New(socket) => {
-                let Request::Open { domain } = request else { return false };
                 // Its place is taken by the end of a pair that nobody holds.
                 let Ok((placeholder, _)) = SeqpacketSocket::pair() else { return false };
-                match programs.open(domain, std::mem::replace(socket, placeholder)) {
+                let take = || std::mem::replace(socket, placeholder);
+                let (opened, has_joined) = match request {
+                    Request::Open { domain } => (programs.open(domain, take()), false),
+                    Request::Join { domain, secret } => (programs.join(domain, &secret, take()), true),
+                    _ => return false,
+                };
+                match opened {
                     Ok(domain) => {
-                        let answer = Reply::Opened { domain: domain.number };
+                        let answer = match has_joined {
+                            true => Reply::Joined { process: domain.process },
+                            false => Reply::Opened { domain: domain.number },
+                        };
                         let answered = domain.reply(number, answer, &[domain.page.as_fd()]);
                         *caller = Caller::Open(domain);
                         answered

@@ -1,8 +1,8 @@
 //! One domain: its channels, its mailbox, and the socket of its program.
 
 use std::os::fd::BorrowedFd;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use tombolo_channel::{ChannelPage, Failure, Fate, Mailbox, Message, Reply, Who, encode};
@@ -10,6 +10,7 @@ use tombolo_core::iommu::ContextId;
 use tombolo_core::rdma::TransferError;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 
+use super::domains::DomainKey;
 use super::own::OwnRanges;
 use super::user::Poster;
 use crate::memory::blocking::Owner;
@@ -37,11 +38,21 @@ pub struct ProgramAtWork {
     pub transfers: u32,
 }
 
-/// An open domain.
+/// What the processes of a domain have in common.
+#[derive(Debug, Default)]
+pub(super) struct Family {
+    /// Whoever knows it can join. Made when it is first asked for.
+    pub(super) secret: OnceLock<[u8; 16]>,
+}
+
+/// An open domain, of one process. Others of its number belong to other processes of the same domain.
 #[derive(Debug)]
 pub(crate) struct ProgramDomain {
     pub(crate) number: u16,
-    /// Tells it from others that had this number before.
+    /// The process's number in the domain.
+    pub(crate) process: u8,
+    pub(super) family: Arc<Family>,
+    /// Tells it from all others that there were.
     pub(super) life: u32,
     pub(crate) page: ChannelPage,
     pub(super) socket: SeqpacketSocket,
@@ -56,6 +67,11 @@ pub(crate) struct ProgramDomain {
 }
 
 impl ProgramDomain {
+    /// Its place among the processes of all domains.
+    pub(crate) fn key(&self) -> DomainKey {
+        (self.number, self.process)
+    }
+
     /// The user number of a channel's transfer.
     pub(crate) fn user(&self, slot: usize) -> u64 {
         Poster::user_of_program(self.number, self.life, slot)

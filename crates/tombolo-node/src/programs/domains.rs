@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
-use tombolo_channel::{ChannelPage, Failure, Grant, MAX_GRANTS, MailError, Mailbox, SLOTS, Target, Who};
+use tombolo_channel::{
+    ChannelPage, Failure, Grant, MAX_GRANTS, MailError, Mailbox, PROCESSES, SLOTS, Target, Who, process_of,
+};
+use tombolo_core::iommu::ContextId;
 use tombolo_core::own::OwnMemory;
 use tombolo_host::event::{EventFd, Poll};
 use tombolo_host::shared::{SharedMemory, SharedSpan};
@@ -16,20 +19,22 @@ use tombolo_wire::NackCode;
 use super::access::{LoopWake, Ordered, OwnAccess};
 use super::addresses::Addresses;
 use super::awake::Awake;
-use super::domain::{MailboxState, ProgramDomain};
+use super::domain::{Family, MailboxState, ProgramDomain};
 use super::helper::HelperCommand;
 use super::own::OwnRanges;
 use super::requests::{LastAccess, LastHolder};
 use super::user::{Poster, SMALL_LOOPBACK};
 use super::windows::Window;
 use super::{Limits, Missing};
-use crate::fabric::life::NoRandomNumbers;
+use crate::fabric::life::{NoRandomNumbers, random};
 use crate::memory::blocking::{Owner, Pools};
 use crate::memory::reclaim::{Account, Room, Segment, TakeError};
 
 /// Memory of a domain. When it is dropped, it is freed in the pool.
 #[derive(Debug)]
 pub(super) struct Region {
+    /// The process that has allocated it, with which it goes.
+    pub(super) life: u32,
     /// Whether others may map it. Told to be over before the memory is freed.
     pub(super) window: Option<Window>,
     pub(super) segment: Segment,
@@ -46,7 +51,20 @@ impl Region {
     }
 }
 
-pub(crate) type Domains = BTreeMap<u16, Arc<ProgramDomain>>;
+/// The number of a domain, and that of one of its processes in it.
+pub(crate) type DomainKey = (u16, u8);
+
+/// The processes of all domains.
+pub(crate) type Domains = BTreeMap<DomainKey, Arc<ProgramDomain>>;
+
+/// Those of one domain.
+fn processes(domains: &Domains, number: u16) -> impl Iterator<Item = &Arc<ProgramDomain>> {
+    domains.range((number, 0)..=(number, u8::MAX)).map(|(_, domain)| domain)
+}
+
+fn is_open(domains: &Domains, number: u16) -> bool {
+    processes(domains, number).next().is_some()
+}
 
 /// What programs need of the system was refused.
 #[derive(Debug, thiserror::Error)]
@@ -97,7 +115,7 @@ pub(crate) struct Programs {
     /// Number of further copies during which a tiny one is expected.
     pub(crate) tiny_expected: AtomicU32,
     /// Whose bells are answered first.
-    pub(crate) turn: AtomicU16,
+    turn: AtomicU32,
     pub(crate) counts: Counts,
 }
 
@@ -139,7 +157,7 @@ impl Programs {
             last_chosen: AtomicU16::new(u16::MAX),
             small_loopback: AtomicU32::new(0),
             tiny_expected: AtomicU32::new(0),
-            turn: AtomicU16::new(0),
+            turn: AtomicU32::new(0),
             counts: Counts::default(),
         })
     }
@@ -187,8 +205,42 @@ impl Programs {
         self.domains.read().clone()
     }
 
-    pub(super) fn domain(&self, number: u16) -> Option<Arc<ProgramDomain>> {
-        self.domains.read().get(&number).cloned()
+    /// One process of a domain.
+    #[cfg(test)]
+    pub(super) fn process(&self, key: DomainKey) -> Option<Arc<ProgramDomain>> {
+        self.domains.read().get(&key).cloned()
+    }
+
+    /// The process of a domain that has that life.
+    fn of_life(&self, number: u16, life: u32) -> Option<Arc<ProgramDomain>> {
+        processes(&self.domains.read(), number).find(|domain| domain.life == life).cloned()
+    }
+
+    /// Whether there is a domain of that number.
+    pub(super) fn is_open(&self, number: u16) -> bool {
+        is_open(&self.domains.read(), number)
+    }
+
+    /// The process whose own memory an address of a domain is in; with a life, if that one's process has not left the domain.
+    pub(super) fn owner_of(
+        &self,
+        number: u16,
+        life: Option<u32>,
+        address: u64,
+    ) -> Result<Arc<ProgramDomain>, Missing> {
+        let domains = self.domains.read();
+        let is_there = |life: u32| processes(&domains, number).any(|domain| domain.life == life);
+        match domains.get(&(number, process_of(address))) {
+            _ if life.is_some_and(|life| !is_there(life)) => Err(Missing::Domain),
+            Some(owner) => Ok(owner.clone()),
+            None if is_open(&domains, number) => Err(Missing::Range),
+            None => Err(Missing::Domain),
+        }
+    }
+
+    /// The process whose own memory an area reaches.
+    pub(super) fn of_context(&self, context: ContextId) -> Option<Arc<ProgramDomain>> {
+        self.domains.read().values().find(|domain| domain.has_context(context)).cloned()
     }
 
     /// Where an address of a domain is, among what was allocated for it; and if `is_granted` says so of its grants.
@@ -202,8 +254,7 @@ impl Programs {
         let regions = self.regions.read();
         let Some(((_, start), region)) = regions.range((number, 0)..=(number, address)).next_back() else {
             drop(regions);
-            let is_open = self.domains.read().contains_key(&number);
-            return Err(if is_open { Missing::Range } else { Missing::Domain });
+            return Err(if self.is_open(number) { Missing::Range } else { Missing::Domain });
         };
         if region.is_moving() {
             return Err(Missing::Range);
@@ -217,19 +268,23 @@ impl Programs {
         if is_granted(&region.grants) { Ok((memory.clone(), offset as usize)) } else { Err(Missing::Grant) }
     }
 
-    /// The domain of that number, if it has a mailbox and `is_sender` says that those are meant who write to it.
+    /// The process of a domain that has its mailbox, if `is_sender` says that those are meant who write to it.
     pub(crate) fn find_mailbox(
         &self,
         number: u16,
         is_sender: impl FnOnce(&[Who]) -> bool,
     ) -> Result<Arc<ProgramDomain>, Missing> {
-        let domain = self.domain(number).ok_or(Missing::Domain)?;
+        let domains = self.open_domains();
+        let domain = processes(&domains, number).find(|domain| domain.mailbox_state.get().is_some());
+        let Some(domain) = domain else {
+            return Err(if is_open(&domains, number) { Missing::Range } else { Missing::Domain });
+        };
         let mailbox_state = domain.mailbox_state.get().ok_or(Missing::Range)?;
         if !is_sender(&mailbox_state.senders) {
             self.counts.mails_refused.fetch_add(1, Ordering::Relaxed);
             return Err(Missing::Grant);
         }
-        Ok(domain)
+        Ok(domain.clone())
     }
 
     /// A program rang while its bell was not looked at.
@@ -301,6 +356,17 @@ impl Programs {
         }
     }
 
+    /// Whose bells are answered first.
+    pub(crate) fn turn(&self) -> DomainKey {
+        let turn = self.turn.load(Ordering::Relaxed);
+        ((turn >> 8) as u16, turn as u8)
+    }
+
+    /// The bells of this one were left for later.
+    pub(crate) fn turn_is_of(&self, (number, process): DomainKey) {
+        self.turn.store(u32::from(number) << 8 | u32::from(process), Ordering::Relaxed);
+    }
+
     /// Puts a message into the mailbox of a domain that has one.
     pub(crate) fn deliver(
         &self,
@@ -325,7 +391,7 @@ impl Programs {
     /// A program's transfer was not begun: there is no room now.
     pub(crate) fn not_begun(&self, user: u64) {
         let Poster::Program(number, life) = Poster::of(user) else { return };
-        if let Some(domain) = self.domain(number).filter(|domain| domain.life == life) {
+        if let Some(domain) = self.of_life(number, life) {
             domain.pause(user as usize % SLOTS);
         }
     }
@@ -338,7 +404,7 @@ impl Programs {
             self.small_loopback.fetch_sub(1, Ordering::Relaxed);
         }
         let slot = user as usize % SLOTS;
-        let Some(domain) = self.domain(number).filter(|domain| domain.life == life) else { return true };
+        let Some(domain) = self.of_life(number, life) else { return true };
         if result.is_err() {
             self.counts.failed.fetch_add(1, Ordering::Relaxed);
         }
@@ -352,7 +418,7 @@ impl Programs {
         let (first, last) = (*tombolo_channel::DOMAINS.start(), *tombolo_channel::DOMAINS.end());
         let before = self.last_chosen.load(Ordering::Relaxed).clamp(first, last);
         let mut numbers = (first..before).rev().chain((before..=last).rev());
-        let number = numbers.find(|number| !open.contains_key(number))?;
+        let number = numbers.find(|number| !is_open(open, *number))?;
         self.last_chosen.store(number, Ordering::Relaxed);
         Some(number)
     }
@@ -370,21 +436,68 @@ impl Programs {
                     format!("domain {number} is none: they go from 1 to {}", tombolo_channel::DOMAINS.end()),
                 ));
             }
-            Some(number) if domains.contains_key(&number) => {
+            Some(number) if is_open(&domains, number) => {
                 return Err((socket, format!("domain {number} belongs to another program")));
             }
             Some(number) => Some(number),
             None => self.unused_number(&domains),
         };
-        let Some(number) = chosen.filter(|_| domains.len() < usize::from(self.limits.domains)) else {
-            return Err((socket, format!("all {} domains of this node are open", self.limits.domains)));
+        let Some(number) = chosen else { return Err((socket, self.is_full())) };
+        self.enter_process(&mut domains, (number, 0), Arc::default(), socket)
+    }
+
+    fn is_full(&self) -> String {
+        format!("all {} domains of this node are open", self.limits.domains)
+    }
+
+    /// What another process needs to join the domain of this one.
+    pub(super) fn invite(domain: &ProgramDomain) -> Result<[u8; 16], String> {
+        if let Some(secret) = domain.family.secret.get() {
+            return Ok(*secret);
+        }
+        let secret = random().map_err(|error| error.to_string())?;
+        Ok(*domain.family.secret.get_or_init(|| secret))
+    }
+
+    /// Another process joins a domain.
+    pub(super) fn join(
+        &self,
+        number: u16,
+        secret: &[u8; 16],
+        socket: SeqpacketSocket,
+    ) -> Result<Arc<ProgramDomain>, (SeqpacketSocket, String)> {
+        let mut domains = self.domains.write();
+        // Who does not know the secret is not told whether there is such a domain.
+        let family = processes(&domains, number).next().map(|domain| domain.family.clone());
+        let Some(family) = family.filter(|family| family.secret.get() == Some(secret)) else {
+            return Err((socket, format!("this is no invitation to domain {number}, or it has ended")));
         };
+        let free = (0..PROCESSES).find(|process| !domains.contains_key(&(number, *process)));
+        let Some(process) = free else {
+            return Err((socket, format!("domain {number} has {PROCESSES} processes already")));
+        };
+        self.enter_process(&mut domains, (number, process), family, socket)
+    }
+
+    /// Makes what a process of a domain has.
+    fn enter_process(
+        &self,
+        domains: &mut Arc<Domains>,
+        (number, process): DomainKey,
+        family: Arc<Family>,
+        socket: SeqpacketSocket,
+    ) -> Result<Arc<ProgramDomain>, (SeqpacketSocket, String)> {
+        if domains.len() >= usize::from(self.limits.domains) {
+            return Err((socket, self.is_full()));
+        }
         let page = match ChannelPage::create() {
             Ok(page) => page,
             Err(error) => return Err((socket, error.to_string())),
         };
         let domain = Arc::new(ProgramDomain {
             number,
+            process,
+            family,
             life: self.lives.fetch_add(1, Ordering::Relaxed),
             page,
             socket,
@@ -394,23 +507,25 @@ impl Programs {
             busy: AtomicU64::new(0),
             rang: AtomicBool::new(true),
         });
-        Arc::make_mut(&mut domains).insert(number, domain.clone());
-        drop(domains);
+        Arc::make_mut(domains).insert(domain.key(), domain.clone());
         self.wake_domain(&domain);
         Ok(domain)
     }
 
+    /// A process has left its domain, which ends with the last.
     pub(crate) fn close(&self, domain: &Arc<ProgramDomain>) {
         let mut domains = self.domains.write();
         let regions: Vec<Region> = self
             .regions
             .write()
-            .extract_if((domain.number, 0)..=(domain.number, u64::MAX), |_, _| true)
+            .extract_if((domain.number, 0)..=(domain.number, u64::MAX), |_, region| {
+                region.life == domain.life
+            })
             .map(|(_, region)| region)
             .collect();
-        Arc::make_mut(&mut domains).remove(&domain.number);
+        Arc::make_mut(&mut domains).remove(&domain.key());
         drop(domains);
-        self.awake.remove(domain.number);
+        self.awake.remove(domain.key());
         if let Some(access) = domain.own.close() {
             self.remove_access(&access);
         }
@@ -457,10 +572,32 @@ impl Programs {
                 mailbox_state.mailbox.messages()
             ));
         }
+        let domains = self.open_domains();
+        if processes(&domains, domain.number).any(|other| other.mailbox_state.get().is_some()) {
+            return Err("another process of this domain has its mailbox".into());
+        }
         let mailbox = Mailbox::create(messages).map_err(|error| error.to_string())?;
         let room = self.reserve(mailbox.memory_bytes() as u64)?;
         let mailbox_state = MailboxState { mailbox, senders, written: Mutex::new(0), _room: room };
         Ok(&domain.mailbox_state.get_or_init(|| mailbox_state).mailbox)
+    }
+
+    /// Memory that this process has allocated, where it begins.
+    pub(super) fn of_process<'a>(
+        regions: &'a BTreeMap<(u16, u64), Region>,
+        domain: &ProgramDomain,
+        address: u64,
+    ) -> Option<&'a Region> {
+        regions.get(&(domain.number, address)).filter(|region| region.life == domain.life)
+    }
+
+    /// As [`Self::of_process`].
+    pub(super) fn of_process_mut<'a>(
+        regions: &'a mut BTreeMap<(u16, u64), Region>,
+        domain: &ProgramDomain,
+        address: u64,
+    ) -> Option<&'a mut Region> {
+        regions.get_mut(&(domain.number, address)).filter(|region| region.life == domain.life)
     }
 
     /// Whether memory of that size may be had with those grants.
@@ -486,13 +623,12 @@ impl Programs {
         let address = address.ok_or("this node has no addresses left; start it again")?;
         // A domain that was closed meanwhile has been cleared already.
         let domains = self.domains.read();
-        if domains.get(&domain.number).is_none_or(|open| open.life != domain.life) {
+        if domains.get(&domain.key()).is_none_or(|open| open.life != domain.life) {
             return Err("the domain is closed".into());
         }
-        self.regions.write().insert(
-            (domain.number, address),
-            Region { segment, grants, window, successor: None, was_revoked: false },
-        );
+        let life = domain.life;
+        let region = Region { life, segment, grants, window, successor: None, was_revoked: false };
+        self.regions.write().insert((domain.number, address), region);
         Ok(address)
     }
 }

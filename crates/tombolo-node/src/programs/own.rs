@@ -1,5 +1,5 @@
-//! Ranges of programs' own memory: at their own addresses in their domains, below those that the
-//! node hands out.
+//! Ranges of programs' own memory: at their own addresses in their domains, behind the base of their process, and below
+//! those that the node hands out.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 use tombolo_channel::{
-    FaultRegisters, Grant, MAX_GRANTS, MAX_OWN_RANGES, NODE_ADDRESSES, Reply, from_the_wire,
+    FaultRegisters, Grant, MAX_GRANTS, MAX_OWN_RANGES, NODE_ADDRESSES, PROCESS_BYTES, Reply, from_the_wire,
+    process_base, process_of,
 };
 use tombolo_core::iommu::{ContextId, FaultPolicy, Released};
 use tombolo_core::rdma::Time;
@@ -17,7 +18,7 @@ use tombolo_host::unix::UnixError;
 use tombolo_wire::Domain;
 
 use super::Missing;
-use super::access::OwnAccess;
+use super::access::{OwnAccess, Whose};
 use super::domain::ProgramDomain;
 use super::domains::Programs;
 
@@ -66,7 +67,7 @@ impl OwnRanges {
 impl Programs {
     /// Nobody makes the accesses of this area any more, though its domain is open: another registration finds others who do.
     pub(crate) fn abandon_access(&self, access: &Arc<OwnAccess>) {
-        if let Some(domain) = self.domain(access.domain) {
+        if let Some(domain) = self.of_context(access.context) {
             domain.own.0.write().access.take_if(|known| Arc::ptr_eq(known, access));
         }
         self.remove_access(access);
@@ -96,7 +97,7 @@ pub(crate) fn is_own(domain: Domain, address: u64) -> bool {
 }
 
 impl Programs {
-    /// A range of a program's own memory, in that life of its domain if one is given; and if `is_granted` says so
+    /// A range of a program's own memory, in the domain in which that life is if one is given; and if `is_granted` says so
     /// of its grants. Only for addresses that [`is_own`] takes for such.
     pub(crate) fn find_own(
         &self,
@@ -106,10 +107,7 @@ impl Programs {
         length_bytes: u32,
         is_granted: impl FnOnce(&[Grant]) -> bool,
     ) -> Result<OwnPlace, Missing> {
-        let domain = self.domain(number).ok_or(Missing::Domain)?;
-        if life.is_some_and(|life| life != domain.life) {
-            return Err(Missing::Domain);
-        }
+        let domain = self.owner_of(number, life, address)?;
         let table = domain.own.0.read();
         let (_, range) = table.ranges.range(..=address).next_back().ok_or(Missing::Range)?;
         let end = address.checked_add(length_bytes.into()).ok_or(Missing::Range)?;
@@ -134,7 +132,7 @@ impl Programs {
             Some(_) => return Err("the node makes the accesses to this program's memory already".into()),
             None => {}
         }
-        let access = OwnAccess::by_program((domain.number, domain.new_context()), &self.open_orders);
+        let access = OwnAccess::by_program(Whose::of(domain), &self.open_orders);
         let access = Arc::new(access.map_err(|error| error.to_string())?);
         table.access = Some(access.clone());
         self.add_access(&access);
@@ -161,7 +159,7 @@ impl Programs {
         }
         // Under no lock that the engine's loop needs: the program may make this wait.
         let memory = domain.own_memory(descriptors)?;
-        let whose = (domain.number, domain.new_context());
+        let whose = Whose::of(domain);
         let helper = self.helper.get().copied();
         let access = OwnAccess::by_node(whose, memory, &self.loop_wake, helper, &self.open_orders)?;
         self.counts.helpers_started.fetch_add(helper.is_some().into(), Ordering::Relaxed);
@@ -180,8 +178,11 @@ impl Programs {
         if grants.len() > MAX_GRANTS {
             return Err(format!("{} grants are more than {MAX_GRANTS}", grants.len()));
         }
-        let end = address.checked_add(bytes).filter(|end| bytes > 0 && *end <= NODE_ADDRESSES);
-        let end = end.ok_or_else(|| format!("{bytes} bytes at {address:#x} are no memory of a program"))?;
+        let last = process_base(domain.process) + PROCESS_BYTES;
+        let end = address.checked_add(bytes).filter(|end| bytes > 0 && *end <= last);
+        let end = end.filter(|_| process_of(address) == domain.process);
+        let end =
+            end.ok_or_else(|| format!("{bytes} bytes at {address:#x} are no memory of this process"))?;
         let access = self.access_for(domain, descriptors)?;
         let mut table = domain.own.0.write();
         if table.closed {
@@ -264,8 +265,7 @@ impl Programs {
 
     /// The access that a deregistration waited for has ended, or does not.
     pub(crate) fn released(&self, context: ContextId, address: u64, ended: bool) {
-        let domains = self.open_domains();
-        let Some(domain) = domains.values().find(|domain| domain.has_context(context)) else { return };
+        let Some(domain) = self.of_context(context) else { return };
         let mut table = domain.own.0.write();
         let requests = table.releases.remove(&address).unwrap_or_default();
         if ended && table.ranges.get(&address).is_some_and(|range| range.is_gone()) {

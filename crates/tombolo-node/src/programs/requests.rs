@@ -89,8 +89,13 @@ impl Programs {
     ) -> Result<(), UnixError> {
         let programs = self;
         let work = match request {
-            Request::Open { .. } => {
+            Request::Open { .. } | Request::Join { .. } => {
                 return domain.reply(number, Reply::Failed("a domain is open already".into()), &[]);
+            }
+            Request::Invite => {
+                let reply =
+                    Programs::invite(domain).map_or_else(Reply::Failed, |secret| Reply::Invited { secret });
+                return domain.reply(number, reply, &[]);
             }
             Request::Peers => return domain.reply(number, Reply::Peers(peer_statuses(fabric)), &[]),
             Request::Lives => return domain.reply(number, Reply::Lives(peer_lives(fabric)), &[]),
@@ -110,7 +115,11 @@ impl Programs {
             }
             Request::Free { address } => {
                 // From now on nobody finds it.
-                let Some(mut region) = programs.regions.write().remove(&(domain.number, address)) else {
+                let mut regions = programs.regions.write();
+                let is_there = Programs::of_process(&regions, domain, address).is_some();
+                let region = is_there.then(|| regions.remove(&(domain.number, address))).flatten();
+                drop(regions);
+                let Some(mut region) = region else {
                     let reason = format!("no memory begins at {address:#x}");
                     return domain.reply(number, Reply::Failed(reason), &[]);
                 };
@@ -425,7 +434,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| crate::receive_programs(&node, &listener, &stop));
             let slow = Program::open(&path, 1);
-            let owner = node.programs.domain(1).unwrap().owner();
+            let owner = node.programs.process((1, 0)).unwrap().owner();
             assert!(matches!(owner, Owner::Program(1, _)));
             let hanging = testing::hang(&node.programs.pools.blocking, owner);
             slow.ask(2, Request::Allocate { bytes: BYTES, grants: Vec::new() });
@@ -445,7 +454,7 @@ mod tests {
             assert!(matches!(slow.answer(), (5, _)));
             drop(slow);
             let since = Instant::now();
-            while node.programs.domain(1).is_some() {
+            while node.programs.process((1, 0)).is_some() {
                 assert!(since.elapsed() < TIMEOUT, "the domain stays open");
                 std::thread::yield_now();
             }

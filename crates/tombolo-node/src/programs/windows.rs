@@ -173,7 +173,7 @@ impl Programs {
         let regions = self.regions.read();
         let Some(region) = regions.get(&(number, address)) else {
             drop(regions);
-            return Err(if self.domain(number).is_some() { Missing::Range } else { Missing::Domain });
+            return Err(if self.is_open(number) { Missing::Range } else { Missing::Domain });
         };
         let Some(window) = region.window.as_ref().filter(|window| window.is_open) else {
             return Err(Missing::Range);
@@ -208,19 +208,18 @@ impl Programs {
     /// The owner of a window has mapped it. In the pool: to seal waits for who changes the file, which its program may.
     pub(super) fn open_window(&self, domain: &ProgramDomain, address: u64) -> Result<(), String> {
         let no_window = || format!("no window begins at {address:#x}");
-        let place = (domain.number, address);
         let found = |region: &Region| {
             let window = region.window.as_ref().filter(|_| !region.is_moving())?;
             Some((window.is_writable, window.state.clone(), region.segment.memory().clone()))
         };
         let (is_writable, state, memory) =
-            self.regions.read().get(&place).and_then(found).ok_or_else(no_window)?;
+            Self::of_process(&self.regions.read(), domain, address).and_then(found).ok_or_else(no_window)?;
         if !is_writable && !memory.is_sealed_for_readers() {
             memory.seal_for_readers().map_err(|error| error.to_string())?;
         }
         let mut regions = self.regions.write();
         // Unless it was freed or revoked meanwhile.
-        let region = regions.get_mut(&place).filter(|region| !region.is_moving());
+        let region = Self::of_process_mut(&mut regions, domain, address).filter(|region| !region.is_moving());
         let window = region.and_then(|region| region.window.as_mut());
         let window = window.filter(|window| Arc::ptr_eq(&window.state, &state)).ok_or_else(no_window)?;
         window.is_open = true;
@@ -234,7 +233,7 @@ impl Programs {
         address: u64,
     ) -> Result<(u64, Option<Arc<SharedMemory>>), String> {
         let regions = self.regions.read();
-        let region = regions.get(&(domain.number, address)).filter(|region| region.window.is_some());
+        let region = Self::of_process(&regions, domain, address).filter(|region| region.window.is_some());
         let region = region.ok_or_else(|| format!("no window begins at {address:#x}"))?;
         let successor = region.successor.as_ref().map(|successor| successor.memory().clone());
         Ok((region.segment.memory().len() as u64, successor))
@@ -249,7 +248,7 @@ impl Programs {
         successor: Segment,
     ) -> Result<Arc<SharedMemory>, String> {
         let mut regions = self.regions.write();
-        let region = regions.get_mut(&(domain.number, address));
+        let region = Self::of_process_mut(&mut regions, domain, address);
         let Some(region) = region.filter(|region| region.window.is_some()) else {
             drop(regions);
             return Err(format!("no window begins at {address:#x}"));
@@ -265,14 +264,14 @@ impl Programs {
     /// Whether somebody who has found a window before it was revoked reaches it still.
     pub(super) fn is_reached(&self, domain: &ProgramDomain, address: u64) -> bool {
         let mut regions = self.regions.write();
-        let region = regions.get_mut(&(domain.number, address));
+        let region = Self::of_process_mut(&mut regions, domain, address);
         region.is_some_and(|region| region.segment.is_in_use())
     }
 
     /// The owner has moved what its window held. Said again, since the answer did not come in time, it is as before.
     pub(super) fn moved(&self, domain: &ProgramDomain, address: u64) -> Result<(), String> {
         let mut regions = self.regions.write();
-        let Some(region) = regions.get_mut(&(domain.number, address)) else {
+        let Some(region) = Self::of_process_mut(&mut regions, domain, address) else {
             return Err(format!("no memory begins at {address:#x}"));
         };
         let Some(successor) = region.successor.take() else {

@@ -54,7 +54,8 @@ impl Initiator {
                 transfer.status = status;
                 self.counters.given_up += u64::from(status == Err(TransferError::Undeliverable));
                 transfer.queue = Queue::Ending;
-                let is_silent = matches!(status, Err(TransferError::PeerLost | TransferError::PeerUnreachable));
+                let is_silent =
+                    matches!(status, Err(TransferError::PeerLost | TransferError::PeerUnreachable));
                 if transfer.served.is_some() || is_silent {
                     self.drop_blocks(index);
                 } else {
