@@ -8,6 +8,7 @@
  * and tombolo_receive pass small messages, tombolo_carry moves bytes between two others.
  * tombolo_post gives a queue any number of transfers, tombolo_poll_queue and tombolo_wait_any take
  * their ends; tombolo_post_list makes one transfer of several pieces at each end.
+ * tombolo_invite and tombolo_join make several processes one domain.
  * tombolo_allocate_window makes memory that programs of the same machine map and use themselves.
  * Link with -ltombolo_c.
  */
@@ -184,6 +185,16 @@ typedef struct tombolo_transfer tombolo_transfer;
  Memory of another domain, mapped into this program.
  */
 typedef struct tombolo_window tombolo_window;
+
+/*
+ What another process needs to join a domain. A secret is in it.
+ */
+typedef struct tombolo_invitation {
+  /*
+   Opaque; read by `tombolo_join`.
+   */
+  uint8_t bytes[24];
+} tombolo_invitation;
 
 /*
  What others may do with memory.
@@ -509,6 +520,39 @@ enum tombolo_result tombolo_close(struct tombolo_domain *domain);
 uint16_t tombolo_number(const struct tombolo_domain *domain);
 
 /*
+ An invitation for other processes of this user, or of root, to join the domain. It is the same each time, and good as long as
+ a process is in the domain. Whoever has it can join: pass it to nobody else, by a pipe, say.
+
+ # Safety
+ `domain` is open, `invitation` can be written.
+ */
+enum tombolo_result tombolo_invite(const struct tombolo_domain *domain,
+                                   struct tombolo_invitation *invitation);
+
+/*
+ Joins a domain of another process, at the node whose programs' socket is at `path`: at most 16 processes are in one. They
+ are one protection domain: transfers of each reach all its memory, that from the node and each process's own, without grants.
+ What a process has allocated or registered goes when it closes the domain; the domain goes with the last. Its own memory lies
+ in the domain where `tombolo_own_address` says.
+
+ # Safety
+ `path` is a string, `invitation` is valid, `domain` can be written.
+ */
+enum tombolo_result tombolo_join(const char *path,
+                                 const struct tombolo_invitation *invitation,
+                                 struct tombolo_domain **domain);
+
+/*
+ Where in the domain `at` is, in memory of this process that is registered: `at` itself in the process that has opened the
+ domain, another address in one that has joined it. 0 if `domain` is null.
+
+ # Safety
+ `domain` is null or open.
+ */
+uint64_t tombolo_own_address(const struct tombolo_domain *domain,
+                             const void *at);
+
+/*
  Allocates `bytes` of zeroed memory (whole pages of 4096); `grants` says what others may do with it.
 
  # Safety
@@ -768,7 +812,7 @@ void tombolo_close_queue(struct tombolo_queue *queue);
 
 /*
  A handle of memory of the domain, to be told to programs at any node: of what begins at `address` there
- (`tombolo_address`, or own memory that is registered), `length` bytes. It gives no rights: grants do.
+ (`tombolo_address`, or `tombolo_own_address` of memory that is registered), `length` bytes. It gives no rights: grants do.
 
  # Safety
  `domain` is open, `remote` can be written.
@@ -793,7 +837,7 @@ enum tombolo_result tombolo_find(const struct tombolo_domain *domain,
 
 /*
  Makes memory of this program memory of the domain, with grants as for `tombolo_allocate`: `start`
- itself is then its address in the domain. Its pages need not be there; transfers bring them in. What
+ itself is then its address in the domain, unless this process has joined it (`tombolo_own_address`). Its pages need not be there; transfers bring them in. What
  the program may not do there itself (`mprotect`), a transfer may not either; what is not mapped when
  a transfer comes fails it. It is registered until `tombolo_deregister` or `tombolo_close`.
 

@@ -41,13 +41,32 @@ unsafe fn open(path: *const c_char, number: u16, user_id: Option<u32>, domain: *
         return bad_argument("tombolo_open: a pointer is null");
     }
     // SAFETY: a string, as the caller promises.
-    let path = unsafe { CStr::from_ptr(path) };
-    let path = Path::new(std::ffi::OsStr::from_bytes(path.to_bytes()));
+    let path = unsafe { path_of(path) };
     let number = (number != 0).then_some(number);
     let opened = match user_id {
         Some(user_id) => tombolo_client::Domain::open_of_user(path, number, user_id),
         None => tombolo_client::Domain::open(path, number),
     };
+    // SAFETY: can be written, as the caller promises.
+    unsafe { write_domain(opened, domain) }
+}
+
+/// # Safety
+/// It is a string.
+pub(crate) unsafe fn path_of<'a>(path: *const c_char) -> &'a Path {
+    // SAFETY: as the caller promises.
+    let path = unsafe { CStr::from_ptr(path) };
+    Path::new(std::ffi::OsStr::from_bytes(path.to_bytes()))
+}
+
+/// Hands an open domain to the caller, or tells why there is none.
+///
+/// # Safety
+/// `domain` can be written.
+pub(crate) unsafe fn write_domain(
+    opened: std::result::Result<tombolo_client::Domain, tombolo_client::OpenError>,
+    domain: *mut *mut Domain,
+) -> Result {
     match opened {
         Ok(opened) => {
             // SAFETY: can be written, as the caller promises.

@@ -7,6 +7,7 @@
 
 // Blank lines between these keep their order, which is that of the functions in the header.
 mod domain;
+mod joining;
 
 mod memory;
 
@@ -29,6 +30,7 @@ mod window;
 pub use atomic::{tombolo_compare_swap, tombolo_fetch_add, tombolo_wait_word};
 pub use completion::{tombolo_poll, tombolo_release, tombolo_wait};
 pub use domain::{tombolo_close, tombolo_number, tombolo_open, tombolo_open_of_user};
+pub use joining::{tombolo_invite, tombolo_join, tombolo_own_address};
 pub use mailbox::{
     TOMBOLO_MAX_MAIL, tombolo_close_mailbox, tombolo_open_mailbox, tombolo_receive, tombolo_send,
 };
@@ -300,6 +302,14 @@ pub struct Completion {
 pub struct Remote {
     /// Opaque; read by `tombolo_find`.
     pub bytes: [u8; 40],
+}
+
+/// What another process needs to join a domain. A secret is in it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Invitation {
+    /// Opaque; read by `tombolo_join`.
+    pub bytes: [u8; 24],
 }
 
 /// A protection domain. May be used by all threads.

@@ -39,7 +39,7 @@ impl Own {
 }
 
 /// Makes memory of this program memory of the domain, with grants as for `tombolo_allocate`: `start`
-/// itself is then its address in the domain. Its pages need not be there; transfers bring them in. What
+/// itself is then its address in the domain, unless this process has joined it (`tombolo_own_address`). Its pages need not be there; transfers bring them in. What
 /// the program may not do there itself (`mprotect`), a transfer may not either; what is not mapped when
 /// a transfer comes fails it. It is registered until `tombolo_deregister` or `tombolo_close`.
 ///

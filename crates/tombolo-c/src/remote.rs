@@ -3,7 +3,7 @@
 use crate::{Domain, Remote, Result, Target, bad_argument, fail, open_failure};
 
 /// A handle of memory of the domain, to be told to programs at any node: of what begins at `address` there
-/// (`tombolo_address`, or own memory that is registered), `length` bytes. It gives no rights: grants do.
+/// (`tombolo_address`, or `tombolo_own_address` of memory that is registered), `length` bytes. It gives no rights: grants do.
 ///
 /// # Safety
 /// `domain` is open, `remote` can be written.

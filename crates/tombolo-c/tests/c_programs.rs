@@ -162,6 +162,11 @@ fn lock() {
 }
 
 #[test]
+fn workers() {
+    assert_eq!(said(&run("workers")), "numbers of 3 processes in one domain: their sum is 71994000\n");
+}
+
+#[test]
 fn messages() {
     run_at_one_and_two("messages", &[], |text| assert_eq!(text, "2000 messages, each in its turn\n"));
 }

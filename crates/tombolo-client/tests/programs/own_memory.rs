@@ -284,9 +284,12 @@ fn what_is_registered_is_checked() {
         let reply = raw.register(address, bytes);
         assert!(matches!(&reply, Reply::Failed(reason) if reason.contains(text)), "{reply:?}");
     };
-    refused(memory.address(), 0, "no memory of a program");
-    refused(u64::MAX - 5, 100, "no memory of a program");
-    refused((1 << 56) - 5, 100, "no memory of a program");
+    refused(memory.address(), 0, "no memory of this process");
+    refused(u64::MAX - 5, 100, "no memory of this process");
+    refused((1 << 56) - 5, 100, "no memory of this process");
+    // Of this process and the next one, and of that alone, which is not there.
+    refused((1 << 52) - 5, 100, "no memory of this process");
+    refused(1 << 52, 100, "no memory of this process");
     // Descriptors of something else.
     let file = |path: &str| std::fs::File::options().read(true).write(true).open(path).unwrap();
     let [mem, maps, page_map] = own::descriptors().unwrap();
