@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tombolo_client::{
-    Domain, Failure, FaultRegisters, Faults, Grant, Notification, OpenError, OwnMemory, Registered, Right,
-    Spec, Target, Touch, Transfer, WaitError, Who,
+    Domain, Failure, FaultRegisters, Faults, Grant, MAX_MAIL_BYTES, Mailbox, Notification, OpenError,
+    OwnMemory, Registered, Right, Spec, Target, Touch, Transfer, WaitError, Who,
 };
 use tombolo_host::own::{ProcessMemory, ThisProcess};
 use tombolo_host::testing::{Fork, collapse, give_pages_back, left_out, protect, swap_out};
@@ -287,6 +287,25 @@ impl Scene<'_> {
         }
     }
 
+    /// A message lies in memory of the nodes at both ends, whatever pages the programs have: it meets no fault.
+    fn mail(&self, mailbox: &Mailbox, kind: Kind) {
+        let faults = Faults::default();
+        let areas = [&self.near.1, &self.far.1].map(|domain| Area::new(domain, Some(kind), faults, 1));
+        let counted = || {
+            let hosts = [self.near.0, self.far.0].into_iter();
+            let counters = hosts.flat_map(|host| host.node.status().counters);
+            counters.filter(|(name, _)| name.starts_with("faults_")).collect::<Vec<_>>()
+        };
+        let before = counted();
+        let bytes = pattern(5, MAX_MAIL_BYTES);
+        self.near.1.send(self.there, &bytes).unwrap().wait(PATIENCE).unwrap();
+        assert!(mailbox.receive(PATIENCE).unwrap().bytes == bytes, "{kind:?}");
+        assert_eq!(counted(), before, "{kind:?}");
+        for (domain, area) in [&self.near.1, &self.far.1].into_iter().zip(areas) {
+            domain.deregister(area.memory).unwrap();
+        }
+    }
+
     /// Begins a transfer between areas at these addresses.
     fn begin(&self, operation: Operation, (mine, theirs): (u64, u64)) -> Transfer {
         let (source, destination) = if operation.is_read() { (theirs, mine) } else { (mine, theirs) };
@@ -315,7 +334,9 @@ impl Scene<'_> {
     /// All cells of these kinds.
     fn matrix(&self, kinds: &[Kind]) {
         let policies = [Touch::Page, Touch::Ahead(4), Touch::Adaptive];
+        let mailbox = self.far.1.open_mailbox(8, &[Who::Anyone]).unwrap();
         for &kind in kinds {
+            self.mail(&mailbox, kind);
             for (touch, terminates) in policies.into_iter().flat_map(|touch| [(touch, false), (touch, true)])
             {
                 let faults = Faults { touch, terminates };
@@ -446,10 +467,11 @@ fn without_a_handler_the_matrix_fails() {
         limits.faults.handles_faults = false;
         Node::with_limits(name, 0, 0, limits).unwrap()
     };
-    for kind in [Kind::Untouched, Kind::Forked, Kind::Served] {
+    let kinds = [Kind::Untouched, Kind::Forked, Kind::Served].map(|kind| (shm(), kind));
+    for (link, kind) in kinds.into_iter().chain([(udp(), Kind::Untouched)]) {
         for (touch, terminates) in [(Touch::Adaptive, false), (Touch::Page, true)] {
             // What does not get through keeps its channels: each few cells have nodes of their own.
-            let (far, address) = Host::start_node(without("far"), &shm(), &[]);
+            let (far, address) = Host::start_node(without("far"), &link, &[]);
             let (near, _) = Host::start_node(without("near"), &shm(), &[&address]);
             for (host, node) in [(&near, 1), (&far, 0)] {
                 let (one, other) = (host.any_domain(), far.any_domain());
