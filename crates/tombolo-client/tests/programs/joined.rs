@@ -158,6 +158,7 @@ fn a_process_leaves_with_what_it_has_and_the_domain_ends_with_the_last() {
     assert_eq!(joined.invite().unwrap(), invitation);
     refused(Domain::open(&host.programs, Some(number)).map(drop), "belongs to another program");
     let third = Domain::join(&host.programs, &invitation).unwrap();
+    assert_eq!(third.own_address(0) >> 52, 2, "the number of the process that has left is given to the next");
     assert_eq!(third.fetch_add(at(&third), kept.address(), 0).unwrap().wait(PATIENCE).unwrap(), 1);
     joined.deregister(own).unwrap();
     drop((kept, third, joined));

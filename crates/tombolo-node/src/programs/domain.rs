@@ -1,7 +1,7 @@
 //! One domain: its channels, its mailbox, and the socket of its program.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -43,6 +43,8 @@ pub struct ProgramAtWork {
 pub(super) struct Family {
     /// Whoever knows it can join. Made when it is first asked for.
     pub(super) secret: OnceLock<[u8; 16]>,
+    /// The number that was given to a process last.
+    pub(super) last_process: AtomicU8,
 }
 
 /// An open domain, of one process. Others of its number belong to other processes of the same domain.

@@ -472,10 +472,15 @@ impl Programs {
         let Some(family) = family.filter(|family| family.secret.get() == Some(secret)) else {
             return Err((socket, format!("this is no invitation to domain {number}, or it has ended")));
         };
-        let free = (0..PROCESSES).find(|process| !domains.contains_key(&(number, *process)));
+        // That of a process that has left is the last to be given again: others may not have heard of its end.
+        let last = family.last_process.load(Ordering::Relaxed);
+        let free = (1..=PROCESSES)
+            .map(|distance| (last + distance) % PROCESSES)
+            .find(|process| !domains.contains_key(&(number, *process)));
         let Some(process) = free else {
             return Err((socket, format!("domain {number} has {PROCESSES} processes already")));
         };
+        family.last_process.store(process, Ordering::Relaxed);
         self.enter_process(&mut domains, (number, process), family, socket)
     }
 
