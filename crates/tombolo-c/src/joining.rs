@@ -39,6 +39,33 @@ pub unsafe extern "C" fn tombolo_join(
     invitation: *const Invitation,
     domain: *mut *mut Domain,
 ) -> Result {
+    // SAFETY: as the caller promises.
+    unsafe { join(path, invitation, None, domain) }
+}
+
+/// As `tombolo_join`, at a node that may also run as the user of this id, who is trusted with all memory of this process.
+///
+/// # Safety
+/// As for `tombolo_join`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tombolo_join_of_user(
+    path: *const c_char,
+    invitation: *const Invitation,
+    user_id: u32,
+    domain: *mut *mut Domain,
+) -> Result {
+    // SAFETY: as the caller promises.
+    unsafe { join(path, invitation, Some(user_id), domain) }
+}
+
+/// # Safety
+/// As for `tombolo_join`.
+unsafe fn join(
+    path: *const c_char,
+    invitation: *const Invitation,
+    user_id: Option<u32>,
+    domain: *mut *mut Domain,
+) -> Result {
     // SAFETY: null or valid, as the caller promises.
     let invitation = unsafe { invitation.as_ref() };
     let Some(invitation) = invitation.filter(|_| !path.is_null() && !domain.is_null()) else {
@@ -48,12 +75,18 @@ pub unsafe extern "C" fn tombolo_join(
         Ok(invitation) => invitation,
         Err(error) => return bad_argument(&error.to_string()),
     };
-    // SAFETY: a string, and a place for the domain, as the caller promises.
-    unsafe { write_domain(tombolo_client::Domain::join(path_of(path), &invitation), domain) }
+    // SAFETY: a string, as the caller promises.
+    let path = unsafe { path_of(path) };
+    let joined = match user_id {
+        Some(user_id) => tombolo_client::Domain::join_of_user(path, &invitation, user_id),
+        None => tombolo_client::Domain::join(path, &invitation),
+    };
+    // SAFETY: can be written, as the caller promises.
+    unsafe { write_domain(joined, domain) }
 }
 
 /// Where in the domain `at` is, in memory of this process that is registered: `at` itself in the process that has opened the
-/// domain, another address in one that has joined it. 0 if `domain` is null.
+/// domain, another address in one that has joined it. 0 if `domain` is null, or no process of a domain can register that.
 ///
 /// # Safety
 /// `domain` is null or open.
@@ -61,5 +94,5 @@ pub unsafe extern "C" fn tombolo_join(
 pub unsafe extern "C" fn tombolo_own_address(domain: *const Domain, at: *const c_void) -> u64 {
     // SAFETY: null or open, as the caller promises.
     let domain = unsafe { domain.as_ref() };
-    domain.map_or(0, |domain| domain.domain.own_address(at as usize as u64))
+    domain.and_then(|domain| domain.domain.own_address(at as usize as u64)).unwrap_or(0)
 }

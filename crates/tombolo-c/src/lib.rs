@@ -30,7 +30,7 @@ mod window;
 pub use atomic::{tombolo_compare_swap, tombolo_fetch_add, tombolo_wait_word};
 pub use completion::{tombolo_poll, tombolo_release, tombolo_wait};
 pub use domain::{tombolo_close, tombolo_number, tombolo_open, tombolo_open_of_user};
-pub use joining::{tombolo_invite, tombolo_join, tombolo_own_address};
+pub use joining::{tombolo_invite, tombolo_join, tombolo_join_of_user, tombolo_own_address};
 pub use mailbox::{
     TOMBOLO_MAX_MAIL, tombolo_close_mailbox, tombolo_open_mailbox, tombolo_receive, tombolo_send,
 };
@@ -185,7 +185,7 @@ pub struct Faults {
     pub terminates: bool,
 }
 
-/// The fault registers of a domain, named as those of FAULT 3.2.1.
+/// The fault registers of a domain's process, named as those of FAULT 3.2.1.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FaultRegisters {

@@ -29,7 +29,8 @@ pub use mailbox::{
     MAX_MAIL_BYTES, MAX_MAILS, Mail, MailError, Mailbox, mail_address, mail_sender, reaches_mail,
 };
 pub use message::{
-    FaultRegisters, Faults, Grant, Message, PeerLife, PeerStatus, Reply, Request, Touch, Who, decode, encode,
+    FaultRegisters, Faults, Grant, Message, PeerLife, PeerStatus, Reply, Request, Secret, Touch, Who, decode,
+    encode,
 };
 pub use page::{ChannelPage, SHARED_BYTES, Waiting};
 pub use slot::{

@@ -74,6 +74,16 @@ pub enum Message {
     },
 }
 
+/// By which a process joins a domain. Not shown.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Secret(pub [u8; 16]);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Secret")
+    }
+}
+
 /// What a program can ask for. Requests are carried out in the order in which they were sent, but the
 /// answer to [`Self::Deregister`] may come after those to later ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,7 +186,7 @@ pub enum Request {
         /// Its number.
         domain: u16,
         /// From [`Reply::Invited`].
-        secret: [u8; 16],
+        secret: Secret,
     },
 }
 
@@ -253,7 +263,7 @@ pub enum Reply {
     /// Whoever knows this can join the domain.
     Invited {
         /// Random, and another one for each domain.
-        secret: [u8; 16],
+        secret: Secret,
     },
     /// The domain is open for this process, too. A channel page of its own comes with it.
     Joined {

@@ -10,8 +10,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use tombolo_channel::{
-    ChannelPage, Descriptor, FaultRegisters, Faults, Grant, MAX_MAIL_BYTES, PeerLife, PeerStatus, READ_SLOTS,
-    Reply, Request, SLOTS, Target, WRITE_SLOTS, Waiting, Who, Work, process_base,
+    ChannelPage, Descriptor, FaultRegisters, Faults, Grant, MAX_MAIL_BYTES, PROCESS_BYTES, PeerLife,
+    PeerStatus, READ_SLOTS, Reply, Request, SLOTS, Target, WRITE_SLOTS, Waiting, Who, Work, process_base,
 };
 use tombolo_host::life::ProcessLife;
 use tombolo_host::own::{OwnMemory, Right};
@@ -153,9 +153,10 @@ impl Domain {
         self.0.number
     }
 
-    /// Where in the domain this address of this process is. The other way round, [`Registered::address`] says it.
-    pub fn own_address(&self, address: u64) -> u64 {
-        self.0.base + address
+    /// Where in the domain this address of this process is, as [`Registered::address`] says it of the beginning of memory.
+    /// `None`: it is above those that a process of a domain can register.
+    pub fn own_address(&self, address: u64) -> Option<u64> {
+        (address < PROCESS_BYTES).then_some(self.0.base + address)
     }
 
     /// How long the node may take to answer a request (30 s unless set): to allocate, free, register,
@@ -300,7 +301,8 @@ impl Domain {
     /// Makes sure that memory whose registration failed, with [`OpenError::TimedOut`],
     /// [`OpenError::Lost`] or [`OpenError::UnexpectedMessage`], is not registered: when this returns `Ok`, no
     /// transfer touches it, and none will. An error means that the node may still register it, or has: try
-    /// again. Memory that begins at another address than this one is not looked at.
+    /// again. Memory that begins at another address than this one ([`OwnMemory::address`] or [`Registered::address`]) is not
+    /// looked at.
     ///
     /// Memory of [`OwnMemory::map`] needs no call: it stays mapped until it is settled, which every request
     /// and every wait of the domain sees to. Memory of [`OwnMemory::from_raw`] must not be used for
@@ -309,7 +311,9 @@ impl Domain {
         let limit = self.0.time_limit();
         self.0.check_process()?;
         let mut asking = self.0.lock_asking(limit)?;
-        let settled = asking.settle(&self.0.socket, self.0.base + address, limit, &|| self.0.readiness.set());
+        // Of this process, or of the domain already.
+        let address = self.own_address(address).unwrap_or(address);
+        let settled = asking.settle(&self.0.socket, address, limit, &|| self.0.readiness.set());
         drop(asking);
         match settled {
             Err(error) if error.is_node_gone() => match self.0.end_accesses() {

@@ -58,7 +58,7 @@ pub enum OpenError {
     Window(MoveError),
     /// This is a child made by fork.
     #[error(
-        "this domain belongs to the process that opened it, of which this one is a child: open a domain here"
+        "this domain belongs to the process that opened it, of which this one is a child: open a domain here, or join it"
     )]
     Forked,
     /// The memory is that of another domain.
@@ -99,7 +99,7 @@ pub enum PostError {
     NoChannel(&'static str),
     /// This is a child made by fork.
     #[error(
-        "this domain belongs to the process that opened it, of which this one is a child: open a domain here"
+        "this domain belongs to the process that opened it, of which this one is a child: open a domain here, or join it"
     )]
     Forked,
     /// A queue has as many orders as it may have whose end was not taken.

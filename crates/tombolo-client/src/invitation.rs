@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use tombolo_channel::{Reply, Request};
+use tombolo_channel::{Reply, Request, Secret};
 
 use crate::domain::{Domain, Entry};
 use crate::error::OpenError;
 
 /// What another process needs to join a domain. Whoever has it can: a secret is in it.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invitation {
     pub(crate) domain: u16,
-    pub(crate) secret: [u8; 16],
+    pub(crate) secret: Secret,
 }
 
 /// Bytes that are no invitation.
@@ -42,7 +42,7 @@ impl Invitation {
         let mut bytes = [0; Self::BYTES];
         bytes[..6].copy_from_slice(&PREFIX);
         bytes[6..8].copy_from_slice(&self.domain.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.secret);
+        bytes[8..].copy_from_slice(&self.secret.0);
         bytes
     }
 
@@ -54,13 +54,7 @@ impl Invitation {
         }
         let mut secret = [0; 16];
         secret.copy_from_slice(&bytes[8..]);
-        Ok(Self { domain: u16::from_le_bytes([bytes[6], bytes[7]]), secret })
-    }
-}
-
-impl std::fmt::Debug for Invitation {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Invitation").field("domain", &self.domain).finish_non_exhaustive()
+        Ok(Self { domain: u16::from_le_bytes([bytes[6], bytes[7]]), secret: Secret(secret) })
     }
 }
 
@@ -82,6 +76,8 @@ impl Domain {
     /// allocated or registered goes when it leaves; the domain goes with the last.
     ///
     /// Memory that a process registers lies in the domain behind the number of its process: use [`crate::Registered::address`].
+    /// A transfer that is under way to the own memory of a process fails when that process leaves, unless another has joined by
+    /// then that got its number, and registered the same addresses: the rest goes there. So a number is given again last.
     pub fn join(path: &Path, invitation: &Invitation) -> Result<Self, OpenError> {
         Self::enter(path, Entry::Join(*invitation), None, None)
     }
@@ -98,7 +94,7 @@ mod tests {
 
     #[test]
     fn invitations_come_back_from_their_bytes_and_others_are_refused() {
-        let invitation = Invitation { domain: 0x1234, secret: *b"0123456789abcdef" };
+        let invitation = Invitation { domain: 0x1234, secret: Secret(*b"0123456789abcdef") };
         let bytes = invitation.to_bytes();
         assert_eq!(Invitation::from_bytes(&bytes), Ok(invitation));
         assert_eq!(Invitation::from_bytes(&bytes[1..]), Err(InvitationError::Length(23)));

@@ -36,7 +36,7 @@ pub struct Arguments {
     /// Where programs of this machine open domains, to use the RDMA engine: a path for a socket.
     #[arg(long, value_name = "PATH")]
     programs: Option<PathBuf>,
-    /// How many domains programs may have open at once, 64 channels each: up to 32767.
+    /// How many domains programs may have open at once, 64 channels each: up to 32767. Each process of a domain counts.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=32767))]
     domains: u16,
     /// How much memory may be allocated for programs, all together. What they register of their own

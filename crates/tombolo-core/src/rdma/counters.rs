@@ -33,6 +33,8 @@ pub struct Counters {
     pub blocks_moved: u64,
     /// Blocks of transfers that failed, of which the peer was told that they are over.
     pub blocks_closed: u64,
+    /// Transfers that failed, and whose end was told though their peer had not said that no byte may still come.
+    pub closed_in_vain: u64,
     /// Atomic operations sent, the repeated ones too.
     pub atomics_sent: u64,
     /// Atomic operations of peers, handed out to be carried out.

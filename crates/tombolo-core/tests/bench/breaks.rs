@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use tombolo_core::rdma::{Direction, Engine, TransferError};
 
 impl Bench {
-    /// A transfer failed. Its destination may hold anything; but that of a read
-    /// is its program's again, and nothing may be written there any more.
+    /// A transfer failed. Its destination may hold anything; but it is its program's again, and nothing may be written there any
+    /// more: unless the target of a write was lost or silent, or its program was stopped in the middle of a copy.
     pub(super) fn forget(&mut self, which: usize) {
         let watched = &self.watched[which];
         if matches!(watched.spec.direction, Direction::Atomic(_)) {
@@ -30,8 +30,19 @@ impl Bench {
                 // What stays at its node fails when nobody copies to its program's memory any more.
                 _ if stays && asker == spec.domain => self.reuse(to, range),
                 Direction::Read => self.reuse(to, range),
+                Direction::Write if self.has_ended_for_all(which) => self.reuse(to, range),
                 Direction::Write | Direction::Atomic(_) => self.anything.push((to, range)),
             }
+        }
+    }
+
+    /// Whether nothing of a write that failed may come any more.
+    fn has_ended_for_all(&self, which: usize) -> bool {
+        match self.watched[which].status {
+            Some(Err(TransferError::Refused(refusal) | TransferError::Local(refusal))) => {
+                !refusal.code.is_transient() && !self.programs_stop
+            }
+            _ => false,
         }
     }
 

@@ -140,6 +140,8 @@ pub struct Bench {
     pub own_faults: Option<OwnFaults>,
     /// Where all memory is programs' own.
     hosts: Option<[own_memory::Host; 2]>,
+    /// Programs may be stopped in the middle of a copy.
+    programs_stop: bool,
 }
 
 impl Bench {
@@ -188,6 +190,7 @@ impl Bench {
             stop: None,
             own_faults: None,
             hosts: None,
+            programs_stop: false,
         }
     }
 

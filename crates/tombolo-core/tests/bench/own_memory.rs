@@ -261,6 +261,7 @@ impl Bench {
             }
         }
         self.own_faults = Some(faults);
+        self.programs_stop = faults.freezing + faults.hanging + faults.dying > 0;
         self.hosts = Some(hosts);
         for engine in &mut self.engines {
             engine.add_loopback_peer(self.now, HERE, 16 * 1024);

@@ -11,8 +11,8 @@
 //! - **0, the node's buffers**: for the node's own transfers alone.
 //! - **a lent segment**, of the peer that holds it: that peer reads it, and writes it unless it has opened it
 //!   under a name.
-//! - **a program's domain**: its own program does what it likes; others read and write what is granted to them.
-//!   What it has allocated lies in this node, what it has registered in the program.
+//! - **a program's domain**: its own processes do what they like; others read and write what is granted to them.
+//!   What they have allocated lies in this node, what they have registered in themselves.
 //!
 //! So a link's two directions share it without sharing numbers: what a peer writes goes to what *it* has
 //! borrowed, and what answers *our* reads to our buffers.
@@ -183,15 +183,16 @@ impl Node {
         let numbers = &self.fabric.numbers;
         if let Some(number) = from_the_wire(domain) {
             let is_granted = |grants: &[Grant]| access.is_granted(number, grants, numbers);
-            if !is_own(domain, address) {
-                let (memory, offset) = self.programs.find(number, address, length_bytes, is_granted)?;
-                return Ok(Place::Node(Memory::Shared(memory), offset));
-            }
-            // An address of the node means one life of a domain; a program chooses its own ones.
+            // What a process has begun and not ended when it leaves reaches nothing any more of those that stay.
             let life = match access.by {
                 Poster::Program(own, life) if own == number => Some(life),
                 Poster::Program(..) | Poster::Node | Poster::Peer(_) => None,
             };
+            if !is_own(domain, address) {
+                let found = self.programs.find(number, life, address, length_bytes, is_granted);
+                let (memory, offset) = found?;
+                return Ok(Place::Node(Memory::Shared(memory), offset));
+            }
             return Ok(Place::Own(self.programs.find_own(
                 number,
                 life,
@@ -368,6 +369,40 @@ mod tests {
         assert_eq!([to(ITSELF, OWN), to(PeerId(8), OTHER)], [Some(Denied::NotGranted); 2]);
         let elsewhere = scene.node.resolve_mailbox(on_the_wire(OTHER), ITSELF, OTHER).err();
         assert_eq!(elsewhere, Some(Denied::NoDomain));
+    }
+
+    /// A process leaves while its transfers go on, and others of its domain stay.
+    #[test]
+    fn transfers_of_a_process_that_has_left_find_nothing_of_those_that_stay() {
+        let scene = Scene::new();
+        let founder = scene.open(OWN);
+        let secret = crate::programs::domains::Programs::invite(&founder).unwrap();
+        let join = || {
+            let (socket, _theirs) = tombolo_host::unix::SeqpacketSocket::pair().unwrap();
+            scene.node.programs.join(OWN, &secret, socket).map_err(|(_, reason)| reason).unwrap()
+        };
+        let (leaver, other) = (join(), join());
+        let grants = vec![Grant { who: Who::Anyone, read: true, write: true }];
+        let address = scene.allocate(&founder, grants).unwrap();
+        let leavers_own = scene.allocate(&leaver, Vec::new()).unwrap();
+        let rights = |domain: &ProgramDomain, address| {
+            scene.rights(on_the_wire(OWN), address, Poster::of(domain.user(3)))
+        };
+        assert_eq!(
+            [rights(&leaver, address), rights(&other, address), rights(&other, leavers_own)],
+            [ALL; 3]
+        );
+        scene.node.programs.close(&leaver);
+        assert_eq!(rights(&leaver, address), [Some(Denied::NoDomain); 3]);
+        assert_eq!(rights(&other, address), ALL);
+        assert_eq!(rights(&other, leavers_own), [Some(Denied::OutOfRange); 3]);
+        // Late news of its bell brings it back to nobody's place.
+        let next = join();
+        scene.node.programs.wake_domain(&leaver);
+        scene.node.programs.wake_domain(&next);
+        let awake = scene.node.programs.awake.domains();
+        assert!(awake.values().all(|domain| !Arc::ptr_eq(domain, &leaver)));
+        assert!(awake.values().any(|domain| Arc::ptr_eq(domain, &next)));
     }
 
     /// A program dies while its transfers go on, and another opens a domain of the same number.

@@ -133,7 +133,7 @@ impl Program {
             let tombolo_channel::Reply::Allocated { address } = Self::ask(&socket, request) else {
                 panic!("no memory")
             };
-            let found = node.programs.find(DOMAIN, address, 1, |_| true);
+            let found = node.programs.find(DOMAIN, None, address, 1, |_| true);
             let memory = found.expect("its memory").0;
             fill(&memory, pattern);
             (address, memory)

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::RwLock;
 
 use super::domain::ProgramDomain;
-use super::domains::{DomainKey, Domains, Programs};
+use super::domains::{Domains, Programs};
 
 /// Number of domains that are looked at even if they are quiet. Each costs a round of the loop one load. A bound,
 /// not a measurement.
@@ -34,15 +34,22 @@ impl Awake {
 
     pub(super) fn add(&self, domain: &Arc<ProgramDomain>) {
         let mut awake = self.0.write();
-        if !awake.contains_key(&domain.key()) {
+        // Whoever looked at its bells may come late with it, and its place may be another's by now.
+        let is_here = awake.get(&domain.key()).is_some_and(|known| Arc::ptr_eq(known, domain));
+        if !is_here && !domain.has_left.load(Ordering::Relaxed) {
             domain.rang.store(true, Ordering::Relaxed);
             domain.page.wake_up();
             Arc::make_mut(&mut awake).insert(domain.key(), domain.clone());
         }
     }
 
-    pub(super) fn remove(&self, key: DomainKey) {
-        Arc::make_mut(&mut self.0.write()).remove(&key);
+    /// Its process has left.
+    pub(super) fn remove(&self, domain: &Arc<ProgramDomain>) {
+        let mut awake = self.0.write();
+        domain.has_left.store(true, Ordering::Relaxed);
+        if awake.get(&domain.key()).is_some_and(|known| Arc::ptr_eq(known, domain)) {
+            Arc::make_mut(&mut awake).remove(&domain.key());
+        }
     }
 
     /// Leaves out those that have not rung since the last time, if they are many.

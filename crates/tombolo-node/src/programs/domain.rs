@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use tombolo_channel::{ChannelPage, Failure, Fate, Mailbox, Message, Reply, Who, encode};
+use tombolo_channel::{ChannelPage, Failure, Fate, Mailbox, Message, Reply, Secret, Who, encode};
 use tombolo_core::iommu::ContextId;
 use tombolo_core::rdma::TransferError;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
@@ -42,7 +42,7 @@ pub struct ProgramAtWork {
 #[derive(Debug, Default)]
 pub(super) struct Family {
     /// Whoever knows it can join. Made when it is first asked for.
-    pub(super) secret: OnceLock<[u8; 16]>,
+    pub(super) secret: OnceLock<Secret>,
     /// The number that was given to a process last.
     pub(super) last_process: AtomicU8,
 }
@@ -66,6 +66,8 @@ pub(crate) struct ProgramDomain {
     pub(crate) busy: AtomicU64,
     /// It has rung since the last look at that.
     pub(crate) rang: AtomicBool,
+    /// Its process has left. Told under the lock of [`super::awake::Awake`].
+    pub(super) has_left: AtomicBool,
 }
 
 impl ProgramDomain {

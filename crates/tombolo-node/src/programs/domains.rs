@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::{
-    ChannelPage, Failure, Grant, MAX_GRANTS, MailError, Mailbox, PROCESSES, SLOTS, Target, Who, process_of,
+    ChannelPage, Failure, Grant, MAX_GRANTS, MailError, Mailbox, PROCESSES, SLOTS, Secret, Target, Who,
+    process_of,
 };
 use tombolo_core::iommu::ContextId;
 use tombolo_core::own::OwnMemory;
@@ -243,10 +244,12 @@ impl Programs {
         self.domains.read().values().find(|domain| domain.has_context(context)).cloned()
     }
 
-    /// Where an address of a domain is, among what was allocated for it; and if `is_granted` says so of its grants.
+    /// Where an address of a domain is, among what was allocated for it; and if `is_granted` says so of its grants. With a life,
+    /// if that one's process has not left the domain.
     pub(crate) fn find(
         &self,
         number: u16,
+        life: Option<u32>,
         address: u64,
         length_bytes: u32,
         is_granted: impl FnOnce(&[Grant]) -> bool,
@@ -265,7 +268,16 @@ impl Programs {
         if end > memory.len() as u64 {
             return Err(Missing::Range);
         }
-        if is_granted(&region.grants) { Ok((memory.clone(), offset as usize)) } else { Err(Missing::Grant) }
+        if !is_granted(&region.grants) {
+            return Err(Missing::Grant);
+        }
+        let (memory, owner) = (memory.clone(), region.life);
+        drop(regions);
+        // What the process has allocated itself is gone with it.
+        if life.is_some_and(|life| life != owner && self.of_life(number, life).is_none()) {
+            return Err(Missing::Domain);
+        }
+        Ok((memory, offset as usize))
     }
 
     /// The process of a domain that has its mailbox, if `is_sender` says that those are meant who write to it.
@@ -437,33 +449,41 @@ impl Programs {
                 ));
             }
             Some(number) if is_open(&domains, number) => {
-                return Err((socket, format!("domain {number} belongs to another program")));
+                return Err((
+                    socket,
+                    format!(
+                        "domain {number} belongs to another program, or to processes that have joined it"
+                    ),
+                ));
             }
             Some(number) => Some(number),
             None => self.unused_number(&domains),
         };
         let Some(number) = chosen else { return Err((socket, self.is_full())) };
-        self.enter_process(&mut domains, (number, 0), Arc::default(), socket)
+        let entered = self.enter_process(&mut domains, (number, 0), Arc::default(), socket)?;
+        drop(domains);
+        self.wake_domain(&entered);
+        Ok(entered)
     }
 
     fn is_full(&self) -> String {
-        format!("all {} domains of this node are open", self.limits.domains)
+        format!("all {} domains of this node are open, each process of one counted", self.limits.domains)
     }
 
     /// What another process needs to join the domain of this one.
-    pub(super) fn invite(domain: &ProgramDomain) -> Result<[u8; 16], String> {
+    pub(crate) fn invite(domain: &ProgramDomain) -> Result<Secret, String> {
         if let Some(secret) = domain.family.secret.get() {
             return Ok(*secret);
         }
-        let secret = random().map_err(|error| error.to_string())?;
+        let secret = Secret(random().map_err(|error| error.to_string())?);
         Ok(*domain.family.secret.get_or_init(|| secret))
     }
 
     /// Another process joins a domain.
-    pub(super) fn join(
+    pub(crate) fn join(
         &self,
         number: u16,
-        secret: &[u8; 16],
+        secret: &Secret,
         socket: SeqpacketSocket,
     ) -> Result<Arc<ProgramDomain>, (SeqpacketSocket, String)> {
         let mut domains = self.domains.write();
@@ -480,8 +500,11 @@ impl Programs {
         let Some(process) = free else {
             return Err((socket, format!("domain {number} has {PROCESSES} processes already")));
         };
-        family.last_process.store(process, Ordering::Relaxed);
-        self.enter_process(&mut domains, (number, process), family, socket)
+        let entered = self.enter_process(&mut domains, (number, process), family, socket)?;
+        entered.family.last_process.store(process, Ordering::Relaxed);
+        drop(domains);
+        self.wake_domain(&entered);
+        Ok(entered)
     }
 
     /// Makes what a process of a domain has.
@@ -511,9 +534,9 @@ impl Programs {
             mailbox_state: OnceLock::new(),
             busy: AtomicU64::new(0),
             rang: AtomicBool::new(true),
+            has_left: AtomicBool::new(false),
         });
         Arc::make_mut(domains).insert(domain.key(), domain.clone());
-        self.wake_domain(&domain);
         Ok(domain)
     }
 
@@ -530,7 +553,7 @@ impl Programs {
             .collect();
         Arc::make_mut(&mut domains).remove(&domain.key());
         drop(domains);
-        self.awake.remove(domain.key());
+        self.awake.remove(domain);
         if let Some(access) = domain.own.close() {
             self.remove_access(&access);
         }

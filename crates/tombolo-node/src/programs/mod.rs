@@ -2,7 +2,7 @@
 //!
 //! A program trusts its node; the node trusts no program. What it reads from a
 //! channel page is copied once and checked, a wild doorbell is a descriptor that
-//! fails, and a program that dies takes its domain with it.
+//! fails, and a program that dies takes with it what it has, and its domain if no other process is in that.
 //!
 //! It owns the domains with all that belongs to them. It calls the rooms `fabric` and `memory`. Whether somebody
 //! may reach a domain's memory is decided above, by the grants that are kept here.
@@ -25,7 +25,7 @@ pub const MAX_TRANSACTIONS: u16 = 1 << 15;
 /// What a node has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Programs' domains open at once (QOS §3.2.1: 16), with 64 channels each.
+    /// Programs' domains open at once (QOS §3.2.1: 16), with 64 channels each; each process of a domain counts.
     pub domains: u16,
     /// Memory allocated for all of them, in bytes.
     pub program_memory_bytes: u64,

@@ -32,14 +32,17 @@ impl Initiator {
     fn answered(&mut self, peer: PeerId, ack: &Ack, is_atomic: bool) -> Option<u32> {
         let slot = self.current(peer, ack.transaction, ack.generation).filter(|slot| {
             let transaction = &self.table.entries[*slot as usize];
-            let direction = self.transfers.entries[transaction.transfer as usize].spec.direction;
-            transaction.sent && matches!(direction, Direction::Atomic(_)) == is_atomic
+            let index = transaction.transfer;
+            let direction = self.transfers.entries[index as usize].spec.direction;
+            // What closes an atomic operation is none.
+            let expects_word = matches!(direction, Direction::Atomic(_)) && !self.has_ended(index);
+            transaction.sent && expects_word == is_atomic
         });
         match slot {
             Some(_) => self.counters.acks += 1,
             None => self.counters.stale_answers += 1,
         }
-        slot.filter(|slot| !self.release_if_ending(*slot))
+        slot
     }
 
     /// A word was changed, and this is what it was.
@@ -50,7 +53,9 @@ impl Initiator {
         let index = self.table.entries[slot as usize].transfer;
         self.transfers.entries[index as usize].before = before;
         let path = self.measure(now, id, slot, attempt);
-        self.block_acknowledged(now, slot);
+        if !self.release_if_ending(slot) {
+            self.block_acknowledged(now, slot);
+        }
         self.find_overtaken(now, id, path);
         self.refresh(id);
     }
@@ -60,10 +65,10 @@ impl Initiator {
         let Some(slot) = self.answered(id, ack, false) else { return };
         let path = self.measure(now, id, slot, ack.attempt);
         let state = self.table.entries[slot as usize].state;
-        if ack.bytes_only {
-            self.bytes_acknowledged(now, slot, state);
-        } else {
-            self.block_acknowledged(now, slot);
+        match self.release_if_ending(slot) {
+            true => {}
+            false if ack.bytes_only => self.bytes_acknowledged(now, slot, state),
+            false => self.block_acknowledged(now, slot),
         }
         self.find_overtaken(now, id, path);
         self.refresh(id);
@@ -239,11 +244,16 @@ impl Initiator {
         self.unplace(slot);
         self.step(slot, Event::Nack);
         self.uncount(slot);
-        let age_ns = self.attended.at(now).since_ns(self.table.entries[slot as usize].issued_at);
+        let heard_at = self.attended.at(now);
+        let age_ns = heard_at.since_ns(self.table.entries[slot as usize].issued_at);
+        let is_closing = self.has_ended(self.table.entries[slot as usize].transfer);
         let transaction = &mut self.table.entries[slot as usize];
         transaction.reading = false;
         transaction.unanswered = 0;
         transaction.overtaken = 0;
+        if is_closing {
+            transaction.absent_at = heard_at;
+        }
         let id = transaction.peer;
         let (place, delay_ns, list) = match code {
             NackCode::SlaveError => (Place::DelayFault, self.config.fault_pause_ns, &mut self.delay_fault),

@@ -7,7 +7,7 @@
 //! transfer's end is told when all these have been answered.
 //!
 //! A peer that answers none of them for [`Config::give_up_ns`], or for [`Config::refused_give_up_ns`] that it is still placing
-//! bytes, is not waited for.
+//! bytes, is not waited for. A peer without a path is, until it has one or is lost.
 //!
 //! Nothing is closed of an answer to a read: its reader takes no byte of a read that is over. Nor is anything asked of a
 //! peer that was lost or does not answer: of what it got before, bytes may be placed later.
@@ -33,43 +33,49 @@ impl Initiator {
         }
     }
 
-    /// The transfer is over. A second call tells that what its end waits for does not come.
+    /// The transfer is over. If it was already, nothing is waited for any more.
     pub(super) fn end(&mut self, index: u32, status: Result<(), TransferError>) {
+        if self.has_ended(index) {
+            return self.stop_waiting(index);
+        }
         let id = transfer_peer(&self.transfers, index);
-        let transfer = &self.transfers.entries[index as usize];
-        match transfer.queue {
-            Queue::Done => return,
-            Queue::Ending => {
-                let waited = !transfer.slots.is_empty();
-                self.drop_blocks(index);
-                self.leave_ending(index, waited);
-            }
-            _ => {
-                self.leave_queue(index);
-                if let Some(peer) = self.peers[id.index()].as_mut() {
-                    peer.open.remove(&mut self.transfers.open_chain, index);
-                }
-                self.forget_request(index);
-                let transfer = &mut self.transfers.entries[index as usize];
-                transfer.status = status;
-                self.counters.given_up += u64::from(status == Err(TransferError::Undeliverable));
-                transfer.queue = Queue::Ending;
-                let is_silent =
-                    matches!(status, Err(TransferError::PeerLost | TransferError::PeerUnreachable));
-                if transfer.served.is_some() || is_silent {
-                    self.drop_blocks(index);
-                } else {
-                    self.close_blocks(index);
-                }
-                if !self.transfers.entries[index as usize].slots.is_empty()
-                    && let Some(peer) = self.peers[id.index()].as_mut()
-                {
-                    peer.ending.push_back(&mut self.transfers.open_chain, index);
-                }
-            }
+        self.leave_queue(index);
+        if let Some(peer) = self.peers[id.index()].as_mut() {
+            peer.open.remove(&mut self.transfers.open_chain, index);
+        }
+        self.forget_request(index);
+        let transfer = &mut self.transfers.entries[index as usize];
+        transfer.status = status;
+        self.counters.given_up += u64::from(status == Err(TransferError::Undeliverable));
+        transfer.queue = Queue::Ending;
+        let is_silent = matches!(status, Err(TransferError::PeerLost | TransferError::PeerUnreachable));
+        if transfer.served.is_some() || is_silent {
+            self.drop_blocks(index);
+        } else {
+            self.close_blocks(index);
+        }
+        if !self.transfers.entries[index as usize].slots.is_empty()
+            && let Some(peer) = self.peers[id.index()].as_mut()
+        {
+            peer.ending.push_back(&mut self.transfers.open_chain, index);
         }
         self.tell_if_untouched(index);
         self.refresh(id);
+    }
+
+    /// What the end of this transfer waits for does not come.
+    fn stop_waiting(&mut self, index: u32) {
+        let waited = !self.transfers.entries[index as usize].slots.is_empty();
+        if !waited {
+            return;
+        }
+        self.drop_blocks(index);
+        if self.transfers.entries[index as usize].slots.is_empty() {
+            self.counters.closed_in_vain += 1;
+        }
+        self.leave_ending(index);
+        self.tell_if_untouched(index);
+        self.refresh(transfer_peer(&self.transfers, index));
     }
 
     pub(super) fn has_ended(&self, index: u32) -> bool {
@@ -106,16 +112,17 @@ impl Initiator {
 
     /// An empty block takes the slot.
     fn close_block(&mut self, slot: u32) {
+        let id = self.table.entries[slot as usize].peer;
+        let Some(peer) = self.peers[id.index()].as_mut() else { return };
+        let generation = &mut peer.generations[slot as usize];
+        *generation = generation.next();
+        let generation = *generation;
         self.unplace(slot);
         self.uncount(slot);
         self.step(slot, Event::Release);
         self.step(slot, Event::Issue);
         let transaction = &mut self.table.entries[slot as usize];
-        let id = transaction.peer;
-        let Some(peer) = self.peers[id.index()].as_mut() else { return };
-        let generation = &mut peer.generations[slot as usize];
-        *generation = generation.next();
-        transaction.generation = *generation;
+        transaction.generation = generation;
         transaction.attempt = Attempt(0);
         transaction.length_bytes = 0;
         transaction.last = false;
@@ -161,7 +168,7 @@ impl Initiator {
     /// Whether a peer that is heard has not answered a closing block for as long as a silent one would be borne.
     pub(super) fn is_closed_in_vain(&self, now: Time, slot: u32) -> bool {
         let transaction = &self.table.entries[slot as usize];
-        let waited_ns = self.attended.at(now).since_ns(transaction.issued_at);
+        let waited_ns = self.attended.at(now).since_ns(transaction.issued_at.max(transaction.absent_at));
         self.has_ended(transaction.transfer) && waited_ns >= self.config.give_up_ns
     }
 
@@ -179,17 +186,16 @@ impl Initiator {
             return false;
         }
         self.release(slot);
-        self.leave_ending(index, true);
+        self.leave_ending(index);
         self.tell_if_untouched(index);
         self.refresh(transfer_peer(&self.transfers, index));
         true
     }
 
-    /// Out of its peer's list, when the end waits for no block any more.
-    fn leave_ending(&mut self, index: u32, waited: bool) {
+    /// A block was waited for, and is not any more: the transfer leaves its peer's list with the last.
+    fn leave_ending(&mut self, index: u32) {
         let transfer = &self.transfers.entries[index as usize];
-        if waited
-            && transfer.slots.is_empty()
+        if transfer.slots.is_empty()
             && let Some(peer) = self.peers[transfer.peer.index()].as_mut()
         {
             peer.ending.remove(&mut self.transfers.open_chain, index);

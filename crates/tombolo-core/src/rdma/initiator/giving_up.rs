@@ -124,13 +124,15 @@ impl Initiator {
         let Some(since) = peer.pathless_since.take() else { return };
         let moved = |time: Time| time.after_ns(now.since_ns(since)).min(now);
         peer.heard_at = moved(peer.heard_at);
-        for index in peer.open.iter(&self.transfers.open_chain) {
+        let open = peer.open.iter(&self.transfers.open_chain);
+        for index in open.chain(peer.ending.iter(&self.transfers.open_chain)) {
             let transfer = &mut self.transfers.entries[index as usize];
             transfer.first_asked_at = moved(transfer.first_asked_at);
             transfer.progress_at = moved(transfer.progress_at);
             for slot in transfer.slots.iter(&self.table.siblings) {
-                let issued_at = &mut self.table.entries[slot as usize].issued_at;
-                *issued_at = moved(*issued_at);
+                let transaction = &mut self.table.entries[slot as usize];
+                transaction.issued_at = moved(transaction.issued_at);
+                transaction.absent_at = moved(transaction.absent_at);
             }
         }
     }

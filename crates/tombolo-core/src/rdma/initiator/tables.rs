@@ -256,7 +256,8 @@ pub(super) struct Transaction {
     pub counted: bool,
     /// When it, or its notification apart from it, was first to go; by the attended clock.
     pub issued_at: Time,
-    /// When its bytes were last not there to be sent: until then its peer was not asked for an answer. By the attended clock.
+    /// When its bytes were last not there to be sent: until then its peer was not asked for an answer. Of an empty block that closes
+    /// another: when the peer last said that it is not done with that. By the attended clock.
     pub absent_at: Time,
     pub sent_at: Time,
     pub sent_before_at: Option<Time>,

@@ -228,9 +228,13 @@ impl Responder {
                 }
                 Phase::Empty | Phase::Receiving => {}
             }
-            if let Some(refusal) = entry.refused {
+            if entry.refused.is_some() {
                 self.counters.duplicates += 1;
-                self.reply(id, slot, name.generation, name.attempt, Reply::Nack(refusal));
+                if entry.placing > 0 {
+                    self.reply(id, slot, name.generation, name.attempt, Reply::Receipt);
+                } else {
+                    self.refuse_for_good(id, slot);
+                }
                 return Err(DropReason::Duplicate);
             }
         } else if entry.holds_slot() {

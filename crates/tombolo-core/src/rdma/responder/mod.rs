@@ -200,11 +200,12 @@ impl Responder {
         (entry.generation == generation).then_some(entry)
     }
 
-    /// Whether what the caller was given for a block still counts: neither was its peer lost, nor its slot used again.
+    /// Whether what the caller was given for a block still counts: neither was its peer lost, nor its slot used again, nor was another
+    /// part of it refused for good.
     pub(crate) fn is_held(&self, id: PeerId, epoch: u32, slot: u16, generation: Generation) -> bool {
         let peer = self.peers.get(id.index()).filter(|peer| peer.id == id && peer.epoch == epoch);
         let entry = peer.and_then(|peer| peer.entries.get(usize::from(slot)));
-        entry.is_some_and(|entry| entry.generation == generation)
+        entry.is_some_and(|entry| entry.generation == generation && entry.refused.is_none())
     }
 
     /// The caller copied the bytes.
@@ -213,6 +214,10 @@ impl Responder {
         let entry = self.held(peer, epoch, slot, generation)?;
         entry.placing = entry.placing.saturating_sub(1);
         entry.placed |= mask;
+        if entry.refused.is_some() {
+            self.refuse_for_good(peer, slot);
+            return None;
+        }
         self.settle(peer, slot)
     }
 
@@ -234,14 +239,17 @@ impl Responder {
             entry.refused = Some(refusal);
         }
         // Of a block that was refused for good a copy may still be made, though another one of it is.
-        if entry.is_whole() && entry.refused.is_none() {
+        if entry.refused.is_some() {
+            self.refuse_for_good(peer, slot);
+            return None;
+        }
+        if entry.is_whole() {
             return self.settle(peer, slot);
         }
         // For the attempt that came last: an answer to an older one is ignored.
         // After a receipt nothing of the newest attempt is placed either.
         let newest = entry.attempt;
-        let is_newest = !refusal.code.is_transient() || entry.receipted == Some(newest);
-        let attempt = if is_newest { newest } else { attempt };
+        let attempt = if entry.receipted == Some(newest) { newest } else { attempt };
         // One for each time that the block was sent: it names all absent pages (FAULT §5.2).
         if refusal.code == NackCode::SlaveError {
             let known = entry.paused.filter(|(told, granules)| *told == attempt && granules & mask == 0);
@@ -253,6 +261,16 @@ impl Responder {
         }
         self.reply(peer, slot, generation, attempt, Reply::Nack(refusal));
         None
+    }
+
+    /// A block was refused for good. Its sender is told that when none of its bytes is being placed any more: it may use the memory
+    /// for something else then.
+    fn refuse_for_good(&mut self, peer: PeerId, slot: u16) {
+        let entry = &self.peers[peer.index()].entries[usize::from(slot)];
+        let (generation, attempt) = (entry.generation, entry.attempt);
+        if let Some(refusal) = entry.refused.filter(|_| entry.placing == 0) {
+            self.reply(peer, slot, generation, attempt, Reply::Nack(refusal));
+        }
     }
 
     /// The page a placement was refused for is there (FAULT §3.2.3).
