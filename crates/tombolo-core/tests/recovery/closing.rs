@@ -1,9 +1,11 @@
 //! A transfer that fails: its end is told when none of its bytes may still come.
 
 use tombolo_core::rdma::{
-    Action, Block, Config, Direction, DropReason, Engine, Time, TransferError, Verdict,
+    Action, Block, Config, Direction, DropReason, Engine, PathId, Time, TransferError, Verdict,
 };
-use tombolo_wire::{Ack, Attempt, DataHeader, Generation, Nack, NackCode, Packet, Payload};
+use tombolo_wire::{
+    Ack, Atomic, AtomicOperation, Attempt, DataHeader, Generation, Nack, NackCode, Packet, Payload,
+};
 
 use crate::bench::OTHER;
 use crate::by_hand::{SECOND, ack, data, engine, nack, next_block, place, receive, status, transfer};
@@ -178,4 +180,105 @@ fn what_comes_after_a_closing_block_is_dropped() {
     while engine.poll(Time(4)).is_some() {}
     assert!(engine.is_idle());
     assert!(engine.deadline().is_none_or(|deadline| deadline > Time(SECOND)));
+}
+
+/// What closes an atomic operation is a block like others, and answered like them.
+#[test]
+fn an_atomic_operation_that_is_given_up_is_closed() {
+    let config = Config { refused_give_up_ns: 1_000_000, ..Config::default() };
+    let mut engine = engine(config);
+    let operation = AtomicOperation::FetchAdd(1);
+    engine.post(Time(0), OTHER, transfer(Direction::Atomic(operation), 8)).expect("room");
+    let Some(Action::Send { packet: Packet::Atomic(atomic), .. }) = engine.poll(Time(0)) else {
+        panic!("the operation is due");
+    };
+    let Atomic { transaction, generation, attempt, .. } = atomic;
+    let refusal = NackCode::SlaveError.into();
+    let nack = Packet::Nack(Nack { transaction, generation, attempt, refusal });
+    let now = Time(2_000_000);
+    let _ = engine.handle(now, OTHER, &nack);
+    let [closing] = closings(&mut engine, now)[..] else { panic!("it may be carried out") };
+    let _ = engine.handle(now, OTHER, &acknowledged(&closing));
+    assert_eq!(status(&mut engine, now), Some(Err(TransferError::Refused(refusal))));
+    assert!(engine.is_idle());
+    assert_eq!(engine.counters().stale_answers, 0);
+}
+
+/// A peer that says that it is still at it is waited for, also if one of its answers is lost.
+#[test]
+fn a_peer_that_is_not_done_yet_is_waited_for() {
+    let config = Config::default();
+    let mut engine = engine(config);
+    failed(&mut engine);
+    let mut now = Time(2);
+    let mut may_be_lost = true;
+    while now.0 < config.give_up_ns + 2 * SECOND {
+        for closing in closings(&mut engine, now) {
+            let is_late = now.0 > config.give_up_ns + SECOND;
+            if is_late && std::mem::take(&mut may_be_lost) {
+                continue;
+            }
+            let DataHeader { transaction, generation, attempt, .. } = closing;
+            let refusal = NackCode::BufferFull.into();
+            let _ =
+                engine.handle(now, OTHER, &Packet::Nack(Nack { transaction, generation, attempt, refusal }));
+        }
+        now = engine.deadline().expect("a timer");
+        engine.expire(now);
+    }
+    assert!(!may_be_lost);
+    assert_eq!((engine.counters().transfers_failed, engine.counters().closed_in_vain), (0, 0));
+}
+
+/// The time in which there was no path to say that it is over does not count.
+#[test]
+fn a_closing_block_waits_for_a_path() {
+    let config = Config::default();
+    let mut engine = engine(config);
+    failed(&mut engine);
+    assert_eq!(closings(&mut engine, Time(2)).len(), 1);
+    let path = PathId(0);
+    engine.path_lost(Time(3), OTHER, path);
+    let mut now = Time(3 + 2 * config.give_up_ns);
+    engine.expire(now);
+    assert!(closings(&mut engine, now).is_empty());
+    assert!(engine.add_path(now, OTHER, path));
+    let [closing] = closings(&mut engine, now)[..] else { panic!("it goes again") };
+    // That one is lost, too.
+    now = engine.deadline().expect("a timer");
+    engine.expire(now);
+    let [again] = closings(&mut engine, now)[..] else { panic!("it goes once more") };
+    assert_eq!(again.generation, closing.generation);
+    let _ = engine.handle(now, OTHER, &acknowledged(&again));
+    assert_eq!(status(&mut engine, now), Some(Err(REFUSED)));
+    assert_eq!(engine.counters().closed_in_vain, 0);
+}
+
+/// One part of a block is refused for good while another one is being placed: until that is, the sender is not told, since its
+/// program may use the memory for something else then.
+#[test]
+fn a_refusal_for_good_is_told_when_nothing_is_being_placed() {
+    let mut engine = engine(Config::default());
+    let block = DataHeader { block_bytes: 512, payload_bytes: 256, ..data(3, 1, None, 4096) };
+    let [slow, wrong] = [0, 256].map(|offset_bytes| {
+        let header = DataHeader { offset_bytes, ..block };
+        match engine.handle(Time(0), OTHER, &Packet::Data(header, Payload::Intact(&[1; 256]))) {
+            Verdict::Place(placement) => placement,
+            other => panic!("not placed: {other:?}"),
+        }
+    });
+    engine.refused(wrong, NackCode::DecodeError);
+    assert_eq!(engine.poll(Time(1)), None);
+    // An access to it that has not begun is not begun any more.
+    assert!(!engine.is_held(&slow));
+    // Asked again, the receiver says that it is at it.
+    let again = DataHeader { attempt: Attempt(1), payload_bytes: 0, ..block };
+    let verdict = engine.handle(Time(2), OTHER, &Packet::Data(again, Payload::Intact(&[])));
+    assert_eq!(verdict, Verdict::Dropped(DropReason::Duplicate));
+    assert!(matches!(engine.poll(Time(2)), Some(Action::Send { packet: Packet::Receipt(_), .. })));
+    engine.placed(slow);
+    let Some(Action::Send { packet: Packet::Nack(nack), .. }) = engine.poll(Time(3)) else {
+        panic!("the refusal is due");
+    };
+    assert_eq!((nack.attempt, nack.refusal.code), (Attempt(1), NackCode::DecodeError));
 }

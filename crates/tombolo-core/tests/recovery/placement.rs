@@ -126,9 +126,9 @@ fn what_was_refused_for_good_stays_refused() {
     let given_up = place(&mut engine, part(256, 256, 0));
     let whole = place(&mut engine, part(0, 1024, 1));
     engine.refused(given_up, NackCode::DecodeError);
-    refused(&mut engine, 1);
-    engine.placed(whole);
     assert_eq!(engine.poll(Time(0)), None);
+    engine.placed(whole);
+    refused(&mut engine, 1);
     // Its sender has not heard it.
     assert_eq!(receive(&mut engine, part(0, 512, 3)), Verdict::Dropped(DropReason::Duplicate));
     refused(&mut engine, 3);
