@@ -433,7 +433,7 @@ typedef struct tombolo_faults {
 } tombolo_faults;
 
 /*
- The fault registers of a domain, named as those of FAULT 3.2.1.
+ The fault registers of a domain's process, named as those of FAULT 3.2.1.
  */
 typedef struct tombolo_fault_registers {
   /*
@@ -543,8 +543,19 @@ enum tombolo_result tombolo_join(const char *path,
                                  struct tombolo_domain **domain);
 
 /*
+ As `tombolo_join`, at a node that may also run as the user of this id, who is trusted with all memory of this process.
+
+ # Safety
+ As for `tombolo_join`.
+ */
+enum tombolo_result tombolo_join_of_user(const char *path,
+                                         const struct tombolo_invitation *invitation,
+                                         uint32_t user_id,
+                                         struct tombolo_domain **domain);
+
+/*
  Where in the domain `at` is, in memory of this process that is registered: `at` itself in the process that has opened the
- domain, another address in one that has joined it. 0 if `domain` is null.
+ domain, another address in one that has joined it. 0 if `domain` is null, or no process of a domain can register that.
 
  # Safety
  `domain` is null or open.

@@ -1,10 +1,13 @@
 //! Several processes in one domain.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use tombolo_client::{
-    Domain, Failure, Grant, Invitation, OpenError, OwnMemory, PROCESSES, Spec, Target, WaitError, Who,
+    Domain, Failure, Grant, Invitation, OpenError, OwnMemory, PROCESSES, Right, Spec, Target, WaitError, Who,
 };
+use tombolo_host::own::{PAGE_BYTES, ProcessMemory, ThisProcess};
+use tombolo_wire::NackCode;
 
 use crate::harness::{Host, PATIENCE, pattern, shm, udp};
 
@@ -122,7 +125,7 @@ fn only_invited_processes_get_in_and_only_so_many() {
     // Any of them invites, and a place that one has left is free.
     assert_eq!(others[3].invite().unwrap(), invitation);
     drop(others.remove(3));
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     let again = loop {
         match Domain::join(&host.programs, &invitation) {
             Ok(joined) => break joined,
@@ -144,12 +147,16 @@ fn a_process_leaves_with_what_it_has_and_the_domain_ends_with_the_last() {
     let gone = founder.allocate(4096, &[]).unwrap();
     let kept = joined.allocate(4096, &[]).unwrap();
     let own = joined.register(OwnMemory::map(4096).unwrap(), &[]).unwrap();
-    // One frees nothing of another's.
+    // One takes nothing away from another.
+    let foreign = joined.allocate(4096, &[]).unwrap();
+    let foreign_at = foreign.address();
+    refused(founder.free(foreign), "no memory begins at");
+    assert_eq!(joined.fetch_add(at(&joined), foreign_at, 1).unwrap().wait(PATIENCE), Ok(0));
     let founders_own = founder.register(OwnMemory::map(4096).unwrap(), &[]).unwrap();
     let (gone_at, founders_own_at) = (gone.address(), founders_own.address());
     drop((gone, founders_own, founder));
     let word = |address| joined.fetch_add(at(&joined), address, 1).unwrap().wait(PATIENCE);
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     while word(gone_at).is_ok() {
         assert!(since.elapsed() < PATIENCE, "the memory of a process that has left stays");
     }
@@ -158,11 +165,15 @@ fn a_process_leaves_with_what_it_has_and_the_domain_ends_with_the_last() {
     assert_eq!(joined.invite().unwrap(), invitation);
     refused(Domain::open(&host.programs, Some(number)).map(drop), "belongs to another program");
     let third = Domain::join(&host.programs, &invitation).unwrap();
-    assert_eq!(third.own_address(0) >> 52, 2, "the number of the process that has left is given to the next");
+    assert_eq!(
+        third.own_address(0),
+        Some(2 << 52),
+        "the number of the process that has left is given to the next"
+    );
     assert_eq!(third.fetch_add(at(&third), kept.address(), 0).unwrap().wait(PATIENCE).unwrap(), 1);
     joined.deregister(own).unwrap();
     drop((kept, third, joined));
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     while let Err(error) = Domain::open(&host.programs, Some(number)) {
         assert!(since.elapsed() < PATIENCE, "the domain stays: {error}");
     }
@@ -179,4 +190,69 @@ fn messages_to_the_domain_come_to_the_process_that_has_the_mailbox() {
     sender.send(at(&founder), b"to whom it may concern").unwrap().wait(PATIENCE).unwrap();
     assert_eq!(mailbox.receive(PATIENCE).unwrap().bytes, b"to whom it may concern");
     refused(founder.open_mailbox(8, &[Who::Anyone]).map(drop), "another process");
+    // It goes with its process; then another one may have it.
+    drop((mailbox, joined));
+    let since = Instant::now();
+    let mailbox = loop {
+        match founder.open_mailbox(8, &[Who::Anyone]) {
+            Ok(mailbox) => break mailbox,
+            Err(error) => assert!(since.elapsed() < PATIENCE, "{error}"),
+        }
+    };
+    sender.send(at(&founder), b"to the other one").unwrap().wait(PATIENCE).unwrap();
+    assert_eq!(mailbox.receive(PATIENCE).unwrap().bytes, b"to the other one");
+}
+
+/// What is said of a process's memory names it as the domain does.
+#[test]
+fn faults_and_refusals_name_addresses_of_the_domain() {
+    let (host, _) = Host::start(&shm(), &[]);
+    let [founder, joined] = two(&host);
+    let memory = OwnMemory::map(8 * 4096).unwrap();
+    let raw = memory.address();
+    let own = joined.register(memory, &[]).unwrap();
+    assert_eq!((own.address(), joined.own_address(raw)), ((1 << 52) + raw, Some(own.address())));
+    assert_eq!(joined.own_address(1 << 52), None);
+    let from = founder.allocate(8 * 4096, &[]).unwrap();
+    let write = |offset: u64, bytes| {
+        let spec = Spec::new(from.address(), own.address() + offset, bytes);
+        founder.write(at(&founder), spec).unwrap().wait(PATIENCE)
+    };
+    joined.take_fault_registers().unwrap();
+    assert_eq!(write(4096, 64), Ok(()));
+    let registers = joined.take_fault_registers().unwrap();
+    assert!(registers.translation_fault && registers.write_not_read, "{registers:?}");
+    assert_eq!(registers.address, own.address() + 4096);
+    // Those of the other process have seen nothing.
+    assert!(!founder.take_fault_registers().unwrap().translation_fault);
+    // SAFETY: a page of a mapping that is reached through spans alone, and not again.
+    unsafe { rustix::mm::munmap(own.as_mut_ptr().add(3 * 4096).cast(), 4096) }.unwrap();
+    let page = own.address() + 3 * 4096;
+    let refused = Failure::Local { code: NackCode::DecodeError, page: Some(page) };
+    assert_eq!(write(2 * 4096, 2 * 4096), Err(WaitError::Failed(refused)));
+    // Brought in before.
+    assert!(joined.prefetch(&own, 5 * 4096..6 * 4096, Right::Write));
+    let since = Instant::now();
+    let process = ThisProcess::new().unwrap();
+    while process.absent(raw + 5 * PAGE_BYTES, 1, Right::Write).pages != 0 {
+        assert!(since.elapsed() < PATIENCE, "the page is not brought in");
+    }
+}
+
+/// All memory of a process, whatever is mapped there later.
+#[test]
+fn a_whole_address_space_is_a_part_of_the_domain() {
+    let (host, _) = Host::start(&shm(), &[]);
+    let [founder, joined] = two(&host);
+    // SAFETY: what is written to below is memory that nothing else uses, and nobody else knows these domains.
+    let all = joined.register(unsafe { OwnMemory::address_space() }, &[]).unwrap();
+    let to = OwnMemory::map(4096).unwrap();
+    let from = founder.register(OwnMemory::map(4096).unwrap(), &[]).unwrap();
+    from.write(0, b"wherever").unwrap();
+    let there = joined.own_address(to.address()).unwrap();
+    founder.write(at(&founder), Spec::new(from.address(), there, 8)).unwrap().wait(PATIENCE).unwrap();
+    let mut found = [0; 8];
+    to.read(0, &mut found).unwrap();
+    assert_eq!(&found, b"wherever");
+    joined.deregister(all).unwrap();
 }
