@@ -249,6 +249,10 @@ impl Queue {
         self.collect();
         let count = self.ended.len().min(most);
         into.extend(self.ended.drain(..count));
+        if self.paused.is_some() && self.running_slots == 0 {
+            // Nothing is under way whose end would make the descriptor readable: who waits for that is to look again.
+            self.domain.readiness.set();
+        }
         count
     }
 

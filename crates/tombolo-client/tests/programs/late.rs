@@ -48,6 +48,11 @@ impl Slow {
         self.socket.send(&[&encode(&Message::AnswerV2 { number, reply })], descriptors).unwrap();
     }
 
+    /// Tells a program that waits for a message that something has ended.
+    pub(crate) fn say_ended(&self) {
+        self.socket.send(&[&encode(&Message::EndedV1)], &[]).unwrap();
+    }
+
     fn allocated(&self, number: u32, address: u64, first_byte: u8) {
         let memory = SharedMemory::create("late", 4096).unwrap();
         memory.span_mut(0, 1).unwrap().copy_from([first_byte].as_slice().into());

@@ -1,6 +1,7 @@
 //! Queues of transfers: many at once, fences, and ends.
 
 use std::collections::BTreeSet;
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use tombolo_client::{
     Completion, Domain, Failure, Grant, List, Memory, Notification, Order, Piece, PostError, Queue, Remote,
     Spec, Target, WaitError, Who,
 };
+use tombolo_host::event;
 use tombolo_node::{Limits, Security};
 
 use crate::harness::{Host, PATIENCE, pair, pattern, shm, udp};
@@ -162,6 +164,43 @@ fn what_the_node_has_no_room_for_is_posted_again() {
     let contexts: BTreeSet<u64> = found.iter().map(|end| end.context).collect();
     assert_eq!((contexts.len(), found.len()), (ORDERS as usize, ORDERS as usize));
     assert!(found.iter().all(|end| end.outcome == Ok(0)));
+}
+
+/// The node has no room for any of them, several times, and the program waits for nothing but its descriptor.
+#[test]
+fn a_program_that_waits_for_its_descriptor_learns_that_there_is_room_again() {
+    const ORDERS: u64 = 10;
+    let (domain, done, node) = at_slow_node(|node, is_done| {
+        let mut refusals = 3 * ORDERS;
+        while is_done.try_recv().is_err() {
+            let rung = node.page.take_rung();
+            for slot in (0..SLOTS).filter(|slot| rung & 1 << slot != 0) {
+                let waits = match refusals {
+                    0 => node.page.tell_end(slot, Ok(0)),
+                    _ => node.page.tell(slot, Fate::Paused),
+                };
+                refusals = refusals.saturating_sub(1);
+                if waits {
+                    node.say_ended();
+                }
+            }
+        }
+    });
+    let mut queue = domain.queue(ORDERS as usize);
+    let order = |index| Order::write(Target { node: 0, domain: 3 }, Spec::new(0, index, 1));
+    assert_eq!(queue.post_all((0..ORDERS).map(|index| (order(index), index))), ORDERS as usize);
+    let mut found = Vec::new();
+    while found.len() < ORDERS as usize {
+        domain.arm();
+        if queue.poll(&mut found, SLOTS) > 0 {
+            continue;
+        }
+        let is_readable = event::wait_readable(&[domain.as_fd()], Some(PATIENCE)).unwrap();
+        assert!(is_readable, "nobody says that there is room again");
+        domain.drain().unwrap();
+    }
+    done.send(()).unwrap();
+    node.join().unwrap();
 }
 
 #[test]
