@@ -209,7 +209,14 @@ pub extern "C" fn mremap(
     flags: c_int,
     target: *mut c_void,
 ) -> *mut c_void {
-    as_pointer(change(|| sys::remap(address as usize, old_length, new_length, flags, target as usize)))
+    let start = address as usize;
+    let remap = || change(|| sys::remap(start, old_length, new_length, flags, target as usize));
+    let mut remapped = remap();
+    // The kernel takes a range for several mappings of which a part is local (see `unwaited`), and refuses that.
+    if remapped == Err(libc::EFAULT) && start::far() && localise(start, old_length).is_ok() {
+        remapped = remap();
+    }
+    as_pointer(remapped)
 }
 
 #[unsafe(no_mangle)]
@@ -244,15 +251,26 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
     with_errno(advised) as c_int
 }
 
+/// What is made local at once: all of it is here at the same time before it is local, also if that is more than the limit.
+const LOCALISED_AT_ONCE: usize = 64 * PAGE_BYTES;
+
 /// Makes a range of whole pages ordinary memory.
 pub fn localise(start: usize, length: usize) -> Result<(), i32> {
-    if !start.is_multiple_of(PAGE_BYTES) || length == 0 {
+    let Some(length) = length.checked_next_multiple_of(PAGE_BYTES) else { return Ok(()) };
+    if !start.is_multiple_of(PAGE_BYTES) || start.checked_add(length).is_none() {
         // The kernel says what is wrong with it.
         return Ok(());
     }
     forking::attach_if_forked();
+    for offset in (0..length).step_by(LOCALISED_AT_ONCE) {
+        localise_part(start + offset, LOCALISED_AT_ONCE.min(length - offset))?;
+    }
+    Ok(())
+}
+
+fn localise_part(start: usize, length: usize) -> Result<(), i32> {
     for _ in 0..LOCALISE_TRIES {
-        match control::ask(LOCALISE, start, length.next_multiple_of(PAGE_BYTES)) {
+        match control::ask(LOCALISE, start, length) {
             Some(1) => {}
             Some(_) => return Ok(()),
             None => return Err(libc::ENOMEM),

@@ -71,6 +71,15 @@ fn what_the_kernel_accesses_without_waiting_is_local() {
     assert!(far(Link::Shm, "unwaited", "8M", &[]).counter("pages_out") > 0);
 }
 
+/// Also if it is more than may be local.
+#[test]
+fn what_a_child_finds_wiped_is_local() {
+    needs!("cc");
+    for link in [Link::Shm, Link::Udp] {
+        assert!(far(link, "wiped", "8M", &[]).counter("pages_out") > 0);
+    }
+}
+
 #[test]
 fn programs_in_other_namespaces_run_as_they_would() {
     needs!("cc", "unshare");

@@ -103,6 +103,20 @@ int main(int count, char **arguments) {
         check(fresh, pages, 7000, 1, "after all that");
     }
 
+    /* Memory with one in it grows and moves as a whole. */
+    char *grows = map(256);
+    fill(grows, 256, 8000, 1);
+    pthread_mutex_t *within = (pthread_mutex_t *)(grows + 100 * PAGE);
+    CHECK(!pthread_mutex_init(within, &robust), "init");
+    push_out(pages);
+    grows = mremap(grows, 256 * PAGE, 1024 * PAGE, MREMAP_MAYMOVE);
+    CHECK(grows != MAP_FAILED, "mremap: %d", errno);
+    within = (pthread_mutex_t *)(grows + 100 * PAGE);
+    CHECK(!pthread_mutex_lock(within) && !pthread_mutex_unlock(within), "the mutex has moved");
+    check(grows, 100, 8000, 1, "before the mutex");
+    check(grows + 101 * PAGE, 155, 8101, 1, "behind it");
+    for (int page = 256; page < 1024; page++) check_zero(grows + page * PAGE, "new");
+
     /* Many of them do not use up the mappings that a process may have. */
     enum { MANY = 20000, APART = 8192 };
     char *many = map(MANY * 2ul);
