@@ -766,6 +766,30 @@ fn who_takes_memory_back_waits_for_no_page() {
     }
 }
 
+/// What waits for its page in memory that is taken back is refused at once, though an access there hangs.
+#[test]
+fn what_waits_is_refused_also_where_an_access_hangs() {
+    let config = Config { max_bringing_bytes: 0, ..Config::default() };
+    let (mut iommu, context, start) = (Iommu::new(config), ContextId(1), Time::default());
+    iommu.open(context);
+    let hanging = iommu.begin(start, bringing(context)).unwrap();
+    let mut now = start.after_ns(config.attempt_timeout_ns);
+    let by = FaultSource { sequence: 1, ..FaultSource::default() };
+    let waiting = iommu.begin(now, Access { by, ..bringing(context) }).unwrap();
+    iommu.attempted(now, context, waiting, Outcome::Absent(1, Absence::Missing));
+    assert!(matches!(told(&mut iommu, now)[..], [Action::Touch { .. }]));
+    let mut heard = Vec::new();
+    while heard.is_empty() {
+        now = iommu.next_deadline().expect("a deadline");
+        iommu.expire(now);
+        heard = told(&mut iommu, now);
+    }
+    assert!(matches!(heard[..], [Action::Refuse(refused, _)] if refused == hanging), "{heard:?}");
+    assert_eq!(iommu.release(now, context, 1 << 20), Released::Stuck);
+    let gone = Unreached { address: 1 << 20, reason: Reason::Gone };
+    assert_eq!(told(&mut iommu, now), [Action::Refuse(waiting, gone)]);
+}
+
 /// What could not be had when an access came is no reason to refuse a later one, for which it can.
 #[test]
 fn a_refusal_is_for_those_that_were_there_when_the_page_was_asked_for() {

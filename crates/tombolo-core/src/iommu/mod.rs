@@ -459,9 +459,7 @@ impl Iommu {
     /// A range is taken back; nothing new is begun in it until it was released. Poll afterwards.
     pub fn release(&mut self, now: Time, context_id: ContextId, range_start: u64) -> Released {
         let Some(context) = self.contexts.get_mut(&context_id) else { return Released::Now };
-        if context.overdue.values().any(|start| *start == range_start) {
-            return Released::Stuck;
-        }
+        let is_stuck = context.overdue.values().any(|start| *start == range_start);
         let in_range = |id: &AccessId| {
             self.jobs.get(id).filter(|job| job.access.range_start == range_start).map(|job| (*id, job))
         };
@@ -478,6 +476,9 @@ impl Iommu {
                 State::Waiting { is_paused: true, .. } => self.finish(id, Action::Forget(id)),
                 State::Waiting { is_paused: false, .. } => self.finish(id, Action::Refuse(id, refusal)),
             }
+        }
+        if is_stuck {
+            return Released::Stuck;
         }
         if !is_touched {
             return Released::Now;
