@@ -29,7 +29,7 @@ impl Own {
         if let Some(memory) = registered
             && let Err(DeregisterError { memory, error }) = domain.deregister(memory)
         {
-            return Err(Box::new((Self { registered: Some(memory), is_unsettled }, error)));
+            return Err(Box::new((Self { registered: Some(*memory), is_unsettled }, error)));
         }
         if is_unsettled && let Err(error) = domain.settle(start as u64) {
             return Err(Box::new((Self { registered: None, is_unsettled }, error)));

@@ -333,7 +333,7 @@ impl Domain {
         let limit = self.0.time_limit();
         let mut asking = match self.0.lock_asking(limit) {
             Ok(asking) => asking,
-            Err(error) => return Err(DeregisterError { memory, error }),
+            Err(error) => return Err(DeregisterError { memory: memory.into(), error }),
         };
         let request = Request::Deregister { address };
         let given_up = &mut || GivenUp::Deregistration(address);
@@ -350,10 +350,12 @@ impl Domain {
             // Nobody asks for accesses any more; those that were being made are to end.
             return match self.0.end_accesses() {
                 AccessEnd::Ended => Ok(memory.take()),
-                AccessEnd::Hangs => Err(DeregisterError { memory, error: OpenError::AccessHangs }),
+                AccessEnd::Hangs => {
+                    Err(DeregisterError { memory: memory.into(), error: OpenError::AccessHangs })
+                }
             };
         }
-        Err(DeregisterError { memory, error })
+        Err(DeregisterError { memory: memory.into(), error })
     }
 
     /// The nodes that transfers can go to; number 0 is the program's own.

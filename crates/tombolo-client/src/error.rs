@@ -86,7 +86,7 @@ impl OpenError {
 #[error("the memory stays registered: {error}")]
 pub struct DeregisterError {
     /// The memory.
-    pub memory: Registered,
+    pub memory: Box<Registered>,
     /// Why.
     pub error: OpenError,
 }

@@ -150,7 +150,7 @@ fn own_memory_that_is_registered_late_is_deregistered_and_one_deregistered_late_
     assert!(matches!(failed.error, OpenError::TimedOut(_)), "{failed}");
     domain.set_request_timeout(PATIENCE);
     go.send(()).unwrap();
-    let memory = domain.deregister(failed.memory).unwrap();
+    let memory = domain.deregister(*failed.memory).unwrap();
     assert_eq!(memory.len(), 4096);
     node.join().unwrap();
 }
@@ -213,7 +213,7 @@ fn a_late_deregistration_does_not_end_that_of_a_later_range() {
     let failed = domain.deregister(memory).unwrap_err();
     domain.set_request_timeout(PATIENCE);
     go.send(()).unwrap();
-    let memory = domain.deregister(failed.memory).unwrap();
+    let memory = domain.deregister(*failed.memory).unwrap();
     let memory = domain.register(memory, &[]).unwrap();
     let failed = domain.deregister(memory).expect_err("memory is handed back that a copy may still touch");
     assert!(matches!(failed.error, OpenError::Refused(_)), "{failed}");

@@ -13,10 +13,10 @@ use crate::by_hand::{SECOND, ack, data, engine, nack, next_block, place, receive
 /// The empty blocks that an engine has to send now.
 fn closings(engine: &mut Engine, now: Time) -> Vec<DataHeader> {
     let actions = std::iter::from_fn(|| engine.poll(now));
-    let headers = actions.filter_map(|action| match action {
+    let headers = actions.map(|action| match action {
         Action::Send { packet: Packet::Data(header, Payload::Intact(bytes)), .. } => {
             assert_eq!((bytes.len(), header.block_bytes, header.payload_bytes), (0, 0, 0));
-            Some(header)
+            header
         }
         other => panic!("neither a closing block nor its end: {other:?}"),
     });

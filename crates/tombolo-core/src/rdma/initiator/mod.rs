@@ -12,7 +12,7 @@
 //! A peer that no packets go to loses nothing: the caller carries out each block that it is handed and
 //! answers it once. Such a block never goes again without an answer.
 //!
-//! The end of a transfer is told when none of its bytes may still come: see [`ending`].
+//! The end of a transfer is told when none of its bytes may still come: see `ending`.
 //!
 //! All lists are over table indices and every step is O(1), except the pass over
 //! the peers when a timer fires and over its transfers when a peer is lost.
