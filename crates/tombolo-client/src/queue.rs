@@ -249,9 +249,9 @@ impl Queue {
         self.collect();
         let count = self.ended.len().min(most);
         into.extend(self.ended.drain(..count));
-        if self.paused.is_some() && self.running_slots == 0 {
+        if (self.paused.is_some() || self.lacks_channel) && self.running_slots == 0 {
             // Nothing is under way whose end would make the descriptor readable: who waits for that is to look again.
-            self.domain.readiness.set();
+            self.domain.readiness.set_after(BUSY_PAUSE);
         }
         count
     }

@@ -9,7 +9,7 @@ use tombolo_core::rdma::{
     Action, Block, Config, Counters, Direction, DropReason, Engine, Retransmission, Time, Transfer,
     TransferError, Verdict,
 };
-use tombolo_wire::{Ack, NackCode, Packet, Payload, Receipt};
+use tombolo_wire::{Ack, DataHeader, NackCode, Packet, Payload, Receipt};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -387,7 +387,15 @@ fn a_block_that_is_never_placed_is_given_up() {
                 assert_eq!(completion.status, Err(TransferError::Refused(NackCode::SlaveError.into())));
                 break;
             }
-            Some(Action::Send { packet: Packet::Data(header, _), .. }) => attempt = header.attempt,
+            Some(Action::Send { packet: Packet::Data(header, _), .. }) if header.generation == generation => {
+                attempt = header.attempt;
+            }
+            // The block is closed.
+            Some(Action::Send { packet: Packet::Data(header, _), .. }) => {
+                let DataHeader { transaction, generation, attempt, .. } = header;
+                let ack = Ack { transaction, generation, attempt, bytes_only: false };
+                let _ = engine.handle(now, OTHER, &Packet::Ack(ack));
+            }
             None => {
                 now = engine.deadline().expect("a timer");
                 engine.expire(now);

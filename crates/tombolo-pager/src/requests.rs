@@ -14,6 +14,9 @@ use crate::serve::Step;
 use crate::space::{Space, Table};
 use crate::stats::Counters;
 
+/// Pages that one request brings here, to be local, at most.
+const LOCALISED_AT_ONCE: usize = 64;
+
 /// A page on a page boundary.
 #[repr(C, align(4096))]
 struct PageBuffer([u8; PAGE_BYTES as usize]);
@@ -147,9 +150,17 @@ impl Pager {
         all
     }
 
-    /// A range becomes ordinary memory. Value 1: not all of it is here.
+    /// A range becomes ordinary memory, or as much of it from its beginning on as has few pages that are far: all of that is here at
+    /// the same time before it is local. The value says how far: see [`LOCALISE`].
     fn localise(&self, space: &Arc<Space>, table: &mut Table, start: u64, length: u64) -> Answer {
-        let (first, end) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
+        let (first, whole) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
+        let is_here = |state| matches!(state, State::Untouched | State::Resident);
+        let entries = table.states.entries(first, whole).into_iter();
+        let mut far: Vec<Page> =
+            entries.filter(|(_, entry)| !is_here(entry.state())).map(|(page, _)| page).collect();
+        far.sort_unstable();
+        let end = far.get(LOCALISED_AT_ONCE).copied().unwrap_or(whole);
+        let length = if end == whole { length } else { (end - first) * PAGE_BYTES };
         if !self.bring_all(space, table, first, end) {
             return Answer { served: 1, value: 1, ..Answer::default() };
         }
@@ -165,6 +176,7 @@ impl Pager {
         let discarded = table.states.unregister(first, end, &mut self.slots.lock());
         Counters::add(&self.stats.counters.localised_pages, discarded.resident);
         self.unreserve(space, discarded.resident);
-        Answer { served: 1, ..Answer::default() }
+        let value = if end == whole { 0 } else { 1 + (end - first) };
+        Answer { served: 1, value, ..Answer::default() }
     }
 }

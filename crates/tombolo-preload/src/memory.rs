@@ -6,11 +6,11 @@
 //! all; these are the calls of which the kernel reports nothing, and those that must
 //! not pass the agent while it drops pages ([`change`]).
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use libc::{c_int, c_void, off_t, size_t};
 
-use crate::protocol::{CHANGES_OFFSET, LOCALISE, PAGE_BYTES, REGISTER};
+use crate::protocol::{CHANGES_OFFSET, CONTROL_PAGES, LOCALISE, PAGE_BYTES, REGISTER};
 use crate::sys::{self, set_errno, with_errno};
 use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_TRIES, RECHECK_MS};
 use crate::{agent, control, forking, start};
@@ -212,8 +212,13 @@ pub extern "C" fn mremap(
     let start = address as usize;
     let remap = || change(|| sys::remap(start, old_length, new_length, flags, target as usize));
     let mut remapped = remap();
-    // The kernel takes a range for several mappings of which a part is local (see `unwaited`), and refuses that.
-    if remapped == Err(libc::EFAULT) && start::far() && localise(start, old_length).is_ok() {
+    // The kernel takes a range for several mappings of which a part is local, and refuses to let that grow, before anything has
+    // happened. What was to go to a given place may have gone there in part.
+    if remapped == Err(libc::EFAULT)
+        && flags == libc::MREMAP_MAYMOVE
+        && new_length > old_length
+        && unite(start, old_length)
+    {
         remapped = remap();
     }
     as_pointer(remapped)
@@ -251,31 +256,48 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
     with_errno(advised) as c_int
 }
 
-/// What is made local at once: all of it is here at the same time before it is local, also if that is more than the limit.
-const LOCALISED_AT_ONCE: usize = 64 * PAGE_BYTES;
+/// Something was made local.
+static IS_SOMETHING_LOCAL: AtomicBool = AtomicBool::new(false);
+
+/// Makes a range of whole pages one mapping again, if it may be several because a part of it was made local: all of it is then.
+fn unite(start: usize, length: usize) -> bool {
+    let Some(length) = length.checked_next_multiple_of(PAGE_BYTES).filter(|length| *length > 0) else {
+        return false;
+    };
+    let own = control::base()..control::base() + CONTROL_PAGES * PAGE_BYTES;
+    let Some(end) = start.checked_add(length) else { return false };
+    start::far()
+        && IS_SOMETHING_LOCAL.load(Ordering::Relaxed)
+        && (end <= own.start || own.end <= start)
+        && sys::is_mapped(start, length)
+        && localise(start, length).is_ok()
+}
 
 /// Makes a range of whole pages ordinary memory.
 pub fn localise(start: usize, length: usize) -> Result<(), i32> {
-    let Some(length) = length.checked_next_multiple_of(PAGE_BYTES) else { return Ok(()) };
-    if !start.is_multiple_of(PAGE_BYTES) || start.checked_add(length).is_none() {
-        // The kernel says what is wrong with it.
+    let Some(end) = length.checked_next_multiple_of(PAGE_BYTES).and_then(|length| start.checked_add(length))
+    else {
+        // The kernel says what is wrong with it, here and below.
+        return Ok(());
+    };
+    if !start.is_multiple_of(PAGE_BYTES) {
         return Ok(());
     }
+    IS_SOMETHING_LOCAL.store(true, Ordering::Relaxed);
     forking::attach_if_forked();
-    for offset in (0..length).step_by(LOCALISED_AT_ONCE) {
-        localise_part(start + offset, LOCALISED_AT_ONCE.min(length - offset))?;
-    }
-    Ok(())
-}
-
-fn localise_part(start: usize, length: usize) -> Result<(), i32> {
-    for _ in 0..LOCALISE_TRIES {
-        match control::ask(LOCALISE, start, length) {
-            Some(1) => {}
-            Some(_) => return Ok(()),
+    let (mut next, mut tries) = (start, 0);
+    while next < end {
+        match control::ask(LOCALISE, next, end - next) {
+            Some(0) => return Ok(()),
+            // Not all of it is here.
+            Some(1) if tries < LOCALISE_TRIES => {
+                tries += 1;
+                sys::sleep_us(LOCALISE_RETRY_US);
+            }
+            Some(1) => return Err(libc::EAGAIN),
+            Some(done) => (next, tries) = (next + (done as usize - 1) * PAGE_BYTES, 0),
             None => return Err(libc::ENOMEM),
         }
-        sys::sleep_us(LOCALISE_RETRY_US);
     }
-    Err(libc::EAGAIN)
+    Ok(())
 }

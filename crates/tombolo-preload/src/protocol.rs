@@ -86,8 +86,8 @@ pub struct Request {
 
 /// A new mapping is to be far from now on.
 pub const REGISTER: u64 = 1;
-/// A range is to be ordinary memory from now on. While some of it is on its way, the
-/// answer's value is 1: ask again.
+/// A range is to be ordinary memory from now on. The answer's value: 0, it is; 1, some of what comes first is on its way: ask again;
+/// more, so many pages and one from its beginning on are: ask for the rest.
 pub const LOCALISE: u64 = 2;
 
 /// The answer, at the start of a page of the control area.

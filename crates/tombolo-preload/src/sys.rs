@@ -9,6 +9,8 @@
 use core::arch::asm;
 use core::sync::atomic::AtomicU32;
 
+use crate::protocol::PAGE_BYTES;
+
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("the preloaded library speaks x86-64 Linux only, so far");
 
@@ -102,6 +104,19 @@ pub fn unlock(address: usize, length: usize) -> Result {
 pub fn advise(address: usize, length: usize, advice: i32) -> Result {
     // SAFETY: as for mmap.
     unsafe { call(libc::SYS_madvise, [address, length, advice as usize, 0, 0, 0]) }
+}
+
+/// Whether something is mapped everywhere in a range of whole pages.
+pub fn is_mapped(address: usize, length: usize) -> bool {
+    const PAGES: usize = 1024;
+    const BYTES: usize = PAGES * PAGE_BYTES;
+    let mut pages = [0_u8; PAGES];
+    (0..length).step_by(BYTES).all(|offset| {
+        let bytes = BYTES.min(length - offset);
+        // SAFETY: the buffer has a byte for each page.
+        unsafe { call(libc::SYS_mincore, [address + offset, bytes, pages.as_mut_ptr() as usize, 0, 0, 0]) }
+            .is_ok()
+    })
 }
 
 pub fn remap(address: usize, old: usize, new: usize, flags: i32, target: usize) -> Result {

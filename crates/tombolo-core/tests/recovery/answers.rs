@@ -1,7 +1,9 @@
 //! What acknowledges or refuses the blocks and reads of an engine, late, twice or in part.
 
 use tombolo_core::rdma::{Action, Block, Config, Direction, Time, TransferError, Verdict};
-use tombolo_wire::{Ack, Acks, Attempt, NackCode, Packet, ReadReject, RequestId, Resume, TransactionId};
+use tombolo_wire::{
+    Ack, Acks, Attempt, DataHeader, NackCode, Packet, ReadReject, RequestId, Resume, TransactionId,
+};
 
 use crate::bench::{BASE, DOMAIN, OTHER};
 use crate::by_hand::{SECOND, ack, arrive, data, engine, nack, next_block, piece, place, status, transfer};
@@ -86,8 +88,11 @@ fn a_block_refused_for_ever_is_given_up() {
                 Action::SendBlock(block) => {
                     let _ = engine.handle(now, OTHER, &nack(&block, NackCode::BufferFull));
                 }
-                // Nobody answers what closes the block, which is not waited for.
-                Action::Send { .. } => {}
+                Action::Send { packet: Packet::Data(closing, _), .. } => {
+                    let DataHeader { transaction, generation, attempt, .. } = closing;
+                    let ack = Ack { transaction, generation, attempt, bytes_only: false };
+                    let _ = engine.handle(now, OTHER, &Packet::Ack(ack));
+                }
                 Action::Complete(completion) => {
                     let refused = TransferError::Refused(NackCode::BufferFull.into());
                     assert_eq!(completion.status, Err(refused));

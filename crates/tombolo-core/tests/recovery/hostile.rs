@@ -147,7 +147,9 @@ fn no_answer_keeps_a_transfer_open_for_ever() {
             };
             engine.expire(now);
         };
-        assert!(matches!(ended, Err(TransferError::Refused(_))), "{answer:?}: {ended:?}");
+        // Nor does it say that what was sent is over.
+        let is_known = matches!(ended, Err(TransferError::Refused(_) | TransferError::Undeliverable));
+        assert!(is_known, "{answer:?}: {ended:?}");
         assert!(now >= Time(30 * SECOND), "{answer:?}: given up after {now:?}");
         assert_eq!(engine.deadline(), None);
     }

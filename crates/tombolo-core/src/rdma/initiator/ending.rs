@@ -36,7 +36,7 @@ impl Initiator {
     /// The transfer is over. If it was already, nothing is waited for any more.
     pub(super) fn end(&mut self, index: u32, status: Result<(), TransferError>) {
         if self.has_ended(index) {
-            return self.stop_waiting(index);
+            return self.stop_waiting(index, status);
         }
         let id = transfer_peer(&self.transfers, index);
         self.leave_queue(index);
@@ -63,14 +63,15 @@ impl Initiator {
         self.refresh(id);
     }
 
-    /// What the end of this transfer waits for does not come.
-    fn stop_waiting(&mut self, index: u32) {
-        let waited = !self.transfers.entries[index as usize].slots.is_empty();
-        if !waited {
+    /// What the end of this transfer waits for does not come. Why is how it has ended: bytes of it may still come.
+    fn stop_waiting(&mut self, index: u32, status: Result<(), TransferError>) {
+        if self.transfers.entries[index as usize].slots.is_empty() {
             return;
         }
         self.drop_blocks(index);
-        if self.transfers.entries[index as usize].slots.is_empty() {
+        let transfer = &mut self.transfers.entries[index as usize];
+        if transfer.slots.is_empty() {
+            transfer.status = status;
             self.counters.closed_in_vain += 1;
         }
         self.leave_ending(index);

@@ -236,7 +236,8 @@ impl Responder {
         entry.placing = entry.placing.saturating_sub(1);
         entry.claimed &= !mask | entry.placed;
         if !refusal.code.is_transient() {
-            entry.refused = Some(refusal);
+            // The first is the cause of the others.
+            entry.refused.get_or_insert(refusal);
         }
         // Of a block that was refused for good a copy may still be made, though another one of it is.
         if entry.refused.is_some() {
@@ -279,7 +280,7 @@ impl Responder {
         let Some(entry) = self.held(peer, epoch, slot, generation) else {
             return;
         };
-        if entry.phase == Phase::Receiving && !entry.is_whole() {
+        if entry.phase == Phase::Receiving && !entry.is_whole() && entry.refused.is_none() {
             let (domain, attempt) = (entry.domain, entry.attempt);
             self.reply(peer, slot, generation, attempt, Reply::Resume(domain));
         }
