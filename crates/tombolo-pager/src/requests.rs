@@ -14,8 +14,10 @@ use crate::serve::Step;
 use crate::space::{Space, Table};
 use crate::stats::Counters;
 
-/// Pages that one request brings here, to be local, at most.
+/// Pages that one request makes local, at most, of those that were ever touched; and all that it looks at, 64 MiB: others wait
+/// meanwhile.
 const LOCALISED_AT_ONCE: usize = 64;
+const LOOKED_AT_ONCE: u64 = 1 << 14;
 
 /// A page on a page boundary.
 #[repr(C, align(4096))]
@@ -150,16 +152,15 @@ impl Pager {
         all
     }
 
-    /// A range becomes ordinary memory, or as much of it from its beginning on as has few pages that are far: all of that is here at
-    /// the same time before it is local. The value says how far: see [`LOCALISE`].
+    /// A range becomes ordinary memory, or as much of it from its beginning on as has few pages with something in them: all of those
+    /// are here at the same time before they are local. The value says how far: see [`LOCALISE`].
     fn localise(&self, space: &Arc<Space>, table: &mut Table, start: u64, length: u64) -> Answer {
         let (first, whole) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
-        let is_here = |state| matches!(state, State::Untouched | State::Resident);
-        let entries = table.states.entries(first, whole).into_iter();
-        let mut far: Vec<Page> =
-            entries.filter(|(_, entry)| !is_here(entry.state())).map(|(page, _)| page).collect();
-        far.sort_unstable();
-        let end = far.get(LOCALISED_AT_ONCE).copied().unwrap_or(whole);
+        let looked_at = whole.min(first + LOOKED_AT_ONCE);
+        let entries = table.states.entries(first, looked_at).into_iter();
+        let mut used: Vec<Page> = entries.map(|(page, _)| page).collect();
+        used.sort_unstable();
+        let end = used.get(LOCALISED_AT_ONCE).copied().unwrap_or(looked_at);
         let length = if end == whole { length } else { (end - first) * PAGE_BYTES };
         if !self.bring_all(space, table, first, end) {
             return Answer { served: 1, value: 1, ..Answer::default() };
