@@ -521,7 +521,8 @@ uint16_t tombolo_number(const struct tombolo_domain *domain);
 
 /*
  An invitation for other processes of this user, or of root, to join the domain. It is the same each time, and good as long as
- a process is in the domain. Whoever has it can join: pass it to nobody else, by a pipe, say.
+ a process is in the domain. Every process that has the invitation can join, so pass it only to those that are to, by a pipe for
+ example.
 
  # Safety
  `domain` is open, `invitation` can be written.

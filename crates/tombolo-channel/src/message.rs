@@ -260,7 +260,7 @@ pub enum Reply {
         /// Whether it may be written.
         is_writable: bool,
     },
-    /// Whoever knows this can join the domain.
+    /// The secret of the domain: the node lets each process join that shows it.
     Invited {
         /// Random, and another one for each domain.
         secret: Secret,

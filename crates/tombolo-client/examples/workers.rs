@@ -45,7 +45,7 @@ fn start(socket: &Path, which: u64, invitation: &Invitation) -> Result<Child, Bo
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(socket).arg(which.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn()?;
-    // By a pipe, which nobody else reads: whoever knows the invitation can join.
+    // Any process that knows the invitation can join the domain. This pipe is read by the worker alone.
     child.stdin.take().ok_or("no pipe")?.write_all(&invitation.to_bytes())?;
     Ok(child)
 }

@@ -7,7 +7,7 @@ use tombolo_channel::{Reply, Request, Secret};
 use crate::domain::{Domain, Entry};
 use crate::error::OpenError;
 
-/// What another process needs to join a domain. Whoever has it can: a secret is in it.
+/// What another process needs to join a domain: the domain's number and its secret. The node lets each process join that shows both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invitation {
     pub(crate) domain: u16,

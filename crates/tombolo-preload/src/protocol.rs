@@ -86,8 +86,8 @@ pub struct Request {
 
 /// A new mapping is to be far from now on.
 pub const REGISTER: u64 = 1;
-/// A range is to be ordinary memory from now on. The answer's value: 0, it is; 1, some of what comes first is on its way: ask again;
-/// more, so many pages and one from its beginning on are: ask for the rest.
+/// A range is to be ordinary memory from now on. The answer's value: 0, all of it is ordinary; 1, pages at its beginning are still on
+/// their way here, so ask again; n > 1, its first n - 1 pages are ordinary, so ask for the rest.
 pub const LOCALISE: u64 = 2;
 
 /// The answer, at the start of a page of the control area.

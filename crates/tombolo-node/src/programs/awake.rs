@@ -34,7 +34,8 @@ impl Awake {
 
     pub(super) fn add(&self, domain: &Arc<ProgramDomain>) {
         let mut awake = self.0.write();
-        // Whoever looked at its bells may come late with it, and its place may be another's by now.
+        // A thread that found a bell of this domain in an older table may call this after the process has left, and another process
+        // may have its number by now.
         let is_here = awake.get(&domain.key()).is_some_and(|known| Arc::ptr_eq(known, domain));
         if !is_here && !domain.has_left.load(Ordering::Relaxed) {
             domain.rang.store(true, Ordering::Relaxed);

@@ -41,7 +41,7 @@ pub struct ProgramAtWork {
 /// What the processes of a domain have in common.
 #[derive(Debug, Default)]
 pub(super) struct Family {
-    /// Whoever knows it can join. Made when it is first asked for.
+    /// A process that shows it can join. The node makes it when a process first asks for an invitation.
     pub(super) secret: OnceLock<Secret>,
     /// The number that was given to a process last.
     pub(super) last_process: AtomicU8,

@@ -6,8 +6,9 @@
 //! that when it has placed what it had begun to place, and drops whatever comes of an earlier generation afterwards. The
 //! transfer's end is told when all these have been answered.
 //!
-//! A peer that answers none of them for [`Config::give_up_ns`], or for [`Config::refused_give_up_ns`] that it is still placing
-//! bytes, is not waited for. A peer without a path is, until it has one or is lost.
+//! The engine stops waiting when a peer has answered none of them for [`Config::give_up_ns`], or has answered for
+//! [`Config::refused_give_up_ns`] that it is still placing bytes. While a peer has no path, the engine waits until it has one or is
+//! lost.
 //!
 //! Nothing is closed of an answer to a read: its reader takes no byte of a read that is over. Nor is anything asked of a
 //! peer that was lost or does not answer: of what it got before, bytes may be placed later.
