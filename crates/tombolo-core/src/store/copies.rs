@@ -1,0 +1,289 @@
+//! Copies in the background: another one where one was lost, and away from lenders that are drained or dead.
+//!
+//! A copy reads one place into a buffer, writes a new place from it, and attaches that if the slot still has a user.
+//! They are fewer at once than reads of front ends may be, and limited in rate.
+
+use std::collections::VecDeque;
+
+use super::lenders::{LenderId, Place};
+use super::slots::Phase;
+use super::work::Work;
+use super::{Action, Ended, SlotId, Source, Store};
+
+/// Slots that one call looks at when a lender is dead or drained: some 20 microseconds.
+const SWEEP_SLOTS: u32 = 4096;
+
+/// How long no copy is begun where front ends have the buffers.
+const NO_BUFFER_PAUSE_NS: u64 = 1_000_000;
+
+/// Whether a copy has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begun {
+    Yes,
+    /// It is not needed, or waits for a lender.
+    No,
+    NoBuffer,
+}
+
+/// What is to be copied.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    /// Slots to look at.
+    queue: VecDeque<SlotId>,
+    /// Slots for which no lender had room.
+    waiting: Vec<SlotId>,
+    /// Where the search for slots with places at dead or drained lenders goes on.
+    sweep: Option<SlotId>,
+    in_flight: u32,
+    /// When the next one may begin.
+    next_ns: u64,
+}
+
+impl Copies {
+    /// All slots are to be looked at.
+    pub(super) fn sweep(&mut self) {
+        self.sweep = Some(0);
+        self.look_again();
+    }
+
+    /// There may be room for what waits.
+    pub(super) fn look_again(&mut self) {
+        self.queue.extend(self.waiting.drain(..));
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.sweep.is_none() && self.queue.is_empty() && self.in_flight == 0
+    }
+
+    /// When the next one may begin; `most`: at once.
+    pub(super) fn next_deadline(&self, most: u32) -> Option<u64> {
+        let may_begin = !self.queue.is_empty() && self.in_flight < most;
+        (self.sweep.is_some() || may_begin).then_some(self.next_ns)
+    }
+}
+
+impl Store {
+    /// Counts a stored slot's copies. If one is missing or is to be moved, that is done in the background.
+    pub(super) fn look_at(&mut self, slot: SlotId) {
+        let Some(known) = self.slots.get(slot).filter(|known| known.phase == Phase::Stored).copied() else {
+            return;
+        };
+        let places = || known.places.into_iter().flatten();
+        let live = places().filter(|&place| self.lenders.is_live(place)).count();
+        let is_lost = !places().any(|place| self.lenders.is_readable(place));
+        let is_degraded = !is_lost && live < usize::from(self.config.copies);
+        let is_to_move = !is_lost && places().any(|place| self.lenders.is_to_leave(place));
+        let needs_copy = is_degraded || is_to_move;
+        self.degraded = self.degraded + u64::from(is_degraded) - u64::from(known.is_degraded);
+        let queues = needs_copy && !known.is_queued && !known.is_copying;
+        if let Some(known) = self.slots.get_mut(slot) {
+            known.is_degraded = is_degraded;
+            known.is_queued |= queues;
+        }
+        if queues {
+            self.copies.queue.push_back(slot);
+        }
+    }
+
+    /// Begins what may be begun.
+    pub(super) fn copy(&mut self, now_ns: u64) {
+        if let Some(from) = self.copies.sweep {
+            let end = from.saturating_add(SWEEP_SLOTS).min(self.slots.count());
+            (from..end).for_each(|slot| self.look_at(slot));
+            self.copies.sweep = (end < self.slots.count()).then_some(end);
+        }
+        let pause_ns = 1_000_000_000 / u64::from(self.config.copies_per_s.max(1));
+        // What was not begun while nothing called is not made up for.
+        let burst_ns = pause_ns * u64::from(self.config.copies_in_flight);
+        self.copies.next_ns = self.copies.next_ns.max(now_ns.saturating_sub(burst_ns));
+        while self.copies.in_flight < self.config.copies_in_flight && self.copies.next_ns <= now_ns {
+            let Some(slot) = self.copies.queue.pop_front() else { return };
+            match self.begin_copy(slot) {
+                Begun::Yes => self.copies.next_ns += pause_ns,
+                Begun::No => {}
+                Begun::NoBuffer => self.copies.next_ns = now_ns + NO_BUFFER_PAUSE_NS,
+            }
+        }
+    }
+
+    /// Begins to copy a slot, if it still needs that and can be.
+    fn begin_copy(&mut self, slot: SlotId) -> Begun {
+        let Some(known) = self.slots.get_mut(slot) else { return Begun::No };
+        known.is_queued = false;
+        if known.phase != Phase::Stored || known.is_copying || known.users == 0 {
+            return Begun::No;
+        }
+        let places = known.places;
+        let is_whole = |place: &Place| self.lenders.is_live(*place) && !self.lenders.is_to_leave(*place);
+        let whole: Vec<Place> = places.into_iter().flatten().filter(is_whole).collect();
+        if whole.len() >= usize::from(self.config.copies) {
+            return Begun::No;
+        }
+        let source = places
+            .into_iter()
+            .flatten()
+            .filter_map(|place| Some((self.lenders.cost_of_reading(place)?, place)))
+            .filter(|((is_silent, ..), _)| !is_silent)
+            .min_by_key(|(cost, _)| *cost);
+        let Some((_, from)) = source else { return self.wait(slot) };
+        let except: Vec<LenderId> = whole.iter().map(|place| place.lender()).collect();
+        let Some(to) = self.place_for_copy(slot, &except) else { return self.wait(slot) };
+        let Some(buffer) = self.reads.spare_buffer() else {
+            self.free_place(to);
+            self.requeue(slot);
+            return Begun::NoBuffer;
+        };
+        let Some(location) = self.lenders.location(from) else { return Begun::No };
+        if let Some(known) = self.slots.get_mut(slot) {
+            known.is_copying = true;
+        }
+        self.copies.in_flight += 1;
+        let io = self.works.begin(Work::Fetch { slot, from, to, buffer });
+        self.actions.push_back(Action::Read { io, from: location, buffer });
+        Begun::Yes
+    }
+
+    /// No lender has room for a copy, or only silent ones have the data.
+    fn wait(&mut self, slot: SlotId) -> Begun {
+        if let Some(known) = self.slots.get_mut(slot) {
+            known.is_queued = true;
+            self.copies.waiting.push(slot);
+        }
+        Begun::No
+    }
+
+    fn requeue(&mut self, slot: SlotId) {
+        if let Some(known) = self.slots.get_mut(slot).filter(|known| !known.is_queued) {
+            known.is_queued = true;
+            self.copies.queue.push_back(slot);
+        }
+    }
+
+    /// The first half of a copy has ended.
+    pub(super) fn fetch_ended(
+        &mut self,
+        now_ns: u64,
+        (slot, from, to, buffer): (SlotId, Place, Place, u32),
+        ended: Ended,
+    ) {
+        self.unclaim(from);
+        let is_good = match ended {
+            Ended::Failed => false,
+            Ended::Done { checksum } => self.is_as_written(slot, checksum),
+        };
+        let has_user = self.slots.get(slot).is_some_and(|slot| slot.users > 0);
+        let can_go_on = is_good && has_user && self.lenders.get(to.lender()).is_some_and(|lender| lender.is_well());
+        let Some(location) = self.lenders.location(to).filter(|_| can_go_on) else {
+            self.unclaim(to);
+            self.free_place(to);
+            return self.copy_ended(now_ns, slot, buffer, matches!(ended, Ended::Done { .. }) && !is_good, from);
+        };
+        // The place is claimed by the next half before this one's claim ends.
+        let io = self.works.begin(Work::Store { slot, to, buffer });
+        self.unclaim(to);
+        self.actions.push_back(Action::Write { io, to: location, from: Source::Buffer(buffer), pages: 1 });
+    }
+
+    /// The second half of a copy has ended.
+    pub(super) fn store_ended(&mut self, now_ns: u64, (slot, to, buffer): (SlotId, Place, u32), ended: Ended) {
+        self.unclaim(to);
+        let is_written = matches!(ended, Ended::Done { .. }) && self.lenders.is_live(to);
+        let places = self.places(slot);
+        // The copy that it replaces: one that is to be left, or one that is missing.
+        let to_leave = |place: &Option<Place>| place.is_some_and(|place| self.lenders.is_to_leave(place));
+        let index = places
+            .iter()
+            .position(to_leave)
+            .or_else(|| places.iter().position(|place| place.is_none()).filter(|_| self.config.copies > 1));
+        let has_user = self.slots.get(slot).is_some_and(|slot| slot.users > 0);
+        match index.filter(|_| is_written && has_user) {
+            Some(index) => {
+                let left = places[index];
+                if let Some(known) = self.slots.get_mut(slot) {
+                    known.places[index] = Some(to);
+                }
+                match left {
+                    Some(place) => {
+                        self.counters.copies_moved += 1;
+                        self.retire(slot, place);
+                    }
+                    None => self.counters.copies_restored += 1,
+                }
+            }
+            None => self.free_place(to),
+        }
+        self.copy_ended(now_ns, slot, buffer, false, to);
+    }
+
+    fn copy_ended(&mut self, now_ns: u64, slot: SlotId, buffer: u32, is_corrupt: bool, from: Place) {
+        self.copies.in_flight -= 1;
+        if let Some(known) = self.slots.get_mut(slot) {
+            known.is_copying = false;
+        }
+        self.buffer_done(now_ns, buffer);
+        if is_corrupt {
+            let others = self.places(slot).into_iter().flatten().count();
+            if others < 2 {
+                // Nothing can be copied from it.
+                self.free_if_unused(slot);
+                return;
+            }
+            self.give_up_place(slot, from);
+        }
+        self.look_at(slot);
+        self.free_if_unused(slot);
+    }
+
+    /// Copies that wait for a silent or dead lender are given up, and made from or to another.
+    pub(super) fn give_up_copies_of(&mut self, lender: LenderId) {
+        for (slot, to) in self.works.abandon_copies(lender) {
+            self.free_place(to);
+            self.copies.in_flight -= 1;
+            if let Some(known) = self.slots.get_mut(slot) {
+                known.is_copying = false;
+            }
+            self.look_at(slot);
+            self.free_if_unused(slot);
+        }
+    }
+
+    /// A slot does not use a place any more; a front end may be reading it directly.
+    pub(super) fn retire(&mut self, slot: SlotId, place: Place) {
+        if self.slots.get(slot).is_some_and(|slot| slot.pins > 0) {
+            self.retired.entry(slot).or_default().push(place);
+        } else {
+            self.free_place(place);
+        }
+    }
+
+    /// A read or write has ended.
+    pub(super) fn work_ended(&mut self, now_ns: u64, work: Work, ended: Ended) {
+        match work {
+            Work::Save { slots, first } => self.save_ended(&slots, first, ended),
+            Work::Read { read, slot, place, buffer } => {
+                self.read_ended(now_ns, (read, slot, place, buffer), ended);
+            }
+            Work::Fetch { slot, from, to, buffer } => {
+                self.fetch_ended(now_ns, (slot, from, to, buffer), ended);
+            }
+            Work::Store { slot, to, buffer } => self.store_ended(now_ns, (slot, to, buffer), ended),
+            Work::Abandoned { claimed, buffer } => {
+                for place in claimed {
+                    self.unclaim(place);
+                }
+                self.buffer_done(now_ns, buffer);
+            }
+        }
+    }
+
+    /// Nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.works.is_empty() && self.reads_open() == 0 && self.saving.is_empty() && self.copies.is_idle()
+    }
+}
+impl Store {
+    /// What is under way, for messages.
+    pub fn under_way(&self) -> String {
+        format!("{:?}, saving {:?}, reads {}, {:?}", self.works, self.saving, self.reads_open(), self.copies)
+    }
+}

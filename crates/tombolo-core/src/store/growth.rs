@@ -1,0 +1,216 @@
+//! Borrowing more, and giving back.
+
+use super::lenders::{LenderId, LenderState, Place};
+use super::{Action, NoRoom, SlotId, Store};
+
+/// Why a lender lends nothing now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// How many pages it would lend.
+    pub free_pages: u32,
+}
+
+/// A segment that was lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lent {
+    /// The lender's name for it.
+    pub segment: u64,
+    /// Its length.
+    pub pages: u32,
+    /// Where it is mapped here, if it is.
+    pub direct: Option<u64>,
+}
+
+impl Store {
+    /// Places for a new slot.
+    pub(super) fn find_places(&mut self) -> Result<[Option<Place>; 2], NoRoom> {
+        let Some(first) = self.take_place(0, &[], None) else {
+            self.grow_all();
+            return Err(self.no_room(&[]));
+        };
+        if self.config.copies < 2 {
+            return Ok([Some(first), None]);
+        }
+        let except = [first.lender()];
+        let host = self.lenders.host(first);
+        let second = self.take_place(1, &except, host).or_else(|| {
+            self.grow_all();
+            // Another lender on the same machine only if none elsewhere can be had soon.
+            let waits = self.is_growing(&except, host);
+            if waits { None } else { self.take_place(1, &except, None) }
+        });
+        if second.is_none() && self.is_growing(&except, None) {
+            self.free_place(first);
+            return Err(NoRoom::NotYet);
+        }
+        // With one place, rather than not at all.
+        Ok([Some(first), second])
+    }
+
+    /// Takes a page, and asks for more in time.
+    pub(super) fn take_place(&mut self, copy: usize, except: &[LenderId], host: Option<u64>) -> Option<Place> {
+        let place = self.lenders.take(copy, except, host)?;
+        self.grow(place.lender());
+        Some(place)
+    }
+
+    /// Whether a lender that is well, and none of these, has been asked for memory.
+    fn is_growing(&self, except: &[LenderId], host: Option<u64>) -> bool {
+        self.lenders.ids().filter(|id| !except.contains(id)).any(|id| {
+            self.lenders.get(id).is_some_and(|lender| {
+                lender.is_well() && lender.asked.is_some() && host.is_none_or(|host| !lender.is_on(host))
+            })
+        })
+    }
+
+    fn no_room(&self, except: &[LenderId]) -> NoRoom {
+        let may_be_heard = |id| {
+            self.lenders.get(id).is_some_and(|lender| {
+                lender.state() == LenderState::Active
+                    && lender.is_suspect()
+                    && (lender.free_pages() > 0 || lender.asked.is_some())
+            })
+        };
+        if self.is_growing(except, None) || self.lenders.ids().any(may_be_heard) {
+            NoRoom::NotYet
+        } else {
+            NoRoom::Full
+        }
+    }
+
+    /// Asks every lender that has little left for more: before the first slot is taken, this makes that quick.
+    pub fn grow_all(&mut self) {
+        for id in self.lenders.ids() {
+            self.grow(id);
+        }
+    }
+
+    /// Asks a lender for a further segment if little is left.
+    fn grow(&mut self, id: LenderId) {
+        let config = self.config;
+        let Some(lender) = self.lenders.get(id) else { return };
+        let keep = u64::from(keep_pages(lender.largest_segment(), config.segment_least_pages));
+        if lender.free_pages() >= keep
+            || lender.asked.is_some()
+            || lender.ask_after_ns > 0
+            || !lender.is_well()
+            || !lender.can_have_more_segments()
+        {
+            return;
+        }
+        // A slot has one place there at most, and as many pages again may wait for late reads and writes.
+        let most = 2 * u64::from(config.slots_max);
+        // Each as large as a quarter of what there is, so that there are few of them.
+        let size = (lender.borrowed_pages() / 4)
+            .clamp(u64::from(config.segment_least_pages), u64::from(config.segment_most_pages));
+        let pages = size.min(most.saturating_sub(lender.borrowed_pages())) as u32;
+        self.ask(id, pages);
+    }
+
+    fn ask(&mut self, id: LenderId, pages: u32) {
+        if let Some(lender) = self.lenders.get_mut(id).filter(|_| pages > 0) {
+            lender.asked = Some(pages);
+            self.actions.push_back(Action::Borrow { lender: id, pages });
+        }
+    }
+
+    /// A lender has answered [`Action::Borrow`].
+    pub fn lent(&mut self, now_ns: u64, id: LenderId, answer: Result<Lent, Refused>) {
+        let ask_again_ns = self.config.ask_again_ns;
+        let Some(lender) = self.lenders.get_mut(id) else { return };
+        let asked = lender.asked.take();
+        match answer {
+            Ok(lent) if lender.state() == LenderState::Active && asked.is_some() => {
+                lender.lend(lent.segment, lent.pages.min(Place::SEGMENT_PAGES_MAX), lent.direct);
+                self.next_unused_check_ns.get_or_insert(now_ns.saturating_add(self.config.unused_ns));
+                self.copies.look_again();
+            }
+            // Too late: it is drained or dead by now.
+            Ok(lent) => {
+                if lender.state() == LenderState::Draining {
+                    self.actions.push_back(Action::GiveBack { lender: id, segment: lent.segment });
+                }
+                self.give_back_drained(id);
+            }
+            // It lends what it has left.
+            Err(Refused { free_pages }) if lender.is_well() && (1..asked.unwrap_or(0)).contains(&free_pages) => {
+                self.ask(id, free_pages);
+            }
+            Err(_) => {
+                lender.ask_after_ns = now_ns.saturating_add(ask_again_ns).max(1);
+                let check = lender.ask_after_ns;
+                self.next_unused_check_ns = Some(self.next_unused_check_ns.map_or(check, |next| next.min(check)));
+                self.give_back_drained(id);
+            }
+        }
+    }
+
+    /// Gives segments back that were unused for long, and lets lenders be asked again.
+    pub(super) fn give_back_unused(&mut self, now_ns: u64) {
+        if self.next_unused_check_ns.is_none_or(|check| now_ns < check) {
+            return;
+        }
+        let config = self.config;
+        let (mut again, mut next) = (false, u64::MAX);
+        for id in self.lenders.ids() {
+            let Some(lender) = self.lenders.get_mut(id) else { continue };
+            if lender.ask_after_ns > 0 && lender.ask_after_ns <= now_ns {
+                lender.ask_after_ns = 0;
+                again = true;
+            }
+            if lender.ask_after_ns > 0 {
+                next = next.min(lender.ask_after_ns);
+            }
+            if lender.state() != LenderState::Active {
+                continue;
+            }
+            let keep = u64::from(keep_pages(lender.largest_segment(), config.segment_least_pages));
+            let names = lender.unused_segments(now_ns, config.unused_ns, 2 * keep);
+            if lender.borrowed_pages() > 0 {
+                next = next.min(now_ns.saturating_add(config.unused_ns));
+            }
+            for segment in names {
+                self.actions.push_back(Action::GiveBack { lender: id, segment });
+            }
+        }
+        self.next_unused_check_ns = (next < u64::MAX).then_some(next);
+        if again {
+            self.copies.look_again();
+        }
+    }
+
+    /// Gives back what a drained or dead lender has lent, once nothing there is used.
+    pub(super) fn give_back_drained(&mut self, id: LenderId) {
+        if !self.lenders.is_newly_drained(id) {
+            return;
+        }
+        let Some(lender) = self.lenders.get_mut(id) else { return };
+        for segment in lender.unused_segments(0, 0, 0) {
+            self.actions.push_back(Action::GiveBack { lender: id, segment });
+        }
+        self.lenders.set_gone(id);
+        self.actions.push_back(Action::Drained { lender: id });
+    }
+
+    /// Makes room where a slot waits for a place: whether one could be had now or soon.
+    pub(super) fn place_for_copy(&mut self, slot: SlotId, except: &[LenderId]) -> Option<Place> {
+        let hosts: Vec<u64> = self
+            .places(slot)
+            .into_iter()
+            .flatten()
+            .filter(|&place| !self.lenders.is_to_leave(place))
+            .filter_map(|place| self.lenders.host(place))
+            .collect();
+        let elsewhere = hosts.first().and_then(|&host| self.take_place(1, except, Some(host)));
+        let found = elsewhere.or_else(|| self.take_place(1, except, None));
+        if found.is_none() {
+            self.grow_all();
+        }
+        found
+    }
+}
+
+/// Pages that are kept unused: half a segment.
+fn keep_pages(largest_segment: u32, least: u32) -> u32 {
+    (largest_segment.max(least) / 2).max(1)
+}

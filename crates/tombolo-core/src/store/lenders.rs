@@ -1,0 +1,554 @@
+//! Lenders, their segments, and which pages of those are used.
+//!
+//! The pages of one lender are numbered through its segments. Pages are taken one after another, so that what is
+//! written together lies together and is moved by one transfer; and the search begins anew where twice the pages in
+//! use end: far pages used lately are warm in caches and page tables, others are not.
+
+use std::num::NonZeroU64;
+
+use super::Location;
+
+/// A lender of a store: one life of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LenderId(pub u16);
+
+/// A page that a lender has lent.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place(NonZeroU64);
+
+const SEGMENT_SHIFT: u32 = 18;
+/// Keeps the number from zero.
+const MARK: u64 = 1 << 63;
+
+impl Place {
+    /// Most pages of a segment.
+    pub const SEGMENT_PAGES_MAX: u32 = 1 << SEGMENT_SHIFT;
+
+    fn new(lender: LenderId, segment: usize, page: u32) -> Self {
+        let page = (segment as u64) << SEGMENT_SHIFT | u64::from(page);
+        Self(NonZeroU64::new(MARK | u64::from(lender.0) << 32 | page).unwrap_or(NonZeroU64::MAX))
+    }
+
+    /// Its lender.
+    pub fn lender(self) -> LenderId {
+        LenderId((self.0.get() >> 32) as u16)
+    }
+
+    fn number(self) -> u32 {
+        self.0.get() as u32
+    }
+
+    fn segment(self) -> usize {
+        (self.number() >> SEGMENT_SHIFT) as usize
+    }
+
+    fn page(self) -> u32 {
+        self.number() & (Self::SEGMENT_PAGES_MAX - 1)
+    }
+
+    /// The place this many pages further in the segment.
+    pub(super) fn offset(self, pages: u32) -> Self {
+        Self::new(self.lender(), self.segment(), self.page() + pages)
+    }
+
+    /// Whether another place lies this many pages further in the same segment.
+    pub(super) fn is_followed_by(self, other: Self, pages: u32) -> bool {
+        self.page() + pages < Self::SEGMENT_PAGES_MAX && self.offset(pages) == other
+    }
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "lender {} segment {} page {}", self.lender().0, self.segment(), self.page())
+    }
+}
+
+/// A lender that joins a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Newcomer {
+    /// Names the machine it is on. Two copies go to two hosts if possible.
+    pub host: u64,
+    /// The less, the sooner it is read from.
+    pub distance: u32,
+    /// A round trip to it, if known.
+    pub round_trip_ns: u64,
+}
+
+/// Whether a lender may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LenderState {
+    /// For everything.
+    Active,
+    /// Everything is being moved away from it.
+    Draining,
+    /// It is dead, and what it lent is mapped here: it may be read, and is being copied elsewhere.
+    DeadReadable,
+    /// It is dead, or has been drained.
+    Gone,
+}
+
+#[derive(Debug)]
+struct Segment {
+    /// The lender's name for it.
+    name: u64,
+    pages: u32,
+    used: u32,
+    /// Where it is mapped here.
+    direct: Option<u64>,
+    /// A bit for each page that is used.
+    bits: Vec<u64>,
+    /// It was given back, and its number is not used again.
+    is_gone: bool,
+    /// Since when it was seen to be unused.
+    unused_since_ns: Option<u64>,
+}
+
+impl Segment {
+    /// The first unused page from this one on.
+    fn find(&self, from: u32) -> Option<u32> {
+        let mut word = from as usize / 64;
+        let mut mask = (1u64 << (from % 64)) - 1;
+        while let Some(&bits) = self.bits.get(word) {
+            let page = (word * 64) as u32 + (bits | mask).trailing_ones();
+            if page >= self.pages {
+                return None;
+            }
+            if page / 64 == word as u32 {
+                return Some(page);
+            }
+            word += 1;
+            mask = 0;
+        }
+        None
+    }
+}
+
+/// One lender.
+#[derive(Debug)]
+pub(super) struct Lender {
+    newcomer: Newcomer,
+    state: LenderState,
+    is_suspect: bool,
+    segments: Vec<Segment>,
+    /// Unused pages.
+    free: u64,
+    used: u64,
+    /// Where the search for an unused page begins: segment and page.
+    cursor: (usize, u32),
+    /// Pages before the cursor, about.
+    passed: u64,
+    /// It was asked for so many pages, and has not answered.
+    pub(super) asked: Option<u32>,
+    /// It is not asked again before.
+    pub(super) ask_after_ns: u64,
+    /// Reads under way.
+    pub(super) reads: u32,
+    /// The front end was told that it is drained.
+    is_drained: bool,
+}
+
+/// Fewer pages in use than this are not worth beginning the search anew for.
+const ROUND_LEAST: u64 = 4096;
+
+impl Lender {
+    pub(super) fn state(&self) -> LenderState {
+        self.state
+    }
+
+    pub(super) fn is_suspect(&self) -> bool {
+        self.is_suspect
+    }
+
+    pub(super) fn borrowed_pages(&self) -> u64 {
+        self.free + self.used
+    }
+
+    pub(super) fn used_pages(&self) -> u64 {
+        self.used
+    }
+
+    pub(super) fn free_pages(&self) -> u64 {
+        self.free
+    }
+
+    pub(super) fn round_trip_ns(&self) -> u64 {
+        self.newcomer.round_trip_ns
+    }
+
+    /// New data may go there.
+    pub(super) fn is_well(&self) -> bool {
+        self.state == LenderState::Active && !self.is_suspect
+    }
+
+    /// Whether it is on this machine.
+    pub(super) fn is_on(&self, host: u64) -> bool {
+        self.newcomer.host == host
+    }
+
+    /// Whether a segment number is left.
+    pub(super) fn can_have_more_segments(&self) -> bool {
+        self.segments.len() < 1 << (32 - SEGMENT_SHIFT)
+    }
+
+    pub(super) fn largest_segment(&self) -> u32 {
+        self.segments.iter().filter(|segment| !segment.is_gone).map(|segment| segment.pages).max().unwrap_or(0)
+    }
+
+    pub(super) fn lend(&mut self, name: u64, pages: u32, direct: Option<u64>) {
+        let bits = vec![0; pages.div_ceil(64) as usize];
+        self.segments.push(Segment {
+            name,
+            pages,
+            used: 0,
+            direct,
+            bits,
+            is_gone: false,
+            unused_since_ns: None,
+        });
+        self.free += u64::from(pages);
+    }
+
+    /// Takes an unused page: the next one after the last taken, if that is unused.
+    fn take(&mut self, id: LenderId) -> Option<Place> {
+        if self.free == 0 {
+            return None;
+        }
+        if self.passed > ROUND_LEAST.max(2 * self.used) {
+            (self.cursor, self.passed) = ((0, 0), 0);
+        }
+        let count = self.segments.len();
+        // The cursor's segment once more at the end, from its beginning.
+        for step in 0..=count {
+            let (index, from) = match step {
+                0 => self.cursor,
+                _ => ((self.cursor.0 + step) % count, 0),
+            };
+            let segment = self.segments.get_mut(index)?;
+            if segment.is_gone || segment.used == segment.pages {
+                continue;
+            }
+            let Some(page) = segment.find(from) else { continue };
+            if let Some(word) = segment.bits.get_mut(page as usize / 64) {
+                *word |= 1 << (page % 64);
+            }
+            segment.used += 1;
+            segment.unused_since_ns = None;
+            self.free -= 1;
+            self.used += 1;
+            if index < self.cursor.0 || (index == self.cursor.0 && page < self.cursor.1) {
+                self.passed = 0;
+            } else {
+                let skipped = if index == self.cursor.0 { page - self.cursor.1 } else { page };
+                self.passed += u64::from(skipped) + 1;
+            }
+            self.cursor = (index, page + 1);
+            return Some(Place::new(id, index, page));
+        }
+        None
+    }
+
+    fn free(&mut self, place: Place) {
+        let Some(segment) = self.segments.get_mut(place.segment()) else { return };
+        let bit = 1u64 << (place.page() % 64);
+        let Some(word) = segment.bits.get_mut(place.page() as usize / 64) else { return };
+        debug_assert!(*word & bit != 0, "{place:?} is freed twice");
+        if *word & bit == 0 {
+            return;
+        }
+        *word &= !bit;
+        segment.used -= 1;
+        self.used -= 1;
+        self.free += 1;
+    }
+
+    /// Segments that are to be given back now: unused for this long, while enough of the others is unused. All of
+    /// them if the lender is drained.
+    pub(super) fn unused_segments(&mut self, now_ns: u64, unused_ns: u64, keep_pages: u64) -> Vec<u64> {
+        let mut names = Vec::new();
+        let all = self.state != LenderState::Active;
+        let mut free = self.free;
+        // The last ones are used least.
+        for segment in self.segments.iter_mut().rev().filter(|segment| !segment.is_gone && segment.used == 0) {
+            let since = *segment.unused_since_ns.get_or_insert(now_ns);
+            let is_spare = free >= u64::from(segment.pages) + keep_pages && now_ns >= since.saturating_add(unused_ns);
+            if all || is_spare {
+                segment.is_gone = true;
+                free -= u64::from(segment.pages);
+                names.push(segment.name);
+            }
+        }
+        self.free = free;
+        if !names.is_empty() {
+            (self.cursor, self.passed) = ((0, 0), 0);
+        }
+        names
+    }
+}
+
+/// The stream of places of one copy: which lender it is at.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stream {
+    lender: Option<LenderId>,
+    /// Pages until it goes on to the next one.
+    left: u32,
+}
+
+/// All lenders.
+#[derive(Debug)]
+pub(super) struct Lenders {
+    all: Vec<Lender>,
+    streams: [Stream; 2],
+    stripe_pages: u32,
+}
+
+impl Lenders {
+    pub(super) fn new(stripe_pages: u32) -> Self {
+        Self { all: Vec::new(), streams: [Stream::default(); 2], stripe_pages: stripe_pages.max(1) }
+    }
+
+    pub(super) fn add(&mut self, newcomer: Newcomer) -> LenderId {
+        let id = LenderId(self.all.len() as u16);
+        self.all.push(Lender {
+            newcomer,
+            state: LenderState::Active,
+            is_suspect: false,
+            segments: Vec::new(),
+            free: 0,
+            used: 0,
+            cursor: (0, 0),
+            passed: 0,
+            asked: None,
+            ask_after_ns: 0,
+            reads: 0,
+            is_drained: false,
+        });
+        id
+    }
+
+    pub(super) fn get(&self, id: LenderId) -> Option<&Lender> {
+        self.all.get(usize::from(id.0))
+    }
+
+    pub(super) fn get_mut(&mut self, id: LenderId) -> Option<&mut Lender> {
+        self.all.get_mut(usize::from(id.0))
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = LenderId> + use<> {
+        (0..self.all.len() as u16).map(LenderId)
+    }
+
+    /// Those that are alive.
+    pub(super) fn usable(&self) -> impl Iterator<Item = &Lender> {
+        self.all.iter().filter(|lender| matches!(lender.state, LenderState::Active | LenderState::Draining))
+    }
+
+    /// Returns whether that is new.
+    pub(super) fn set_suspect(&mut self, id: LenderId, is_suspect: bool) -> bool {
+        let lender = self.get_mut(id).filter(|lender| !lender.is_dead() && lender.is_suspect != is_suspect);
+        lender.map(|lender| lender.is_suspect = is_suspect).is_some()
+    }
+
+    /// Returns whether that is new.
+    pub(super) fn set_dead(&mut self, id: LenderId, is_readable: bool) -> bool {
+        let Some(lender) = self.get_mut(id) else { return false };
+        let state = if is_readable { LenderState::DeadReadable } else { LenderState::Gone };
+        if lender.state == LenderState::Gone || lender.state == state {
+            return false;
+        }
+        (lender.state, lender.asked) = (state, None);
+        true
+    }
+
+    /// Returns whether that is new.
+    pub(super) fn set_draining(&mut self, id: LenderId) -> bool {
+        let lender = self.get_mut(id).filter(|lender| lender.state == LenderState::Active);
+        lender.map(|lender| lender.state = LenderState::Draining).is_some()
+    }
+
+    /// A drained lender has nothing any more: true once.
+    pub(super) fn is_newly_drained(&mut self, id: LenderId) -> bool {
+        let Some(lender) = self.get_mut(id) else { return false };
+        let is_drained = matches!(lender.state, LenderState::Draining | LenderState::DeadReadable)
+            && lender.used == 0
+            && lender.asked.is_none()
+            && !lender.is_drained;
+        lender.is_drained |= is_drained;
+        is_drained
+    }
+
+    pub(super) fn set_gone(&mut self, id: LenderId) {
+        if let Some(lender) = self.get_mut(id) {
+            lender.state = LenderState::Gone;
+        }
+    }
+
+    /// Takes a page for a copy (0 or 1), at a lender that is well and not among these. `host`: not there, either.
+    pub(super) fn take(&mut self, copy: usize, except: &[LenderId], host: Option<u64>) -> Option<Place> {
+        let may = |id: LenderId, lender: &Lender| {
+            lender.is_well()
+                && lender.free > 0
+                && !except.contains(&id)
+                && host.is_none_or(|host| lender.newcomer.host != host)
+        };
+        let stream = self.streams.get(copy).copied().unwrap_or_default();
+        let current = stream
+            .lender
+            .filter(|_| stream.left > 0)
+            .filter(|&id| self.get(id).is_some_and(|lender| may(id, lender)));
+        let (id, left) = match current {
+            Some(id) => (id, stream.left),
+            None => {
+                let count = self.all.len() as u16;
+                let after = stream.lender.map_or(copy as u16, |id| id.0 + 1);
+                let next = (0..count)
+                    .map(|step| LenderId(after.wrapping_add(step) % count))
+                    .find(|&id| self.get(id).is_some_and(|lender| may(id, lender)))?;
+                (next, self.stripe_pages)
+            }
+        };
+        if let Some(stream) = self.streams.get_mut(copy) {
+            *stream = Stream { lender: Some(id), left: left - 1 };
+        }
+        self.get_mut(id)?.take(id)
+    }
+
+    pub(super) fn free(&mut self, place: Place) {
+        if let Some(lender) = self.get_mut(place.lender()) {
+            lender.free(place);
+        }
+    }
+
+    pub(super) fn host(&self, place: Place) -> Option<u64> {
+        self.get(place.lender()).map(|lender| lender.newcomer.host)
+    }
+
+    pub(super) fn share_a_host(&self, one: Place, other: Place) -> bool {
+        self.host(one) == self.host(other)
+    }
+
+    /// It is dead, and nothing there is waited for.
+    pub(super) fn is_fenced(&self, id: LenderId) -> bool {
+        self.get(id).is_none_or(|lender| lender.state == LenderState::Gone)
+    }
+
+    /// What is stored there may be read.
+    pub(super) fn is_readable(&self, place: Place) -> bool {
+        !self.is_fenced(place.lender())
+    }
+
+    /// What is stored there counts as a copy.
+    pub(super) fn is_live(&self, place: Place) -> bool {
+        self.get(place.lender()).is_some_and(|lender| !lender.is_dead())
+    }
+
+    /// What is stored there is to be moved away.
+    pub(super) fn is_to_leave(&self, place: Place) -> bool {
+        self.get(place.lender()).is_none_or(|lender| lender.state != LenderState::Active)
+    }
+
+    pub(super) fn location(&self, place: Place) -> Option<Location> {
+        let segment = self.get(place.lender())?.segments.get(place.segment())?;
+        Some(Location {
+            lender: place.lender(),
+            segment: segment.name,
+            page: place.page(),
+            direct: segment.direct.map(|base| base + (u64::from(place.page()) << 12)),
+        })
+    }
+
+    /// Where a page is mapped here.
+    pub(super) fn direct(&self, place: Place) -> Option<u64> {
+        let segment = self.all.get(usize::from(place.lender().0))?.segments.get(place.segment())?;
+        segment.direct.map(|base| base + (u64::from(place.page()) << 12))
+    }
+
+    pub(super) fn direct_to_read(&self, place: Place) -> Option<u64> {
+        self.direct(place).filter(|_| self.is_readable(place))
+    }
+
+    /// How readily a place is read: the least first. None: it cannot be.
+    pub(super) fn cost_of_reading(&self, place: Place) -> Option<(bool, u32, u32)> {
+        let lender = self.get(place.lender()).filter(|lender| lender.state != LenderState::Gone)?;
+        // What a dead lender has left is mapped here.
+        let is_silent = lender.is_suspect && lender.state != LenderState::DeadReadable;
+        Some((is_silent, lender.newcomer.distance, lender.reads))
+    }
+}
+
+impl Lender {
+    fn is_dead(&self) -> bool {
+        matches!(self.state, LenderState::DeadReadable | LenderState::Gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lenders(segments: &[&[u32]]) -> Lenders {
+        let mut lenders = Lenders::new(2);
+        for (host, pages) in (0u64..).zip(segments) {
+            let id = lenders.add(Newcomer { host, distance: 0, round_trip_ns: 0 });
+            for (name, &pages) in (0u64..).zip(*pages) {
+                lenders.get_mut(id).unwrap().lend(name, pages, Some(name << 32));
+            }
+        }
+        lenders
+    }
+
+    #[test]
+    fn pages_are_consecutive_in_stripes_and_run_out_and_come_back() {
+        let mut lenders = lenders(&[&[3], &[2, 100]]);
+        let taken: Vec<Place> = std::iter::from_fn(|| lenders.take(0, &[], None)).collect();
+        assert_eq!(taken.len(), 105);
+        let order: Vec<(u16, u32)> = taken.iter().take(7).map(|place| (place.lender().0, place.page())).collect();
+        assert_eq!(order, [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 0), (1, 1)]);
+        let mut sorted = taken.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), 105, "no page is taken twice");
+        lenders.free(taken[1]);
+        assert_eq!((lenders.take(0, &[], None), lenders.take(0, &[], None)), (Some(taken[1]), None));
+        assert_eq!(lenders.location(taken[5]).unwrap().direct, Some(1 << 32));
+    }
+
+    #[test]
+    fn few_pages_in_use_stay_few() {
+        let mut lenders = lenders(&[&[100_000]]);
+        let mut held = std::collections::VecDeque::new();
+        for _ in 0..300_000 {
+            held.push_back(lenders.take(0, &[], None).unwrap());
+            if held.len() > 5_000 {
+                let oldest = held.pop_front().unwrap();
+                lenders.free(oldest);
+            }
+        }
+        assert!(held.iter().all(|place| place.page() < 16_000), "{:?}", held.iter().map(|place| place.page()).max());
+    }
+
+    #[test]
+    fn the_second_copy_is_elsewhere() {
+        let mut lenders = lenders(&[&[64], &[64]]);
+        for _ in 0..64 {
+            let one = lenders.take(0, &[], None).unwrap();
+            let other = lenders.take(1, &[one.lender()], lenders.host(one)).unwrap();
+            assert_ne!(one.lender(), other.lender());
+        }
+        assert_eq!(lenders.take(0, &[], None), None);
+    }
+
+    #[test]
+    fn unused_segments_are_given_back_after_a_while() {
+        let mut lenders = lenders(&[&[64, 64, 64]]);
+        let place = lenders.take(0, &[], None).unwrap();
+        let lender = lenders.get_mut(LenderId(0)).unwrap();
+        assert_eq!(lender.unused_segments(5, 10, 64), [] as [u64; 0]);
+        assert_eq!(lender.unused_segments(15, 10, 64), [2]);
+        assert_eq!(lender.unused_segments(100, 10, 64), [] as [u64; 0], "64 pages are kept");
+        assert_eq!(lender.borrowed_pages(), 128);
+        lenders.free(place);
+        assert!(lenders.set_draining(LenderId(0)) && lenders.is_newly_drained(LenderId(0)));
+        assert!(!lenders.is_newly_drained(LenderId(0)));
+        assert_eq!(lenders.get_mut(LenderId(0)).unwrap().unused_segments(100, 10, 64), [1, 0]);
+    }
+}

@@ -1,0 +1,537 @@
+//! The far store: numbered slots of far memory, each with one or two copies at lenders.
+//!
+//! **What.** A front end (the pager now; disks and files later) takes a *slot* for a page of data, writes it once,
+//! reads it, and releases it. Each slot has one or two *places*: pages of segments that lenders have lent. The store
+//! decides where places are, borrows more segments as slots are taken, gives unused ones back, reads from another
+//! copy when a lender is late, replaces copies that are lost, and moves them away from a lender that is drained.
+//!
+//! **Why.** Slots are *written once*: changed data goes to a fresh slot. So nothing is read while it is written, no
+//! copy is older than another, and a lender that was silent for a while needs no resynchronisation. The place of a
+//! released slot is used again only when every read and write there has ended, because a late write would otherwise
+//! overwrite what another slot has stored there; a lender that is dead is never written to again.
+//!
+//! **How.** The caller owns the links, the memory and the clock. It carries out each [`Action`] of [`Store::poll`],
+//! reports its end, and comes back at [`Store::next_deadline`]. Memory that the front end can reach directly (a
+//! window on a lender of this machine) is used without any action: [`Store::direct`], [`Store::commit`].
+//!
+//! ```text
+//!            take              write, commit              release
+//!   (free) -------> Taken ---> Saving ------> Stored ----------------> (free, once its reads and copies have ended)
+//!                     |          | no lender can take it   |
+//!                     |          +--> Err: Taken again     +-- a copy is lost, or its lender is drained:
+//!                     +-- release --> (free)                   read it, write a new place, attach that
+//! ```
+
+mod copies;
+mod growth;
+mod lenders;
+mod reads;
+mod slots;
+mod work;
+mod writes;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+pub use lenders::{LenderId, LenderState, Newcomer, Place};
+pub use growth::{Lent, Refused};
+pub use work::Io;
+pub use writes::Piece;
+
+use copies::Copies;
+use lenders::Lenders;
+use reads::Reads;
+use slots::{Phase, SlotTable};
+use work::Works;
+use writes::Saving;
+
+/// Bounds and times of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Places of each slot: 1 or 2.
+    pub copies: u8,
+    /// Most slots in use at once.
+    pub slots_max: u32,
+    /// Pages of the first segment that is borrowed of a lender.
+    pub segment_least_pages: u32,
+    /// Most pages of one segment, at most [`Place::SEGMENT_PAGES_MAX`].
+    pub segment_most_pages: u32,
+    /// Pages that follow each other at one lender before the next lender is used.
+    pub stripe_pages: u32,
+    /// Reads through buffers at once, those of background copies included.
+    pub buffers: u32,
+    /// How long a read may take before the other copy is read, too, unless four round trips are longer.
+    pub late_read_ns: u64,
+    /// Background copies at once.
+    pub copies_in_flight: u32,
+    /// Background copies a second, at most.
+    pub copies_per_s: u32,
+    /// How long a lender that has refused to lend is not asked again.
+    pub ask_again_ns: u64,
+    /// How long a segment must be unused before it is given back.
+    pub unused_ns: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            copies: 1,
+            slots_max: u32::MAX,
+            segment_least_pages: 4096,
+            segment_most_pages: 65_536,
+            stripe_pages: 64,
+            buffers: 512,
+            late_read_ns: 50_000_000,
+            copies_in_flight: 16,
+            copies_per_s: 25_000,
+            ask_again_ns: 1_000_000_000,
+            unused_ns: 10_000_000_000,
+        }
+    }
+}
+
+/// Number of a slot. A front end may keep it in 32 bits.
+pub type SlotId = u32;
+
+/// Why no slot can be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRoom {
+    /// A lender has been asked for more, or may be heard again: try later.
+    #[error("far memory is being borrowed")]
+    NotYet,
+    /// All that may be borrowed is in use.
+    #[error("far memory is full")]
+    Full,
+}
+
+/// The data of a slot cannot be had or kept: no lender is left for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the lender of these pages is gone")]
+pub struct Gone;
+
+/// Where an action's bytes are in the caller's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The front end's staging memory, from this page on.
+    Staged(u32),
+    /// The store's buffer of this number.
+    Buffer(u32),
+}
+
+/// A run of pages in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// Its lender.
+    pub lender: LenderId,
+    /// The segment, by the lender's name for it.
+    pub segment: u64,
+    /// First page, counted from the start of the segment.
+    pub page: u32,
+    /// Where that page is mapped here, if it is.
+    pub direct: Option<u64>,
+}
+
+/// What the caller is to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Ask a lender for a segment of this many pages; report it with [`Store::lent`].
+    Borrow {
+        /// Which lender.
+        lender: LenderId,
+        /// How many pages.
+        pages: u32,
+    },
+    /// Give a segment back: nothing in it is used.
+    GiveBack {
+        /// Which lender.
+        lender: LenderId,
+        /// The lender's name for the segment.
+        segment: u64,
+    },
+    /// Write pages; report the end with [`Store::completed`].
+    Write {
+        /// Names this write.
+        io: Io,
+        /// First page there.
+        to: Location,
+        /// First page here.
+        from: Source,
+        /// How many pages, which follow each other at both ends.
+        pages: u32,
+    },
+    /// Read a page into a buffer; report the end with [`Store::completed`].
+    Read {
+        /// Names this read.
+        io: Io,
+        /// The page.
+        from: Location,
+        /// Number of the buffer.
+        buffer: u32,
+    },
+    /// Tell the front end that a slot was written, or could not be.
+    Written {
+        /// Which slot.
+        slot: SlotId,
+        /// How it ended.
+        result: Result<(), Gone>,
+    },
+    /// Tell the front end that its read has ended. If there is a buffer, return it with [`Store::buffer_done`].
+    Arrived {
+        /// As given to [`Store::read`].
+        ticket: u64,
+        /// Number of the buffer that has the page.
+        buffer: Result<u32, Gone>,
+    },
+    /// A lender that was to be drained has nothing of this store any more.
+    Drained {
+        /// Which lender.
+        lender: LenderId,
+    },
+}
+
+/// The end of a read or write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Every byte has arrived. Of a read: the CRC32C of the page.
+    Done {
+        /// The checksum; of a write, it is ignored.
+        checksum: u32,
+    },
+    /// It has failed, and no byte of it will arrive any more.
+    Failed,
+}
+
+/// Numbers of what has happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Slots that were stored with fewer copies than wanted.
+    pub stored_with_one: u64,
+    /// Copies made in the background because another was lost.
+    pub copies_restored: u64,
+    /// Copies moved away from lenders that are drained or dead.
+    pub copies_moved: u64,
+    /// Reads for which the other copy was read, too.
+    pub reads_doubled: u64,
+    /// Reads that the second copy answered.
+    pub reads_by_other: u64,
+    /// Pages that were read with a checksum other than that of what was written.
+    pub corrupt_pages: u64,
+    /// Writes that were sent to another lender because the first one failed or was silent.
+    pub writes_moved: u64,
+    /// Slots whose two places are at lenders of one host.
+    pub same_host: u64,
+    /// Reports of reads or writes that had ended before.
+    pub late_reports: u64,
+}
+
+/// What a lender has of this store, and how it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LenderStatus {
+    /// Its state.
+    pub state: LenderState,
+    /// Nothing is heard of it at present.
+    pub is_suspect: bool,
+    /// Pages borrowed from it.
+    pub borrowed_pages: u64,
+    /// Pages of those that are used.
+    pub used_pages: u64,
+}
+
+/// The far store: see the module's documentation.
+#[derive(Debug)]
+pub struct Store {
+    config: Config,
+    lenders: Lenders,
+    slots: SlotTable,
+    /// Reads and writes under way.
+    works: Works,
+    saving: HashMap<SlotId, Saving>,
+    reads: Reads,
+    copies: Copies,
+    /// Places that moved copies have left while a front end was reading them directly.
+    retired: BTreeMap<SlotId, Vec<Place>>,
+    actions: VecDeque<Action>,
+    counters: Counters,
+    /// Slots stored with fewer copies than wanted.
+    degraded: u64,
+    next_unused_check_ns: Option<u64>,
+}
+
+impl Store {
+    /// A store without lenders.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            lenders: Lenders::new(config.stripe_pages),
+            slots: SlotTable::default(),
+            works: Works::default(),
+            saving: HashMap::new(),
+            reads: Reads::new(config.buffers),
+            copies: Copies::default(),
+            retired: BTreeMap::new(),
+            actions: VecDeque::new(),
+            counters: Counters::default(),
+            degraded: 0,
+            next_unused_check_ns: None,
+        }
+    }
+
+    /// Adds a lender.
+    pub fn add_lender(&mut self, newcomer: Newcomer) -> LenderId {
+        let id = self.lenders.add(newcomer);
+        self.copies.look_again();
+        id
+    }
+
+    /// Slots in use.
+    pub fn used(&self) -> u32 {
+        self.slots.used()
+    }
+
+    /// Most slots that could be in use with what is borrowed now, and at most `slots_max`.
+    pub fn borrowed_slots(&self) -> u64 {
+        let pages: u64 = self.lenders.usable().map(|lender| lender.borrowed_pages()).sum();
+        (pages / u64::from(self.config.copies)).min(u64::from(self.config.slots_max))
+    }
+
+    /// Numbers of what has happened.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Slots that are stored with fewer copies than wanted. After the death of a lender this grows as
+    /// [`Store::poll`] finds them.
+    pub fn degraded(&self) -> u64 {
+        self.degraded
+    }
+
+    /// Whether all that the death or drain of a lender asks for has been found and done, or waits for a lender.
+    pub fn is_settled(&self) -> bool {
+        self.copies.is_idle()
+    }
+
+    /// How a lender is.
+    pub fn lender(&self, id: LenderId) -> Option<LenderStatus> {
+        self.lenders.get(id).map(|lender| LenderStatus {
+            state: lender.state(),
+            is_suspect: lender.is_suspect(),
+            borrowed_pages: lender.borrowed_pages(),
+            used_pages: lender.used_pages(),
+        })
+    }
+
+    /// The places of a slot.
+    pub fn places(&self, slot: SlotId) -> [Option<Place>; 2] {
+        self.slots.get(slot).map_or([None; 2], |slot| slot.places)
+    }
+
+    /// Takes a slot, for one user. Where its only place can be reached directly, also says where: the caller may
+    /// write the page there itself and then call [`Store::commit`].
+    ///
+    /// # Errors
+    /// [`NoRoom`].
+    pub fn take(&mut self) -> Result<(SlotId, Option<u64>), NoRoom> {
+        if self.slots.used() >= self.config.slots_max {
+            return Err(NoRoom::Full);
+        }
+        let places = self.find_places()?;
+        let direct = match places {
+            [Some(place), None] if self.config.copies == 1 => self.lenders.direct(place),
+            _ => None,
+        };
+        let Some(slot) = self.slots.take(places) else {
+            for place in places.into_iter().flatten() {
+                self.free_place(place);
+            }
+            return Err(NoRoom::Full);
+        };
+        Ok((slot, direct))
+    }
+
+    /// The caller has written a slot's only place itself.
+    ///
+    /// # Errors
+    /// [`Gone`] if its lender's memory cannot be read any more; the slot is still the caller's to release.
+    pub fn commit(&mut self, slot: SlotId, checksum: Option<u32>) -> Result<(), Gone> {
+        let Some(known) = self.slots.get(slot).filter(|known| known.phase == Phase::Taken) else {
+            return Err(Gone);
+        };
+        if !known.places.into_iter().flatten().any(|place| self.lenders.is_readable(place)) {
+            return Err(Gone);
+        }
+        self.stored(slot, checksum);
+        Ok(())
+    }
+
+    /// One more user of a slot. False: no further one can be counted.
+    #[must_use]
+    pub fn share(&mut self, slot: SlotId) -> bool {
+        self.slots.get_mut(slot).is_some_and(|slot| {
+            let shares = slot.users > 0 && slot.users < u16::MAX;
+            slot.users += u16::from(shares);
+            shares
+        })
+    }
+
+    /// One user less. The last one frees the slot, as soon as nothing reads or writes it.
+    pub fn release(&mut self, slot: SlotId) {
+        if let Some(known) = self.slots.get_mut(slot).filter(|known| known.users > 0) {
+            known.users -= 1;
+            self.free_if_unused(slot);
+        }
+    }
+
+    /// Where a slot's page can be read directly, if it can.
+    pub fn direct(&self, slot: SlotId) -> Option<u64> {
+        let slot = self.slots.get(slot)?;
+        slot.places.into_iter().flatten().find_map(|place| self.lenders.direct_to_read(place))
+    }
+
+    /// The same, and its place is not used for anything else until [`Store::unpin`].
+    pub fn pin(&mut self, slot: SlotId) -> Option<u64> {
+        let direct = self.direct(slot)?;
+        let known = self.slots.get_mut(slot)?;
+        known.pins = known.pins.checked_add(1)?;
+        Some(direct)
+    }
+
+    /// A direct read has ended.
+    pub fn unpin(&mut self, slot: SlotId) {
+        let Some(known) = self.slots.get_mut(slot).filter(|known| known.pins > 0) else { return };
+        known.pins -= 1;
+        if known.pins == 0 {
+            for place in self.retired.remove(&slot).into_iter().flatten() {
+                self.free_place(place);
+            }
+            self.free_if_unused(slot);
+        }
+    }
+
+    /// Whether a stored slot's data cannot be had any more.
+    pub fn is_lost(&self, slot: SlotId) -> bool {
+        self.slots.get(slot).is_none_or(|slot| {
+            slot.phase == Phase::Stored
+                && !slot.places.into_iter().flatten().any(|place| self.lenders.is_readable(place))
+        })
+    }
+
+    /// A read or write of [`Action`] has ended. Of one that was reported before, nothing follows.
+    pub fn completed(&mut self, now_ns: u64, io: Io, ended: Ended) {
+        let Some(work) = self.works.end(io) else {
+            self.counters.late_reports += 1;
+            return;
+        };
+        self.work_ended(now_ns, work, ended);
+    }
+
+    /// Nothing is heard of a lender, or it is heard again.
+    pub fn set_suspect(&mut self, now_ns: u64, lender: LenderId, is_suspect: bool) {
+        if !self.lenders.set_suspect(lender, is_suspect) {
+            return;
+        }
+        if is_suspect {
+            self.unwell(now_ns, lender);
+        } else {
+            self.copies.look_again();
+        }
+    }
+
+    /// A lender is dead: that life of it is never used again. `is_readable`: what it lent is mapped here, and may
+    /// be read until it has been copied elsewhere.
+    pub fn set_dead(&mut self, now_ns: u64, lender: LenderId, is_readable: bool) {
+        if !self.lenders.set_dead(lender, is_readable) {
+            return;
+        }
+        if !is_readable {
+            for place in self.works.forget_claims(lender) {
+                self.lenders.free(place);
+            }
+        }
+        self.unwell(now_ns, lender);
+        self.copies.sweep();
+    }
+
+    /// Everything is to be moved away from a lender. [`Action::Drained`] says when that is done.
+    pub fn drain(&mut self, lender: LenderId) {
+        if self.lenders.set_draining(lender) {
+            self.copies.sweep();
+            self.give_back_drained(lender);
+        }
+    }
+
+    /// The next action, if there is one. To be called until there is none: after every other call, and at
+    /// [`Store::next_deadline`].
+    pub fn poll(&mut self, now_ns: u64) -> Option<Action> {
+        if self.actions.is_empty() {
+            self.double_late_reads(now_ns);
+            self.give_back_unused(now_ns);
+            self.copy(now_ns);
+        }
+        self.actions.pop_front()
+    }
+
+    /// When to call [`Store::poll`] at the latest.
+    pub fn next_deadline(&self) -> Option<u64> {
+        [self.reads.next_deadline(), self.next_unused_check_ns, self.copies.next_deadline(self.config.copies_in_flight)]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Whether [`Store::poll`] has something now.
+    pub fn has_actions(&self) -> bool {
+        !self.actions.is_empty()
+    }
+
+    /// Reads and writes of a lender that is silent or dead go elsewhere where they can.
+    fn unwell(&mut self, now_ns: u64, lender: LenderId) {
+        self.double_reads_of(now_ns, lender);
+        self.move_writes_of(lender);
+        self.give_up_copies_of(lender);
+    }
+
+    /// A slot's data is safe.
+    fn stored(&mut self, slot: SlotId, checksum: Option<u32>) {
+        if let Some(known) = self.slots.get_mut(slot) {
+            known.phase = Phase::Stored;
+            known.checksum = checksum;
+        }
+        let places = self.places(slot);
+        self.counters.stored_with_one +=
+            u64::from(places.iter().flatten().count() < usize::from(self.config.copies));
+        if let [Some(one), Some(other)] = places {
+            self.counters.same_host += u64::from(self.lenders.share_a_host(one, other));
+        }
+        self.look_at(slot);
+        self.free_if_unused(slot);
+    }
+
+    /// A slot without users is free when nothing reads, writes or copies it.
+    fn free_if_unused(&mut self, slot: SlotId) {
+        let Some(known) = self.slots.get(slot) else { return };
+        let is_busy = known.pins > 0 || known.is_copying || known.phase == Phase::Saving;
+        if known.users > 0 || is_busy {
+            return;
+        }
+        self.degraded -= u64::from(known.is_degraded);
+        for place in known.places.into_iter().flatten() {
+            self.free_place(place);
+        }
+        self.slots.free(slot);
+    }
+
+    /// A place is not needed any more. It is used again when nothing reads or writes there.
+    fn free_place(&mut self, place: Place) {
+        if self.lenders.is_fenced(place.lender()) || !self.works.free_later(place) {
+            self.lenders.free(place);
+            self.give_back_drained(place.lender());
+        }
+    }
+
+    /// Whatever read or wrote a place has ended.
+    fn unclaim(&mut self, place: Place) {
+        if self.works.unclaim(place) {
+            self.lenders.free(place);
+            self.give_back_drained(place.lender());
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Reads of a front end: from the nearest copy, and from the other one, too, when that is late or silent.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::lenders::{LenderId, Place};
+use super::work::Work;
+use super::{Action, Ended, Gone, SlotId, Store};
+
+/// A read that the front end waits for.
+#[derive(Clone, Debug)]
+struct Read {
+    ticket: u64,
+    slot: SlotId,
+    /// Places that were asked.
+    asked: Vec<Place>,
+    /// How many of those have not answered.
+    open: u32,
+    /// When the other copy is read, too.
+    late_at_ns: u64,
+}
+
+/// All reads.
+#[derive(Debug)]
+pub(super) struct Reads {
+    next: u64,
+    open: BTreeMap<u64, Read>,
+    /// Those that may still be read from another copy, by when.
+    late: BTreeSet<(u64, u64)>,
+    /// Buffers that are free.
+    buffers: Vec<u32>,
+    buffers_max: u32,
+    /// Reads that wait for a buffer: ticket and slot.
+    waiting: VecDeque<(u64, SlotId)>,
+}
+
+impl Reads {
+    pub(super) fn new(buffers: u32) -> Self {
+        Self {
+            next: 0,
+            open: BTreeMap::new(),
+            late: BTreeSet::new(),
+            buffers: (0..buffers).rev().collect(),
+            buffers_max: buffers,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<u64> {
+        self.late.first().map(|(at_ns, _)| *at_ns)
+    }
+
+    /// A buffer for a background copy, which leaves most of them to front ends.
+    pub(super) fn spare_buffer(&mut self) -> Option<u32> {
+        if self.buffers.len() as u32 > self.buffers_max / 2 { self.buffers.pop() } else { None }
+    }
+}
+
+impl Store {
+    /// Reads a slot into a buffer of the store's: [`Action::Arrived`] says when it is there. The caller must be one of
+    /// the slot's users until then.
+    pub fn read(&mut self, now_ns: u64, slot: SlotId, ticket: u64) {
+        if self.reads.buffers.is_empty() {
+            self.reads.waiting.push_back((ticket, slot));
+            return;
+        }
+        self.reads.next += 1;
+        let read = self.reads.next;
+        let known = Read { ticket, slot, asked: Vec::new(), open: 0, late_at_ns: u64::MAX };
+        self.reads.open.insert(read, known);
+        if !self.read_next(now_ns, read) {
+            self.read_failed(read);
+        }
+    }
+
+    /// The front end has used what a buffer held.
+    pub fn buffer_done(&mut self, now_ns: u64, buffer: u32) {
+        self.reads.buffers.push(buffer);
+        self.begin_waiting(now_ns);
+    }
+
+    fn begin_waiting(&mut self, now_ns: u64) {
+        // One that fails at once needs no buffer, and the next has its turn.
+        while !self.reads.buffers.is_empty()
+            && let Some((ticket, slot)) = self.reads.waiting.pop_front()
+        {
+            self.read(now_ns, slot, ticket);
+        }
+    }
+
+    /// Reads that were begun and have not ended.
+    pub fn reads_open(&self) -> usize {
+        self.reads.open.len() + self.reads.waiting.len()
+    }
+
+    /// Reads the best copy that was not asked yet. False: there is none, or no buffer for it.
+    fn read_next(&mut self, now_ns: u64, read: u64) -> bool {
+        let Some(known) = self.reads.open.get(&read) else { return false };
+        let slot = known.slot;
+        let places = self.places(slot);
+        let is_stored = self.slots.get(slot).is_some_and(|slot| slot.phase == super::Phase::Stored);
+        let untried = places.into_iter().flatten().filter(|place| is_stored && !known.asked.contains(place));
+        let best = untried
+            .filter_map(|place| Some((self.lenders.cost_of_reading(place)?, place)))
+            .min_by_key(|(cost, _)| *cost);
+        let Some((_, place)) = best else { return false };
+        let Some(buffer) = self.reads.buffers.pop() else { return false };
+        let (Some(from), Some(lender)) = (self.lenders.location(place), self.lenders.get_mut(place.lender()))
+        else {
+            self.reads.buffers.push(buffer);
+            return false;
+        };
+        lender.reads += 1;
+        let late_ns = self.config.late_read_ns.max(4 * lender.round_trip_ns());
+        let io = self.works.begin(Work::Read { read, slot, place, buffer });
+        self.actions.push_back(Action::Read { io, from, buffer });
+        if let Some(known) = self.reads.open.get_mut(&read) {
+            self.reads.late.remove(&(known.late_at_ns, read));
+            known.asked.push(place);
+            known.open += 1;
+            known.late_at_ns = now_ns.saturating_add(late_ns);
+            if places.into_iter().flatten().any(|place| !known.asked.contains(&place)) {
+                self.reads.late.insert((known.late_at_ns, read));
+            }
+        }
+        true
+    }
+
+    fn read_failed(&mut self, read: u64) {
+        if let Some(known) = self.reads.open.remove(&read) {
+            self.reads.late.remove(&(known.late_at_ns, read));
+            self.actions.push_back(Action::Arrived { ticket: known.ticket, buffer: Err(Gone) });
+        }
+    }
+
+    /// A read of one place has ended.
+    pub(super) fn read_ended(
+        &mut self,
+        now_ns: u64,
+        (read, slot, place, buffer): (u64, SlotId, Place, u32),
+        ended: Ended,
+    ) {
+        if let Some(lender) = self.lenders.get_mut(place.lender()) {
+            lender.reads = lender.reads.saturating_sub(1);
+        }
+        // When the other copy has answered before, the slot may be another one by now.
+        let is_awaited = self.reads.open.contains_key(&read);
+        let is_good = match ended {
+            Ended::Done { checksum } if is_awaited => self.is_as_written(slot, checksum),
+            _ => false,
+        };
+        self.unclaim(place);
+        if let Some(known) = self.reads.open.get_mut(&read) {
+            known.open -= 1;
+            if is_good {
+                self.counters.reads_by_other += u64::from(known.asked.first() != Some(&place));
+                let (ticket, late) = (known.ticket, (known.late_at_ns, read));
+                self.reads.open.remove(&read);
+                self.reads.late.remove(&late);
+                self.actions.push_back(Action::Arrived { ticket, buffer: Ok(buffer) });
+                return;
+            }
+        }
+        // This read's next attempt goes before others that wait for a buffer.
+        self.reads.buffers.push(buffer);
+        if is_awaited && !is_good && matches!(ended, Ended::Done { .. }) {
+            self.give_up_place(slot, place);
+        }
+        let is_last = self.reads.open.get(&read).is_some_and(|known| known.open == 0);
+        if is_last && !self.read_next(now_ns, read) {
+            self.read_failed(read);
+        }
+        self.begin_waiting(now_ns);
+    }
+
+    /// Whether a page has the checksum of what was written to its slot.
+    pub(super) fn is_as_written(&mut self, slot: SlotId, checksum: u32) -> bool {
+        let written = self.slots.get(slot).and_then(|slot| slot.checksum);
+        let is_good = written.is_none_or(|written| written == checksum);
+        self.counters.corrupt_pages += u64::from(!is_good);
+        is_good
+    }
+
+    /// One copy of a slot is not what was written: it does not count any more, if there is another.
+    pub(super) fn give_up_place(&mut self, slot: SlotId, place: Place) {
+        let Some(known) = self.slots.get_mut(slot) else { return };
+        let index = known.places.iter().position(|known| *known == Some(place));
+        if let Some(index) = index.filter(|_| known.places.iter().flatten().count() > 1 && !known.is_copying) {
+            known.places[index] = None;
+            self.retire(slot, place);
+            self.look_at(slot);
+        }
+    }
+
+    /// Reads for which a lender is late are sent to the other one, too.
+    pub(super) fn double_late_reads(&mut self, now_ns: u64) {
+        while let Some(&(at_ns, read)) = self.reads.late.first() {
+            if at_ns > now_ns {
+                return;
+            }
+            self.reads.late.pop_first();
+            self.double(now_ns, read);
+        }
+    }
+
+    /// Reads that a lender has not answered, which is silent or dead, are sent to the other one, too.
+    pub(super) fn double_reads_of(&mut self, now_ns: u64, lender: LenderId) {
+        for work in self.works.at(lender) {
+            if let Work::Read { read, .. } = work {
+                self.double(now_ns, read);
+            }
+        }
+    }
+
+    fn double(&mut self, now_ns: u64, read: u64) {
+        if self.reads.open.contains_key(&read) && self.read_next(now_ns, read) {
+            self.counters.reads_doubled += 1;
+        } else if let Some(known) = self.reads.open.get_mut(&read)
+            && known.asked.len() < 2
+        {
+            // No buffer is free: soon.
+            known.late_at_ns = now_ns.saturating_add(1_000_000);
+            self.reads.late.insert((known.late_at_ns, read));
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The table of slots.
+
+use super::SlotId;
+use super::lenders::Place;
+
+/// How far a slot has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Nobody has it.
+    #[default]
+    Free,
+    /// It was taken, and not written yet.
+    Taken,
+    /// It is being written.
+    Saving,
+    /// Its data is safe.
+    Stored,
+}
+
+/// One slot.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Slot {
+    pub(super) places: [Option<Place>; 2],
+    /// Of the data, if it was computed.
+    pub(super) checksum: Option<u32>,
+    pub(super) users: u16,
+    /// Direct reads under way.
+    pub(super) pins: u16,
+    pub(super) phase: Phase,
+    /// It waits to be looked at for a copy to be made or moved.
+    pub(super) is_queued: bool,
+    /// A copy of it is being made.
+    pub(super) is_copying: bool,
+    /// It counts as one with too few copies.
+    pub(super) is_degraded: bool,
+}
+
+/// Slots of one piece of the table. The table grows by pieces, because moving a long one would take milliseconds.
+const PIECE: usize = 4096;
+
+/// All slots.
+#[derive(Debug, Default)]
+pub(super) struct SlotTable {
+    pieces: Vec<Box<[Slot]>>,
+    free: Vec<SlotId>,
+    used: u32,
+}
+
+impl SlotTable {
+    pub(super) fn used(&self) -> u32 {
+        self.used
+    }
+
+    /// Slots that were ever used.
+    pub(super) fn count(&self) -> u32 {
+        (self.pieces.len() * PIECE) as u32
+    }
+
+    pub(super) fn get(&self, slot: SlotId) -> Option<&Slot> {
+        let found = self.pieces.get(slot as usize / PIECE)?.get(slot as usize % PIECE)?;
+        (found.phase != Phase::Free).then_some(found)
+    }
+
+    pub(super) fn get_mut(&mut self, slot: SlotId) -> Option<&mut Slot> {
+        let found = self.pieces.get_mut(slot as usize / PIECE)?.get_mut(slot as usize % PIECE)?;
+        (found.phase != Phase::Free).then_some(found)
+    }
+
+    /// A slot with these places and one user. None: 32 bits name no further one.
+    pub(super) fn take(&mut self, places: [Option<Place>; 2]) -> Option<SlotId> {
+        if self.free.is_empty() {
+            let first = u32::try_from(self.pieces.len() * PIECE).ok()?;
+            let end = first.checked_add(PIECE as u32)?;
+            self.pieces.push(vec![Slot::default(); PIECE].into());
+            self.free.extend((first..end).rev());
+        }
+        let slot = self.free.pop()?;
+        let taken = Slot { places, users: 1, phase: Phase::Taken, ..Slot::default() };
+        *self.pieces.get_mut(slot as usize / PIECE)?.get_mut(slot as usize % PIECE)? = taken;
+        self.used += 1;
+        Some(slot)
+    }
+
+    pub(super) fn free(&mut self, slot: SlotId) {
+        if let Some(known) = self.get_mut(slot) {
+            *known = Slot::default();
+            self.free.push(slot);
+            self.used -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_small_and_used_again() {
+        assert!(size_of::<Slot>() <= 32, "{}", size_of::<Slot>());
+        let mut table = SlotTable::default();
+        let first = table.take([None; 2]).unwrap();
+        assert_eq!((first, table.used()), (0, 1));
+        table.free(first);
+        table.free(first);
+        assert_eq!((table.used(), table.take([None; 2])), (0, Some(first)));
+        assert!(table.get(1).is_none() && table.get(u32::MAX).is_none());
+    }
+}

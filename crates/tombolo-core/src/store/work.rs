@@ -1,0 +1,152 @@
+//! Reads and writes under way, and the places that they claim.
+
+use std::collections::HashMap;
+
+use super::lenders::{LenderId, Place};
+use super::{SlotId, Source};
+
+/// Names a read or write under way. It is given back once.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Io(u64);
+
+impl Io {
+    /// As a number, for a table of the caller's.
+    pub fn into_word(self) -> u64 {
+        self.0
+    }
+
+    /// From [`Io::into_word`].
+    pub fn from_word(word: u64) -> Self {
+        Self(word)
+    }
+}
+
+/// What a read or write is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Slots of a front end, which follow each other from `first` on at the lender; the number is the place's in the slot.
+    Save { slots: Vec<(SlotId, u8)>, first: Place },
+    /// A front end's read.
+    Read { read: u64, slot: SlotId, place: Place, buffer: u32 },
+    /// The first half of a background copy.
+    Fetch { slot: SlotId, from: Place, to: Place, buffer: u32 },
+    /// The second half.
+    Store { slot: SlotId, to: Place, buffer: u32 },
+    /// A background copy that was given up because a lender is silent. It ends nevertheless.
+    Abandoned { claimed: Vec<Place>, buffer: u32 },
+}
+
+/// Uses of a place.
+#[derive(Clone, Copy, Debug, Default)]
+struct Claim {
+    count: u32,
+    /// It is free when they end.
+    is_freed: bool,
+}
+
+/// Reads and writes under way.
+#[derive(Debug, Default)]
+pub(super) struct Works {
+    next: u64,
+    open: HashMap<u64, Work>,
+    claims: HashMap<Place, Claim>,
+}
+
+impl Work {
+    /// The places it uses.
+    fn places(&self) -> Vec<Place> {
+        match self {
+            Self::Save { slots, first } => (0..slots.len() as u32).map(|page| first.offset(page)).collect(),
+            Self::Read { place, .. } => vec![*place],
+            Self::Fetch { from, to, .. } => vec![*from, *to],
+            Self::Store { to, .. } => vec![*to],
+            Self::Abandoned { claimed, .. } => claimed.clone(),
+        }
+    }
+}
+
+impl Works {
+    /// Begins a read or write: its places are claimed until [`Works::unclaim`] is called for each.
+    pub(super) fn begin(&mut self, work: Work) -> Io {
+        for place in work.places() {
+            self.claims.entry(place).or_default().count += 1;
+        }
+        self.next += 1;
+        self.open.insert(self.next, work);
+        Io(self.next)
+    }
+
+    /// Ends one, unless it has ended before.
+    pub(super) fn end(&mut self, io: Io) -> Option<Work> {
+        self.open.remove(&io.0)
+    }
+
+    /// Those at a lender, the first ones first.
+    pub(super) fn at(&self, lender: LenderId) -> Vec<Work> {
+        let mut found: Vec<(u64, &Work)> = self
+            .open
+            .iter()
+            .filter(|(_, work)| work.places().iter().any(|place| place.lender() == lender))
+            .map(|(number, work)| (*number, work))
+            .collect();
+        found.sort_unstable_by_key(|(number, _)| *number);
+        found.into_iter().map(|(_, work)| work.clone()).collect()
+    }
+
+    /// Gives up the background copies that wait for a lender. Returns the slot and the new place of each.
+    pub(super) fn abandon_copies(&mut self, lender: LenderId) -> Vec<(SlotId, Place)> {
+        let mut abandoned = Vec::new();
+        for work in self.open.values_mut() {
+            let (slot, to, buffer, waits) = match *work {
+                Work::Fetch { slot, from, to, buffer } => (slot, to, buffer, from.lender() == lender),
+                Work::Store { slot, to, buffer } => (slot, to, buffer, to.lender() == lender),
+                _ => continue,
+            };
+            if waits {
+                *work = Work::Abandoned { claimed: work.places(), buffer };
+                abandoned.push((slot, to));
+            }
+        }
+        // The order of a hash table is no order.
+        abandoned.sort_unstable();
+        abandoned
+    }
+
+    /// A place is to be free. True: later, something uses it.
+    pub(super) fn free_later(&mut self, place: Place) -> bool {
+        match self.claims.get_mut(&place) {
+            Some(claim) => {
+                claim.is_freed = true;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// One use of a place has ended. True: it was to be free, and is now.
+    pub(super) fn unclaim(&mut self, place: Place) -> bool {
+        let Some(claim) = self.claims.get_mut(&place) else { return false };
+        claim.count -= 1;
+        if claim.count > 0 {
+            return false;
+        }
+        self.claims.remove(&place).is_some_and(|claim| claim.is_freed)
+    }
+
+    /// A lender is dead: nothing of it is used again, so nothing has to be waited for. Returns the places that were
+    /// to be free later.
+    pub(super) fn forget_claims(&mut self, lender: LenderId) -> Vec<Place> {
+        let forgotten = self.claims.extract_if(|place, _| place.lender() == lender);
+        forgotten.filter(|(_, claim)| claim.is_freed).map(|(place, _)| place).collect()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+}
+
+/// Which pages a write of these would be one run with.
+pub(super) fn follows(before: (Place, Source, u32), place: Place, from: u32) -> bool {
+    let (first, source, pages) = before;
+    first.is_followed_by(place, pages) && source == Source::Staged(from.wrapping_sub(pages))
+}

@@ -1,0 +1,211 @@
+//! Writing slots: a slot is stored when all its places have acknowledged, or when one has and no lender can be had
+//! for the other.
+
+use super::lenders::{LenderId, Place};
+use super::slots::Phase;
+use super::work::{Work, follows};
+use super::{Action, Ended, Gone, SlotId, Source, Store};
+
+/// How a place of a slot that is being written is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copy {
+    /// There is no place, or it was given up.
+    None,
+    /// To be written.
+    New,
+    /// Being written.
+    Open,
+    /// Written.
+    Done,
+    /// The write has failed.
+    Failed,
+}
+
+/// A slot that is being written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Saving {
+    staged: u32,
+    checksum: Option<u32>,
+    copies: [Copy; 2],
+}
+
+/// A slot to be written by [`Store::write`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Which slot; it was taken, and not written yet.
+    pub slot: SlotId,
+    /// Which page of the staging memory has the data.
+    pub staged: u32,
+    /// Its CRC32C, if reads are to be checked.
+    pub checksum: Option<u32>,
+}
+
+impl Store {
+    /// Writes slots from the staging memory. [`Action::Written`] says of each how it ended; until then, the data must
+    /// stay there. A slot that could not be written is to be released.
+    pub fn write(&mut self, pieces: &[Piece]) {
+        let mut begun = Vec::with_capacity(pieces.len());
+        for &Piece { slot, staged, checksum } in pieces {
+            let known = self.slots.get_mut(slot).filter(|known| known.phase == Phase::Taken);
+            let Some(known) = known else {
+                self.actions.push_back(Action::Written { slot, result: Err(Gone) });
+                continue;
+            };
+            known.phase = Phase::Saving;
+            let copies = known.places.map(|place| if place.is_some() { Copy::New } else { Copy::None });
+            self.saving.insert(slot, Saving { staged, checksum, copies });
+            begun.push(slot);
+        }
+        self.advance(&begun);
+    }
+
+    /// Writes of slots have begun, or something has happened to them: sends what is to be sent, and ends what has
+    /// ended.
+    fn advance(&mut self, slots: &[SlotId]) {
+        let mut to_send = Vec::with_capacity(2 * slots.len());
+        for copy in 0..2 {
+            for &slot in slots {
+                self.place_again(slot, copy);
+                let Some(saving) = self.saving.get_mut(&slot) else { continue };
+                if saving.copies[usize::from(copy)] == Copy::New {
+                    saving.copies[usize::from(copy)] = Copy::Open;
+                    to_send.push((slot, copy));
+                }
+            }
+        }
+        self.send(&to_send);
+        for &slot in slots {
+            self.end_if_written(slot);
+        }
+    }
+
+    /// A place whose lender is silent or dead, or has failed, is replaced by one at a third lender.
+    fn place_again(&mut self, slot: SlotId, copy: u8) {
+        let (index, other) = (usize::from(copy), usize::from(1 - copy));
+        let Some(saving) = self.saving.get(&slot).copied() else { return };
+        let places = self.places(slot);
+        let Some(place) = places[index] else { return };
+        let is_well = self.lenders.get(place.lender()).is_some_and(super::lenders::Lender::is_well);
+        let is_live = self.lenders.is_live(place);
+        let is_to_move = match saving.copies[index] {
+            Copy::None => false,
+            Copy::New | Copy::Open => !is_well,
+            Copy::Done => !is_live,
+            Copy::Failed => true,
+        };
+        if !is_to_move {
+            return;
+        }
+        let mut except = vec![place.lender()];
+        except.extend(places[other].map(Place::lender));
+        let is_other_safe = saving.copies[other] == Copy::Done
+            && places[other].is_some_and(|place| self.lenders.is_live(place));
+        let found = self.take_place(1, &except, None);
+        // Only waiting is left, unless the other copy is safe.
+        let may_wait = matches!(saving.copies[index], Copy::New | Copy::Open) && is_live;
+        if found.is_none() && may_wait && !is_other_safe {
+            return;
+        }
+        if let (Some(known), Some(saving)) = (self.slots.get_mut(slot), self.saving.get_mut(&slot)) {
+            known.places[index] = found;
+            saving.copies[index] = if found.is_some() { Copy::New } else { Copy::None };
+        }
+        self.counters.writes_moved += u64::from(found.is_some());
+        self.free_place(place);
+    }
+
+    /// Sends writes: those that follow each other at both ends as one.
+    fn send(&mut self, writes: &[(SlotId, u8)]) {
+        let mut run: Option<(Place, u32, Vec<(SlotId, u8)>)> = None;
+        for &(slot, copy) in writes {
+            let Some(staged) = self.saving.get(&slot).map(|saving| saving.staged) else { continue };
+            let Some(place) = self.places(slot)[usize::from(copy)] else { continue };
+            match &mut run {
+                Some((first, source, slots))
+                    if follows((*first, Source::Staged(*source), slots.len() as u32), place, staged) =>
+                {
+                    slots.push((slot, copy));
+                }
+                _ => {
+                    let next = Some((place, staged, vec![(slot, copy)]));
+                    if let Some(whole) = std::mem::replace(&mut run, next) {
+                        self.send_run(whole);
+                    }
+                }
+            }
+        }
+        if let Some(whole) = run {
+            self.send_run(whole);
+        }
+    }
+
+    fn send_run(&mut self, (first, staged, slots): (Place, u32, Vec<(SlotId, u8)>)) {
+        let Some(to) = self.lenders.location(first) else { return };
+        let pages = slots.len() as u32;
+        let io = self.works.begin(Work::Save { slots, first });
+        self.actions.push_back(Action::Write { io, to, from: Source::Staged(staged), pages });
+    }
+
+    /// A slot whose writes have all ended is stored, or could not be.
+    fn end_if_written(&mut self, slot: SlotId) {
+        let Some(saving) = self.saving.get(&slot) else { return };
+        if saving.copies.iter().any(|copy| matches!(copy, Copy::New | Copy::Open)) {
+            return;
+        }
+        let (checksum, copies) = (saving.checksum, saving.copies);
+        self.saving.remove(&slot);
+        let mut result = Err(Gone);
+        for (index, copy) in copies.into_iter().enumerate() {
+            let Some(place) = self.places(slot)[index] else { continue };
+            if copy == Copy::Done && self.lenders.is_readable(place) {
+                result = Ok(());
+            } else if copies.iter().any(|copy| *copy == Copy::Done) {
+                if let Some(known) = self.slots.get_mut(slot) {
+                    known.places[index] = None;
+                }
+                self.free_place(place);
+            }
+        }
+        match result {
+            Ok(()) => self.stored(slot, checksum),
+            Err(Gone) => {
+                if let Some(known) = self.slots.get_mut(slot) {
+                    known.phase = Phase::Taken;
+                }
+            }
+        }
+        self.actions.push_back(Action::Written { slot, result });
+        self.free_if_unused(slot);
+    }
+
+    /// A write of front ends' slots has ended.
+    pub(super) fn save_ended(&mut self, slots: &[(SlotId, u8)], first: Place, ended: Ended) {
+        let mut told = Vec::with_capacity(slots.len());
+        for (page, &(slot, copy)) in (0u32..).zip(slots) {
+            let place = first.offset(page);
+            let is_current = self.places(slot)[usize::from(copy)] == Some(place);
+            if let Some(saving) = self.saving.get_mut(&slot).filter(|_| is_current)
+                && saving.copies[usize::from(copy)] == Copy::Open
+            {
+                saving.copies[usize::from(copy)] =
+                    if ended == Ended::Failed { Copy::Failed } else { Copy::Done };
+                told.push(slot);
+            }
+            self.unclaim(place);
+        }
+        self.advance(&told);
+    }
+
+    /// Writes to a lender that is silent or dead go elsewhere.
+    pub(super) fn move_writes_of(&mut self, lender: LenderId) {
+        let mut slots: Vec<SlotId> = self
+            .saving
+            .keys()
+            .copied()
+            .filter(|&slot| self.places(slot).into_iter().flatten().any(|place| place.lender() == lender))
+            .collect();
+        // The order of a hash table is no order.
+        slots.sort_unstable();
+        self.advance(&slots);
+    }
+}
