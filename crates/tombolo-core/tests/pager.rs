@@ -6,7 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tombolo_core::pager::{Access, Decision, Entry, Outcome, Page, Slots, State, Table};
+use tombolo_core::pager::{Access, Decision, Entry, Outcome, Page, State, Table};
+use tombolo_core::store::{Action, Config, Lent, Newcomer, Store};
 use tombolo_random::{Random, Seeds};
 
 /// Pages of the address space that programs use.
@@ -51,11 +52,21 @@ struct Space {
     resident: u64,
 }
 
+/// A store of this many slots.
+fn slots(slots_max: u32) -> Store {
+    let mut store = Store::new(Config { slots_max, ..Config::default() });
+    store.add_lender(Newcomer { host: 0, distance: 0, round_trip_ns: 0 });
+    store.grow_all();
+    let Some(Action::Borrow { lender, pages }) = store.poll(0) else { panic!("a lender is asked") };
+    store.lent(0, lender, Ok(Lent { segment: 0, pages, direct: Some(1 << 32) }));
+    store
+}
+
 struct World {
     random: Random,
     spaces: BTreeMap<u32, Space>,
     next_space: u32,
-    slots: Slots,
+    slots: Store,
     far: BTreeMap<u32, u64>,
     /// Far pages are reached by messages: fetches end later.
     slow: bool,
@@ -68,7 +79,7 @@ impl World {
         let slow = random.below(2) == 0;
         let mut spaces = BTreeMap::new();
         spaces.insert(0, Space::default());
-        Self { random, spaces, next_space: 1, slots: Slots::new(4096), far: BTreeMap::new(), slow, age: 0 }
+        Self { random, spaces, next_space: 1, slots: slots(4096), far: BTreeMap::new(), slow, age: 0 }
     }
 
     fn range(&mut self) -> (Page, Page) {
@@ -257,7 +268,7 @@ impl World {
             }
             let (slot, clean, left) = match entry.slot() {
                 Some(slot) => (slot, true, entry.with_state(State::EvictDrop)),
-                None => match slots.take() {
+                None => match slots.take().ok().map(|(slot, _)| slot) {
                     Some(slot) => (slot, false, entry.with_state(State::EvictCopy).with_kept(false)),
                     None => continue,
                 },
@@ -537,7 +548,7 @@ fn seeds() {
 /// report, the evictor, which copies it, must not be told to wait for the end of the eviction: it is the one to end it.
 #[test]
 fn a_kept_page_that_has_gone_unreported_reads_as_zero() {
-    let (mut slots, mut table) = (Slots::new(4), Table::default());
+    let (mut slots, mut table) = (slots(4), Table::default());
     table.register(0, 4, &mut slots);
     let resident = table.mapped(1, false, &mut slots).0;
     table.set(1, resident.with_state(State::EvictCopy).with_slot(None).with_kept(true));

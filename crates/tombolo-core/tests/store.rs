@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
 use tombolo_core::store::{
     Action, Config, Ended, Io, LenderId, LenderState, Lent, Location, Newcomer, NoRoom, Piece, Refused, SlotId,
-    Source, Store,
+    Source, Store, Ticket,
 };
 use tombolo_random::{Random, Seeds, mix};
 
@@ -135,6 +135,7 @@ impl World {
             copies_per_s: 10_000,
             ask_again_ns: S,
             unused_ns: S,
+            has_direct_writes: !random.one_in(4),
         };
         let mut world = Self {
             random,
@@ -245,7 +246,7 @@ impl World {
                 }
             }
             Action::Arrived { ticket, buffer } => {
-                let slot = self.tickets.remove(&ticket).expect("a ticket");
+                let slot = self.tickets.remove(&ticket.name).expect("a ticket");
                 let known = self.slots.get_mut(&slot).expect("a slot");
                 known.reads -= 1;
                 let expected = known.contents;
@@ -485,7 +486,8 @@ impl World {
         known.reads += 1;
         self.next_ticket += 1;
         self.tickets.insert(self.next_ticket, slot);
-        self.store.read(self.now_ns, slot, self.next_ticket);
+        let waited_since_ns = self.random.one_in(2).then_some(self.now_ns);
+        self.store.read(self.now_ns, slot, Ticket { name: self.next_ticket, waited_since_ns });
     }
 
     fn step(&mut self) {

@@ -31,6 +31,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::passed::PassedDescriptor;
+use crate::process;
 
 pub use span::{SharedSpan, SharedSpanMut};
 pub use window::{MappedWindow, MoveError, WindowEnd, WindowState, can_hold_writers_back};
@@ -218,6 +219,40 @@ impl SharedMemory {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(&self.descriptor, flags, offset_bytes as u64, length_bytes as u64)
             .map_err(SharedMemoryError::system("giving pages back"))
+    }
+
+    /// From now on every access to the mapping fails, and what was mapped is given up. The addresses stay taken, so
+    /// that an access that comes late meets nothing else there: the kernel's fail with EFAULT, other ones raise
+    /// SIGSEGV.
+    pub fn make_inaccessible(&self) -> Result<(), SharedMemoryError> {
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        let place = self.pointer.as_ptr().cast::<c_void>();
+        // SAFETY: the range is this mapping's own, and it is replaced in one step. Whoever still has a pointer there
+        // gets a fault, as said.
+        unsafe { rustix::mm::mmap_anonymous(place, self.length_bytes, ProtFlags::empty(), flags) }
+            .map(|_| ())
+            .map_err(SharedMemoryError::system("giving up a mapping"))
+    }
+
+    /// Copies bytes from other memory by way of the kernel, which also notices where either has become inaccessible.
+    pub fn copy_by_kernel(
+        &self,
+        offset_bytes: usize,
+        from: &Self,
+        from_offset_bytes: usize,
+        length_bytes: usize,
+    ) -> Result<(), SharedMemoryError> {
+        let target = self.range(offset_bytes, length_bytes, 1)?;
+        let source = from.range(from_offset_bytes, length_bytes, 1)?;
+        let span = |pointer: NonNull<u8>| {
+            [process::Span { address: pointer.as_ptr() as u64, length: length_bytes as u64 }]
+        };
+        // SAFETY: the range belongs to shared memory, which no reference points into.
+        let copied = unsafe { process::read_memory(std::process::id(), &span(target), &span(source)) };
+        match copied {
+            Ok(bytes) if bytes == length_bytes => Ok(()),
+            _ => Err(SharedMemoryError::system("copying")(Errno::FAULT)),
+        }
     }
 
     fn range(

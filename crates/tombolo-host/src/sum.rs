@@ -13,6 +13,13 @@ const STRIDE: usize = 256;
 const LEAST_BYTES: usize = 4 * STRIDE;
 
 impl SharedSpan<'_> {
+    /// The CRC32C of the bytes as they are read now, each once; they are copied out where this processor has no quick
+    /// way to sum them where they are.
+    #[must_use]
+    pub fn checksum(&self) -> u32 {
+        self.crc32c().unwrap_or_else(|| crc_fast::crc32_iscsi(&self.to_vec()))
+    }
+
     /// The CRC32C of the bytes as they are read now, each once. None: they are few, or this processor has no
     /// quick way; copy them out.
     #[must_use]

@@ -26,6 +26,14 @@ impl Pager {
             FarEvent::Arrived { ticket, address, since } => self.arrived(ticket, address, since),
             FarEvent::PathLost { address, reason } => self.path_gone(&address, &reason),
             FarEvent::LenderLost { lender, reason } => self.lender_gone(&lender, &reason),
+            FarEvent::LenderAdded { lender } => {
+                self.poll_links();
+                (self.notify)(&format!("lender {lender} has come"));
+            }
+            FarEvent::LenderDrained { lender } => {
+                (self.notify)(&format!("nothing of the program is left at lender {lender}"));
+            }
+            FarEvent::Notice(text) => (self.notify)(&text),
         }
     }
 
@@ -74,7 +82,7 @@ impl Pager {
             let is_asked_for = since.is_some() || entry.has_waiter();
             let evicted_at = is_asked_for.then_some(entry.age());
             let finished = {
-                let mut slots = self.slots.lock();
+                let mut slots = self.far.slots();
                 let slot = entry.slot().filter(|&slot| {
                     let keep = (protect && !present) || entry.is_discarded();
                     if !keep {
@@ -110,7 +118,7 @@ impl Pager {
     /// There is no memory for a page: it is far as before.
     fn fetch_put_off(&self, space: &Arc<Space>, table: &mut Table, began: Page) {
         let finished = {
-            let mut slots = self.slots.lock();
+            let mut slots = self.far.slots();
             let (_, entry) = table.states.operation(began);
             let outcome = entry.slot().map_or(Outcome::Lost, Outcome::Saved);
             table.states.finish(began, outcome, entry.age(), &mut slots)
@@ -124,7 +132,7 @@ impl Pager {
     /// A page cannot be fetched: its lender is gone.
     fn fetch_failed(&self, space: &Arc<Space>, table: &mut Table, began: Page) {
         let finished = {
-            let mut slots = self.slots.lock();
+            let mut slots = self.far.slots();
             let (_, entry) = table.states.operation(began);
             if let Some(slot) = entry.slot() {
                 slots.release(slot);
@@ -138,41 +146,41 @@ impl Pager {
         }
     }
 
-    /// One of several links to a lender is gone. The others carry its pages.
-    fn path_gone(&self, address: &str, why: &str) {
+    /// Links have come or gone.
+    fn poll_links(&self) {
         for poll in &self.polls {
             poll.set_far(&*self.far);
         }
+    }
+
+    /// One of several links to a lender is gone. The others carry its pages.
+    fn path_gone(&self, address: &str, why: &str) {
+        self.poll_links();
         (self.notify)(&format!("the link to {address} is gone ({why}); others to that lender are left"));
     }
 
-    /// A lender is gone. Its pages are withdrawn, and every process that had
-    /// some there gets SIGBUS now: its memory is not whole any more.
+    /// A lender is gone. Every process that had pages there, and nowhere else, gets SIGBUS now: its memory is not
+    /// whole any more.
     fn lender_gone(&self, who: &str, why: &str) {
-        for poll in &self.polls {
-            poll.set_far(&*self.far);
-        }
+        self.poll_links();
         let mut hurt = Vec::new();
         for space in self.all_spaces() {
             let mut lost = 0;
-            for (_, entry) in space.lock().states.all() {
-                let only_there = matches!(entry.state(), State::Remote | State::Fetching | State::EvictDrop);
-                lost += u64::from(only_there && entry.slot().is_some_and(|slot| self.far.is_lost(slot)));
+            let table = space.lock();
+            let slots = self.far.slots();
+            for (_, entry) in table.states.all() {
+                let is_only_far = matches!(entry.state(), State::Remote | State::Fetching | State::EvictDrop);
+                lost += u64::from(is_only_far && entry.slot().is_some_and(|slot| slots.is_lost(slot)));
             }
+            drop((table, slots));
             if lost > 0 {
                 hurt.push((space, lost));
-            }
-        }
-        {
-            let mut slots = self.slots.lock();
-            for slot in (0..self.far.pages()).filter(|&slot| self.far.is_lost(slot)) {
-                slots.withdraw(slot);
             }
         }
         let total: u64 = hurt.iter().map(|(_, lost)| lost).sum();
         Counters::add(&self.stats.counters.lost_pages, total);
         if hurt.is_empty() {
-            (self.notify)(&format!("lender {who} is gone ({why}); nothing was stored there"));
+            (self.notify)(&format!("lender {who} is gone ({why}); nothing of the program is lost"));
             return;
         }
         for (space, lost) in hurt {

@@ -308,7 +308,7 @@ impl Reception {
                     .map_or((end, end), |&(start, stop)| (start / PAGE_BYTES, stop / PAGE_BYTES));
                 let gap_end = start.clamp(at, end);
                 if gap_end > at {
-                    let discarded = table.states.unmap(at, gap_end, &mut self.pager.slots.lock());
+                    let discarded = table.states.unmap(at, gap_end, &mut self.pager.far.slots());
                     self.pager.unreserve(space, discarded.resident);
                 }
                 at = stop.max(gap_end).min(end);

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tombolo_core::pager::{Attempt, Entry, Outcome as Ending, PAGE_BYTES, Page, PageName, State};
+use tombolo_core::store::NoRoom;
 use tombolo_host::process;
 use tombolo_host::sparse::page_is_zero;
 use tombolo_host::uffd::UffdError;
@@ -74,8 +75,22 @@ pub(crate) struct Victim {
     pub(crate) way: Way,
     /// Where the contents go in this process: the slot's window, or staging memory.
     pub(crate) copy: u64,
-    /// Which page of the staging memory that is, where the slot has no window.
+    /// Which page of the staging memory that is, unless the contents go straight to the slot's window.
     staged: Option<u32>,
+}
+
+impl Victim {
+    /// Its contents go by the staging memory.
+    fn is_staged(&self) -> bool {
+        !self.clean && self.slot.is_some() && (self.copy == 0 || self.staged.is_some())
+    }
+}
+
+/// What came of claiming pages.
+struct Claimed {
+    victims: Vec<Victim>,
+    /// Why there are no more of them.
+    refused: Option<NoRoom>,
 }
 
 /// Pages on their way out of one space, while its agent carries out a command.
@@ -112,16 +127,24 @@ impl Evictor {
     pub(crate) fn begin(&mut self, space: &Arc<Space>, pages: &[Page]) -> Attempt {
         let Some(agent) = space.agent() else { return Attempt::NoVictims };
         let command = self.next_command();
-        let (victims, full) = self.claim(space, pages, command);
+        let Claimed { victims, refused } = self.claim(space, pages, command);
+        if self.pager.far.slots().has_actions() {
+            self.pager.far.flush();
+        }
         if victims.is_empty() {
-            return if full { Attempt::FarFull } else { Attempt::NoVictims };
+            return match refused {
+                Some(NoRoom::Full) => Attempt::FarFull,
+                Some(NoRoom::NotYet) => Attempt::FarGrows,
+                None => Attempt::NoVictims,
+            };
         }
         Counters::add(&self.pager.stats.counters.batches, 1);
         let mut order = Order::default();
         for victim in &victims {
             extend(&mut order.move_out, victim.page);
         }
-        if self.windowed {
+        // Otherwise sending keeps this thread awake, and a lender on this machine needs a processor, too.
+        if self.pager.far.is_windowed() {
             self.placement.arrange(&self.pager.home);
         }
         let count = victims.len() as u64;
@@ -129,10 +152,8 @@ impl Evictor {
             Batch { space: space.clone(), agent, victims, drops: None, command, awaits: Awaits::Agent };
         match space.send(&batch.agent, command, &order, &mut self.message) {
             Ok(()) => {
-                for slot in
-                    batch.victims.iter().filter(|victim| !victim.clean).filter_map(|victim| victim.slot)
-                {
-                    self.pager.far.warm(slot);
+                for victim in batch.victims.iter().filter(|victim| victim.copy != 0) {
+                    self.pager.far.warm(victim.copy);
                 }
                 self.eviction.commanded(command, self.now_ns());
                 self.batches.push(batch);
@@ -151,14 +172,14 @@ impl Evictor {
     }
 
     /// Claims those of the pages that are to go.
-    fn claim(&self, space: &Space, pages: &[Page], command: u32) -> (Vec<Victim>, bool) {
+    fn claim(&self, space: &Space, pages: &[Page], command: u32) -> Claimed {
         let mut victims = Vec::with_capacity(pages.len());
-        let mut full = false;
-        // Pages of this batch that will need a place in the staging memory of links without windows.
+        let mut refused = None;
+        // Pages of this batch that will need a place in the staging memory.
         let mut to_stage = 0;
         let staging_pages = self.pager.far.staging().pages;
         let mut table = space.lock();
-        let mut slots = self.pager.slots.lock();
+        let mut slots = self.pager.far.slots();
         let mut replacement = self.pager.replacement.lock();
         for &page in pages {
             let entry = table.states.get(page).with_queued(false);
@@ -176,7 +197,7 @@ impl Evictor {
                 continue;
             }
             if let Some(slot) = entry.slot() {
-                if self.pager.far.is_lost(slot) {
+                if slots.is_lost(slot) {
                     // Its contents are here only, now.
                     slots.release(slot);
                     table.states.set(page, again(entry.with_slot(None)));
@@ -194,13 +215,16 @@ impl Evictor {
                 });
                 continue;
             }
-            let Some(slot) = slots.take() else {
-                full = true;
-                table.states.set(page, again(entry));
-                continue;
+            let (slot, direct) = match slots.take() {
+                Ok(taken) => taken,
+                Err(reason) => {
+                    refused = Some(reason);
+                    table.states.set(page, again(entry));
+                    continue;
+                }
             };
-            let copy = match self.pager.far.window(slot) {
-                Some(window) => window.address,
+            let copy = match direct {
+                Some(address) => address,
                 None if to_stage < staging_pages => {
                     to_stage += 1;
                     0
@@ -217,17 +241,14 @@ impl Evictor {
         if !victims.is_empty() {
             table.command = command;
         }
-        (victims, full)
+        Claimed { victims, refused }
     }
 
-    /// Gives the pages that are to be copied, and whose slots have no window, their places in the staging memory.
+    /// Gives the pages that are to be copied, and not straight to a window, their places in the staging memory.
     /// False: another batch has pages there that are still to go back.
     fn stage(&self, victims: &mut [Victim]) -> bool {
         let staging = self.pager.far.staging();
-        let far = &self.pager.far;
-        let to_copy = victims
-            .iter_mut()
-            .filter(|victim| !victim.clean && victim.slot.is_some_and(|slot| far.window(slot).is_none()));
+        let to_copy = victims.iter_mut().filter(|victim| victim.is_staged());
         let is_free =
             || !self.batches.iter().any(|batch| batch.victims.iter().any(|victim| victim.staged.is_some()));
         let mut free = None;
@@ -355,7 +376,7 @@ impl Evictor {
         }
     }
 
-    /// Gives the slots of zero pages back, and sends the others where there is no window.
+    /// Gives the slots of zero pages back, and saves the others.
     fn save(&self, victims: &mut [Victim]) {
         let counters = &self.pager.stats.counters;
         let mut send = Vec::new();
@@ -365,18 +386,24 @@ impl Evictor {
             };
             // SAFETY: a page of a window or of the staging memory, just written, page-aligned.
             if unsafe { page_is_zero(victim.copy) } {
-                self.pager.slots.lock().release(slot);
+                self.pager.far.slots().release(slot);
                 victim.slot = None;
                 Counters::add(&counters.zero_drops, 1);
                 continue;
             }
             Counters::add(&counters.pages_out, 1);
-            send.extend(victim.staged.map(|staged| (slot, staged)));
+            match victim.staged {
+                Some(staged) => send.push((slot, staged)),
+                None if self.pager.far.slots().commit(slot, None).is_err() => victim.way = Way::Unread,
+                None => {}
+            }
         }
-        if !send.is_empty() && self.pager.far.write(&send).is_err() {
-            // Which of them arrived is not known: those here are the only good copies.
-            for victim in victims.iter_mut().filter(|victim| victim.staged.is_some() && victim.slot.is_some())
-            {
+        if send.is_empty() {
+            return;
+        }
+        let failed = self.pager.far.write(&send);
+        for victim in victims.iter_mut().filter(|victim| victim.staged.is_some()) {
+            if victim.slot.is_some_and(|slot| failed.contains(&slot)) {
                 victim.way = if matches!(victim.way, Way::Moved(_)) { Way::Back } else { Way::Stay };
             }
         }
@@ -464,7 +491,7 @@ impl Evictor {
             } else {
                 if reported && is_here {
                     // It was the program that dropped exactly this range.
-                    table.states.discard(page, page + 1, &mut self.pager.slots.lock());
+                    table.states.discard(page, page + 1, &mut self.pager.far.slots());
                 }
                 Way::Stay
             };
@@ -489,7 +516,7 @@ impl Evictor {
         let poisoned = space.uffd.poison(Space::address(page), PAGE_BYTES as usize);
         // Where the mappings are changing again, a thread that touches the page has it poisoned, unless it is there.
         if !matches!(poisoned, Err(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone)) {
-            table.states.lost(page, &mut self.pager.slots.lock());
+            table.states.lost(page, &mut self.pager.far.slots());
             self.pager.unreserve(space, 1);
             self.pager.say_once(
                 "dropped",
@@ -535,7 +562,7 @@ impl Evictor {
         let counters = &self.pager.stats.counters;
         let mut endings = Vec::with_capacity(victims.len());
         {
-            let mut slots = self.pager.slots.lock();
+            let mut slots = self.pager.far.slots();
             for victim in victims {
                 let ending = match victim.way {
                     Way::Moved(_) | Way::Gone | Way::Keep => victim.slot.map_or(Ending::Zero, Ending::Saved),

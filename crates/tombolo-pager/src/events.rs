@@ -148,7 +148,7 @@ impl Pager {
                 gate.cancel(table.command);
             }
         };
-        let slots = &self.slots;
+        let slots = &self.far;
         let discarded = match event {
             Event::Fault { .. } | Event::Unknown(_) => return,
             Event::Fork(uffd) => return self.adopt(space, table, uffd),
@@ -157,11 +157,11 @@ impl Pager {
                     table.own_drops.swap_remove(at);
                     return;
                 }
-                table.states.discard(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.lock())
+                table.states.discard(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.slots())
             }
             Event::Unmap { start, end } => {
                 let unseen = space.note_change(gate.agent, changes);
-                let discarded = table.states.unmap(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.lock());
+                let discarded = table.states.unmap(start / PAGE_BYTES, end / PAGE_BYTES, &mut slots.slots());
                 // What is being dropped by this command must not be met by the next change of this kind.
                 cancel(table, discarded.in_operation || unseen);
                 discarded
@@ -169,7 +169,7 @@ impl Pager {
             Event::Remap { from, to, length } => {
                 let unseen = space.note_change(gate.agent, changes);
                 let (from, to, count) = (from / PAGE_BYTES, to / PAGE_BYTES, length / PAGE_BYTES);
-                let remapped = table.states.remap(from, to, count, &mut slots.lock());
+                let remapped = table.states.remap(from, to, count, &mut slots.slots());
                 self.unreserve(space, remapped.resident);
                 cancel(table, remapped.in_operation || unseen);
                 for page in remapped.wake {
@@ -294,12 +294,12 @@ impl Pager {
                 return;
             }
         };
-        let forked = table.states.fork(child.index, &mut self.slots.lock());
+        let forked = table.states.fork(child.index, &mut self.far.slots());
         {
             let mut own = child.lock();
             if own.closed {
                 // The fork has failed, and that was noticed already.
-                let mut slots = self.slots.lock();
+                let mut slots = self.far.slots();
                 for slot in forked.table.all().iter().filter_map(|(_, entry)| entry.slot()) {
                     slots.release(slot);
                 }

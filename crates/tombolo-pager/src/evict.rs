@@ -28,9 +28,6 @@ pub struct Evictor {
     pub(crate) pager: Arc<Pager>,
     pub(crate) message: Vec<u8>,
     pub(crate) placement: Placement,
-    /// Far memory is directly reachable. Otherwise sending keeps this thread awake,
-    /// and a lender on this machine needs a processor, too.
-    pub(crate) windowed: bool,
     /// Pages on their way out, at most one batch of a space.
     pub(crate) batches: Vec<Batch>,
     /// The last command's number.
@@ -59,12 +56,10 @@ const BOUNDS: Bounds = Bounds {
 impl Evictor {
     /// An evictor for this pager.
     pub fn new(pager: Arc<Pager>) -> Self {
-        let windowed = pager.far.window(0).is_some();
         Self {
             pager,
             message: Vec::with_capacity(16 * 1024),
             placement: Placement::default(),
-            windowed,
             batches: Vec::new(),
             command: 0,
             eviction: Eviction::new(BOUNDS),
@@ -250,7 +245,7 @@ impl Evictor {
             // All of them were spared this time.
             return (Attempt::Begun(0), looked_at);
         }
-        let (mut begun, mut full) = (0, false);
+        let (mut begun, mut full, mut grows) = (0, false, false);
         for (index, mut pages) in batches {
             let Some(space) = self.pager.space(index).filter(|space| space.has_agent()) else {
                 self.put_back_names(index, &pages);
@@ -260,10 +255,12 @@ impl Evictor {
             match self.begin(&space, &pages) {
                 Attempt::Begun(count) => begun += count,
                 Attempt::FarFull => full = true,
+                Attempt::FarGrows => grows = true,
                 Attempt::NoVictims => {}
             }
         }
         let attempt = match (begun, full) {
+            (0, _) if grows => Attempt::FarGrows,
             (0, true) if self.pager.reclaim_clean_slots(BATCH) == 0 => Attempt::FarFull,
             (0, false) => Attempt::NoVictims,
             _ => Attempt::Begun(begun),
@@ -281,7 +278,7 @@ impl Pager {
             if left == 0 {
                 break;
             }
-            left -= space.lock().states.release_clean(left, &mut self.slots.lock());
+            left -= space.lock().states.release_clean(left, &mut self.far.slots());
         }
         want as u64 - left
     }

@@ -59,9 +59,10 @@ impl PollSet {
     /// Polls far memory's descriptors, and no longer those of lenders that are
     /// lost: they stay ready for ever.
     pub fn set_far(&self, far: &dyn FarMemory) {
-        for (descriptor, alive) in far.descriptors() {
+        for link in far.links() {
+            let descriptor = link.peer.link.descriptor();
             // Present or absent already is fine.
-            if alive {
+            if link.is_alive {
                 let data = epoll::EventData::new_u64(FAR);
                 let _ = epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN);
             } else {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use tombolo_core::pager::{Outcome, PAGE_BYTES, Page, PageName, Replacement, Slots, TOUCH_MAX, WriteHabit};
+use tombolo_core::pager::{Outcome, PAGE_BYTES, Page, PageName, Replacement, TOUCH_MAX, WriteHabit};
 use tombolo_host::process;
 use tombolo_host::sparse::Pages;
 use tombolo_host::uffd::{UffdError, Userfaultfd};
@@ -50,8 +50,10 @@ pub struct Pager {
     headroom_pages: AtomicU64,
     /// Where evicted pages go.
     pub far: Arc<dyn FarMemory>,
-    /// Which far pages are in use.
-    pub slots: Mutex<Slots>,
+    /// Far memory was told that it will be needed.
+    far_prepared: AtomicBool,
+    /// Batches since far memory was last looked at for how full it is.
+    unwarned_batches: AtomicU32,
     /// Which page goes next.
     pub replacement: Mutex<Replacement>,
     /// The address spaces. An index is never used twice: what is under way for a
@@ -166,7 +168,8 @@ impl Pager {
         Ok(Self {
             room: Room::new(limit_pages),
             headroom_pages: AtomicU64::new(least_headroom(limit_pages)),
-            slots: Mutex::new(Slots::new(far.pages() as usize)),
+            far_prepared: AtomicBool::new(false),
+            unwarned_batches: AtomicU32::new(0),
             replacement: Mutex::new(Replacement::new(limit_pages as usize)),
             spaces: RwLock::new(HashMap::with_capacity(64)),
             next_space: AtomicU32::new(0),
@@ -260,7 +263,7 @@ impl Pager {
                 return false;
             }
             table.closed = true;
-            let mut slots = self.slots.lock();
+            let mut slots = self.far.slots();
             for (_, entry) in table.states.all() {
                 if let Some(slot) = entry.slot() {
                     slots.release(slot);
@@ -291,7 +294,7 @@ impl Pager {
         let (mut freed, mut gained) = (0, 0);
         {
             let mut table = space.lock();
-            let mut slots = self.slots.lock();
+            let mut slots = self.far.slots();
             let mut replacement = self.replacement.lock();
             let age = replacement.age();
             let mut gone = 0;
@@ -330,7 +333,7 @@ impl Pager {
                 }
                 None => {
                     if let Outcome::Saved(slot) = outcome {
-                        self.slots.lock().release(slot);
+                        self.far.slots().release(slot);
                     }
                 }
             }
@@ -384,6 +387,12 @@ impl Pager {
     /// Claims room for up to `want` pages of a space; returns how many were granted.
     pub fn reserve(&self, space: &Space, want: u64) -> u64 {
         let granted = self.room.reserve(&space.account, want);
+        if self.room.free() < self.room.limit_pages().cast_signed() / 2
+            && !self.far_prepared.load(Ordering::Relaxed)
+            && !self.far_prepared.swap(true, Ordering::Relaxed)
+        {
+            self.far.prepare();
+        }
         if self.room.free() <= (self.headroom_pages() / 2).cast_signed() {
             self.evictor.ring();
         }
@@ -437,13 +446,18 @@ impl Pager {
 
     /// Far memory is getting full: said while something can be done about it.
     pub fn warn_of_full_far_memory(&self) {
-        let (used, all) = (self.slots.lock().used() as u64, u64::from(self.far.pages()));
-        if used * 4 >= all * 3 {
+        // To look takes some microseconds.
+        const EVERY: u32 = 16;
+        if !self.unwarned_batches.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
+            return;
+        }
+        let status = self.far.status();
+        if status.used_pages * 4 >= status.most_pages * 3 {
             self.say_once(
                 "three quarters",
                 &format!(
-                    "three quarters of the {} MiB that were borrowed are in use; --remote borrows more",
-                    (all * PAGE_BYTES) >> 20
+                    "three quarters of the {} MiB of far memory are in use: add a lender, or give a larger --remote",
+                    (status.most_pages * PAGE_BYTES) >> 20
                 ),
             );
         }

@@ -104,7 +104,7 @@ impl Pager {
             );
             return Answer::default();
         }
-        let discarded = table.states.register(first, end, &mut self.slots.lock());
+        let discarded = table.states.register(first, end, &mut self.far.slots());
         self.unreserve(space, discarded.resident);
         Answer { served: 1, ..Answer::default() }
     }
@@ -127,7 +127,7 @@ impl Pager {
                 all = false;
                 continue;
             }
-            if self.far.is_lost(slot) {
+            if self.far.slots().is_lost(slot) {
                 all &= self.poison_now(space, table, page) == Step::Done;
                 continue;
             }
@@ -142,7 +142,7 @@ impl Pager {
                     self.unreserve(space, 1);
                     // Present, or not mapped: nothing of it is far.
                     if matches!(error, UffdError::Exists(_) | UffdError::NotMapped) {
-                        table.states.discard(page, page + 1, &mut self.slots.lock());
+                        table.states.discard(page, page + 1, &mut self.far.slots());
                     } else {
                         all = false;
                     }
@@ -174,7 +174,7 @@ impl Pager {
                 }
             }
         }
-        let discarded = table.states.unregister(first, end, &mut self.slots.lock());
+        let discarded = table.states.unregister(first, end, &mut self.far.slots());
         Counters::add(&self.stats.counters.localised_pages, discarded.resident);
         self.unreserve(space, discarded.resident);
         let value = if end == whole { 0 } else { 1 + (end - first) };

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::process::WaitOptions;
 use tombolo_host::process::{self, PassedSignals};
 use tombolo_host::timing::pager as timing;
-use tombolo_node::FarMemory;
+use tombolo_node::{FarMemory, FarStatus};
 
 use crate::attach::Reception;
 use crate::evict::Evictor;
@@ -75,7 +75,7 @@ impl Monitor {
 
     /// Far pages in use now.
     pub fn far_pages(&self) -> u64 {
-        self.pager.slots.lock().used() as u64
+        u64::from(self.pager.far.slots().used())
     }
 }
 
@@ -92,8 +92,8 @@ pub struct Finished {
     pub far_fault_ns: [u64; 3],
     /// Limit on resident pages.
     pub limit_pages: u64,
-    /// Pages of far memory.
-    pub far_pages: u64,
+    /// Far memory at the end.
+    pub far: FarStatus,
 }
 
 impl Finished {
@@ -327,7 +327,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
         },
         far_fault_ns: [latencies[0], latencies[1], latencies[2]],
         limit_pages: options.local_bytes / 4096,
-        far_pages: u64::from(pager.far.pages()),
+        far: pager.far.status(),
     })
 }
 

@@ -143,7 +143,7 @@ impl Pager {
     /// A page that is absent, by what the table says, is present. From now on it counts.
     fn found_present(&self, space: &Arc<Space>, table: &mut Table, page: Page, agent: bool) -> Step {
         if self.reserve_for(space, agent, 1) > 0 {
-            table.states.found_present(page, &mut self.slots.lock());
+            table.states.found_present(page, &mut self.far.slots());
             self.queue(space, table, page, None);
         }
         space.wake_later(table, page, 1);
@@ -166,7 +166,7 @@ impl Pager {
         };
         let pages = (bytes as u64 / PAGE_BYTES) as u32;
         for page in first..first + u64::from(pages) {
-            table.states.mapped(page, false, &mut self.slots.lock());
+            table.states.mapped(page, false, &mut self.far.slots());
             self.queue(space, table, page, None);
         }
         Ok(pages)
@@ -179,7 +179,7 @@ impl Pager {
         match space.map(table, page, self.zeroes.address(), 1, protect) {
             Ok(_) => {
                 if table.states.get(page).state() == State::Resident {
-                    table.states.mapped(page, false, &mut self.slots.lock());
+                    table.states.mapped(page, false, &mut self.far.slots());
                     self.queue(space, table, page, None);
                 }
                 Step::Done
@@ -197,7 +197,7 @@ impl Pager {
     /// A page that is in far memory.
     fn fetch(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, slot: u32, agent: bool) -> Step {
         let page = fault.page;
-        if self.far.is_lost(slot) {
+        if self.far.slots().is_lost(slot) {
             return self.poison_now(space, table, page);
         }
         if self.reserve_for(space, agent, 1) == 0 {
@@ -212,6 +212,8 @@ impl Pager {
                 return match error {
                     UffdError::Again(_) => Step::Again,
                     UffdError::Exists(_) => self.found_present(space, table, page, agent),
+                    // Its lender has died meanwhile: another copy is looked for.
+                    UffdError::BadSource => Step::Again,
                     other => self.map_failed(space, table, page, &other),
                 };
             }
@@ -229,7 +231,7 @@ impl Pager {
             let free = entry.state() == State::Remote && !table.states.is_name(next);
             let Some(slot) = entry.slot().filter(|_| free) else { continue };
             let room = self.room.free() > (self.headroom_pages() / 4).cast_signed();
-            if self.far.is_lost(slot) || !room || self.reserve(space, 1) == 0 {
+            if self.far.slots().is_lost(slot) || !room || self.reserve(space, 1) == 0 {
                 break;
             }
             if self.bring(space, table, next, slot, protect, None).is_err() {
@@ -254,14 +256,20 @@ impl Pager {
         protect: bool,
         since: Option<Instant>,
     ) -> Result<(), UffdError> {
-        let Some(window) = self.far.window(slot) else {
+        let pinned = self.far.slots().pin(slot);
+        let Some(address) = pinned else {
             let operation = table.states.fetching(page, !protect, since.is_some());
             self.far.read(slot, ticket(space, operation), since);
             table.to_send = true;
             return Ok(());
         };
-        space.map(table, page, window.address, 1, protect)?;
-        let (_, evicted_at) = table.states.mapped(page, protect, &mut self.slots.lock());
+        let mapped = space.map(table, page, address, 1, protect);
+        let (_, evicted_at) = {
+            let mut slots = self.far.slots();
+            slots.unpin(slot);
+            mapped?;
+            table.states.mapped(page, protect, &mut slots)
+        };
         // Nobody has used a page yet that came unasked: it has to prove itself.
         self.queue(space, table, page, evicted_at.filter(|_| since.is_some()));
         Ok(())
@@ -318,7 +326,7 @@ impl Pager {
             Ok(()) => {}
         }
         // From now on the page may differ from its slot.
-        if table.states.written(page, &mut self.slots.lock()) {
+        if table.states.written(page, &mut self.far.slots()) {
             Counters::add(&self.stats.counters.write_faults, 1);
             self.habit.observe(true);
         }
@@ -353,7 +361,7 @@ impl Pager {
                 if matches!(table.states.get(page).state(), State::Remote | State::Lost) =>
             {
                 self.room.take(&space.account, 1);
-                table.states.found_present(page, &mut self.slots.lock());
+                table.states.found_present(page, &mut self.far.slots());
                 self.queue(space, table, page, None);
                 let _ = space.unprotect(table, page);
                 space.wake_later(table, page, 1);
@@ -364,7 +372,7 @@ impl Pager {
             }
             Ok(()) => {}
         }
-        table.states.lost(page, &mut self.slots.lock());
+        table.states.lost(page, &mut self.far.slots());
         Step::Done
     }
 }

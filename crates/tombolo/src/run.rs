@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use tombolo_node::{Address, Borrowed, Borrowing};
+use tombolo_node::{Address, DeadWindows, FarOptions, FarStatus, FarStore};
 use tombolo_pager::{Finished, LOCAL_LEAST_BYTES, Options, RunError};
 
 use crate::outage::OutageArguments;
@@ -30,9 +30,17 @@ pub struct Arguments {
     /// Most memory of the program's heap and large mappings that stays local.
     #[arg(long, value_name = "SIZE")]
     local: Size,
-    /// How much to borrow; eight times --local unless given, or less if the lenders have less.
+    /// Most far memory that the program may use; unless given, as much as the lenders have. It is borrowed as it is
+    /// needed.
     #[arg(long, value_name = "SIZE")]
     remote: Option<Size>,
+    /// At how many lenders each far page is kept: with 2, the end of one lender loses nothing.
+    #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    copies: u8,
+    /// Give up the memory of a dead lender on this machine at once, instead of reading what it holds until that is
+    /// copied elsewhere.
+    #[arg(long)]
+    give_up_dead: bool,
     /// Anonymous mappings of at least this size are far.
     #[arg(long, value_name = "SIZE", default_value = "128K")]
     minimum: Size,
@@ -54,7 +62,6 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     let program = command.next().ok_or_else(|| Failure::new("no program given"))?;
     check_program(&program)?;
     if arguments.local.0 < LOCAL_LEAST_BYTES {
-        // Before anything is borrowed: what is borrowed by default depends on it.
         return Err(RunError::LimitTooSmall(arguments.local.0).into());
     }
     let from: Vec<Ways> = arguments.from.iter().map(Which::ways).collect::<Result<_, _>>()?;
@@ -70,15 +77,16 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     }
     let name = format!("run {}", Path::new(&program).file_name().unwrap_or(&program).to_string_lossy());
     let since = Instant::now();
-    let borrowed = Borrowed::new(&Borrowing {
+    let far = FarStore::new(&FarOptions {
         name: &name,
         lenders: &lenders,
         security: &security,
-        bytes: arguments.remote.map(|size| size.0),
-        wish_bytes: arguments.local.0.saturating_mul(8),
+        most_bytes: arguments.remote.map(|size| size.0),
+        copies: arguments.copies,
         outage: arguments.outage.outage(),
+        dead_windows: if arguments.give_up_dead { DeadWindows::GiveUp } else { DeadWindows::Read },
     })?;
-    let borrowing = since.elapsed();
+    let connecting = since.elapsed();
     // The threads that serve the program say what happens, and the program waits for them.
     let (notify, notices) = log::notices()?;
     let options = Options {
@@ -91,12 +99,12 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         notify: Box::new(notify),
         started: None,
     };
-    let finished = tombolo_pager::run(options, borrowed.clone());
-    borrowed.release();
+    let finished = tombolo_pager::run(options, far.clone());
+    far.release();
     drop(notices);
     let finished = finished?;
     if let Some(path) = arguments.report {
-        let text = serde_json::to_string_pretty(&report(&finished, borrowing))?;
+        let text = serde_json::to_string_pretty(&report(&finished, connecting))?;
         // The program has run: its status is what is asked for, with a report or without.
         if let Err(error) = write_report(&path, &(text + "\n")) {
             let code = finished.exit_code();
@@ -152,17 +160,19 @@ pub fn keep() -> Result<u8, Failure> {
 }
 
 /// What happened, for `--report`.
-pub fn report(finished: &Finished, borrowing: Duration) -> Value {
+pub fn report(finished: &Finished, connecting: Duration) -> Value {
     let [median, high, longest] = finished.far_fault_ns;
     let counters: Map<String, Value> =
         finished.counters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
     json!({
         "exit_code": finished.exit_code(),
         "elapsed_s": finished.elapsed.as_secs_f64(),
-        // Before the program starts: connecting, and the lenders' allocation.
-        "borrowing_s": borrowing.as_secs_f64(),
+        // Before the program starts. Memory is borrowed as it is needed.
+        "connecting_s": connecting.as_secs_f64(),
         "local_bytes": finished.limit_pages * 4096,
-        "borrowed_bytes": finished.far_pages * 4096,
+        // The most at once.
+        "borrowed_bytes": finished.far.borrowed_peak_pages * 4096,
+        "far": far_report(&finished.far),
         "beyond_local_peak_bytes": finished.counter("overdraft_pages") * 4096,
         "mapped_behind_libc_peak_bytes": finished.counter("foreign_pages") * 4096,
         "resident_peak_bytes": finished.counter("resident_peak") * 4096,
@@ -170,6 +180,39 @@ pub fn report(finished: &Finished, borrowing: Duration) -> Value {
         "bytes_out": finished.counter("pages_out") * 4096,
         "far_fault_ns": { "median": median, "p99": high, "max": longest },
         "counters": counters,
+    })
+}
+
+/// How far memory is, for reports.
+pub fn far_report(far: &FarStatus) -> Value {
+    let counters = far.counters;
+    let lenders: Vec<Value> = far
+        .lenders
+        .iter()
+        .map(|lender| {
+            json!({
+                "name": lender.name,
+                "address": lender.address,
+                "state": lender.state,
+                "borrowed_bytes": lender.borrowed_pages * 4096,
+                "used_bytes": lender.used_pages * 4096,
+            })
+        })
+        .collect();
+    json!({
+        "copies": far.copies,
+        "used_bytes": far.used_pages * 4096,
+        "borrowed_bytes": far.borrowed_pages * 4096,
+        "one_copy_pages": far.degraded_pages,
+        "stored_with_one_copy": counters.stored_with_one,
+        "copies_restored": counters.copies_restored,
+        "copies_moved": counters.copies_moved,
+        "writes_moved": counters.writes_moved,
+        "reads_doubled": counters.reads_doubled,
+        "reads_by_the_other_copy": counters.reads_by_other,
+        "corrupt_pages": counters.corrupt_pages,
+        "both_copies_on_one_host": counters.same_host,
+        "lenders": lenders,
     })
 }
 

@@ -104,6 +104,8 @@ pub enum Attempt {
     NoVictims,
     /// Pages were found, and no far page to put them in.
     FarFull,
+    /// Pages were found, and far memory for them is being borrowed.
+    FarGrows,
 }
 
 /// A command that an agent has not carried out.
@@ -199,6 +201,13 @@ impl Eviction {
             Attempt::Begun(0) => {}
             Attempt::NoVictims => (self.full_for, self.fruitless_for) = (0, view.waiting),
             Attempt::FarFull => self.full_for = view.waiting,
+            // Lenders answer, or are given up: nobody waits for ever.
+            Attempt::FarGrows => {
+                self.looked_at = 0;
+                self.fruitless_since_ns = self.fruitless_since_ns.map(|_| view.now_ns);
+                self.gave_up = None;
+                self.forget_attempts();
+            }
         }
         self.pause_ns = match attempt {
             Attempt::Begun(1..) => None,
@@ -212,6 +221,7 @@ impl Eviction {
             Attempt::Begun(0) => None,
             // What could not be claimed may be free a moment later.
             Attempt::NoVictims | Attempt::FarFull => Some(self.bounds.claim_pause_ns),
+            Attempt::FarGrows => Some(self.bounds.late_pause_ns),
         };
     }
 

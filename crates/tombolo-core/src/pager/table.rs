@@ -15,7 +15,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use super::page::{Entry, Page, State};
 use super::replacement::PageName;
-use super::slots::Slots;
+use crate::store::Store;
 
 /// Pages of a block of entries.
 const BLOCK: u64 = 512;
@@ -215,7 +215,7 @@ impl Table {
 
     /// Gives up to `want` slots of pages up that are also here. Each stays protected: its next write finds it dirty
     /// already. Returns how many.
-    pub fn release_clean(&mut self, want: u64, slots: &mut Slots) -> u64 {
+    pub fn release_clean(&mut self, want: u64, slots: &mut Store) -> u64 {
         let freed = want.min(self.clean);
         let mut left = freed;
         for entry in self.blocks.values_mut().flat_map(|block| block.iter_mut()) {
@@ -267,7 +267,7 @@ impl Table {
     }
 
     /// A range is far from now on; it is fresh, so what was there before is forgotten.
-    pub fn register(&mut self, first: Page, end: Page, slots: &mut Slots) -> Discarded {
+    pub fn register(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
         let discarded = self.discard(first, end, slots);
         self.cut(first, end);
         self.ranges.insert(first, end);
@@ -275,7 +275,7 @@ impl Table {
     }
 
     /// A range is not far any more.
-    pub fn unregister(&mut self, first: Page, end: Page, slots: &mut Slots) -> Discarded {
+    pub fn unregister(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
         let discarded = self.discard(first, end, slots);
         self.cut(first, end);
         discarded
@@ -378,7 +378,7 @@ impl Table {
 
     /// The page is mapped now. `keep_slot`: write-protected, so its slot still has its contents.
     /// Returns its entry and, if it came from far memory, when it was evicted.
-    pub fn mapped(&mut self, page: Page, keep_slot: bool, slots: &mut Slots) -> (Entry, Option<u64>) {
+    pub fn mapped(&mut self, page: Page, keep_slot: bool, slots: &mut Store) -> (Entry, Option<u64>) {
         let entry = self.get(page);
         let evicted_at = entry.slot().map(|_| entry.age());
         let mut mapped =
@@ -393,7 +393,7 @@ impl Table {
 
     /// The kernel refuses to map an absent page, because it is there: it was mapped before its mapping was
     /// registered, or a fork left it (see `fork`). What is there is the program's, and resident from now on.
-    pub fn found_present(&mut self, page: Page, slots: &mut Slots) {
+    pub fn found_present(&mut self, page: Page, slots: &mut Store) {
         let discarded = self.discard(page, page + 1, slots);
         debug_assert_eq!(discarded.resident, 0, "a resident page is not mapped again");
         self.mapped(page, false, slots);
@@ -415,7 +415,7 @@ impl Table {
 
     /// A write to a protected page is about to be allowed: its slot's contents will differ.
     /// Returns whether it had a slot.
-    pub fn written(&mut self, page: Page, slots: &mut Slots) -> bool {
+    pub fn written(&mut self, page: Page, slots: &mut Store) -> bool {
         let entry = self.get(page);
         if entry.state() != State::Resident {
             return false;
@@ -428,7 +428,7 @@ impl Table {
     }
 
     /// The page cannot be had any more.
-    pub fn lost(&mut self, page: Page, slots: &mut Slots) {
+    pub fn lost(&mut self, page: Page, slots: &mut Store) {
         let entry = self.get(page);
         if let Some(slot) = entry.slot() {
             slots.release(slot);
@@ -437,7 +437,7 @@ impl Table {
     }
 
     /// The contents of `[first, end)` are not wanted any more: it reads as zero, or is not there.
-    pub fn discard(&mut self, first: Page, end: Page, slots: &mut Slots) -> Discarded {
+    pub fn discard(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
         let mut discarded = Discarded::default();
         for (page, entry) in self.entries(first, end) {
             if in_operation(entry) {
@@ -460,7 +460,7 @@ impl Table {
     }
 
     /// A range was unmapped, or something else was mapped there.
-    pub fn unmap(&mut self, first: Page, end: Page, slots: &mut Slots) -> Discarded {
+    pub fn unmap(&mut self, first: Page, end: Page, slots: &mut Store) -> Discarded {
         self.unregister(first, end, slots)
     }
 
@@ -470,7 +470,7 @@ impl Table {
     }
 
     /// Another page is about to take the place of one that is in an operation.
-    fn vacate(&mut self, page: Page, entry: Entry, slots: &mut Slots) {
+    fn vacate(&mut self, page: Page, entry: Entry, slots: &mut Store) {
         // What is fetched from it is not wanted; the slot of an eviction is the evictor's.
         if let Some(slot) = entry.slot().filter(|_| entry.state() == State::Fetching) {
             slots.release(slot);
@@ -491,7 +491,7 @@ impl Table {
 
     /// `count` pages from `from` on are at `to` now. The ranges do not overlap; whatever the table has at
     /// `to` is forgotten (a forked child has entries of ranges that it did not inherit).
-    pub fn remap(&mut self, from: Page, to: Page, count: u64, slots: &mut Slots) -> Remapped {
+    pub fn remap(&mut self, from: Page, to: Page, count: u64, slots: &mut Store) -> Remapped {
         let mut remapped =
             Remapped { resident: self.discard(to, to + count, slots).resident, ..Remapped::default() };
         for (page, entry) in self.entries(to, to + count) {
@@ -558,7 +558,7 @@ impl Table {
     /// page is absent, and its contents are those that are being saved; after, it is present,
     /// and never asked for. So the child's page *follows* the eviction here: in both cases
     /// the slot is right.
-    pub fn fork(&mut self, child: u32, slots: &mut Slots) -> Forked {
+    pub fn fork(&mut self, child: u32, slots: &mut Store) -> Forked {
         let mut table = Self { ranges: self.ranges.clone(), ..Self::default() };
         let mut resident = 0;
         for (page, entry) in self.all() {
@@ -627,7 +627,7 @@ impl Table {
     }
 
     /// An eviction, or a fetch that failed, has ended. `age`: now, on the clock of evictions.
-    pub fn finish(&mut self, began: Page, outcome: Outcome, age: u64, slots: &mut Slots) -> Finished {
+    pub fn finish(&mut self, began: Page, outcome: Outcome, age: u64, slots: &mut Store) -> Finished {
         let mut wake = Vec::new();
         let forward = self
             .forwards

@@ -34,6 +34,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 pub use lenders::{LenderId, LenderState, Newcomer, Place};
 pub use growth::{Lent, Refused};
+pub use reads::Ticket;
 pub use work::Io;
 pub use writes::Piece;
 
@@ -69,6 +70,8 @@ pub struct Config {
     pub ask_again_ns: u64,
     /// How long a segment must be unused before it is given back.
     pub unused_ns: u64,
+    /// A front end writes a lone place itself where that is mapped. If not, all writes are [`Action::Write`].
+    pub has_direct_writes: bool,
 }
 
 impl Default for Config {
@@ -85,6 +88,7 @@ impl Default for Config {
             copies_per_s: 25_000,
             ask_again_ns: 1_000_000_000,
             unused_ns: 10_000_000_000,
+            has_direct_writes: true,
         }
     }
 }
@@ -177,7 +181,7 @@ pub enum Action {
     /// Tell the front end that its read has ended. If there is a buffer, return it with [`Store::buffer_done`].
     Arrived {
         /// As given to [`Store::read`].
-        ticket: u64,
+        ticket: Ticket,
         /// Number of the buffer that has the page.
         buffer: Result<u32, Gone>,
     },
@@ -287,10 +291,9 @@ impl Store {
         self.slots.used()
     }
 
-    /// Most slots that could be in use with what is borrowed now, and at most `slots_max`.
-    pub fn borrowed_slots(&self) -> u64 {
-        let pages: u64 = self.lenders.usable().map(|lender| lender.borrowed_pages()).sum();
-        (pages / u64::from(self.config.copies)).min(u64::from(self.config.slots_max))
+    /// Pages that are borrowed now.
+    pub fn borrowed_pages(&self) -> u64 {
+        self.lenders.usable().map(|lender| lender.borrowed_pages()).sum()
     }
 
     /// Numbers of what has happened.
@@ -335,7 +338,7 @@ impl Store {
         }
         let places = self.find_places()?;
         let direct = match places {
-            [Some(place), None] if self.config.copies == 1 => self.lenders.direct(place),
+            [Some(place), None] if self.config.copies == 1 && self.config.has_direct_writes => self.lenders.direct(place),
             _ => None,
         };
         let Some(slot) = self.slots.take(places) else {
@@ -475,6 +478,11 @@ impl Store {
             .into_iter()
             .flatten()
             .min()
+    }
+
+    /// Whether reads or writes at lenders are under way.
+    pub fn is_at_work(&self) -> bool {
+        !self.works.is_empty()
     }
 
     /// Whether [`Store::poll`] has something now.

@@ -6,10 +6,19 @@ use super::lenders::{LenderId, Place};
 use super::work::Work;
 use super::{Action, Ended, Gone, SlotId, Store};
 
-/// A read that the front end waits for.
+/// Names a read of a front end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket {
+    /// Of the front end's choice.
+    pub name: u64,
+    /// Since when somebody has been waiting for the page; `None`: it is read ahead of need, after the others.
+    pub waited_since_ns: Option<u64>,
+}
+
+/// A read under way.
 #[derive(Clone, Debug)]
 struct Read {
-    ticket: u64,
+    ticket: Ticket,
     slot: SlotId,
     /// Places that were asked.
     asked: Vec<Place>,
@@ -29,8 +38,8 @@ pub(super) struct Reads {
     /// Buffers that are free.
     buffers: Vec<u32>,
     buffers_max: u32,
-    /// Reads that wait for a buffer: ticket and slot.
-    waiting: VecDeque<(u64, SlotId)>,
+    /// Reads that wait for a buffer: those that somebody waits for, and the others.
+    waiting: [VecDeque<(Ticket, SlotId)>; 2],
 }
 
 impl Reads {
@@ -41,7 +50,7 @@ impl Reads {
             late: BTreeSet::new(),
             buffers: (0..buffers).rev().collect(),
             buffers_max: buffers,
-            waiting: VecDeque::new(),
+            waiting: Default::default(),
         }
     }
 
@@ -58,9 +67,9 @@ impl Reads {
 impl Store {
     /// Reads a slot into a buffer of the store's: [`Action::Arrived`] says when it is there. The caller must be one of
     /// the slot's users until then.
-    pub fn read(&mut self, now_ns: u64, slot: SlotId, ticket: u64) {
+    pub fn read(&mut self, now_ns: u64, slot: SlotId, ticket: Ticket) {
         if self.reads.buffers.is_empty() {
-            self.reads.waiting.push_back((ticket, slot));
+            self.reads.waiting[usize::from(ticket.waited_since_ns.is_none())].push_back((ticket, slot));
             return;
         }
         self.reads.next += 1;
@@ -81,7 +90,7 @@ impl Store {
     fn begin_waiting(&mut self, now_ns: u64) {
         // One that fails at once needs no buffer, and the next has its turn.
         while !self.reads.buffers.is_empty()
-            && let Some((ticket, slot)) = self.reads.waiting.pop_front()
+            && let Some((ticket, slot)) = self.reads.waiting.iter_mut().find_map(VecDeque::pop_front)
         {
             self.read(now_ns, slot, ticket);
         }
@@ -89,7 +98,7 @@ impl Store {
 
     /// Reads that were begun and have not ended.
     pub fn reads_open(&self) -> usize {
-        self.reads.open.len() + self.reads.waiting.len()
+        self.reads.open.len() + self.reads.waiting.iter().map(VecDeque::len).sum::<usize>()
     }
 
     /// Reads the best copy that was not asked yet. False: there is none, or no buffer for it.

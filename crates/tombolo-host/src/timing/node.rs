@@ -87,6 +87,9 @@ pub const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
 pub const PROBE_PAUSE: Duration = Duration::from_secs(1);
 /// The longest sleep between two looks at the links to lenders whose memory is mapped: no packets come there.
 pub const WINDOWS_MAX_SLEEP: Duration = Duration::from_millis(100);
+/// The shortest sleep of the thread that looks after a far store: copies in the background are begun that often at
+/// most, 16 at a time, which is as much as they may be in a second.
+pub const FAR_STORE_MIN_SLEEP: Duration = Duration::from_micros(600);
 /// How long pages that are being written are polled for after the last one has arrived, before the writer sleeps:
 /// a few round trips over loopback.
 pub const WRITE_POLL: Duration = Duration::from_micros(200);

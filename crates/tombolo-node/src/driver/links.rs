@@ -88,9 +88,7 @@ impl Node {
             Left::Nothing => return,
             Left::Path => {}
             Left::Neighbour(neighbour) => {
-                if let Some(sink) = self.losses.get() {
-                    sink(neighbour.id, reason);
-                }
+                self.lost(neighbour.id, reason);
                 self.fabric.peer_lost(&neighbour);
                 // Before anything of its next life is written: what of this one waits for pages is not.
                 self.carry_out_accesses();

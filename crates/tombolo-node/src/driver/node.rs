@@ -5,10 +5,10 @@
 //! ([`Node::drive`]), under one lock, and copies bytes outside of it where it can.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tombolo_channel::SLOTS;
 use tombolo_core::rdma::{Config, Engine, PeerId, PostError, Retransmission, Time, Transfer, TransferError};
 use tombolo_host::shared::SharedMemory;
@@ -46,8 +46,8 @@ pub struct Node {
     pub(crate) listener_stats: ListenerStats,
     /// Where our own writes come from and the answers to our reads go.
     buffers: SharedMemory,
-    pub(crate) completions: OnceLock<CompletionSink>,
-    pub(crate) losses: OnceLock<LossSink>,
+    completions: RwLock<Vec<CompletionSink>>,
+    losses: RwLock<Vec<LossSink>>,
     pub(crate) packets_dropped: AtomicU64,
     /// Held by the thread that carries out what the machine of programs' own memory wants.
     pub(crate) accesses_in_order: Mutex<()>,
@@ -69,6 +69,20 @@ impl Drop for Node {
 impl std::fmt::Debug for Node {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Node").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+/// Where the owner stands in the user number of a node's own transfer: below the marks of programs and peers.
+const OWNER_SHIFT: u32 = 56;
+
+/// One of those who post transfers of a node's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// The user number of a transfer, of which the owner is told as `word`, below 2⁵⁶.
+    pub fn user(self, word: u64) -> u64 {
+        self.0 << OWNER_SHIFT | word
     }
 }
 
@@ -137,8 +151,8 @@ impl Node {
             gone_links: GoneLinks::default(),
             listener_stats: ListenerStats::default(),
             buffers,
-            completions: OnceLock::new(),
-            losses: OnceLock::new(),
+            completions: RwLock::default(),
+            losses: RwLock::default(),
             packets_dropped: AtomicU64::new(0),
             accesses_in_order: Mutex::default(),
             driven: AtomicU32::new(0),
@@ -188,9 +202,19 @@ impl Node {
         self.fabric.now()
     }
 
-    /// Where completed transfers are told; said once, before anything is posted.
-    pub fn on_completion(&self, sink: CompletionSink) {
-        let _ = self.completions.set(sink);
+    /// Adds an owner of transfers, which is told of the completions of its own. The first one's user numbers are
+    /// those of its transfers; those of others come from [`Owner::user`].
+    pub fn on_completion(&self, sink: CompletionSink) -> Owner {
+        let mut sinks = self.completions.write();
+        sinks.push(sink);
+        Owner(sinks.len() as u64 - 1)
+    }
+
+    /// A transfer of this node's own has completed.
+    pub(crate) fn completed(&self, user: u64, result: Result<(), TransferError>) -> bool {
+        let sinks = self.completions.read();
+        let sink = sinks.get((user >> OWNER_SHIFT) as usize);
+        sink.map(|sink| sink(user & ((1 << OWNER_SHIFT) - 1), result)).is_some()
     }
 
     /// How to start processes that make the accesses to memory of programs that cannot have threads; said once. Without it,
@@ -199,9 +223,15 @@ impl Node {
         let _ = self.programs.helper.set(command);
     }
 
-    /// Where lost peers are told; said once.
+    /// Where lost peers are told.
     pub fn on_loss(&self, sink: LossSink) {
-        let _ = self.losses.set(sink);
+        self.losses.write().push(sink);
+    }
+
+    pub(crate) fn lost(&self, peer: PeerId, reason: LossReason) {
+        for sink in self.losses.read().iter() {
+            sink(peer, reason);
+        }
     }
 
     /// The buffer memory.

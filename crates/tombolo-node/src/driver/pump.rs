@@ -176,10 +176,7 @@ impl Node {
                 }
                 Some(Action::Complete(Completion { user, status, before, .. })) => {
                     let result = status.map(|()| *before).map_err(failure_of);
-                    if !self.ended(*user, result)
-                        && let Some(sink) = self.completions.get()
-                    {
-                        sink(*user, *status);
+                    if !self.ended(*user, result) && self.completed(*user, *status) {
                         clock.passed();
                     }
                     // Somebody may have been woken.

@@ -1,17 +1,13 @@
-//! What a front end sees of far memory: numbered pages that can be written,
-//! read and, where a link gives windows, reached directly.
+//! What a front end sees of far memory: slots that are taken, written once, read and released, and reached directly
+//! where a link has windows.
 
-use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A directly reachable run of far pages.
-#[derive(Clone, Copy, Debug)]
-pub struct Window {
-    /// Where the asked-for page lies in this process.
-    pub address: u64,
-    /// Pages that follow each other there, the first included.
-    pub pages: u32,
-}
+use parking_lot::MutexGuard;
+use tombolo_core::store::{Counters, SlotId, Store};
+
+use crate::fabric::connection::Connection;
 
 /// What far memory tells its front end.
 #[derive(Clone, Debug)]
@@ -20,36 +16,43 @@ pub enum FarEvent {
     Arrived {
         /// As given to [`FarMemory::read`].
         ticket: u64,
-        /// Where the page's contents are, during the call; `None`: the lender is gone.
+        /// Where the page's contents are, during the call; `None`: no lender has it any more.
         address: Option<u64>,
         /// As given.
         since: Option<Instant>,
     },
-    /// One of several links to a lender is gone: [`FarMemory::descriptors`] may say otherwise now.
+    /// One of several links to a lender is gone: [`FarMemory::links`] may say otherwise now.
     PathLost {
         /// Where it led.
         address: String,
         /// What happened.
         reason: String,
     },
-    /// A lender is gone: [`FarMemory::is_lost`] now says so of its pages.
+    /// A lender is gone: the store says which slots are lost with it, if any.
     LenderLost {
         /// Where it listened.
         lender: String,
         /// What happened.
         reason: String,
     },
+    /// There is a new link to poll.
+    LenderAdded {
+        /// Where it listens.
+        lender: String,
+    },
+    /// Nothing is left at a lender that was to be drained.
+    LenderDrained {
+        /// Where it listens.
+        lender: String,
+    },
+    /// Something that the user should know.
+    Notice(String),
 }
 
 /// Gets the events, on whichever thread notices them.
 pub type FarSink = Box<dyn Fn(FarEvent) + Send + Sync>;
 
-/// Why pages could not be saved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the lender of these pages is gone")]
-pub struct LenderGone;
-
-/// Local memory from which pages are written where there is no window.
+/// Local memory from which slots are written.
 #[derive(Clone, Copy, Debug)]
 pub struct Staging {
     /// First address.
@@ -58,37 +61,82 @@ pub struct Staging {
     pub pages: u32,
 }
 
-/// Pages borrowed from other nodes, numbered from 0.
+/// A link to a lender without windows.
+#[derive(Clone, Debug)]
+pub struct FarLink {
+    /// The link.
+    pub peer: Arc<Connection>,
+    /// Its lender is alive. The descriptor of a lost one stays readable: take it out of the poll set.
+    pub is_alive: bool,
+}
+
+/// How far memory is.
+#[derive(Clone, Debug, Default)]
+pub struct FarStatus {
+    /// Slots in use.
+    pub used_pages: u64,
+    /// Slots that could be used if all that may be borrowed were.
+    pub most_pages: u64,
+    /// Pages borrowed now, and the most that were at once.
+    pub borrowed_pages: u64,
+    /// See there.
+    pub borrowed_peak_pages: u64,
+    /// Copies of each slot.
+    pub copies: u8,
+    /// Slots with fewer copies than that.
+    pub degraded_pages: u64,
+    /// What has happened.
+    pub counters: Counters,
+    /// Each lender that there was.
+    pub lenders: Vec<FarLender>,
+}
+
+/// How a lender is.
+#[derive(Clone, Debug)]
+pub struct FarLender {
+    /// Its name, as it says.
+    pub name: String,
+    /// Where it listens.
+    pub address: String,
+    /// `active`, `suspect`, `draining`, `dead` or `gone`.
+    pub state: &'static str,
+    /// Pages borrowed from it.
+    pub borrowed_pages: u64,
+    /// Pages of those in use.
+    pub used_pages: u64,
+}
+
+/// Far memory of one front end.
 ///
-/// All methods may be called from several threads at once. Contents of a page
-/// that was never written are unspecified.
+/// All methods may be called from several threads at once, with any lock held that [`FarSink`] does not take, except
+/// for [`FarMemory::write`], [`FarMemory::flush`] and [`FarMemory::progress`], which call that.
 pub trait FarMemory: Send + Sync {
     /// Says where events go; before anything is read.
     fn start(&self, sink: FarSink);
 
-    /// How many pages there are.
-    fn pages(&self) -> u32;
+    /// The slots. To be held for microseconds; [`FarMemory::flush`] carries out what follows, or else a thread does
+    /// within a tenth of a second.
+    fn slots(&self) -> MutexGuard<'_, Store>;
 
-    /// Direct access to a page, where the link has it. The kernel copies to and
-    /// from it; nothing here dereferences it.
-    fn window(&self, page: u32) -> Option<Window>;
+    /// Memory will be needed soon: some is borrowed.
+    fn prepare(&self);
 
-    /// This page's window is about to be written: a good moment to map what lies around it. Cheap
-    /// when that has been done.
-    fn warm(&self, page: u32);
+    /// Whether every lender has windows: then nothing is sent to move pages.
+    fn is_windowed(&self) -> bool;
 
-    /// Whether the lender of this page is gone.
-    fn is_lost(&self, page: u32) -> bool;
+    /// A window is about to be written at this address: a good moment to map what lies around it. Cheap when that has
+    /// been done.
+    fn warm(&self, address: u64);
 
     /// Where pages to be written without a window are put first; one writer at a time.
     fn staging(&self) -> Staging;
 
-    /// Saves pages: each `(far page, page of the staging memory)`. Returns when all are safe.
-    fn write(&self, pages: &[(u32, u32)]) -> Result<(), LenderGone>;
+    /// Saves slots: each with its page of the staging memory. Returns when all are safe, but for those returned.
+    fn write(&self, slots: &[(SlotId, u32)]) -> Vec<SlotId>;
 
-    /// Starts reading a page that has no window. The answer comes as an event,
-    /// with the ticket, and since when somebody has been waiting.
-    fn read(&self, page: u32, ticket: u64, since: Option<Instant>);
+    /// Starts reading a slot that has no window. The answer comes as an event, with the ticket, and since when
+    /// somebody has been waiting. The caller holds the slot until then.
+    fn read(&self, slot: SlotId, ticket: u64, since: Option<Instant>);
 
     /// Sends what waits to be sent.
     fn flush(&self);
@@ -99,12 +147,13 @@ pub trait FarMemory: Send + Sync {
     /// Reads that were started and have not arrived.
     fn in_flight(&self) -> u64;
 
-    /// Descriptors whose readiness means that [`FarMemory::progress`] has work, and
-    /// whether their lender is alive. One of a lost lender stays ready: take it
-    /// out of the poll set.
-    fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)>;
+    /// Links whose readiness means that [`FarMemory::progress`] has work.
+    fn links(&self) -> Vec<FarLink>;
 
-    /// About to sleep on the descriptors: for how long at most, or `None` for
-    /// ever. Zero: call [`FarMemory::progress`] instead.
+    /// About to sleep on the links: for how long at most, or `None` for ever. Zero: call [`FarMemory::progress`]
+    /// instead.
     fn sleep_time(&self) -> Option<Duration>;
+
+    /// How it is.
+    fn status(&self) -> FarStatus;
 }

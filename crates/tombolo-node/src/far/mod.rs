@@ -1,11 +1,10 @@
-//! Far memory: what this node does with memory of other nodes. It borrows pages, copies bytes to and from named
+//! Far memory: what this node does with memory of other nodes. It stores pages there, copies bytes to and from named
 //! segments, and pings.
 //!
 //! Each of these makes a node of its own, or is given one, and drives it. So this room lies above the driver.
 
 pub(crate) mod asking;
-pub(crate) mod borrow;
 pub(crate) mod copy;
 pub(crate) mod front;
 pub(crate) mod ping;
-pub(crate) mod reads;
+pub(crate) mod store;

@@ -1,0 +1,170 @@
+//! Carrying out the actions of the store.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tombolo_core::rdma::{Class, Direction, Transfer};
+use tombolo_core::store::{Action, Ended, Io, Location, Source};
+use tombolo_wire::Domain;
+
+use super::lender::Job;
+use super::{FarStore, PAGE_BYTES, READ_PAGES};
+use crate::driver::address_space::BUFFERS;
+use crate::far::front::FarEvent;
+
+/// Where in the node's buffer memory that page is.
+fn offset_of(page: Source) -> u64 {
+    let page = match page {
+        Source::Buffer(buffer) => buffer,
+        Source::Staged(staged) => READ_PAGES + staged,
+    };
+    u64::from(page) * PAGE_BYTES
+}
+
+/// The number of a transfer in the engine: the store's, and which buffer it reads into.
+const BUFFER_SHIFT: u32 = 44;
+/// A write.
+const NO_BUFFER: u64 = 0xfff;
+
+impl FarStore {
+    /// Carries out what the store wants done, and what follows from that. It calls the front end's sink.
+    pub(super) fn carry_out(&self) {
+        loop {
+            let action = self.store.lock().poll(self.now_ns());
+            match action {
+                None => return,
+                Some(action) => self.carry_out_one(action),
+            }
+        }
+    }
+
+    fn carry_out_one(&self, action: Action) {
+        match action {
+            Action::Borrow { lender, pages } => {
+                if let Some(lender) = self.lender(lender) {
+                    lender.give(Job::Borrow { pages });
+                }
+            }
+            Action::GiveBack { lender, segment } => {
+                if let Some(lender) = self.lender(lender) {
+                    lender.give(Job::GiveBack { segment });
+                }
+            }
+            Action::Write { io, to, from, pages } => self.write_to(io, to, from, pages),
+            Action::Read { io, from, buffer } => self.read_from(io, from, buffer),
+            Action::Written { slot, result } => {
+                let mut writing = self.writing.lock();
+                if writing.open.remove(&slot) && result.is_err() {
+                    writing.failed.push(slot);
+                }
+            }
+            Action::Arrived { ticket, buffer } => {
+                let base = self.node.buffers().as_mut_ptr() as u64;
+                let address = buffer.ok().map(|buffer| base + offset_of(Source::Buffer(buffer)));
+                let since = ticket.waited_since_ns.map(|ns| self.epoch + Duration::from_nanos(ns));
+                self.tell(FarEvent::Arrived { ticket: ticket.name, address, since });
+                if let Ok(buffer) = buffer {
+                    self.store.lock().buffer_done(self.now_ns(), buffer);
+                }
+                self.in_flight.fetch_sub(1, Ordering::Release);
+            }
+            Action::Drained { lender } => {
+                let Some(lender) = self.lender(lender) else { return };
+                lender.is_drained.store(true, Ordering::Relaxed);
+                let address = lender.address().to_string();
+                self.tell(FarEvent::LenderDrained { lender: address });
+            }
+        }
+    }
+
+    fn end(&self, io: Io, ended: Ended) {
+        self.store.lock().completed(self.now_ns(), io, ended);
+    }
+
+    fn write_to(&self, io: Io, to: Location, from: Source, pages: u32) {
+        let length_bytes = u64::from(pages) * PAGE_BYTES;
+        let Some(lender) = self.lender(to.lender) else { return self.end(io, Ended::Failed) };
+        if to.direct.is_some() {
+            let window = lender.windows.lock().get(&to.segment).cloned();
+            let copied = window.is_some_and(|window| {
+                let at = to.page as usize * PAGE_BYTES as usize;
+                window.warm(window.base() + at as u64);
+                let buffers = self.node.buffers();
+                window.memory.copy_by_kernel(at, buffers, offset_of(from) as usize, length_bytes as usize).is_ok()
+            });
+            let ended = if copied { Ended::Done { checksum: 0 } } else { Ended::Failed };
+            return self.end(io, ended);
+        }
+        // Faults go before evictions, and both before copies in the background.
+        let class = if matches!(from, Source::Staged(_)) { Class::Medium } else { Class::Low };
+        let transfer = Transfer {
+            direction: Direction::Write,
+            domain: Domain(to.segment as u16),
+            own_domain: BUFFERS,
+            source_address: offset_of(from),
+            destination_address: u64::from(to.page) * PAGE_BYTES,
+            size_bytes: length_bytes as u32,
+            notification: None,
+            class: Some(class),
+            user: self.user(io.into_word(), NO_BUFFER),
+        };
+        self.post(&lender, transfer);
+    }
+
+    fn read_from(&self, io: Io, from: Location, buffer: u32) {
+        let Some(lender) = self.lender(from.lender) else { return self.end(io, Ended::Failed) };
+        let offset = offset_of(Source::Buffer(buffer));
+        if from.direct.is_some() {
+            let window = lender.windows.lock().get(&from.segment).cloned();
+            let at = from.page as usize * PAGE_BYTES as usize;
+            let copied = window.is_some_and(|window| {
+                let buffers = self.node.buffers();
+                buffers.copy_by_kernel(offset as usize, &window.memory, at, PAGE_BYTES as usize).is_ok()
+            });
+            let ended =
+                if copied { Ended::Done { checksum: self.checksum(offset) } } else { Ended::Failed };
+            return self.end(io, ended);
+        }
+        let transfer = Transfer {
+            direction: Direction::Read,
+            domain: Domain(from.segment as u16),
+            own_domain: BUFFERS,
+            source_address: u64::from(from.page) * PAGE_BYTES,
+            destination_address: offset,
+            size_bytes: PAGE_BYTES as u32,
+            notification: None,
+            class: None,
+            user: self.user(io.into_word(), u64::from(buffer)),
+        };
+        self.post(&lender, transfer);
+    }
+
+    fn post(&self, lender: &super::Lender, transfer: Transfer) {
+        let user = transfer.user;
+        if self.node.post(lender.peer.id, transfer).is_err() {
+            self.end(Io::from_word(user & ((1 << BUFFER_SHIFT) - 1)), Ended::Failed);
+        }
+    }
+
+    fn user(&self, io: u64, buffer: u64) -> u64 {
+        let word = buffer << BUFFER_SHIFT | io;
+        self.owner.get().map_or(word, |owner| owner.user(word))
+    }
+
+    /// The read or write of a transfer's number, and the checksum of what was read.
+    pub(super) fn of_transfer(&self, word: u64, is_good: bool) -> (Io, Ended) {
+        let io = Io::from_word(word & ((1 << BUFFER_SHIFT) - 1));
+        let ended = match word >> BUFFER_SHIFT {
+            _ if !is_good => Ended::Failed,
+            NO_BUFFER => Ended::Done { checksum: 0 },
+            buffer => Ended::Done { checksum: self.checksum(buffer * PAGE_BYTES) },
+        };
+        (io, ended)
+    }
+
+    /// The checksum of a page of the buffer memory.
+    pub(super) fn checksum(&self, offset: u64) -> u32 {
+        let span = self.node.buffers().span(offset as usize, PAGE_BYTES as usize);
+        span.map_or(0, |span| span.checksum())
+    }
+}

@@ -1,0 +1,329 @@
+//! One lender of a far store: its link, its windows, and the thread that asks it for memory.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tombolo_core::store::{LenderId, Lent, Newcomer, Refused};
+use tombolo_host::shared::SharedMemory;
+use tombolo_host::timing::node as timing;
+use tombolo_link::Address;
+
+use super::{FarStore, PAGE_BYTES, WARM_BYTES, no_thread};
+use crate::driver::node::Node;
+use crate::driver::path_maintainer::{PathLossSink, PathMaintainer};
+use crate::fabric::connection::Connection;
+use crate::fabric::joining::Paths;
+use crate::fabric::messages::{Reply, Request};
+use crate::far::asking::{BorrowError, ask, ask_status, refused};
+use crate::far::front::FarEvent;
+
+/// Microseconds of a round trip that are assumed of a lender over UDP before any was measured; a read is late after
+/// four of them, or 50 ms, if that is more.
+const ROUND_TRIP_NS: u64 = 1_000_000;
+
+/// A lent segment that is mapped here.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) memory: SharedMemory,
+    /// Pieces that are mapped, of [`WARM_BYTES`] each.
+    warm: Vec<AtomicBool>,
+}
+
+impl Window {
+    pub(super) fn base(&self) -> u64 {
+        self.memory.as_mut_ptr() as u64
+    }
+
+    /// Maps what lies around an address.
+    pub(super) fn warm(&self, address: u64) {
+        let piece = (address - self.base()) as usize / WARM_BYTES;
+        if let Some(warm) = self.warm.get(piece)
+            && !warm.load(Ordering::Relaxed)
+            && !warm.swap(true, Ordering::Relaxed)
+        {
+            let at = piece * WARM_BYTES;
+            self.memory.populate(at, WARM_BYTES.min(self.memory.len() - at));
+        }
+    }
+}
+
+/// A question to a lender.
+pub(super) enum Job {
+    Borrow { pages: u32 },
+    GiveBack { segment: u64 },
+}
+
+/// A lender.
+#[derive(Debug)]
+pub(super) struct Lender {
+    pub(super) id: LenderId,
+    pub(super) ways: Vec<Address>,
+    pub(super) peer: Arc<Connection>,
+    pub(super) is_windowed: bool,
+    pub(super) windows: Mutex<BTreeMap<u64, Arc<Window>>>,
+    /// Segments that it has lent and not got back.
+    segments: Mutex<Vec<u64>>,
+    jobs: Mutex<Option<mpsc::Sender<Job>>>,
+    paths: Mutex<PathMaintainer>,
+    pub(super) is_lost: AtomicBool,
+    pub(super) is_suspect: AtomicBool,
+    /// It was told to go: nothing dials it again.
+    pub(super) is_leaving: AtomicBool,
+    pub(super) is_drained: AtomicBool,
+    /// A lost one has been replaced by its next life.
+    pub(super) is_replaced: AtomicBool,
+    /// Pages that it lends or would lend to this node, as far as is known.
+    pub(super) lendable_pages: AtomicU64,
+}
+
+impl Lender {
+    /// The address that names it.
+    pub(super) fn address(&self) -> &Address {
+        &self.ways[0]
+    }
+
+    pub(super) fn name(&self) -> String {
+        self.peer.neighbour().name()
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
+    }
+
+    /// Its thread carries that out.
+    pub(super) fn give(&self, job: Job) {
+        if let Some(jobs) = &*self.jobs.lock() {
+            let _ = jobs.send(job);
+        }
+    }
+
+    /// Gives back what it has lent, and ends its threads.
+    pub(super) fn end(&self, node: &Node, timeout: Duration) {
+        *self.jobs.lock() = None;
+        *self.paths.lock() = PathMaintainer::default();
+        if self.is_lost() {
+            return;
+        }
+        for segment in std::mem::take(&mut *self.segments.lock()) {
+            if node.ask(&self.peer, Request::Release { segment: segment as u16 }, timeout).is_err() {
+                // It notices the end of the link.
+                return;
+            }
+        }
+    }
+}
+
+/// Names the machine that an address is on. Links by shared memory lead to this one.
+fn host_of(address: &Address) -> u64 {
+    match address {
+        Address::Shm(_) | Address::ShmOf { .. } => 0,
+        Address::Udp(address) => {
+            let bytes = address.ip().to_string().into_bytes();
+            // FNV-1a.
+            bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+                (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+            })
+        }
+    }
+}
+
+impl FarStore {
+    /// Connects to a lender by all of its addresses, and adds it.
+    pub(super) fn dial(self: &Arc<Self>, ways: &[Address]) -> Result<LenderId, BorrowError> {
+        let (Some(first), Some(security)) = (ways.first(), self.security.get()) else {
+            return Err(BorrowError::Nothing);
+        };
+        let link = tombolo_link::connect(first, security, timing::BORROW_TIMEOUT)?;
+        let peer = self.node.add_peer(link);
+        let paths = if ways.len() > 1 {
+            Some(self.node.join_again(&peer, ways, security, timing::BORROW_TIMEOUT)?)
+        } else {
+            None
+        };
+        self.add(peer, ways.to_vec(), paths)
+    }
+
+    /// Adds a lender whose link is up.
+    pub(super) fn add(
+        self: &Arc<Self>,
+        peer: Arc<Connection>,
+        ways: Vec<Address>,
+        paths: Option<Paths>,
+    ) -> Result<LenderId, BorrowError> {
+        let address = ways.first().cloned().ok_or(BorrowError::Nothing)?;
+        let node = &self.node;
+        match ask(node, &peer, &address, node.fabric.introduction(), timing::BORROW_TIMEOUT)?.0 {
+            Reply::Introduced { name, life } => node
+                .fabric
+                .introduced(&peer, &name, life)
+                .map_err(|reason| BorrowError::Refused { lender: address.clone(), reason })?,
+            other => return Err(refused(&address, other)),
+        }
+        let (status, _) = ask_status(node, &peer, &address, 0)?;
+        let free = status.lend_bytes.saturating_sub(status.lent_bytes) / PAGE_BYTES;
+        let is_windowed = peer.link.supports_windows();
+        let newcomer = Newcomer {
+            host: host_of(&address),
+            distance: u32::from(!is_windowed),
+            round_trip_ns: if is_windowed { 0 } else { ROUND_TRIP_NS },
+        };
+        let paths = match (paths, self.security.get()) {
+            (Some(paths), Some(security)) => {
+                let weak = Arc::downgrade(self);
+                let told: PathLossSink = Arc::new(move |address, reason| {
+                    if let Some(store) = weak.upgrade() {
+                        let (address, reason) = (address.to_string(), reason.to_string());
+                        store.tell(FarEvent::PathLost { address, reason });
+                    }
+                });
+                PathMaintainer::start(node, vec![paths], security, &told).map_err(no_thread)?
+            }
+            _ => PathMaintainer::default(),
+        };
+        let (sender, jobs) = mpsc::channel();
+        let lender = {
+            // Both lists in one order.
+            let mut lenders = self.lenders.write();
+            let id = self.store.lock().add_lender(newcomer);
+            let lender = Arc::new(Lender {
+                id,
+                ways,
+                peer,
+                is_windowed,
+                windows: Mutex::default(),
+                segments: Mutex::default(),
+                jobs: Mutex::new(Some(sender)),
+                paths: Mutex::new(paths),
+                is_lost: AtomicBool::new(false),
+                is_suspect: AtomicBool::new(false),
+                is_leaving: AtomicBool::new(false),
+                is_drained: AtomicBool::new(false),
+                is_replaced: AtomicBool::new(false),
+                lendable_pages: AtomicU64::new(free),
+            });
+            lenders.push(lender.clone());
+            lender
+        };
+        let weak = Arc::downgrade(self);
+        let asked = lender.clone();
+        let started = std::thread::Builder::new().name("borrow".into()).spawn(move || {
+            for job in jobs {
+                let Some(store) = weak.upgrade() else { return };
+                store.ask_lender(&asked, job);
+            }
+        });
+        started.map_err(no_thread)?;
+        // Its loss may have come before it stood in the list.
+        if let Some(reason) = lender.peer.loss() {
+            self.peer_lost(lender.peer.id, reason);
+        }
+        self.tell(FarEvent::LenderAdded { lender: address.to_string() });
+        self.warn_of_one_host();
+        Ok(lender.id)
+    }
+
+    /// Two copies on one machine go with it.
+    fn warn_of_one_host(&self) {
+        let lenders = self.lenders.read();
+        let alive: Vec<_> = lenders.iter().filter(|lender| !lender.is_lost()).collect();
+        let hosts: std::collections::BTreeSet<u64> =
+            alive.iter().map(|lender| host_of(lender.address())).collect();
+        if self.copies > 1 && alive.len() > 1 && hosts.len() < 2 {
+            drop(lenders);
+            self.say_once("all lenders are on one machine: its end takes both copies of every page".into());
+        }
+    }
+
+    /// Carries out a job of a lender, on its thread.
+    fn ask_lender(&self, lender: &Arc<Lender>, job: Job) {
+        match job {
+            Job::Borrow { pages } => {
+                let answer = self.borrow(lender, pages);
+                if let Err(Refused { free_pages }) = answer {
+                    let borrowed =
+                        self.store.lock().lender(lender.id).map_or(0, |status| status.borrowed_pages);
+                    lender.lendable_pages.store(borrowed + u64::from(free_pages), Ordering::Relaxed);
+                }
+                {
+                    let mut store = self.store.lock();
+                    store.lent(self.now_ns(), lender.id, answer);
+                    self.borrowed_peak_pages.fetch_max(store.borrowed_pages(), Ordering::Relaxed);
+                }
+                self.carry_out();
+            }
+            Job::GiveBack { segment } => {
+                let window = lender.windows.lock().remove(&segment);
+                if let Some(window) = window {
+                    self.windows.write().remove(&window.base());
+                }
+                lender.segments.lock().retain(|known| *known != segment);
+                if !lender.is_lost() {
+                    let request = Request::Release { segment: segment as u16 };
+                    let _ = self.node.ask(&lender.peer, request, timing::BORROW_TIMEOUT);
+                }
+            }
+        }
+    }
+
+    /// Asks a lender for a segment. A refusal is told once.
+    fn borrow(&self, lender: &Arc<Lender>, pages: u32) -> Result<Lent, Refused> {
+        let bytes = u64::from(pages) * PAGE_BYTES;
+        let none = Refused { free_pages: 0 };
+        if lender.is_lost() {
+            return Err(none);
+        }
+        let address = lender.address();
+        let answer = ask(&self.node, &lender.peer, address, Request::Lend { bytes }, timing::LEND_TIMEOUT);
+        let (segment, descriptors) = match answer {
+            Ok((Reply::Lent { segment }, descriptors)) => (segment, descriptors),
+            Ok((Reply::TooMuch { free_bytes }, _)) => {
+                return Err(Refused { free_pages: u32::try_from(free_bytes / PAGE_BYTES).unwrap_or(0) });
+            }
+            Ok((other, _)) => {
+                self.say_once(refused(address, other).to_string());
+                return Err(none);
+            }
+            // Its loss is told.
+            Err(_) if lender.is_lost() || lender.peer.loss().is_some() => return Err(none),
+            Err(error) => {
+                self.say_once(error.to_string());
+                return Err(none);
+            }
+        };
+        let segment = u64::from(segment);
+        let direct = if lender.is_windowed {
+            let opened = descriptors
+                .into_iter()
+                .next()
+                .ok_or_else(|| "no descriptor came with it: has this process one left (`ulimit -n`)?".into())
+                .and_then(|descriptor| {
+                    SharedMemory::open(descriptor, bytes as usize).map_err(|error| error.to_string())
+                });
+            let memory = match opened {
+                Ok(memory) => memory,
+                Err(reason) => {
+                    self.say_once(BorrowError::WrongSegment { lender: address.clone(), reason }.to_string());
+                    let request = Request::Release { segment: segment as u16 };
+                    let _ = self.node.ask(&lender.peer, request, timing::BORROW_TIMEOUT);
+                    return Err(none);
+                }
+            };
+            // The lender frees it when this process has ended.
+            memory.keep_from_children();
+            let pieces = memory.len().div_ceil(WARM_BYTES);
+            let warm = (0..pieces).map(|_| AtomicBool::new(false)).collect();
+            let window = Arc::new(Window { memory, warm });
+            let base = window.base();
+            self.windows.write().insert(base, window.clone());
+            lender.windows.lock().insert(segment, window);
+            Some(base)
+        } else {
+            None
+        };
+        lender.segments.lock().push(segment);
+        Ok(Lent { segment, pages, direct })
+    }
+}

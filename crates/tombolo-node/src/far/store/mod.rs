@@ -1,0 +1,313 @@
+//! The far store over real lenders: carries out what [`tombolo_core::store`] decides.
+//!
+//! ```text
+//!   front end ──► FarMemory (pages) ──► core::store::Store ──► actions ──► carry ──► transfers of the engine
+//!                                            ▲                              └─────► copies to and from windows
+//!                     lender: borrows, gives back, is suspect, dies ────────────────► questions to lenders
+//! ```
+//!
+//! The store's lock is held for single decisions only. Actions are carried out by whichever thread polls: those of the
+//! front end that call `flush`, `progress` and `write`, and a thread of the store's own (`service`).
+
+mod carry;
+mod lender;
+mod pages;
+mod service;
+
+use std::collections::{BTreeMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use tombolo_core::rdma::{PeerId, TransferError};
+use tombolo_core::store::{Config, LenderId, SlotId, Store};
+use tombolo_host::timing::node as timing;
+use tombolo_link::{Address, Link, LossReason, Security};
+
+use crate::driver::node::{Node, Owner};
+use crate::fabric::connection::Connection;
+use crate::far::asking::BorrowError;
+use crate::far::front::{FarEvent, FarSink};
+use crate::lending::ledger::LendError;
+
+use lender::{Lender, Window};
+pub use service::LenderError;
+
+const PAGE_BYTES: u64 = 4096;
+/// Pages that can be read at once without a window.
+const READ_PAGES: u32 = 512;
+/// Pages that can be written at once without a window.
+const STAGING_PAGES: u32 = 256;
+/// How much of a window is mapped at once.
+const WARM_BYTES: usize = 1 << 20;
+
+/// Bytes of buffers that the node of a far store needs.
+pub const FAR_BUFFER_BYTES: usize = (READ_PAGES + STAGING_PAGES) as usize * PAGE_BYTES as usize;
+
+/// What becomes of a dead lender's memory that is mapped here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeadWindows {
+    /// It is read until all of it has been copied to other lenders.
+    #[default]
+    Read,
+    /// It is given up at once, for a machine that needs the memory.
+    GiveUp,
+}
+
+/// What to borrow, and where.
+#[derive(Debug, Clone, Copy)]
+pub struct FarOptions<'a> {
+    /// Introduces this node.
+    pub name: &'a str,
+    /// The nodes to borrow from: of each one address or several, all of which are used at once.
+    pub lenders: &'a [Vec<Address>],
+    /// How links to those at UDP addresses are protected.
+    pub security: &'a Security,
+    /// Most bytes of data; `None`: as much as the lenders have.
+    pub most_bytes: Option<u64>,
+    /// At how many lenders each page is: 1 or 2.
+    pub copies: u8,
+    /// How long a lender over UDP may be silent before it is lost; meanwhile what is asked of it waits.
+    pub outage: Duration,
+    /// What becomes of the windows of dead lenders.
+    pub dead_windows: DeadWindows,
+}
+
+/// Slots that the front end waits for in `write`.
+#[derive(Debug, Default)]
+struct Writing {
+    open: HashSet<SlotId>,
+    failed: Vec<SlotId>,
+}
+
+/// Memory of other nodes, as slots.
+pub struct FarStore {
+    node: Arc<Node>,
+    owner: OnceLock<Owner>,
+    store: Mutex<Store>,
+    /// By their number in the store.
+    lenders: RwLock<Vec<Arc<Lender>>>,
+    /// By their first address.
+    windows: RwLock<BTreeMap<u64, Arc<Window>>>,
+    copies: u8,
+    most_pages: Option<u64>,
+    dead_windows: DeadWindows,
+    /// The origin of the store's times.
+    epoch: Instant,
+    writing: Mutex<Writing>,
+    writer: Mutex<()>,
+    in_flight: AtomicU64,
+    borrowed_peak_pages: AtomicU64,
+    /// Rounds of progress, for what need not be done in each.
+    rounds: AtomicU32,
+    sink: OnceLock<FarSink>,
+    stop: AtomicBool,
+    /// The service thread is to look at the store.
+    work: OwnedFd,
+    service: Mutex<Option<JoinHandle<()>>>,
+    /// How lenders are dialed and asked whether they were started again, where they may be.
+    security: OnceLock<Security>,
+    /// One of them is being asked.
+    is_asking: Arc<AtomicBool>,
+    said: Mutex<HashSet<String>>,
+}
+
+impl std::fmt::Debug for FarStore {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("FarStore").field("lenders", &self.lenders).finish_non_exhaustive()
+    }
+}
+
+fn no_thread(error: std::io::Error) -> LendError {
+    LendError::System(format!("cannot start a thread: {error}"))
+}
+
+impl FarStore {
+    /// A store at these lenders. Nothing is borrowed yet.
+    pub fn new(options: &FarOptions<'_>) -> Result<Arc<Self>, BorrowError> {
+        let node = Node::new(options.name, 0, FAR_BUFFER_BYTES)?;
+        node.set_outage(options.outage);
+        let store = Self::at(Arc::new(node), options.copies, options.most_bytes, options.dead_windows)?;
+        let _ = store.security.set(options.security.clone());
+        for ways in options.lenders {
+            store.dial(ways)?;
+        }
+        store.require_memory()?;
+        Ok(store)
+    }
+
+    /// A store over links that are up, for a node that may lend as well.
+    pub fn over(
+        node: Arc<Node>,
+        addresses: &[Address],
+        links: Vec<Arc<dyn Link>>,
+        most_bytes: Option<u64>,
+    ) -> Result<Arc<Self>, BorrowError> {
+        let peers = links.into_iter().map(|link| node.add_peer(link)).collect();
+        Self::from_peers(node, addresses, peers, most_bytes)
+    }
+
+    /// A store at peers that the node has joined already, one for each address. If a peer has several paths, another
+    /// thread must serve the node.
+    pub fn from_peers(
+        node: Arc<Node>,
+        addresses: &[Address],
+        peers: Vec<Arc<Connection>>,
+        most_bytes: Option<u64>,
+    ) -> Result<Arc<Self>, BorrowError> {
+        let store = Self::at(node, 1, most_bytes, DeadWindows::Read)?;
+        for (peer, address) in peers.into_iter().zip(addresses) {
+            store.add(peer, vec![address.clone()], None)?;
+        }
+        store.require_memory()?;
+        Ok(store)
+    }
+
+    fn at(
+        node: Arc<Node>,
+        copies: u8,
+        most_bytes: Option<u64>,
+        dead_windows: DeadWindows,
+    ) -> Result<Arc<Self>, BorrowError> {
+        let most_pages = most_bytes.map(|bytes| bytes / PAGE_BYTES);
+        let slots_max = most_pages.map_or(u32::MAX, |pages| u32::try_from(pages).unwrap_or(u32::MAX));
+        // What is to be given up at any moment is written by the kernel only, which can be told that it is gone.
+        let has_direct_writes = dead_windows == DeadWindows::Read;
+        let config =
+            Config { copies, slots_max, buffers: READ_PAGES, has_direct_writes, ..Config::default() };
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let work = rustix::event::eventfd(0, flags).map_err(|errno| no_thread(errno.into()))?;
+        let store = Arc::new(Self {
+            node,
+            owner: OnceLock::new(),
+            store: Mutex::new(Store::new(config)),
+            lenders: RwLock::default(),
+            windows: RwLock::default(),
+            copies,
+            most_pages,
+            dead_windows,
+            epoch: Instant::now(),
+            writing: Mutex::default(),
+            writer: Mutex::new(()),
+            in_flight: AtomicU64::new(0),
+            borrowed_peak_pages: AtomicU64::new(0),
+            rounds: AtomicU32::new(0),
+            sink: OnceLock::new(),
+            stop: AtomicBool::new(false),
+            work,
+            service: Mutex::new(None),
+            security: OnceLock::new(),
+            is_asking: Arc::default(),
+            said: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&store);
+        let owner = store.node.on_completion(Box::new(move |word, result| {
+            if let Some(store) = weak.upgrade() {
+                store.transferred(word, result);
+            }
+        }));
+        let _ = store.owner.set(owner);
+        let weak = Arc::downgrade(&store);
+        store.node.on_loss(Box::new(move |peer, reason| {
+            if let Some(store) = weak.upgrade() {
+                store.peer_lost(peer, reason);
+            }
+        }));
+        let weak = Arc::downgrade(&store);
+        let service = std::thread::Builder::new()
+            .name("far".into())
+            .spawn(move || while weak.upgrade().is_some_and(|store| store.look_after()) {});
+        *store.service.lock() = Some(service.map_err(no_thread)?);
+        Ok(store)
+    }
+
+    /// Some memory can be had.
+    fn require_memory(&self) -> Result<(), BorrowError> {
+        let lenders = self.lenders.read();
+        let free: u64 = lenders.iter().map(|lender| lender.lendable_pages.load(Ordering::Relaxed)).sum();
+        if free == 0 { Err(BorrowError::Nothing) } else { Ok(()) }
+    }
+
+    /// Gives everything back, politely.
+    pub fn release(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.ring();
+        if let Some(service) = self.service.lock().take()
+            && service.thread().id() != std::thread::current().id()
+        {
+            let _ = service.join();
+        }
+        let lenders = self.lenders.read().clone();
+        for lender in lenders {
+            lender.end(&self.node, timing::RELEASE_TIMEOUT);
+        }
+    }
+
+    /// The borrowing node.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    /// Wakes the service thread.
+    fn ring(&self) {
+        let _ = rustix::io::write(&self.work, &1u64.to_ne_bytes());
+    }
+
+    fn tell(&self, event: FarEvent) {
+        if let Some(sink) = self.sink.get() {
+            sink(event);
+        }
+    }
+
+    /// Tells the user something, once.
+    fn say_once(&self, text: String) {
+        if self.said.lock().insert(text.clone()) {
+            self.tell(FarEvent::Notice(text));
+        }
+    }
+
+    fn lender(&self, id: LenderId) -> Option<Arc<Lender>> {
+        self.lenders.read().get(usize::from(id.0)).cloned()
+    }
+
+    /// A transfer of the store's has ended.
+    fn transferred(&self, word: u64, result: Result<(), TransferError>) {
+        let (io, ended) = self.of_transfer(word, result.is_ok());
+        self.store.lock().completed(self.now_ns(), io, ended);
+        self.carry_out();
+    }
+
+    /// A peer is lost for good.
+    fn peer_lost(&self, peer: PeerId, reason: LossReason) {
+        let found = self.lenders.read().iter().find(|lender| lender.peer.id == peer).cloned();
+        let Some(lender) = found.filter(|lender| !lender.is_lost.swap(true, Ordering::SeqCst)) else { return };
+        let is_readable = lender.is_windowed && self.dead_windows == DeadWindows::Read;
+        let now_ns = self.now_ns();
+        let had = {
+            let mut store = self.store.lock();
+            let had = store.lender(lender.id).map_or(0, |status| status.borrowed_pages);
+            store.set_dead(now_ns, lender.id, is_readable);
+            had
+        };
+        if lender.is_windowed && self.dead_windows == DeadWindows::GiveUp {
+            for window in lender.windows.lock().values() {
+                let _ = window.memory.make_inaccessible();
+            }
+        }
+        self.carry_out();
+        // A drained lender may go.
+        if had > 0 || !lender.is_drained.load(Ordering::Relaxed) {
+            self.tell(FarEvent::LenderLost {
+                lender: lender.address().to_string(),
+                reason: reason.to_string(),
+            });
+        }
+    }
+}
