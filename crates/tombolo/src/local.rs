@@ -88,6 +88,25 @@ pub fn listen(name: &str) -> Result<Box<dyn Listener>, String> {
     Err(reasons.join("; "))
 }
 
+/// The directory in which this user's processes listen, made if need be.
+pub fn usable_directory() -> Result<PathBuf, String> {
+    let mut reasons = Vec::new();
+    for directory in directories() {
+        match make_private(&directory) {
+            Ok(()) => return Ok(directory),
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    Err(reasons.join("; "))
+}
+
+/// What lies in the directories of this user and root.
+pub fn entries() -> Vec<PathBuf> {
+    let is_ours = |directory: &PathBuf| is_of(directory, &[own_user_id(), 0]).is_ok_and(|is_private| is_private);
+    let directories = directories().into_iter().filter(is_ours);
+    directories.filter_map(|directory| fs::read_dir(directory).ok()).flatten().flatten().map(|entry| entry.path()).collect()
+}
+
 fn listen_in(directory: &Path, name: &str) -> Result<Box<dyn Listener>, String> {
     let name = file_name(name);
     for number in 1..=MAX_NAMESAKES {

@@ -7,12 +7,14 @@ use clap::{Parser, Subcommand};
 use tombolo_app::size;
 
 mod asked;
+mod control;
 mod cp;
 mod demo;
 mod doctor;
 mod drain;
 mod duration;
 mod keygen;
+mod lenders;
 mod local;
 mod log;
 mod ls;
@@ -21,6 +23,7 @@ mod outage;
 mod output;
 mod ping;
 mod place;
+mod ps;
 mod rm;
 mod run;
 mod security;
@@ -55,6 +58,10 @@ enum Command {
     Node(node::Arguments),
     /// Run a program with part of its memory at lenders.
     Run(run::Arguments),
+    /// List the programs of this user that run on far memory.
+    Ps(ps::Arguments),
+    /// List, add or drain the lenders of a program while it runs.
+    Lenders(lenders::Arguments),
     /// Ask a node how it is.
     Status(status::Arguments),
     /// Copy a file into a named segment of a node, or back.
@@ -147,6 +154,8 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::main(&arguments),
         Command::Node(arguments) => node::main(&arguments),
         Command::Run(arguments) => run::main(arguments),
+        Command::Ps(arguments) => ps::main(&arguments),
+        Command::Lenders(arguments) => lenders::main(&arguments),
         Command::Status(arguments) => status::main(&arguments),
         Command::Cp(arguments) => cp::main(&arguments),
         Command::Ls(arguments) => ls::main(&arguments),

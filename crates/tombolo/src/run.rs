@@ -4,14 +4,17 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use tombolo_node::{Address, DeadWindows, FarOptions, FarStatus, FarStore};
-use tombolo_pager::{Finished, LOCAL_LEAST_BYTES, Options, RunError};
+use tombolo_node::{Address, DeadWindows, FarMemory, FarOptions, FarStatus, FarStore};
+use tombolo_pager::{Finished, LOCAL_LEAST_BYTES, Monitor, Options, RunError};
 
+use crate::control::{Answer, Question, Served};
 use crate::outage::OutageArguments;
 use crate::security::SecurityArguments;
 use crate::size::Size;
@@ -37,6 +40,9 @@ pub struct Arguments {
     /// At how many lenders each far page is kept: with 2, the end of one lender loses nothing.
     #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     copies: u8,
+    /// What `tombolo ps` calls the run; unless given, the program's name.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
     /// Give up the memory of a dead lender on this machine at once, instead of reading what it holds until that is
     /// copied elsewhere.
     #[arg(long)]
@@ -75,7 +81,9 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
             Failure::new(format!("cannot write the report {}: {error}", report.display()))
         })?;
     }
-    let name = format!("run {}", Path::new(&program).file_name().unwrap_or(&program).to_string_lossy());
+    let own_name = Path::new(&program).file_name().unwrap_or(&program).to_string_lossy().into_owned();
+    let run_name = arguments.name.unwrap_or(own_name);
+    let name = format!("run {run_name}");
     let since = Instant::now();
     let far = FarStore::new(&FarOptions {
         name: &name,
@@ -89,6 +97,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     let connecting = since.elapsed();
     // The threads that serve the program say what happens, and the program waits for them.
     let (notify, notices) = log::notices()?;
+    let (started, monitors) = mpsc::channel();
     let options = Options {
         program,
         arguments: command.collect(),
@@ -97,9 +106,20 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         library: LIBRARY,
         keeper: keeper()?,
         notify: Box::new(notify),
-        started: None,
+        started: Some(Box::new(move |monitor| {
+            let _ = started.send(monitor);
+        })),
+    };
+    // Where nobody can ask, the program runs nevertheless.
+    let served = match Served::start(answering(run_name, far.clone(), monitors)) {
+        Ok(served) => Some(served),
+        Err(reason) => {
+            output::say(&format!("`tombolo ps` does not see this run: {reason}"));
+            None
+        }
     };
     let finished = tombolo_pager::run(options, far.clone());
+    drop(served);
     far.release();
     drop(notices);
     let finished = finished?;
@@ -181,6 +201,50 @@ pub fn report(finished: &Finished, connecting: Duration) -> Value {
         "far_fault_ns": { "median": median, "p99": high, "max": longest },
         "counters": counters,
     })
+}
+
+/// Answers what `ps` and `lenders` ask of a run.
+fn answering(
+    name: String,
+    far: Arc<FarStore>,
+    monitors: mpsc::Receiver<Monitor>,
+) -> impl Fn(Question) -> Answer + Send + 'static {
+    let known: OnceCell<Monitor> = OnceCell::new();
+    move |question| {
+        let failed = |error: &dyn std::fmt::Display| Answer::Failed(error.to_string());
+        match question {
+            Question::Status => {
+                if let Some(monitor) = known.get().cloned().or_else(|| monitors.try_recv().ok()) {
+                    let _ = known.set(monitor);
+                }
+                let monitor = known.get();
+                let counters: Map<String, Value> = monitor
+                    .into_iter()
+                    .flat_map(Monitor::counters)
+                    .map(|(name, value)| (name.to_owned(), json!(value)))
+                    .collect();
+                Answer::Done(json!({
+                    "name": name,
+                    "pid": monitor.map(Monitor::pid),
+                    "supervisor_pid": std::process::id(),
+                    "resident_bytes": monitor.map_or(0, Monitor::resident_pages) * 4096,
+                    "far": far_report(&far.status()),
+                    "counters": counters,
+                }))
+            }
+            Question::Add(ways) => match ways.parse::<Ways>() {
+                Ok(ways) => match far.add_lender(&ways.to_vec()) {
+                    Ok(()) => Answer::Done(Value::Null),
+                    Err(error) => failed(&error),
+                },
+                Err(error) => failed(&error),
+            },
+            Question::Drain(named) => match far.drain_lender(&named) {
+                Ok(()) => Answer::Done(Value::Null),
+                Err(error) => failed(&error),
+            },
+        }
+    }
 }
 
 /// How far memory is, for reports.

@@ -1,0 +1,209 @@
+//! How the commands `ps` and `lenders` reach a `tombolo run` of this user: each run listens at a Unix socket in a
+//! private directory, and answers a line of JSON with one.
+//!
+//! The socket is called after the supervisor's process. That of a supervisor that is gone is removed by whoever finds
+//! it.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{Failure, local};
+
+/// How long one side waits for the other's line. A bound, not a measurement: a lender that is added is dialed first,
+/// which may take 3 s for each of its addresses.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// As [`TIMEOUT`], of the run: a client sends its line at once.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often the run looks whether it is over.
+const STOP_INTERVAL: Duration = Duration::from_millis(50);
+/// The longest line.
+const LINE_BYTES: u64 = 1 << 20;
+const SUFFIX: &str = ".run";
+
+/// What a run can be asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Question {
+    /// How are you?
+    Status,
+    /// Borrow from this lender, too: the addresses of one node, joined by +.
+    Add(String),
+    /// Move everything away from this lender.
+    Drain(String),
+}
+
+/// What it answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// What was asked for.
+    Done(Value),
+    /// Why not.
+    Failed(String),
+}
+
+/// The end that answers; it ends with this value.
+pub struct Served {
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Served {
+    /// Answers questions by `answer`.
+    pub fn start(answer: impl Fn(Question) -> Answer + Send + 'static) -> Result<Self, String> {
+        let directory = local::usable_directory()?;
+        let path = directory.join(format!("{}{SUFFIX}", std::process::id()));
+        // Of an earlier process of this number.
+        let _ = fs::remove_file(&path);
+        let failed = |error: io::Error| format!("cannot listen at {}: {error}", path.display());
+        let listener = UnixListener::bind(&path).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::Builder::new().name("control".into()).spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                match listener.accept() {
+                    Ok((stream, _)) => {
+                        // The client is told, or has gone.
+                        let _ = serve(&stream, &answer);
+                    }
+                    Err(_) => std::thread::sleep(STOP_INTERVAL),
+                }
+            }
+        });
+        Ok(Self { thread: Some(thread.map_err(failed)?), path, stop })
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = fs::remove_file(&self.path);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(stream: &UnixStream, answer: &impl Fn(Question) -> Answer) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+    let mut line = String::new();
+    BufReader::new(stream.take(LINE_BYTES)).read_line(&mut line)?;
+    let answer = match serde_json::from_str(&line) {
+        Ok(question) => answer(question),
+        Err(error) => Answer::Failed(format!("not a question: {error}")),
+    };
+    let mut writer = stream;
+    writeln!(writer, "{}", serde_json::to_string(&answer)?)
+}
+
+/// A run of this user's, or root's, on this machine.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// Its supervisor's process.
+    pub supervisor: u32,
+    path: PathBuf,
+}
+
+impl Run {
+    /// Asks it something.
+    pub fn ask(&self, question: &Question) -> Result<Value, String> {
+        let asked = || -> io::Result<Answer> {
+            let mut stream = UnixStream::connect(&self.path)?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
+            stream.set_write_timeout(Some(TIMEOUT))?;
+            writeln!(stream, "{}", serde_json::to_string(question)?)?;
+            let mut line = String::new();
+            BufReader::new(stream.take(LINE_BYTES)).read_line(&mut line)?;
+            Ok(serde_json::from_str(&line)?)
+        };
+        match asked() {
+            Ok(Answer::Done(value)) => Ok(value),
+            Ok(Answer::Failed(reason)) => Err(reason),
+            Err(error) => Err(format!("the run of process {} does not answer: {error}", self.supervisor)),
+        }
+    }
+}
+
+/// All runs that are alive, by process.
+pub fn runs() -> Vec<Run> {
+    let mut runs = Vec::new();
+    for path in local::entries() {
+        let supervisor = path
+            .file_name()
+            .and_then(|name| name.to_str()?.strip_suffix(SUFFIX)?.parse::<u32>().ok());
+        let Some(supervisor) = supervisor else { continue };
+        match UnixStream::connect(&path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                let _ = fs::remove_file(&path);
+            }
+            // It may be busy with another client.
+            _ => runs.push(Run { supervisor, path }),
+        }
+    }
+    runs.sort_by_key(|run| run.supervisor);
+    runs
+}
+
+/// The run of that name, or whose program or supervisor has that process number.
+pub fn find(named: &str) -> Result<Run, Failure> {
+    let mut found = Vec::new();
+    let mut names = Vec::new();
+    for run in runs() {
+        let Ok(status) = run.ask(&Question::Status) else { continue };
+        let (name, pid) = (status["name"].as_str().unwrap_or_default(), status["pid"].as_u64());
+        names.push(format!("{name} ({})", pid.unwrap_or_default()));
+        let is_meant = name == named
+            || named.parse::<u64>().is_ok_and(|number| {
+                pid == Some(number) || u64::from(run.supervisor) == number
+            });
+        if is_meant {
+            found.push(run);
+        }
+    }
+    match (found.len(), found.pop()) {
+        (1, Some(run)) => Ok(run),
+        (0, _) if names.is_empty() => Err(Failure::new("no program of this user runs on far memory here")),
+        (0, _) => Err(Failure::new(format!(
+            "no program on far memory is called `{named}` or has that process number, but {}",
+            names.join(", ")
+        ))),
+        (count, _) => Err(Failure::new(format!(
+            "{count} programs on far memory are called `{named}`: give the process number of one of {}",
+            names.join(", ")
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_is_a_line_and_rubbish_is_answered() {
+        let text = serde_json::to_string(&Question::Add("udp:127.0.0.1:7".into())).unwrap();
+        assert_eq!(text, r#"{"add":"udp:127.0.0.1:7"}"#);
+        let (client, server) = UnixStream::pair().unwrap();
+        let answering = std::thread::spawn(move || {
+            serve(&server, &|question| Answer::Done(serde_json::json!({ "asked": question })))
+        });
+        let mut writer = &client;
+        writeln!(writer, "rubbish").unwrap();
+        let mut line = String::new();
+        BufReader::new(&client).read_line(&mut line).unwrap();
+        answering.join().unwrap().unwrap();
+        assert!(line.contains("not a question"), "{line}");
+    }
+}

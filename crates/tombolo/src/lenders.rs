@@ -1,0 +1,82 @@
+//! `tombolo lenders`: the lenders of a program that runs on far memory, which come and go while it runs.
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use crate::control::{self, Question};
+use crate::size::Size;
+use crate::which::Which;
+use crate::{Failure, output};
+
+/// Arguments of `tombolo lenders`.
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Which program is meant.
+#[derive(Args)]
+struct Program {
+    /// The name of the run (`tombolo run --name`; unless given, that of the program), or the number of its process.
+    #[arg(value_name = "NAME|PID")]
+    program: String,
+    /// Print JSON, and nothing else.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List them, and what each has.
+    Ls(Program),
+    /// Borrow from another node, too.
+    Add {
+        #[command(flatten)]
+        program: Program,
+        /// Where it listens, or its name on this machine; several addresses of it are joined by +.
+        #[arg(value_name = "NAME|ADDR[+ADDR...]")]
+        lender: Which,
+    },
+    /// Move everything away from a lender. It goes on while the program runs; `ls` shows how far it is.
+    Drain {
+        #[command(flatten)]
+        program: Program,
+        /// The lender's name or address, as `ls` shows them.
+        #[arg(value_name = "NAME|ADDR")]
+        lender: String,
+    },
+}
+
+/// Lists, adds or drains.
+pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    let (program, question) = match &arguments.command {
+        Command::Ls(program) => (program, Question::Status),
+        Command::Add { program, lender } => (program, Question::Add(lender.ways()?.to_string())),
+        Command::Drain { program, lender } => (program, Question::Drain(lender.clone())),
+    };
+    let run = control::find(&program.program)?;
+    let answer = run.ask(&question).map_err(Failure::new)?;
+    let lenders = if question == Question::Status {
+        answer["far"]["lenders"].clone()
+    } else {
+        run.ask(&Question::Status).map_err(Failure::new)?["far"]["lenders"].clone()
+    };
+    if program.json {
+        output::json(&json!({ "lenders": lenders }))?;
+        return Ok(0);
+    }
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    output::line(&format!("{:<16} {:<9} {:>10} {:>10}  ADDRESS", "NAME", "STATE", "BORROWED", "USED"));
+    for lender in lenders.as_array().into_iter().flatten() {
+        output::line(&format!(
+            "{:<16} {:<9} {:>10} {:>10}  {}",
+            lender["name"].as_str().unwrap_or_default(),
+            lender["state"].as_str().unwrap_or_default(),
+            Size(number(&lender["borrowed_bytes"])).to_string(),
+            Size(number(&lender["used_bytes"])).to_string(),
+            lender["address"].as_str().unwrap_or_default(),
+        ));
+    }
+    Ok(0)
+}
