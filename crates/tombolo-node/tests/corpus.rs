@@ -67,6 +67,7 @@ fn control_messages() {
         ("delete", Request::Delete { name: name() }),
         ("identify", Request::Identify),
         ("map-window", Request::MapWindow { domain: 0x8001, address: 1 << 56 }),
+        ("is-ending", Request::IsEnding),
         ("join", Request::Join { name: name(), life: Life([6; 16]), insists: true }),
     ] {
         let message = Message::V1(MessageV1::Ask { number: 300, request });
@@ -87,6 +88,7 @@ fn control_messages() {
         ("path-token-is", Reply::PathToken([9; 16])),
         ("no-such-name", Reply::NoSuchName),
         ("mismatch", Reply::Mismatch { checksum }),
+        ("ending", Reply::Ending(true)),
         ("joined-already", Reply::JoinedAlready { life: Life([6; 16]) }),
     ] {
         let message = Message::V1(MessageV1::Answer { number: 5, reply });

@@ -19,7 +19,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tombolo_link::udp::{DEFAULT_OUTAGE, MAX_PACKET_BYTES, Settings, UdpLink, UdpListener};
 use tombolo_link::{Link, Listener};
 use tombolo_node::identity::{AllowList, KeyPair};
-use tombolo_node::{Address, Borrowed, Node, Security, serve};
+use tombolo_node::{Address, FarStore, Node, Security, serve};
 
 const FAR_BYTES: u64 = 8 << 20;
 const SETTINGS: Settings = Settings { probe_again: Duration::from_secs(1), outage: DEFAULT_OUTAGE };
@@ -232,7 +232,7 @@ fn while_working_at(
             let link: Arc<dyn Link> = Arc::new(link);
             let links = vec![link.clone()];
             let far =
-                Borrowed::over(here.clone(), &[Address::Udp(address)], links, Some(FAR_BYTES), 0).unwrap();
+                FarStore::over(here.clone(), &[Address::Udp(address)], links, None).unwrap();
             thread::scope(|scope| {
                 let worker = scope.spawn(|| {
                     work(&far, 7, || {

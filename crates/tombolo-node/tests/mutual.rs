@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use harness::{PATIENCE, udp_listener, work};
 use tombolo_node::identity::{AllowList, KeyPair};
-use tombolo_node::{Address, Borrowed, Listener, Node, Security, listen, serve};
+use tombolo_node::{Address, FarStore, Listener, Node, Security, listen, serve};
 
 const FAR_BYTES: u64 = 32 << 20;
 const BUFFER_BYTES: usize = 4 << 20;
@@ -39,7 +39,7 @@ fn both_ways(security: &Security, a: (Box<dyn Listener>, Address), b: (Box<dyn L
                     let link = tombolo_link::connect(lender, security, Duration::from_secs(5)).unwrap();
                     let addresses = [lender.clone()];
                     let far =
-                        Borrowed::over(node.clone(), &addresses, vec![link], Some(FAR_BYTES), 0).unwrap();
+                        FarStore::over(node.clone(), &addresses, vec![link], None).unwrap();
                     let done = work(&far, seed, || Instant::now() < end);
                     far.release();
                     done

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use harness::{PATIENCE, udp_listener, work};
 use tombolo_node::identity::{AllowList, KeyPair};
-use tombolo_node::{Address, Borrowed, JoinError, Node, Paths, Security, serve};
+use tombolo_node::{Address, FarStore, JoinError, Node, Paths, Security, serve};
 
 const FAR_BYTES: u64 = 16 << 20;
 const JOIN: Duration = Duration::from_secs(5);
@@ -129,7 +129,7 @@ fn cut_and_heal(security: &Security, which: usize) {
             assert_eq!(paths.up(), 2);
             let peer = paths.peer().clone();
             let lenders = &addresses[..1];
-            let far = Borrowed::from_peers(here.clone(), lenders, vec![peer.clone()], Some(FAR_BYTES), 0);
+            let far = FarStore::from_peers(here.clone(), lenders, vec![peer.clone()], None);
             let far = far.unwrap();
             let mended = AtomicBool::new(false);
             thread::scope(|work_scope| {

@@ -258,6 +258,7 @@ impl Node {
                 Reply::Status { status: Box::new(status), next }
             }
             Request::Identify => self.fabric.welcome(),
+            Request::IsEnding => Reply::Ending(self.fabric.is_ending()),
             Request::Find { name } => self.lending.find_name(&name),
             Request::Open { name } => self.lending.open_name(neighbour, &name),
             Request::List { after } => self.lending.list_names(after.as_deref()),

@@ -28,6 +28,7 @@ fn takes_memory(request: &Request) -> bool {
         | Request::Delete { .. }
         | Request::PathToken
         | Request::MapWindow { .. }
+        | Request::IsEnding
         | Request::BePath { .. } => false,
     }
 }
@@ -49,6 +50,7 @@ fn needed(request: &Request) -> &'static [Permission] {
         | Request::Carry(_)
         | Request::PathToken
         | Request::MapWindow { .. }
+        | Request::IsEnding
         | Request::BePath { .. } => &[],
     }
 }
@@ -79,6 +81,11 @@ impl Fabric {
         self.is_ending.store(true, Ordering::Relaxed);
     }
 
+    /// Whether this node is about to end.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
     /// Why a request is refused that came by this link, if it is. `has_memory` says whether the node that asks
     /// has some of this node's.
     pub(crate) fn refusal(
@@ -87,8 +94,7 @@ impl Fabric {
         request: &Request,
         has_memory: impl FnOnce() -> bool,
     ) -> Option<String> {
-        let is_ending = self.is_ending.load(Ordering::Relaxed);
-        if is_ending && takes_memory(request) && !has_memory() {
+        if self.is_ending() && takes_memory(request) && !has_memory() {
             return Some("this node is about to end and lends to nobody new".into());
         }
         let permissions = *by.permissions.lock();

@@ -124,6 +124,9 @@ pub enum Request {
         /// Where it begins there.
         address: u64,
     },
+    /// Are you about to end? Answered with [`Reply::Ending`]. A borrower asks that now and then, and moves what it has
+    /// there elsewhere in time.
+    IsEnding,
 }
 
 /// A transfer that the node with its source is asked to make.
@@ -217,6 +220,8 @@ pub enum Reply {
         /// Whether it may be written.
         is_writable: bool,
     },
+    /// Whether the node is about to end.
+    Ending(bool),
 }
 
 /// The SHA-256 of a segment's bytes: what `sha256sum` prints for a file with the same.
@@ -309,6 +314,7 @@ impl Request {
             | Self::List { .. }
             | Self::PathToken
             | Self::MapWindow { .. }
+            | Self::IsEnding
             | Self::BePath { .. } => false,
         }
     }

@@ -2,12 +2,12 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use tombolo_host::process::{Span, read_memory};
-use tombolo_node::{Address, Borrowed, FarEvent, FarMemory, Listener, Security, listen};
+use tombolo_core::store::{NoRoom, SlotId};
+use tombolo_node::{Address, FarEvent, FarMemory, FarStore, Listener, Security, listen};
 use tombolo_random::Random;
 
 /// No progress for so long is a lock-up.
@@ -28,14 +28,17 @@ fn copy_page(target: u64, source: u64) {
     assert_eq!(copied.unwrap(), 4096);
 }
 
-fn contents(page: u32, version: u32) -> Vec<u8> {
+fn contents(number: u64) -> Vec<u8> {
     let mut bytes = vec![0; 4096];
-    Random::new(u64::from(page) << 32 | u64::from(version)).fill(&mut bytes);
+    Random::new(number).fill(&mut bytes);
     bytes
 }
 
-/// Writes and reads pages of far memory in random order, checking every byte.
-pub fn work(far: &Borrowed, seed: u64, goes_on: impl Fn() -> bool) -> u64 {
+/// Slots that are stored at once, at most.
+const SLOTS_MAX: usize = 1000;
+
+/// Stores, reads and releases pages of far memory in random order, checking every byte.
+pub fn work(far: &FarStore, seed: u64, goes_on: impl Fn() -> bool) -> u64 {
     let (sender, arrivals) = mpsc::channel();
     let sender = Mutex::new(sender);
     // What comes after the work is over is nobody's concern here.
@@ -48,45 +51,63 @@ pub fn work(far: &Borrowed, seed: u64, goes_on: impl Fn() -> bool) -> u64 {
             copy_page(page.as_mut_ptr() as u64, address);
             let _ = sender.lock().unwrap().send((ticket, page));
         }
-        FarEvent::PathLost { .. } => {}
         FarEvent::LenderLost { lender, reason } => {
             *told.lock().unwrap() = Some(format!("{lender}: {reason}"))
         }
+        _ => {}
     }));
-    let mut versions: HashMap<u32, u32> = HashMap::new();
+    // What each slot holds.
+    let mut stored: Vec<(SlotId, u64)> = Vec::new();
     let mut numbers = Random::for_test(seed);
-    let mut random = |below: u32| numbers.below(below.into()) as u32;
     let mut done = 0;
+    let mut next = seed << 40;
     while goes_on() {
-        let first = random(far.pages() - 64);
-        let count = 1 + random(64);
         let staging = far.staging();
-        let mut batch = Vec::new();
-        for step in 0..count {
-            let version = versions.entry(first + step).or_insert(0);
-            *version += 1;
-            let bytes = contents(first + step, *version);
-            match far.window(first + step) {
-                Some(window) => copy_page(window.address, bytes.as_ptr() as u64),
+        let (mut batch, mut directly) = (Vec::new(), Vec::new());
+        let since = Instant::now();
+        for step in 0..1 + numbers.below(64) as u32 {
+            let (slot, direct) = loop {
+                let taken = far.slots().take();
+                match taken {
+                    Ok(taken) => break taken,
+                    Err(NoRoom::NotYet) => far.flush(),
+                    Err(NoRoom::Full) => panic!("far memory is full with {} slots", stored.len()),
+                }
+                far.progress();
+                assert!(since.elapsed() < PATIENCE, "nothing is borrowed");
+            };
+            next += 1;
+            let bytes = contents(next);
+            match direct {
+                Some(address) => {
+                    copy_page(address, bytes.as_ptr() as u64);
+                    directly.push(slot);
+                }
                 None => {
                     copy_page(staging.address + u64::from(step) * 4096, bytes.as_ptr() as u64);
-                    batch.push((first + step, step));
+                    batch.push((slot, step));
                 }
             }
+            stored.push((slot, next));
+            done += 1;
         }
-        far.write(&batch).unwrap();
-        let known: Vec<u32> = versions.keys().copied().collect();
-        let wanted: Vec<u32> = (0..32).map(|_| known[random(known.len() as u32) as usize]).collect();
+        for slot in directly {
+            far.slots().commit(slot, None).expect("its lender is alive");
+        }
+        assert_eq!(far.write(&batch), [] as [SlotId; 0]);
+        let wanted: Vec<(SlotId, u64)> = (0..32).map(|_| stored[numbers.index(stored.len())]).collect();
         let mut open = 0;
-        for &page in &wanted {
-            match far.window(page) {
-                Some(window) => {
+        for &(slot, number) in &wanted {
+            let pinned = far.slots().pin(slot);
+            match pinned {
+                Some(address) => {
                     let mut bytes = vec![0u8; 4096];
-                    copy_page(bytes.as_mut_ptr() as u64, window.address);
-                    assert!(bytes == contents(page, versions[&page]), "page {page}");
+                    copy_page(bytes.as_mut_ptr() as u64, address);
+                    far.slots().unpin(slot);
+                    assert!(bytes == contents(number), "slot {slot}");
                 }
                 None => {
-                    far.read(page, u64::from(page), None);
+                    far.read(slot, number, None);
                     open += 1;
                 }
             }
@@ -96,14 +117,20 @@ pub fn work(far: &Borrowed, seed: u64, goes_on: impl Fn() -> bool) -> u64 {
         while open > 0 {
             far.progress();
             while let Ok((ticket, bytes)) = arrivals.try_recv() {
-                let page = ticket as u32;
-                assert!(bytes == contents(page, versions[&page]), "page {page}");
+                assert!(bytes == contents(ticket), "page {ticket}");
                 open -= 1;
             }
             assert_eq!(*lost.lock().unwrap(), None, "a lender is lost");
             assert!(since.elapsed() < PATIENCE, "locked up with {open} reads open");
         }
-        done += u64::from(count) + wanted.len() as u64;
+        while stored.len() > SLOTS_MAX {
+            let (slot, _) = stored.swap_remove(numbers.index(stored.len()));
+            far.slots().release(slot);
+        }
+        done += wanted.len() as u64;
+    }
+    for (slot, _) in stored {
+        far.slots().release(slot);
     }
     done
 }

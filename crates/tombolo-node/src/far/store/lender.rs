@@ -54,6 +54,8 @@ impl Window {
 pub(super) enum Job {
     Borrow { pages: u32 },
     GiveBack { segment: u64 },
+    /// Whether it is about to end.
+    AskWhetherEnding,
 }
 
 /// A lender.
@@ -73,6 +75,8 @@ pub(super) struct Lender {
     /// It was told to go: nothing dials it again.
     pub(super) is_leaving: AtomicBool,
     pub(super) is_drained: AtomicBool,
+    /// It is being asked whether it is about to end.
+    pub(super) is_asked: AtomicBool,
     /// A lost one has been replaced by its next life.
     pub(super) is_replaced: AtomicBool,
     /// Pages that it lends or would lend to this node, as far as is known.
@@ -201,6 +205,7 @@ impl FarStore {
                 is_suspect: AtomicBool::new(false),
                 is_leaving: AtomicBool::new(false),
                 is_drained: AtomicBool::new(false),
+                is_asked: AtomicBool::new(false),
                 is_replaced: AtomicBool::new(false),
                 lendable_pages: AtomicU64::new(free),
             });
@@ -253,6 +258,13 @@ impl FarStore {
                     self.borrowed_peak_pages.fetch_max(store.borrowed_pages(), Ordering::Relaxed);
                 }
                 self.carry_out();
+            }
+            Job::AskWhetherEnding => {
+                let answer = self.node.ask(&lender.peer, Request::IsEnding, timing::BORROW_TIMEOUT);
+                if matches!(answer, Ok((Reply::Ending(true), _))) {
+                    self.leave_ending(lender);
+                }
+                lender.is_asked.store(false, Ordering::Relaxed);
             }
             Job::GiveBack { segment } => {
                 let window = lender.windows.lock().remove(&segment);

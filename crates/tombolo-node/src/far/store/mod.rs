@@ -104,6 +104,8 @@ pub struct FarStore {
     /// Rounds of progress, for what need not be done in each.
     rounds: AtomicU32,
     sink: OnceLock<FarSink>,
+    /// Notices from before there was a sink.
+    early: Mutex<Vec<FarEvent>>,
     stop: AtomicBool,
     /// The service thread is to look at the store.
     work: OwnedFd,
@@ -113,6 +115,8 @@ pub struct FarStore {
     /// One of them is being asked.
     is_asking: Arc<AtomicBool>,
     said: Mutex<HashSet<String>>,
+    /// When lenders were last asked whether they are about to end, in seconds since the epoch.
+    asked_at_s: AtomicU64,
 }
 
 impl std::fmt::Debug for FarStore {
@@ -196,12 +200,14 @@ impl FarStore {
             borrowed_peak_pages: AtomicU64::new(0),
             rounds: AtomicU32::new(0),
             sink: OnceLock::new(),
+            early: Mutex::default(),
             stop: AtomicBool::new(false),
             work,
             service: Mutex::new(None),
             security: OnceLock::new(),
             is_asking: Arc::default(),
             said: Mutex::default(),
+            asked_at_s: AtomicU64::new(0),
         });
         let weak = Arc::downgrade(&store);
         let owner = store.node.on_completion(Box::new(move |word, result| {
@@ -261,8 +267,10 @@ impl FarStore {
     }
 
     fn tell(&self, event: FarEvent) {
-        if let Some(sink) = self.sink.get() {
-            sink(event);
+        match self.sink.get() {
+            Some(sink) => sink(event),
+            None if matches!(event, FarEvent::Notice(_)) => self.early.lock().push(event),
+            None => {}
         }
     }
 

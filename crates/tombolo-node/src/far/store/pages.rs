@@ -22,6 +22,9 @@ impl FarStore {
 impl FarMemory for FarStore {
     fn start(&self, sink: FarSink) {
         let _ = self.sink.set(sink);
+        for event in std::mem::take(&mut *self.early.lock()) {
+            self.tell(event);
+        }
     }
 
     fn slots(&self) -> MutexGuard<'_, Store> {

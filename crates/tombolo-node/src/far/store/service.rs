@@ -11,9 +11,11 @@ use tombolo_host::event;
 use tombolo_host::timing::node as timing;
 use tombolo_link::Address;
 
+use super::lender::Job;
 use super::{FarStore, Lender};
 use crate::fabric::neighbourhood;
 use crate::far::asking::BorrowError;
+use crate::far::front::FarEvent;
 
 /// Why a lender cannot be added or drained.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +71,33 @@ impl FarStore {
         Ok(())
     }
 
+    /// A lender is about to end: everything is moved away from it, if there is another one.
+    pub(super) fn leave_ending(&self, ending: &Lender) {
+        let is_other = |lender: &Arc<Lender>| lender.id != ending.id && self.state_of(lender.id) == "active";
+        if self.state_of(ending.id) == "active" && self.lenders.read().iter().any(is_other) {
+            self.store.lock().drain(ending.id);
+            self.carry_out();
+            self.tell(FarEvent::Notice(format!(
+                "lender {} is about to end: what it has is moved to others",
+                ending.address()
+            )));
+        }
+    }
+
+    /// Asks lenders now and then whether they are about to end.
+    fn ask_whether_ending(&self) {
+        let now_s = self.epoch.elapsed().as_secs();
+        if self.asked_at_s.swap(now_s, Ordering::Relaxed) == now_s {
+            return;
+        }
+        for lender in self.lenders.read().iter() {
+            let is_of_use = !lender.is_lost() && !lender.peer.is_waiting();
+            if is_of_use && !lender.is_asked.swap(true, Ordering::Relaxed) {
+                lender.give(Job::AskWhetherEnding);
+            }
+        }
+    }
+
     /// One round of keeping the links alive and noticing those that are not.
     pub(super) fn look_after(self: &Arc<Self>) -> bool {
         if self.stop.load(Ordering::Relaxed) {
@@ -77,6 +106,7 @@ impl FarStore {
         self.node.tick();
         self.note_suspects();
         self.ask_absent_lenders();
+        self.ask_whether_ending();
         // Nobody polls the links with windows for packets: there are none.
         let lenders = self.lenders.read().clone();
         let windowed: Vec<&Arc<Lender>> =
