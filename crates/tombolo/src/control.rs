@@ -66,7 +66,11 @@ impl Served {
         // Of an earlier process of this number.
         let _ = fs::remove_file(&path);
         let failed = |error: io::Error| format!("cannot listen at {}: {error}", path.display());
-        let listener = UnixListener::bind(&path).map_err(failed)?;
+        // It has its name when it listens: before, who finds it would take it for that of a dead process.
+        let unnamed = path.with_extension("new");
+        let _ = fs::remove_file(&unnamed);
+        let listener = UnixListener::bind(&unnamed).map_err(failed)?;
+        fs::rename(&unnamed, &path).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();

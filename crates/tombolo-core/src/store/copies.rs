@@ -202,12 +202,11 @@ impl Store {
                 if let Some(known) = self.slots.get_mut(slot) {
                     known.places[index] = Some(to);
                 }
-                match left {
-                    Some(place) => {
-                        self.counters.copies_moved += 1;
-                        self.retire(slot, place);
-                    }
-                    None => self.counters.copies_restored += 1,
+                let is_moved = left.is_some_and(|place| self.lenders.is_readable(place));
+                self.counters.copies_moved += u64::from(is_moved);
+                self.counters.copies_restored += u64::from(!is_moved);
+                if let Some(place) = left {
+                    self.retire(slot, place);
                 }
             }
             None => self.free_place(to),

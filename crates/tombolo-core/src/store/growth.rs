@@ -71,7 +71,8 @@ impl Store {
                     && (lender.free_pages() > 0 || lender.asked.is_some())
             })
         };
-        if self.is_growing(except, None) || self.lenders.ids().any(may_be_heard) {
+        let waits = self.works.is_freeing() || self.is_growing(except, None);
+        if waits || self.lenders.ids().any(may_be_heard) {
             NoRoom::NotYet
         } else {
             NoRoom::Full
@@ -98,10 +99,10 @@ impl Store {
         {
             return;
         }
-        // A slot has one place there at most, and as many pages again may wait for late reads and writes.
-        let most = 2 * u64::from(config.slots_max);
-        // Each as large as a quarter of what there is, so that there are few of them.
-        let size = (lender.borrowed_pages() / 4)
+        // A slot has one place there at most, and some pages more may wait for late reads and writes.
+        let most = u64::from(config.slots_max) * 5 / 4;
+        // Each as large as half of what there is, so that there are few of them.
+        let size = (lender.borrowed_pages() / 2)
             .clamp(u64::from(config.segment_least_pages), u64::from(config.segment_most_pages));
         let pages = size.min(most.saturating_sub(lender.borrowed_pages())) as u32;
         self.ask(id, pages);

@@ -79,7 +79,7 @@ impl Default for Config {
         Self {
             copies: 1,
             slots_max: u32::MAX,
-            segment_least_pages: 4096,
+            segment_least_pages: 1024,
             segment_most_pages: 65_536,
             stripe_pages: 64,
             buffers: 512,

@@ -133,6 +133,11 @@ impl Works {
         self.claims.remove(&place).is_some_and(|claim| claim.is_freed)
     }
 
+    /// Whether a place will be free when its reads and writes have ended.
+    pub(super) fn is_freeing(&self) -> bool {
+        self.claims.values().any(|claim| claim.is_freed)
+    }
+
     /// A lender is dead: nothing of it is used again, so nothing has to be waited for. Returns the places that were
     /// to be free later.
     pub(super) fn forget_claims(&mut self, lender: LenderId) -> Vec<Place> {

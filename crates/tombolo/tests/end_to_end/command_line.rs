@@ -174,18 +174,18 @@ fn what_cannot_be_served_is_said_in_one_line() {
 }
 
 #[test]
-fn a_lender_with_too_little_is_told_before_the_program_starts() {
+fn a_lender_with_nothing_is_told_before_the_program_starts() {
     needs!();
     let scratch = Scratch::new("mark");
     for link in [Link::Shm, Link::Udp] {
-        let lender = Lender::start(link, "64M");
-        let outcome =
-            Program::new(&["touch", &scratch.file("mark")]).remote("256M").run_on(&[&lender], "16M");
+        let nothing = Lender::start(link, "0");
+        let outcome = Program::new(&["touch", &scratch.file("mark")]).run_on(&[&nothing], "16M");
         outcome.assert_one_line(125, "lend");
         assert!(!scratch.path().join("mark").exists(), "the program was started");
+        // What may be borrowed at most need not be there.
+        let lender = Lender::start(link, "64M");
+        assert_eq!(Program::new(&["true"]).remote("256M").run_on(&[&lender], "32M").code(), 0);
         assert_eq!(lender.lent_bytes(), 0, "nothing stays lent");
-        // Without a wish the lender's rest is enough.
-        assert_eq!(Program::new(&["true"]).run_on(&[&lender], "32M").code(), 0);
     }
 }
 
@@ -257,10 +257,11 @@ fn status_names_borrowers_and_doctor_prints_json() {
     let run = Program::new(&words).remote("128M").start_on(&[&lender], "8M");
     run.output_with("holding", Duration::from_secs(60));
     let status = lender.status();
-    assert_eq!(status["lent_bytes"], 128 << 20, "{status:#}");
+    let lent_bytes = status["lent_bytes"].as_u64().unwrap();
+    assert!((24 << 20..96 << 20).contains(&lent_bytes), "{status:#}");
     assert_eq!(status["borrowers"][0]["process_id"], run.pid(), "{status:#}");
     let text = tombolo(&["status", lender.address()]).text();
-    assert!(text.contains("lent 128 MiB of 256 MiB"), "{text}");
+    assert!(text.contains(&format!("lent {} MiB of 256 MiB", lent_bytes >> 20)), "{text}");
     drop(run);
     let doctor = tombolo(&["doctor", "--json"]);
     let json: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();

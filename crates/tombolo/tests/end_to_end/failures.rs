@@ -32,7 +32,8 @@ fn holding(lenders: &[&Lender], mode: &str) -> Running {
 /// The same, whose lenders may be silent for other than the default.
 fn holding_with(lenders: &[&Lender], mode: &str, outage: Option<&str>) -> Running {
     let words = [compiled("hold", &[]), "64".into(), mode.into()];
-    let mut program = Program::new(&words).remote("256M");
+    // What a dead lender has lent is mapped here, and a program that only reads it would not miss the lender.
+    let mut program = Program::new(&words).remote("256M").options(&["--give-up-dead"]);
     if let Some(outage) = outage {
         program = program.outage(outage);
     }
@@ -102,6 +103,7 @@ fn a_lost_lender_is_a_bus_error_though_nothing_can_be_said() {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("{redirection}; exec \"$@\""), target, TOMBOLO, "run", "--insecure"]);
         command.args(["--from", lender.address(), "--local", "8M", "--remote", "256M", "--outage", "1.5s"]);
+        command.arg("--give-up-dead");
         command.args(["--", &compiled("hold", &[]), "64", "check"]);
         let run = Running::start(command, Vec::new());
         run.output_with("holding", Duration::from_secs(120));

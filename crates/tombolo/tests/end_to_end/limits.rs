@@ -128,10 +128,9 @@ fn what_is_not_served_or_gets_full_is_said_once() {
     let full = Program::new(&[compiled("threads", &[]), "60".into()]).remote("64M").run_on(&[&lender], "8M");
     assert_eq!(full.code(), 0, "{}", full.stderr);
     said(&full, "three quarters of the 64 MiB");
-    // Without --remote it borrows eight times what is local, or what there is.
-    for (lend, borrowed) in [("1G", 128_u64 << 20), ("100M", 100 << 20)] {
-        let lender = Lender::start(Link::Shm, lend);
-        let outcome = Program::new(&[compiled("threads", &[]), "8".into()]).run_on(&[&lender], "16M");
-        assert_eq!(outcome.report()["borrowed_bytes"], borrowed, "{:#}", outcome.report());
-    }
+    // Without --remote it may use what there is, and borrows what it needs.
+    let lender = Lender::start(Link::Shm, "100M");
+    let full = Program::new(&[compiled("threads", &[]), "90".into()]).run_on(&[&lender], "8M");
+    assert_eq!(full.code(), 0, "{}", full.stderr);
+    said(&full, "three quarters of the 100 MiB");
 }

@@ -27,4 +27,5 @@ mod programs;
 mod rdma;
 mod runtimes;
 mod secure;
+mod store;
 mod traced;

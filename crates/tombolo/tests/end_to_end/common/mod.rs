@@ -40,6 +40,15 @@ pub struct Lender {
 }
 
 impl Lender {
+    /// Starts a node again where a lender was, which has ended.
+    pub fn start_again(&mut self, lend: &str) {
+        let mut command = Command::new(TOMBOLO);
+        command.args(["node", "--insecure", "--listen", &self.address, "--lend", lend, "--name", "lender"]);
+        let node = Running::start(command, Vec::new());
+        node.output_with(" at ", Duration::from_secs(30));
+        self.node = node;
+    }
+
     /// Starts a node that lends `lend`, and waits until it listens.
     pub fn start(link: Link, lend: &str) -> Self {
         Self::start_with(link, lend, &[])
@@ -137,6 +146,7 @@ pub struct Program {
     remote: Option<String>,
     minimum: Option<String>,
     outage: Option<String>,
+    options: Vec<String>,
     variables: Vec<(String, String)>,
     before: Vec<String>,
     patience: Duration,
@@ -153,6 +163,7 @@ impl Program {
             remote: None,
             minimum: None,
             outage: None,
+            options: Vec::new(),
             variables: Vec::new(),
             before: Vec::new(),
             patience: PATIENCE,
@@ -175,6 +186,12 @@ impl Program {
     /// How long a lender may be silent, instead of the default.
     pub fn outage(mut self, time: &str) -> Self {
         self.outage = Some(time.into());
+        self
+    }
+
+    /// Further options of `tombolo run`.
+    pub fn options(mut self, words: &[&str]) -> Self {
+        self.options = words.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
@@ -246,7 +263,7 @@ impl Program {
         if let Some(outage) = &self.outage {
             command.args(["--outage", outage]);
         }
-        command.arg("--").args(&self.words);
+        command.args(&self.options).arg("--").args(&self.words);
         self.environment(&mut command);
         Running::start(command, self.input.clone()).with_report(scratch, report)
     }
