@@ -80,13 +80,13 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     command.args(["node", "--insecure", "--name", "bench", "--listen", &listen, "--lend", &lent_bytes]);
     let (_lender, address) = child::serve_node(&mut command)?;
     let report = scratch.file("report.json");
-    let mut borrowing_s = Vec::new();
+    let mut connecting_s = Vec::new();
     let (mut plain, mut far) = (Times::default(), Times::default());
     // The first round finds cold caches and is not counted.
     for round in 0..=arguments.rounds {
         if round == 1 {
             (plain, far) = (Times::default(), Times::default());
-            borrowing_s.clear();
+            connecting_s.clear();
         }
         plain.note(&mut Command::new(PROGRAM), || Ok(0.0))?;
         let mut command = Command::new(&arguments.binary);
@@ -94,10 +94,10 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
         command.arg(arguments.remote.to_string()).arg("--report").arg(&report).args(["--", PROGRAM]);
         far.note(&mut command, || {
             let found: Value = serde_json::from_slice(&std::fs::read(&report)?)?;
-            let took_s = found["borrowing_s"]
+            let took_s = found["connecting_s"]
                 .as_f64()
-                .ok_or_else(|| Failure::new("the report does not say how long borrowing took"))?;
-            borrowing_s.push(took_s);
+                .ok_or_else(|| Failure::new("the report does not say how long connecting took"))?;
+            connecting_s.push(took_s);
             Ok(took_s)
         })?;
     }
@@ -106,21 +106,21 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
         "borrowed_bytes": arguments.remote,
         "plain_s": plain.median_s(),
         "plain_cpu_s": plain.mean_cpu_s(),
-        "beyond_borrowing_s": far.median_s(),
-        "with_borrowing_cpu_s": far.mean_cpu_s(),
-        "borrowing_s": median(&borrowing_s),
+        "beyond_connecting_s": far.median_s(),
+        "with_connecting_cpu_s": far.mean_cpu_s(),
+        "connecting_s": median(&connecting_s),
     });
     if arguments.json {
         print_json(&found)?;
     } else {
         let milliseconds = |field: &str| found[field].as_f64().unwrap_or(f64::NAN) * 1000.0;
         println!(
-            "{PROGRAM}: {:.1} ms (CPU {:.1} ms); under `tombolo run`: {:.1} ms beyond borrowing, which took {:.1} ms (CPU {:.1} ms with it)",
+            "{PROGRAM}: {:.1} ms (CPU {:.1} ms); under `tombolo run`: {:.1} ms beyond connecting, which took {:.1} ms (CPU {:.1} ms with it)",
             milliseconds("plain_s"),
             milliseconds("plain_cpu_s"),
-            milliseconds("beyond_borrowing_s"),
-            milliseconds("borrowing_s"),
-            milliseconds("with_borrowing_cpu_s"),
+            milliseconds("beyond_connecting_s"),
+            milliseconds("connecting_s"),
+            milliseconds("with_connecting_cpu_s"),
         );
     }
     Ok(())

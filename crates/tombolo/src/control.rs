@@ -23,8 +23,8 @@ use crate::{Failure, local};
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// As [`TIMEOUT`], of the run: a client sends its line at once.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often the run looks whether it is over.
-const STOP_INTERVAL: Duration = Duration::from_millis(50);
+/// After a client could not be taken, before the next one is. A bound, not a measurement.
+const ERROR_PAUSE: Duration = Duration::from_millis(50);
 /// The longest line.
 const LINE_BYTES: u64 = 1 << 20;
 const SUFFIX: &str = ".run";
@@ -71,17 +71,18 @@ impl Served {
         let _ = fs::remove_file(&unnamed);
         let listener = UnixListener::bind(&unnamed).map_err(failed)?;
         fs::rename(&unnamed, &path).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::Builder::new().name("control".into()).spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                match listener.accept() {
-                    Ok((stream, _)) => {
+            for stream in listener.incoming() {
+                match stream {
+                    _ if stopped.load(Ordering::Relaxed) => return,
+                    Ok(stream) => {
                         // The client is told, or has gone.
                         let _ = serve(&stream, &answer);
                     }
-                    Err(_) => std::thread::sleep(STOP_INTERVAL),
+                    // No descriptor is left, for instance.
+                    Err(_) => std::thread::sleep(ERROR_PAUSE),
                 }
             }
         });
@@ -92,7 +93,13 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        // It waits for a client: this is the last one.
+        let woken = UnixStream::connect(&self.path);
         let _ = fs::remove_file(&self.path);
+        if woken.is_err() {
+            // The process ends, and the thread with it.
+            return;
+        }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -100,7 +107,6 @@ impl Drop for Served {
 }
 
 fn serve(stream: &UnixStream, answer: &impl Fn(Question) -> Answer) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
     let mut line = String::new();

@@ -4,7 +4,7 @@
 //! memory and none of its grants. So each life has a random number, which nodes tell each other when they
 //! introduce themselves, over links of every kind; two nodes of one user on one machine differ by it, too.
 
-use aws_lc_rs::rand;
+use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 use tombolo_link::PublicKey;
 
@@ -20,7 +20,10 @@ pub struct Life(pub [u8; 16]);
 /// Bytes that nobody can guess.
 pub(crate) fn random<const BYTES: usize>() -> Result<[u8; BYTES], NoRandomNumbers> {
     let mut bytes = [0; BYTES];
-    rand::fill(&mut bytes).map_err(|_| NoRandomNumbers)?;
+    // The kernel's: the library for encryption takes 37 ms for its first ones.
+    if getrandom(&mut bytes[..], GetRandomFlags::empty()) != Ok(BYTES) {
+        return Err(NoRandomNumbers);
+    }
     Ok(bytes)
 }
 

@@ -100,12 +100,13 @@ fn status_tells_the_address_and_key_of_a_borrower() {
     ]);
     run.output_with("holding", Duration::from_secs(60));
     let said = borrower.run(&["status", &address]).text();
-    let line = said.lines().find(|line| line.contains("128 MiB in")).unwrap_or_else(|| panic!("{said}"));
+    let line = said.lines().find(|line| line.contains(" MiB in ")).unwrap_or_else(|| panic!("{said}"));
     assert!(line.contains("udp:127.0.0.1:") && line.contains(&borrower_key), "{line}");
     let status = borrower.run(&["status", "--json", &address]);
     let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
     let told = &status["borrowers"][0];
-    assert_eq!((&told["key"], &told["bytes"]), (&borrower_key.into(), &(128 << 20).into()), "{status:#}");
+    assert_eq!(told["key"], borrower_key, "{status:#}");
+    assert!(told["bytes"].as_u64().is_some_and(|bytes| (24 << 20..=160 << 20).contains(&bytes)), "{status:#}");
     drop((run, node));
 }
 
