@@ -15,6 +15,8 @@
 //! Within a band the place is arithmetic; the bands (at most one per segment) are
 //! searched in O(log n).
 //!
+//! Today's front ends use [`crate::store`] instead, whose lenders come and go; this table is for fixed sets of segments.
+//!
 //! ```text
 //!  segment A  |0|3|6|9|           band 0: A B C   band 1: B C   band 2: C
 //!  segment B  |1|4|7|10|12|14|

@@ -8,8 +8,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 
 use tombolo_core::store::{
-    Action, Config, Ended, Io, LenderId, LenderState, Lent, Location, Newcomer, NoRoom, Piece, Refused, SlotId,
-    Source, Store, Ticket,
+    Action, Config, Ended, Io, LenderId, LenderState, Lent, Location, Newcomer, NoRoom, Piece, Refused,
+    SlotId, Source, Store, Ticket,
 };
 use tombolo_random::{Random, Seeds, mix};
 
@@ -41,19 +41,42 @@ enum Planted {
 #[derive(Debug)]
 enum Event {
     /// A write reaches its lender.
-    Land { io: u64, again: bool },
+    Land {
+        io: u64,
+        again: bool,
+    },
     /// A read or write ends.
-    End { io: u64 },
+    End {
+        io: u64,
+    },
     /// A lender answers.
-    Answer { lender: u16, pages: u32 },
+    Answer {
+        lender: u16,
+        pages: u32,
+    },
     /// A silent lender becomes suspect, is heard again, or is given up. The number says which silence is meant.
-    Suspect { lender: u16, silence: u64 },
-    Heard { lender: u16, silence: u64 },
-    Dead { lender: u16, silence: u64 },
+    Suspect {
+        lender: u16,
+        silence: u64,
+    },
+    Heard {
+        lender: u16,
+        silence: u64,
+    },
+    Dead {
+        lender: u16,
+        silence: u64,
+    },
     /// A direct read ends.
-    Unpin { slot: SlotId, address: u64, expected: u64 },
+    Unpin {
+        slot: SlotId,
+        address: u64,
+        expected: u64,
+    },
     /// The front end has used a buffer.
-    BufferDone { buffer: u32 },
+    BufferDone {
+        buffer: u32,
+    },
     Poll,
     Step,
 }
@@ -190,7 +213,6 @@ impl World {
         silent + 1 + self.random.below(usual)
     }
 
-
     fn by_address(address: u64) -> (usize, (u64, u32)) {
         ((address >> 48) as usize - 1, (address >> 32 & 0xffff, (address as u32) >> 12))
     }
@@ -214,7 +236,10 @@ impl World {
                 let io = io.into_word();
                 let (land, end) = (self.delay(at), self.delay(at));
                 let is_early = self.planted == Planted::EndedEarly && self.random.one_in(10);
-                self.doing.insert(io, Doing { at: to, pages, from: Some(from), buffer: 0, fails: fails || is_early });
+                self.doing.insert(
+                    io,
+                    Doing { at: to, pages, from: Some(from), buffer: 0, fails: fails || is_early },
+                );
                 if is_early {
                     self.at(1, Event::End { io });
                     self.at(land + 300 * MS, Event::Land { io, again: true });
@@ -256,13 +281,21 @@ impl World {
                         let delay = self.random.below(MS);
                         self.at(delay, Event::BufferDone { buffer });
                     }
-                    Err(_) => assert!(self.store.is_lost(slot), "slot {slot} is not lost: {:?}", self.store.places(slot)),
+                    Err(_) => assert!(
+                        self.store.is_lost(slot),
+                        "slot {slot} is not lost: {:?}",
+                        self.store.places(slot)
+                    ),
                 }
                 self.release_one(slot);
             }
             Action::Drained { lender } => {
                 let lender = &mut self.lenders[usize::from(lender.0)];
-                assert!(lender.lent.is_empty() || lender.is_dead, "drained, and it still lends {:?}", lender.lent);
+                assert!(
+                    lender.lent.is_empty() || lender.is_dead,
+                    "drained, and it still lends {:?}",
+                    lender.lent
+                );
                 lender.drained = true;
             }
         }
@@ -595,7 +628,11 @@ impl World {
                 let (lender, page) = Self::by_address(address);
                 let state = &self.lenders[lender];
                 if !state.is_dead || state.is_readable {
-                    assert_eq!(state.memory.get(&page), Some(&expected), "slot {slot} changed while it was read");
+                    assert_eq!(
+                        state.memory.get(&page),
+                        Some(&expected),
+                        "slot {slot} changed while it was read"
+                    );
                 }
                 self.store.unpin(slot);
             }
@@ -654,14 +691,21 @@ impl World {
         self.store.grow_all();
         self.event(Event::Poll);
         self.run_for(60 * S);
-        assert!(self.store.is_idle(), "something is still under way a minute later: {}", self.store.under_way());
+        assert!(
+            self.store.is_idle(),
+            "something is still under way a minute later: {}",
+            self.store.under_way()
+        );
         assert_eq!((self.store.degraded(), self.writing.len(), self.tickets.len()), (0, 0, 0));
         self.check_losses();
         for (&slot, known) in &self.slots {
             let places: Vec<_> = self.store.places(slot).into_iter().flatten().collect();
             assert_eq!(places.len(), usize::from(self.config.copies), "slot {slot}");
             for place in places {
-                assert_eq!(self.store.lender(place.lender()).map(|lender| lender.state), Some(LenderState::Active));
+                assert_eq!(
+                    self.store.lender(place.lender()).map(|lender| lender.state),
+                    Some(LenderState::Active)
+                );
             }
             assert!(known.users > 0 && known.reads == 0);
         }
@@ -705,12 +749,15 @@ fn every_page_is_what_was_written_while_a_lender_of_it_lives() {
         other += counters.reads_by_other;
         assert_eq!(counters.corrupt_pages, 0);
     });
-    println!("{lost} slots lost, {moved} copies moved, {restored} restored, {doubled} reads doubled, {other} by the other");
+    println!(
+        "{lost} slots lost, {moved} copies moved, {restored} restored, {doubled} reads doubled, {other} by the other"
+    );
 }
 
 /// Seeds with which a planted mistake is found.
 fn found(planted: Planted) -> usize {
-    let seeds = (1..=60).filter(|&seed| std::panic::catch_unwind(|| World::new(seed, planted).run()).is_err());
+    let seeds =
+        (1..=60).filter(|&seed| std::panic::catch_unwind(|| World::new(seed, planted).run()).is_err());
     seeds.count()
 }
 

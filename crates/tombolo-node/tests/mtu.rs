@@ -231,8 +231,7 @@ fn while_working_at(
                 .within(at_here.0, || UdpLink::connect_with(address, security, PATIENCE, SETTINGS).unwrap());
             let link: Arc<dyn Link> = Arc::new(link);
             let links = vec![link.clone()];
-            let far =
-                FarStore::over(here.clone(), &[Address::Udp(address)], links, None).unwrap();
+            let far = FarStore::over(here.clone(), &[Address::Udp(address)], links, None).unwrap();
             thread::scope(|scope| {
                 let worker = scope.spawn(|| {
                     work(&far, 7, || {

@@ -38,8 +38,7 @@ fn both_ways(security: &Security, a: (Box<dyn Listener>, Address), b: (Box<dyn L
                 scope.spawn(move || {
                     let link = tombolo_link::connect(lender, security, Duration::from_secs(5)).unwrap();
                     let addresses = [lender.clone()];
-                    let far =
-                        FarStore::over(node.clone(), &addresses, vec![link], None).unwrap();
+                    let far = FarStore::over(node.clone(), &addresses, vec![link], None).unwrap();
                     let done = work(&far, seed, || Instant::now() < end);
                     far.release();
                     done

@@ -151,9 +151,8 @@ impl Run {
 pub fn runs() -> Vec<Run> {
     let mut runs = Vec::new();
     for path in local::entries() {
-        let supervisor = path
-            .file_name()
-            .and_then(|name| name.to_str()?.strip_suffix(SUFFIX)?.parse::<u32>().ok());
+        let supervisor =
+            path.file_name().and_then(|name| name.to_str()?.strip_suffix(SUFFIX)?.parse::<u32>().ok());
         let Some(supervisor) = supervisor else { continue };
         match UnixStream::connect(&path) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -176,9 +175,9 @@ pub fn find(named: &str) -> Result<Run, Failure> {
         let (name, pid) = (status["name"].as_str().unwrap_or_default(), status["pid"].as_u64());
         names.push(format!("{name} ({})", pid.unwrap_or_default()));
         let is_meant = name == named
-            || named.parse::<u64>().is_ok_and(|number| {
-                pid == Some(number) || u64::from(run.supervisor) == number
-            });
+            || named
+                .parse::<u64>()
+                .is_ok_and(|number| pid == Some(number) || u64::from(run.supervisor) == number);
         if is_meant {
             found.push(run);
         }

@@ -102,9 +102,15 @@ pub fn usable_directory() -> Result<PathBuf, String> {
 
 /// What lies in the directories of this user and root.
 pub fn entries() -> Vec<PathBuf> {
-    let is_ours = |directory: &PathBuf| is_of(directory, &[own_user_id(), 0]).is_ok_and(|is_private| is_private);
+    let is_ours =
+        |directory: &PathBuf| is_of(directory, &[own_user_id(), 0]).is_ok_and(|is_private| is_private);
     let directories = directories().into_iter().filter(is_ours);
-    directories.filter_map(|directory| fs::read_dir(directory).ok()).flatten().flatten().map(|entry| entry.path()).collect()
+    directories
+        .filter_map(|directory| fs::read_dir(directory).ok())
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
 }
 
 fn listen_in(directory: &Path, name: &str) -> Result<Box<dyn Listener>, String> {

@@ -67,10 +67,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
 /// How each program is, with its rates.
 fn programs() -> Vec<Value> {
     let since = Instant::now();
-    let asked: Vec<_> = control::runs()
-        .into_iter()
-        .filter_map(|run| Some((run.ask(&Question::Status).ok()?, run)))
-        .collect();
+    let asked: Vec<_> =
+        control::runs().into_iter().filter_map(|run| Some((run.ask(&Question::Status).ok()?, run))).collect();
     if asked.is_empty() {
         return Vec::new();
     }

@@ -172,11 +172,18 @@ impl Store {
             Ended::Done { checksum } => self.is_as_written(slot, checksum),
         };
         let has_user = self.slots.get(slot).is_some_and(|slot| slot.users > 0);
-        let can_go_on = is_good && has_user && self.lenders.get(to.lender()).is_some_and(|lender| lender.is_well());
+        let can_go_on =
+            is_good && has_user && self.lenders.get(to.lender()).is_some_and(|lender| lender.is_well());
         let Some(location) = self.lenders.location(to).filter(|_| can_go_on) else {
             self.unclaim(to);
             self.free_place(to);
-            return self.copy_ended(now_ns, slot, buffer, matches!(ended, Ended::Done { .. }) && !is_good, from);
+            return self.copy_ended(
+                now_ns,
+                slot,
+                buffer,
+                matches!(ended, Ended::Done { .. }) && !is_good,
+                from,
+            );
         };
         // The place is claimed by the next half before this one's claim ends.
         let io = self.works.begin(Work::Store { slot, to, buffer });
@@ -185,7 +192,12 @@ impl Store {
     }
 
     /// The second half of a copy has ended.
-    pub(super) fn store_ended(&mut self, now_ns: u64, (slot, to, buffer): (SlotId, Place, u32), ended: Ended) {
+    pub(super) fn store_ended(
+        &mut self,
+        now_ns: u64,
+        (slot, to, buffer): (SlotId, Place, u32),
+        ended: Ended,
+    ) {
         self.unclaim(to);
         let is_written = matches!(ended, Ended::Done { .. }) && self.lenders.is_live(to);
         let places = self.places(slot);

@@ -48,7 +48,12 @@ impl Store {
     }
 
     /// Takes a page, and asks for more in time.
-    pub(super) fn take_place(&mut self, copy: usize, except: &[LenderId], host: Option<u64>) -> Option<Place> {
+    pub(super) fn take_place(
+        &mut self,
+        copy: usize,
+        except: &[LenderId],
+        host: Option<u64>,
+    ) -> Option<Place> {
         let place = self.lenders.take(copy, except, host)?;
         self.grow(place.lender());
         Some(place)
@@ -72,11 +77,7 @@ impl Store {
             })
         };
         let waits = self.works.is_freeing() || self.is_growing(except, None);
-        if waits || self.lenders.ids().any(may_be_heard) {
-            NoRoom::NotYet
-        } else {
-            NoRoom::Full
-        }
+        if waits || self.lenders.ids().any(may_be_heard) { NoRoom::NotYet } else { NoRoom::Full }
     }
 
     /// Asks every lender that has little left for more: before the first slot is taken, this makes that quick.
@@ -134,13 +135,16 @@ impl Store {
                 self.give_back_drained(id);
             }
             // It lends what it has left.
-            Err(Refused { free_pages }) if lender.is_well() && (1..asked.unwrap_or(0)).contains(&free_pages) => {
+            Err(Refused { free_pages })
+                if lender.is_well() && (1..asked.unwrap_or(0)).contains(&free_pages) =>
+            {
                 self.ask(id, free_pages);
             }
             Err(_) => {
                 lender.ask_after_ns = now_ns.saturating_add(ask_again_ns).max(1);
                 let check = lender.ask_after_ns;
-                self.next_unused_check_ns = Some(self.next_unused_check_ns.map_or(check, |next| next.min(check)));
+                self.next_unused_check_ns =
+                    Some(self.next_unused_check_ns.map_or(check, |next| next.min(check)));
                 self.give_back_drained(id);
             }
         }

@@ -191,7 +191,12 @@ impl Lender {
     }
 
     pub(super) fn largest_segment(&self) -> u32 {
-        self.segments.iter().filter(|segment| !segment.is_gone).map(|segment| segment.pages).max().unwrap_or(0)
+        self.segments
+            .iter()
+            .filter(|segment| !segment.is_gone)
+            .map(|segment| segment.pages)
+            .max()
+            .unwrap_or(0)
     }
 
     pub(super) fn lend(&mut self, name: u64, pages: u32, direct: Option<u64>) {
@@ -268,9 +273,11 @@ impl Lender {
         let all = self.state != LenderState::Active;
         let mut free = self.free;
         // The last ones are used least.
-        for segment in self.segments.iter_mut().rev().filter(|segment| !segment.is_gone && segment.used == 0) {
+        for segment in self.segments.iter_mut().rev().filter(|segment| !segment.is_gone && segment.used == 0)
+        {
             let since = *segment.unused_since_ns.get_or_insert(now_ns);
-            let is_spare = free >= u64::from(segment.pages) + keep_pages && now_ns >= since.saturating_add(unused_ns);
+            let is_spare =
+                free >= u64::from(segment.pages) + keep_pages && now_ns >= since.saturating_add(unused_ns);
             if all || is_spare {
                 segment.is_gone = true;
                 free -= u64::from(segment.pages);
@@ -501,7 +508,8 @@ mod tests {
         let mut lenders = lenders(&[&[3], &[2, 100]]);
         let taken: Vec<Place> = std::iter::from_fn(|| lenders.take(0, &[], None)).collect();
         assert_eq!(taken.len(), 105);
-        let order: Vec<(u16, u32)> = taken.iter().take(7).map(|place| (place.lender().0, place.page())).collect();
+        let order: Vec<(u16, u32)> =
+            taken.iter().take(7).map(|place| (place.lender().0, place.page())).collect();
         assert_eq!(order, [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 0), (1, 1)]);
         let mut sorted = taken.clone();
         sorted.sort_unstable();
@@ -523,7 +531,11 @@ mod tests {
                 lenders.free(oldest);
             }
         }
-        assert!(held.iter().all(|place| place.page() < 16_000), "{:?}", held.iter().map(|place| place.page()).max());
+        assert!(
+            held.iter().all(|place| place.page() < 16_000),
+            "{:?}",
+            held.iter().map(|place| place.page()).max()
+        );
     }
 
     #[test]

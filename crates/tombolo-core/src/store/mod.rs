@@ -32,8 +32,8 @@ mod writes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-pub use lenders::{LenderId, LenderState, Newcomer, Place};
 pub use growth::{Lent, Refused};
+pub use lenders::{LenderId, LenderState, Newcomer, Place};
 pub use reads::Ticket;
 pub use work::Io;
 pub use writes::Piece;
@@ -338,7 +338,9 @@ impl Store {
         }
         let places = self.find_places()?;
         let direct = match places {
-            [Some(place), None] if self.config.copies == 1 && self.config.has_direct_writes => self.lenders.direct(place),
+            [Some(place), None] if self.config.copies == 1 && self.config.has_direct_writes => {
+                self.lenders.direct(place)
+            }
             _ => None,
         };
         let Some(slot) = self.slots.take(places) else {
@@ -474,10 +476,14 @@ impl Store {
 
     /// When to call [`Store::poll`] at the latest.
     pub fn next_deadline(&self) -> Option<u64> {
-        [self.reads.next_deadline(), self.next_unused_check_ns, self.copies.next_deadline(self.config.copies_in_flight)]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.reads.next_deadline(),
+            self.next_unused_check_ns,
+            self.copies.next_deadline(self.config.copies_in_flight),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Whether reads or writes at lenders are under way.

@@ -193,7 +193,8 @@ impl Store {
     pub(super) fn give_up_place(&mut self, slot: SlotId, place: Place) {
         let Some(known) = self.slots.get_mut(slot) else { return };
         let index = known.places.iter().position(|known| *known == Some(place));
-        if let Some(index) = index.filter(|_| known.places.iter().flatten().count() > 1 && !known.is_copying) {
+        if let Some(index) = index.filter(|_| known.places.iter().flatten().count() > 1 && !known.is_copying)
+        {
             known.places[index] = None;
             self.retire(slot, place);
             self.look_at(slot);

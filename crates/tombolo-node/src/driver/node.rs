@@ -4,8 +4,8 @@
 //! a thread of its own: whoever waits for something drives the engine
 //! ([`Node::drive`]), under one lock, and copies bytes outside of it where it can.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};

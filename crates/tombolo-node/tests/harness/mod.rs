@@ -5,8 +5,8 @@
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use tombolo_host::process::{Span, read_memory};
 use tombolo_core::store::{NoRoom, SlotId};
+use tombolo_host::process::{Span, read_memory};
 use tombolo_node::{Address, FarEvent, FarMemory, FarStore, Listener, Security, listen};
 use tombolo_random::Random;
 

@@ -106,7 +106,10 @@ fn status_tells_the_address_and_key_of_a_borrower() {
     let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
     let told = &status["borrowers"][0];
     assert_eq!(told["key"], borrower_key, "{status:#}");
-    assert!(told["bytes"].as_u64().is_some_and(|bytes| (24 << 20..=160 << 20).contains(&bytes)), "{status:#}");
+    assert!(
+        told["bytes"].as_u64().is_some_and(|bytes| (24 << 20..=160 << 20).contains(&bytes)),
+        "{status:#}"
+    );
     drop((run, node));
 }
 

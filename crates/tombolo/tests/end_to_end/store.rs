@@ -37,10 +37,9 @@ impl Verifying {
         let all: Value = serde_json::from_slice(&found.stdout).expect("ps prints JSON");
         let supervisor = u64::from(self.run.pid());
         let programs = all["programs"].as_array().cloned().unwrap_or_default();
-        programs
-            .into_iter()
-            .find(|program| program["supervisor_pid"] == supervisor)
-            .unwrap_or_else(|| panic!("{supervisor} is not there: {} {}", self.run.output(), self.run.errors()))
+        programs.into_iter().find(|program| program["supervisor_pid"] == supervisor).unwrap_or_else(|| {
+            panic!("{supervisor} is not there: {} {}", self.run.output(), self.run.errors())
+        })
     }
 
     fn wait_until(&self, what: &str, limit: Duration, is_so: impl Fn(&Value) -> bool) -> Value {
@@ -125,7 +124,8 @@ fn a_lender_is_killed(link: Link, options: &[&str]) {
     assert_eq!(lender(&status, 0)["used_bytes"].is_u64(), true);
     assert!(number(&status["far"]["used_bytes"]) > 32 << 20, "{status:#}");
     lenders[0].node().signal(Signal::KILL);
-    verifying.wait_until("the lender is missed", PATIENCE, |status| number(&status["far"]["one_copy_pages"]) > 0);
+    verifying
+        .wait_until("the lender is missed", PATIENCE, |status| number(&status["far"]["one_copy_pages"]) > 0);
     lenders[0].start_again("512M");
     // The next life is a lender of its own, and gets the missing copies.
     verifying.wait_until("two copies again", PATIENCE, |status| {
@@ -211,9 +211,8 @@ fn nothing_is_lost_while_lenders_come_and_go() {
     let programs = if seconds > 60 { 4 } else { 2 };
     let mut random = Random::for_test(1);
     let mut lenders = [(); 3].map(|()| Lender::start(Link::Udp, "1G"));
-    let verifying: Vec<Verifying> = (0..programs)
-        .map(|_| Verifying::start(40, "8M", &lenders.each_ref(), &["--copies", "2"]))
-        .collect();
+    let verifying: Vec<Verifying> =
+        (0..programs).map(|_| Verifying::start(40, "8M", &lenders.each_ref(), &["--copies", "2"])).collect();
     let since = Instant::now();
     let mut events = [0; 4];
     while since.elapsed() < Duration::from_secs(seconds) {
@@ -232,7 +231,8 @@ fn nothing_is_lost_while_lenders_come_and_go() {
                 lenders[index].start_again("1G");
             }
             1 => {
-                let stopped = if seconds > 60 { random.range(1_000, 20_000) } else { random.range(1_000, 8_000) };
+                let stopped =
+                    if seconds > 60 { random.range(1_000, 20_000) } else { random.range(1_000, 8_000) };
                 lenders[index].node().signal(Signal::STOP);
                 std::thread::sleep(Duration::from_millis(stopped));
                 lenders[index].node().signal(Signal::CONT);

@@ -90,7 +90,10 @@ impl FarStore {
                 let at = to.page as usize * PAGE_BYTES as usize;
                 window.warm(window.base() + at as u64);
                 let buffers = self.node.buffers();
-                window.memory.copy_by_kernel(at, buffers, offset_of(from) as usize, length_bytes as usize).is_ok()
+                window
+                    .memory
+                    .copy_by_kernel(at, buffers, offset_of(from) as usize, length_bytes as usize)
+                    .is_ok()
             });
             let ended = if copied { Ended::Done { checksum: 0 } } else { Ended::Failed };
             return self.end(io, ended);
@@ -121,8 +124,7 @@ impl FarStore {
                 let buffers = self.node.buffers();
                 buffers.copy_by_kernel(offset as usize, &window.memory, at, PAGE_BYTES as usize).is_ok()
             });
-            let ended =
-                if copied { Ended::Done { checksum: self.checksum(offset) } } else { Ended::Failed };
+            let ended = if copied { Ended::Done { checksum: self.checksum(offset) } } else { Ended::Failed };
             return self.end(io, ended);
         }
         let transfer = Transfer {

@@ -52,8 +52,12 @@ impl Window {
 
 /// A question to a lender.
 pub(super) enum Job {
-    Borrow { pages: u32 },
-    GiveBack { segment: u64 },
+    Borrow {
+        pages: u32,
+    },
+    GiveBack {
+        segment: u64,
+    },
     /// Whether it is about to end.
     AskWhetherEnding,
 }

@@ -295,7 +295,9 @@ impl FarStore {
     /// A peer is lost for good.
     fn peer_lost(&self, peer: PeerId, reason: LossReason) {
         let found = self.lenders.read().iter().find(|lender| lender.peer.id == peer).cloned();
-        let Some(lender) = found.filter(|lender| !lender.is_lost.swap(true, Ordering::SeqCst)) else { return };
+        let Some(lender) = found.filter(|lender| !lender.is_lost.swap(true, Ordering::SeqCst)) else {
+            return;
+        };
         let is_readable = lender.is_windowed && self.dead_windows == DeadWindows::Read;
         let now_ns = self.now_ns();
         let had = {

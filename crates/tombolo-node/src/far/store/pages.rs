@@ -97,7 +97,8 @@ impl FarMemory for FarStore {
 
     fn read(&self, slot: SlotId, ticket: u64, since: Option<Instant>) {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
-        let waited_since_ns = since.map(|since| since.saturating_duration_since(self.epoch).as_nanos() as u64);
+        let waited_since_ns =
+            since.map(|since| since.saturating_duration_since(self.epoch).as_nanos() as u64);
         self.store.lock().read(self.now_ns(), slot, Ticket { name: ticket, waited_since_ns });
     }
 
