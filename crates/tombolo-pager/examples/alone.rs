@@ -1,45 +1,79 @@
 //! The pager with no lender: "far" memory is this process's own. For work on
 //! the pager itself: `alone LIBRARY LOCAL_MIB FAR_MIB PROGRAM [ARGUMENT...]`.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
+use tombolo_core::store::{Action, Config, Lent, Newcomer, Refused, SlotId, Store};
 use tombolo_host::sparse::Pages;
-use tombolo_node::{FarMemory, FarSink, LenderGone, Staging, Window};
+use tombolo_node::{FarLink, FarMemory, FarSink, FarStatus, Staging};
 use tombolo_pager::{Options, run};
 
-struct Own(Pages);
+/// This process as a lender of its own memory.
+struct Own {
+    memory: Pages,
+    store: Mutex<Store>,
+    lent_pages: AtomicU64,
+}
+
+impl Own {
+    fn new(memory: Pages) -> Self {
+        let mut store = Store::new(Config { unused_ns: u64::MAX, ..Config::default() });
+        store.add_lender(Newcomer { host: 0, distance: 0, round_trip_ns: 0 });
+        Self { memory, store: Mutex::new(store), lent_pages: AtomicU64::new(0) }
+    }
+}
 
 impl FarMemory for Own {
     fn start(&self, _sink: FarSink) {}
-    fn pages(&self) -> u32 {
-        (self.0.length() / 4096) as u32
+    fn slots(&self) -> MutexGuard<'_, Store> {
+        self.store.lock()
     }
-    fn window(&self, page: u32) -> Option<Window> {
-        Some(Window { address: self.0.address() + u64::from(page) * 4096, pages: self.pages() - page })
+    fn prepare(&self) {
+        self.store.lock().grow_all();
+        self.flush();
     }
-    fn warm(&self, _page: u32) {}
-    fn is_lost(&self, _page: u32) -> bool {
-        false
+    fn is_windowed(&self) -> bool {
+        true
     }
+    fn warm(&self, _address: u64) {}
     fn staging(&self) -> Staging {
         Staging { address: 0, pages: 0 }
     }
-    fn write(&self, _pages: &[(u32, u32)]) -> Result<(), LenderGone> {
-        Ok(())
+    fn write(&self, slots: &[(SlotId, u32)]) -> Vec<SlotId> {
+        slots.iter().map(|(slot, _)| *slot).collect()
     }
-    fn read(&self, _page: u32, _ticket: u64, _since: Option<std::time::Instant>) {}
-    fn flush(&self) {}
+    fn read(&self, _slot: SlotId, _ticket: u64, _since: Option<std::time::Instant>) {}
+    fn flush(&self) {
+        let mut store = self.store.lock();
+        while let Some(action) = store.poll(0) {
+            let Action::Borrow { lender, pages } = action else { continue };
+            let first = self.lent_pages.load(Ordering::Relaxed);
+            let free = self.memory.length() as u64 / 4096 - first;
+            let answer = if free < u64::from(pages) {
+                Err(Refused { free_pages: free as u32 })
+            } else {
+                self.lent_pages.store(first + u64::from(pages), Ordering::Relaxed);
+                Ok(Lent { segment: first, pages, direct: Some(self.memory.address() + first * 4096) })
+            };
+            store.lent(0, lender, answer);
+        }
+    }
     fn progress(&self) {}
     fn in_flight(&self) -> u64 {
         0
     }
-    fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {
+    fn links(&self) -> Vec<FarLink> {
         Vec::new()
     }
     fn sleep_time(&self) -> Option<Duration> {
         None
+    }
+    fn status(&self) -> FarStatus {
+        let used_pages = u64::from(self.store.lock().used());
+        FarStatus { used_pages, most_pages: self.memory.length() as u64 / 4096, ..FarStatus::default() }
     }
 }
 
@@ -54,7 +88,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("usage: alone LIBRARY LOCAL_MIB FAR_MIB PROGRAM [ARGUMENT...]".into());
     };
     let library: &'static [u8] = std::fs::read(library)?.leak();
-    let far = Own(Pages::new(far.parse::<usize>()? << 20)?);
+    let far = Own::new(Pages::new(far.parse::<usize>()? << 20)?);
     let options = Options {
         program: program.into(),
         arguments: rest.iter().map(Into::into).collect(),

@@ -103,7 +103,8 @@ impl Store {
         // A slot has one place there at most, and some pages more may wait for late reads and writes.
         let most = u64::from(config.slots_max) * 5 / 4;
         // Each as large as half of what there is, so that there are few of them.
-        let size = (lender.borrowed_pages() / 2)
+        let half = lender.borrowed_pages() / 2;
+        let size = (half - half % u64::from(config.segment_least_pages.max(1)))
             .clamp(u64::from(config.segment_least_pages), u64::from(config.segment_most_pages));
         let pages = size.min(most.saturating_sub(lender.borrowed_pages())) as u32;
         self.ask(id, pages);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::lenders::{LenderId, Place};
-use super::{SlotId, Source};
+use super::SlotId;
 
 /// Names a read or write under way. It is given back once.
 #[derive(Debug, PartialEq, Eq)]
@@ -148,10 +148,4 @@ impl Works {
     pub(super) fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
-}
-
-/// Which pages a write of these would be one run with.
-pub(super) fn follows(before: (Place, Source, u32), place: Place, from: u32) -> bool {
-    let (first, source, pages) = before;
-    first.is_followed_by(place, pages) && source == Source::Staged(from.wrapping_sub(pages))
 }

@@ -3,7 +3,7 @@
 
 use super::lenders::{LenderId, Place};
 use super::slots::Phase;
-use super::work::{Work, follows};
+use super::work::Work;
 use super::{Action, Ended, Gone, SlotId, Source, Store};
 
 /// How a place of a slot that is being written is.
@@ -38,6 +38,20 @@ pub struct Piece {
     pub staged: u32,
     /// Its CRC32C, if reads are to be checked.
     pub checksum: Option<u32>,
+}
+
+/// Writes that follow each other at the lender and here: the slots, and the number of the place in each.
+struct Run {
+    first: Place,
+    staged: u32,
+    slots: Vec<(SlotId, u8)>,
+}
+
+impl Run {
+    fn is_followed_by(&self, place: Place, staged: u32) -> bool {
+        let pages = self.slots.len() as u32;
+        self.staged + pages == staged && self.first.is_followed_by(place, pages)
+    }
 }
 
 impl Store {
@@ -116,19 +130,15 @@ impl Store {
 
     /// Sends writes: those that follow each other at both ends as one.
     fn send(&mut self, writes: &[(SlotId, u8)]) {
-        let mut run: Option<(Place, u32, Vec<(SlotId, u8)>)> = None;
+        let mut run: Option<Run> = None;
         for &(slot, copy) in writes {
             let Some(staged) = self.saving.get(&slot).map(|saving| saving.staged) else { continue };
             let Some(place) = self.places(slot)[usize::from(copy)] else { continue };
             match &mut run {
-                Some((first, source, slots))
-                    if follows((*first, Source::Staged(*source), slots.len() as u32), place, staged) =>
-                {
-                    slots.push((slot, copy));
-                }
+                Some(run) if run.is_followed_by(place, staged) => run.slots.push((slot, copy)),
                 _ => {
-                    let next = Some((place, staged, vec![(slot, copy)]));
-                    if let Some(whole) = std::mem::replace(&mut run, next) {
+                    let next = Run { first: place, staged, slots: vec![(slot, copy)] };
+                    if let Some(whole) = run.replace(next) {
                         self.send_run(whole);
                     }
                 }
@@ -139,7 +149,7 @@ impl Store {
         }
     }
 
-    fn send_run(&mut self, (first, staged, slots): (Place, u32, Vec<(SlotId, u8)>)) {
+    fn send_run(&mut self, Run { first, staged, slots }: Run) {
         let Some(to) = self.lenders.location(first) else { return };
         let pages = slots.len() as u32;
         let io = self.works.begin(Work::Save { slots, first });
@@ -159,7 +169,7 @@ impl Store {
             let Some(place) = self.places(slot)[index] else { continue };
             if copy == Copy::Done && self.lenders.is_readable(place) {
                 result = Ok(());
-            } else if copies.iter().any(|copy| *copy == Copy::Done) {
+            } else if copies.contains(&Copy::Done) {
                 if let Some(known) = self.slots.get_mut(slot) {
                     known.places[index] = None;
                 }

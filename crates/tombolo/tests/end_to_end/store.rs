@@ -121,7 +121,6 @@ fn a_lender_is_killed(link: Link, options: &[&str]) {
     let options: Vec<&str> = ["--copies", "2"].into_iter().chain(options.iter().copied()).collect();
     let verifying = Verifying::start(64, "16M", &lenders.each_ref(), &options);
     let status = verifying.wait_until("two copies", PATIENCE, |status| status["far"]["one_copy_pages"] == 0);
-    assert_eq!(lender(&status, 0)["used_bytes"].is_u64(), true);
     assert!(number(&status["far"]["used_bytes"]) > 32 << 20, "{status:#}");
     lenders[0].node().signal(Signal::KILL);
     verifying
