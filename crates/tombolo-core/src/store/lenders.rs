@@ -130,6 +130,8 @@ pub(super) struct Lender {
     state: LenderState,
     is_suspect: bool,
     segments: Vec<Segment>,
+    /// Pages of the largest segment.
+    largest: u32,
     /// Unused pages.
     free: u64,
     used: u64,
@@ -191,12 +193,7 @@ impl Lender {
     }
 
     pub(super) fn largest_segment(&self) -> u32 {
-        self.segments
-            .iter()
-            .filter(|segment| !segment.is_gone)
-            .map(|segment| segment.pages)
-            .max()
-            .unwrap_or(0)
+        self.largest
     }
 
     pub(super) fn lend(&mut self, name: u64, pages: u32, direct: Option<u64>) {
@@ -211,6 +208,7 @@ impl Lender {
             unused_since_ns: None,
         });
         self.free += u64::from(pages);
+        self.largest = self.largest.max(pages);
     }
 
     /// Takes an unused page: the next one after the last taken, if that is unused.
@@ -287,6 +285,8 @@ impl Lender {
         self.free = free;
         if !names.is_empty() {
             (self.cursor, self.passed) = ((0, 0), 0);
+            let lent = self.segments.iter().filter(|segment| !segment.is_gone);
+            self.largest = lent.map(|segment| segment.pages).max().unwrap_or(0);
         }
         names
     }
@@ -320,6 +320,7 @@ impl Lenders {
             state: LenderState::Active,
             is_suspect: false,
             segments: Vec::new(),
+            largest: 0,
             free: 0,
             used: 0,
             cursor: (0, 0),

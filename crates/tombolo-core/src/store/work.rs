@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::lenders::{LenderId, Place};
 use super::SlotId;
+use super::lenders::{LenderId, Place};
 
 /// Names a read or write under way. It is given back once.
 #[derive(Debug, PartialEq, Eq)]
