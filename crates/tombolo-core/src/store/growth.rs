@@ -73,7 +73,7 @@ impl Store {
             self.lenders.get(id).is_some_and(|lender| {
                 lender.state() == LenderState::Active
                     && lender.is_suspect()
-                    && (lender.free_pages() > 0 || lender.asked.is_some())
+                    && (lender.free_pages() > 0 || lender.ask_after_ns == 0)
             })
         };
         let waits = self.works.is_freeing() || self.is_growing(except, None);

@@ -97,7 +97,7 @@ struct Segment {
     direct: Option<u64>,
     /// A bit for each page that is used.
     bits: Vec<u64>,
-    /// It was given back, and its number is not used again.
+    /// It was given back; its number may be another one's.
     is_gone: bool,
     /// Since when it was seen to be unused.
     unused_since_ns: Option<u64>,
@@ -189,7 +189,7 @@ impl Lender {
 
     /// Whether a segment number is left.
     pub(super) fn can_have_more_segments(&self) -> bool {
-        self.segments.len() < 1 << (32 - SEGMENT_SHIFT)
+        self.segments.len() < 1 << (32 - SEGMENT_SHIFT) || self.segments.iter().any(|segment| segment.is_gone)
     }
 
     pub(super) fn largest_segment(&self) -> u32 {
@@ -198,15 +198,12 @@ impl Lender {
 
     pub(super) fn lend(&mut self, name: u64, pages: u32, direct: Option<u64>) {
         let bits = vec![0; pages.div_ceil(64) as usize];
-        self.segments.push(Segment {
-            name,
-            pages,
-            used: 0,
-            direct,
-            bits,
-            is_gone: false,
-            unused_since_ns: None,
-        });
+        let segment = Segment { name, pages, used: 0, direct, bits, is_gone: false, unused_since_ns: None };
+        // Nothing of one that was given back is used.
+        match self.segments.iter_mut().find(|segment| segment.is_gone) {
+            Some(gone) => *gone = segment,
+            None => self.segments.push(segment),
+        }
         self.free += u64::from(pages);
         self.largest = self.largest.max(pages);
     }

@@ -212,7 +212,7 @@ impl Node {
 
     /// A transfer of this node's own has completed.
     pub(crate) fn completed(&self, user: u64, result: Result<(), TransferError>) -> bool {
-        let sinks = self.completions.read();
+        let sinks = self.completions.read_recursive();
         let sink = sinks.get((user >> OWNER_SHIFT) as usize);
         sink.map(|sink| sink(user & ((1 << OWNER_SHIFT) - 1), result)).is_some()
     }
@@ -229,7 +229,7 @@ impl Node {
     }
 
     pub(crate) fn lost(&self, peer: PeerId, reason: LossReason) {
-        for sink in self.losses.read().iter() {
+        for sink in self.losses.read_recursive().iter() {
             sink(peer, reason);
         }
     }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tombolo_core::store::{LenderId, Lent, Newcomer, Refused};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::node as timing;
-use tombolo_link::Address;
+use tombolo_link::{Address, LossReason};
 
 use super::{FarStore, PAGE_BYTES, WARM_BYTES, no_thread};
 use crate::driver::node::Node;
@@ -146,12 +146,20 @@ impl FarStore {
         };
         let link = tombolo_link::connect(first, security, timing::BORROW_TIMEOUT)?;
         let peer = self.node.add_peer(link);
-        let paths = if ways.len() > 1 {
-            Some(self.node.join_again(&peer, ways, security, timing::BORROW_TIMEOUT)?)
+        let joined = if ways.len() > 1 {
+            self.node.join_again(&peer, ways, security, timing::BORROW_TIMEOUT).map(Some)
         } else {
-            None
+            Ok(None)
         };
-        self.add(peer, ways.to_vec(), paths)
+        let added =
+            joined.map_err(BorrowError::from).and_then(|paths| self.add(peer.clone(), ways.to_vec(), paths));
+        if added.is_err() {
+            // It is dialed again and again, perhaps.
+            peer.link.close(LossReason::ClosedByPeer);
+            self.node.lose(&peer, LossReason::ClosedByPeer);
+            self.node.forget(&peer);
+        }
+        added
     }
 
     /// Adds a lender whose link is up.
@@ -213,7 +221,9 @@ impl FarStore {
                 is_replaced: AtomicBool::new(false),
                 lendable_pages: AtomicU64::new(free),
             });
-            lenders.push(lender.clone());
+            let mut more = (**lenders).clone();
+            more.push(lender.clone());
+            *lenders = Arc::new(more);
             lender
         };
         let weak = Arc::downgrade(self);
@@ -236,12 +246,11 @@ impl FarStore {
 
     /// Two copies on one machine go with it.
     fn warn_of_one_host(&self) {
-        let lenders = self.lenders.read();
+        let lenders = self.lenders();
         let alive: Vec<_> = lenders.iter().filter(|lender| !lender.is_lost()).collect();
         let hosts: std::collections::BTreeSet<u64> =
             alive.iter().map(|lender| host_of(lender.address())).collect();
         if self.copies > 1 && alive.len() > 1 && hosts.len() < 2 {
-            drop(lenders);
             self.say_once("all lenders are on one machine: its end takes both copies of every page".into());
         }
     }
@@ -309,6 +318,11 @@ impl FarStore {
                 return Err(none);
             }
         };
+        if self.stop.load(Ordering::Relaxed) {
+            // Nobody would give it back.
+            let _ = self.node.ask(&lender.peer, Request::Release { segment }, timing::RELEASE_TIMEOUT);
+            return Err(none);
+        }
         let segment = u64::from(segment);
         let direct = if lender.is_windowed {
             let opened = descriptors

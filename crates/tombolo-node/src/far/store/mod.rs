@@ -89,7 +89,7 @@ pub struct FarStore {
     owner: OnceLock<Owner>,
     store: Mutex<Store>,
     /// By their number in the store.
-    lenders: RwLock<Vec<Arc<Lender>>>,
+    lenders: RwLock<Arc<Vec<Arc<Lender>>>>,
     /// By their first address.
     windows: RwLock<BTreeMap<u64, Arc<Window>>>,
     copies: u8,
@@ -232,7 +232,7 @@ impl FarStore {
 
     /// Some memory can be had.
     fn require_memory(&self) -> Result<(), BorrowError> {
-        let lenders = self.lenders.read();
+        let lenders = self.lenders();
         let free: u64 = lenders.iter().map(|lender| lender.lendable_pages.load(Ordering::Relaxed)).sum();
         if free == 0 { Err(BorrowError::Nothing) } else { Ok(()) }
     }
@@ -246,8 +246,8 @@ impl FarStore {
         {
             let _ = service.join();
         }
-        let lenders = self.lenders.read().clone();
-        for lender in lenders {
+        let lenders = self.lenders();
+        for lender in lenders.iter() {
             lender.end(&self.node, timing::RELEASE_TIMEOUT);
         }
     }
@@ -259,6 +259,11 @@ impl FarStore {
 
     fn now_ns(&self) -> u64 {
         self.epoch.elapsed().as_nanos() as u64
+    }
+
+    /// All lenders so far. No lock is held: whoever looks at them may call what adds another one.
+    fn lenders(&self) -> Arc<Vec<Arc<Lender>>> {
+        self.lenders.read().clone()
     }
 
     /// Wakes the service thread.
@@ -282,7 +287,7 @@ impl FarStore {
     }
 
     fn lender(&self, id: LenderId) -> Option<Arc<Lender>> {
-        self.lenders.read().get(usize::from(id.0)).cloned()
+        self.lenders().get(usize::from(id.0)).cloned()
     }
 
     /// A transfer of the store's has ended.
@@ -294,7 +299,7 @@ impl FarStore {
 
     /// A peer is lost for good.
     fn peer_lost(&self, peer: PeerId, reason: LossReason) {
-        let found = self.lenders.read().iter().find(|lender| lender.peer.id == peer).cloned();
+        let found = self.lenders().iter().find(|lender| lender.peer.id == peer).cloned();
         let Some(lender) = found.filter(|lender| !lender.is_lost.swap(true, Ordering::SeqCst)) else {
             return;
         };

@@ -15,7 +15,7 @@ use crate::far::front::{FarLender, FarLink, FarMemory, FarSink, FarStatus, Stagi
 impl FarStore {
     /// Lenders whose links carry packets, if they are there.
     fn remote(&self) -> Vec<Arc<Lender>> {
-        self.lenders.read().iter().filter(|lender| !lender.is_windowed).cloned().collect()
+        self.lenders().iter().filter(|lender| !lender.is_windowed).cloned().collect()
     }
 }
 
@@ -37,7 +37,7 @@ impl FarMemory for FarStore {
     }
 
     fn is_windowed(&self) -> bool {
-        self.lenders.read().iter().all(|lender| lender.is_windowed)
+        self.lenders().iter().all(|lender| lender.is_windowed)
     }
 
     fn warm(&self, address: u64) {
@@ -108,7 +108,7 @@ impl FarMemory for FarStore {
     }
 
     fn progress(&self) {
-        for lender in self.lenders.read().iter().filter(|lender| !lender.is_windowed) {
+        for lender in self.lenders().iter().filter(|lender| !lender.is_windowed) {
             if lender.peer.has_link() {
                 self.node.drive_lazily(&lender.peer);
             }
@@ -134,7 +134,7 @@ impl FarMemory for FarStore {
 
     fn sleep_time(&self) -> Option<Duration> {
         // Where only further links are left, others wait at them.
-        for lender in self.lenders.read().iter().filter(|lender| !lender.is_windowed && !lender.is_lost()) {
+        for lender in self.lenders().iter().filter(|lender| !lender.is_windowed && !lender.is_lost()) {
             if lender.peer.has_link() && self.node.arm(&lender.peer).unwrap_or(false) {
                 return Some(Duration::ZERO);
             }
@@ -146,7 +146,7 @@ impl FarMemory for FarStore {
     }
 
     fn status(&self) -> FarStatus {
-        let lenders = self.lenders.read().clone();
+        let lenders = self.lenders();
         let mut lendable: u64 = 0;
         let list = lenders.iter().map(|lender| {
             let status = self.store.lock().lender(lender.id);

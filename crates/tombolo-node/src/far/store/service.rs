@@ -34,7 +34,7 @@ pub enum LenderError {
 impl FarStore {
     /// Adds a lender by its addresses while the store is in use.
     pub fn add_lender(self: &Arc<Self>, ways: &[Address]) -> Result<(), LenderError> {
-        let known = self.lenders.read().iter().any(|lender| {
+        let known = self.lenders().iter().any(|lender| {
             !lender.is_lost()
                 && !lender.is_leaving.load(Ordering::Relaxed)
                 && ways.iter().any(|way| lender.ways.contains(way))
@@ -50,8 +50,7 @@ impl FarStore {
     /// Moves everything away from a lender, which is named by an address or its name; it ends later.
     pub fn drain_lender(&self, named: &str) -> Result<(), LenderError> {
         let found: Vec<Arc<Lender>> = self
-            .lenders
-            .read()
+            .lenders()
             .iter()
             .filter(|lender| {
                 !lender.is_lost()
@@ -74,7 +73,7 @@ impl FarStore {
     /// A lender is about to end: everything is moved away from it, if there is another one.
     pub(super) fn leave_ending(&self, ending: &Lender) {
         let is_other = |lender: &Arc<Lender>| lender.id != ending.id && self.state_of(lender.id) == "active";
-        if self.state_of(ending.id) == "active" && self.lenders.read().iter().any(is_other) {
+        if self.state_of(ending.id) == "active" && self.lenders().iter().any(is_other) {
             self.store.lock().drain(ending.id);
             self.carry_out();
             self.tell(FarEvent::Notice(format!(
@@ -90,7 +89,7 @@ impl FarStore {
         if self.asked_at_s.swap(now_s, Ordering::Relaxed) == now_s {
             return;
         }
-        for lender in self.lenders.read().iter() {
+        for lender in self.lenders().iter() {
             let is_of_use = !lender.is_lost() && !lender.peer.is_waiting();
             if is_of_use && !lender.is_asked.swap(true, Ordering::Relaxed) {
                 lender.give(Job::AskWhetherEnding);
@@ -108,7 +107,7 @@ impl FarStore {
         self.ask_absent_lenders();
         self.ask_whether_ending();
         // Nobody polls the links with windows for packets: there are none.
-        let lenders = self.lenders.read().clone();
+        let lenders = self.lenders();
         let windowed: Vec<&Arc<Lender>> =
             lenders.iter().filter(|lender| lender.is_windowed && !lender.is_lost()).collect();
         for lender in &windowed {
@@ -132,7 +131,7 @@ impl FarStore {
 
     /// Tells the store which lenders are silent.
     fn note_suspects(&self) {
-        let lenders = self.lenders.read().clone();
+        let lenders = self.lenders();
         for lender in lenders.iter().filter(|lender| !lender.is_lost()) {
             let is_suspect = lender.peer.is_waiting();
             if lender.is_suspect.swap(is_suspect, Ordering::Relaxed) != is_suspect {
@@ -146,14 +145,15 @@ impl FarStore {
     /// nothing is waited for. One that is lost is dialed, and is a new lender when it is back.
     fn ask_absent_lenders(self: &Arc<Self>) {
         let Some(security) = self.security.get() else { return };
-        let lenders = self.lenders.read().clone();
+        let lenders = self.lenders();
         let absent: Vec<Arc<Lender>> = lenders
-            .into_iter()
+            .iter()
             .filter(|lender| {
                 let is_gone = lender.is_lost() && !lender.is_replaced.load(Ordering::Relaxed);
                 let is_silent = !lender.is_lost() && lender.peer.is_waiting();
                 (is_gone || is_silent) && !lender.is_leaving.load(Ordering::Relaxed)
             })
+            .cloned()
             .collect();
         if absent.is_empty() || self.is_asking.swap(true, Ordering::AcqRel) {
             return;
