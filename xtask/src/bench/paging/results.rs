@@ -177,14 +177,13 @@ fn start_section(page: &mut String, start: &Value) {
     let milliseconds = |field: &str| start[field].as_f64().unwrap_or(f64::NAN) * 1000.0;
     let _ = writeln!(
         page,
-        "`true` takes {:.1} ms (CPU {:.1} ms) plainly, and under `tombolo run` {:.1} ms beyond borrowing. To borrow {} \
-         takes {:.1} ms; CPU with it: {:.1} ms. Medians of {} runs, CPU times their means; by turns.",
+        "`true` takes {:.1} ms (CPU {:.1} ms) plainly, and under `tombolo run` {:.1} ms beyond connecting, \
+         which takes {:.1} ms (memory is borrowed as it is needed); CPU with it: {:.1} ms. Medians of {} runs, CPU times their means; by turns.",
         milliseconds("plain_s"),
         milliseconds("plain_cpu_s"),
-        milliseconds("beyond_borrowing_s"),
-        mebibytes(start["borrowed_bytes"].as_u64().unwrap_or(0)),
-        milliseconds("borrowing_s"),
-        milliseconds("with_borrowing_cpu_s"),
+        milliseconds("beyond_connecting_s"),
+        milliseconds("connecting_s"),
+        milliseconds("with_connecting_cpu_s"),
         start["rounds"],
     );
 }
@@ -381,7 +380,7 @@ mod tests {
             reads: Ok(
                 json!({ "rows": rows, "rounds": 2, "seconds": 4.0, "bytes": 1 << 20, "local_bytes": 1 << 20 }),
             ),
-            start: Ok(json!({ "beyond_borrowing_s": 0.02, "rounds": 3 })),
+            start: Ok(json!({ "beyond_connecting_s": 0.02, "rounds": 3 })),
             curves: vec![Err("redis: there is no redis-server".into()), Ok(curve)],
         };
         let page = page(&found, Some("no root"));
@@ -390,7 +389,7 @@ mod tests {
             "| Tombolo, shm | 6.00 / 10.00 |",
             "Not measured: a run of kernel swap on zram, threads 2: needs root.",
             "| bare pager | - |",
-            "20.0 ms beyond borrowing",
+            "20.0 ms beyond connecting",
             "Not measured: redis: there is no redis-server.",
             "#### a walk",
             "| within the limit | 1.50 s | 1.50 | 3.00 s |",
