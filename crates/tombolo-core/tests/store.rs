@@ -571,7 +571,7 @@ impl World {
             95..96 => {
                 let lender = self.random.below(self.lenders.len() as u64) as u16;
                 if self.random.one_in(2) {
-                    self.store.drain(LenderId(lender));
+                    let _ = self.store.drain(LenderId(lender));
                 }
             }
             96..98 if self.lenders.len() < 12 => self.add_lender(),
@@ -596,8 +596,12 @@ impl World {
                 if state.is_dead {
                     return;
                 }
+                if !self.is_healed && self.random.one_in(20) {
+                    return self.store.lent(self.now_ns, LenderId(lender), Err(Refused::Failed));
+                }
+                let state = &mut self.lenders[usize::from(lender)];
                 if state.capacity < pages {
-                    let refused = Refused { free_pages: state.capacity };
+                    let refused = Refused::HasOnly(state.capacity);
                     return self.store.lent(self.now_ns, LenderId(lender), Err(refused));
                 }
                 state.capacity -= pages;

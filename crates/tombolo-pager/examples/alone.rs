@@ -53,7 +53,7 @@ impl FarMemory for Own {
             let first = self.lent_pages.load(Ordering::Relaxed);
             let free = self.memory.length() as u64 / 4096 - first;
             let answer = if free < u64::from(pages) {
-                Err(Refused { free_pages: free as u32 })
+                Err(Refused::HasOnly(free as u32))
             } else {
                 self.lent_pages.store(first + u64::from(pages), Ordering::Relaxed);
                 Ok(Lent { segment: first, pages, direct: Some(self.memory.address() + first * 4096) })

@@ -14,6 +14,9 @@ use crate::serve::CHANGES_MAX;
 use crate::space::{Space, Table};
 use crate::stats::Counters;
 
+/// Pages that are looked at before others may look at slots: some ten microseconds.
+const SCANNED_AT_ONCE: usize = 4096;
+
 /// Names an operation of a space to far memory.
 pub(crate) fn ticket(space: &Space, operation: Page) -> u64 {
     PageName::new(space.index, operation).word()
@@ -31,8 +34,10 @@ impl Pager {
                 (self.notify)(&format!("lender {lender} has come"));
             }
             FarEvent::LenderDrained { lender } => {
+                self.poll_links();
                 (self.notify)(&format!("nothing of the program is left at lender {lender}"));
             }
+            FarEvent::LinksChanged => self.poll_links(),
             FarEvent::Notice(text) => (self.notify)(&text),
         }
     }
@@ -167,12 +172,16 @@ impl Pager {
         for space in self.all_spaces() {
             let mut lost = 0;
             let table = space.lock();
-            let slots = self.far.slots();
-            for (_, entry) in table.states.all() {
-                let is_only_far = matches!(entry.state(), State::Remote | State::Fetching | State::EvictDrop);
-                lost += u64::from(is_only_far && entry.slot().is_some_and(|slot| slots.is_lost(slot)));
+            // Others need the slots meanwhile.
+            for entries in table.states.all().chunks(SCANNED_AT_ONCE) {
+                let slots = self.far.slots();
+                for (_, entry) in entries {
+                    let is_only_far =
+                        matches!(entry.state(), State::Remote | State::Fetching | State::EvictDrop);
+                    lost += u64::from(is_only_far && entry.slot().is_some_and(|slot| slots.is_lost(slot)));
+                }
             }
-            drop((table, slots));
+            drop(table);
             if lost > 0 {
                 hurt.push((space, lost));
             }

@@ -212,8 +212,6 @@ impl Pager {
                 return match error {
                     UffdError::Again(_) => Step::Again,
                     UffdError::Exists(_) => self.found_present(space, table, page, agent),
-                    // Its lender has died meanwhile: another copy is looked for.
-                    UffdError::BadSource => Step::Again,
                     other => self.map_failed(space, table, page, &other),
                 };
             }
@@ -267,7 +265,13 @@ impl Pager {
         let (_, evicted_at) = {
             let mut slots = self.far.slots();
             slots.unpin(slot);
-            mapped?;
+            match mapped {
+                // Its lender has died meanwhile, perhaps: another copy is looked for.
+                Err(UffdError::BadSource) if slots.direct_read_failed(slot, address) => {
+                    return Err(UffdError::Again(0));
+                }
+                other => other?,
+            };
             table.states.mapped(page, protect, &mut slots)
         };
         // Nobody has used a page yet that came unasked: it has to prove itself.

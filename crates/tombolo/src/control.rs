@@ -10,7 +10,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -55,7 +54,6 @@ pub enum Answer {
 pub struct Served {
     path: PathBuf,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Served {
@@ -86,7 +84,8 @@ impl Served {
                 }
             }
         });
-        Ok(Self { thread: Some(thread.map_err(failed)?), path, stop })
+        thread.map_err(failed)?;
+        Ok(Self { path, stop })
     }
 }
 
@@ -94,15 +93,9 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         // It waits for a client: this is the last one.
-        let woken = UnixStream::connect(&self.path);
+        let _ = UnixStream::connect(&self.path);
         let _ = fs::remove_file(&self.path);
-        if woken.is_err() {
-            // The process ends, and the thread with it.
-            return;
-        }
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        // The thread is not waited for: a client may be slow.
     }
 }
 

@@ -14,7 +14,7 @@ use super::{Action, Ended, SlotId, Source, Store};
 const SWEEP_SLOTS: u32 = 4096;
 
 /// How long no copy is begun where front ends have the buffers.
-const NO_BUFFER_PAUSE_NS: u64 = 1_000_000;
+pub(super) const NO_BUFFER_PAUSE_NS: u64 = 1_000_000;
 
 /// Whether a copy has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

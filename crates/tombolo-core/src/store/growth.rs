@@ -5,10 +5,15 @@ use super::{Action, NoRoom, SlotId, Store};
 
 /// Why a lender lends nothing now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused {
-    /// How many pages it would lend.
-    pub free_pages: u32,
+pub enum Refused {
+    /// It has no more than this many pages.
+    HasOnly(u32),
+    /// The question failed; another one may succeed.
+    Failed,
 }
+
+/// Questions in a row that may fail before a lender counts as one that has nothing. A bound, not a measurement.
+const FAILURES_MAX: u32 = 5;
 
 /// A segment that was lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +31,13 @@ impl Store {
     pub(super) fn find_places(&mut self) -> Result<[Option<Place>; 2], NoRoom> {
         let Some(first) = self.take_place(0, &[], None) else {
             self.grow_all();
-            return Err(self.no_room(&[]));
+            return match self.no_room(&[]) {
+                NoRoom::NotYet => Err(NoRoom::NotYet),
+                // It is moved away later, if there is room then.
+                NoRoom::Full => {
+                    self.lenders.take_leaving().map(|place| [Some(place), None]).ok_or(NoRoom::Full)
+                }
+            };
         };
         if self.config.copies < 2 {
             return Ok([Some(first), None]);
@@ -76,7 +87,13 @@ impl Store {
                     && (lender.free_pages() > 0 || lender.ask_after_ns == 0)
             })
         };
-        let waits = self.works.is_freeing() || self.is_growing(except, None);
+        let has_failed = |id| {
+            self.lenders
+                .get(id)
+                .is_some_and(|lender| lender.is_well() && (1..FAILURES_MAX).contains(&lender.failures))
+        };
+        let waits =
+            self.works.is_freeing() || self.is_growing(except, None) || self.lenders.ids().any(has_failed);
         if waits || self.lenders.ids().any(may_be_heard) { NoRoom::NotYet } else { NoRoom::Full }
     }
 
@@ -124,24 +141,22 @@ impl Store {
         let asked = lender.asked.take();
         match answer {
             Ok(lent) if lender.state() == LenderState::Active && asked.is_some() => {
+                lender.failures = 0;
                 lender.lend(lent.segment, lent.pages.min(Place::SEGMENT_PAGES_MAX), lent.direct);
                 self.next_unused_check_ns.get_or_insert(now_ns.saturating_add(self.config.unused_ns));
                 self.copies.look_again();
             }
             // Too late: it is drained or dead by now.
             Ok(lent) => {
-                if lender.state() == LenderState::Draining {
-                    self.actions.push_back(Action::GiveBack { lender: id, segment: lent.segment });
-                }
+                self.actions.push_back(Action::GiveBack { lender: id, segment: lent.segment });
                 self.give_back_drained(id);
             }
             // It lends what it has left.
-            Err(Refused { free_pages })
-                if lender.is_well() && (1..asked.unwrap_or(0)).contains(&free_pages) =>
-            {
-                self.ask(id, free_pages);
+            Err(Refused::HasOnly(pages)) if lender.is_well() && (1..asked.unwrap_or(0)).contains(&pages) => {
+                self.ask(id, pages);
             }
-            Err(_) => {
+            Err(refused) => {
+                lender.failures = if refused == Refused::Failed { lender.failures + 1 } else { 0 };
                 lender.ask_after_ns = now_ns.saturating_add(ask_again_ns).max(1);
                 let check = lender.ask_after_ns;
                 self.next_unused_check_ns =

@@ -143,6 +143,8 @@ pub(super) struct Lender {
     pub(super) asked: Option<u32>,
     /// It is not asked again before.
     pub(super) ask_after_ns: u64,
+    /// Questions in a row that failed.
+    pub(super) failures: u32,
     /// Reads under way.
     pub(super) reads: u32,
     /// The front end was told that it is drained.
@@ -324,6 +326,7 @@ impl Lenders {
             passed: 0,
             asked: None,
             ask_after_ns: 0,
+            failures: 0,
             reads: 0,
             is_drained: false,
         });
@@ -414,6 +417,14 @@ impl Lenders {
         if let Some(stream) = self.streams.get_mut(copy) {
             *stream = Stream { lender: Some(id), left: left - 1 };
         }
+        self.get_mut(id)?.take(id)
+    }
+
+    /// Takes a page at a lender that is being drained: better than none.
+    pub(super) fn take_leaving(&mut self) -> Option<Place> {
+        let may =
+            |lender: &Lender| lender.state == LenderState::Draining && !lender.is_suspect && lender.free > 0;
+        let id = self.ids().find(|&id| self.get(id).is_some_and(may))?;
         self.get_mut(id)?.take(id)
     }
 

@@ -107,6 +107,11 @@ pub enum NoRoom {
     Full,
 }
 
+/// A lender cannot be drained: no other one could take what it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no other lender is there for what it has: add one first")]
+pub struct NoOtherLender;
+
 /// The data of a slot cannot be had or kept: no lender is left for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the lender of these pages is gone")]
@@ -456,10 +461,43 @@ impl Store {
     }
 
     /// Everything is to be moved away from a lender. [`Action::Drained`] says when that is done.
-    pub fn drain(&mut self, lender: LenderId) {
+    ///
+    /// # Errors
+    /// [`NoOtherLender`].
+    pub fn drain(&mut self, lender: LenderId) -> Result<(), NoOtherLender> {
+        let is_other =
+            |id: LenderId| id != lender && self.lenders.get(id).is_some_and(|other| other.is_well());
+        if !self.lenders.ids().any(is_other) {
+            return Err(NoOtherLender);
+        }
         if self.lenders.set_draining(lender) {
             self.copies.sweep();
             self.give_back_drained(lender);
+        }
+        Ok(())
+    }
+
+    /// A slot's page could not be read directly at this address. True: there is another way to it.
+    pub fn direct_read_failed(&mut self, slot: SlotId, address: u64) -> bool {
+        if self.is_lost(slot) {
+            return false;
+        }
+        if self.direct(slot) != Some(address) {
+            return true;
+        }
+        let places = self.places(slot);
+        let failed = places.into_iter().flatten().find(|&place| self.lenders.direct(place) == Some(address));
+        let has_other = places
+            .into_iter()
+            .flatten()
+            .any(|place| Some(place) != failed && self.lenders.is_readable(place));
+        match failed.filter(|_| has_other) {
+            // If it is just being copied, the end of that decides.
+            Some(place) => {
+                self.give_up_place(slot, place);
+                true
+            }
+            None => false,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::copies::NO_BUFFER_PAUSE_NS;
 use super::lenders::{LenderId, Place};
 use super::work::Work;
 use super::{Action, Ended, Gone, SlotId, Store};
@@ -224,11 +225,15 @@ impl Store {
     fn double(&mut self, now_ns: u64, read: u64) {
         if self.reads.open.contains_key(&read) && self.read_next(now_ns, read) {
             self.counters.reads_doubled += 1;
-        } else if let Some(known) = self.reads.open.get_mut(&read)
-            && known.asked.len() < 2
-        {
+            return;
+        }
+        let Some(known) = self.reads.open.get(&read) else { return };
+        let is_other = |place: &Place| !known.asked.contains(place) && self.lenders.is_readable(*place);
+        let has_other = self.places(known.slot).iter().flatten().any(is_other);
+        if let Some(known) = self.reads.open.get_mut(&read).filter(|_| has_other) {
             // No buffer is free: soon.
-            known.late_at_ns = now_ns.saturating_add(1_000_000);
+            self.reads.late.remove(&(known.late_at_ns, read));
+            known.late_at_ns = now_ns.saturating_add(NO_BUFFER_PAUSE_NS);
             self.reads.late.insert((known.late_at_ns, read));
         }
     }

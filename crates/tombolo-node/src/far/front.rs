@@ -45,6 +45,8 @@ pub enum FarEvent {
         /// Where it listens.
         lender: String,
     },
+    /// [`FarMemory::links`] says otherwise now.
+    LinksChanged,
     /// Something that the user should know.
     Notice(String),
 }

@@ -45,11 +45,11 @@ impl FarStore {
                     lender.give(Job::Borrow { pages });
                 }
             }
-            Action::GiveBack { lender, segment } => {
-                if let Some(lender) = self.lender(lender) {
-                    lender.give(Job::GiveBack { segment });
-                }
-            }
+            Action::GiveBack { lender, segment } => match self.lender(lender) {
+                Some(lender) if lender.is_lost() => self.unmap(&lender, segment),
+                Some(lender) => lender.give(Job::GiveBack { segment }),
+                None => {}
+            },
             Action::Write { io, to, from, pages } => self.write_to(io, to, from, pages),
             Action::Read { io, from, buffer } => self.read_from(io, from, buffer),
             Action::Written { slot, result } => {

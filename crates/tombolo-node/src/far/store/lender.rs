@@ -108,6 +108,14 @@ impl Lender {
         }
     }
 
+    /// Its threads end, later: one of them may be the caller.
+    pub(super) fn end_threads(&self) {
+        *self.jobs.lock() = None;
+        let paths = std::mem::take(&mut *self.paths.lock());
+        // Where there is no thread, they end here.
+        let _ = std::thread::Builder::new().name("unpath".into()).spawn(move || drop(paths));
+    }
+
     /// Gives back what it has lent, and ends its threads.
     pub(super) fn end(&self, node: &Node, timeout: Duration) {
         *self.jobs.lock() = None;
@@ -128,6 +136,7 @@ impl Lender {
 fn host_of(address: &Address) -> u64 {
     match address {
         Address::Shm(_) | Address::ShmOf { .. } => 0,
+        Address::Udp(address) if address.ip().is_loopback() => 0,
         Address::Udp(address) => {
             let bytes = address.ip().to_string().into_bytes();
             // FNV-1a.
@@ -203,6 +212,11 @@ impl FarStore {
         let lender = {
             // Both lists in one order.
             let mut lenders = self.lenders.write();
+            let life = peer.neighbour().life();
+            if lenders.iter().any(|known| !known.is_lost() && known.peer.neighbour().life() == life) {
+                let reason = "it is a lender already, by another address".into();
+                return Err(BorrowError::Refused { lender: address, reason });
+            }
             let id = self.store.lock().add_lender(newcomer);
             let lender = Arc::new(Lender {
                 id,
@@ -260,7 +274,7 @@ impl FarStore {
         match job {
             Job::Borrow { pages } => {
                 let answer = self.borrow(lender, pages);
-                if let Err(Refused { free_pages }) = answer {
+                if let Err(Refused::HasOnly(free_pages)) = answer {
                     let borrowed =
                         self.store.lock().lender(lender.id).map_or(0, |status| status.borrowed_pages);
                     lender.lendable_pages.store(borrowed + u64::from(free_pages), Ordering::Relaxed);
@@ -280,11 +294,7 @@ impl FarStore {
                 lender.is_asked.store(false, Ordering::Relaxed);
             }
             Job::GiveBack { segment } => {
-                let window = lender.windows.lock().remove(&segment);
-                if let Some(window) = window {
-                    self.windows.write().remove(&window.base());
-                }
-                lender.segments.lock().retain(|known| *known != segment);
+                self.unmap(lender, segment);
                 if !lender.is_lost() {
                     let request = Request::Release { segment: segment as u16 };
                     let _ = self.node.ask(&lender.peer, request, timing::BORROW_TIMEOUT);
@@ -293,10 +303,19 @@ impl FarStore {
         }
     }
 
+    /// Nothing reads or writes a segment any more.
+    pub(super) fn unmap(&self, lender: &Lender, segment: u64) {
+        let window = lender.windows.lock().remove(&segment);
+        if let Some(window) = window {
+            self.windows.write().remove(&window.base());
+        }
+        lender.segments.lock().retain(|known| *known != segment);
+    }
+
     /// Asks a lender for a segment. A refusal is told once.
     fn borrow(&self, lender: &Arc<Lender>, pages: u32) -> Result<Lent, Refused> {
         let bytes = u64::from(pages) * PAGE_BYTES;
-        let none = Refused { free_pages: 0 };
+        let none = Refused::Failed;
         if lender.is_lost() {
             return Err(none);
         }
@@ -305,7 +324,7 @@ impl FarStore {
         let (segment, descriptors) = match answer {
             Ok((Reply::Lent { segment }, descriptors)) => (segment, descriptors),
             Ok((Reply::TooMuch { free_bytes }, _)) => {
-                return Err(Refused { free_pages: u32::try_from(free_bytes / PAGE_BYTES).unwrap_or(0) });
+                return Err(Refused::HasOnly(u32::try_from(free_bytes / PAGE_BYTES).unwrap_or(0)));
             }
             Ok((other, _)) => {
                 self.say_once(refused(address, other).to_string());
@@ -349,6 +368,11 @@ impl FarStore {
             let base = window.base();
             self.windows.write().insert(base, window.clone());
             lender.windows.lock().insert(segment, window);
+            if lender.is_lost() {
+                // Whoever gave its windows up has not seen this one.
+                self.unmap(lender, segment);
+                return Err(none);
+            }
             Some(base)
         } else {
             None

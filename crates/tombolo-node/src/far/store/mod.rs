@@ -323,6 +323,9 @@ impl FarStore {
                 lender: lender.address().to_string(),
                 reason: reason.to_string(),
             });
+        } else {
+            self.tell(FarEvent::LinksChanged);
         }
+        lender.end_threads();
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tombolo_core::store::LenderId;
+use tombolo_core::store::{LenderId, NoOtherLender};
 use tombolo_host::event;
 use tombolo_host::timing::node as timing;
 use tombolo_link::Address;
@@ -26,6 +26,9 @@ pub enum LenderError {
     /// It is one already.
     #[error("{0} is a lender already")]
     Known(Address),
+    /// It is the only one.
+    #[error("{0}")]
+    NoOther(#[from] NoOtherLender),
     /// It cannot be borrowed from.
     #[error("{0}")]
     Borrow(#[from] BorrowError),
@@ -62,8 +65,8 @@ impl FarStore {
             return Err(LenderError::Unknown(named.to_owned()));
         }
         for lender in found {
+            self.store.lock().drain(lender.id)?;
             lender.is_leaving.store(true, Ordering::Relaxed);
-            self.store.lock().drain(lender.id);
         }
         self.carry_out();
         self.ring();
@@ -72,9 +75,7 @@ impl FarStore {
 
     /// A lender is about to end: everything is moved away from it, if there is another one.
     pub(super) fn leave_ending(&self, ending: &Lender) {
-        let is_other = |lender: &Arc<Lender>| lender.id != ending.id && self.state_of(lender.id) == "active";
-        if self.state_of(ending.id) == "active" && self.lenders().iter().any(is_other) {
-            self.store.lock().drain(ending.id);
+        if self.state_of(ending.id) == "active" && self.store.lock().drain(ending.id).is_ok() {
             self.carry_out();
             self.tell(FarEvent::Notice(format!(
                 "lender {} is about to end: what it has is moved to others",
