@@ -213,7 +213,8 @@ impl FarStore {
             // Both lists in one order.
             let mut lenders = self.lenders.write();
             let life = peer.neighbour().life();
-            if lenders.iter().any(|known| !known.is_lost() && known.peer.neighbour().life() == life) {
+            let is_in_use = |known: &Lender| !known.is_lost() && !known.is_drained.load(Ordering::Relaxed);
+            if lenders.iter().any(|known| is_in_use(known) && known.peer.neighbour().life() == life) {
                 let reason = "it is a lender already, by another address".into();
                 return Err(BorrowError::Refused { lender: address, reason });
             }
