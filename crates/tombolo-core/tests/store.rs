@@ -89,6 +89,8 @@ struct Doing {
     from: Option<Source>,
     buffer: u32,
     fails: bool,
+    /// Its bytes come after it has failed.
+    is_late: bool,
 }
 
 #[derive(Default)]
@@ -137,6 +139,8 @@ struct World {
     is_healed: bool,
     poll_at_ns: Option<u64>,
     lost: u64,
+    /// Pages of each lender where late bytes were announced.
+    never_free: HashMap<u16, u64>,
 }
 
 fn checksum(contents: u64) -> u32 {
@@ -182,6 +186,7 @@ impl World {
             is_healed: false,
             poll_at_ns: None,
             lost: 0,
+            never_free: HashMap::new(),
         };
         for _ in 0..1 + world.random.below(4) {
             world.add_lender();
@@ -235,12 +240,17 @@ impl World {
                 let fails = self.lenders[at].is_dead || (!self.is_healed && self.random.one_in(100));
                 let io = io.into_word();
                 let (land, end) = (self.delay(at), self.delay(at));
+                let is_late = fails && !self.lenders[at].is_dead && self.random.one_in(2);
                 let is_early = self.planted == Planted::EndedEarly && self.random.one_in(10);
                 self.doing.insert(
                     io,
-                    Doing { at: to, pages, from: Some(from), buffer: 0, fails: fails || is_early },
+                    Doing { at: to, pages, from: Some(from), buffer: 0, fails: fails || is_early, is_late },
                 );
-                if is_early {
+                if is_late {
+                    *self.never_free.entry(to.lender.0).or_default() += u64::from(pages);
+                    self.at(land, Event::End { io });
+                    self.at(land + 300 * MS, Event::Land { io, again: true });
+                } else if is_early {
                     self.at(1, Event::End { io });
                     self.at(land + 300 * MS, Event::Land { io, again: true });
                 } else {
@@ -255,9 +265,12 @@ impl World {
                 self.check_read(from);
                 let lender = &self.lenders[at];
                 let fails = lender.is_dead && !lender.is_readable;
+                let is_live = !lender.is_dead;
+                let fails = fails || (is_live && !self.is_healed && self.random.one_in(50));
                 let io = io.into_word();
                 let delay = if lender.is_dead { 1 } else { self.delay(at) };
-                self.doing.insert(io, Doing { at: from, pages: 1, from: None, buffer, fails });
+                self.doing
+                    .insert(io, Doing { at: from, pages: 1, from: None, buffer, fails, is_late: false });
                 self.at(delay, Event::End { io });
             }
             Action::Written { slot, result } => {
@@ -348,12 +361,14 @@ impl World {
         let is_late_planted = self.planted == Planted::EndedEarly && doing.from.is_some() && doing.fails;
         if self.planted == Planted::LateDuplicate && doing.from.is_some() && self.random.one_in(4) {
             self.at(300 * MS, Event::Land { io, again: true });
-        } else if !is_late_planted {
+        } else if !is_late_planted && !doing.is_late {
             self.doing.remove(&io);
         }
         let lender = &self.lenders[usize::from(doing.at.lender.0)];
         let is_gone = lender.is_dead && (doing.from.is_some() || !lender.is_readable);
-        let ended = if doing.fails || is_gone {
+        let ended = if doing.is_late {
+            Ended::MayStillArrive
+        } else if doing.fails || is_gone {
             Ended::Failed
         } else {
             let contents = self.contents_of(doing.at);
@@ -728,11 +743,18 @@ impl World {
         assert_eq!(self.store.used(), 0);
         for (id, lender) in (0u16..).zip(&self.lenders) {
             let status = self.store.lender(LenderId(id)).expect("a lender");
-            assert_eq!(status.used_pages, 0, "pages of lender {id} have leaked");
+            let never_free = self.never_free.get(&id).copied().unwrap_or(0);
+            assert!(
+                status.used_pages == 0
+                    || (status.state == LenderState::Active && status.used_pages == never_free),
+                "{} pages of lender {id} have leaked, beside {never_free}",
+                status.used_pages
+            );
             if !lender.is_dead && status.state == LenderState::Active {
                 let lent: u64 = lender.lent.values().map(|&pages| u64::from(pages)).sum();
                 assert_eq!(status.borrowed_pages, lent, "lender {id}");
             }
+            assert_ne!(status.state, LenderState::DeadReadable, "lender {id} is dead, and its memory stays");
             if status.state == LenderState::Gone && !lender.is_dead {
                 assert!(lender.drained && lender.lent.is_empty());
             }

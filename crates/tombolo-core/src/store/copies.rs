@@ -16,6 +16,9 @@ const SWEEP_SLOTS: u32 = 4096;
 /// How long no copy is begun where front ends have the buffers.
 pub(super) const NO_BUFFER_PAUSE_NS: u64 = 1_000_000;
 
+/// Slots that one call looks at in vain: some 100 microseconds.
+const LOOKS_MAX: u32 = 256;
+
 /// Whether a copy has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Begun {
@@ -30,8 +33,10 @@ enum Begun {
 pub(super) struct Copies {
     /// Slots to look at.
     queue: VecDeque<SlotId>,
-    /// Slots for which no lender had room.
-    waiting: Vec<SlotId>,
+    /// Slots for which no lender had room; each once.
+    waiting: VecDeque<SlotId>,
+    /// How many of those, from the first on, are to be looked at again.
+    again: usize,
     /// Where the search for slots with places at dead or drained lenders goes on.
     sweep: Option<SlotId>,
     in_flight: u32,
@@ -48,16 +53,16 @@ impl Copies {
 
     /// There may be room for what waits.
     pub(super) fn look_again(&mut self) {
-        self.queue.extend(self.waiting.drain(..));
+        self.again = self.waiting.len();
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.sweep.is_none() && self.queue.is_empty() && self.in_flight == 0
+        self.sweep.is_none() && self.queue.is_empty() && self.again == 0 && self.in_flight == 0
     }
 
     /// When the next one may begin; `most`: at once.
     pub(super) fn next_deadline(&self, most: u32) -> Option<u64> {
-        let may_begin = !self.queue.is_empty() && self.in_flight < most;
+        let may_begin = (!self.queue.is_empty() || self.again > 0) && self.in_flight < most;
         (self.sweep.is_some() || may_begin).then_some(self.next_ns)
     }
 }
@@ -96,14 +101,29 @@ impl Store {
         // What was not begun while nothing called is not made up for.
         let burst_ns = pause_ns * u64::from(self.config.copies_in_flight);
         self.copies.next_ns = self.copies.next_ns.max(now_ns.saturating_sub(burst_ns));
+        let mut looks = 0;
         while self.copies.in_flight < self.config.copies_in_flight && self.copies.next_ns <= now_ns {
-            let Some(slot) = self.copies.queue.pop_front() else { return };
+            let Some(slot) = self.next_to_copy() else { return };
+            looks += 1;
+            if looks > LOOKS_MAX {
+                self.copies.next_ns = now_ns + NO_BUFFER_PAUSE_NS;
+            }
             match self.begin_copy(slot) {
                 Begun::Yes => self.copies.next_ns += pause_ns,
                 Begun::No => {}
                 Begun::NoBuffer => self.copies.next_ns = now_ns + NO_BUFFER_PAUSE_NS,
             }
         }
+    }
+
+    fn next_to_copy(&mut self) -> Option<SlotId> {
+        if let Some(slot) = self.copies.queue.pop_front() {
+            return Some(slot);
+        }
+        self.copies.again = self.copies.again.checked_sub(1)?;
+        let slot = self.copies.waiting.pop_front()?;
+        self.slots.set_parked(slot, false);
+        Some(slot)
     }
 
     /// Begins to copy a slot, if it still needs that and can be.
@@ -127,7 +147,12 @@ impl Store {
             .min_by_key(|(cost, _)| *cost);
         let Some((_, from)) = source else { return self.wait(slot) };
         let except: Vec<LenderId> = whole.iter().map(|place| place.lender()).collect();
-        let Some(to) = self.place_for_copy(slot, &except) else { return self.wait(slot) };
+        let Some(to) = self.place_for_copy(slot, &except) else {
+            if !whole.is_empty() && !self.may_place(&except) {
+                self.leave_with_one(slot);
+            }
+            return self.wait(slot);
+        };
         let Some(buffer) = self.reads.spare_buffer() else {
             self.free_place(to);
             self.requeue(slot);
@@ -143,11 +168,28 @@ impl Store {
         Begun::Yes
     }
 
+    /// Another copy is safe, and there is no third lender: the one at a lender that is to be left is given up.
+    fn leave_with_one(&mut self, slot: SlotId) {
+        let places = self.places(slot);
+        let leaving =
+            places.iter().position(|place| place.is_some_and(|place| self.lenders.is_to_leave(place)));
+        let Some((index, place)) = leaving.and_then(|index| Some((index, places[index]?))) else { return };
+        if let Some(known) = self.slots.get_mut(slot) {
+            known.places[index] = None;
+            // It is not queued a second time for being counted.
+            known.is_queued = true;
+        }
+        self.look_at(slot);
+        self.retire(slot, place);
+    }
+
     /// No lender has room for a copy, or only silent ones have the data.
     fn wait(&mut self, slot: SlotId) -> Begun {
         if let Some(known) = self.slots.get_mut(slot) {
             known.is_queued = true;
-            self.copies.waiting.push(slot);
+            if self.slots.set_parked(slot, true) {
+                self.copies.waiting.push_back(slot);
+            }
         }
         Begun::No
     }
@@ -168,7 +210,7 @@ impl Store {
     ) {
         self.unclaim(from);
         let is_good = match ended {
-            Ended::Failed => false,
+            Ended::Failed | Ended::MayStillArrive => false,
             Ended::Done { checksum } => self.is_as_written(slot, checksum),
         };
         let has_user = self.slots.get(slot).is_some_and(|slot| slot.users > 0);
@@ -198,7 +240,7 @@ impl Store {
         (slot, to, buffer): (SlotId, Place, u32),
         ended: Ended,
     ) {
-        self.unclaim(to);
+        self.write_ended(to, ended);
         let is_written = matches!(ended, Ended::Done { .. }) && self.lenders.is_live(to);
         let places = self.places(slot);
         // The copy that it replaces: one that is to be left, or one that is missing.
@@ -235,7 +277,8 @@ impl Store {
         if is_corrupt {
             let others = self.places(slot).into_iter().flatten().count();
             if others < 2 {
-                // Nothing can be copied from it.
+                // Nothing can be copied from it now.
+                self.wait(slot);
                 self.free_if_unused(slot);
                 return;
             }
@@ -280,7 +323,7 @@ impl Store {
             Work::Store { slot, to, buffer } => self.store_ended(now_ns, (slot, to, buffer), ended),
             Work::Abandoned { claimed, buffer } => {
                 for place in claimed {
-                    self.unclaim(place);
+                    self.write_ended(place, ended);
                 }
                 self.buffer_done(now_ns, buffer);
             }

@@ -105,7 +105,7 @@ impl Store {
     }
 
     /// Asks a lender for a further segment if little is left.
-    fn grow(&mut self, id: LenderId) {
+    pub(super) fn grow(&mut self, id: LenderId) {
         let config = self.config;
         let Some(lender) = self.lenders.get(id) else { return };
         let keep = u64::from(keep_pages(lender.largest_segment(), config.segment_least_pages));
@@ -145,6 +145,7 @@ impl Store {
                 lender.lend(lent.segment, lent.pages.min(Place::SEGMENT_PAGES_MAX), lent.direct);
                 self.next_unused_check_ns.get_or_insert(now_ns.saturating_add(self.config.unused_ns));
                 self.copies.look_again();
+                self.move_waiting_writes();
             }
             // Too late: it is drained or dead by now.
             Ok(lent) => {
@@ -196,21 +197,36 @@ impl Store {
         }
         self.next_unused_check_ns = (next < u64::MAX).then_some(next);
         if again {
+            if self.slots.used() > 0 {
+                self.grow_all();
+            }
             self.copies.look_again();
         }
     }
 
     /// Gives back what a drained or dead lender has lent, once nothing there is used.
     pub(super) fn give_back_drained(&mut self, id: LenderId) {
-        if !self.lenders.is_newly_drained(id) {
+        if !self.lenders.is_newly_drained(id, || self.works.never_free(id)) {
             return;
         }
+        for place in self.works.forget_claims(id) {
+            self.lenders.free(place);
+        }
         let Some(lender) = self.lenders.get_mut(id) else { return };
-        for segment in lender.unused_segments(0, 0, 0) {
+        for segment in lender.all_segments() {
             self.actions.push_back(Action::GiveBack { lender: id, segment });
         }
         self.lenders.set_gone(id);
         self.actions.push_back(Action::Drained { lender: id });
+    }
+
+    /// Whether a lender other than these has room, or may get some.
+    pub(super) fn may_place(&self, except: &[LenderId]) -> bool {
+        self.lenders.ids().filter(|id| !except.contains(id)).any(|id| {
+            self.lenders.get(id).is_some_and(|lender| {
+                lender.is_well() && (lender.free_pages() > 0 || lender.ask_after_ns == 0)
+            })
+        })
     }
 
     /// Makes room where a slot waits for a place: whether one could be had now or soon.

@@ -263,11 +263,15 @@ impl Lender {
         self.free += 1;
     }
 
-    /// Segments that are to be given back now: unused for this long, while enough of the others is unused. All of
-    /// them if the lender is drained.
+    /// All segments, which are to be given back now.
+    pub(super) fn all_segments(&mut self) -> Vec<u64> {
+        let lent = self.segments.iter().filter(|segment| !segment.is_gone);
+        lent.map(|segment| segment.name).collect()
+    }
+
+    /// Segments that are to be given back now: unused for this long, while enough of the others is unused.
     pub(super) fn unused_segments(&mut self, now_ns: u64, unused_ns: u64, keep_pages: u64) -> Vec<u64> {
         let mut names = Vec::new();
-        let all = self.state != LenderState::Active;
         let mut free = self.free;
         // The last ones are used least.
         for segment in self.segments.iter_mut().rev().filter(|segment| !segment.is_gone && segment.used == 0)
@@ -275,7 +279,7 @@ impl Lender {
             let since = *segment.unused_since_ns.get_or_insert(now_ns);
             let is_spare =
                 free >= u64::from(segment.pages) + keep_pages && now_ns >= since.saturating_add(unused_ns);
-            if all || is_spare {
+            if is_spare {
                 segment.is_gone = true;
                 free -= u64::from(segment.pages);
                 names.push(segment.name);
@@ -364,6 +368,9 @@ impl Lenders {
             return false;
         }
         (lender.state, lender.asked) = (state, None);
+        if !is_readable {
+            lender.forget();
+        }
         true
     }
 
@@ -373,13 +380,13 @@ impl Lenders {
         lender.map(|lender| lender.state = LenderState::Draining).is_some()
     }
 
-    /// A drained lender has nothing any more: true once.
-    pub(super) fn is_newly_drained(&mut self, id: LenderId) -> bool {
+    /// A drained lender has nothing any more but so many pages that nobody needs: true once.
+    pub(super) fn is_newly_drained(&mut self, id: LenderId, not_needed: impl FnOnce() -> u64) -> bool {
         let Some(lender) = self.get_mut(id) else { return false };
         let is_drained = matches!(lender.state, LenderState::Draining | LenderState::DeadReadable)
-            && lender.used == 0
             && lender.asked.is_none()
-            && !lender.is_drained;
+            && !lender.is_drained
+            && (lender.used == 0 || lender.used == not_needed());
         lender.is_drained |= is_drained;
         is_drained
     }
@@ -387,6 +394,7 @@ impl Lenders {
     pub(super) fn set_gone(&mut self, id: LenderId) {
         if let Some(lender) = self.get_mut(id) {
             lender.state = LenderState::Gone;
+            lender.forget();
         }
     }
 
@@ -492,6 +500,12 @@ impl Lenders {
 }
 
 impl Lender {
+    /// Nothing of it is used again.
+    fn forget(&mut self) {
+        self.segments = Vec::new();
+        (self.free, self.used, self.largest) = (0, 0, 0);
+    }
+
     fn is_dead(&self) -> bool {
         matches!(self.state, LenderState::DeadReadable | LenderState::Gone)
     }
@@ -568,8 +582,8 @@ mod tests {
         assert_eq!(lender.unused_segments(100, 10, 64), [] as [u64; 0], "64 pages are kept");
         assert_eq!(lender.borrowed_pages(), 128);
         lenders.free(place);
-        assert!(lenders.set_draining(LenderId(0)) && lenders.is_newly_drained(LenderId(0)));
-        assert!(!lenders.is_newly_drained(LenderId(0)));
-        assert_eq!(lenders.get_mut(LenderId(0)).unwrap().unused_segments(100, 10, 64), [1, 0]);
+        assert!(lenders.set_draining(LenderId(0)) && lenders.is_newly_drained(LenderId(0), || 0));
+        assert!(!lenders.is_newly_drained(LenderId(0), || 0));
+        assert_eq!(lenders.get_mut(LenderId(0)).unwrap().all_segments(), [0, 1]);
     }
 }

@@ -207,6 +207,8 @@ pub enum Ended {
     },
     /// It has failed, and no byte of it will arrive any more.
     Failed,
+    /// A write has failed, and its bytes may arrive later: its place is not used again while its lender lives.
+    MayStillArrive,
 }
 
 /// Numbers of what has happened.
@@ -267,14 +269,17 @@ pub struct Store {
 
 impl Store {
     /// A store without lenders.
-    pub fn new(config: Config) -> Self {
+    pub fn new(mut config: Config) -> Self {
+        config.copies = config.copies.clamp(1, 2);
+        config.segment_most_pages = config.segment_most_pages.clamp(1, Place::SEGMENT_PAGES_MAX);
+        config.segment_least_pages = config.segment_least_pages.clamp(1, config.segment_most_pages);
         Self {
             config,
             lenders: Lenders::new(config.stripe_pages),
             slots: SlotTable::default(),
             works: Works::default(),
             saving: HashMap::new(),
-            reads: Reads::new(config.buffers),
+            reads: Reads::new(config.buffers, config.copies > 1),
             copies: Copies::default(),
             retired: BTreeMap::new(),
             actions: VecDeque::new(),
@@ -287,7 +292,7 @@ impl Store {
     /// Adds a lender.
     pub fn add_lender(&mut self, newcomer: Newcomer) -> LenderId {
         let id = self.lenders.add(newcomer);
-        self.copies.look_again();
+        self.may_be_room(id);
         id
     }
 
@@ -441,8 +446,17 @@ impl Store {
         if is_suspect {
             self.unwell(now_ns, lender);
         } else {
-            self.copies.look_again();
+            self.may_be_room(lender);
         }
+    }
+
+    /// A lender has come, or is heard again.
+    fn may_be_room(&mut self, lender: LenderId) {
+        if self.slots.used() > 0 {
+            self.grow(lender);
+        }
+        self.copies.look_again();
+        self.move_waiting_writes();
     }
 
     /// A lender is dead: that life of it is never used again. `is_readable`: what it lent is mapped here, and may
@@ -458,6 +472,7 @@ impl Store {
         }
         self.unwell(now_ns, lender);
         self.copies.sweep();
+        self.give_back_drained(lender);
     }
 
     /// Everything is to be moved away from a lender. [`Action::Drained`] says when that is done.
@@ -576,6 +591,15 @@ impl Store {
         if self.lenders.is_fenced(place.lender()) || !self.works.free_later(place) {
             self.lenders.free(place);
             self.give_back_drained(place.lender());
+        }
+    }
+
+    /// A write to a place has ended.
+    fn write_ended(&mut self, place: Place, ended: Ended) {
+        if ended == Ended::MayStillArrive {
+            self.works.never_unclaim(place);
+        } else {
+            self.unclaim(place);
         }
     }
 

@@ -7,6 +7,11 @@ use super::lenders::{LenderId, Place};
 use super::work::Work;
 use super::{Action, Ended, Gone, SlotId, Store};
 
+/// How often a read is repeated that fails though its lender is alive, and how much later each time: 5 s in all.
+/// Bounds, not measurements.
+const FAILURES_MAX: u32 = 32;
+const FAILED_PAUSE_NS: u64 = 10_000_000;
+
 /// Names a read of a front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket {
@@ -27,6 +32,8 @@ struct Read {
     open: u32,
     /// When the other copy is read, too.
     late_at_ns: u64,
+    /// How often no lender could be read though one is alive.
+    failures: u32,
 }
 
 /// All reads.
@@ -39,24 +46,32 @@ pub(super) struct Reads {
     /// Buffers that are free.
     buffers: Vec<u32>,
     buffers_max: u32,
+    /// Buffers that are kept for reads of the other copy.
+    reserve: usize,
     /// Reads that wait for a buffer: those that somebody waits for, and the others.
     waiting: [VecDeque<(Ticket, SlotId)>; 2],
 }
 
 impl Reads {
-    pub(super) fn new(buffers: u32) -> Self {
+    pub(super) fn new(buffers: u32, has_two: bool) -> Self {
         Self {
             next: 0,
             open: BTreeMap::new(),
             late: BTreeSet::new(),
             buffers: (0..buffers).rev().collect(),
             buffers_max: buffers,
+            reserve: if has_two { buffers as usize / 4 } else { 0 },
             waiting: Default::default(),
         }
     }
 
     pub(super) fn next_deadline(&self) -> Option<u64> {
         self.late.first().map(|(at_ns, _)| *at_ns)
+    }
+
+    /// A read may begin.
+    fn may_begin(&self) -> bool {
+        self.buffers.len() > self.reserve
     }
 
     /// A buffer for a background copy, which leaves most of them to front ends.
@@ -69,13 +84,13 @@ impl Store {
     /// Reads a slot into a buffer of the store's: [`Action::Arrived`] says when it is there. The caller must be one of
     /// the slot's users until then.
     pub fn read(&mut self, now_ns: u64, slot: SlotId, ticket: Ticket) {
-        if self.reads.buffers.is_empty() {
+        if !self.reads.may_begin() {
             self.reads.waiting[usize::from(ticket.waited_since_ns.is_none())].push_back((ticket, slot));
             return;
         }
         self.reads.next += 1;
         let read = self.reads.next;
-        let known = Read { ticket, slot, asked: Vec::new(), open: 0, late_at_ns: u64::MAX };
+        let known = Read { ticket, slot, asked: Vec::new(), open: 0, late_at_ns: u64::MAX, failures: 0 };
         self.reads.open.insert(read, known);
         if !self.read_next(now_ns, read) {
             self.read_failed(read);
@@ -90,7 +105,7 @@ impl Store {
 
     fn begin_waiting(&mut self, now_ns: u64) {
         // One that fails at once needs no buffer, and the next has its turn.
-        while !self.reads.buffers.is_empty()
+        while self.reads.may_begin()
             && let Some((ticket, slot)) = self.reads.waiting.iter_mut().find_map(VecDeque::pop_front)
         {
             self.read(now_ns, slot, ticket);
@@ -177,9 +192,25 @@ impl Store {
         }
         let is_last = self.reads.open.get(&read).is_some_and(|known| known.open == 0);
         if is_last && !self.read_next(now_ns, read) {
-            self.read_failed(read);
+            let is_wrong = !is_good && matches!(ended, Ended::Done { .. });
+            if is_wrong || self.is_lost(slot) || !self.read_again(now_ns, read) {
+                self.read_failed(read);
+            }
         }
         self.begin_waiting(now_ns);
+    }
+
+    /// A lender that is alive could not be read: it is asked again soon. False: that was tried for long.
+    fn read_again(&mut self, now_ns: u64, read: u64) -> bool {
+        let Some(known) = self.reads.open.get_mut(&read).filter(|known| known.failures < FAILURES_MAX) else {
+            return false;
+        };
+        self.reads.late.remove(&(known.late_at_ns, read));
+        known.failures += 1;
+        known.asked.clear();
+        known.late_at_ns = now_ns.saturating_add(u64::from(known.failures) * FAILED_PAUSE_NS);
+        self.reads.late.insert((known.late_at_ns, read));
+        true
     }
 
     /// Whether a page has the checksum of what was written to its slot.
@@ -223,8 +254,9 @@ impl Store {
     }
 
     fn double(&mut self, now_ns: u64, read: u64) {
+        let is_first = self.reads.open.get(&read).is_some_and(|known| known.open == 0);
         if self.reads.open.contains_key(&read) && self.read_next(now_ns, read) {
-            self.counters.reads_doubled += 1;
+            self.counters.reads_doubled += u64::from(!is_first);
             return;
         }
         let Some(known) = self.reads.open.get(&read) else { return };
@@ -235,6 +267,9 @@ impl Store {
             self.reads.late.remove(&(known.late_at_ns, read));
             known.late_at_ns = now_ns.saturating_add(NO_BUFFER_PAUSE_NS);
             self.reads.late.insert((known.late_at_ns, read));
+        } else if is_first {
+            // The lender that was to be asked again is dead by now.
+            self.read_failed(read);
         }
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Slot {
     pub(super) phase: Phase,
     /// It waits to be looked at for a copy to be made or moved.
     pub(super) is_queued: bool,
+    /// Its number stands among those that wait for a lender, for this slot or an earlier one of the number.
+    pub(super) is_parked: bool,
     /// A copy of it is being made.
     pub(super) is_copying: bool,
     /// It counts as one with too few copies.
@@ -75,15 +77,24 @@ impl SlotTable {
             self.free.extend((first..end).rev());
         }
         let slot = self.free.pop()?;
-        let taken = Slot { places, users: 1, phase: Phase::Taken, ..Slot::default() };
-        *self.pieces.get_mut(slot as usize / PIECE)?.get_mut(slot as usize % PIECE)? = taken;
+        let known = self.pieces.get_mut(slot as usize / PIECE)?.get_mut(slot as usize % PIECE)?;
+        let is_parked = known.is_parked;
+        *known = Slot { places, users: 1, phase: Phase::Taken, is_parked, ..Slot::default() };
         self.used += 1;
         Some(slot)
     }
 
+    /// Returns whether that is new.
+    pub(super) fn set_parked(&mut self, slot: SlotId, is_parked: bool) -> bool {
+        let piece = self.pieces.get_mut(slot as usize / PIECE);
+        piece
+            .and_then(|piece| piece.get_mut(slot as usize % PIECE))
+            .is_some_and(|slot| std::mem::replace(&mut slot.is_parked, is_parked) != is_parked)
+    }
+
     pub(super) fn free(&mut self, slot: SlotId) {
         if let Some(known) = self.get_mut(slot) {
-            *known = Slot::default();
+            *known = Slot { is_parked: known.is_parked, ..Slot::default() };
             self.free.push(slot);
             self.used -= 1;
         }

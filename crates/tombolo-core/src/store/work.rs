@@ -42,6 +42,8 @@ struct Claim {
     count: u32,
     /// It is free when they end.
     is_freed: bool,
+    /// A write there may end at any time, so it is never free.
+    is_lost: bool,
 }
 
 /// Reads and writes under way.
@@ -123,6 +125,22 @@ impl Works {
         }
     }
 
+    /// A write to a place has failed, and may arrive yet: its use does not end.
+    pub(super) fn never_unclaim(&mut self, place: Place) {
+        if let Some(claim) = self.claims.get_mut(&place) {
+            claim.is_lost = true;
+        }
+    }
+
+    /// Places of a lender that nobody needs, and that are not free because a write may still arrive there.
+    pub(super) fn never_free(&self, lender: LenderId) -> u64 {
+        let claims = self
+            .claims
+            .iter()
+            .filter(|(place, claim)| place.lender() == lender && claim.is_freed && claim.is_lost);
+        claims.count() as u64
+    }
+
     /// One use of a place has ended. True: it was to be free, and is now.
     pub(super) fn unclaim(&mut self, place: Place) -> bool {
         let Some(claim) = self.claims.get_mut(&place) else { return false };
@@ -135,7 +153,7 @@ impl Works {
 
     /// Whether a place will be free when its reads and writes have ended.
     pub(super) fn is_freeing(&self) -> bool {
-        self.claims.values().any(|claim| claim.is_freed)
+        self.claims.values().any(|claim| claim.is_freed && !claim.is_lost)
     }
 
     /// A lender is dead: nothing of it is used again, so nothing has to be waited for. Returns the places that were

@@ -115,6 +115,9 @@ impl Store {
         let is_other_safe = saving.copies[other] == Copy::Done
             && places[other].is_some_and(|place| self.lenders.is_live(place));
         let found = self.take_place(1, &except, None);
+        if found.is_none() {
+            self.grow_all();
+        }
         // Only waiting is left, unless the other copy is safe.
         let may_wait = matches!(saving.copies[index], Copy::New | Copy::Open) && is_live;
         if found.is_none() && may_wait && !is_other_safe {
@@ -197,13 +200,20 @@ impl Store {
             if let Some(saving) = self.saving.get_mut(&slot).filter(|_| is_current)
                 && saving.copies[usize::from(copy)] == Copy::Open
             {
-                saving.copies[usize::from(copy)] =
-                    if ended == Ended::Failed { Copy::Failed } else { Copy::Done };
+                let is_done = matches!(ended, Ended::Done { .. });
+                saving.copies[usize::from(copy)] = if is_done { Copy::Done } else { Copy::Failed };
                 told.push(slot);
             }
-            self.unclaim(place);
+            self.write_ended(place, ended);
         }
         self.advance(&told);
+    }
+
+    /// There may be room for writes that wait for a silent lender.
+    pub(super) fn move_waiting_writes(&mut self) {
+        let mut slots: Vec<SlotId> = self.saving.keys().copied().collect();
+        slots.sort_unstable();
+        self.advance(&slots);
     }
 
     /// Writes to a lender that is silent or dead go elsewhere.

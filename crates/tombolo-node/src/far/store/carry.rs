@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tombolo_core::rdma::{Class, Direction, Transfer};
+use tombolo_core::rdma::{Class, Direction, Transfer, TransferError};
 use tombolo_core::store::{Action, Ended, Io, Location, Source};
 use tombolo_wire::Domain;
 
@@ -154,12 +154,15 @@ impl FarStore {
     }
 
     /// The read or write of a transfer's number, and the checksum of what was read.
-    pub(super) fn of_transfer(&self, word: u64, is_good: bool) -> (Io, Ended) {
+    pub(super) fn of_transfer(&self, word: u64, result: Result<(), TransferError>) -> (Io, Ended) {
         let io = Io::from_word(word & ((1 << BUFFER_SHIFT) - 1));
-        let ended = match word >> BUFFER_SHIFT {
-            _ if !is_good => Ended::Failed,
-            NO_BUFFER => Ended::Done { checksum: 0 },
-            buffer => Ended::Done { checksum: self.checksum(buffer * PAGE_BYTES) },
+        let ended = match (word >> BUFFER_SHIFT, result) {
+            (_, Err(TransferError::Refused(_) | TransferError::Local(_))) => Ended::Failed,
+            // Nobody knows what is still on its way.
+            (NO_BUFFER, Err(_)) => Ended::MayStillArrive,
+            (_, Err(_)) => Ended::Failed,
+            (NO_BUFFER, Ok(())) => Ended::Done { checksum: 0 },
+            (buffer, Ok(())) => Ended::Done { checksum: self.checksum(buffer * PAGE_BYTES) },
         };
         (io, ended)
     }

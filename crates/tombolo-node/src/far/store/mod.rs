@@ -292,7 +292,7 @@ impl FarStore {
 
     /// A transfer of the store's has ended.
     fn transferred(&self, word: u64, result: Result<(), TransferError>) {
-        let (io, ended) = self.of_transfer(word, result.is_ok());
+        let (io, ended) = self.of_transfer(word, result);
         self.store.lock().completed(self.now_ns(), io, ended);
         self.carry_out();
     }
