@@ -25,7 +25,7 @@ pub(super) struct Slot {
     pub(super) checksum: Option<u32>,
     pub(super) users: u16,
     /// Direct reads under way.
-    pub(super) pins: u16,
+    pub(super) pins: u8,
     pub(super) phase: Phase,
     /// It waits to be looked at for a copy to be made or moved.
     pub(super) is_queued: bool,
