@@ -227,8 +227,8 @@ impl SharedMemory {
     pub fn make_inaccessible(&self) -> Result<(), SharedMemoryError> {
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         let place = self.pointer.as_ptr().cast::<c_void>();
-        // SAFETY: the range is this mapping's own, and it is replaced in one step. Whoever still has a pointer there
-        // gets a fault, as said.
+        // SAFETY: the range is this mapping's own, and it is replaced in one step. A thread that still has a
+        // pointer there gets a fault, as said.
         unsafe { rustix::mm::mmap_anonymous(place, self.length_bytes, ProtFlags::empty(), flags) }
             .map(|_| ())
             .map_err(SharedMemoryError::system("giving up a mapping"))

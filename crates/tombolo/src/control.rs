@@ -1,8 +1,8 @@
 //! How the commands `ps` and `lenders` reach a `tombolo run` of this user: each run listens at a Unix socket in a
 //! private directory, and answers a line of JSON with one.
 //!
-//! The socket is called after the supervisor's process. That of a supervisor that is gone is removed by whoever finds
-//! it.
+//! The socket is called after the supervisor's process. A command that finds the socket of a
+//! supervisor that is gone removes it.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};

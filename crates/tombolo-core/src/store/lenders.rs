@@ -139,7 +139,7 @@ pub(super) struct Lender {
     cursor: (usize, u32),
     /// Pages before the cursor, about.
     passed: u64,
-    /// It was asked for so many pages, and has not answered.
+    /// The pages of a question that the lender has not answered.
     pub(super) asked: Option<u32>,
     /// It is not asked again before.
     pub(super) ask_after_ns: u64,
@@ -380,7 +380,7 @@ impl Lenders {
         lender.map(|lender| lender.state = LenderState::Draining).is_some()
     }
 
-    /// A drained lender has nothing any more but so many pages that nobody needs: true once.
+    /// True once, when all used pages of a drained or dead lender are ones that no slot needs; `not_needed` counts those.
     pub(super) fn is_newly_drained(&mut self, id: LenderId, not_needed: impl FnOnce() -> u64) -> bool {
         let Some(lender) = self.get_mut(id) else { return false };
         let is_drained = matches!(lender.state, LenderState::Draining | LenderState::DeadReadable)

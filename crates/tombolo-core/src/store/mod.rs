@@ -401,7 +401,7 @@ impl Store {
         slot.places.into_iter().flatten().find_map(|place| self.lenders.direct_to_read(place))
     }
 
-    /// The same, and its place is not used for anything else until [`Store::unpin`].
+    /// Where a slot's page can be read directly; its place is not used for another slot until [`Store::unpin`].
     pub fn pin(&mut self, slot: SlotId) -> Option<u64> {
         let direct = self.direct(slot)?;
         let known = self.slots.get_mut(slot)?;

@@ -370,7 +370,7 @@ impl FarStore {
             self.windows.write().insert(base, window.clone());
             lender.windows.lock().insert(segment, window);
             if lender.is_lost() {
-                // Whoever gave its windows up has not seen this one.
+                // `peer_lost` has given up the windows before this one was in the list.
                 self.unmap(lender, segment);
                 return Err(none);
             }

@@ -261,7 +261,7 @@ impl FarStore {
         self.epoch.elapsed().as_nanos() as u64
     }
 
-    /// All lenders so far. No lock is held: whoever looks at them may call what adds another one.
+    /// All lenders so far, as a snapshot: the caller may call functions that add a lender.
     fn lenders(&self) -> Arc<Vec<Arc<Lender>>> {
         self.lenders.read().clone()
     }
