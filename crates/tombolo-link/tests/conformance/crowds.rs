@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use crate::harness::{PATIENCE, accept, connected, friends, scratch_address, scratch_path};
+use crate::harness::{PATIENCE, accept, connected, friends, hear_until, scratch_address, scratch_path};
 use crate::relay::socket_address;
 use crate::secure::{begin, first_message};
 use tombolo_host::timing::link::GIVES_WAY_AFTER;
@@ -97,10 +97,9 @@ fn who_has_come_far_comes_before_those_who_begin() {
         for (socket, first) in &newcomers {
             socket.send(first).unwrap();
         }
-        let links = gates.each_ref().map(|_| listener.accept().unwrap().expect("both may come in"));
+        let links = gates.each_ref().map(|_| accept(&*listener));
         assert_eq!(listener.counters().begun, begun, "others have begun");
-        while listener.accept().unwrap().is_some() {}
-        assert_eq!(listener.counters().begun, begun + newcomers.len() as u64);
+        hear_until(&*listener, || listener.counters().begun == begun + newcomers.len() as u64);
         while !connectors.iter().all(|connector| connector.is_finished()) {
             for gate in &mut gates {
                 gate.pass(false);

@@ -1,10 +1,12 @@
 //! Pairs of connected links, and packets that can tell whether they are whole.
 
+use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use tombolo_host::event::wait_readable;
 use tombolo_link::testing::{Faults, FaultyLink, LinkPair, memory_pair};
 use tombolo_link::udp::{UdpLink, UdpListener};
 use tombolo_link::{
@@ -144,6 +146,35 @@ pub fn friends() -> (Security, Security) {
 
 pub fn accept(listener: &dyn Listener) -> Arc<dyn Link> {
     listener.accept_within(PATIENCE).unwrap().expect("nobody connected in time")
+}
+
+/// The listener hears whoever sent something, until `is_heard`: on a busy machine a datagram arrives some time after
+/// the call that sent it has returned.
+pub fn hear_until(listener: &dyn Listener, mut is_heard: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        while !matches!(listener.accept(), Ok(None)) {}
+        if is_heard() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "not heard");
+        wait_readable(&[listener.descriptor()], Some(Duration::from_millis(1))).unwrap();
+    }
+}
+
+/// What the listener answers a stranger.
+pub fn hear_stranger(listener: &dyn Listener, stranger: &UdpSocket) -> Vec<u8> {
+    let mut answer = vec![0; 2048];
+    stranger.set_nonblocking(true).unwrap();
+    hear_until(listener, || match stranger.recv(&mut answer) {
+        Ok(length) => {
+            answer.truncate(length);
+            true
+        }
+        Err(_) => false,
+    });
+    stranger.set_nonblocking(false).unwrap();
+    answer
 }
 
 /// Both ends of a link through a listener: the accepting one first.

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    PATIENCE, accept, check, connected_as, connected_securely, friends, loopback, many_connect_to, node_with,
-    receive_until, send,
+    PATIENCE, accept, check, connected_as, connected_securely, friends, hear_stranger, hear_until, loopback,
+    many_connect_to, node_with, receive_until, send,
 };
 use crate::liveness::{a_link_outlives_an_outage, agree_on_outage, await_loss};
 use crate::relay::{Fate, Relay, Route, socket_address};
@@ -236,8 +236,13 @@ fn strangers_get_no_more_than_they_give_and_cost_nothing() {
             }
         }
         socket.send_to(&datagram, address).unwrap();
-        while !matches!(listener.accept(), Ok(None)) {}
         let (mut answer, mut answered) = ([0; 2048], 0);
+        if round % 5 == 0 {
+            let welcome = hear_stranger(&*listener, &socket);
+            assert_eq!(welcome[3], 2, "a welcome");
+            answered = welcome.len();
+        }
+        while !matches!(listener.accept(), Ok(None)) {}
         while let Ok(bytes) = socket.recv(&mut answer) {
             answered += bytes;
             assert_eq!(answer[3], 2, "a welcome");
@@ -257,13 +262,11 @@ fn strangers_get_no_more_than_they_give_and_cost_nothing() {
 pub fn first_message(listener: &dyn Listener, from: [u8; 4], number: u64) -> (std::net::UdpSocket, Vec<u8>) {
     let node = ("127.0.0.1", socket_address(&listener.address()).port());
     let socket = std::net::UdpSocket::bind(SocketAddr::from((from, 0))).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut datagram = hello(PROTOCOL_VERSION, number).to_vec();
     datagram[4] = 2;
     socket.send_to(&datagram, node).unwrap();
-    while !matches!(listener.accept(), Ok(None)) {}
-    let mut welcome = [0; 64];
-    assert_eq!((socket.recv(&mut welcome).unwrap(), welcome[3]), (24, 2), "a welcome");
+    let welcome = hear_stranger(listener, &socket);
+    assert_eq!((welcome.len(), welcome[3]), (24, 2), "a welcome");
     let mut first =
         [&[b'T', b'm', PROTOCOL_VERSION, 10, 0, 0, 0, 0], &welcome[8..16], &[1], &welcome[16..24]].concat();
     first.resize(128, 9);
@@ -274,8 +277,13 @@ pub fn first_message(listener: &dyn Listener, from: [u8; 4], number: u64) -> (st
 /// Begins, and does not go on.
 pub fn begin(listener: &dyn Listener, from: [u8; 4], number: u64) -> std::net::UdpSocket {
     let (socket, first) = first_message(listener, from, number);
+    let heard = || {
+        let counters = listener.counters();
+        counters.begun + counters.turned_away + counters.discarded
+    };
+    let before = heard();
     socket.send(&first).unwrap();
-    while !matches!(listener.accept(), Ok(None)) {}
+    hear_until(listener, || heard() > before);
     socket
 }
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::harness::{
-    PATIENCE, a_late_listener_is_found, accept, check, connect, connected_to, listen, loopback,
-    many_connect_to, receive_until, send,
+    PATIENCE, a_late_listener_is_found, accept, check, connect, connected_to, hear_stranger, listen,
+    loopback, many_connect_to, receive_until, send,
 };
 use crate::liveness::{
     SOONER_THAN_SILENCE, a_link_outlives_an_outage, agree_on_outage, await_loss, run_until,
@@ -141,9 +141,8 @@ fn strangers_do_no_harm_and_get_no_more_than_they_give() {
     let repeater = stranger();
     for _ in 0..20 {
         repeater.send_to(&hello(PROTOCOL_VERSION, 7), address).unwrap();
-        while !matches!(listener.accept(), Ok(None)) {}
-        let mut answer = [0; 2048];
-        assert!(repeater.recv(&mut answer).unwrap() <= 64);
+        let answer = hear_stranger(&*listener, &repeater);
+        assert!(answer.len() <= 64);
         assert_eq!(answer[3], 2, "a welcome");
     }
     // The half-open sessions are gone when their time is over; new ones are welcome meanwhile.
@@ -226,10 +225,7 @@ fn a_refused_datagram_is_noticed_at_once() {
     let peer = stranger();
     let address = socket_address(&listener.address());
     peer.send_to(&hello(PROTOCOL_VERSION, 5), address).unwrap();
-    while !matches!(listener.accept(), Ok(None)) {}
-    let mut welcome = [0; 64];
-    peer.recv(&mut welcome).unwrap();
-    let mut ping = welcome[..24].to_vec();
+    let mut ping = hear_stranger(&*listener, &peer);
     ping[3] = 7;
     peer.send_to(&ping, address).unwrap();
     let link = accept(&*listener);
@@ -290,11 +286,8 @@ fn a_peer_that_begins_anew_at_the_same_port_ends_the_old_session() {
     let listener = listen(&loopback()).unwrap();
     let address = socket_address(&listener.address());
     let peer = stranger();
-    let mut welcome = [0; 64];
     peer.send_to(&hello(PROTOCOL_VERSION, 5), address).unwrap();
-    while !matches!(listener.accept(), Ok(None)) {}
-    peer.recv(&mut welcome).unwrap();
-    let mut ping = welcome[..24].to_vec();
+    let mut ping = hear_stranger(&*listener, &peer);
     ping[3] = 7;
     peer.send_to(&ping, address).unwrap();
     let old = accept(&*listener);
@@ -309,6 +302,7 @@ fn a_peer_that_begins_anew_at_the_same_port_ends_the_old_session() {
     // Its next hello finds the listener.
     peer.send_to(&hello(PROTOCOL_VERSION, 6), address).unwrap();
     assert!(listener.accept_within(Duration::from_millis(50)).unwrap().is_none());
+    let mut welcome = [0; 64];
     loop {
         peer.recv(&mut welcome).unwrap();
         if welcome[3] == 2 && welcome[16..24] == 6_u64.to_le_bytes() {
@@ -323,9 +317,7 @@ fn probes_are_answered_with_no_more_than_they_are_and_answers_that_were_not_aske
     let peer = stranger();
     let address = socket_address(&listener.address());
     peer.send_to(&hello(PROTOCOL_VERSION, 5), address).unwrap();
-    while !matches!(listener.accept(), Ok(None)) {}
-    let mut answer = [0; 64];
-    peer.recv(&mut answer).unwrap();
+    let answer = hear_stranger(&*listener, &peer);
     let (mut head, nonce) = (answer[..16].to_vec(), answer[16..24].to_vec());
     let with = |head: &mut Vec<u8>, kind: u8, body: &[u8]| {
         head[3] = kind;
@@ -496,12 +488,10 @@ fn a_first_word_begins_a_session_only_where_its_number_was_given_and_once() {
     let address = socket_address(&listener.address());
     let (one, other) = (stranger(), stranger());
     one.send_to(&hello(PROTOCOL_VERSION, 9), address).unwrap();
-    while !matches!(listener.accept(), Ok(None)) {}
-    let mut first_word = [0; 24];
-    one.recv(&mut first_word).unwrap();
+    let mut first_word = hear_stranger(&*listener, &one);
     first_word[3] = 7;
     other.send_to(&first_word, address).unwrap();
-    let mut wrong = first_word;
+    let mut wrong = first_word.clone();
     wrong[16] ^= 1;
     one.send_to(&wrong, address).unwrap();
     one.send_to(&first_word[..16], address).unwrap();
