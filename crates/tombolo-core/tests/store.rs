@@ -548,7 +548,7 @@ impl World {
             }
             65..70 => {
                 if let Some(slot) = self.some_stored()
-                    && let Some(address) = self.store.pin(slot)
+                    && let Ok(Some(address)) = self.store.pin(slot)
                 {
                     let expected = self.slots[&slot].contents;
                     let delay = self.random.below(20 * MS);

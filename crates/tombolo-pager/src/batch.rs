@@ -31,6 +31,7 @@ use crate::copy_out::{read_kept, read_moved};
 use crate::evict::Evictor;
 use crate::pager::CopyBack;
 use crate::protocol::{Done, STAGING_PAGES};
+use crate::serve::Step;
 use crate::space::{Agent, Order, Space, Table, extend};
 use crate::stats::Counters;
 
@@ -62,8 +63,17 @@ pub(crate) enum Way {
     Stay,
     /// It was moved and could not be saved: it goes back.
     Back,
+    /// It was wanted before it was saved, and is back already, but for children that share its end.
+    Taken,
     /// A fork shares it, or it is pinned: it stays, and is made this process's own, so that it can be moved next time.
     Unshare,
+}
+
+impl Way {
+    /// Its contents are needed until they are mapped again everywhere.
+    fn goes_back(self) -> bool {
+        matches!(self, Self::Back | Self::Taken)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +93,11 @@ impl Victim {
     /// Its contents go by the staging memory.
     fn is_staged(&self) -> bool {
         !self.clean && self.slot.is_some() && (self.copy == 0 || self.staged.is_some())
+    }
+
+    /// It has left the program, and its contents are in the staging memory.
+    fn is_offered_back(&self) -> bool {
+        self.staged.is_some() && matches!(self.way, Way::Moved(_))
     }
 }
 
@@ -314,8 +329,8 @@ impl Evictor {
         self.keep(&mut batch);
         read_moved(&batch.space, &batch.agent, &mut batch.victims);
         read_kept(&batch.agent, &mut batch.victims);
-        self.save(&mut batch.victims);
-        for victim in batch.victims.iter_mut().filter(|victim| victim.way != Way::Back) {
+        self.save(&batch.space, &mut batch.victims);
+        for victim in batch.victims.iter_mut().filter(|victim| !victim.way.goes_back()) {
             victim.staged = None;
         }
         self.drop_kept(batch);
@@ -377,9 +392,10 @@ impl Evictor {
     }
 
     /// Gives the slots of zero pages back, and saves the others.
-    fn save(&self, victims: &mut [Victim]) {
+    fn save(&self, space: &Arc<Space>, victims: &mut [Victim]) {
         let counters = &self.pager.stats.counters;
         let mut send = Vec::new();
+        self.offer_back(space, victims);
         for victim in victims.iter_mut().filter(|victim| !victim.clean) {
             let Some(slot) = victim.slot.filter(|_| matches!(victim.way, Way::Moved(_) | Way::Keep)) else {
                 continue;
@@ -399,12 +415,44 @@ impl Evictor {
             }
         }
         if send.is_empty() {
-            return;
+            return self.note_taken_back(space, victims);
         }
         let failed = self.pager.far.write(&send);
+        self.note_taken_back(space, victims);
         for victim in victims.iter_mut().filter(|victim| victim.staged.is_some()) {
             if victim.slot.is_some_and(|slot| failed.contains(&slot)) {
-                victim.way = if matches!(victim.way, Way::Moved(_)) { Way::Back } else { Way::Stay };
+                victim.way = match victim.way {
+                    Way::Moved(_) => Way::Back,
+                    Way::Keep => Way::Stay,
+                    way => way,
+                };
+            }
+        }
+    }
+
+    /// From now on, a thread that touches a page which is being saved gets it back: it does not wait for lenders. One
+    /// that waits already gets it now, and the page is not saved.
+    fn offer_back(&self, space: &Arc<Space>, victims: &mut [Victim]) {
+        let mut guard = space.lock();
+        let table = &mut *guard;
+        let offered = victims.iter().filter(|victim| victim.is_offered_back());
+        // Victims stand in the order of their pages.
+        table.saving = offered.map(|victim| (victim.page, victim.copy)).collect();
+        for victim in victims.iter_mut().filter(|victim| victim.is_offered_back()) {
+            let (page, entry) = table.states.operation(victim.page);
+            if entry.has_waiter() && self.pager.take_back(space, table, page) == Some(Step::Done) {
+                self.pager.stats.waited(table, page);
+                victim.way = Way::Taken;
+            }
+        }
+    }
+
+    /// What was not saved in time, or was wanted meanwhile, is not offered any more.
+    fn note_taken_back(&self, space: &Space, victims: &mut [Victim]) {
+        let left = std::mem::take(&mut space.lock().saving);
+        for victim in victims.iter_mut().filter(|victim| victim.is_offered_back()) {
+            if left.binary_search_by_key(&victim.page, |(page, _)| *page).is_err() {
+                victim.way = Way::Taken;
             }
         }
     }
@@ -529,15 +577,16 @@ impl Evictor {
     /// The victims are gone, or stay: their entries say so, and threads that waited try again. False: some have
     /// to be mapped again, and cannot yet.
     pub(crate) fn settle(&mut self, mut batch: Batch) -> bool {
-        for victim in batch.victims.iter_mut().filter(|victim| victim.way == Way::Back) {
-            victim.way = match self.pager.copy_back(&batch.space, victim.page, victim.copy) {
+        for victim in batch.victims.iter_mut().filter(|victim| victim.way.goes_back()) {
+            let is_here = victim.way == Way::Taken;
+            victim.way = match self.pager.copy_back(&batch.space, victim.page, victim.copy, is_here) {
                 CopyBack::Mapped => Way::Stay,
                 CopyBack::Later => continue,
                 // Rather no contents than wrong ones.
                 CopyBack::Failed => Way::Unread,
             };
         }
-        if batch.victims.iter().any(|victim| victim.way == Way::Back) {
+        if batch.victims.iter().any(|victim| victim.way.goes_back()) {
             batch.awaits = Awaits::Rest;
             self.eviction.returning(batch.command);
             self.batches.push(batch);
@@ -549,6 +598,7 @@ impl Evictor {
         {
             let mut table = batch.space.lock();
             (table.command, table.touching) = (0, false);
+            table.waits.clear();
         }
         self.eviction.ended(batch.command);
         self.pager.close_if_ended(&batch.space);
@@ -568,7 +618,7 @@ impl Evictor {
                     Way::Moved(_) | Way::Gone | Way::Keep => victim.slot.map_or(Ending::Zero, Ending::Saved),
                     Way::Empty => Ending::Zero,
                     Way::Unread => Ending::Lost,
-                    Way::Stay | Way::Unshare | Way::Back | Way::Move | Way::Clean => {
+                    Way::Stay | Way::Unshare | Way::Back | Way::Taken | Way::Move | Way::Clean => {
                         Counters::add(&counters.evictions_undone, 1);
                         Ending::Stays(victim.slot.filter(|_| victim.clean))
                     }

@@ -36,3 +36,4 @@ mod stats;
 
 pub use keeper::keep;
 pub use run::{Finished, LOCAL_LEAST_BYTES, Monitor, Options, RunError, run};
+pub use stats::PauseSummary;

@@ -307,6 +307,9 @@ impl Pager {
                 }
                 gone += u64::from(!matches!(outcome, Outcome::Stays(_)));
                 let finished = table.states.finish(page, outcome, age, &mut slots);
+                for &page in &finished.wake {
+                    self.stats.waited(&mut table, page);
+                }
                 wake.extend(finished.wake);
                 followers.extend(finished.followers);
                 freed += u64::from(finished.freed);
@@ -341,11 +344,12 @@ impl Pager {
     }
 
     /// Maps a page whose eviction could not be completed, here and in the children that wait for its end; whoever
-    /// has it mapped already keeps it. May be called again.
-    pub fn copy_back(&self, space: &Arc<Space>, began: Page, source: u64) -> CopyBack {
-        let mut left = vec![(space.clone(), began)];
-        while let Some((space, began)) = left.pop() {
-            match self.copy_back_here(&space, began, source) {
+    /// has it mapped already keeps it. `is_here`: it is mapped here. May be called again.
+    pub fn copy_back(&self, space: &Arc<Space>, began: Page, source: u64, is_here: bool) -> CopyBack {
+        let mut left = vec![(space.clone(), began, is_here)];
+        while let Some((space, began, is_here)) = left.pop() {
+            // Not even if it is absent: the program has dropped it since.
+            match if is_here { CopyBack::Mapped } else { self.copy_back_here(&space, began, source) } {
                 CopyBack::Mapped => {}
                 other => return other,
             }
@@ -353,7 +357,9 @@ impl Pager {
             // then, and one that is forked from now on inherits the page.
             let followers = space.lock().states.followers(began);
             left.extend(
-                followers.iter().filter_map(|follower| Some((self.space(follower.space)?, follower.page))),
+                followers
+                    .iter()
+                    .filter_map(|follower| Some((self.space(follower.space)?, follower.page, false))),
             );
         }
         CopyBack::Mapped

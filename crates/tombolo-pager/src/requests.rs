@@ -10,7 +10,7 @@ use tombolo_host::uffd::UffdError;
 
 use crate::pager::Pager;
 use crate::protocol::{ATTACH_PAGE, Answer, LOCALISE, NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request};
-use crate::serve::Step;
+use crate::serve::{NotBrought, Step};
 use crate::space::{Space, Table};
 use crate::stats::Counters;
 
@@ -127,10 +127,6 @@ impl Pager {
                 all = false;
                 continue;
             }
-            if self.far.slots().is_lost(slot) {
-                all &= self.poison_now(space, table, page) == Step::Done;
-                continue;
-            }
             if self.reserve(space, 1) == 0 {
                 self.room.take(&space.account, 1);
             }
@@ -140,11 +136,13 @@ impl Pager {
                 }
                 Err(error) => {
                     self.unreserve(space, 1);
-                    // Present, or not mapped: nothing of it is far.
-                    if matches!(error, UffdError::Exists(_) | UffdError::NotMapped) {
-                        table.states.discard(page, page + 1, &mut self.far.slots());
-                    } else {
-                        all = false;
+                    match error {
+                        NotBrought::Lost => all &= self.poison_now(space, table, page) == Step::Done,
+                        // Present, or not mapped: nothing of it is far.
+                        NotBrought::Refused(UffdError::Exists(_) | UffdError::NotMapped) => {
+                            table.states.discard(page, page + 1, &mut self.far.slots());
+                        }
+                        NotBrought::Refused(_) => all = false,
                     }
                 }
             }

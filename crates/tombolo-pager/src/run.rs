@@ -26,6 +26,7 @@ use crate::handler;
 use crate::keeper::Keeper;
 use crate::pager::{Notify, Pager};
 use crate::protocol::{VARIABLE, VERSION};
+use crate::stats::PauseSummary;
 
 /// Least `local_bytes` of [`Options`].
 pub const LOCAL_LEAST_BYTES: u64 = 4 << 20;
@@ -68,6 +69,11 @@ impl Monitor {
         self.pager.stats.counters.all()
     }
 
+    /// How long threads of the program have waited for pages.
+    pub fn pauses(&self) -> PauseSummary {
+        self.pager.stats.pauses.summary()
+    }
+
     /// Pages resident now.
     pub fn resident_pages(&self) -> u64 {
         self.pager.room.resident()
@@ -90,6 +96,8 @@ pub struct Finished {
     pub counters: Vec<(&'static str, u64)>,
     /// Service time of far faults in nanoseconds: median, 99th percentile, maximum.
     pub far_fault_ns: [u64; 3],
+    /// How long threads of the program waited for pages.
+    pub pauses: PauseSummary,
     /// Limit on resident pages.
     pub limit_pages: u64,
     /// Far memory at the end.
@@ -326,6 +334,7 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
             counters
         },
         far_fault_ns: [latencies[0], latencies[1], latencies[2]],
+        pauses: pager.stats.pauses.summary(),
         limit_pages: options.local_bytes / 4096,
         far: pager.far.status(),
     })

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tombolo_core::pager::{Access, Decision, PAGE_BYTES, Page, State, TOUCH_MAX};
+use tombolo_core::store::Gone;
 use tombolo_host::uffd::UffdError;
 
 use crate::arrive::ticket;
@@ -29,6 +30,21 @@ pub(crate) enum Step {
     Done,
     /// The address space is changing: decide anew.
     Again,
+}
+
+/// Why a far page was neither mapped nor sent for.
+#[derive(Debug)]
+pub(crate) enum NotBrought {
+    /// No lender has it any more.
+    Lost,
+    /// The kernel did not map it.
+    Refused(UffdError),
+}
+
+impl From<UffdError> for NotBrought {
+    fn from(error: UffdError) -> Self {
+        Self::Refused(error)
+    }
 }
 
 impl Pager {
@@ -63,8 +79,15 @@ impl Pager {
         let agent = agent || fault.thread == self.evictor_thread.load(Ordering::Relaxed);
         match table.states.decide(page, access) {
             Decision::Wait => {
-                let evicting = table.states.get(page).state() != State::Fetching;
-                Counters::add(&self.stats.counters.eviction_waits, u64::from(evicting));
+                if table.states.get(page).state() == State::Fetching {
+                    return Step::Done;
+                }
+                if let Some(step) = self.take_back(space, table, page) {
+                    self.stats.pause(fault.since.elapsed());
+                    return step;
+                }
+                Counters::add(&self.stats.counters.eviction_waits, 1);
+                table.waits.push((page, fault.since));
                 Step::Done
             }
             Decision::Zero => self.zero(space, table, fault, agent),
@@ -121,6 +144,7 @@ impl Pager {
                 self.unreserve(space, u64::from(count - pages));
                 table.touches.mapped(page, first, pages);
                 table.states.grow(first, first + u64::from(pages));
+                self.stats.late_fault(fault.since);
                 Counters::add(&self.stats.counters.zero_faults, 1);
                 Counters::add(&self.stats.counters.zero_pages, u64::from(pages));
                 if (first..first + u64::from(pages)).contains(&page) {
@@ -197,9 +221,6 @@ impl Pager {
     /// A page that is in far memory.
     fn fetch(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, slot: u32, agent: bool) -> Step {
         let page = fault.page;
-        if self.far.slots().is_lost(slot) {
-            return self.poison_now(space, table, page);
-        }
         if self.reserve_for(space, agent, 1) == 0 {
             self.wait_for_room(fault);
             return Step::Done;
@@ -210,9 +231,12 @@ impl Pager {
             Err(error) => {
                 self.unreserve(space, 1);
                 return match error {
-                    UffdError::Again(_) => Step::Again,
-                    UffdError::Exists(_) => self.found_present(space, table, page, agent),
-                    other => self.map_failed(space, table, page, &other),
+                    NotBrought::Lost => self.poison_now(space, table, page),
+                    NotBrought::Refused(UffdError::Again(_)) => Step::Again,
+                    NotBrought::Refused(UffdError::Exists(_)) => {
+                        self.found_present(space, table, page, agent)
+                    }
+                    NotBrought::Refused(other) => self.map_failed(space, table, page, &other),
                 };
             }
         }
@@ -229,11 +253,11 @@ impl Pager {
             let free = entry.state() == State::Remote && !table.states.is_name(next);
             let Some(slot) = entry.slot().filter(|_| free) else { continue };
             let room = self.room.free() > (self.headroom_pages() / 4).cast_signed();
-            if self.far.slots().is_lost(slot) || !room || self.reserve(space, 1) == 0 {
+            if !room || self.reserve(space, 1) == 0 {
                 break;
             }
             if self.bring(space, table, next, slot, protect, None).is_err() {
-                // It is fetched when it is asked for.
+                // It is fetched, or found lost, when it is asked for.
                 self.unreserve(space, 1);
                 break;
             }
@@ -253,8 +277,8 @@ impl Pager {
         slot: u32,
         protect: bool,
         since: Option<Instant>,
-    ) -> Result<(), UffdError> {
-        let pinned = self.far.slots().pin(slot);
+    ) -> Result<(), NotBrought> {
+        let pinned = self.far.slots().pin(slot).map_err(|Gone| NotBrought::Lost)?;
         let Some(address) = pinned else {
             let operation = table.states.fetching(page, !protect, since.is_some());
             self.far.read(slot, ticket(space, operation), since);
@@ -268,7 +292,7 @@ impl Pager {
             match mapped {
                 // Its lender has died meanwhile, perhaps: another copy is looked for.
                 Err(UffdError::BadSource) if slots.direct_read_failed(slot, address) => {
-                    return Err(UffdError::Again(0));
+                    return Err(UffdError::Again(0).into());
                 }
                 other => other?,
             };
@@ -277,6 +301,28 @@ impl Pager {
         // Nobody has used a page yet that came unasked: it has to prove itself.
         self.queue(space, table, page, evicted_at.filter(|_| since.is_some()));
         Ok(())
+    }
+
+    /// Maps a page that is being saved from where its contents are until then: its eviction has come to nothing. `None`:
+    /// it is not being saved, and whoever wants it waits for the end of its eviction.
+    pub(crate) fn take_back(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Option<Step> {
+        let operation = table.states.operation_of(page)?;
+        let at = table.saving.binary_search_by_key(&operation, |(began, _)| *began).ok()?;
+        let (_, entry) = table.states.operation(operation);
+        if entry.is_discarded() || entry.is_kept() {
+            return None;
+        }
+        let (_, source) = table.saving[at];
+        match space.map(table, page, source, 1, false) {
+            Ok(_) => {
+                table.saving.remove(at);
+                Counters::add(&self.stats.counters.taken_back, 1);
+                Some(Step::Done)
+            }
+            Err(UffdError::Again(_)) => Some(Step::Again),
+            // Of a mapping that is gone, or without memory: its eviction ends all the same.
+            Err(_) => None,
+        }
     }
 
     /// Claims room for up to `want` pages. The agent is never refused: an

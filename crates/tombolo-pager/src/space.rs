@@ -42,6 +42,11 @@ pub struct Table {
     pub touching: bool,
     /// Ranges of that command which the agent drops: the kernel will report each as if the program did it.
     pub own_drops: Vec<(u64, u64)>,
+    /// Pages that are being saved, by where their operation began, and where their contents are in this process until
+    /// then. Sorted. One that a fault takes back is no longer here.
+    pub(crate) saving: Vec<(Page, u64)>,
+    /// Since when threads have waited for the end of an eviction.
+    pub(crate) waits: Vec<(Page, Instant)>,
     /// For each place of a request, the last request carried out there, and its answer.
     pub answered: Vec<(u64, Answer)>,
     /// Far memory was asked for pages: they are to be sent for when the lock is free, because that may bring answers.

@@ -1,10 +1,13 @@
 //! Counters and fault latencies of one run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
+use tombolo_core::pager::Page;
+
+use crate::space::Table;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -38,8 +41,10 @@ counters! {
     write_faults,
     /// Faults that had to wait for room.
     room_waits,
-    /// Faults on pages that were just being evicted.
+    /// Faults that waited for the end of an eviction of their page.
     eviction_waits,
+    /// Pages that were wanted while they were being saved, and stayed.
+    taken_back,
     /// Pages read from far memory.
     pages_in,
     /// Pages written to far memory.
@@ -75,6 +80,52 @@ impl Counters {
     }
 }
 
+/// Buckets of [`Pauses`]: of up to 1 us, 2 us, 4 us and so on, the last one of all that are longer.
+const PAUSE_BUCKETS: usize = 32;
+/// A first touch that took less than this has not waited for anything.
+const LATE: Duration = Duration::from_micros(100);
+
+/// How long threads of the program waited for pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PauseSummary {
+    /// The longest pause, in nanoseconds.
+    pub longest_ns: u64,
+    /// All of them together, in nanoseconds.
+    pub total_ns: u64,
+    /// How many there were that took up to so many microseconds, and longer than those before: 1, 2, 4 and so on. The
+    /// last ones are all the longer ones.
+    pub by_length: Vec<(u64, u64)>,
+}
+
+/// How long threads waited for pages.
+#[derive(Debug, Default)]
+pub struct Pauses {
+    buckets: [AtomicU64; PAUSE_BUCKETS],
+    longest_ns: AtomicU64,
+    total_ns: AtomicU64,
+}
+
+impl Pauses {
+    fn record(&self, pause: Duration) {
+        let ns = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
+        let microseconds = ns.div_ceil(1000).max(1);
+        let bucket = microseconds.next_power_of_two().trailing_zeros() as usize;
+        self.buckets[bucket.min(PAUSE_BUCKETS - 1)].fetch_add(1, Ordering::Relaxed);
+        self.total_ns.fetch_add(ns, Ordering::Relaxed);
+        self.longest_ns.fetch_max(ns, Ordering::Relaxed);
+    }
+
+    /// As they are now.
+    pub fn summary(&self) -> PauseSummary {
+        let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
+        PauseSummary {
+            longest_ns: self.longest_ns.load(Ordering::Relaxed),
+            total_ns: self.total_ns.load(Ordering::Relaxed),
+            by_length: counts.enumerate().map(|(bucket, count)| (1 << bucket, count)).collect(),
+        }
+    }
+}
+
 /// Counters and latencies.
 #[derive(Debug)]
 pub struct Stats {
@@ -82,6 +133,8 @@ pub struct Stats {
     pub counters: Counters,
     /// Nanoseconds from reading a far fault to its page being mapped.
     far_latency: Mutex<Histogram<u64>>,
+    /// How long threads waited: for far pages, for room, for the end of evictions.
+    pub pauses: Pauses,
 }
 
 impl Default for Stats {
@@ -90,6 +143,7 @@ impl Default for Stats {
         let histogram = Histogram::new_with_bounds(1, 10_000_000_000, 3);
         Self {
             counters: Counters::default(),
+            pauses: Pauses::default(),
             far_latency: Mutex::new(histogram.unwrap_or_else(|_| unreachable!("constant bounds"))),
         }
     }
@@ -99,6 +153,28 @@ impl Stats {
     /// A fault on a far page took this long to serve.
     pub fn far_fault(&self, elapsed: Duration) {
         self.far_latency.lock().saturating_record(elapsed.as_nanos() as u64);
+        self.pauses.record(elapsed);
+    }
+
+    /// A thread has waited so long for a page that was not far.
+    pub fn pause(&self, elapsed: Duration) {
+        self.pauses.record(elapsed);
+    }
+
+    /// A first touch was served; it may have waited for room.
+    pub fn late_fault(&self, since: Instant) {
+        let elapsed = since.elapsed();
+        if elapsed >= LATE {
+            self.pauses.record(elapsed);
+        }
+    }
+
+    /// A page has come whose eviction somebody waited for.
+    pub(crate) fn waited(&self, table: &mut Table, page: Page) {
+        if let Some(at) = table.waits.iter().position(|(waited, _)| *waited == page) {
+            let (_, since) = table.waits.swap_remove(at);
+            self.pauses.record(since.elapsed());
+        }
     }
 
     /// Percentiles of the service time of far faults, in nanoseconds.

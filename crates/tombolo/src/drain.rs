@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tombolo_host::process::Signals;
-use tombolo_host::timing::command::DRAIN_CHECK_INTERVAL;
+use tombolo_host::timing::command::{DRAIN_CHECK_INTERVAL, DRAIN_REPORT_INTERVAL};
 use tombolo_node::{Borrower, Node, ProgramAtWork};
 
 use crate::size::Size;
@@ -37,6 +37,11 @@ impl Awaited {
 
     fn count(&self) -> usize {
         self.borrowers.len() + self.programs.len()
+    }
+
+    /// What is lent to them.
+    fn bytes(&self) -> u64 {
+        self.borrowers.iter().map(|borrower| borrower.bytes).sum()
     }
 
     /// What has to happen before the node ends.
@@ -98,9 +103,14 @@ pub fn end_at_signals(
             awaited.listed()
         ));
     }
+    let mut told = (since, awaited.bytes());
     while let Next::Wait(pause) = next(timeout, since.elapsed(), awaited.count(), count) {
         count += u32::from(signalled(&signals, Some(pause)));
         awaited = Awaited::of(node);
+        if told.0.elapsed() >= DRAIN_REPORT_INTERVAL && told.1 != awaited.bytes() {
+            told = (Instant::now(), awaited.bytes());
+            say(&format!("waits for {}", awaited.listed()));
+        }
     }
     if !awaited.borrowers.is_empty() {
         say(&format!("ends now and takes back what is lent to {}", listed(&awaited.borrowers)));

@@ -1,10 +1,10 @@
 //! `tombolo lenders`: the lenders of a program that runs on far memory, which come and go while it runs.
 
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::control::{self, Question};
-use crate::size::Size;
+use crate::watch::size;
 use crate::which::Which;
 use crate::{Failure, output};
 
@@ -66,15 +66,14 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         output::json(&json!({ "lenders": lenders }))?;
         return Ok(0);
     }
-    let number = |value: &Value| value.as_u64().unwrap_or(0);
     output::line(&format!("{:<16} {:<9} {:>10} {:>10}  ADDRESS", "NAME", "STATE", "BORROWED", "USED"));
     for lender in lenders.as_array().into_iter().flatten() {
         output::line(&format!(
             "{:<16} {:<9} {:>10} {:>10}  {}",
             lender["name"].as_str().unwrap_or_default(),
             lender["state"].as_str().unwrap_or_default(),
-            Size(number(&lender["borrowed_bytes"])).to_string(),
-            Size(number(&lender["used_bytes"])).to_string(),
+            size(&lender["borrowed_bytes"]),
+            size(&lender["used_bytes"]),
             lender["address"].as_str().unwrap_or_default(),
         ));
     }

@@ -18,16 +18,20 @@ mod lenders;
 mod local;
 mod log;
 mod ls;
+mod metrics;
 mod node;
 mod outage;
 mod output;
 mod ping;
 mod place;
 mod ps;
+mod report;
 mod rm;
 mod run;
 mod security;
 mod status;
+mod top;
+mod watch;
 mod ways;
 mod which;
 
@@ -60,6 +64,8 @@ enum Command {
     Run(run::Arguments),
     /// List the programs of this user that run on far memory.
     Ps(ps::Arguments),
+    /// Show the programs of this user that run on far memory, and their lenders, again and again.
+    Top(top::Arguments),
     /// List, add or drain the lenders of a program while it runs.
     Lenders(lenders::Arguments),
     /// Ask a node how it is.
@@ -155,6 +161,7 @@ fn main() -> ExitCode {
         Command::Node(arguments) => node::main(&arguments),
         Command::Run(arguments) => run::main(arguments),
         Command::Ps(arguments) => ps::main(&arguments),
+        Command::Top(arguments) => top::main(&arguments),
         Command::Lenders(arguments) => lenders::main(&arguments),
         Command::Status(arguments) => status::main(&arguments),
         Command::Cp(arguments) => cp::main(&arguments),

@@ -1,5 +1,6 @@
 //! `tombolo node`: lend memory until interrupted.
 
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::outage::OutageArguments;
 use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::ways::{self, Ways};
-use crate::{Failure, drain, duration, local, output};
+use crate::{Failure, drain, duration, local, metrics, output};
 
 /// Arguments of `tombolo node`.
 #[derive(Args)]
@@ -56,6 +57,9 @@ pub struct Arguments {
     /// Another signal ends it at once.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     drain_timeout: Duration,
+    /// Serve metrics for Prometheus by HTTP there; with port 0, at any free port.
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<SocketAddr>,
     /// What others see this node as; the host's name unless given.
     #[arg(long)]
     name: Option<String>,
@@ -142,6 +146,11 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     node.set_outage(arguments.outage.outage());
     node.permit_by_list(&security);
     node.help_accesses_by(access_helper);
+    if let Some(address) = arguments.metrics {
+        let node = node.clone();
+        let at = metrics::serve(address, move || metrics::of_node(&node.status()))?;
+        info!("metrics are at http://{at}/metrics");
+    }
     std::thread::spawn({
         let (node, timeout) = (node.clone(), arguments.drain_timeout);
         move || drain::end_at_signals(&node, &stops, timeout, &STOP, &|text| info!("{text}"))

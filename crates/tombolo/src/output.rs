@@ -37,6 +37,13 @@ fn note(written: io::Result<()>) {
     }
 }
 
+/// Has what was printed so far written, also where that is no terminal.
+pub fn flush() {
+    if !failed() {
+        note(io::stdout().flush());
+    }
+}
+
 /// Whether something could not be written.
 pub fn failed() -> bool {
     FAILED.get().is_some()

@@ -1,18 +1,18 @@
 //! `tombolo run`: a program with part of its memory at lenders.
 
-use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use clap::Args;
-use serde_json::{Map, Value, json};
-use tombolo_node::{Address, DeadWindows, FarMemory, FarOptions, FarStatus, FarStore};
-use tombolo_pager::{Finished, LOCAL_LEAST_BYTES, Monitor, Options, RunError};
+use serde_json::Value;
+use tombolo_node::{Address, DeadWindows, FarMemory, FarOptions, FarStore};
+use tombolo_pager::{LOCAL_LEAST_BYTES, Monitor, Options, RunError};
 
 use crate::control::{Answer, Question, Served};
 use crate::outage::OutageArguments;
@@ -20,7 +20,7 @@ use crate::security::SecurityArguments;
 use crate::size::Size;
 use crate::ways::{self, Ways};
 use crate::which::Which;
-use crate::{Failure, LIBRARY, doctor, log, output};
+use crate::{Failure, LIBRARY, doctor, log, metrics, output, report};
 
 /// Arguments of `tombolo run`.
 #[derive(Args)]
@@ -53,6 +53,9 @@ pub struct Arguments {
     /// Write what happened to this file, as JSON.
     #[arg(long, value_name = "FILE.json")]
     report: Option<PathBuf>,
+    /// Serve metrics for Prometheus by HTTP there while the program runs; with port 0, at any free port.
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<SocketAddr>,
     #[command(flatten)]
     outage: OutageArguments,
     #[command(flatten)]
@@ -97,7 +100,12 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     let connecting = since.elapsed();
     // The threads that serve the program say what happens, and the program waits for them.
     let (notify, notices) = log::notices()?;
-    let (started, monitors) = mpsc::channel();
+    let monitor: Arc<OnceLock<Monitor>> = Arc::default();
+    if let Some(address) = arguments.metrics {
+        let (monitor, far, name) = (monitor.clone(), far.clone(), run_name.clone());
+        let at = metrics::serve(address, move || metrics::of_run(&name, monitor.get(), &far.status()))?;
+        output::say(&format!("metrics are at http://{at}/metrics"));
+    }
     let options = Options {
         program,
         arguments: command.collect(),
@@ -106,12 +114,15 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         library: LIBRARY,
         keeper: keeper()?,
         notify: Box::new(notify),
-        started: Some(Box::new(move |monitor| {
-            let _ = started.send(monitor);
+        started: Some(Box::new({
+            let known = monitor.clone();
+            move |monitor| {
+                let _ = known.set(monitor);
+            }
         })),
     };
     // Where nobody can ask, the program runs nevertheless.
-    let served = match Served::start(answering(run_name, far.clone(), monitors)) {
+    let served = match Served::start(answering(run_name, far.clone(), monitor)) {
         Ok(served) => Some(served),
         Err(reason) => {
             output::say(&format!("`tombolo ps` does not see this run: {reason}"));
@@ -124,7 +135,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
     drop(notices);
     let finished = finished?;
     if let Some(path) = arguments.report {
-        let text = serde_json::to_string_pretty(&report(&finished, connecting))?;
+        let text = serde_json::to_string_pretty(&report::of_finished(&finished, connecting))?;
         // The program has run: its status is what is asked for, with a report or without.
         if let Err(error) = write_report(&path, &(text + "\n")) {
             let code = finished.exit_code();
@@ -179,59 +190,16 @@ pub fn keep() -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// What happened, for `--report`.
-pub fn report(finished: &Finished, connecting: Duration) -> Value {
-    let [median, high, longest] = finished.far_fault_ns;
-    let counters: Map<String, Value> =
-        finished.counters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
-    json!({
-        "exit_code": finished.exit_code(),
-        "elapsed_s": finished.elapsed.as_secs_f64(),
-        // Before the program starts. Memory is borrowed as it is needed.
-        "connecting_s": connecting.as_secs_f64(),
-        "local_bytes": finished.limit_pages * 4096,
-        // The most at once.
-        "borrowed_bytes": finished.far.borrowed_peak_pages * 4096,
-        "far": far_report(&finished.far),
-        "beyond_local_peak_bytes": finished.counter("overdraft_pages") * 4096,
-        "mapped_behind_libc_peak_bytes": finished.counter("foreign_pages") * 4096,
-        "resident_peak_bytes": finished.counter("resident_peak") * 4096,
-        "bytes_in": finished.counter("pages_in") * 4096,
-        "bytes_out": finished.counter("pages_out") * 4096,
-        "far_fault_ns": { "median": median, "p99": high, "max": longest },
-        "counters": counters,
-    })
-}
-
 /// Answers what `ps` and `lenders` ask of a run.
 fn answering(
     name: String,
     far: Arc<FarStore>,
-    monitors: mpsc::Receiver<Monitor>,
+    monitor: Arc<OnceLock<Monitor>>,
 ) -> impl Fn(Question) -> Answer + Send + 'static {
-    let known: OnceCell<Monitor> = OnceCell::new();
     move |question| {
         let failed = |error: &dyn std::fmt::Display| Answer::Failed(error.to_string());
         match question {
-            Question::Status => {
-                if let Some(monitor) = known.get().cloned().or_else(|| monitors.try_recv().ok()) {
-                    let _ = known.set(monitor);
-                }
-                let monitor = known.get();
-                let counters: Map<String, Value> = monitor
-                    .into_iter()
-                    .flat_map(Monitor::counters)
-                    .map(|(name, value)| (name.to_owned(), json!(value)))
-                    .collect();
-                Answer::Done(json!({
-                    "name": name,
-                    "pid": monitor.map(Monitor::pid),
-                    "supervisor_pid": std::process::id(),
-                    "resident_bytes": monitor.map_or(0, Monitor::resident_pages) * 4096,
-                    "far": far_report(&far.status()),
-                    "counters": counters,
-                }))
-            }
+            Question::Status => Answer::Done(report::of_running(&name, monitor.get(), &far.status())),
             Question::Add(ways) => match ways.parse::<Ways>() {
                 Ok(ways) => match far.add_lender(&ways.to_vec()) {
                     Ok(()) => Answer::Done(Value::Null),
@@ -245,39 +213,6 @@ fn answering(
             },
         }
     }
-}
-
-/// How far memory is, for reports.
-pub fn far_report(far: &FarStatus) -> Value {
-    let counters = far.counters;
-    let lenders: Vec<Value> = far
-        .lenders
-        .iter()
-        .map(|lender| {
-            json!({
-                "name": lender.name,
-                "address": lender.address,
-                "state": lender.state,
-                "borrowed_bytes": lender.borrowed_pages * 4096,
-                "used_bytes": lender.used_pages * 4096,
-            })
-        })
-        .collect();
-    json!({
-        "copies": far.copies,
-        "used_bytes": far.used_pages * 4096,
-        "borrowed_bytes": far.borrowed_pages * 4096,
-        "one_copy_pages": far.degraded_pages,
-        "stored_with_one_copy": counters.stored_with_one,
-        "copies_restored": counters.copies_restored,
-        "copies_moved": counters.copies_moved,
-        "writes_moved": counters.writes_moved,
-        "reads_doubled": counters.reads_doubled,
-        "reads_by_the_other_copy": counters.reads_by_other,
-        "corrupt_pages": counters.corrupt_pages,
-        "both_copies_on_one_host": counters.same_host,
-        "lenders": lenders,
-    })
 }
 
 /// The file that a shell would execute.

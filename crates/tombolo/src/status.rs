@@ -42,6 +42,9 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     }
     let count =
         |name: &str| status.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
+    if count(ENDING) > 0 {
+        output::line("  it is about to end: it lends to nobody new, and waits for those above");
+    }
     if count("named_segments") > 0 {
         let (segments, bytes) = (count("named_segments"), Size(count("named_bytes")));
         output::line(&format!("  {bytes} in {segments} named segment(s): `tombolo ls {address}`"));
@@ -92,6 +95,8 @@ const GROUPS: [(&str, &str); 7] = [
     ("strangers_", "strangers at the listener"),
     ("programs_", "programs"),
 ];
+/// The counter that says whether the node is about to end.
+const ENDING: &str = "is_ending";
 /// The prefix of counters that the lines above have given in words.
 const SAID: &str = "named_";
 
@@ -102,6 +107,7 @@ fn groups(counters: &[(String, u64)]) -> Vec<String> {
         let of_group = |name: &str| {
             let others = GROUPS.iter().filter(|(other, _)| other.len() > group.len());
             !name.starts_with(SAID)
+                && name != ENDING
                 && name.starts_with(group)
                 && !others.into_iter().any(|(other, _)| name.starts_with(other))
         };

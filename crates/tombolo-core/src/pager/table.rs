@@ -612,6 +612,17 @@ impl Table {
         }
     }
 
+    /// The operation that a page is in, by where it began. `None`: in none, or its contents are elsewhere now.
+    pub fn operation_of(&self, page: Page) -> Option<Page> {
+        if !in_operation(self.get(page)) {
+            return None;
+        }
+        match self.forwards.iter().find(|forward| forward.now == Some(page)) {
+            Some(forward) => Some(forward.began),
+            None => (!self.is_name(page)).then_some(page),
+        }
+    }
+
     /// Whether pages of children wait for the end of an operation here: the table is needed until then.
     pub fn is_followed(&self) -> bool {
         !self.followers.is_empty()

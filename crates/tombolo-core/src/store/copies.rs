@@ -56,6 +56,11 @@ impl Copies {
         self.again = self.waiting.len();
     }
 
+    /// Those that wait, and those under way.
+    pub(super) fn count(&self) -> u64 {
+        (self.queue.len() + self.waiting.len()) as u64 + u64::from(self.in_flight)
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.sweep.is_none() && self.queue.is_empty() && self.again == 0 && self.in_flight == 0
     }
@@ -312,6 +317,18 @@ impl Store {
 
     /// A read or write has ended.
     pub(super) fn work_ended(&mut self, now_ns: u64, work: Work, ended: Ended) {
+        if matches!(ended, Ended::Done { .. }) {
+            match &work {
+                Work::Save { slots, first } => self.note_written(*first, slots.len() as u64),
+                Work::Store { to, .. } => self.note_written(*to, 1),
+                Work::Read { place: from, .. } | Work::Fetch { from, .. } => {
+                    if let Some(lender) = self.lenders.get_mut(from.lender()) {
+                        lender.traffic.pages_read += 1;
+                    }
+                }
+                Work::Abandoned { .. } => {}
+            }
+        }
         match work {
             Work::Save { slots, first } => self.save_ended(&slots, first, ended),
             Work::Read { read, slot, place, buffer } => {

@@ -147,8 +147,19 @@ pub(super) struct Lender {
     pub(super) failures: u32,
     /// Reads under way.
     pub(super) reads: u32,
+    /// Pages that came from it and went to it.
+    pub(super) traffic: Traffic,
     /// The front end was told that it is drained.
     is_drained: bool,
+}
+
+/// Pages that have come from a lender, and that have gone to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Read from it.
+    pub pages_read: u64,
+    /// Written to it.
+    pub pages_written: u64,
 }
 
 /// Fewer pages in use than this are not worth beginning the search anew for.
@@ -332,6 +343,7 @@ impl Lenders {
             ask_after_ns: 0,
             failures: 0,
             reads: 0,
+            traffic: Traffic::default(),
             is_drained: false,
         });
         id

@@ -33,7 +33,7 @@ mod writes;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 pub use growth::{Lent, Refused};
-pub use lenders::{LenderId, LenderState, Newcomer, Place};
+pub use lenders::{LenderId, LenderState, Newcomer, Place, Traffic};
 pub use reads::Ticket;
 pub use work::Io;
 pub use writes::Piece;
@@ -245,6 +245,8 @@ pub struct LenderStatus {
     pub borrowed_pages: u64,
     /// Pages of those that are used.
     pub used_pages: u64,
+    /// What has come from it and gone to it.
+    pub traffic: Traffic,
 }
 
 /// The far store: see the module's documentation.
@@ -317,6 +319,12 @@ impl Store {
         self.degraded
     }
 
+    /// Slots of which a copy is being made or waits to be. After the death or drain of a lender this grows as
+    /// [`Store::poll`] finds them.
+    pub fn copies_waiting(&self) -> u64 {
+        self.copies.count()
+    }
+
     /// Whether all that the death or drain of a lender asks for has been found and done, or waits for a lender.
     pub fn is_settled(&self) -> bool {
         self.copies.is_idle()
@@ -329,6 +337,7 @@ impl Store {
             is_suspect: lender.is_suspect(),
             borrowed_pages: lender.borrowed_pages(),
             used_pages: lender.used_pages(),
+            traffic: lender.traffic,
         })
     }
 
@@ -370,9 +379,9 @@ impl Store {
         let Some(known) = self.slots.get(slot).filter(|known| known.phase == Phase::Taken) else {
             return Err(Gone);
         };
-        if !known.places.into_iter().flatten().any(|place| self.lenders.is_readable(place)) {
-            return Err(Gone);
-        }
+        let place = known.places.into_iter().flatten().find(|place| self.lenders.is_readable(*place));
+        let place = place.ok_or(Gone)?;
+        self.note_written(place, 1);
         self.stored(slot, checksum);
         Ok(())
     }
@@ -397,16 +406,36 @@ impl Store {
 
     /// Where a slot's page can be read directly, if it can.
     pub fn direct(&self, slot: SlotId) -> Option<u64> {
-        let slot = self.slots.get(slot)?;
-        slot.places.into_iter().flatten().find_map(|place| self.lenders.direct_to_read(place))
+        self.place_to_read_directly(slot).map(|(_, address)| address)
     }
 
-    /// Where a slot's page can be read directly; its place is not used for another slot until [`Store::unpin`].
-    pub fn pin(&mut self, slot: SlotId) -> Option<u64> {
-        let direct = self.direct(slot)?;
-        let known = self.slots.get_mut(slot)?;
-        known.pins = known.pins.checked_add(1)?;
-        Some(direct)
+    fn place_to_read_directly(&self, slot: SlotId) -> Option<(Place, u64)> {
+        let direct = |place| Some((place, self.lenders.direct_to_read(place)?));
+        self.slots.get(slot)?.places.into_iter().flatten().find_map(direct)
+    }
+
+    /// Where a slot's page can be read directly, if it can; its place is not used for another slot until
+    /// [`Store::unpin`].
+    ///
+    /// # Errors
+    /// [`Gone`]: no lender has it any more.
+    pub fn pin(&mut self, slot: SlotId) -> Result<Option<u64>, Gone> {
+        let Some((place, address)) = self.place_to_read_directly(slot) else {
+            return if self.is_lost(slot) { Err(Gone) } else { Ok(None) };
+        };
+        let Some(known) = self.slots.get_mut(slot) else { return Err(Gone) };
+        let Some(pins) = known.pins.checked_add(1) else { return Ok(None) };
+        known.pins = pins;
+        if let Some(lender) = self.lenders.get_mut(place.lender()) {
+            lender.traffic.pages_read += 1;
+        }
+        Ok(Some(address))
+    }
+
+    fn note_written(&mut self, place: Place, pages: u64) {
+        if let Some(lender) = self.lenders.get_mut(place.lender()) {
+            lender.traffic.pages_written += pages;
+        }
     }
 
     /// A direct read has ended.

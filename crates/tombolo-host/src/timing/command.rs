@@ -12,6 +12,9 @@ pub const LOG_END_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// How often a node that drains checks who still borrows: users do not notice a tenth of a second.
 pub const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How often a node that drains says how far it is, if that has changed: a few lines in its 30 s.
+pub const DRAIN_REPORT_INTERVAL: Duration = Duration::from_secs(5);
+
 /// The longest that `ping` waits for an answer unless `--timeout` says otherwise: twice the silence after which a
 /// link is suspect.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(3);

@@ -115,7 +115,10 @@ impl Node {
 
     /// The counters of the node as a whole: always the same ones, in the same order.
     fn counters(&self, connections: &[Arc<Connection>]) -> Vec<(String, u64)> {
-        let mut counters = vec![("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed))];
+        let mut counters = vec![
+            ("packets_dropped".to_owned(), self.packets_dropped.load(Ordering::Relaxed)),
+            ("is_ending".to_owned(), u64::from(self.fabric.is_ending())),
+        ];
         counters.extend(crate::driver::counters::engine(&self.fabric.engine.lock().counters()));
         counters.extend(self.gone_links.and(connections.iter().map(|connection| &*connection.link)));
         counters.extend(self.listener_stats.named());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
-use tombolo_core::store::{Counters, SlotId, Store};
+use tombolo_core::store::{Counters, SlotId, Store, Traffic};
 
 use crate::fabric::connection::Connection;
 
@@ -87,6 +87,8 @@ pub struct FarStatus {
     pub copies: u8,
     /// Slots with fewer copies than that.
     pub degraded_pages: u64,
+    /// Slots of which another copy is being made, or waits to be.
+    pub copies_waiting: u64,
     /// What has happened.
     pub counters: Counters,
     /// Each lender that there was.
@@ -106,6 +108,8 @@ pub struct FarLender {
     pub borrowed_pages: u64,
     /// Pages of those in use.
     pub used_pages: u64,
+    /// What has come from it and gone to it.
+    pub traffic: Traffic,
 }
 
 /// Far memory of one front end.

@@ -98,7 +98,7 @@ pub fn work(far: &FarStore, seed: u64, goes_on: impl Fn() -> bool) -> u64 {
         let wanted: Vec<(SlotId, u64)> = (0..32).map(|_| stored[numbers.index(stored.len())]).collect();
         let mut open = 0;
         for &(slot, number) in &wanted {
-            let pinned = far.slots().pin(slot);
+            let pinned = far.slots().pin(slot).unwrap_or(None);
             match pinned {
                 Some(address) => {
                     let mut bytes = vec![0u8; 4096];

@@ -159,6 +159,7 @@ impl FarMemory for FarStore {
                 state: self.state_of(lender.id),
                 borrowed_pages: status.map_or(0, |status| status.borrowed_pages),
                 used_pages: status.map_or(0, |status| status.used_pages),
+                traffic: status.map(|status| status.traffic).unwrap_or_default(),
             }
         });
         let list = list.collect();
@@ -171,6 +172,7 @@ impl FarMemory for FarStore {
             borrowed_peak_pages: self.borrowed_peak_pages.load(Ordering::Relaxed),
             copies: self.copies,
             degraded_pages: store.degraded(),
+            copies_waiting: store.copies_waiting(),
             counters: store.counters(),
             lenders: list,
         }

@@ -1,0 +1,91 @@
+//! How a run is and how it was, in JSON: for `--report`, `ps` and `top`.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use tombolo_node::FarStatus;
+use tombolo_pager::{Finished, Monitor, PauseSummary};
+
+/// What has happened, for `tombolo run --report`.
+pub fn of_finished(finished: &Finished, connecting: Duration) -> Value {
+    let [median, high, longest] = finished.far_fault_ns;
+    json!({
+        "exit_code": finished.exit_code(),
+        "elapsed_s": finished.elapsed.as_secs_f64(),
+        // Before the program starts. Memory is borrowed as it is needed.
+        "connecting_s": connecting.as_secs_f64(),
+        "local_bytes": finished.limit_pages * 4096,
+        // The most at once.
+        "borrowed_bytes": finished.far.borrowed_peak_pages * 4096,
+        "far": of_far(&finished.far),
+        "beyond_local_peak_bytes": finished.counter("overdraft_pages") * 4096,
+        "mapped_behind_libc_peak_bytes": finished.counter("foreign_pages") * 4096,
+        "resident_peak_bytes": finished.counter("resident_peak") * 4096,
+        "bytes_in": finished.counter("pages_in") * 4096,
+        "bytes_out": finished.counter("pages_out") * 4096,
+        "pauses": pauses(&finished.pauses),
+        "far_fault_ns": { "median": median, "p99": high, "max": longest },
+        "counters": by_name(&finished.counters),
+    })
+}
+
+/// How a run is, for `ps`, `top` and `lenders`. A program that has not started has no monitor.
+pub fn of_running(name: &str, monitor: Option<&Monitor>, far: &FarStatus) -> Value {
+    json!({
+        "name": name,
+        "pid": monitor.map(Monitor::pid),
+        "supervisor_pid": std::process::id(),
+        "resident_bytes": monitor.map_or(0, Monitor::resident_pages) * 4096,
+        "far": of_far(far),
+        "pauses": pauses(&monitor.map(Monitor::pauses).unwrap_or_default()),
+        "counters": by_name(&monitor.map(Monitor::counters).unwrap_or_default()),
+    })
+}
+
+fn by_name(counters: &[(&'static str, u64)]) -> Map<String, Value> {
+    counters.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect()
+}
+
+/// How long threads waited for pages.
+fn pauses(pauses: &PauseSummary) -> Value {
+    let some = pauses.by_length.iter().filter(|(_, count)| *count > 0);
+    let histogram: Vec<Value> =
+        some.map(|(most_us, count)| json!({ "up_to_us": most_us, "count": count })).collect();
+    json!({ "longest_ns": pauses.longest_ns, "total_ns": pauses.total_ns, "histogram": histogram })
+}
+
+/// How far memory is.
+fn of_far(far: &FarStatus) -> Value {
+    let counters = far.counters;
+    let lenders: Vec<Value> = far
+        .lenders
+        .iter()
+        .map(|lender| {
+            json!({
+                "name": lender.name,
+                "address": lender.address,
+                "state": lender.state,
+                "borrowed_bytes": lender.borrowed_pages * 4096,
+                "used_bytes": lender.used_pages * 4096,
+                "read_bytes": lender.traffic.pages_read * 4096,
+                "written_bytes": lender.traffic.pages_written * 4096,
+            })
+        })
+        .collect();
+    json!({
+        "copies": far.copies,
+        "used_bytes": far.used_pages * 4096,
+        "borrowed_bytes": far.borrowed_pages * 4096,
+        "one_copy_pages": far.degraded_pages,
+        "copies_waiting": far.copies_waiting,
+        "stored_with_one_copy": counters.stored_with_one,
+        "copies_restored": counters.copies_restored,
+        "copies_moved": counters.copies_moved,
+        "writes_moved": counters.writes_moved,
+        "reads_doubled": counters.reads_doubled,
+        "reads_by_the_other_copy": counters.reads_by_other,
+        "corrupt_pages": counters.corrupt_pages,
+        "both_copies_on_one_host": counters.same_host,
+        "lenders": lenders,
+    })
+}

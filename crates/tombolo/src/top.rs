@@ -1,0 +1,144 @@
+//! `tombolo top`: the programs of this user that run on far memory, and their lenders, again and again.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::watch::{Watch, number, size};
+use crate::{Failure, duration, output};
+
+/// The first look shows no rates; the second one comes soon.
+const FIRST_INTERVAL: Duration = Duration::from_millis(300);
+
+/// Arguments of `tombolo top`.
+#[derive(Args)]
+pub struct Arguments {
+    /// How long between two looks, as 2s or 500ms.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    interval: Duration,
+    /// How many looks; until interrupted unless given.
+    #[arg(long, short)]
+    count: Option<u64>,
+    /// Print each look as JSON, on a line of its own, and nothing else.
+    #[arg(long)]
+    json: bool,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let time = duration::parse(text)?;
+    if time < Duration::from_millis(10) {
+        return Err(format!("{text} is too short: at least 10ms"));
+    }
+    Ok(time)
+}
+
+/// Shows the programs until interrupted.
+pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    let is_screen = std::io::stdout().is_terminal() && !arguments.json;
+    let mut watch = Watch::default();
+    watch.look();
+    std::thread::sleep(FIRST_INTERVAL.min(arguments.interval));
+    let mut looks = 0;
+    while !output::failed() {
+        let programs = watch.look();
+        output::line(&match (arguments.json, is_screen) {
+            (true, _) => json!({ "programs": programs }).to_string(),
+            (false, true) => on_screen(&text_of(&programs), looks == 0),
+            (false, false) => text_of(&programs),
+        });
+        output::flush();
+        looks += 1;
+        if arguments.count.is_some_and(|count| looks >= count) {
+            break;
+        }
+        std::thread::sleep(arguments.interval);
+    }
+    Ok(0)
+}
+
+/// The text where the last one stood, without flicker: each line is written over, and what is left is erased.
+fn on_screen(text: &str, is_first: bool) -> String {
+    let start = if is_first { "\x1b[2J\x1b[H" } else { "\x1b[H" };
+    format!("{start}{}\x1b[K\n\x1b[J", text.replace('\n', "\x1b[K\n"))
+}
+
+/// A length of time in the unit that fits.
+fn shown(ns: u64) -> String {
+    format!("{:.1?}", Duration::from_nanos(ns))
+}
+
+fn text_of(programs: &[Value]) -> String {
+    if programs.is_empty() {
+        return "no program of this user runs on far memory here\n".into();
+    }
+    let mut text = String::new();
+    for program in programs {
+        let (far, per_s, pauses) = (&program["far"], &program["per_s"], &program["pauses"]);
+        let _ = writeln!(
+            text,
+            "{} ({})  local {}  far {}  {} far faults/s, 99 % within {}, longest pause {}",
+            program["name"].as_str().unwrap_or_default(),
+            number(&program["pid"]),
+            size(&program["resident_bytes"]),
+            size(&far["used_bytes"]),
+            number(&per_s["far_faults"]),
+            shown(number(&per_s["p99_us"]) * 1000),
+            shown(number(&pauses["longest_ns"])),
+        );
+        let _ = writeln!(
+            text,
+            "  in {}/s, out {}/s; copies {}: {} pages with one, {} copies to make, {} made/s",
+            size(&per_s["bytes_in"]),
+            size(&per_s["bytes_out"]),
+            number(&far["copies"]),
+            number(&far["one_copy_pages"]),
+            number(&far["copies_waiting"]),
+            number(&per_s["copies"]),
+        );
+        let _ = writeln!(
+            text,
+            "  {:<16} {:<9} {:>10} {:>10} {:>12} {:>12}  ADDRESS",
+            "LENDER", "STATE", "BORROWED", "USED", "READ/S", "WRITTEN/S"
+        );
+        for lender in
+            far["lenders"].as_array().into_iter().flatten().filter(|lender| lender["state"] != "gone")
+        {
+            let _ = writeln!(
+                text,
+                "  {:<16} {:<9} {:>10} {:>10} {:>12} {:>12}  {}",
+                lender["name"].as_str().unwrap_or_default(),
+                lender["state"].as_str().unwrap_or_default(),
+                size(&lender["borrowed_bytes"]),
+                size(&lender["used_bytes"]),
+                size(&lender["per_s"]["read_bytes"]),
+                size(&lender["per_s"]["written_bytes"]),
+                lender["address"].as_str().unwrap_or_default(),
+            );
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_screen_is_written_over() {
+        assert_eq!(on_screen("a\nb\n", false), "\x1b[Ha\x1b[K\nb\x1b[K\n\x1b[K\n\x1b[J");
+        assert!(on_screen("a", true).starts_with("\x1b[2J"));
+    }
+
+    #[test]
+    fn lenders_that_are_gone_are_left_out() {
+        let lender = |state: &str| json!({ "name": format!("{state} one"), "state": state });
+        let program =
+            json!({ "name": "sort", "pid": 7, "far": { "lenders": [lender("active"), lender("gone")] } });
+        let text = text_of(&[program]);
+        assert!(text.starts_with("sort (7)  local 0 B") && text.contains("active one"), "{text}");
+        assert!(!text.contains("gone one"), "{text}");
+    }
+}
