@@ -15,8 +15,18 @@ use rustix::process::Signal;
 fn a_sqlite_database_in_memory() {
     needs!("sqlite3");
     let lender = Lender::start(Link::Shm, "2G");
-    let rows = sized(150_000, 2_000_000);
-    let script = format!(
+    let script = script(sized(150_000, 2_000_000));
+    let words = [&path_of("sqlite3"), "-batch", ":memory:"];
+    let outcome = Program::new(&words)
+        .input(script)
+        .remote(sized("256M", "1500M"))
+        .same_on(&[&lender], sized("16M", "160M"));
+    assert!(outcome.text().trim_end().ends_with("ok"), "the integrity check");
+}
+
+/// Makes a table of so many rows, changes and queries it.
+pub fn script(rows: u64) -> String {
+    format!(
         "pragma temp_store = memory;
          create table t (id integer primary key, name text, body blob);
          with recursive n(i) as (select 1 union all select i + 1 from n where i < {rows})
@@ -28,13 +38,7 @@ fn a_sqlite_database_in_memory() {
          select id, name, body from t order by name limit 2000;
          select count(*) from t a join t b on b.id = a.id + 1 where a.name < b.name;
          pragma integrity_check;"
-    );
-    let words = [&path_of("sqlite3"), "-batch", ":memory:"];
-    let outcome = Program::new(&words)
-        .input(script)
-        .remote(sized("256M", "1500M"))
-        .same_on(&[&lender], sized("16M", "160M"));
-    assert!(outcome.text().trim_end().ends_with("ok"), "the integrity check");
+    )
 }
 
 const VALUE_BYTES: usize = 4096;
@@ -112,16 +116,20 @@ fn stop(redis: &mut Resp, process: Running) -> Outcome {
 }
 
 fn redis_test(link: Link) {
-    once_more_if_exceeded(|| fill_and_dump(link)).assert_within_limit(2);
+    let lender = Lender::start(link, "2G");
+    let run = || fill_and_dump(lender.address(), &[], |_| {});
+    once_more_if_exceeded(run).assert_within_limit(2);
 }
 
-fn fill_and_dump(link: Link) -> Outcome {
-    let lender = Lender::start(link, "2G");
+/// Fills a server, has it dump under writes, and compares all of it. `started` gets the supervisor's process.
+pub fn fill_and_dump(from: &str, options: &[&str], started: impl FnOnce(u32)) -> Outcome {
     let scratch = Scratch::new("redis");
     let socket = scratch.file("socket");
-    let program = Program::new(&server(&scratch)).remote(sized("512M", "1500M"));
+    let program =
+        Program::new(&server(&scratch)).remote(sized("512M", "1500M")).outage("6s").options(options);
     let keys: u64 = sized(80, 300) * 1024 * 1024 / VALUE_BYTES as u64;
-    let process = program.start_on(&[&lender], sized("20M", "75M"));
+    let process = program.start_from(from, sized("20M", "75M"));
+    started(process.pid());
     let mut redis = Resp::connect(&socket, PATIENCE);
     set(&mut redis, 0..keys, 0);
     compare(&mut redis, "after filling", keys, |_| 0);

@@ -28,4 +28,5 @@ mod rdma;
 mod runtimes;
 mod secure;
 mod store;
+mod survivors;
 mod traced;

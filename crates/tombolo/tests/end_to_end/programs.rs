@@ -91,15 +91,10 @@ fn a_python_dict_on_two_lenders_udp() {
     python(Link::Udp, 2);
 }
 
-#[test]
-fn stress_ng_verifies_its_memory() {
-    needs!("stress-ng");
-    let lender = Lender::start(Link::Shm, "2G");
-    let scratch = Scratch::new("stress");
-    let bytes = sized("64M", "512M");
-    // What it prints holds times, so only its verdict counts, not the bytes.
-    let temporary = scratch.file("");
-    let program = path_of("stress-ng");
+/// So many operations on so much memory, each verified. What it prints holds times, so only its verdict counts, not the
+/// bytes.
+pub fn stress_ng(bytes: &str, operations: &str, scratch: &Scratch) -> Vec<String> {
+    let (program, temporary) = (path_of("stress-ng"), scratch.file(""));
     let words = [
         program.as_str(),
         "--vm",
@@ -110,7 +105,7 @@ fn stress_ng_verifies_its_memory() {
         "all",
         "--verify",
         "--vm-ops",
-        sized("200000", "2000000"),
+        operations,
         "--timeout",
         sized("60", "600"),
         "--seed",
@@ -118,6 +113,15 @@ fn stress_ng_verifies_its_memory() {
         "--temp-path",
         temporary.as_str(),
     ];
+    words.map(str::to_owned).to_vec()
+}
+
+#[test]
+fn stress_ng_verifies_its_memory() {
+    needs!("stress-ng");
+    let lender = Lender::start(Link::Shm, "2G");
+    let scratch = Scratch::new("stress");
+    let words = stress_ng(sized("64M", "512M"), sized("200000", "2000000"), &scratch);
     let program = Program::new(&words)
         .remote(sized("256M", "1500M"))
         .patience(std::time::Duration::from_secs(sized(240, 1800)));

@@ -53,14 +53,19 @@ fn go_and_c_in_one_program() {
     Program::new(&[&program]).remote("512M").same_on(&[&lender], "20M");
 }
 
+/// A virtual machine whose collector has much to do.
+pub fn java_words(collector: &str, scratch: &Scratch) -> Vec<String> {
+    let classes = scratch.path().display().to_string();
+    build("javac", &["-d", &classes, &source("Arrays.java")], &[]);
+    let java = path_of("java");
+    let words = [&java, collector, "-Xms160m", "-Xmx160m", "-Xshare:off", "-cp", &classes, "Arrays"];
+    words.map(str::to_owned).to_vec()
+}
+
 fn java(collector: &str) {
     let lender = Lender::start(Link::Shm, "1G");
     let scratch = Scratch::new("java");
-    let classes = scratch.path().display().to_string();
-    build("javac", &["-d", &classes, &source("Arrays.java")], &[]);
-    let words =
-        [&path_of("java"), collector, "-Xms160m", "-Xmx160m", "-Xshare:off", "-cp", &classes, "Arrays"];
-    Program::new(&words).remote("512M").same_on(&[&lender], "40M");
+    Program::new(&java_words(collector, &scratch)).remote("512M").same_on(&[&lender], "40M");
 }
 
 #[test]

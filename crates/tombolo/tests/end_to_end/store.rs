@@ -2,7 +2,8 @@
 //! stopped, added, drained and restarted while a program checks every word.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -12,7 +13,7 @@ use tombolo_random::Random;
 use crate::common::{Lender, Link, PATIENCE, Program, Running, Scratch, compiled, full, needs, tombolo};
 
 /// Suspicion comes after 1.5 s; a busy machine gets more than the half second that is promised beyond.
-const PAUSE_MAX_MS: u64 = 6_000;
+pub const PAUSE_MAX_MS: u64 = 6_000;
 
 /// A program that checks its memory until it is told to stop.
 struct Verifying {
@@ -33,11 +34,8 @@ impl Verifying {
 
     /// What `tombolo ps` says of it.
     fn status(&self) -> Value {
-        let found = tombolo(&["ps", "--json"]);
-        let all: Value = serde_json::from_slice(&found.stdout).expect("ps prints JSON");
-        let supervisor = u64::from(self.run.pid());
-        let programs = all["programs"].as_array().cloned().unwrap_or_default();
-        programs.into_iter().find(|program| program["supervisor_pid"] == supervisor).unwrap_or_else(|| {
+        let supervisor = self.run.pid();
+        status_of(supervisor).unwrap_or_else(|| {
             panic!("{supervisor} is not there: {} {}", self.run.output(), self.run.errors())
         })
     }
@@ -79,7 +77,15 @@ impl Verifying {
     }
 }
 
-fn number(value: &Value) -> u64 {
+/// What `tombolo ps` says of a run, if it is there.
+pub fn status_of(supervisor: u32) -> Option<Value> {
+    let found = tombolo(&["ps", "--json"]);
+    let all: Value = serde_json::from_slice(&found.stdout).expect("ps prints JSON");
+    let programs = all["programs"].as_array().cloned().unwrap_or_default();
+    programs.into_iter().find(|program| program["supervisor_pid"] == u64::from(supervisor))
+}
+
+pub fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
@@ -199,6 +205,94 @@ fn programs_that_are_not_there_are_said() {
     let found = tombolo(&["lenders", "ls", "no-such-program-anywhere"]);
     assert_eq!(found.code(), 125);
     assert!(found.stderr.contains("no program"), "{}", found.stderr);
+}
+
+/// A page that is wanted while lenders have not acknowledged it is there at once: one of them is stopped.
+#[test]
+fn what_is_being_saved_is_given_back() {
+    needs!("cc");
+    let mut lenders = [(); 2].map(|()| Lender::start(Link::Udp, "512M"));
+    let verifying = Verifying::start(40, "8M", &lenders.each_ref(), &["--copies", "2"]);
+    for _ in 0..3 {
+        lenders[0].node().signal(Signal::STOP);
+        std::thread::sleep(Duration::from_millis(600));
+        lenders[0].node().signal(Signal::CONT);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let report = verifying.end();
+    assert!(number(&report["counters"]["taken_back"]) > 0, "{report:#}");
+    assert_eq!(report["far"]["stored_with_one_copy"], 0, "not yet suspect: {report:#}");
+}
+
+/// Two lenders die at once: the program that had pages at both, and nowhere else, gets SIGBUS; the other one goes on.
+#[test]
+fn where_two_die_only_those_with_pages_there_end() {
+    needs!("cc");
+    let mut lenders = [(); 3].map(|()| Lender::start(Link::Udp, "512M"));
+    let [first, second, third] = &lenders;
+    let lost = Verifying::start(40, "8M", &[first, second], &["--copies", "2"]);
+    let kept = Verifying::start(40, "8M", &[second, third], &["--copies", "2"]);
+    for verifying in [&lost, &kept] {
+        verifying.wait_until("two copies", PATIENCE, |status| status["far"]["one_copy_pages"] == 0);
+    }
+    lenders[0].node().signal(Signal::KILL);
+    lenders[1].node().signal(Signal::KILL);
+    let outcome = lost.run.wait(PATIENCE);
+    assert_eq!(outcome.code(), 128 + 7, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("sending it SIGBUS"), "{}", outcome.stderr);
+    assert!(outcome.counter("lost_pages") > 1000, "{:#}", outcome.report());
+    std::thread::sleep(Duration::from_secs(1));
+    let report = kept.end();
+    assert_eq!(report["counters"]["lost_pages"], 0, "{report:#}");
+}
+
+/// What `top` and Prometheus see of a run.
+#[test]
+fn a_run_is_seen_while_it_lasts() {
+    needs!("cc");
+    let lenders = [(); 2].map(|()| Lender::start_with(Link::Shm, "512M", &["--metrics", "127.0.0.1:0"]));
+    let verifying =
+        Verifying::start(40, "8M", &lenders.each_ref(), &["--copies", "2", "--metrics", "127.0.0.1:0"]);
+    let looks = tombolo(&["top", "--json", "--count", "2", "--interval", "200ms"]);
+    let looks: Vec<Value> =
+        looks.text().lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
+    assert_eq!(looks.len(), 2);
+    let programs = looks[1]["programs"].as_array().unwrap();
+    let of_run = programs.iter().find(|program| program["supervisor_pid"] == verifying.run.pid()).unwrap();
+    assert!(number(&of_run["per_s"]["far_faults"]) > 0, "{of_run:#}");
+    assert!(number(&of_run["pauses"]["longest_ns"]) > 0, "{of_run:#}");
+    assert!(number(&lender(of_run, 0)["per_s"]["written_bytes"]) > 0, "{of_run:#}");
+    let text = tombolo(&["top", "--count", "1"]).text();
+    assert!(text.contains("verifying") && text.contains(lenders[0].address()), "{text}");
+
+    let metrics = scrape(&verifying.run.errors());
+    let value = |name: &str| -> f64 {
+        let line = metrics.lines().find(|line| line.starts_with(name));
+        let value = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
+        value.unwrap_or_else(|| panic!("no {name} in {metrics}"))
+    };
+    assert!(value("tombolo_run_far_bytes{") > f64::from(16 << 20));
+    assert!(value("tombolo_run_far_faults_total{") > 0.0);
+    assert!(value("tombolo_run_pause_seconds_count ") > 0.0);
+    assert!(value("tombolo_run_lender_written_bytes_total{") > f64::from(16 << 20));
+    verifying.end();
+    for mut lender in lenders {
+        let said = format!("{}{}", lender.node().output(), lender.node().errors());
+        assert!(scrape(&said).contains("tombolo_node_lent_bytes{"), "{said}");
+    }
+}
+
+/// Reads the metrics of a process that said where they are.
+fn scrape(said: &str) -> String {
+    let at = said.split("http://").nth(1).and_then(|rest| rest.split("/metrics").next());
+    let at = at.unwrap_or_else(|| panic!("no address of metrics in {said}"));
+    let mut stream = TcpStream::connect(at).expect("metrics are served");
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    text
 }
 
 /// Three lenders of which one at a time is killed, stopped, drained or comes back, under verifying programs with two

@@ -1,0 +1,190 @@
+//! Programs nobody here wrote, with two copies of every far page, while their lenders are killed, come back, are added
+//! and drained: the same output as without Tombolo, and no long pause.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::common::{Lender, Link, Outcome, PATIENCE, Program, Scratch, needs, path_of, sized, tombolo};
+use crate::store::{PAUSE_MAX_MS, number, status_of};
+use crate::{databases, programs, runtimes};
+
+const LEND: &str = "1G";
+/// Far memory in use before anything happens.
+const USED_LEAST: u64 = 4 << 20;
+
+/// What happens to lenders, one thing after the other.
+const KILLED: usize = 0;
+const ADDED: usize = 1;
+const DRAINED: usize = 2;
+
+/// Disturbs the lenders of a run until it is stopped.
+struct Disturber {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<[u32; 3]>,
+}
+
+impl Disturber {
+    /// The run has the first two of the lenders.
+    fn start(run: u32, lenders: [Lender; 3]) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut events = [0; 3];
+            // Whatever is waited for is not there when the run is over.
+            let _ = disturb(run, lenders, &stopped, &mut events);
+            events
+        });
+        Self { stop, thread }
+    }
+
+    /// How often each kind of thing has happened.
+    fn end(self) -> [u32; 3] {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the lenders are disturbed as they should be")
+    }
+}
+
+/// Until the run is like that. `None`: it is over.
+fn wait_until(run: u32, stop: &AtomicBool, what: &str, is_so: impl Fn(&Value) -> bool) -> Option<()> {
+    let since = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        match status_of(run) {
+            Some(status) if is_so(&status) => return Some(()),
+            Some(status) => assert!(since.elapsed() < PATIENCE, "not yet {what}: {status:#}"),
+            None => {}
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    None
+}
+
+fn disturb(run: u32, mut lenders: [Lender; 3], stop: &AtomicBool, events: &mut [u32; 3]) -> Option<()> {
+    let active = |status: &Value| {
+        let lenders = status["far"]["lenders"].as_array();
+        lenders.into_iter().flatten().filter(|lender| lender["state"] == "active").count()
+    };
+    let all_twice = |lenders: usize| {
+        move |status: &Value| {
+            let far = &status["far"];
+            number(&far["used_bytes"]) >= USED_LEAST
+                && far["one_copy_pages"] == 0
+                && far["copies_waiting"] == 0
+                && active(status) >= lenders
+        }
+    };
+    let pid = run.to_string();
+    let ask = |what: &str, lender: &Lender| tombolo(&["lenders", what, &pid, lender.address()]).code() == 0;
+    wait_until(run, stop, "two copies of all", all_twice(2))?;
+    events[ADDED] += u32::from(ask("add", &lenders[2]));
+    loop {
+        for killed in [0, 2] {
+            wait_until(run, stop, "two copies of all", all_twice(3))?;
+            lenders[killed].node().signal(Signal::KILL);
+            events[KILLED] += 1;
+            std::thread::sleep(Duration::from_millis(300));
+            lenders[killed].start_again(LEND);
+        }
+        wait_until(run, stop, "two copies of all", all_twice(3))?;
+        if ask("drain", &lenders[1]) {
+            events[DRAINED] += 1;
+            wait_until(run, stop, "a lender is left", |status| active(status) == 2)?;
+            events[ADDED] += u32::from(ask("add", &lenders[1]));
+        }
+    }
+}
+
+const WAYS: [(Link, &[&str]); 2] =
+    [(Link::Udp, &["--copies", "2"]), (Link::Shm, &["--copies", "2", "--give-up-dead"])];
+
+fn three(link: Link) -> ([Lender; 3], String) {
+    let lenders = [(); 3].map(|()| Lender::start(link, LEND));
+    let from = format!("{},{}", lenders[0].address(), lenders[1].address());
+    (lenders, from)
+}
+
+fn check(what: &str, outcome: &Outcome, events: [u32; 3]) {
+    let report = outcome.report();
+    let pause_ms = number(&report["pauses"]["longest_ns"]) / 1_000_000;
+    let [killed, added, drained] = events;
+    let _ = writeln!(
+        std::io::stderr(),
+        "    {what}: {killed} killed, {added} added, {drained} drained; longest pause {pause_ms} ms, {} copies \
+         restored, {} moved",
+        report["far"]["copies_restored"],
+        report["far"]["copies_moved"],
+    );
+    assert!(killed > 0, "{what} was over before anything happened: {report:#}");
+    assert_eq!(report["counters"]["lost_pages"], 0, "{report:#}");
+    assert_eq!(report["far"]["corrupt_pages"], 0, "{report:#}");
+    assert!(pause_ms < PAUSE_MAX_MS, "a pause of {pause_ms} ms: {report:#}");
+}
+
+/// Runs it on lenders that come and go, and plainly unless its output differs each time.
+fn survives(what: &str, program: &Program, local: &str, is_compared: bool) {
+    let plain = is_compared.then(|| program.plain());
+    for (link, options) in WAYS {
+        let (lenders, from) = three(link);
+        let run = program.clone().outage("6s").options(options).start_from(&from, local);
+        let disturber = Disturber::start(run.pid(), lenders);
+        let outcome = run.wait(Duration::from_secs(sized(300, 1800)));
+        let events = disturber.end();
+        assert_eq!(outcome.code(), 0, "{what}: {}{}", outcome.text(), outcome.stderr);
+        if let Some(plain) = &plain {
+            assert!(plain.stdout == outcome.stdout, "{what}: the output differs from a plain run");
+        }
+        check(what, &outcome, events);
+    }
+}
+
+#[test]
+fn gnu_sort_survives_its_lenders() {
+    needs!("sort");
+    let scratch = Scratch::new("sort");
+    let input = scratch.file("input");
+    std::fs::write(&input, programs::lines(sized(500_000, 3_000_000))).unwrap();
+    let sort = Program::new(&[&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input]);
+    survives("sort", &sort, "16M", true);
+}
+
+#[test]
+fn sqlite_survives_its_lenders() {
+    needs!("sqlite3");
+    let script = databases::script(sized(200_000, 1_000_000));
+    let sqlite = Program::new(&[&path_of("sqlite3"), "-batch", ":memory:"]).input(script);
+    survives("sqlite", &sqlite, "16M", true);
+}
+
+#[test]
+fn stress_ng_survives_its_lenders() {
+    needs!("stress-ng");
+    let scratch = Scratch::new("stress");
+    let stress = Program::new(&programs::stress_ng("64M", sized("200000", "2000000"), &scratch));
+    survives("stress-ng", &stress, "16M", false);
+}
+
+#[test]
+fn java_survives_its_lenders() {
+    needs!("java", "javac");
+    let scratch = Scratch::new("java");
+    let java = Program::new(&runtimes::java_words("-XX:+UseG1GC", &scratch));
+    survives("java", &java, "32M", true);
+}
+
+#[test]
+fn redis_survives_its_lenders() {
+    needs!("redis-server");
+    for (link, options) in WAYS {
+        let (lenders, from) = three(link);
+        let mut disturber = None;
+        let outcome = databases::fill_and_dump(&from, options, |run| {
+            disturber = Some(Disturber::start(run, lenders));
+        });
+        check("redis", &outcome, disturber.expect("the server has started").end());
+    }
+}
