@@ -147,7 +147,7 @@ fn gnu_sort_survives_its_lenders() {
     needs!("sort");
     let scratch = Scratch::new("sort");
     let input = scratch.file("input");
-    std::fs::write(&input, programs::lines(sized(500_000, 3_000_000))).unwrap();
+    std::fs::write(&input, programs::lines(sized(120_000, 3_000_000))).unwrap();
     let sort = Program::new(&[&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input]);
     survives("sort", &sort, "16M", true);
 }
@@ -155,7 +155,7 @@ fn gnu_sort_survives_its_lenders() {
 #[test]
 fn sqlite_survives_its_lenders() {
     needs!("sqlite3");
-    let script = databases::script(sized(200_000, 1_000_000));
+    let script = databases::script(sized(100_000, 1_000_000));
     let sqlite = Program::new(&[&path_of("sqlite3"), "-batch", ":memory:"]).input(script);
     survives("sqlite", &sqlite, "16M", true);
 }
@@ -164,7 +164,7 @@ fn sqlite_survives_its_lenders() {
 fn stress_ng_survives_its_lenders() {
     needs!("stress-ng");
     let scratch = Scratch::new("stress");
-    let stress = Program::new(&programs::stress_ng("64M", sized("200000", "2000000"), &scratch));
+    let stress = Program::new(&programs::stress_ng("48M", sized("60000", "2000000"), &scratch));
     survives("stress-ng", &stress, "16M", false);
 }
 
