@@ -29,6 +29,8 @@ struct Victim {
     clean: bool,
     /// What the agent did: nothing yet, moved these contents, or found nothing.
     done: Option<Option<u64>>,
+    /// It was wanted before it was saved.
+    taken: bool,
 }
 
 #[derive(Clone, Default)]
@@ -135,7 +137,7 @@ impl World {
         match space.table.decide(page, access) {
             Decision::Wait => return false,
             // Nothing is mapped there: the kernel refuses.
-            Decision::Zero | Decision::ZeroAgain | Decision::Fetch(_)
+            Decision::Zero | Decision::ZeroAgain | Decision::Fetch(_) | Decision::TakeBack(_)
                 if !space.memory.expected.contains_key(&page) => {}
             Decision::Fetch(_) if slow => {
                 space.resident += 1;
@@ -160,6 +162,14 @@ impl World {
                 let contents = self.far[&slot];
                 space.table.mapped(page, protect, slots);
                 space.memory.present.insert(page, Present { contents, protected: protect });
+            }
+            Decision::TakeBack(began) => {
+                let victim = space.victims.iter_mut().find(|victim| victim.page == began).expect("a victim");
+                let contents = victim.done.flatten().expect("what has left");
+                assert!(!present, "what has left the program is not there");
+                victim.taken = true;
+                space.table.taken_back(began);
+                space.memory.present.insert(page, Present { contents, protected: false });
             }
             Decision::Unprotect => {
                 space.table.written(page, slots);
@@ -274,7 +284,7 @@ impl World {
                 },
             };
             space.table.set(page, left);
-            space.victims.push(Victim { page, slot, clean, done: None });
+            space.victims.push(Victim { page, slot, clean, done: None, taken: false });
         }
     }
 
@@ -289,7 +299,36 @@ impl World {
         }
     }
 
+    /// What has left the program is saved from now on, and can be taken back.
+    fn begin_saving(&mut self, id: u32) {
+        let space = self.space(id);
+        let has_left = |victim: &&Victim| !victim.clean && matches!(victim.done, Some(Some(_)));
+        if space.table.offered().is_empty() && !space.victims.iter().any(|victim| victim.taken) {
+            let began = space.victims.iter().filter(has_left).map(|victim| victim.page).collect();
+            space.table.offer(began);
+        }
+    }
+
+    /// A page that was taken back is mapped in the children that share its end, too.
+    fn copy_back(&mut self, id: u32, began: Page, contents: u64) {
+        for follower in self.spaces[&id].table.followers(began) {
+            let Some(child) = self.spaces.get_mut(&follower.space) else { continue };
+            let (page, entry) = child.table.operation(follower.page);
+            if !entry.is_discarded() && child.memory.expected.contains_key(&page) {
+                let returned = Present { contents, protected: false };
+                child.memory.present.entry(page).or_insert(returned);
+            }
+            self.copy_back(follower.space, follower.page, contents);
+        }
+    }
+
     fn end_eviction(&mut self, id: u32) {
+        self.space(id).table.withdraw();
+        let taken = self.spaces[&id].victims.iter().filter(|victim| victim.taken);
+        let taken: Vec<_> = taken.filter_map(|victim| Some((victim.page, victim.done??))).collect();
+        for (page, contents) in taken {
+            self.copy_back(id, page, contents);
+        }
         self.age += 1;
         let (age, slots, far) = (self.age, &mut self.slots, &mut self.far);
         let space = self.spaces.get_mut(&id).expect("a space");
@@ -297,6 +336,7 @@ impl World {
         for victim in std::mem::take(&mut space.victims) {
             let moved_elsewhere = space.table.operation(victim.page).0 != victim.page;
             let outcome = match victim.done {
+                _ if victim.taken => Outcome::Stays(None),
                 Some(Some(contents)) if !victim.clean && contents == 0 => Outcome::Zero,
                 Some(Some(contents)) => {
                     if victim.clean {
@@ -469,7 +509,8 @@ impl World {
             }
             27..=39 => self.access(id, page, None),
             40..=49 => self.begin_eviction(id),
-            50..=69 => self.agent_step(id),
+            50..=67 => self.agent_step(id),
+            68..=69 => self.begin_saving(id),
             70..=76 => self.end_eviction(id),
             77..=82 => self.arrive(id),
             83..=86 => self.discard(id),

@@ -137,6 +137,15 @@ impl Batch {
     }
 }
 
+/// Those that were offered and are not offered any more have been taken back.
+fn note_taken(victims: &mut [Victim], left: &[Page]) {
+    for victim in victims.iter_mut().filter(|victim| victim.is_offered_back()) {
+        if left.binary_search(&victim.page).is_err() {
+            victim.way = Way::Taken;
+        }
+    }
+}
+
 impl Evictor {
     /// Begins to evict those of these pages (sorted) that can be.
     pub(crate) fn begin(&mut self, space: &Arc<Space>, pages: &[Page]) -> Attempt {
@@ -415,10 +424,10 @@ impl Evictor {
             }
         }
         if send.is_empty() {
-            return self.note_taken_back(space, victims);
+            return self.withdraw(space, victims);
         }
         let failed = self.pager.far.write(&send);
-        self.note_taken_back(space, victims);
+        self.withdraw(space, victims);
         for victim in victims.iter_mut().filter(|victim| victim.staged.is_some()) {
             if victim.slot.is_some_and(|slot| failed.contains(&slot)) {
                 victim.way = match victim.way {
@@ -438,23 +447,25 @@ impl Evictor {
         let offered = victims.iter().filter(|victim| victim.is_offered_back());
         // Victims stand in the order of their pages.
         table.saving = offered.map(|victim| (victim.page, victim.copy)).collect();
+        table.states.offer(table.saving.iter().map(|(page, _)| *page).collect());
         for victim in victims.iter_mut().filter(|victim| victim.is_offered_back()) {
-            let (page, entry) = table.states.operation(victim.page);
-            if entry.has_waiter() && self.pager.take_back(space, table, page) == Some(Step::Done) {
-                self.pager.stats.waited(table, page);
-                victim.way = Way::Taken;
+            if table.states.is_awaited(victim.page) {
+                let (page, _) = table.states.operation(victim.page);
+                if self.pager.take_back(space, table, victim.page) == Step::Done {
+                    self.pager.stats.waited(table, page);
+                }
             }
         }
+        note_taken(victims, table.states.offered());
     }
 
-    /// What was not saved in time, or was wanted meanwhile, is not offered any more.
-    fn note_taken_back(&self, space: &Space, victims: &mut [Victim]) {
-        let left = std::mem::take(&mut space.lock().saving);
-        for victim in victims.iter_mut().filter(|victim| victim.is_offered_back()) {
-            if left.binary_search_by_key(&victim.page, |(page, _)| *page).is_err() {
-                victim.way = Way::Taken;
-            }
-        }
+    /// What has been saved is not offered any more.
+    fn withdraw(&self, space: &Space, victims: &mut [Victim]) {
+        let mut table = space.lock();
+        table.saving.clear();
+        let left = table.states.withdraw();
+        drop(table);
+        note_taken(victims, &left);
     }
 
     /// Has the kept victims dropped, whose contents are safe now, and others unshared.

@@ -82,13 +82,16 @@ impl Pager {
                 if table.states.get(page).state() == State::Fetching {
                     return Step::Done;
                 }
-                if let Some(step) = self.take_back(space, table, page) {
-                    self.stats.pause(fault.since.elapsed());
-                    return step;
-                }
                 Counters::add(&self.stats.counters.eviction_waits, 1);
                 table.waits.push((page, fault.since));
                 Step::Done
+            }
+            Decision::TakeBack(began) => {
+                let step = self.take_back(space, table, began);
+                if step == Step::Done {
+                    self.stats.pause(fault.since.elapsed());
+                }
+                step
             }
             Decision::Zero => self.zero(space, table, fault, agent),
             Decision::ZeroAgain => self.zero_again(space, table, page),
@@ -303,26 +306,23 @@ impl Pager {
         Ok(())
     }
 
-    /// Maps a page that is being saved from where its contents are until then: its eviction has come to nothing. `None`:
-    /// it is not being saved, and whoever wants it waits for the end of its eviction.
-    pub(crate) fn take_back(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Option<Step> {
-        let operation = table.states.operation_of(page)?;
-        let at = table.saving.binary_search_by_key(&operation, |(began, _)| *began).ok()?;
-        let (_, entry) = table.states.operation(operation);
-        if entry.is_discarded() || entry.is_kept() {
-            return None;
-        }
+    /// Maps a page that is being saved from where its contents are until then: its eviction comes to nothing.
+    pub(crate) fn take_back(&self, space: &Arc<Space>, table: &mut Table, began: Page) -> Step {
+        let (page, _) = table.states.operation(began);
+        let Ok(at) = table.saving.binary_search_by_key(&began, |(began, _)| *began) else {
+            return Step::Done;
+        };
         let (_, source) = table.saving[at];
         match space.map(table, page, source, 1, false) {
             Ok(_) => {
-                table.saving.remove(at);
+                table.states.taken_back(began);
                 Counters::add(&self.stats.counters.taken_back, 1);
-                Some(Step::Done)
             }
-            Err(UffdError::Again(_)) => Some(Step::Again),
-            // Of a mapping that is gone, or without memory: its eviction ends all the same.
-            Err(_) => None,
+            Err(UffdError::Again(_)) => return Step::Again,
+            // A mapping that is gone, or no memory: whoever waits faults again, and finds what is there then.
+            Err(_) => space.wake_later(table, page, 1),
         }
+        Step::Done
     }
 
     /// Claims room for up to `want` pages. The agent is never refused: an

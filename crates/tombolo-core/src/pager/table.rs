@@ -65,6 +65,9 @@ pub enum Decision {
     ZeroAgain,
     /// The page is in this slot.
     Fetch(u32),
+    /// The page is being saved by this operation, and its contents are at hand: map them, and then call
+    /// [`Table::taken_back`].
+    TakeBack(Page),
     /// Take the write protection off.
     Unprotect,
     /// The page cannot be had any more.
@@ -168,6 +171,8 @@ pub struct Table {
     forwards: Vec<Forward>,
     /// Pages of children that wait for the end of an operation here.
     followers: Vec<(Page, Follower)>,
+    /// Evictions whose pages can be taken back, in order.
+    offered: Vec<Page>,
     /// Number of pages that are resident and have a slot.
     clean: u64,
 }
@@ -348,10 +353,13 @@ impl Table {
             // way that the kernel does not report: that copy must not wait for its own end.
             State::EvictCopy if entry.is_kept() && !access.protected => Decision::ZeroAgain,
             State::EvictCopy | State::EvictDrop if access.agent && !access.protected => Decision::ZeroAgain,
-            State::EvictCopy | State::EvictDrop => {
-                self.set(page, entry.with_waiter(true));
-                Decision::Wait
-            }
+            State::EvictCopy | State::EvictDrop => match self.offered_for(page, entry) {
+                Some(began) => Decision::TakeBack(began),
+                None => {
+                    self.set(page, entry.with_waiter(true));
+                    Decision::Wait
+                }
+            },
             State::Fetching => {
                 let writable = entry.is_writable() || access.write;
                 self.set(page, entry.with_writable(writable).with_waiter(true));
@@ -612,15 +620,46 @@ impl Table {
         }
     }
 
-    /// The operation that a page is in, by where it began. `None`: in none, or its contents are elsewhere now.
-    pub fn operation_of(&self, page: Page) -> Option<Page> {
-        if !in_operation(self.get(page)) {
+    /// Evictions whose pages have left the program, by where they began, in order: the caller has the contents until
+    /// [`Table::withdraw`]. Whoever wants such a page meanwhile takes it back. There is one such list at a time.
+    pub fn offer(&mut self, began: Vec<Page>) {
+        debug_assert!(began.is_sorted() && self.offered.is_empty());
+        self.offered = began;
+    }
+
+    /// What can be taken back, in order.
+    pub fn offered(&self) -> &[Page] {
+        &self.offered
+    }
+
+    /// Whether a thread waits for an offered page already.
+    pub fn is_awaited(&self, began: Page) -> bool {
+        let (page, entry) = self.operation(began);
+        entry.has_waiter() && self.offered_for(page, entry) == Some(began)
+    }
+
+    /// An offered page is mapped again. Its eviction is to end with [`Outcome::Stays`], without a slot.
+    pub fn taken_back(&mut self, began: Page) {
+        if let Ok(at) = self.offered.binary_search(&began) {
+            self.offered.remove(at);
+        }
+    }
+
+    /// Nothing can be taken back any more. Returns what was not.
+    pub fn withdraw(&mut self) -> Vec<Page> {
+        std::mem::take(&mut self.offered)
+    }
+
+    /// The operation that offers this page, if one does.
+    fn offered_for(&self, page: Page, entry: Entry) -> Option<Page> {
+        if self.offered.is_empty() || entry.is_discarded() || entry.is_kept() {
             return None;
         }
-        match self.forwards.iter().find(|forward| forward.now == Some(page)) {
-            Some(forward) => Some(forward.began),
-            None => (!self.is_name(page)).then_some(page),
-        }
+        let began = match self.forwards.iter().find(|forward| forward.now == Some(page)) {
+            Some(forward) => forward.began,
+            None => page,
+        };
+        self.offered.binary_search(&began).ok().map(|_| began)
     }
 
     /// Whether pages of children wait for the end of an operation here: the table is needed until then.

@@ -619,14 +619,16 @@ impl Store {
     fn free_place(&mut self, place: Place) {
         if self.lenders.is_fenced(place.lender()) || !self.works.free_later(place) {
             self.lenders.free(place);
-            self.give_back_drained(place.lender());
         }
+        // Also of a place that is never free: a drain does not wait for those.
+        self.give_back_drained(place.lender());
     }
 
     /// A write to a place has ended.
     fn write_ended(&mut self, place: Place, ended: Ended) {
         if ended == Ended::MayStillArrive {
             self.works.never_unclaim(place);
+            self.give_back_drained(place.lender());
         } else {
             self.unclaim(place);
         }
