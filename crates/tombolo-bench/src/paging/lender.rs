@@ -38,18 +38,24 @@ impl Lender {
             started.join().map_err(|_| Failure::new("the thread that starts the lender failed"))??;
         Ok(Self { _node: node, address, binary: binary.to_owned() })
     }
+}
 
-    /// `tombolo run` of the probe, on this lender's memory.
-    pub fn probe(
-        &self,
-        local_bytes: u64,
-        remote_bytes: u64,
-        arguments: &[String],
-    ) -> Result<Command, Failure> {
-        let mut command = Command::new(&self.binary);
-        command.args(["run", "--insecure", "--from", &self.address, "--local", &local_bytes.to_string()]);
-        command.args(["--remote", &remote_bytes.to_string(), "--"]);
-        command.arg(this_binary()?).arg("probe").args(arguments);
-        Ok(command)
+/// `tombolo run` of the probe, with a copy of each page at each of these lenders.
+pub fn probe(
+    lenders: &[Lender],
+    local_bytes: u64,
+    remote_bytes: u64,
+    arguments: &[String],
+) -> Result<Command, Failure> {
+    let first = lenders.first().ok_or_else(|| Failure::new("no lender"))?;
+    let from: Vec<&str> = lenders.iter().map(|lender| lender.address.as_str()).collect();
+    let mut command = Command::new(&first.binary);
+    command.args(["run", "--insecure", "--from", &from.join(","), "--local", &local_bytes.to_string()]);
+    // Editions before had no copies: one is what they do.
+    if lenders.len() > 1 {
+        command.args(["--copies", &lenders.len().to_string()]);
     }
+    command.args(["--remote", &remote_bytes.to_string(), "--"]);
+    command.arg(this_binary()?).arg("probe").args(arguments);
+    Ok(command)
 }

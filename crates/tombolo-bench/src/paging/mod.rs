@@ -87,6 +87,18 @@ pub enum Row {
     MixedShm,
     /// As `ReadsZram`, half of the accesses write.
     MixedZram,
+    /// As `FaultShm`, each page at two lenders.
+    FaultShmTwice,
+    /// As `FaultUdp`, each page at two lenders.
+    FaultUdpTwice,
+    /// Pages written one after the other, of which most are evicted, over shm.
+    WritesShm,
+    /// The same, each page at two lenders.
+    WritesShmTwice,
+    /// Over UDP.
+    WritesUdp,
+    /// The same, each page at two lenders.
+    WritesUdpTwice,
 }
 
 impl Row {
@@ -103,6 +115,12 @@ impl Row {
             Self::ReadsZramHalf => "  half-compressible, swap on zram",
             Self::MixedShm => "random reads and writes, Tombolo shm",
             Self::MixedZram => "random reads and writes, swap on zram",
+            Self::FaultShmTwice => "Tombolo fault, shm, two copies",
+            Self::FaultUdpTwice => "Tombolo fault, UDP, two copies",
+            Self::WritesShm => "pages written and evicted, shm",
+            Self::WritesShmTwice => "pages written and evicted, shm, two copies",
+            Self::WritesUdp => "pages written and evicted, UDP",
+            Self::WritesUdpTwice => "pages written and evicted, UDP, two copies",
         }
     }
 }
@@ -210,10 +228,43 @@ impl Bench {
         area: u64,
         arguments: &[String],
     ) -> Result<Summary, Failure> {
+        self.copied(1, link, local, area, arguments)
+    }
+
+    /// With so many copies, at as many lenders.
+    fn copied(
+        &self,
+        copies: usize,
+        link: LinkKind,
+        local: u64,
+        area: u64,
+        arguments: &[String],
+    ) -> Result<Summary, Failure> {
         // A quarter more than the area, for what else the program allocates.
         let remote = area + area / 4;
-        let lender = Lender::start(&self.binary, link, &self.scratch.file("lender"), remote + 64 * MIB)?;
-        result(&mut lender.probe(local, remote, arguments)?, PROBE_LIMIT)
+        let names = ["lender", "second"];
+        let lenders: Vec<Lender> = names
+            .iter()
+            .take(copies)
+            .map(|name| Lender::start(&self.binary, link, &self.scratch.file(name), remote + 64 * MIB))
+            .collect::<Result<_, _>>()?;
+        result(&mut lender::probe(&lenders, local, remote, arguments)?, PROBE_LIMIT)
+    }
+
+    /// What two copies cost, beside one.
+    fn copies(&mut self, faults: &[String]) -> Result<(), Failure> {
+        let writes = probe_arguments("writes", READS_AREA, READS_LOCAL, 0, false);
+        for (link, once, twice, fault) in [
+            (LinkKind::Shm, Row::WritesShm, Row::WritesShmTwice, Row::FaultShmTwice),
+            (LinkKind::Udp, Row::WritesUdp, Row::WritesUdpTwice, Row::FaultUdpTwice),
+        ] {
+            if self.links.contains(&link) {
+                self.note(fault, |bench| bench.copied(2, link, FAULTS_LOCAL, FAULTS_LOCAL * 2, faults))?;
+                self.note(once, |bench| bench.copied(1, link, READS_LOCAL, READS_AREA, &writes))?;
+                self.note(twice, |bench| bench.copied(2, link, READS_LOCAL, READS_AREA, &writes))?;
+            }
+        }
+        Ok(())
     }
 
     fn pass(&mut self) -> Result<(), Failure> {
@@ -243,7 +294,7 @@ impl Bench {
                 })?;
             }
         }
-        Ok(())
+        self.copies(&faults)
     }
 }
 
@@ -265,6 +316,10 @@ fn targets(rows: &BTreeMap<Row, Summary>) -> Vec<Target> {
     add("random reads over shm / zram", mean(Row::ReadsShm), mean(Row::ReadsZram), 0.72);
     add("  half-compressible pages", mean(Row::ReadsShmHalf), mean(Row::ReadsZramHalf), 0.72);
     add("random reads and writes over shm / zram", mean(Row::MixedShm), mean(Row::MixedZram), 0.9);
+    add("fault over shm, two copies / one", median(Row::FaultShmTwice), median(Row::FaultShm), 1.05);
+    add("fault over UDP, two copies / one", median(Row::FaultUdpTwice), median(Row::FaultUdp), 1.05);
+    add("evictions over shm, two copies / one", mean(Row::WritesShmTwice), mean(Row::WritesShm), 1.3);
+    add("evictions over UDP, two copies / one", mean(Row::WritesUdpTwice), mean(Row::WritesUdp), 2.1);
     targets
 }
 

@@ -56,6 +56,8 @@ enum Kind {
     Reads,
     /// As `reads`, but half of the accesses write a word.
     Mixed,
+    /// Writes of whole pages, one after the other, evictions included.
+    Writes,
     /// A walk along a random cycle through all cache lines.
     Chase,
 }
@@ -127,6 +129,7 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
         Kind::Faults => print_json(&faults(arguments)?),
         Kind::Reads => print_json(&accesses(arguments, Filled::timed_read)?),
         Kind::Mixed => print_json(&accesses(arguments, Filled::timed_access)?),
+        Kind::Writes => print_json(&writes(arguments)?),
         Kind::Chase => print_json(&chase(arguments)?),
     }
 }
@@ -179,6 +182,31 @@ fn accesses(
         samples.note(timed(&filled, random.index(pages), &mut random)?);
     }
     let (_, cpu_s) = watch.elapsed()?;
+    Ok(samples.summary()?.with_cpu_seconds(cpu_s))
+}
+
+/// Each page is new when it is written: what is far is never read. The first round, in which memory is borrowed, is not
+/// counted.
+fn writes(arguments: &Arguments) -> Result<Summary, Failure> {
+    const ROUNDS: usize = 3;
+    let filled = Filled::new(arguments.area, arguments.half)?;
+    let pages = filled.area.pages();
+    let mut samples = Samples::new(pages * (ROUNDS - 1))?;
+    let mut cpu_s = 0.0;
+    for round in 0..ROUNDS {
+        let watch = Stopwatch::start()?;
+        for page in 0..pages {
+            let since = Instant::now();
+            filled.fill(page..page + 1);
+            if round > 0 {
+                samples.note(since.elapsed().as_nanos() as u64);
+            }
+        }
+        if round > 0 {
+            cpu_s += watch.elapsed()?.1;
+        }
+        filled.area.discard(0, pages)?;
+    }
     Ok(samples.summary()?.with_cpu_seconds(cpu_s))
 }
 

@@ -10,7 +10,7 @@ use super::targets::{self, microseconds, row, threads};
 use super::workload::Cost;
 
 /// Titles of the figures, by their names in the JSON; the order is the table's.
-const ROWS: [(&str, &str); 10] = [
+const ROWS: [(&str, &str); 16] = [
     ("floor", "floor: bare userfaultfd, 4 KiB copied"),
     ("fault_shm", "Tombolo fault, shm"),
     ("fault_udp", "Tombolo fault, UDP"),
@@ -21,6 +21,12 @@ const ROWS: [(&str, &str); 10] = [
     ("reads_zram_half", "random reads, half-compressible, kernel swap on zram"),
     ("mixed_shm", "random reads and writes, Tombolo shm"),
     ("mixed_zram", "random reads and writes, kernel swap on zram"),
+    ("fault_shm_twice", "Tombolo fault, shm, two copies"),
+    ("fault_udp_twice", "Tombolo fault, UDP, two copies"),
+    ("writes_shm", "pages written and evicted, shm"),
+    ("writes_shm_twice", "pages written and evicted, shm, two copies"),
+    ("writes_udp", "pages written and evicted, UDP"),
+    ("writes_udp_twice", "pages written and evicted, UDP, two copies"),
 ];
 
 fn cost_json(cost: &Result<Cost, String>) -> Value {
@@ -303,6 +309,8 @@ const HOW_FIGURES: &str = "
   addition, what the program was measured to use beside the area. Evictions of the kernel are made by the program's own
   thread, those of Tombolo mostly by a thread on another processor.
 - *Reads and writes*: as before, but half of the accesses write one word, so that pages are dirty when they go.
+- *Pages written and evicted*: 256 MiB of fresh pages written one after the other with 64 MiB local, so that each write
+  makes one page leave; two copies go to two lenders, which share the last processor.
 - *Machine CPU*: what all processors spent meanwhile, on whatever it was, by the number of accesses: user, nice, system,
   irq and softirq time of `/proc/stat`; not idle, iowait or stolen time.
 ";

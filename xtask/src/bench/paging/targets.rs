@@ -114,9 +114,9 @@ pub fn all(found: &Found) -> Vec<Target> {
     if let Ok(reads) = &found.reads {
         of_reads(reads, &mut targets);
     }
-    let beyond_s = found.start.as_ref().ok().and_then(|start| start["beyond_borrowing_s"].as_f64());
+    let beyond_s = found.start.as_ref().ok().and_then(|start| start["beyond_connecting_s"].as_f64());
     if let Some(beyond_s) = beyond_s {
-        let name = "starting and ending `true`, beyond borrowing".to_owned();
+        let name = "starting and ending `true`, beyond connecting".to_owned();
         targets.push(Target { name, measured: beyond_s * 1000.0, target: 50.0, unit: " ms" });
     }
     found.curves.iter().flatten().for_each(|curve| of_curve(curve, &mut targets));
@@ -151,7 +151,7 @@ mod tests {
         let found = Found {
             faults: Ok(json!({ "targets": [{ "name": "  a / b", "ratio": 1.0, "target": 1.1 }] })),
             reads: Ok(json!({ "rows": rows })),
-            start: Ok(json!({ "beyond_borrowing_s": 0.06 })),
+            start: Ok(json!({ "beyond_connecting_s": 0.06 })),
             curves: vec![
                 Err("redis: none".into()),
                 Ok(Curve {
@@ -173,7 +173,7 @@ mod tests {
                 "a / b: 1.00 (<= 1.1: reached)",
                 "random reads, not pinned, 1 threads: wall / bare pager: 1.20 (<= 1.15: NOT REACHED)",
                 "random reads, not pinned, 1 threads: CPU / bare pager: 1.20 (<= 1.15: NOT REACHED)",
-                "starting and ending `true`, beyond borrowing: 60.00 ms (<= 50 ms: NOT REACHED)",
+                "starting and ending `true`, beyond connecting: 60.00 ms (<= 50 ms: NOT REACHED)",
                 "sort within its limit / plain: 1.10 (<= 1.15: reached)",
                 "sort, 50 % local / zram: 0.75 (<= 0.9: reached)",
             ]
