@@ -10,13 +10,13 @@ use super::slots::Phase;
 use super::work::Work;
 use super::{Action, Ended, SlotId, Source, Store};
 
-/// Slots that one call looks at when a lender is dead or drained: some 20 microseconds.
+/// Slots that one call looks at when a lender is dead or drained. A bound, not a measurement.
 const SWEEP_SLOTS: u32 = 4096;
 
 /// How long no copy is begun where front ends have the buffers.
 pub(super) const NO_BUFFER_PAUSE_NS: u64 = 1_000_000;
 
-/// Slots that one call looks at in vain: some 100 microseconds.
+/// Slots that one call looks at in vain. A bound, not a measurement.
 const LOOKS_MAX: u32 = 256;
 
 /// Whether a copy has begun.
