@@ -11,6 +11,7 @@ use serde_json::Value;
 use tombolo_random::Random;
 
 use crate::common::{Lender, Link, PATIENCE, Program, Running, Scratch, compiled, full, needs, tombolo};
+use crate::paths::relay::Relay;
 
 /// Suspicion comes after 1.5 s; a busy machine gets more than the half second that is promised beyond.
 pub const PAUSE_MAX_MS: u64 = 6_000;
@@ -24,10 +25,15 @@ struct Verifying {
 
 impl Verifying {
     fn start(mib: u32, local: &str, lenders: &[&Lender], options: &[&str]) -> Self {
+        let from: Vec<&str> = lenders.iter().map(|lender| lender.address()).collect();
+        Self::start_from(mib, local, &from.join(","), options)
+    }
+
+    fn start_from(mib: u32, local: &str, from: &str, options: &[&str]) -> Self {
         let scratch = Scratch::new("verifying");
         let stop = scratch.file("stop");
         let program = Program::new(&[compiled("verifying", &[]), mib.to_string(), stop.clone()]);
-        let run = program.outage("6s").options(options).start_on(lenders, local);
+        let run = program.outage("6s").options(options).start_from(from, local);
         run.output_with("filled", PATIENCE);
         Self { run, stop, _scratch: scratch }
     }
@@ -295,8 +301,8 @@ fn scrape(said: &str) -> String {
     text
 }
 
-/// Three lenders of which one at a time is killed, stopped, drained or comes back, under verifying programs with two
-/// copies. `TOMBOLO_SECONDS` says for how long; `TOMBOLO_SEED` repeats the order of events.
+/// Three lenders of which one at a time is killed, stopped, drained or comes back, and one of which has a link that is
+/// cut, under verifying programs with two copies. `TOMBOLO_SECONDS` says for how long; `TOMBOLO_SEED` repeats the order of events.
 #[test]
 fn nothing_is_lost_while_lenders_come_and_go() {
     needs!("cc");
@@ -304,19 +310,25 @@ fn nothing_is_lost_while_lenders_come_and_go() {
     let programs = if seconds > 60 { 4 } else { 2 };
     let mut random = Random::for_test(1);
     let mut lenders = [(); 3].map(|()| Lender::start(Link::Udp, "1G"));
+    // The last one is at the other end of a link that can be cut.
+    let relay = Relay::to(&lenders[2].address().parse().unwrap(), 0);
+    let reached =
+        [lenders[0].address().to_owned(), lenders[1].address().to_owned(), relay.address.to_string()];
+    let from = reached.join(",");
     let verifying: Vec<Verifying> =
-        (0..programs).map(|_| Verifying::start(40, "8M", &lenders.each_ref(), &["--copies", "2"])).collect();
+        (0..programs).map(|_| Verifying::start_from(40, "8M", &from, &["--copies", "2"])).collect();
     let since = Instant::now();
-    let mut events = [0; 4];
+    let mut events = [0; 5];
     while since.elapsed() < Duration::from_secs(seconds) {
         // One at a time: two copies bear one loss.
         for program in &verifying {
             program.wait_until("two copies", PATIENCE, |status| status["far"]["one_copy_pages"] == 0);
         }
         let index = random.index(lenders.len());
-        let kind = random.index(4);
+        let kind = random.index(5);
         events[kind] += 1;
-        let node = lenders[index].address().to_owned();
+        let node = if kind == 4 { reached[2].clone() } else { reached[index].clone() };
+        let silent_ms = if seconds > 60 { random.range(1_000, 20_000) } else { random.range(1_000, 8_000) };
         match kind {
             0 => {
                 lenders[index].node().signal(Signal::KILL);
@@ -324,10 +336,8 @@ fn nothing_is_lost_while_lenders_come_and_go() {
                 lenders[index].start_again("1G");
             }
             1 => {
-                let stopped =
-                    if seconds > 60 { random.range(1_000, 20_000) } else { random.range(1_000, 8_000) };
                 lenders[index].node().signal(Signal::STOP);
-                std::thread::sleep(Duration::from_millis(stopped));
+                std::thread::sleep(Duration::from_millis(silent_ms));
                 lenders[index].node().signal(Signal::CONT);
             }
             2 => {
@@ -336,6 +346,11 @@ fn nothing_is_lost_while_lenders_come_and_go() {
                 std::thread::sleep(Duration::from_millis(random.range(2_000, 6_000)));
                 lenders[index].node().signal(Signal::KILL);
                 lenders[index].start_again("1G");
+            }
+            4 => {
+                relay.cut(true);
+                std::thread::sleep(Duration::from_millis(silent_ms));
+                relay.cut(false);
             }
             _ => {
                 for program in &verifying {
@@ -363,7 +378,7 @@ fn nothing_is_lost_while_lenders_come_and_go() {
             });
         }
     }
-    let _ = writeln!(std::io::stderr(), "    killed, stopped, ended, drained: {events:?}");
+    let _ = writeln!(std::io::stderr(), "    killed, stopped, ended, drained, cut: {events:?}");
     for program in verifying {
         let report = program.end();
         assert_eq!(report["counters"]["lost_pages"], 0, "{report:#}");
