@@ -621,7 +621,8 @@ impl Table {
     }
 
     /// Evictions whose pages have left the program, by where they began, in order: the caller has the contents until
-    /// [`Table::withdraw`]. Whoever wants such a page meanwhile takes it back. There is one such list at a time.
+    /// [`Table::withdraw`]. Whoever wants such a page here meanwhile takes it back; a child that shares the end of the
+    /// eviction waits for it. There is one such list at a time.
     pub fn offer(&mut self, began: Vec<Page>) {
         debug_assert!(began.is_sorted() && self.offered.is_empty());
         self.offered = began;
@@ -643,6 +644,15 @@ impl Table {
         if let Ok(at) = self.offered.binary_search(&began) {
             self.offered.remove(at);
         }
+        // Whoever waited has been woken. It was wanted: it is not the next to go.
+        let (page, entry) = self.operation(began);
+        self.set(page, entry.with_waiter(false).with_referenced(true));
+    }
+
+    /// Whether a page in an operation has been taken back: it is there.
+    pub fn is_taken_back(&self, page: Page) -> bool {
+        let entry = self.get(page);
+        entry.state() == State::EvictCopy && entry.is_referenced() && !entry.is_discarded()
     }
 
     /// Nothing can be taken back any more. Returns what was not.

@@ -8,13 +8,16 @@ use std::collections::VecDeque;
 use super::lenders::{LenderId, Place};
 use super::slots::Phase;
 use super::work::Work;
-use super::{Action, Ended, SlotId, Source, Store};
+use super::{Action, Ended, NoRoom, SlotId, Source, Store};
 
 /// Slots that one call looks at when a lender is dead or drained. A bound, not a measurement.
 const SWEEP_SLOTS: u32 = 4096;
 
 /// How long no copy is begun where front ends have the buffers.
 pub(super) const NO_BUFFER_PAUSE_NS: u64 = 1_000_000;
+
+/// How long no copy is begun after one has failed: what refuses is not asked at the full rate.
+const FAILED_PAUSE_NS: u64 = 10_000_000;
 
 /// Slots that one call looks at in vain. A bound, not a measurement.
 const LOOKS_MAX: u32 = 256;
@@ -54,11 +57,6 @@ impl Copies {
     /// There may be room for what waits.
     pub(super) fn look_again(&mut self) {
         self.again = self.waiting.len();
-    }
-
-    /// Those that wait, and those under way.
-    pub(super) fn count(&self) -> u64 {
-        (self.queue.len() + self.waiting.len()) as u64 + u64::from(self.in_flight)
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -153,7 +151,7 @@ impl Store {
         let Some((_, from)) = source else { return self.wait(slot) };
         let except: Vec<LenderId> = whole.iter().map(|place| place.lender()).collect();
         let Some(to) = self.place_for_copy(slot, &except) else {
-            if !whole.is_empty() && !self.may_place(&except) {
+            if !whole.is_empty() && self.no_room(&except) == NoRoom::Full {
                 self.leave_with_one(slot);
             }
             return self.wait(slot);
@@ -224,6 +222,9 @@ impl Store {
         let Some(location) = self.lenders.location(to).filter(|_| can_go_on) else {
             self.unclaim(to);
             self.free_place(to);
+            if !matches!(ended, Ended::Done { .. }) {
+                self.copies.next_ns = self.copies.next_ns.max(now_ns + FAILED_PAUSE_NS);
+            }
             return self.copy_ended(
                 now_ns,
                 slot,
@@ -246,14 +247,26 @@ impl Store {
         ended: Ended,
     ) {
         self.write_ended(to, ended);
-        let is_written = matches!(ended, Ended::Done { .. }) && self.lenders.is_live(to);
+        let is_done = matches!(ended, Ended::Done { .. });
+        if !is_done {
+            self.copies.next_ns = self.copies.next_ns.max(now_ns + FAILED_PAUSE_NS);
+        }
+        let is_written = is_done && self.lenders.is_live(to);
         let places = self.places(slot);
-        // The copy that it replaces: one that is to be left, or one that is missing.
-        let to_leave = |place: &Option<Place>| place.is_some_and(|place| self.lenders.is_to_leave(place));
-        let index = places
-            .iter()
-            .position(to_leave)
-            .or_else(|| places.iter().position(|place| place.is_none()).filter(|_| self.config.copies > 1));
+        // The copy that it replaces: one that is of no use any more, one that is missing, or one that is to be left, of
+        // a dead lender first.
+        let use_of = |place: Option<Place>| match place {
+            None if self.config.copies > 1 => Some(1),
+            None => None,
+            Some(place) if !self.lenders.is_readable(place) => Some(0),
+            Some(place) if !self.lenders.is_live(place) => Some(2),
+            Some(place) if self.lenders.is_to_leave(place) => Some(3),
+            Some(_) => None,
+        };
+        let index = (0..places.len())
+            .filter_map(|index| Some((use_of(places[index])?, index)))
+            .min()
+            .map(|(_, index)| index);
         let has_user = self.slots.get(slot).is_some_and(|slot| slot.users > 0);
         match index.filter(|_| is_written && has_user) {
             Some(index) => {
@@ -280,8 +293,7 @@ impl Store {
         }
         self.buffer_done(now_ns, buffer);
         if is_corrupt {
-            let others = self.places(slot).into_iter().flatten().count();
-            if others < 2 {
+            if !self.has_other(slot, from) {
                 // Nothing can be copied from it now.
                 self.wait(slot);
                 self.free_if_unused(slot);

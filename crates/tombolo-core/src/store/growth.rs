@@ -79,7 +79,7 @@ impl Store {
         })
     }
 
-    fn no_room(&self, except: &[LenderId]) -> NoRoom {
+    pub(super) fn no_room(&self, except: &[LenderId]) -> NoRoom {
         let may_be_heard = |id| {
             self.lenders.get(id).is_some_and(|lender| {
                 lender.state() == LenderState::Active
@@ -218,15 +218,6 @@ impl Store {
         }
         self.lenders.set_gone(id);
         self.actions.push_back(Action::Drained { lender: id });
-    }
-
-    /// Whether a lender other than these has room, or may get some.
-    pub(super) fn may_place(&self, except: &[LenderId]) -> bool {
-        self.lenders.ids().filter(|id| !except.contains(id)).any(|id| {
-            self.lenders.get(id).is_some_and(|lender| {
-                lender.is_well() && (lender.free_pages() > 0 || lender.ask_after_ns == 0)
-            })
-        })
     }
 
     /// Makes room where a slot waits for a place: whether one could be had now or soon.

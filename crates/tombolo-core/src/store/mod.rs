@@ -319,10 +319,14 @@ impl Store {
         self.degraded
     }
 
-    /// Slots of which a copy is being made or waits to be. After the death or drain of a lender this grows as
-    /// [`Store::poll`] finds them.
+    /// Copies that are to be made: of slots that have too few, and of pages at lenders that are drained. After the
+    /// death of a lender this grows as [`Store::poll`] finds them.
     pub fn copies_waiting(&self) -> u64 {
-        self.copies.count()
+        let draining = self.lenders.ids().filter_map(|id| {
+            let lender = self.lenders.get(id).filter(|lender| lender.state() == LenderState::Draining)?;
+            Some(lender.used_pages().saturating_sub(self.works.never_free(id)))
+        });
+        self.degraded + draining.sum::<u64>()
     }
 
     /// Whether all that the death or drain of a lender asks for has been found and done, or waits for a lender.
@@ -344,6 +348,11 @@ impl Store {
     /// The places of a slot.
     pub fn places(&self, slot: SlotId) -> [Option<Place>; 2] {
         self.slots.get(slot).map_or([None; 2], |slot| slot.places)
+    }
+
+    /// Where a place is.
+    pub fn location(&self, place: Place) -> Option<Location> {
+        self.lenders.location(place)
     }
 
     /// Takes a slot, for one user. Where its only place can be reached directly, also says where: the caller may
@@ -531,11 +540,7 @@ impl Store {
         }
         let places = self.places(slot);
         let failed = places.into_iter().flatten().find(|&place| self.lenders.direct(place) == Some(address));
-        let has_other = places
-            .into_iter()
-            .flatten()
-            .any(|place| Some(place) != failed && self.lenders.is_readable(place));
-        match failed.filter(|_| has_other) {
+        match failed.filter(|&failed| self.has_other(slot, failed)) {
             // If it is just being copied, the end of that decides.
             Some(place) => {
                 self.give_up_place(slot, place);

@@ -192,7 +192,7 @@ impl Store {
         }
         let is_last = self.reads.open.get(&read).is_some_and(|known| known.open == 0);
         if is_last && !self.read_next(now_ns, read) {
-            let is_wrong = !is_good && matches!(ended, Ended::Done { .. });
+            let is_wrong = !is_good && matches!(ended, Ended::Done { .. }) && !self.has_other(slot, place);
             if is_wrong || self.is_lost(slot) || !self.read_again(now_ns, read) {
                 self.read_failed(read);
             }
@@ -223,14 +223,22 @@ impl Store {
 
     /// One copy of a slot is not what was written: it does not count any more, if there is another.
     pub(super) fn give_up_place(&mut self, slot: SlotId, place: Place) {
-        let Some(known) = self.slots.get_mut(slot) else { return };
+        let Some(known) = self.slots.get(slot) else { return };
         let index = known.places.iter().position(|known| *known == Some(place));
-        if let Some(index) = index.filter(|_| known.places.iter().flatten().count() > 1 && !known.is_copying)
-        {
-            known.places[index] = None;
+        let Some(index) = index.filter(|_| !known.is_copying) else { return };
+        if self.has_other(slot, place) {
+            if let Some(known) = self.slots.get_mut(slot) {
+                known.places[index] = None;
+            }
             self.retire(slot, place);
             self.look_at(slot);
         }
+    }
+
+    /// Whether a slot's data may be read at another place, too.
+    pub(super) fn has_other(&self, slot: SlotId, place: Place) -> bool {
+        let mut others = self.places(slot).into_iter().flatten().filter(|other| *other != place);
+        others.any(|other| self.lenders.is_readable(other))
     }
 
     /// Reads for which a lender is late are sent to the other one, too.
