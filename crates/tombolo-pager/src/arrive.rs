@@ -100,6 +100,7 @@ impl Pager {
             if finished.unqueued {
                 self.queue(&space, table, finished.page, evicted_at);
             }
+            self.stats.waited(table, finished.page);
             // Mapping the page has woken the threads that wait for it.
             for page in finished.wake.into_iter().filter(|&other| !woken || other != page) {
                 space.wake_later(table, page, 1);
@@ -130,6 +131,7 @@ impl Pager {
         };
         self.unreserve(space, u64::from(finished.freed));
         for page in finished.wake {
+            self.stats.waited(table, page);
             space.wake_later(table, page, 1);
         }
     }
@@ -147,6 +149,7 @@ impl Pager {
         self.unreserve(space, u64::from(finished.freed));
         // A thread that waits faults again, and finds the page lost.
         for page in finished.wake {
+            self.stats.waited(table, page);
             space.wake_later(table, page, 1);
         }
     }

@@ -31,7 +31,7 @@ use crate::copy_out::{read_kept, read_moved};
 use crate::evict::Evictor;
 use crate::pager::CopyBack;
 use crate::protocol::{Done, STAGING_PAGES};
-use crate::serve::Step;
+use crate::serve::{CHANGES_MAX, TookBack};
 use crate::space::{Agent, Order, Space, Table, extend};
 use crate::stats::Counters;
 
@@ -93,6 +93,15 @@ impl Victim {
     /// Its contents go by the staging memory.
     fn is_staged(&self) -> bool {
         !self.clean && self.slot.is_some() && (self.copy == 0 || self.staged.is_some())
+    }
+
+    /// It has left the program, and waits for no lender and no agent.
+    fn is_settled(&self) -> bool {
+        match self.way {
+            Way::Gone | Way::Empty => true,
+            Way::Moved(_) => self.staged.is_none(),
+            _ => false,
+        }
     }
 
     /// It has left the program, and its contents are in the staging memory.
@@ -338,12 +347,39 @@ impl Evictor {
         self.keep(&mut batch);
         read_moved(&batch.space, &batch.agent, &mut batch.victims);
         read_kept(&batch.agent, &mut batch.victims);
-        self.save(&batch.space, &mut batch.victims);
+        let to_save = self.sort_out(&mut batch.victims);
+        if !to_save.is_empty() {
+            self.end_settled(&mut batch);
+            self.save(&batch.space, &mut batch.victims, &to_save);
+        }
+        // Not later: the agent's second command may take long, and others need the staging memory.
+        self.return_pages(&mut batch);
+        self.drop_kept(batch);
+        true
+    }
+
+    /// Victims that wait for no lender have left: whoever waits for one of them tries again.
+    fn end_settled(&mut self, batch: &mut Batch) {
+        let (settled, left): (Vec<_>, Vec<_>) = batch.victims.iter().partition(|victim| victim.is_settled());
+        batch.victims = left;
+        self.evicted(settled.len() as u64);
+        self.end(&batch.space, settled);
+    }
+
+    /// Maps the pages that stay, after all. Those that cannot be mapped yet keep their place in the staging memory.
+    fn return_pages(&self, batch: &mut Batch) {
+        for victim in batch.victims.iter_mut().filter(|victim| victim.way.goes_back()) {
+            let is_here = victim.way == Way::Taken;
+            victim.way = match self.pager.copy_back(&batch.space, victim.page, victim.copy, is_here) {
+                CopyBack::Mapped => Way::Stay,
+                CopyBack::Later => continue,
+                // Rather no contents than wrong ones.
+                CopyBack::Failed => Way::Unread,
+            };
+        }
         for victim in batch.victims.iter_mut().filter(|victim| !victim.way.goes_back()) {
             victim.staged = None;
         }
-        self.drop_kept(batch);
-        true
     }
 
     /// What became of the pages that were to be moved.
@@ -400,11 +436,10 @@ impl Evictor {
         }
     }
 
-    /// Gives the slots of zero pages back, and saves the others.
-    fn save(&self, space: &Arc<Space>, victims: &mut [Victim]) {
+    /// Gives the slots of zero pages back. Returns the slots that are to be saved, and their pages in the staging memory.
+    fn sort_out(&self, victims: &mut [Victim]) -> Vec<(u32, u32)> {
         let counters = &self.pager.stats.counters;
-        let mut send = Vec::new();
-        self.offer_back(space, victims);
+        let mut to_save = Vec::new();
         for victim in victims.iter_mut().filter(|victim| !victim.clean) {
             let Some(slot) = victim.slot.filter(|_| matches!(victim.way, Way::Moved(_) | Way::Keep)) else {
                 continue;
@@ -412,21 +447,27 @@ impl Evictor {
             // SAFETY: a page of a window or of the staging memory, just written, page-aligned.
             if unsafe { page_is_zero(victim.copy) } {
                 self.pager.far.slots().release(slot);
-                victim.slot = None;
+                (victim.slot, victim.staged) = (None, None);
                 Counters::add(&counters.zero_drops, 1);
                 continue;
             }
             Counters::add(&counters.pages_out, 1);
             match victim.staged {
-                Some(staged) => send.push((slot, staged)),
+                Some(staged) => to_save.push((slot, staged)),
                 None if self.pager.far.slots().commit(slot, None).is_err() => victim.way = Way::Unread,
                 None => {}
             }
         }
-        if send.is_empty() {
-            return self.withdraw(space, victims);
-        }
-        let failed = self.pager.far.write(&send);
+        to_save
+    }
+
+    /// Saves slots. Meanwhile their pages can be taken back.
+    fn save(&self, space: &Arc<Space>, victims: &mut [Victim], to_save: &[(u32, u32)]) {
+        self.offer_back(space, victims);
+        let is_taken =
+            |slot: u32| victims.iter().any(|victim| victim.slot == Some(slot) && victim.way == Way::Taken);
+        let left: Vec<_> = to_save.iter().copied().filter(|(slot, _)| !is_taken(*slot)).collect();
+        let failed = if left.is_empty() { Vec::new() } else { self.pager.far.write(&left) };
         self.withdraw(space, victims);
         for victim in victims.iter_mut().filter(|victim| victim.staged.is_some()) {
             if victim.slot.is_some_and(|slot| failed.contains(&slot)) {
@@ -448,11 +489,13 @@ impl Evictor {
         // Victims stand in the order of their pages.
         table.saving = offered.map(|victim| (victim.page, victim.copy)).collect();
         table.states.offer(table.saving.iter().map(|(page, _)| *page).collect());
-        for victim in victims.iter_mut().filter(|victim| victim.is_offered_back()) {
-            if table.states.is_awaited(victim.page) {
-                let (page, _) = table.states.operation(victim.page);
-                if self.pager.take_back(space, table, victim.page) == Step::Done {
-                    self.pager.stats.waited(table, page);
+        for victim in victims.iter().filter(|victim| victim.is_offered_back()) {
+            for _ in 0..CHANGES_MAX {
+                let is_awaited = table.states.is_awaited(victim.page);
+                let is_changing =
+                    is_awaited && self.pager.take_back(space, table, victim.page) == TookBack::Again;
+                if !is_changing || !self.pager.read_change(space, table) {
+                    break;
                 }
             }
         }
@@ -588,15 +631,7 @@ impl Evictor {
     /// The victims are gone, or stay: their entries say so, and threads that waited try again. False: some have
     /// to be mapped again, and cannot yet.
     pub(crate) fn settle(&mut self, mut batch: Batch) -> bool {
-        for victim in batch.victims.iter_mut().filter(|victim| victim.way.goes_back()) {
-            let is_here = victim.way == Way::Taken;
-            victim.way = match self.pager.copy_back(&batch.space, victim.page, victim.copy, is_here) {
-                CopyBack::Mapped => Way::Stay,
-                CopyBack::Later => continue,
-                // Rather no contents than wrong ones.
-                CopyBack::Failed => Way::Unread,
-            };
-        }
+        self.return_pages(&mut batch);
         if batch.victims.iter().any(|victim| victim.way.goes_back()) {
             batch.awaits = Awaits::Rest;
             self.eviction.returning(batch.command);
@@ -609,7 +644,6 @@ impl Evictor {
         {
             let mut table = batch.space.lock();
             (table.command, table.touching) = (0, false);
-            table.waits.clear();
         }
         self.eviction.ended(batch.command);
         self.pager.close_if_ended(&batch.space);

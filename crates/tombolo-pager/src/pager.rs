@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use tombolo_core::pager::{Outcome, PAGE_BYTES, Page, PageName, Replacement, TOUCH_MAX, WriteHabit};
+use tombolo_core::pager::{Outcome, PAGE_BYTES, Page, PageName, Replacement, State, TOUCH_MAX, WriteHabit};
 use tombolo_host::process;
 use tombolo_host::sparse::Pages;
 use tombolo_host::uffd::{UffdError, Userfaultfd};
@@ -321,6 +321,12 @@ impl Pager {
                 }
             }
             replacement.advance(gone);
+            let Table { states, waits, .. } = &mut *table;
+            let is_on_its_way = |page: Page| {
+                matches!(states.get(page).state(), State::Fetching | State::EvictCopy | State::EvictDrop)
+            };
+            // Some were woken otherwise: their mapping is gone.
+            waits.retain(|(page, _)| is_on_its_way(*page));
             // Before anybody can close the space.
             self.unreserve(space, freed);
             self.room.take(&space.account, gained);
@@ -384,6 +390,7 @@ impl Pager {
                         return CopyBack::Later;
                     }
                 }
+                Err(error) if error.is_out_of_memory() => return CopyBack::Later,
                 Err(_) => return CopyBack::Failed,
             }
         }

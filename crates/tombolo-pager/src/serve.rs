@@ -15,7 +15,7 @@ use crate::arrive::ticket;
 use crate::events::{Deferred, Fault};
 use crate::pager::Pager;
 use crate::space::{Space, Table};
-use crate::stats::Counters;
+use crate::stats::{Counters, Stats};
 
 /// Pages mapped for a first touch along a run even where room is short.
 const TOUCH_CROWDED: u64 = 16;
@@ -30,6 +30,17 @@ pub(crate) enum Step {
     Done,
     /// The address space is changing: decide anew.
     Again,
+}
+
+/// What came of taking a page back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TookBack {
+    /// It is there.
+    Yes,
+    /// The address space is changing.
+    Again,
+    /// It cannot be mapped. Whoever waits is woken, now or at the end of its eviction.
+    No,
 }
 
 /// Why a far page was neither mapped nor sent for.
@@ -79,20 +90,22 @@ impl Pager {
         let agent = agent || fault.thread == self.evictor_thread.load(Ordering::Relaxed);
         match table.states.decide(page, access) {
             Decision::Wait => {
-                if table.states.get(page).state() == State::Fetching {
-                    return Step::Done;
+                let state = table.states.get(page).state();
+                let is_evicted = matches!(state, State::EvictCopy | State::EvictDrop);
+                Counters::add(&self.stats.counters.eviction_waits, u64::from(is_evicted));
+                if is_evicted || state == State::Fetching {
+                    Stats::waits(table, page, fault.since);
                 }
-                Counters::add(&self.stats.counters.eviction_waits, 1);
-                table.waits.push((page, fault.since));
                 Step::Done
             }
-            Decision::TakeBack(began) => {
-                let step = self.take_back(space, table, began);
-                if step == Step::Done {
+            Decision::TakeBack(began) => match self.take_back(space, table, began) {
+                TookBack::Yes => {
                     self.stats.pause(fault.since.elapsed());
+                    Step::Done
                 }
-                step
-            }
+                TookBack::Again => Step::Again,
+                TookBack::No => Step::Done,
+            },
             Decision::Zero => self.zero(space, table, fault, agent),
             Decision::ZeroAgain => self.zero_again(space, table, page),
             Decision::Fetch(slot) => self.fetch(space, table, fault, slot, agent),
@@ -225,6 +238,9 @@ impl Pager {
     fn fetch(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, slot: u32, agent: bool) -> Step {
         let page = fault.page;
         if self.reserve_for(space, agent, 1) == 0 {
+            if self.far.slots().is_lost(slot) {
+                return self.poison_now(space, table, page);
+            }
             self.wait_for_room(fault);
             return Step::Done;
         }
@@ -307,22 +323,31 @@ impl Pager {
     }
 
     /// Maps a page that is being saved from where its contents are until then: its eviction comes to nothing.
-    pub(crate) fn take_back(&self, space: &Arc<Space>, table: &mut Table, began: Page) -> Step {
-        let (page, _) = table.states.operation(began);
+    pub(crate) fn take_back(&self, space: &Arc<Space>, table: &mut Table, began: Page) -> TookBack {
+        let (page, entry) = table.states.operation(began);
         let Ok(at) = table.saving.binary_search_by_key(&began, |(began, _)| *began) else {
-            return Step::Done;
+            return TookBack::No;
         };
         let (_, source) = table.saving[at];
         match space.map(table, page, source, 1, false) {
-            Ok(_) => {
-                table.states.taken_back(began);
-                Counters::add(&self.stats.counters.taken_back, 1);
+            Ok(_) => {}
+            Err(UffdError::Exists(_)) => space.wake_later(table, page, 1),
+            Err(UffdError::Again(_)) => return TookBack::Again,
+            // The end of its eviction wakes whoever waits.
+            Err(error) if error.is_out_of_memory() => {
+                table.states.set(page, entry.with_waiter(true));
+                return TookBack::No;
             }
-            Err(UffdError::Again(_)) => return Step::Again,
-            // A mapping that is gone, or no memory: whoever waits faults again, and finds what is there then.
-            Err(_) => space.wake_later(table, page, 1),
+            // A mapping that is gone: whoever waits faults again, and finds what is there then.
+            Err(_) => {
+                space.wake_later(table, page, 1);
+                return TookBack::No;
+            }
         }
-        Step::Done
+        table.states.taken_back(began);
+        self.stats.waited(table, page);
+        Counters::add(&self.stats.counters.taken_back, 1);
+        TookBack::Yes
     }
 
     /// Claims room for up to `want` pages. The agent is never refused: an

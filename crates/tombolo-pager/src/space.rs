@@ -43,9 +43,9 @@ pub struct Table {
     /// Ranges of that command which the agent drops: the kernel will report each as if the program did it.
     pub own_drops: Vec<(u64, u64)>,
     /// Pages that are being saved, by where their operation began, and where their contents are in this process until
-    /// then. Sorted. One that a fault takes back is no longer here.
+    /// then. Sorted.
     pub(crate) saving: Vec<(Page, u64)>,
-    /// Since when threads have waited for the end of an eviction.
+    /// Since when threads have waited for pages that are on their way, each page once.
     pub(crate) waits: Vec<(Page, Instant)>,
     /// For each place of a request, the last request carried out there, and its answer.
     pub answered: Vec<(u64, Answer)>,

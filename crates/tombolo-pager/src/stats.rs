@@ -53,7 +53,7 @@ counters! {
     clean_drops,
     /// Evicted pages that held only zeroes.
     zero_drops,
-    /// Evictions given up (a fork was under way, or the page could not be read).
+    /// Evictions given up (the page was wanted, a fork was under way, or the page could not be read).
     evictions_undone,
     /// Eviction batches.
     batches,
@@ -169,7 +169,15 @@ impl Stats {
         }
     }
 
-    /// A page has come whose eviction somebody waited for.
+    /// A thread waits for a page that is on its way. Of several, the first one counts.
+    pub(crate) fn waits(table: &mut Table, page: Page, since: Instant) {
+        // One that is there already has woken whoever waited.
+        if !table.states.is_taken_back(page) && !table.waits.iter().any(|(waited, _)| *waited == page) {
+            table.waits.push((page, since));
+        }
+    }
+
+    /// A page has come.
     pub(crate) fn waited(&self, table: &mut Table, page: Page) {
         if let Some(at) = table.waits.iter().position(|(waited, _)| *waited == page) {
             let (_, since) = table.waits.swap_remove(at);

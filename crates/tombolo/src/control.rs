@@ -1,4 +1,4 @@
-//! How the commands `ps` and `lenders` reach a `tombolo run` of this user: each run listens at a Unix socket in a
+//! How the commands `ps`, `top` and `lenders` reach a `tombolo run` of this user: each run listens at a Unix socket in a
 //! private directory, and answers a line of JSON with one.
 //!
 //! The socket is called after the supervisor's process. A command that finds the socket of a
@@ -20,6 +20,8 @@ use crate::{Failure, local};
 /// How long one side waits for the other's line. A bound, not a measurement: a lender that is added is dialed first,
 /// which may take 3 s for each of its addresses.
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// As [`TIMEOUT`], where nobody is dialed: a run that takes longer is stopped, or answers somebody else.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// As [`TIMEOUT`], of the run: a client sends its line at once.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// After a client could not be taken, before the next one is. A bound, not a measurement.
@@ -123,10 +125,12 @@ pub struct Run {
 impl Run {
     /// Asks it something.
     pub fn ask(&self, question: &Question) -> Result<Value, String> {
+        // How it is, it says at once.
+        let timeout = if *question == Question::Status { STATUS_TIMEOUT } else { TIMEOUT };
         let asked = || -> io::Result<Answer> {
             let mut stream = UnixStream::connect(&self.path)?;
-            stream.set_read_timeout(Some(TIMEOUT))?;
-            stream.set_write_timeout(Some(TIMEOUT))?;
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))?;
             writeln!(stream, "{}", serde_json::to_string(question)?)?;
             let mut line = String::new();
             BufReader::new(stream.take(LINE_BYTES)).read_line(&mut line)?;

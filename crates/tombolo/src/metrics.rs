@@ -1,8 +1,10 @@
 //! Metrics by HTTP, as Prometheus reads them (OpenMetrics text).
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -11,7 +13,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use tiny_http::{Header, Response, Server};
 use tombolo_node::{FarStatus, NodeStatus};
 use tombolo_pager::{Monitor, PauseSummary};
 
@@ -65,7 +66,7 @@ fn owned(labels: &[(&str, &str)]) -> Labels {
 
 /// The histogram of pauses, whose counts are made elsewhere.
 #[derive(Debug)]
-struct Pauses(PauseSummary);
+struct Pauses(PauseSummary, String);
 
 impl Collector for Pauses {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
@@ -77,7 +78,7 @@ impl Collector for Pauses {
         )?;
         let count = self.0.by_length.iter().map(|(_, count)| count).sum();
         let last = self.0.by_length.len().saturating_sub(1);
-        let bound = |at: usize, most_us: u64| if at == last { f64::MAX } else { most_us as f64 / 1e6 };
+        let bound = |at: usize, most_us: u64| if at == last { f64::INFINITY } else { most_us as f64 / 1e6 };
         let buckets: Vec<(f64, u64)> = self
             .0
             .by_length
@@ -85,7 +86,13 @@ impl Collector for Pauses {
             .enumerate()
             .map(|(at, (most_us, count))| (bound(at, *most_us), *count))
             .collect();
-        metric.encode_histogram::<NoLabelSet>(self.0.total_ns as f64 / 1e9, count, &buckets, None)
+        let run = [("run", self.1.as_str())];
+        metric.encode_family(&run)?.encode_histogram::<NoLabelSet>(
+            self.0.total_ns as f64 / 1e9,
+            count,
+            &buckets,
+            None,
+        )
     }
 }
 
@@ -117,24 +124,31 @@ pub fn of_run(name: &str, monitor: Option<&Monitor>, far: &FarStatus) -> String 
         ("reads_doubled", "Reads for which the other copy was read, too", counters.reads_doubled),
         ("reads_by_the_other_copy", "Reads that the second copy answered", counters.reads_by_other),
         ("corrupt_pages", "Pages read that were not what was written", counters.corrupt_pages),
+        ("both_copies_on_one_host", "Pages with both copies on one machine", counters.same_host),
     ] {
         metrics.counter(&format!("tombolo_run_{counter}"), help, &run, value);
     }
+    // One that came again has the name and address of its last life: what it has is that of all lives, so that no
+    // counter falls.
+    let mut all: BTreeMap<(&str, &str), [u64; 4]> = BTreeMap::new();
     for lender in &far.lenders {
-        let of = [("run", name), ("lender", lender.name.as_str()), ("address", lender.address.as_str())];
-        let of_state = [of[0], of[1], of[2], ("state", lender.state)];
-        metrics.gauge("tombolo_run_lender", "A lender and how it is", &of_state, 1.0);
-        // One that came again has the labels of its last life.
-        if lender.state == "gone" {
-            continue;
-        }
+        let sums = all.entry((lender.name.as_str(), lender.address.as_str())).or_default();
         let traffic = lender.traffic;
-        let (borrowed, used) = (pages(lender.borrowed_pages), pages(lender.used_pages));
-        metrics.gauge("tombolo_run_lender_borrowed_bytes", "Memory borrowed of a lender", &of, borrowed);
-        metrics.gauge("tombolo_run_lender_used_bytes", "Memory of a lender that is in use", &of, used);
-        let (read, written) = (traffic.pages_read * 4096, traffic.pages_written * 4096);
-        metrics.counter("tombolo_run_lender_read_bytes", "What has come from a lender", &of, read);
-        metrics.counter("tombolo_run_lender_written_bytes", "What has gone to a lender", &of, written);
+        let figures = [lender.borrowed_pages, lender.used_pages, traffic.pages_read, traffic.pages_written];
+        for (sum, pages) in sums.iter_mut().zip(figures) {
+            *sum += pages * 4096;
+        }
+        let (lender, address, state) = (lender.name.as_str(), lender.address.as_str(), lender.state);
+        let labels = [("run", name), ("lender", lender), ("address", address), ("state", state)];
+        metrics.gauge("tombolo_run_lender", "A lender and how it is", &labels, 1.0);
+    }
+    for ((lender, address), [borrowed, used, read, written]) in all {
+        let of = [("run", name), ("lender", lender), ("address", address)];
+        let (gauges, counters) = ([borrowed as f64, used as f64], [read, written]);
+        metrics.gauge("tombolo_run_lender_borrowed_bytes", "Memory borrowed of a lender", &of, gauges[0]);
+        metrics.gauge("tombolo_run_lender_used_bytes", "Memory of a lender that is in use", &of, gauges[1]);
+        metrics.counter("tombolo_run_lender_read_bytes", "What has come from a lender", &of, counters[0]);
+        metrics.counter("tombolo_run_lender_written_bytes", "What has gone to a lender", &of, counters[1]);
     }
     let pauses = monitor.map(Monitor::pauses).unwrap_or_default();
     metrics.gauge(
@@ -143,7 +157,7 @@ pub fn of_run(name: &str, monitor: Option<&Monitor>, far: &FarStatus) -> String 
         &run,
         pauses.longest_ns as f64 / 1e9,
     );
-    metrics.registry.register_collector(Box::new(Pauses(pauses)));
+    metrics.registry.register_collector(Box::new(Pauses(pauses, name.to_owned())));
     metrics.text()
 }
 
@@ -173,10 +187,22 @@ pub fn of_node(status: &NodeStatus) -> String {
         let (counter, labels) = split_numbers(counter);
         let labels: Vec<(&str, &str)> =
             labels.iter().map(|(name, value)| (name.as_str(), value.as_str())).chain(node).collect();
-        let help = "As `tombolo status --json` says";
-        metrics.gauge(&format!("tombolo_node_{counter}"), help, &labels, *value as f64);
+        let (metric, help) = (format!("tombolo_node_{counter}"), "As `tombolo status --json` says");
+        if is_level(&counter) {
+            metrics.gauge(&metric, help, &labels, *value as f64);
+        } else {
+            metrics.counter(&metric, help, &labels, *value);
+        }
     }
     metrics.text()
+}
+
+/// Whether a figure of a node's status says how much there is, and not how often something has happened.
+fn is_level(name: &str) -> bool {
+    const LEVELS: [&str; 9] =
+        ["_us", "_ns", "_bytes", "_up", "named_segments", "is_ending", "_domains", "_processes", "_pages"];
+    let is_sum = name.ends_with("bytes_sent") || name.ends_with("bytes_received");
+    !is_sum && LEVELS.iter().any(|level| name.ends_with(level))
 }
 
 /// `peer_3_path_0_lost` is the lost ones of path 0 to peer 3.
@@ -194,30 +220,90 @@ fn split_numbers(counter: &str) -> (String, Labels) {
     (words.join("_"), labels)
 }
 
+/// The longest head of a request.
+const HEAD_BYTES: usize = 8192;
+/// How long a client may take for its request, and for the answer. A bound, not a measurement.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// After a client could not be taken, before the next one is. A bound, not a measurement.
+const ERROR_PAUSE: Duration = Duration::from_millis(50);
+
 /// Serves what `text` gives, at this address, as long as the process lives. Returns where that is.
+///
+/// One client at a time, for a bounded time, of whom a bounded number of bytes is read: whoever reaches the address must
+/// not be able to harm the process that it belongs to.
 pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + 'static) -> Result<SocketAddr, Failure> {
-    let failed =
-        |error: &dyn std::fmt::Display| Failure::new(format!("cannot serve metrics at {address}: {error}"));
-    let server = Server::http(address).map_err(|error| failed(&error))?;
-    let at = server.server_addr().to_ip().unwrap_or(address);
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let kind = Header::from_bytes("Content-Type", kind).map_err(|()| failed(&"the header is refused"))?;
+    let failed = |error: io::Error| Failure::new(format!("cannot serve metrics at {address}: {error}"));
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    let at = listener.local_addr().map_err(failed)?;
     let serving = std::thread::Builder::new().name("metrics".into()).spawn(move || {
-        for request in server.incoming_requests() {
-            // Whoever asked has gone, if it does not get the answer.
-            let _ = if request.url() == "/metrics" {
-                request.respond(Response::from_string(text()).with_header(kind.clone()))
-            } else {
-                request.respond(Response::from_string("/metrics\n").with_status_code(404))
-            };
+        for stream in listener.incoming() {
+            match stream {
+                // Whoever asked has gone, if it does not get the answer.
+                Ok(stream) => drop(answer(&stream, &text)),
+                // No descriptor is left, for instance.
+                Err(_) => std::thread::sleep(ERROR_PAUSE),
+            }
         }
     });
-    serving.map_err(|error| failed(&error))?;
+    serving.map_err(failed)?;
     Ok(at)
+}
+
+/// Reads the head of a request and answers it. What follows the head is not read.
+fn answer(stream: &TcpStream, text: &impl Fn() -> String) -> io::Result<()> {
+    let deadline = Instant::now() + CLIENT_TIMEOUT;
+    let head = read_head(stream, deadline)?;
+    let request = head.lines().next().unwrap_or_default();
+    let words: Vec<&str> = request.split_whitespace().collect();
+    let (status, kind, body) = match words.as_slice() {
+        ["GET", "/metrics", _] => {
+            ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", text())
+        }
+        ["GET", ..] => ("404 Not Found", "text/plain", "/metrics\n".to_owned()),
+        _ => ("405 Method Not Allowed", "text/plain", "GET\n".to_owned()),
+    };
+    let length = body.len();
+    let answer = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    );
+    send(stream, answer.as_bytes(), Instant::now() + CLIENT_TIMEOUT)
+}
+
+/// The time that is left.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Reads up to the empty line after the head of a request.
+fn read_head(mut stream: &TcpStream, deadline: Instant) -> io::Result<String> {
+    let (mut head, mut piece) = (Vec::new(), [0; 1024]);
+    while !head.windows(4).any(|window| window == b"\r\n\r\n") {
+        if head.len() > HEAD_BYTES {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        stream.set_read_timeout(Some(left(deadline)?))?;
+        match stream.read(&mut piece)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => head.extend_from_slice(&piece[..count]),
+        }
+    }
+    Ok(String::from_utf8_lossy(&head).into_owned())
+}
+
+fn send(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.set_write_timeout(Some(left(deadline)?))?;
+        let count = stream.write(bytes)?;
+        bytes = &bytes[count..];
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use tombolo_node::{FarLender, Traffic};
+
     use super::*;
 
     #[test]
@@ -237,14 +323,61 @@ mod tests {
     }
 
     #[test]
+    fn lives_of_a_lender_are_added_up() {
+        let life = |state, pages_written| FarLender {
+            name: "a".into(),
+            address: "shm:a".into(),
+            state,
+            borrowed_pages: 0,
+            used_pages: 1,
+            traffic: Traffic { pages_read: 0, pages_written },
+        };
+        let far = FarStatus { lenders: vec![life("dead", 2), life("active", 3)], ..FarStatus::default() };
+        let text = of_run("sort", None, &far);
+        let of = "{run=\"sort\",lender=\"a\",address=\"shm:a\"}";
+        assert!(text.contains(&format!("tombolo_run_lender_used_bytes{of} 8192.0\n")), "{text}");
+        assert!(text.contains(&format!("tombolo_run_lender_written_bytes_total{of} 20480\n")), "{text}");
+    }
+
+    #[test]
+    fn clients_of_any_kind_are_answered_or_left() {
+        let at = serve("127.0.0.1:0".parse().unwrap(), || "x".repeat(1 << 20)).unwrap();
+        let ask = |request: &str| {
+            let mut stream = TcpStream::connect(at).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            // It may be closed before all of it is sent.
+            let _ = stream.write_all(request.as_bytes());
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            String::from_utf8_lossy(&answer).into_owned()
+        };
+        // Those that say nothing, and one that does not read.
+        let _idle: Vec<_> = (0..2).map(|_| TcpStream::connect(at).unwrap()).collect();
+        let mut deaf = TcpStream::connect(at).unwrap();
+        deaf.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let huge = "GET /metrics HTTP/1.1\r\nContent-Length: 1000000000000000\r\n\r\n";
+        assert!(ask(huge).starts_with("HTTP/1.1 200"));
+        ask(&"endless".repeat(10_000));
+        assert!(ask("GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
+        assert!(ask("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
+        let whole = ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(whole.ends_with("xxx") && whole.len() > 1 << 20);
+    }
+
+    #[test]
     fn pauses_are_a_histogram() {
         let pauses =
             PauseSummary { longest_ns: 3000, total_ns: 4500, by_length: vec![(1, 0), (2, 1), (4, 1)] };
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(Pauses(pauses)));
+        registry.register_collector(Box::new(Pauses(pauses, "sort".into())));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        for line in ["_bucket{le=\"2e-6\"} 1", "_bucket{le=\"+Inf\"} 2", "_count 2", "_sum 4.5e-6"] {
+        for line in [
+            "_bucket{le=\"0.000002\",run=\"sort\"} 1",
+            "_bucket{le=\"+Inf\",run=\"sort\"} 2",
+            "_count{run=\"sort\"} 2",
+            "_sum{run=\"sort\"} 0.0000045",
+        ] {
             assert!(text.contains(&format!("tombolo_run_pause_seconds{line}\n")), "{line} in {text}");
         }
     }

@@ -57,8 +57,9 @@ pub struct Arguments {
     /// Another signal ends it at once.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
     drain_timeout: Duration,
-    /// Serve metrics for Prometheus by HTTP there; with port 0, at any free port.
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Serve metrics for Prometheus by HTTP there; with port 0, at any free port. Nobody
+    /// is asked for a password: whoever reaches that address sees names, addresses and figures.
+    #[arg(long, value_name = "IP:PORT")]
     metrics: Option<SocketAddr>,
     /// What others see this node as; the host's name unless given.
     #[arg(long)]

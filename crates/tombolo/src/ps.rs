@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::top::shown;
 use crate::watch::{Watch, number, size};
 use crate::{Failure, output};
 
@@ -31,8 +32,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         return Ok(0);
     }
     output::line(&format!(
-        "{:<16} {:>8} {:>10} {:>10} {:>6} {:>9} {:>9}  LENDERS",
-        "NAME", "PID", "LOCAL", "FAR", "COPIES", "ONE-COPY", "FAULTS/S"
+        "{:<16} {:>8} {:>10} {:>10} {:>6} {:>9} {:>9} {:>9} {:>9}  LENDERS",
+        "NAME", "PID", "LOCAL", "FAR", "COPIES", "ONE-COPY", "COPYING/S", "FAULTS/S", "LONGEST"
     ));
     for program in programs {
         let lenders: Vec<String> = program["far"]["lenders"]
@@ -48,14 +49,16 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             })
             .collect();
         output::line(&format!(
-            "{:<16} {:>8} {:>10} {:>10} {:>6} {:>9} {:>9}  {}",
+            "{:<16} {:>8} {:>10} {:>10} {:>6} {:>9} {:>9} {:>9} {:>9}  {}",
             program["name"].as_str().unwrap_or_default(),
             number(&program["pid"]),
             size(&program["resident_bytes"]),
             size(&program["far"]["used_bytes"]),
             number(&program["far"]["copies"]),
             number(&program["far"]["one_copy_pages"]),
+            number(&program["per_s"]["copies"]),
             number(&program["per_s"]["far_faults"]),
+            shown(number(&program["pauses"]["longest_ns"])),
             lenders.join(", ")
         ));
     }

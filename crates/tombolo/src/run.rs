@@ -53,8 +53,9 @@ pub struct Arguments {
     /// Write what happened to this file, as JSON.
     #[arg(long, value_name = "FILE.json")]
     report: Option<PathBuf>,
-    /// Serve metrics for Prometheus by HTTP there while the program runs; with port 0, at any free port.
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Serve metrics for Prometheus by HTTP there while the program runs; with port 0, at any free port. Nobody
+    /// is asked for a password: whoever reaches that address sees names, addresses and figures.
+    #[arg(long, value_name = "IP:PORT")]
     metrics: Option<SocketAddr>,
     #[command(flatten)]
     outage: OutageArguments,
@@ -85,7 +86,7 @@ pub fn main(arguments: Arguments) -> Result<u8, Failure> {
         })?;
     }
     let own_name = Path::new(&program).file_name().unwrap_or(&program).to_string_lossy().into_owned();
-    let run_name = arguments.name.unwrap_or(own_name);
+    let run_name = tombolo_node::harmless_name(&arguments.name.unwrap_or(own_name));
     let name = format!("run {run_name}");
     let since = Instant::now();
     let far = FarStore::new(&FarOptions {
@@ -190,7 +191,7 @@ pub fn keep() -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Answers what `ps` and `lenders` ask of a run.
+/// Answers what `ps`, `top` and `lenders` ask of a run.
 fn answering(
     name: String,
     far: Arc<FarStore>,

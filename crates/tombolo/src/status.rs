@@ -43,7 +43,9 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let count =
         |name: &str| status.counters.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
     if count(ENDING) > 0 {
-        output::line("  it is about to end: it lends to nobody new, and waits for those above");
+        output::line(
+            "  it is about to end: it lends to nobody new, and waits for its borrowers and programs",
+        );
     }
     if count("named_segments") > 0 {
         let (segments, bytes) = (count("named_segments"), Size(count("named_bytes")));

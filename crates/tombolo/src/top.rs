@@ -20,7 +20,7 @@ pub struct Arguments {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
     /// How many looks; until interrupted unless given.
-    #[arg(long, short)]
+    #[arg(long, short, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Print each look as JSON, on a line of its own, and nothing else.
     #[arg(long)]
@@ -66,7 +66,10 @@ fn on_screen(text: &str, is_first: bool) -> String {
 }
 
 /// A length of time in the unit that fits.
-fn shown(ns: u64) -> String {
+pub fn shown(ns: u64) -> String {
+    if ns == 0 {
+        return "-".into();
+    }
     format!("{:.1?}", Duration::from_nanos(ns))
 }
 
@@ -79,7 +82,7 @@ fn text_of(programs: &[Value]) -> String {
         let (far, per_s, pauses) = (&program["far"], &program["per_s"], &program["pauses"]);
         let _ = writeln!(
             text,
-            "{} ({})  local {}  far {}  {} far faults/s, 99 % within {}, longest pause {}",
+            "{} ({})  local {}  far {}  {} far faults/s, 99 % of pauses within {}, the longest {}",
             program["name"].as_str().unwrap_or_default(),
             number(&program["pid"]),
             size(&program["resident_bytes"]),

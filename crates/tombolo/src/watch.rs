@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::control::{self, Question};
+use crate::output;
 use crate::size::Size;
 
 /// Remembers the last look.
@@ -19,15 +20,27 @@ impl Watch {
     pub fn look(&mut self) -> Vec<Value> {
         let mut seen = HashMap::new();
         let mut programs = Vec::new();
-        for run in control::runs() {
-            let Ok(status) = run.ask(&Question::Status) else { continue };
-            let now = Instant::now();
+        // One that does not answer holds up no other.
+        let asked: Vec<_> = control::runs()
+            .into_iter()
+            .map(|run| {
+                let supervisor = run.supervisor;
+                let asking = std::thread::spawn(move || (run.ask(&Question::Status), Instant::now()));
+                (supervisor, asking)
+            })
+            .collect();
+        for (supervisor, asking) in asked {
+            let Ok((answer, now)) = asking.join() else { continue };
+            let Ok(status @ Value::Object(_)) = answer else {
+                output::say(&format!("the run of process {supervisor} does not answer, and is left out"));
+                continue;
+            };
             let mut told = status.clone();
-            if let Some((since, before)) = self.before.get(&run.supervisor) {
+            if let Some((since, before)) = self.before.get(&supervisor) {
                 rate(&mut told, before, (now - *since).as_secs_f64());
             }
             programs.push(told);
-            seen.insert(run.supervisor, (now, status));
+            seen.insert(supervisor, (now, status));
         }
         self.before = seen;
         programs
@@ -60,7 +73,8 @@ fn rate(status: &mut Value, before: &Value, elapsed_s: f64) {
     });
     status["per_s"] = rates;
     let known = before["far"]["lenders"].as_array().cloned().unwrap_or_default();
-    for (at, lender) in status["far"]["lenders"].as_array_mut().into_iter().flatten().enumerate() {
+    let lenders = status.pointer_mut("/far/lenders").and_then(Value::as_array_mut);
+    for (at, lender) in lenders.into_iter().flatten().enumerate().filter(|(_, lender)| lender.is_object()) {
         // Lenders stand in the order in which they came, and stay there.
         let earlier = known.get(at).unwrap_or(&Value::Null);
         let (read, written) = (

@@ -190,15 +190,19 @@ fn accesses(
 fn writes(arguments: &Arguments) -> Result<Summary, Failure> {
     const ROUNDS: usize = 3;
     let filled = Filled::new(arguments.area, arguments.half)?;
-    let pages = filled.area.pages();
-    let mut samples = Samples::new(pages * (ROUNDS - 1))?;
+    let (pages, local_pages) = (filled.area.pages(), arguments.local / PAGE_BYTES);
+    let mut samples = Samples::new(pages.saturating_sub(local_pages) * (ROUNDS - 1))?;
     let mut cpu_s = 0.0;
     for round in 0..ROUNDS {
-        let watch = Stopwatch::start()?;
+        let mut watch = Stopwatch::start()?;
         for page in 0..pages {
+            if page == local_pages {
+                watch = Stopwatch::start()?;
+            }
             let since = Instant::now();
             filled.fill(page..page + 1);
-            if round > 0 {
+            // Before, nothing has to leave.
+            if round > 0 && page >= local_pages {
                 samples.note(since.elapsed().as_nanos() as u64);
             }
         }

@@ -53,8 +53,8 @@ fn harmless(text: &str, max_bytes: usize) -> String {
     clean
 }
 
-/// The name of a node, as it is kept and shown.
-pub(crate) fn name(text: &str) -> String {
+/// The name of a node or a run, as it is kept and shown: nothing in it does anything to a terminal.
+pub fn name(text: &str) -> String {
     harmless(text, MAX_NAME_BYTES)
 }
 

@@ -12,6 +12,7 @@ use tombolo_random::Random;
 
 use crate::common::{Lender, Link, PATIENCE, Program, Running, Scratch, compiled, full, needs, tombolo};
 use crate::paths::relay::Relay;
+use crate::survivors::count_lives;
 
 /// Suspicion comes after 1.5 s; a busy machine gets more than the half second that is promised beyond.
 pub const PAUSE_MAX_MS: u64 = 6_000;
@@ -259,7 +260,7 @@ fn a_run_is_seen_while_it_lasts() {
     let lenders = [(); 2].map(|()| Lender::start_with(Link::Shm, "512M", &["--metrics", "127.0.0.1:0"]));
     let verifying =
         Verifying::start(40, "8M", &lenders.each_ref(), &["--copies", "2", "--metrics", "127.0.0.1:0"]);
-    let looks = tombolo(&["top", "--json", "--count", "2", "--interval", "200ms"]);
+    let looks = tombolo(&["top", "--json", "--count", "2", "--interval", "1s"]);
     let looks: Vec<Value> =
         looks.text().lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect();
     assert_eq!(looks.len(), 2);
@@ -324,6 +325,7 @@ fn nothing_is_lost_while_lenders_come_and_go() {
         for program in &verifying {
             program.wait_until("two copies", PATIENCE, |status| status["far"]["one_copy_pages"] == 0);
         }
+        let lives: Vec<usize> = verifying.iter().map(|program| count_lives(&program.status())).collect();
         let index = random.index(lenders.len());
         let kind = random.index(5);
         events[kind] += 1;
@@ -365,8 +367,11 @@ fn nothing_is_lost_while_lenders_come_and_go() {
                 }
             }
         }
-        // Every program has all three again.
-        for program in &verifying {
+        // Every program has all three again. Until a killed one has come back, its loss may not have been noticed.
+        for (program, lives) in verifying.iter().zip(lives) {
+            if kind == 0 {
+                program.wait_until("the next life", PATIENCE, |status| count_lives(status) > lives);
+            }
             let pid = program.run.pid().to_string();
             program.wait_until("three lenders", PATIENCE, |status| {
                 let lenders = status["far"]["lenders"].as_array().cloned().unwrap_or_default();

@@ -64,11 +64,17 @@ fn wait_until(run: u32, stop: &AtomicBool, what: &str, is_so: impl Fn(&Value) ->
     None
 }
 
+fn lenders_of(status: &Value) -> impl Iterator<Item = &Value> {
+    status["far"]["lenders"].as_array().into_iter().flatten()
+}
+
+/// How many lives of lenders the run has seen.
+pub fn count_lives(status: &Value) -> usize {
+    lenders_of(status).count()
+}
+
 fn disturb(run: u32, mut lenders: [Lender; 3], stop: &AtomicBool, events: &mut [u32; 3]) -> Option<()> {
-    let active = |status: &Value| {
-        let lenders = status["far"]["lenders"].as_array();
-        lenders.into_iter().flatten().filter(|lender| lender["state"] == "active").count()
-    };
+    let active = |status: &Value| lenders_of(status).filter(|lender| lender["state"] == "active").count();
     let all_twice = |lenders: usize| {
         move |status: &Value| {
             let far = &status["far"];
@@ -85,16 +91,25 @@ fn disturb(run: u32, mut lenders: [Lender; 3], stop: &AtomicBool, events: &mut [
     loop {
         for killed in [0, 2] {
             wait_until(run, stop, "two copies of all", all_twice(3))?;
+            let lives = count_lives(&status_of(run)?);
             lenders[killed].node().signal(Signal::KILL);
             events[KILLED] += 1;
             std::thread::sleep(Duration::from_millis(300));
             lenders[killed].start_again(LEND);
+            // Until then, its loss may not have been noticed, and another one must not be killed.
+            wait_until(run, stop, "it is back", |status| count_lives(status) > lives)?;
         }
         wait_until(run, stop, "two copies of all", all_twice(3))?;
         if ask("drain", &lenders[1]) {
+            wait_until(run, stop, "a lender is left", |status| {
+                let is_draining = |lender: &Value| lender["state"] == "draining";
+                active(status) == 2 && !lenders_of(status).any(is_draining)
+            })?;
             events[DRAINED] += 1;
-            wait_until(run, stop, "a lender is left", |status| active(status) == 2)?;
-            events[ADDED] += u32::from(ask("add", &lenders[1]));
+            while !ask("add", &lenders[1]) {
+                wait_until(run, stop, "it may be added", |_| true)?;
+            }
+            events[ADDED] += 1;
         }
     }
 }
