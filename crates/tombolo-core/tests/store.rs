@@ -544,7 +544,16 @@ impl World {
             self.writing.insert(slot, staged);
             pieces.push(Piece { slot, staged, checksum });
         }
+        // Checksums may come while lenders are at work.
+        let late: Vec<_> = pieces
+            .iter_mut()
+            .filter(|_| self.random.one_in(2))
+            .filter_map(|piece| Some((piece.slot, piece.checksum.take()?)))
+            .collect();
         self.store.write(&pieces);
+        for (slot, checksum) in late {
+            self.store.set_checksum(slot, checksum);
+        }
     }
 
     /// Nothing else uses a page that the front end writes directly.

@@ -573,9 +573,9 @@ impl Store {
         .min()
     }
 
-    /// Whether reads or writes at lenders are under way.
+    /// Whether reads or copies at lenders are under way. (A front end that writes waits for the end itself.)
     pub fn is_at_work(&self) -> bool {
-        !self.works.is_empty()
+        self.works.has_more_than_saves()
     }
 
     /// Whether [`Store::poll`] has something now.

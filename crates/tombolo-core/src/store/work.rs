@@ -51,6 +51,8 @@ struct Claim {
 pub(super) struct Works {
     next: u64,
     open: HashMap<u64, Work>,
+    /// How many of those are writes of a front end.
+    saves: usize,
     claims: HashMap<Place, Claim>,
 }
 
@@ -74,13 +76,16 @@ impl Works {
             self.claims.entry(place).or_default().count += 1;
         }
         self.next += 1;
+        self.saves += usize::from(matches!(work, Work::Save { .. }));
         self.open.insert(self.next, work);
         Io(self.next)
     }
 
     /// Ends one, unless it has ended before.
     pub(super) fn end(&mut self, io: Io) -> Option<Work> {
-        self.open.remove(&io.0)
+        let work = self.open.remove(&io.0)?;
+        self.saves -= usize::from(matches!(work, Work::Save { .. }));
+        Some(work)
     }
 
     /// Those at a lender, the first ones first.
@@ -161,6 +166,11 @@ impl Works {
     pub(super) fn forget_claims(&mut self, lender: LenderId) -> Vec<Place> {
         let forgotten = self.claims.extract_if(|place, _| place.lender() == lender);
         forgotten.filter(|(_, claim)| claim.is_freed).map(|(place, _)| place).collect()
+    }
+
+    /// Whether there are others than writes of a front end.
+    pub(super) fn has_more_than_saves(&self) -> bool {
+        self.open.len() > self.saves
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -73,6 +73,15 @@ impl Store {
         self.advance(&begun);
     }
 
+    /// The checksum of a slot's data, where that was computed while it was being written, before anybody reads it.
+    pub fn set_checksum(&mut self, slot: SlotId, checksum: u32) {
+        if let Some(saving) = self.saving.get_mut(&slot) {
+            saving.checksum = Some(checksum);
+        } else if let Some(known) = self.slots.get_mut(slot).filter(|known| known.phase == Phase::Stored) {
+            known.checksum = Some(checksum);
+        }
+    }
+
     /// Writes of slots have begun, or something has happened to them: sends what is to be sent, and ends what has
     /// ended.
     fn advance(&mut self, slots: &[SlotId]) {
@@ -133,12 +142,16 @@ impl Store {
 
     /// Sends writes: those that follow each other at both ends as one.
     fn send(&mut self, writes: &[(SlotId, u8)]) {
+        let most = self.config.stripe_pages as usize;
         let mut run: Option<Run> = None;
         for &(slot, copy) in writes {
             let Some(staged) = self.saving.get(&slot).map(|saving| saving.staged) else { continue };
             let Some(place) = self.places(slot)[usize::from(copy)] else { continue };
             match &mut run {
-                Some(run) if run.is_followed_by(place, staged) => run.slots.push((slot, copy)),
+                // Parts of what is written end before the whole, and the writer sees that it goes on.
+                Some(run) if run.slots.len() < most && run.is_followed_by(place, staged) => {
+                    run.slots.push((slot, copy));
+                }
                 _ => {
                     let next = Run { first: place, staged, slots: vec![(slot, copy)] };
                     if let Some(whole) = run.replace(next) {

@@ -57,6 +57,9 @@ impl FarStore {
                 if writing.open.remove(&slot) && result.is_err() {
                     writing.failed.push(slot);
                 }
+                if writing.open.is_empty() && self.writer_sleeps.load(Ordering::SeqCst) {
+                    let _ = rustix::io::write(&self.written, &1u64.to_ne_bytes());
+                }
             }
             Action::Arrived { ticket, buffer } => {
                 let base = self.node.buffers().as_mut_ptr() as u64;

@@ -99,6 +99,9 @@ pub struct FarStore {
     epoch: Instant,
     writing: Mutex<Writing>,
     writer: Mutex<()>,
+    /// The writer sleeps, and wants to be told by `written` when all is written.
+    writer_sleeps: AtomicBool,
+    written: OwnedFd,
     in_flight: AtomicU64,
     borrowed_peak_pages: AtomicU64,
     /// Rounds of progress, for what need not be done in each.
@@ -183,7 +186,8 @@ impl FarStore {
         let config =
             Config { copies, slots_max, buffers: READ_PAGES, has_direct_writes, ..Config::default() };
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let work = rustix::event::eventfd(0, flags).map_err(|errno| no_thread(errno.into()))?;
+        let eventfd = || rustix::event::eventfd(0, flags).map_err(|errno| no_thread(errno.into()));
+        let (work, written) = (eventfd()?, eventfd()?);
         let store = Arc::new(Self {
             node,
             owner: OnceLock::new(),
@@ -196,6 +200,8 @@ impl FarStore {
             epoch: Instant::now(),
             writing: Mutex::default(),
             writer: Mutex::new(()),
+            writer_sleeps: AtomicBool::new(false),
+            written,
             in_flight: AtomicU64::new(0),
             borrowed_peak_pages: AtomicU64::new(0),
             rounds: AtomicU32::new(0),

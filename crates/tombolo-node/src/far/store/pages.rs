@@ -1,5 +1,6 @@
 //! The far store as front ends see it.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -54,17 +55,23 @@ impl FarMemory for FarStore {
 
     fn write(&self, slots: &[(SlotId, u32)]) -> Vec<SlotId> {
         let _one_at_a_time = self.writer.lock();
-        let pieces: Vec<Piece> = slots
-            .iter()
-            .map(|&(slot, staged)| {
-                let checksum = Some(self.checksum(u64::from(READ_PAGES + staged) * PAGE_BYTES));
-                Piece { slot, staged, checksum }
-            })
-            .collect();
+        let piece = |&(slot, staged): &(SlotId, u32)| Piece { slot, staged, checksum: None };
+        let pieces: Vec<Piece> = slots.iter().map(piece).collect();
         self.writing.lock().open.extend(slots.iter().map(|(slot, _)| *slot));
         self.store.lock().write(&pieces);
         self.carry_out();
         self.node.pump();
+        // The lenders are at work meanwhile.
+        let checksum = |&(slot, staged): &(SlotId, u32)| {
+            (slot, self.checksum(u64::from(READ_PAGES + staged) * PAGE_BYTES))
+        };
+        let checksums: Vec<_> = slots.iter().map(checksum).collect();
+        {
+            let mut store = self.store.lock();
+            for (slot, checksum) in checksums {
+                store.set_checksum(slot, checksum);
+            }
+        }
         let mut polled_until = Instant::now() + timing::WRITE_POLL;
         let mut before = slots.len();
         loop {
@@ -90,7 +97,14 @@ impl FarMemory for FarStore {
                     .filter(|lender| !lender.is_lost() && lender.peer.has_link())
                     .map(|lender| lender.peer.link.descriptor())
                     .collect();
-                let _ = event::wait_readable(&alive, Some(sleep));
+                self.writer_sleeps.store(true, Ordering::SeqCst);
+                // Another thread may have taken the last answer.
+                if !self.writing.lock().open.is_empty() {
+                    let alive: Vec<_> = alive.into_iter().chain([self.written.as_fd()]).collect();
+                    let _ = event::wait_readable(&alive, Some(sleep));
+                }
+                self.writer_sleeps.store(false, Ordering::SeqCst);
+                let _ = rustix::io::read(&self.written, &mut [0u8; 8]);
             }
         }
     }
