@@ -280,7 +280,7 @@ fn a_run_is_seen_while_it_lasts() {
     };
     assert!(value("tombolo_run_far_bytes{") > f64::from(16 << 20));
     assert!(value("tombolo_run_far_faults_total{") > 0.0);
-    assert!(value("tombolo_run_pause_seconds_count ") > 0.0);
+    assert!(value("tombolo_run_pause_seconds_count{") > 0.0);
     assert!(value("tombolo_run_lender_written_bytes_total{") > f64::from(16 << 20));
     verifying.end();
     for mut lender in lenders {
