@@ -358,7 +358,7 @@ impl Evictor {
         true
     }
 
-    /// Victims that wait for no lender have left: whoever waits for one of them tries again.
+    /// Ends the evictions of victims that wait for no lender: threads that wait for their pages fault again.
     fn end_settled(&mut self, batch: &mut Batch) {
         let (settled, left): (Vec<_>, Vec<_>) = batch.victims.iter().partition(|victim| victim.is_settled());
         batch.victims = left;

@@ -39,7 +39,7 @@ pub(crate) enum TookBack {
     Yes,
     /// The address space is changing.
     Again,
-    /// It cannot be mapped. Whoever waits is woken, now or at the end of its eviction.
+    /// The page cannot be mapped. Threads that wait for it are woken, now or at the end of its eviction.
     No,
 }
 
@@ -333,12 +333,12 @@ impl Pager {
             Ok(_) => {}
             Err(UffdError::Exists(_)) => space.wake_later(table, page, 1),
             Err(UffdError::Again(_)) => return TookBack::Again,
-            // The end of its eviction wakes whoever waits.
+            // The end of the page's eviction wakes the threads that wait for it.
             Err(error) if error.is_out_of_memory() => {
                 table.states.set(page, entry.with_waiter(true));
                 return TookBack::No;
             }
-            // A mapping that is gone: whoever waits faults again, and finds what is there then.
+            // The mapping is gone: threads that wait for the page fault again, and find what is there then.
             Err(_) => {
                 space.wake_later(table, page, 1);
                 return TookBack::No;

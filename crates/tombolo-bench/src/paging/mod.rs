@@ -93,11 +93,11 @@ pub enum Row {
     FaultUdpTwice,
     /// Pages written one after the other, of which most are evicted, over shm.
     WritesShm,
-    /// The same, each page at two lenders.
+    /// As `WritesShm`, each page at two lenders.
     WritesShmTwice,
-    /// Over UDP.
+    /// As `WritesShm`, over UDP.
     WritesUdp,
-    /// The same, each page at two lenders.
+    /// As `WritesUdp`, each page at two lenders.
     WritesUdpTwice,
 }
 
@@ -231,7 +231,7 @@ impl Bench {
         self.copied(1, link, local, area, arguments)
     }
 
-    /// With so many copies, at as many lenders.
+    /// `tombolo run` of the probe with `copies` copies of each page, at as many lenders.
     fn copied(
         &self,
         copies: usize,

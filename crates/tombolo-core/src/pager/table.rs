@@ -621,8 +621,8 @@ impl Table {
     }
 
     /// Evictions whose pages have left the program, by where they began, in order: the caller has the contents until
-    /// [`Table::withdraw`]. Whoever wants such a page here meanwhile takes it back; a child that shares the end of the
-    /// eviction waits for it. There is one such list at a time.
+    /// [`Table::withdraw`]. A fault of this program on such a page takes it back meanwhile; a child that shares the end
+    /// of the eviction waits for that end. There is one such list at a time.
     pub fn offer(&mut self, began: Vec<Page>) {
         debug_assert!(began.is_sorted() && self.offered.is_empty());
         self.offered = began;
@@ -644,7 +644,7 @@ impl Table {
         if let Ok(at) = self.offered.binary_search(&began) {
             self.offered.remove(at);
         }
-        // Whoever waited has been woken. It was wanted: it is not the next to go.
+        // Mapping the page has woken the threads that waited for it. The page is in use: it is not the next to go.
         let (page, entry) = self.operation(began);
         self.set(page, entry.with_waiter(false).with_referenced(true));
     }

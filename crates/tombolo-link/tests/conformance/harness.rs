@@ -148,7 +148,7 @@ pub fn accept(listener: &dyn Listener) -> Arc<dyn Link> {
     listener.accept_within(PATIENCE).unwrap().expect("nobody connected in time")
 }
 
-/// The listener hears whoever sent something, until `is_heard`: on a busy machine a datagram arrives some time after
+/// The listener takes the datagrams of strangers until `is_heard`: on a busy machine a datagram arrives some time after
 /// the call that sent it has returned.
 pub fn hear_until(listener: &dyn Listener, mut is_heard: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;

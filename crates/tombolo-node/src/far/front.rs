@@ -87,7 +87,7 @@ pub struct FarStatus {
     pub copies: u8,
     /// Slots with fewer copies than that.
     pub degraded_pages: u64,
-    /// Slots of which another copy is being made, or waits to be.
+    /// Copies that are to be made: of slots with too few, and of pages at lenders that are drained.
     pub copies_waiting: u64,
     /// What has happened.
     pub counters: Counters,

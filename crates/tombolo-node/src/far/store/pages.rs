@@ -18,9 +18,7 @@ impl FarStore {
     fn remote(&self) -> Vec<Arc<Lender>> {
         self.lenders().iter().filter(|lender| !lender.is_windowed).cloned().collect()
     }
-}
 
-impl FarStore {
     /// Computes the checksums of slots while lenders are at work.
     fn sum_up(&self, slots: &[(SlotId, u32)]) {
         let checksum = |&(slot, staged): &(SlotId, u32)| {
