@@ -40,8 +40,9 @@ pub struct Lender {
 }
 
 impl Lender {
-    /// Starts a node again where a lender was, which has ended.
+    /// Starts a node again where a lender was, which was told to end: it has its port and its memory until it has ended.
     pub fn start_again(&mut self, lend: &str) {
+        self.node.await_end(PATIENCE);
         let mut command = Command::new(TOMBOLO);
         command.args(["node", "--insecure", "--listen", &self.address, "--lend", lend, "--name", "lender"]);
         let node = Running::start(command, Vec::new());

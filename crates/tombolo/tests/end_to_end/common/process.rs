@@ -170,19 +170,7 @@ impl Running {
 
     /// Waits for its end; a process that outlives the limit is a failure.
     pub fn wait(mut self, limit: Duration) -> Outcome {
-        let since = Instant::now();
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("our child") {
-                break status;
-            }
-            if since.elapsed() > limit {
-                let output = String::from_utf8_lossy(&self.stdout.so_far()).into_owned();
-                let errors = String::from_utf8_lossy(&self.stderr.so_far()).into_owned();
-                panic!("{} hangs after {limit:?}\nstdout: {output:.2000}\nstderr: {errors:.2000}", self.name);
-            }
-            thread::sleep(Duration::from_millis(2));
-        };
-        self.ended = Some(status);
+        let status = self.await_end(limit);
         let elapsed = self.since.elapsed();
         let report = self
             .report
@@ -196,6 +184,24 @@ impl Running {
             elapsed,
             report,
         }
+    }
+
+    /// Waits for its end, after which the kernel has freed what it had; a process that outlives the limit is a failure.
+    pub fn await_end(&mut self, limit: Duration) -> ExitStatus {
+        let since = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("our child") {
+                break status;
+            }
+            if since.elapsed() > limit {
+                let output = String::from_utf8_lossy(&self.stdout.so_far()).into_owned();
+                let errors = String::from_utf8_lossy(&self.stderr.so_far()).into_owned();
+                panic!("{} hangs after {limit:?}\nstdout: {output:.2000}\nstderr: {errors:.2000}", self.name);
+            }
+            thread::sleep(Duration::from_millis(2));
+        };
+        self.ended = Some(status);
+        status
     }
 }
 
