@@ -26,6 +26,7 @@ mod copies;
 mod growth;
 mod lenders;
 mod reads;
+mod roster;
 mod slots;
 mod work;
 mod writes;
@@ -35,6 +36,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 pub use growth::{Lent, Refused};
 pub use lenders::{LenderId, LenderState, Newcomer, Place, Traffic};
 pub use reads::Ticket;
+pub use roster::{Errand, MemberId, Roster, Who};
 pub use work::Io;
 pub use writes::Piece;
 
@@ -247,6 +249,8 @@ pub struct LenderStatus {
     pub used_pages: u64,
     /// What has come from it and gone to it.
     pub traffic: Traffic,
+    /// It was to be drained, and has nothing of this store any more.
+    pub is_drained: bool,
 }
 
 /// The far store: see the module's documentation.
@@ -342,6 +346,7 @@ impl Store {
             borrowed_pages: lender.borrowed_pages(),
             used_pages: lender.used_pages(),
             traffic: lender.traffic,
+            is_drained: lender.is_drained(),
         })
     }
 

@@ -129,13 +129,12 @@ impl Store {
             .min_by_key(|(cost, _)| *cost);
         let Some((_, place)) = best else { return false };
         let Some(buffer) = self.reads.buffers.pop() else { return false };
-        let (Some(from), Some(lender)) = (self.lenders.location(place), self.lenders.get_mut(place.lender()))
-        else {
+        let Some(from) = self.lenders.location(place) else {
             self.reads.buffers.push(buffer);
             return false;
         };
-        lender.reads += 1;
-        let late_ns = self.config.late_read_ns.max(4 * lender.round_trip_ns());
+        let round_trip_ns = self.lenders.read_begins(place.lender());
+        let late_ns = self.config.late_read_ns.max(4 * round_trip_ns);
         let io = self.works.begin(Work::Read { read, slot, place, buffer });
         self.actions.push_back(Action::Read { io, from, buffer });
         if let Some(known) = self.reads.open.get_mut(&read) {
@@ -164,9 +163,7 @@ impl Store {
         (read, slot, place, buffer): (u64, SlotId, Place, u32),
         ended: Ended,
     ) {
-        if let Some(lender) = self.lenders.get_mut(place.lender()) {
-            lender.reads = lender.reads.saturating_sub(1);
-        }
+        self.lenders.read_ends(place.lender());
         // When the other copy has answered before, the slot may be another one by now.
         let is_awaited = self.reads.open.contains_key(&read);
         let is_good = match ended {

@@ -83,8 +83,6 @@ pub const BORROW_TIMEOUT: Duration = Duration::from_secs(3);
 pub const LEND_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a lender may take to confirm that it has its memory back. A borrower that ends does not need to know.
 pub const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Between two questions to lenders that are silent whether they were started again: as neighbours are asked.
-pub const PROBE_PAUSE: Duration = Duration::from_secs(1);
 /// The longest sleep between two looks at the links to lenders whose memory is mapped: no packets come there.
 pub const WINDOWS_MAX_SLEEP: Duration = Duration::from_millis(100);
 /// The shortest sleep of the thread that looks after a far store: copies in the background are begun that often at

@@ -18,6 +18,7 @@ use tombolo_core::fabric::neighbour::{
     Proof,
 };
 use tombolo_core::rdma::PeerId;
+use tombolo_core::store::Who;
 use tombolo_host::timing::node as timing;
 use tombolo_link::{Address, Link, LossReason, Security};
 
@@ -244,18 +245,23 @@ fn identify(driver: &dyn LinkDriver, address: &Address, security: &Security) -> 
     }
 }
 
-/// Asks who answers at a neighbour's address, and ends its links if that is another life: what it lent,
-/// or had under way, is gone, though its silence has not lasted as long as an outage.
-pub(crate) fn close_if_restarted(
+/// Asks who answers at a neighbour's address.
+pub(crate) fn who_answers(
     driver: &dyn LinkDriver,
     connection: &Arc<Connection>,
     address: &Address,
     security: &Security,
-) {
-    let Some((known, found)) = connection.identity().zip(identify(driver, address, security)) else { return };
-    // Only the same key, or the kernel, says whose next life it is.
-    if found.proof == proof_of(&*connection.link) && found.life != known.life.0 {
-        close(driver, connection, LossReason::Restarted);
+) -> Who {
+    match connection.identity().zip(identify(driver, address, security)) {
+        // Only the same key, or the kernel, says whose next life it is.
+        Some((known, found)) if found.proof == proof_of(&*connection.link) => {
+            if found.life == known.life.0 {
+                Who::Same
+            } else {
+                Who::NextLife
+            }
+        }
+        _ => Who::Unknown,
     }
 }
 
@@ -276,7 +282,7 @@ fn add_path(
 }
 
 /// Ends all links of a neighbour.
-fn close(driver: &dyn LinkDriver, first: &Arc<Connection>, reason: LossReason) {
+pub(crate) fn close(driver: &dyn LinkDriver, first: &Arc<Connection>, reason: LossReason) {
     let further = first.neighbour().further.read().clone();
     for connection in further.iter().chain([first]) {
         connection.link.close(reason);

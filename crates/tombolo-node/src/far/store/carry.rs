@@ -73,7 +73,6 @@ impl FarStore {
             }
             Action::Drained { lender } => {
                 let Some(lender) = self.lender(lender) else { return };
-                lender.is_drained.store(true, Ordering::Relaxed);
                 let address = lender.address().to_string();
                 self.tell(FarEvent::LenderDrained { lender: address });
             }

@@ -74,15 +74,8 @@ pub(super) struct Lender {
     segments: Mutex<Vec<u64>>,
     jobs: Mutex<Option<mpsc::Sender<Job>>>,
     paths: Mutex<PathMaintainer>,
+    /// Its link is lost.
     pub(super) is_lost: AtomicBool,
-    pub(super) is_suspect: AtomicBool,
-    /// It was told to go: nothing dials it again.
-    pub(super) is_leaving: AtomicBool,
-    pub(super) is_drained: AtomicBool,
-    /// It is being asked whether it is about to end.
-    pub(super) is_asked: AtomicBool,
-    /// A lost one has been replaced by its next life.
-    pub(super) is_replaced: AtomicBool,
     /// Pages that it lends or would lend to this node, as far as is known.
     pub(super) lendable_pages: AtomicU64,
 }
@@ -213,12 +206,15 @@ impl FarStore {
             // Both lists in one order.
             let mut lenders = self.lenders.write();
             let life = peer.neighbour().life();
-            let is_in_use = |known: &Lender| !known.is_lost() && !known.is_drained.load(Ordering::Relaxed);
+            let mut store = self.store.lock();
+            let is_in_use = |known: &Lender| {
+                !known.is_lost() && store.lender(known.id).is_some_and(|status| !status.is_drained)
+            };
             if lenders.iter().any(|known| is_in_use(known) && known.peer.neighbour().life() == life) {
                 let reason = "it is a lender already, by another address".into();
                 return Err(BorrowError::Refused { lender: address, reason });
             }
-            let id = self.store.lock().add_lender(newcomer);
+            let id = store.add_lender(newcomer);
             let lender = Arc::new(Lender {
                 id,
                 ways,
@@ -229,11 +225,6 @@ impl FarStore {
                 jobs: Mutex::new(Some(sender)),
                 paths: Mutex::new(paths),
                 is_lost: AtomicBool::new(false),
-                is_suspect: AtomicBool::new(false),
-                is_leaving: AtomicBool::new(false),
-                is_drained: AtomicBool::new(false),
-                is_asked: AtomicBool::new(false),
-                is_replaced: AtomicBool::new(false),
                 lendable_pages: AtomicU64::new(free),
             });
             let mut more = (**lenders).clone();
@@ -289,10 +280,11 @@ impl FarStore {
             }
             Job::AskWhetherEnding => {
                 let answer = self.node.ask(&lender.peer, Request::IsEnding, timing::BORROW_TIMEOUT);
-                if matches!(answer, Ok((Reply::Ending(true), _))) {
-                    self.leave_ending(lender);
+                let is_ending = matches!(answer, Ok((Reply::Ending(true), _)));
+                self.members.lock().roster.said_whether_ending(self.now_ns(), lender.id, is_ending);
+                if is_ending {
+                    self.ring();
                 }
-                lender.is_asked.store(false, Ordering::Relaxed);
             }
             Job::GiveBack { segment } => {
                 self.unmap(lender, segment);

@@ -4,6 +4,7 @@
 //!   front end ──► FarMemory (pages) ──► core::store::Store ──► actions ──► carry ──► transfers of the engine
 //!                                            ▲                              └─────► copies to and from windows
 //!                     lender: borrows, gives back, is suspect, dies ────────────────► questions to lenders
+//!   core::store::Roster ──► errands ──► service: dials lenders, asks them, closes links, drains those that end
 //! ```
 //!
 //! The store's lock is held for single decisions only. Actions are carried out by whichever thread polls: those of the
@@ -35,6 +36,7 @@ use crate::lending::ledger::LendError;
 
 use lender::{Lender, Window};
 pub use service::LenderError;
+use service::Members;
 
 const PAGE_BYTES: u64 = 4096;
 /// Pages that can be read at once without a window.
@@ -115,11 +117,8 @@ pub struct FarStore {
     service: Mutex<Option<JoinHandle<()>>>,
     /// How lenders are dialed and asked whether they were started again, where they may be.
     security: OnceLock<Security>,
-    /// One of them is being asked.
-    is_asking: Arc<AtomicBool>,
+    members: Mutex<Members>,
     said: Mutex<HashSet<String>>,
-    /// When lenders were last asked whether they are about to end, in seconds since the epoch.
-    asked_at_s: AtomicU64,
 }
 
 impl std::fmt::Debug for FarStore {
@@ -140,7 +139,8 @@ impl FarStore {
         let store = Self::at(Arc::new(node), options.copies, options.most_bytes, options.dead_windows)?;
         let _ = store.security.set(options.security.clone());
         for ways in options.lenders {
-            store.dial(ways)?;
+            let lender = store.dial(ways)?;
+            store.came(ways, lender);
         }
         store.require_memory()?;
         Ok(store)
@@ -167,7 +167,9 @@ impl FarStore {
     ) -> Result<Arc<Self>, BorrowError> {
         let store = Self::at(node, 1, most_bytes, DeadWindows::Read)?;
         for (peer, address) in peers.into_iter().zip(addresses) {
-            store.add(peer, vec![address.clone()], None)?;
+            let ways = vec![address.clone()];
+            let lender = store.add(peer, ways.clone(), None)?;
+            store.came(&ways, lender);
         }
         store.require_memory()?;
         Ok(store)
@@ -211,9 +213,8 @@ impl FarStore {
             work,
             service: Mutex::new(None),
             security: OnceLock::new(),
-            is_asking: Arc::default(),
+            members: Mutex::default(),
             said: Mutex::default(),
-            asked_at_s: AtomicU64::new(0),
         });
         let weak = Arc::downgrade(&store);
         let owner = store.node.on_completion(Box::new(move |word, result| {
@@ -311,12 +312,13 @@ impl FarStore {
         };
         let is_readable = lender.is_windowed && self.dead_windows == DeadWindows::Read;
         let now_ns = self.now_ns();
-        let had = {
+        let before = {
             let mut store = self.store.lock();
-            let had = store.lender(lender.id).map_or(0, |status| status.borrowed_pages);
+            let before = store.lender(lender.id);
             store.set_dead(now_ns, lender.id, is_readable);
-            had
+            before
         };
+        self.members.lock().roster.lost(now_ns, lender.id);
         if lender.is_windowed && self.dead_windows == DeadWindows::GiveUp {
             for window in lender.windows.lock().values() {
                 let _ = window.memory.make_inaccessible();
@@ -324,7 +326,7 @@ impl FarStore {
         }
         self.carry_out();
         // A drained lender may go.
-        if had > 0 || !lender.is_drained.load(Ordering::Relaxed) {
+        if before.is_none_or(|before| before.borrowed_pages > 0 || !before.is_drained) {
             self.tell(FarEvent::LenderLost {
                 lender: lender.address().to_string(),
                 reason: reason.to_string(),

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
-use tombolo_core::store::{Piece, SlotId, Store, Ticket};
+use tombolo_core::store::{LenderState, Piece, SlotId, Store, Ticket};
 use tombolo_host::event;
 use tombolo_host::timing::node as timing;
 
@@ -169,7 +169,7 @@ impl FarMemory for FarStore {
         let mut lendable: u64 = 0;
         let list = lenders.iter().map(|lender| {
             let status = self.store.lock().lender(lender.id);
-            if !lender.is_lost() && !lender.is_leaving.load(Ordering::Relaxed) {
+            if status.is_some_and(|status| status.state == LenderState::Active) {
                 lendable += lender.lendable_pages.load(Ordering::Relaxed);
             }
             FarLender {

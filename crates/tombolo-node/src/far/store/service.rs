@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tombolo_core::store::{LenderId, NoOtherLender};
+use tombolo_core::store::{Errand, LenderId, MemberId, NoOtherLender, Roster, Who};
 use tombolo_host::event;
 use tombolo_host::timing::node as timing;
-use tombolo_link::Address;
+use tombolo_link::{Address, LossReason};
 
 use super::lender::Job;
 use super::{FarStore, Lender};
@@ -34,20 +34,58 @@ pub enum LenderError {
     Borrow(#[from] BorrowError),
 }
 
+/// Who is borrowed from, as it was named.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    pub(super) roster: Roster,
+    /// The addresses of each.
+    ways: Vec<Vec<Address>>,
+}
+
+impl Members {
+    /// The first one that has one of these addresses.
+    fn find(&self, ways: &[Address]) -> Option<MemberId> {
+        let has = |known: &Vec<Address>| ways.iter().any(|way| known.contains(way));
+        self.ways.iter().position(has).map(|index| MemberId(index as u32))
+    }
+}
+
 impl FarStore {
-    /// Adds a lender by its addresses while the store is in use.
+    /// Adds a lender by its addresses, also while the store is in use.
     pub fn add_lender(self: &Arc<Self>, ways: &[Address]) -> Result<(), LenderError> {
-        let known = self.lenders().iter().any(|lender| {
-            !lender.is_lost()
-                && !lender.is_leaving.load(Ordering::Relaxed)
-                && ways.iter().any(|way| lender.ways.contains(way))
-        });
-        if let Some(first) = ways.first().filter(|_| known) {
-            return Err(LenderError::Known(first.clone()));
+        {
+            let members = self.members.lock();
+            let present = members.find(ways).filter(|member| members.roster.is_present(*member));
+            if let (Some(first), Some(_)) = (ways.first(), present) {
+                return Err(LenderError::Known(first.clone()));
+            }
         }
-        self.dial(ways)?;
+        let lender = self.dial(ways)?;
+        self.came(ways, lender);
         self.carry_out();
         Ok(())
+    }
+
+    /// A lender was reached at the wish of the user.
+    pub(super) fn came(&self, ways: &[Address], lender: LenderId) {
+        let (now_ns, has_address) = (self.now_ns(), self.security.get().is_some());
+        let mut members = self.members.lock();
+        match members.find(ways) {
+            Some(member) => members.roster.came(now_ns, member, lender),
+            None => {
+                members.roster.add(now_ns, lender, has_address);
+                members.ways.push(ways.to_vec());
+            }
+        }
+        drop(members);
+        self.note_if_lost(lender);
+    }
+
+    /// The loss of a lender may have been told before the roster knew it.
+    fn note_if_lost(&self, lender: LenderId) {
+        if self.lender(lender).is_none_or(|lender| lender.is_lost()) {
+            self.members.lock().roster.lost(self.now_ns(), lender);
+        }
     }
 
     /// Moves everything away from a lender, which is named by an address or its name; it ends later.
@@ -66,7 +104,7 @@ impl FarStore {
         }
         for lender in found {
             self.store.lock().drain(lender.id)?;
-            lender.is_leaving.store(true, Ordering::Relaxed);
+            self.members.lock().roster.dismiss(lender.id);
         }
         self.carry_out();
         self.ring();
@@ -74,27 +112,84 @@ impl FarStore {
     }
 
     /// A lender is about to end: everything is moved away from it, if there is another one.
-    pub(super) fn leave_ending(&self, ending: &Lender) {
-        if self.state_of(ending.id) == "active" && self.store.lock().drain(ending.id).is_ok() {
-            self.carry_out();
+    fn leave(&self, lender: LenderId) {
+        if self.store.lock().drain(lender).is_err() {
+            return;
+        }
+        self.members.lock().roster.leaves(lender);
+        self.carry_out();
+        if let Some(lender) = self.lender(lender) {
             self.tell(FarEvent::Notice(format!(
                 "lender {} is about to end: what it has is moved to others",
-                ending.address()
+                lender.address()
             )));
         }
     }
 
-    /// Asks lenders now and then whether they are about to end.
-    fn ask_whether_ending(&self) {
-        let now_s = self.epoch.elapsed().as_secs();
-        if self.asked_at_s.swap(now_s, Ordering::Relaxed) == now_s {
-            return;
-        }
-        for lender in self.lenders().iter() {
-            let is_of_use = !lender.is_lost() && !lender.peer.is_waiting();
-            if is_of_use && !lender.is_asked.swap(true, Ordering::Relaxed) {
-                lender.give(Job::AskWhetherEnding);
+    /// Carries out what the roster wants.
+    fn run_errands(self: &Arc<Self>) {
+        loop {
+            let errand = self.members.lock().roster.poll(self.now_ns());
+            match errand {
+                None => return,
+                Some(Errand::AskWhetherEnding(_, lender)) => {
+                    if let Some(lender) = self.lender(lender) {
+                        lender.give(Job::AskWhetherEnding);
+                    }
+                }
+                Some(Errand::Leave(lender)) => self.leave(lender),
+                Some(Errand::Close(lender)) => {
+                    if let Some(lender) = self.lender(lender) {
+                        neighbourhood::close(&*self.node, &lender.peer, LossReason::Restarted);
+                    }
+                }
+                // These take long.
+                Some(errand @ (Errand::Dial(_) | Errand::AskWho(..))) => {
+                    let weak = Arc::downgrade(self);
+                    let started = std::thread::Builder::new().name("probe".into()).spawn(move || {
+                        if let Some(store) = weak.upgrade() {
+                            store.probe(errand);
+                        }
+                    });
+                    if started.is_err() {
+                        self.answer(errand, None, Who::Unknown);
+                    }
+                }
             }
+        }
+    }
+
+    /// Looks who is at a member's address.
+    fn probe(self: &Arc<Self>, errand: Errand) {
+        let (mut reached, mut who) = (None, Who::Unknown);
+        let is_stopping = self.stop.load(Ordering::Relaxed);
+        match errand {
+            Errand::Dial(member) if !is_stopping => {
+                let ways = self.members.lock().ways.get(member.0 as usize).cloned();
+                reached = ways.and_then(|ways| self.dial(&ways).ok());
+            }
+            Errand::AskWho(_, lender) if !is_stopping => {
+                if let (Some(lender), Some(security)) = (self.lender(lender), self.security.get()) {
+                    who = neighbourhood::who_answers(&*self.node, &lender.peer, lender.address(), security);
+                }
+            }
+            _ => {}
+        }
+        self.answer(errand, reached, who);
+        self.ring();
+    }
+
+    fn answer(&self, errand: Errand, reached: Option<LenderId>, who: Who) {
+        let now_ns = self.now_ns();
+        match errand {
+            Errand::Dial(member) => {
+                self.members.lock().roster.dialed(now_ns, member, reached);
+                if let Some(lender) = reached {
+                    self.note_if_lost(lender);
+                }
+            }
+            Errand::AskWho(_, lender) => self.members.lock().roster.answered(now_ns, lender, who),
+            _ => {}
         }
     }
 
@@ -105,8 +200,7 @@ impl FarStore {
         }
         self.node.tick();
         self.note_suspects();
-        self.ask_absent_lenders();
-        self.ask_whether_ending();
+        self.run_errands();
         // Nobody polls the links with windows for packets: there are none.
         let lenders = self.lenders();
         let windowed: Vec<&Arc<Lender>> =
@@ -118,6 +212,7 @@ impl FarStore {
         }
         self.carry_out();
         self.node.pump();
+        // Errands are done within `WINDOWS_MAX_SLEEP` of their time.
         let deadline = self.store.lock().next_deadline();
         let sleep = deadline.map_or(timing::WINDOWS_MAX_SLEEP, |at_ns| {
             Duration::from_nanos(at_ns.saturating_sub(self.now_ns()))
@@ -135,54 +230,10 @@ impl FarStore {
         let lenders = self.lenders();
         for lender in lenders.iter().filter(|lender| !lender.is_lost()) {
             let is_suspect = lender.peer.is_waiting();
-            if lender.is_suspect.swap(is_suspect, Ordering::Relaxed) != is_suspect {
-                self.store.lock().set_suspect(self.now_ns(), lender.id, is_suspect);
-                self.carry_out();
-            }
+            self.store.lock().set_suspect(self.now_ns(), lender.id, is_suspect);
+            self.members.lock().roster.set_silent(lender.id, is_suspect);
         }
-    }
-
-    /// A lender that was started again answers at its address while its old link is silent: what it lent is gone, and
-    /// nothing is waited for. One that is lost is dialed, and is a new lender when it is back.
-    fn ask_absent_lenders(self: &Arc<Self>) {
-        let Some(security) = self.security.get() else { return };
-        let lenders = self.lenders();
-        let absent: Vec<Arc<Lender>> = lenders
-            .iter()
-            .filter(|lender| {
-                let is_gone = lender.is_lost() && !lender.is_replaced.load(Ordering::Relaxed);
-                let is_silent = !lender.is_lost() && lender.peer.is_waiting();
-                (is_gone || is_silent) && !lender.is_leaving.load(Ordering::Relaxed)
-            })
-            .cloned()
-            .collect();
-        if absent.is_empty() || self.is_asking.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let (weak, security, is_asking) = (Arc::downgrade(self), security.clone(), self.is_asking.clone());
-        let started = std::thread::Builder::new().name("probe".into()).spawn(move || {
-            for lender in absent {
-                let Some(store) = weak.upgrade().filter(|store| !store.stop.load(Ordering::Relaxed)) else {
-                    break;
-                };
-                if !lender.is_lost() {
-                    neighbourhood::close_if_restarted(
-                        &*store.node,
-                        &lender.peer,
-                        lender.address(),
-                        &security,
-                    );
-                } else if store.dial(&lender.ways).is_ok() {
-                    lender.is_replaced.store(true, Ordering::Relaxed);
-                    store.ring();
-                }
-            }
-            std::thread::sleep(timing::PROBE_PAUSE);
-            is_asking.store(false, Ordering::Release);
-        });
-        if started.is_err() {
-            self.is_asking.store(false, Ordering::Release);
-        }
+        self.carry_out();
     }
 
     /// How a lender is, for messages.
