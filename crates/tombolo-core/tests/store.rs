@@ -768,6 +768,12 @@ impl World {
         self.store.grow_all();
         self.event(Event::Poll);
         self.run_for(60 * S);
+        // A rotten page that is to be moved is read again now and then.
+        for _ in 0..100 {
+            if self.rots && !self.store.is_idle() {
+                self.run_for(7 * MS);
+            }
+        }
         assert!(
             self.store.is_idle(),
             "something is still under way a minute later: {}",
