@@ -71,6 +71,22 @@ struct Waiting {
     order: Order,
     /// Its place among all orders.
     place: u64,
+    /// Absent pages that it has met. Of what kind the first was is told, also where other kinds follow: a fork shares
+    /// pages that were just brought in.
+    met: Option<Absent>,
+}
+
+impl Waiting {
+    /// It meets absent pages.
+    fn meets(self, absent: Absent) -> Self {
+        let met = self.met.map_or(absent, |met| Absent { pages: met.pages | absent.pages, ..met });
+        Self { met: Some(met), ..self }
+    }
+
+    /// What is told where pages stay absent: those, and what was met first.
+    fn tells(&self, absent: Absent) -> Outcome {
+        Outcome::Absent(Absent { kind: self.met.map_or(absent.kind, |met| met.kind), ..absent })
+    }
 }
 
 /// Accesses that wait for pages, in the order in which they were ordered.
@@ -184,7 +200,7 @@ impl Crew {
     }
 
     /// One that was counted could not be started. The accesses that wait for it are not made: what they met is told.
-    fn not_started(&mut self) -> Vec<(Order, Absent)> {
+    fn not_started(&mut self) -> Vec<(Waiting, Absent)> {
         self.starting -= 1;
         self.refused_at = Some(Instant::now());
         let mut given_up = Vec::new();
@@ -192,7 +208,7 @@ impl Crew {
             let of_accesses = |touch: &Touch| matches!(touch.whose, For::Accesses(..));
             let Some(last) = self.queue.iter().rposition(of_accesses) else { break };
             if let Some(Touch { whose: For::Accesses(look, absent), .. }) = self.queue.remove(last) {
-                given_up.extend(self.brought(look).into_iter().map(|waiting| (waiting.order, absent)));
+                given_up.extend(self.brought(look).into_iter().map(|waiting| (waiting, absent)));
             }
         }
         given_up
@@ -381,7 +397,7 @@ impl AccessServer {
                     }
                 }
                 Ok(order) => {
-                    let waiting = Waiting { order, place: index };
+                    let waiting = Waiting { order, place: index, met: None };
                     self.begin_access(waiting, &mut present, leads, &mut served);
                 }
                 Err(id) => self.answer(id, Outcome::Impossible),
@@ -419,6 +435,7 @@ impl AccessServer {
             Outcome::Absent(absent) if order.brings => absent,
             outcome => return self.answer(order.id, outcome),
         };
+        let waiting = waiting.meets(absent);
         let bring = self.crew.lock().bring(waiting);
         let look = (order.look, order.right());
         match bring {
@@ -426,9 +443,9 @@ impl AccessServer {
             Bring::First if self.begin(Touch::of_accesses(look, absent), leads, served) => {}
             Bring::First => {
                 let refused = self.crew.lock().brought(look);
-                refused.iter().for_each(|refused| self.answer(refused.order.id, Outcome::Absent(absent)));
+                refused.iter().for_each(|refused| self.answer(refused.order.id, refused.tells(absent)));
             }
-            Bring::Refused => self.answer(order.id, Outcome::Absent(absent)),
+            Bring::Refused => self.answer(waiting.order.id, waiting.tells(absent)),
         }
     }
 
@@ -483,8 +500,8 @@ impl AccessServer {
     /// A thread could not be started: see [`Crew::not_started`].
     pub(super) fn not_started(&self) {
         let given_up = self.crew.lock().not_started();
-        for (order, absent) in given_up {
-            self.answer(order.id, Outcome::Absent(absent));
+        for (waiting, absent) in given_up {
+            self.answer(waiting.order.id, waiting.tells(absent));
         }
         // A thread that is alone does it all.
         self.area.wake();
@@ -702,7 +719,7 @@ impl AccessServer {
                     Outcome::Done(before)
                         if order.brings && looks_there && !std::mem::replace(&mut has_said, true) =>
                     {
-                        Outcome::Brought(before, absent)
+                        Outcome::Brought(before, waiting.met.unwrap_or(absent))
                     }
                     Outcome::Absent(_) if order.brings => {
                         // Those that overlap with it and came later wait for it still.

@@ -249,6 +249,8 @@ mod tests {
     #[derive(Debug, Default)]
     struct State {
         has_come: AtomicBool,
+        /// A fork shares the page when it has come.
+        is_shared: AtomicBool,
         /// A touch that is under way ends without the page.
         is_denied: AtomicBool,
         touches: AtomicU32,
@@ -257,8 +259,13 @@ mod tests {
 
     impl ProcessMemory for Late {
         fn absent(&self, address: u64, _: u32, _: Right) -> Absent {
-            let is_absent = address < 4096 && !self.0.has_come.load(Ordering::SeqCst);
-            Absent { pages: is_absent.into(), kind: is_absent.then_some(Absence::Missing) }
+            let kind = match self.0.has_come.load(Ordering::SeqCst) {
+                false => Some(Absence::Missing),
+                true if self.0.is_shared.load(Ordering::SeqCst) => Some(Absence::CopyOnWrite),
+                true => None,
+            };
+            let kind = kind.filter(|_| address < 4096);
+            Absent { pages: kind.is_some().into(), kind }
         }
 
         fn check(&self, _: u64, _: u32, _: Right) -> Result<(), Denied> {
@@ -284,6 +291,9 @@ mod tests {
 
         fn touch(&self, _: u64, _: u32, _: Right) -> Result<(), Denied> {
             self.0.touches.fetch_add(1, Ordering::SeqCst);
+            if self.0.has_come.load(Ordering::SeqCst) {
+                self.0.is_shared.store(false, Ordering::SeqCst);
+            }
             while !self.0.has_come.load(Ordering::SeqCst) {
                 if self.0.is_denied.swap(false, Ordering::SeqCst) {
                     return Err(Denied { address: 0, reason: Reason::Protected });
@@ -375,6 +385,26 @@ mod tests {
         memory.0.has_come.store(true, Ordering::SeqCst);
         let absent = Absent { pages: 1, kind: Some(Absence::Missing) };
         assert_eq!(node.answer(&threads), (2, Outcome::Brought(0, absent)));
+        assert_eq!(memory.0.touches.load(Ordering::SeqCst), 2);
+    }
+
+    /// A page that was missing is told as that, also when a fork shares it before it is used.
+    #[test]
+    fn what_was_met_first_is_told() {
+        let area = AccessArea::create().unwrap();
+        let theirs = AccessArea::open(area.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let memory = Late::default();
+        let threads = AccessThreads::start(theirs, Box::new(memory.clone()), Box::new(|| {})).unwrap();
+        let mut node = Node { area, brings: true, posted: 0, taken: 0 };
+        node.post(1, 0, OrderKind::Write(0));
+        let since = Instant::now();
+        while memory.0.touches.load(Ordering::SeqCst) == 0 {
+            assert!(since.elapsed() < Duration::from_secs(60), "it is not touched");
+        }
+        memory.0.is_shared.store(true, Ordering::SeqCst);
+        memory.0.has_come.store(true, Ordering::SeqCst);
+        let absent = Absent { pages: 1, kind: Some(Absence::Missing) };
+        assert_eq!(node.answer(&threads), (1, Outcome::Brought(0, absent)));
         assert_eq!(memory.0.touches.load(Ordering::SeqCst), 2);
     }
 }
