@@ -16,6 +16,8 @@ const S: u64 = 1_000 * MS;
 /// A lender is silent for so long before that is noticed, and before it is lost.
 const SUSPECT_NS: u64 = 1_500 * MS;
 const OUTAGE_NS: u64 = 6 * S;
+/// Between two questions, and between two dials.
+const PAUSE_NS: u64 = S;
 
 /// A mistake in what carries errands out, which the checks must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +60,11 @@ struct Lender {
     is_draining: bool,
     /// Since when nothing is heard of it.
     silent_since_ns: Option<u64>,
+    /// Whether the roster was told that it is silent, and since when it has thought so or not.
+    is_silent: bool,
+    silent_or_heard_since_ns: u64,
+    /// When it answered each question last.
+    answered_ns: [u64; 2],
 }
 
 struct World {
@@ -72,6 +79,10 @@ struct World {
     /// Dials, and questions to lenders, that are not answered.
     dialing: BTreeSet<MemberId>,
     asked: BTreeSet<(u8, LenderId)>,
+    /// When dials ended.
+    dialed_ns: BTreeMap<MemberId, u64>,
+    /// Errands that must follow from an answer at once.
+    expected: Vec<Errand>,
     errands: u64,
     planted: Planted,
 }
@@ -99,6 +110,8 @@ impl World {
             lenders: Vec::new(),
             dialing: BTreeSet::new(),
             asked: BTreeSet::new(),
+            dialed_ns: BTreeMap::new(),
+            expected: Vec::new(),
             errands: 0,
             planted,
         }
@@ -126,9 +139,23 @@ impl World {
             return None;
         }
         let id = LenderId(self.lenders.len() as u16);
-        let lender = Lender { node, life, is_lost: false, is_draining: false, silent_since_ns: None };
+        let lender = Lender {
+            node,
+            life,
+            is_lost: false,
+            is_draining: false,
+            silent_since_ns: None,
+            is_silent: false,
+            silent_or_heard_since_ns: self.now_ns,
+            answered_ns: [0; 2],
+        };
         self.lenders.push(lender);
         self.at(100 * MS, Event::Look(id));
+        if self.now_ns < 60 * S && self.random.one_in(10) {
+            // It answers, and ends the link.
+            let soon = 1 + self.random.below(50 * MS);
+            self.at(soon, Event::Lost(id));
+        }
         Some(id)
     }
 
@@ -151,7 +178,7 @@ impl World {
         if !std::mem::replace(&mut lender.is_lost, true) {
             let is_forgotten = self.planted == Planted::ForgottenLoss && self.random.one_in(2);
             if !is_forgotten {
-                self.roster.lost(self.now_ns, id);
+                self.roster.lost(id);
             }
         }
     }
@@ -165,6 +192,8 @@ impl World {
                 let node = self.node_of(member);
                 assert!(self.nodes[node].is_wanted, "one is dialed that nobody wants");
                 assert!(self.dialing.insert(member), "one is dialed twice at once");
+                let ended_ns = self.dialed_ns.get(&member);
+                assert!(ended_ns.is_none_or(|ended_ns| self.now_ns >= ended_ns + PAUSE_NS), "no pause");
                 let is_forgotten = self.planted == Planted::ForgottenDial && self.random.one_in(4);
                 if !is_forgotten {
                     self.at(delay, Event::Dialed(member));
@@ -187,6 +216,10 @@ impl World {
                 assert!(lender.life < self.nodes[lender.node].life, "the link to a living one is ended");
                 self.at(delay, Event::Lost(id));
             }
+            Errand::Drain(id) => {
+                assert!(!self.nodes[self.lenders[usize::from(id.0)].node].is_wanted);
+                self.lenders[usize::from(id.0)].is_draining = true;
+            }
             Errand::Leave(id) => {
                 if self.random.one_in(2) {
                     self.lenders[usize::from(id.0)].is_draining = true;
@@ -202,6 +235,7 @@ impl World {
                 self.dialing.remove(&member);
                 let node = self.node_of(member);
                 let reached = self.connect(node);
+                self.dialed_ns.insert(member, self.now_ns);
                 self.roster.dialed(self.now_ns, member, reached);
             }
             Event::Who(id) => {
@@ -213,6 +247,10 @@ impl World {
                     true if self.nodes[node].life == life => Who::Same,
                     true => Who::NextLife,
                 };
+                self.lenders[usize::from(id.0)].answered_ns[0] = self.now_ns;
+                if who == Who::NextLife && self.is_current(id) {
+                    self.expected.push(Errand::Close(id));
+                }
                 self.roster.answered(self.now_ns, id, who);
             }
             Event::Ending(id) => {
@@ -221,6 +259,10 @@ impl World {
                     (self.lenders[usize::from(id.0)].node, self.lenders[usize::from(id.0)].life);
                 let is_ending =
                     self.answers(node) && self.nodes[node].life == life && self.nodes[node].is_ending;
+                self.lenders[usize::from(id.0)].answered_ns[1] = self.now_ns;
+                if is_ending && self.is_current(id) {
+                    self.expected.push(Errand::Leave(id));
+                }
                 self.roster.said_whether_ending(self.now_ns, id, is_ending);
             }
             // What a driver sees of a link.
@@ -233,7 +275,13 @@ impl World {
                 let since_ns = if is_heard { None } else { lender.silent_since_ns.or(Some(self.now_ns)) };
                 let for_ns = since_ns.map_or(0, |since_ns| self.now_ns - since_ns);
                 self.lenders[usize::from(id.0)].silent_since_ns = since_ns;
-                self.roster.set_silent(id, for_ns >= SUSPECT_NS);
+                self.check_questions(id);
+                let is_silent = for_ns >= SUSPECT_NS;
+                let lender = &mut self.lenders[usize::from(id.0)];
+                if lender.is_silent != is_silent {
+                    (lender.is_silent, lender.silent_or_heard_since_ns) = (is_silent, self.now_ns);
+                }
+                self.roster.set_silent(id, is_silent);
                 if for_ns >= OUTAGE_NS {
                     self.lose(id);
                 } else {
@@ -251,11 +299,31 @@ impl World {
             }
         }
         while let Some(errand) = self.roster.poll(self.now_ns) {
+            self.expected.retain(|expected| *expected != errand);
             self.carry_out(errand);
         }
+        assert!(self.expected.is_empty(), "nothing follows from an answer: {:?}", self.expected);
         if let Some(at_ns) = self.roster.next_deadline() {
             assert!(at_ns > self.now_ns, "a deadline that is over is no reason to come back");
             self.at(at_ns - self.now_ns, Event::Poll);
+        }
+    }
+
+    /// Whether it is what its node was reached by last, and not lost.
+    fn is_current(&self, id: LenderId) -> bool {
+        let lender = &self.lenders[usize::from(id.0)];
+        let later = self.lenders.iter().skip(usize::from(id.0) + 1);
+        !lender.is_lost && !later.clone().any(|later| later.node == lender.node)
+    }
+
+    /// A silent lender is looked for, and one that is heard and wanted is asked whether it is about to end.
+    fn check_questions(&self, id: LenderId) {
+        let lender = &self.lenders[usize::from(id.0)];
+        let question = usize::from(!lender.is_silent);
+        let is_asked = lender.is_silent || (self.nodes[lender.node].is_wanted && !lender.is_draining);
+        if self.is_current(id) && is_asked && !self.asked.contains(&(question as u8, id)) {
+            let since_ns = lender.answered_ns[question].max(lender.silent_or_heard_since_ns);
+            assert!(self.now_ns <= since_ns + PAUSE_NS, "it is not asked: {lender:?}");
         }
     }
 
@@ -269,12 +337,13 @@ impl World {
             5 => node.silent_until_ns = self.now_ns + self.random.below(10 * S),
             6 => node.is_ending = true,
             _ => {
-                let has = |lender: &Lender| lender.node == index && !lender.is_lost;
-                let known = self.lenders.iter().rposition(has);
-                let is_wanted = node.member.is_some_and(|member| self.roster.is_present(member));
-                if let (Some(lender), true) = (known, is_wanted) {
-                    self.nodes[index].is_wanted = false;
-                    self.roster.dismiss(LenderId(lender as u16));
+                // Also while it is lost, or being dialed.
+                if let (Some(member), true) = (node.member, node.is_wanted) {
+                    node.is_wanted = false;
+                    self.roster.dismiss(member);
+                    for lender in self.lenders.iter_mut().filter(|lender| lender.node == index) {
+                        lender.is_draining = true;
+                    }
                 }
             }
         }
@@ -311,6 +380,7 @@ impl World {
             let alive: Vec<_> =
                 self.lenders.iter().filter(|lender| lender.node == index && !lender.is_lost).collect();
             assert!(alive.len() < 2, "{alive:?}");
+            assert!(node.is_wanted || alive.iter().all(|lender| lender.is_draining), "{node:?}: {alive:?}");
             if node.is_wanted {
                 assert!(node.member.is_some_and(|member| self.roster.is_present(member)), "{node:?}");
                 assert!(alive.iter().any(|lender| lender.life == node.life), "{node:?}: {alive:?}");

@@ -361,9 +361,8 @@ mod tests {
         }
     }
 
-    /// What could not be had when an access came is no reason to refuse a later one, for which it can.
-    #[test]
-    fn a_refusal_is_for_those_that_were_there_when_the_page_was_asked_for() {
+    /// An access was ordered, and its page is being touched.
+    fn touching() -> (Late, AccessThreads, Node) {
         let area = AccessArea::create().unwrap();
         let theirs = AccessArea::open(area.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let memory = Late::default();
@@ -374,6 +373,13 @@ mod tests {
         while memory.0.touches.load(Ordering::SeqCst) == 0 {
             assert!(since.elapsed() < Duration::from_secs(60), "it is not touched");
         }
+        (memory, threads, node)
+    }
+
+    /// What could not be had when an access came is no reason to refuse a later one, for which it can.
+    #[test]
+    fn a_refusal_is_for_those_that_were_there_when_the_page_was_asked_for() {
+        let (memory, threads, mut node) = touching();
         for (id, address) in [(2, 8), (3, 4096)] {
             node.post(id, address, OrderKind::Write(0));
         }
@@ -391,16 +397,7 @@ mod tests {
     /// A page that was missing is told as that, also when a fork shares it before it is used.
     #[test]
     fn what_was_met_first_is_told() {
-        let area = AccessArea::create().unwrap();
-        let theirs = AccessArea::open(area.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        let memory = Late::default();
-        let threads = AccessThreads::start(theirs, Box::new(memory.clone()), Box::new(|| {})).unwrap();
-        let mut node = Node { area, brings: true, posted: 0, taken: 0 };
-        node.post(1, 0, OrderKind::Write(0));
-        let since = Instant::now();
-        while memory.0.touches.load(Ordering::SeqCst) == 0 {
-            assert!(since.elapsed() < Duration::from_secs(60), "it is not touched");
-        }
+        let (memory, threads, mut node) = touching();
         memory.0.is_shared.store(true, Ordering::SeqCst);
         memory.0.has_come.store(true, Ordering::SeqCst);
         let absent = Absent { pages: 1, kind: Some(Absence::Missing) };

@@ -145,7 +145,7 @@ impl Store {
         let source = places
             .into_iter()
             .flatten()
-            .filter_map(|place| Some((self.lenders.cost_of_reading(place)?, place)))
+            .filter_map(|place| Some((self.lenders.cost_of_copying(place)?, place)))
             .filter(|((is_silent, ..), _)| !is_silent)
             .min_by_key(|(cost, _)| *cost);
         let Some((_, from)) = source else { return self.wait(slot) };

@@ -528,7 +528,13 @@ impl Lenders {
         self.direct(place).filter(|_| self.is_readable(place))
     }
 
-    /// How readily a place is read: the least first. None: it cannot be.
+    /// How readily a place is copied elsewhere: the least first. None: it cannot be.
+    pub(super) fn cost_of_copying(&self, place: Place) -> Option<(bool, u32, u32)> {
+        let (is_silent, distance, ..) = self.cost_of_reading(place)?;
+        Some((is_silent, distance, self.get(place.lender())?.reads))
+    }
+
+    /// How readily a place is read for a front end: the least first. None: it cannot be.
     pub(super) fn cost_of_reading(&self, place: Place) -> Option<(bool, u32, u32, Reverse<u64>)> {
         let lender = self.get(place.lender()).filter(|lender| lender.state != LenderState::Gone)?;
         // What a dead lender has left is mapped here.
@@ -609,6 +615,25 @@ mod tests {
             assert_ne!(one.lender(), other.lender());
         }
         assert_eq!(lenders.take(0, &[], None), None);
+    }
+
+    #[test]
+    fn reads_stay_with_a_lender_until_it_has_enough_and_copies_go_to_the_other() {
+        let mut lenders = lenders(&[&[64], &[64]]);
+        let places = [lenders.take(0, &[], None).unwrap(), lenders.take(1, &[LenderId(0)], None).unwrap()];
+        assert_eq!(places.map(Place::lender), [LenderId(0), LenderId(1)]);
+        let nearest = |lenders: &Lenders| {
+            places.into_iter().min_by_key(|place| lenders.cost_of_reading(*place)).unwrap().lender()
+        };
+        lenders.read_begins(LenderId(1));
+        for _ in 1..READS_OF_ONE {
+            assert_eq!(nearest(&lenders), LenderId(1));
+            lenders.read_begins(LenderId(1));
+        }
+        assert_eq!(nearest(&lenders), LenderId(0), "the other has enough to do");
+        lenders.read_ends(LenderId(1));
+        assert_eq!(nearest(&lenders), LenderId(1));
+        assert!(lenders.cost_of_copying(places[0]) < lenders.cost_of_copying(places[1]));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The nodes that a store borrows from: which of them are dialed, and what they are asked beside memory.
 //!
-//! A *member* is a node as it was named to the store. Each life of it that was reached is a lender of the
-//! [`Store`](super::Store) with a number of its own.
+//! A *member* is a node as it was named to the store. Each time that it is reached, it is another lender of the
+//! [`Store`](super::Store).
 //!
 //! ```text
 //!            reached               ┌─ silent: asked each second who answers at its address; if its next life does,
@@ -13,8 +13,8 @@
 //!
 //! A member that was told to go is not dialed when it is lost, until it comes again.
 //!
-//! The caller carries out each [`Errand`] of [`Roster::poll`], answers it once, whatever became of it, and comes back
-//! at [`Roster::next_deadline`].
+//! The caller carries out each [`Errand`] of [`Roster::poll`], answers a dial and a question to a lender that is not lost
+//! once, whatever became of it, and comes back at [`Roster::next_deadline`].
 
 use std::collections::VecDeque;
 
@@ -41,6 +41,8 @@ pub enum Errand {
     Close(LenderId),
     /// Drain a lender that is about to end. If that is not possible now, this comes again.
     Leave(LenderId),
+    /// Drain a lender that was reached by a dial while the user told its node to go.
+    Drain(LenderId),
 }
 
 /// Who answers at the address of a lender that is silent.
@@ -50,7 +52,7 @@ pub enum Who {
     Unknown,
     /// The life that was reached before.
     Same,
-    /// The same node, started again.
+    /// A later life of that node: its process was started again.
     NextLife,
 }
 
@@ -124,17 +126,16 @@ impl Roster {
         known.answered(Question::Dial, now_ns);
         if let Some(lender) = reached {
             known.reached(now_ns, lender);
+            if !known.is_wanted {
+                self.ready.push_back(Errand::Drain(lender));
+            }
         }
     }
 
-    /// A lender is lost.
-    pub fn lost(&mut self, now_ns: u64, lender: LenderId) {
+    /// A lender is lost. It is dialed at once, unless it was reached by a dial that ended just now.
+    pub fn lost(&mut self, lender: LenderId) {
         if let Some(member) = self.of(lender) {
             member.lender = None;
-            let dial = &mut member.asked[Question::Dial as usize];
-            if *dial != Asked::Open {
-                *dial = Asked::At(now_ns);
-            }
         }
     }
 
@@ -145,10 +146,10 @@ impl Roster {
         }
     }
 
-    /// The user has told a lender to go.
-    pub fn dismiss(&mut self, lender: LenderId) {
-        if let Some(member) = self.of(lender) {
-            member.is_wanted = false;
+    /// The user has told a member to go.
+    pub fn dismiss(&mut self, member: MemberId) {
+        if let Some(known) = self.members.get_mut(member.0 as usize) {
+            known.is_wanted = false;
         }
     }
 

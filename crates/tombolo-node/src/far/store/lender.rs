@@ -205,6 +205,10 @@ impl FarStore {
         let lender = {
             // Both lists in one order.
             let mut lenders = self.lenders.write();
+            // `release` ends those that are in the list after it has said to stop.
+            if self.stop.load(Ordering::SeqCst) {
+                return Err(BorrowError::Nothing);
+            }
             let life = peer.neighbour().life();
             let mut store = self.store.lock();
             let is_in_use = |known: &Lender| {

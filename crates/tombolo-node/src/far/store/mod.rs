@@ -318,7 +318,7 @@ impl FarStore {
             store.set_dead(now_ns, lender.id, is_readable);
             before
         };
-        self.members.lock().roster.lost(now_ns, lender.id);
+        self.members.lock().roster.lost(lender.id);
         if lender.is_windowed && self.dead_windows == DeadWindows::GiveUp {
             for window in lender.windows.lock().values() {
                 let _ = window.memory.make_inaccessible();

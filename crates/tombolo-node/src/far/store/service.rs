@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tombolo_core::store::{Errand, LenderId, MemberId, NoOtherLender, Roster, Who};
+use tombolo_core::store::{Errand, LenderId, LenderState, MemberId, NoOtherLender, Roster, Who};
 use tombolo_host::event;
 use tombolo_host::timing::node as timing;
 use tombolo_link::{Address, LossReason};
@@ -70,8 +70,14 @@ impl FarStore {
     pub(super) fn came(&self, ways: &[Address], lender: LenderId) {
         let (now_ns, has_address) = (self.now_ns(), self.security.get().is_some());
         let mut members = self.members.lock();
-        match members.find(ways) {
-            Some(member) => members.roster.came(now_ns, member, lender),
+        // Without an address that can be dialed, each lender is a member of its own.
+        match members.find(ways).filter(|_| has_address) {
+            Some(member) => {
+                members.roster.came(now_ns, member, lender);
+                if let Some(known) = members.ways.get_mut(member.0 as usize) {
+                    ways.clone_into(known);
+                }
+            }
             None => {
                 members.roster.add(now_ns, lender, has_address);
                 members.ways.push(ways.to_vec());
@@ -84,7 +90,7 @@ impl FarStore {
     /// The loss of a lender may have been told before the roster knew it.
     fn note_if_lost(&self, lender: LenderId) {
         if self.lender(lender).is_none_or(|lender| lender.is_lost()) {
-            self.members.lock().roster.lost(self.now_ns(), lender);
+            self.members.lock().roster.lost(lender);
         }
     }
 
@@ -104,7 +110,10 @@ impl FarStore {
         }
         for lender in found {
             self.store.lock().drain(lender.id)?;
-            self.members.lock().roster.dismiss(lender.id);
+            let mut members = self.members.lock();
+            if let Some(member) = members.find(&lender.ways) {
+                members.roster.dismiss(member);
+            }
         }
         self.carry_out();
         self.ring();
@@ -113,8 +122,12 @@ impl FarStore {
 
     /// A lender is about to end: everything is moved away from it, if there is another one.
     fn leave(&self, lender: LenderId) {
-        if self.store.lock().drain(lender).is_err() {
-            return;
+        {
+            let mut store = self.store.lock();
+            let is_active = store.lender(lender).is_some_and(|status| status.state == LenderState::Active);
+            if !is_active || store.drain(lender).is_err() {
+                return;
+            }
         }
         self.members.lock().roster.leaves(lender);
         self.carry_out();
@@ -138,6 +151,11 @@ impl FarStore {
                     }
                 }
                 Some(Errand::Leave(lender)) => self.leave(lender),
+                Some(Errand::Drain(lender)) => {
+                    // Where no other is there for what it has, it stays.
+                    let _ = self.store.lock().drain(lender);
+                    self.carry_out();
+                }
                 Some(Errand::Close(lender)) => {
                     if let Some(lender) = self.lender(lender) {
                         neighbourhood::close(&*self.node, &lender.peer, LossReason::Restarted);
@@ -238,7 +256,6 @@ impl FarStore {
 
     /// How a lender is, for messages.
     pub(super) fn state_of(&self, id: LenderId) -> &'static str {
-        use tombolo_core::store::LenderState;
         match self.store.lock().lender(id) {
             Some(status) => match (status.state, status.is_suspect) {
                 (LenderState::Active, true) => "suspect",
