@@ -8,6 +8,8 @@ use serde_json::Value;
 use tombolo_app::child::{self, STOP, interrupted};
 use tombolo_app::median;
 
+use crate::command::cargo;
+
 mod faults;
 mod page;
 mod paging;
@@ -19,8 +21,8 @@ usage: cargo xtask bench paging [--runs N] [--only faults|reads|start|sort|redis
        cargo xtask bench faults [--runs N]";
 
 /// Builds the release binary of a package, which has the same name; where it is.
-fn build(package: &str) -> Result<PathBuf, String> {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+pub fn build(package: &str) -> Result<PathBuf, String> {
+    let mut command = cargo();
     command.args(["build", "--release", "--package", package, "--message-format", "json-render-diagnostics"]);
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("cargo: {error}"))?;
     if !output.status.success() {

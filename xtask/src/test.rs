@@ -1,5 +1,6 @@
 //! `cargo xtask test`: all tests of the workspace, with the programs they need.
 
+use crate::bench;
 use crate::command::{cargo, run};
 use crate::packages;
 
@@ -35,8 +36,11 @@ pub fn main(arguments: &[String], require_all: bool) -> Result<(), String> {
         }
         command
     };
-    // With debug assertions: overflow and broken invariants are found here.
-    run(cargo().args(["test", "--workspace", "--exclude", "tombolo"]))?;
+    // With debug assertions: overflow and broken invariants are found here. The tests of the benches need the
+    // product, and need not build it once more.
+    let mut workspace = cargo();
+    workspace.env("TOMBOLO_BINARY", bench::build("tombolo")?);
+    run(workspace.args(["test", "--workspace", "--exclude", "tombolo"]))?;
     // As users run it: the end-to-end tests are about the real thing, and its speed.
     run(cargo().args(["test", "--release", "--package", "tombolo", "--bins"]))?;
     // A program in C links it.

@@ -20,10 +20,14 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// `tombolo`, built as these tests are. Cargo hands a test the binaries of its own package only.
+/// `tombolo`: the one that `TOMBOLO_BINARY` names, or it is built as these tests are. Cargo hands a test the
+/// binaries of its own package only.
 fn tombolo() -> String {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let path = BUILT.get_or_init(|| {
+        if let Some(binary) = std::env::var_os("TOMBOLO_BINARY") {
+            return binary.into();
+        }
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--package", "tombolo", "--message-format", "json-render-diagnostics"]);
         let output = cargo.stderr(Stdio::inherit()).output().unwrap();
