@@ -2,7 +2,7 @@
 //! the page in `bench/` that shows it. Each bench writes a part of the page.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::Value;
 use tombolo_app::child::{self, STOP, interrupted};
