@@ -1,0 +1,116 @@
+//! When a port is told that frames have come: after so many, or so long after the first one.
+//!
+//! Each telling costs its receiver a wakeup, and each wait costs latency. *Adaptive*: frames that come further apart than
+//! the wait would last are told at once, since waiting would gather nothing.
+
+/// How frames are gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coalescing {
+    /// So many are told at once; at least 1.
+    pub frames: u32,
+    /// So long after the first one they are told, however few.
+    pub after_ns: u64,
+    /// Frames that come seldom are told at once.
+    pub is_adaptive: bool,
+}
+
+impl Default for Coalescing {
+    /// Each frame is told at once.
+    fn default() -> Self {
+        Self { frames: 1, after_ns: 0, is_adaptive: false }
+    }
+}
+
+/// Gathers the frames of one queue.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Coalescer {
+    how: Coalescing,
+    waiting: u32,
+    /// When they are told at the latest.
+    due_ns: Option<u64>,
+    last_ns: Option<u64>,
+    /// The usual time between two frames: an average over some eight.
+    apart_ns: Option<u64>,
+    /// How often was told.
+    told: u64,
+}
+
+impl Coalescer {
+    /// Gathers as told.
+    pub fn new(how: Coalescing) -> Self {
+        Self { how, ..Self::default() }
+    }
+
+    /// Gathers otherwise from now on. True: what waits is told now.
+    #[must_use]
+    pub fn set(&mut self, how: Coalescing) -> bool {
+        self.how = how;
+        self.tell_if(self.waiting > 0)
+    }
+
+    /// A frame has come. True: it is told now, with those that waited.
+    #[must_use]
+    pub fn came(&mut self, now_ns: u64) -> bool {
+        if let Some(last_ns) = self.last_ns.replace(now_ns) {
+            let apart_ns = now_ns.saturating_sub(last_ns);
+            self.apart_ns =
+                Some(self.apart_ns.map_or(apart_ns, |usual_ns| usual_ns - usual_ns / 8 + apart_ns / 8));
+        }
+        self.waiting += 1;
+        let due_ns = *self.due_ns.get_or_insert(now_ns.saturating_add(self.how.after_ns));
+        let is_seldom =
+            self.how.is_adaptive && self.apart_ns.is_none_or(|apart_ns| apart_ns >= self.how.after_ns);
+        self.tell_if(is_seldom || self.waiting >= self.how.frames || now_ns >= due_ns)
+    }
+
+    /// When to call [`Coalescer::elapsed`].
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.due_ns
+    }
+
+    /// Time has passed. True: what waits is told now.
+    #[must_use]
+    pub fn elapsed(&mut self, now_ns: u64) -> bool {
+        self.tell_if(self.due_ns.is_some_and(|due_ns| now_ns >= due_ns))
+    }
+
+    /// How often was told.
+    pub fn told(&self) -> u64 {
+        self.told
+    }
+
+    fn tell_if(&mut self, tells: bool) -> bool {
+        if tells {
+            (self.waiting, self.due_ns) = (0, None);
+            self.told += 1;
+        }
+        tells
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_told_by_number_or_by_time() {
+        let mut coalescer = Coalescer::new(Coalescing { frames: 3, after_ns: 100, is_adaptive: false });
+        assert!(!coalescer.came(0) && !coalescer.came(1) && coalescer.came(2));
+        assert!(!coalescer.came(10) && coalescer.next_deadline() == Some(110));
+        assert!(!coalescer.elapsed(109) && coalescer.elapsed(110) && !coalescer.elapsed(1000));
+        assert!(!coalescer.came(2000) && coalescer.set(Coalescing::default()), "what waits is told");
+        assert!(coalescer.came(2001) && coalescer.next_deadline().is_none());
+        assert_eq!(coalescer.told(), 4);
+    }
+
+    #[test]
+    fn adaptive_tells_seldom_frames_at_once_and_gathers_others() {
+        let how = Coalescing { frames: 32, after_ns: 50_000, is_adaptive: true };
+        let mut coalescer = Coalescer::new(how);
+        let seldom = (0..100u64).filter(|n| coalescer.came(n * 1_000_000)).count();
+        assert_eq!(seldom, 100);
+        let start = 100_000_000;
+        let often = (0..10_000u64).filter(|n| coalescer.came(start + n * 1_000)).count();
+        assert!((10_000 / 32..500).contains(&often), "{often}");
+    }
+}

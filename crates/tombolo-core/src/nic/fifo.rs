@@ -1,0 +1,55 @@
+//! A queue of frames with a bound in bytes: what does not fit is dropped where it comes in, and counted.
+
+use std::collections::VecDeque;
+
+/// A queue of frames.
+#[derive(Debug)]
+pub struct Fifo<F> {
+    frames: VecDeque<(u32, F)>,
+    bytes: u64,
+    bytes_max: u64,
+    dropped: u64,
+}
+
+impl<F> Fifo<F> {
+    /// An empty one, for so many bytes.
+    pub fn new(bytes_max: u64) -> Self {
+        Self { frames: VecDeque::new(), bytes: 0, bytes_max, dropped: 0 }
+    }
+
+    /// Adds a frame.
+    ///
+    /// # Errors
+    /// The frame: there is no room, and its drop is counted.
+    pub fn push(&mut self, length_bytes: u32, frame: F) -> Result<(), F> {
+        if self.bytes + u64::from(length_bytes) > self.bytes_max {
+            self.dropped += 1;
+            return Err(frame);
+        }
+        self.bytes += u64::from(length_bytes);
+        self.frames.push_back((length_bytes, frame));
+        Ok(())
+    }
+
+    /// The oldest frame, and its length.
+    pub fn pop(&mut self) -> Option<(u32, F)> {
+        let (length_bytes, frame) = self.frames.pop_front()?;
+        self.bytes -= u64::from(length_bytes);
+        Some((length_bytes, frame))
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Bytes in it.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Frames that found no room.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+}

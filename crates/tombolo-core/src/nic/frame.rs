@@ -1,0 +1,192 @@
+//! What a switch reads of an Ethernet frame: addresses, the tag of a virtual network, and for whom it speaks.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use etherparse::{
+    ArpPacketSlice, Icmpv6Slice, LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket, TransportSlice,
+};
+
+/// A hardware address.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// Of all stations.
+    pub const BROADCAST: Self = Self([0xff; 6]);
+
+    /// Whether it is that of many stations.
+    pub fn is_group(self) -> bool {
+        self.0[0] & 1 != 0
+    }
+
+    /// Whether frames to it end at the other end of a link (IEEE 802.1D, table 7-10): flow control, spanning tree.
+    pub fn is_link_local(self) -> bool {
+        matches!(self.0, [0x01, 0x80, 0xc2, 0x00, 0x00, 0x00..=0x0f])
+    }
+
+    /// The IPv6 address of its link that follows from it (RFC 4291, appendix A).
+    pub fn link_local_address(self) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = self.0;
+        let word = |high: u8, low: u8| u16::from_be_bytes([high, low]);
+        Ipv6Addr::new(0xfe80, 0, 0, 0, word(a ^ 2, b), word(c, 0xff), word(0xfe, d), word(e, f))
+    }
+}
+
+impl std::fmt::Display for Mac {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [a, b, c, d, e, f] = self.0;
+        write!(formatter, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+    }
+}
+
+impl std::fmt::Debug for Mac {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, formatter)
+    }
+}
+
+/// Not a hardware address: six bytes in hexadecimal with colons between them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no hardware address such as 02:00:00:00:00:01")]
+pub struct NoMac(String);
+
+impl std::str::FromStr for Mac {
+    type Err = NoMac;
+
+    fn from_str(text: &str) -> Result<Self, NoMac> {
+        let wrong = || NoMac(text.to_owned());
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| part.len() == 2).ok_or_else(wrong)?;
+            if !part.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+                return Err(wrong());
+            }
+            *byte = u8::from_str_radix(part, 16).map_err(|_| wrong())?;
+        }
+        if parts.next().is_some() { Err(wrong()) } else { Ok(Self(bytes)) }
+    }
+}
+
+/// For whom a frame speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Speaks {
+    /// Network addresses that its sender says to have.
+    pub addresses: [Option<IpAddr>; 2],
+    /// The hardware address that it says to have, beside the frame's source.
+    pub mac: Option<Mac>,
+    /// It hands out addresses or routes: DHCP, router advertisements, redirects.
+    pub is_offer: bool,
+}
+
+/// A frame as a switch sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    /// To whom.
+    pub destination: Mac,
+    /// From whom.
+    pub source: Mac,
+    /// The number of its first tag, if it has one; 0: it has only a priority.
+    pub vlan: Option<u16>,
+    bytes: &'a [u8],
+}
+
+const TAG: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+
+impl<'a> Frame<'a> {
+    /// `None`: it is too short for its headers.
+    pub fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let (&destination, rest) = bytes.split_first_chunk()?;
+        let (&source, rest) = rest.split_first_chunk()?;
+        let (&kind, rest) = rest.split_first_chunk()?;
+        let vlan = if TAG.contains(&u16::from_be_bytes(kind)) {
+            // The tag, and the type of what follows it.
+            let &[high, low, _, _] = rest.first_chunk()?;
+            Some(u16::from_be_bytes([high, low]) & 0xfff)
+        } else {
+            None
+        };
+        Some(Self { destination: Mac(destination), source: Mac(source), vlan, bytes })
+    }
+
+    /// For whom it speaks. `None`: what it says cannot be read.
+    pub fn speaks(&self) -> Option<Speaks> {
+        let packet = LaxSlicedPacket::from_ethernet(self.bytes).ok()?;
+        // Behind a tag that is cut off, anything could be.
+        let is_whole =
+            packet.link_exts.iter().all(|extension| !matches!(extension, LaxLinkExtSlice::Macsec(_)));
+        match packet.net {
+            _ if !is_whole || (packet.stop_err.is_some() && packet.transport.is_none()) => None,
+            None => Some(Speaks::default()),
+            Some(LaxNetSlice::Arp(arp)) => arp_speaks(&arp),
+            Some(LaxNetSlice::Ipv4(ip)) => {
+                let source = ip.header().source_addr();
+                Some(Speaks {
+                    addresses: [Some(IpAddr::V4(source)).filter(|_| !source.is_unspecified()), None],
+                    mac: None,
+                    is_offer: is_from_udp_port(packet.transport.as_ref(), DHCP_SERVER),
+                })
+            }
+            Some(LaxNetSlice::Ipv6(ip)) => {
+                let source = ip.header().source_addr();
+                let mut speaks = match &packet.transport {
+                    Some(TransportSlice::Icmpv6(icmp)) => neighbour_speaks(icmp, source)?,
+                    transport => Speaks {
+                        is_offer: is_from_udp_port(transport.as_ref(), DHCP6_SERVER),
+                        ..Speaks::default()
+                    },
+                };
+                speaks.addresses[0] = Some(IpAddr::V6(source)).filter(|_| !source.is_unspecified());
+                Some(speaks)
+            }
+        }
+    }
+}
+
+const DHCP_SERVER: u16 = 67;
+const DHCP6_SERVER: u16 = 547;
+
+fn is_from_udp_port(transport: Option<&TransportSlice<'_>>, port: u16) -> bool {
+    matches!(transport, Some(TransportSlice::Udp(udp)) if udp.source_port() == port)
+}
+
+fn arp_speaks(arp: &ArpPacketSlice<'_>) -> Option<Speaks> {
+    let mac = Mac(arp.sender_hw_addr().try_into().ok()?);
+    let address: [u8; 4] = arp.sender_protocol_addr().try_into().ok()?;
+    // One that only asks whether an address is free has none yet.
+    let address = Some(IpAddr::from(address)).filter(|address| !address.is_unspecified());
+    Some(Speaks { addresses: [None, address], mac: Some(mac), is_offer: false })
+}
+
+/// Neighbour discovery (RFC 4861, §4).
+fn neighbour_speaks(icmp: &Icmpv6Slice<'_>, source: Ipv6Addr) -> Option<Speaks> {
+    const SOLICITATION: u8 = 135;
+    const ADVERTISEMENT: u8 = 136;
+    const ROUTER_ADVERTISEMENT: u8 = 134;
+    const REDIRECT: u8 = 137;
+    let kind = icmp.type_u8();
+    if matches!(kind, ROUTER_ADVERTISEMENT | REDIRECT) {
+        return Some(Speaks { is_offer: true, ..Speaks::default() });
+    }
+    if !matches!(kind, SOLICITATION | ADVERTISEMENT) {
+        return Some(Speaks::default());
+    }
+    // Checksum and flags, then the address that it is about, then options.
+    let body = icmp.slice().get(8..)?;
+    let (&target, mut options) = body.split_first_chunk::<16>()?;
+    // Who asks without an address wants that one.
+    let claims = kind == ADVERTISEMENT || source.is_unspecified();
+    let target = claims.then(|| IpAddr::from(target));
+    let mut mac = None;
+    while let [kind, length, ..] = *options {
+        let length = usize::from(length) * 8;
+        let option = options.get(..length).filter(|_| length > 0)?;
+        // The hardware address of the sender, or of the target.
+        if matches!(kind, 1 | 2) {
+            let address = option.get(2..8)?.try_into().ok()?;
+            mac = Some(Mac(address));
+        }
+        options = options.get(length..)?;
+    }
+    Some(Speaks { addresses: [None, target], mac, is_offer: false })
+}

@@ -1,0 +1,294 @@
+//! Where a frame goes: ports of one machine and the uplink, by destination address, and what a port may send.
+//!
+//! Nothing is learned from frames. Each port has one hardware address, which whoever owns the interface knows; what is for
+//! no port goes to the uplink, and what comes from there for no port is dropped and counted. Broadcasts and multicasts are
+//! copied. A frame whose source is not its port's own address is dropped: no port can be taken for another.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use super::frame::{Frame, Mac};
+use super::scheduler::PortId;
+
+/// Where a frame came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The network outside.
+    Uplink,
+    /// A port.
+    Port(PortId),
+}
+
+/// Whether ports reach each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// They do, without the uplink.
+    #[default]
+    Bridge,
+    /// They reach the uplink only.
+    Private,
+}
+
+/// To which virtual networks a port belongs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Vlans {
+    /// To one, of whose tag it sees nothing; 0: the untagged one.
+    Access(u16),
+    /// It is trusted with tags: it sends and gets frames with these, and untagged ones if 0 is among them.
+    Trunk(BTreeSet<u16>),
+}
+
+impl Default for Vlans {
+    fn default() -> Self {
+        Self::Access(0)
+    }
+}
+
+/// What a port is, and may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Its hardware address.
+    pub mac: Mac,
+    /// Its virtual networks.
+    pub vlans: Vlans,
+    /// Its network addresses, if it may have no others: it can neither send from others nor claim them (ARP, neighbour
+    /// discovery), and it cannot hand addresses or routes to the others (DHCP, router advertisements).
+    pub addresses: Option<BTreeSet<IpAddr>>,
+    /// It gets frames for others, too, of its virtual networks.
+    pub is_promiscuous: bool,
+    /// The multicast groups that it gets; `None`: all.
+    pub groups: Option<BTreeSet<Mac>>,
+}
+
+impl Rules {
+    /// A port with this address that may do what an ordinary one may.
+    pub fn new(mac: Mac) -> Self {
+        Self { mac, vlans: Vlans::default(), addresses: None, is_promiscuous: false, groups: None }
+    }
+
+    /// Whether it belongs to a virtual network.
+    fn is_in(&self, vlan: u16) -> bool {
+        match &self.vlans {
+            Vlans::Access(own) => *own == vlan,
+            Vlans::Trunk(all) => all.contains(&vlan),
+        }
+    }
+}
+
+/// Why a frame is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Refusal {
+    /// It is shorter than its headers, or longer than may be.
+    Malformed,
+    /// Its source is not its port's hardware address, or no address of one.
+    WrongSource,
+    /// It speaks for a network address that is not its port's.
+    WrongAddress,
+    /// It hands out addresses or routes, which is not its port's to do.
+    NotItsToOffer,
+    /// It has a tag that its port may not use.
+    WrongVlan,
+    /// Nobody has its destination.
+    Unknown,
+    /// It is for another port, which its own may not reach.
+    Private,
+    /// It came from outside with the address of a port.
+    CameBack,
+    /// It asks for flow control or another thing that ends at each link.
+    LinkLocal,
+}
+
+impl Refusal {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Malformed,
+        Self::WrongSource,
+        Self::WrongAddress,
+        Self::NotItsToOffer,
+        Self::WrongVlan,
+        Self::Unknown,
+        Self::Private,
+        Self::CameBack,
+        Self::LinkLocal,
+    ];
+}
+
+/// Who gets a frame, of one virtual network. To be used again for the next frame.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Targets {
+    /// These ports.
+    pub ports: Vec<PortId>,
+    /// The network outside.
+    pub uplink: bool,
+    /// The virtual network: 0, or the tag with which it goes to the uplink and to trunks.
+    pub vlan: u16,
+}
+
+/// The switch of an interface. See the module's documentation.
+#[derive(Debug, Default)]
+pub struct Switch {
+    mode: Mode,
+    ports: Vec<Option<Rules>>,
+    by_mac: HashMap<Mac, PortId>,
+}
+
+/// A port cannot have these rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRules {
+    /// Another port has the address.
+    #[error("another port has the address {0}")]
+    MacInUse(Mac),
+    /// It is no address of one interface.
+    #[error("{0} is no address of an interface: it is zero, or that of a group")]
+    NotOne(Mac),
+    /// There is no such virtual network.
+    #[error("there is no VLAN {0}: they are numbered from 1 to 4094, and 0 is untagged")]
+    NoVlan(u16),
+}
+
+impl Switch {
+    /// A switch without ports.
+    pub fn new(mode: Mode) -> Self {
+        Self { mode, ..Self::default() }
+    }
+
+    /// Adds a port, or changes what it may do.
+    ///
+    /// # Errors
+    /// [`BadRules`]; nothing has changed then.
+    pub fn set(&mut self, id: PortId, rules: Rules) -> Result<(), BadRules> {
+        if rules.mac.is_group() || rules.mac == Mac::default() {
+            return Err(BadRules::NotOne(rules.mac));
+        }
+        if self.by_mac.get(&rules.mac).is_some_and(|owner| *owner != id) {
+            return Err(BadRules::MacInUse(rules.mac));
+        }
+        let wrong = match &rules.vlans {
+            Vlans::Access(vlan) => Some(*vlan).filter(|vlan| *vlan > VLAN_MAX),
+            Vlans::Trunk(all) => all.last().copied().filter(|vlan| *vlan > VLAN_MAX),
+        };
+        if let Some(vlan) = wrong {
+            return Err(BadRules::NoVlan(vlan));
+        }
+        self.remove(id);
+        let index = usize::from(id.0);
+        if self.ports.len() <= index {
+            self.ports.resize(index + 1, None);
+        }
+        if let Some(place) = self.ports.get_mut(index) {
+            self.by_mac.insert(rules.mac, id);
+            *place = Some(rules);
+        }
+        Ok(())
+    }
+
+    /// Removes a port.
+    pub fn remove(&mut self, id: PortId) {
+        if let Some(rules) = self.ports.get_mut(usize::from(id.0)).and_then(Option::take) {
+            self.by_mac.remove(&rules.mac);
+        }
+    }
+
+    /// What a port may do.
+    pub fn rules(&self, id: PortId) -> Option<&Rules> {
+        self.ports.get(usize::from(id.0))?.as_ref()
+    }
+
+    /// Where a frame goes. `targets` is overwritten.
+    ///
+    /// # Errors
+    /// [`Refusal`]: nowhere.
+    pub fn forward(&self, from: Origin, bytes: &[u8], targets: &mut Targets) -> Result<(), Refusal> {
+        targets.ports.clear();
+        (targets.uplink, targets.vlan) = (false, 0);
+        let frame = Frame::parse(bytes).ok_or(Refusal::Malformed)?;
+        if frame.source.is_group() || frame.source == Mac::default() {
+            return Err(Refusal::WrongSource);
+        }
+        if frame.destination.is_link_local() {
+            return Err(Refusal::LinkLocal);
+        }
+        targets.vlan = match from {
+            Origin::Uplink => {
+                if self.by_mac.contains_key(&frame.source) {
+                    return Err(Refusal::CameBack);
+                }
+                frame.vlan.unwrap_or(0)
+            }
+            Origin::Port(id) => {
+                let rules = self.rules(id).ok_or(Refusal::WrongSource)?;
+                check_source(rules, &frame)?;
+                vlan_of(rules, &frame)?
+            }
+        };
+        self.find_targets(from, &frame, targets)
+    }
+
+    fn find_targets(&self, from: Origin, frame: &Frame<'_>, targets: &mut Targets) -> Result<(), Refusal> {
+        let from_port = match from {
+            Origin::Uplink => None,
+            Origin::Port(id) => Some(id),
+        };
+        let may_reach_ports = from_port.is_none() || self.mode == Mode::Bridge;
+        let owner = self.by_mac.get(&frame.destination).copied();
+        let owner = owner.filter(|id| self.rules(*id).is_some_and(|rules| rules.is_in(targets.vlan)));
+        // What comes back to its own port is for nobody else, either.
+        let is_private =
+            owner.is_some_and(|owner| from_port.is_some() && !may_reach_ports && Some(owner) != from_port);
+        let gets = |rules: &Rules, id: PortId| {
+            let is_for_it = if frame.destination.is_group() {
+                let is_member = |groups: &BTreeSet<Mac>| groups.contains(&frame.destination);
+                frame.destination == Mac::BROADCAST || rules.groups.as_ref().is_none_or(is_member)
+            } else {
+                owner == Some(id)
+            };
+            rules.is_in(targets.vlan) && (is_for_it || rules.is_promiscuous)
+        };
+        if may_reach_ports {
+            let known =
+                (0..).map(PortId).zip(&self.ports).filter_map(|(id, rules)| Some((id, rules.as_ref()?)));
+            let known = known.filter(|(id, rules)| Some(*id) != from_port && gets(rules, *id));
+            targets.ports.extend(known.map(|(id, _)| id));
+        }
+        targets.uplink = from_port.is_some() && owner.is_none();
+        match (targets.ports.is_empty() && !targets.uplink, is_private) {
+            (false, _) => Ok(()),
+            (true, true) => Err(Refusal::Private),
+            (true, false) => Err(Refusal::Unknown),
+        }
+    }
+}
+
+const VLAN_MAX: u16 = 4094;
+
+/// The virtual network of a frame that a port has sent.
+fn vlan_of(rules: &Rules, frame: &Frame<'_>) -> Result<u16, Refusal> {
+    match (&rules.vlans, frame.vlan) {
+        (Vlans::Access(own), None | Some(0)) => Ok(*own),
+        (Vlans::Access(_), Some(_)) => Err(Refusal::WrongVlan),
+        (Vlans::Trunk(all), vlan) => {
+            let vlan = vlan.unwrap_or(0);
+            all.contains(&vlan).then_some(vlan).ok_or(Refusal::WrongVlan)
+        }
+    }
+}
+
+/// What a port sends is its own.
+fn check_source(rules: &Rules, frame: &Frame<'_>) -> Result<(), Refusal> {
+    if frame.source != rules.mac {
+        return Err(Refusal::WrongSource);
+    }
+    let Some(own) = &rules.addresses else { return Ok(()) };
+    let speaks = frame.speaks().ok_or(Refusal::Malformed)?;
+    let link_local = IpAddr::V6(rules.mac.link_local_address());
+    let is_own = |address: &IpAddr| own.contains(address) || *address == link_local;
+    if speaks.is_offer {
+        Err(Refusal::NotItsToOffer)
+    } else if speaks.mac.is_some_and(|mac| mac != rules.mac) {
+        Err(Refusal::WrongSource)
+    } else if !speaks.addresses.iter().flatten().all(is_own) {
+        Err(Refusal::WrongAddress)
+    } else {
+        Ok(())
+    }
+}

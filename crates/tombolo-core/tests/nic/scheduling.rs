@@ -1,0 +1,196 @@
+//! Ports that always have frames, ports that have some now and then, and an interface with a rate, in virtual time.
+
+use tombolo_core::nic::{Next, PortId, Scheduler, Sent, Share, Turns};
+use tombolo_random::{Random, Seeds};
+
+const S: u64 = 1_000_000_000;
+/// 2 Gb/s.
+const RATE: u64 = 250_000_000;
+/// The longest segment, and how late a sleep may end.
+const MOST: u64 = 65_536;
+const WAKE_NS: u64 = 100_000;
+
+struct Port {
+    share: Share,
+    /// Bytes of its frames: from, to.
+    sizes: (u64, u64),
+    /// It has a frame so often, in nanoseconds; 0: always.
+    every_ns: u64,
+    /// When its next frame is there.
+    ready_ns: u64,
+    sent: Sent,
+}
+
+impl Port {
+    fn greedy(share: Share, sizes: (u64, u64)) -> Self {
+        Self { share, sizes, every_ns: 0, ready_ns: 0, sent: Sent::default() }
+    }
+}
+
+/// A segment is so many frames on the wire, each with 38 bytes of its own (preamble, header, checksum and gap).
+fn on_the_wire(bytes: u64) -> Sent {
+    let frames = bytes.div_ceil(1500);
+    Sent { frames, bytes: bytes + frames * 38 }
+}
+
+/// Lets ports send for so long. Whoever sends oversleeps by chance. Returns when it ended.
+fn run(random: &mut Random, scheduler: &mut Scheduler, ports: &mut [Port], for_ns: u64) -> u64 {
+    for (id, port) in (0..).zip(&*ports) {
+        scheduler.set(0, PortId(id), port.share);
+    }
+    let mut now_ns = 0;
+    while now_ns < for_ns {
+        for (id, port) in (0..).zip(&*ports) {
+            if port.ready_ns <= now_ns {
+                scheduler.has_frames(PortId(id));
+            }
+        }
+        match scheduler.next(now_ns) {
+            Next::Read(id) => {
+                let port = &mut ports[usize::from(id.0)];
+                if port.ready_ns > now_ns {
+                    scheduler.was_empty(id);
+                    continue;
+                }
+                let sent = on_the_wire(port.sizes.0 + random.below(port.sizes.1 - port.sizes.0 + 1));
+                port.ready_ns += port.every_ns;
+                port.sent =
+                    Sent { frames: port.sent.frames + sent.frames, bytes: port.sent.bytes + sent.bytes };
+                scheduler.charge(now_ns, id, sent);
+                now_ns += 200;
+            }
+            Next::Wait(at_ns) => {
+                assert!(at_ns > now_ns, "to wait for what is over");
+                now_ns = at_ns + random.below(WAKE_NS);
+            }
+            Next::Idle => {
+                let next = ports.iter().map(|port| port.ready_ns).min().unwrap_or(for_ns);
+                assert!(next > now_ns, "a port has a frame, and is not read");
+                now_ns = next;
+            }
+        }
+    }
+    for (id, port) in (0..).zip(&*ports) {
+        assert_eq!(scheduler.sent(PortId(id)), port.sent);
+    }
+    now_ns
+}
+
+/// Jain's index: 1 if all are equal.
+fn jain(values: impl Iterator<Item = f64> + Clone) -> f64 {
+    let (count, sum) = (values.clone().count() as f64, values.clone().sum::<f64>());
+    sum * sum / (count * values.map(|value| value * value).sum::<f64>())
+}
+
+fn some_sizes(random: &mut Random) -> (u64, u64) {
+    [(60, 60), (60, 1500), (1500, 1500), (60, 9000), (1500, MOST), (MOST, MOST)][random.index(6)]
+}
+
+fn total(ports: &[Port]) -> u64 {
+    ports.iter().map(|port| port.sent.bytes).sum()
+}
+
+#[test]
+fn greedy_ports_get_their_weights_whatever_their_frames_are() {
+    Seeds::from_environment(10).run("cargo test --release -p tombolo-core --test nic", |seed| {
+        let mut random = Random::new(seed);
+        let count = 2 + random.below(6);
+        let greedy = |random: &mut Random| {
+            let share = Share { weight: 1 + random.below(4) as u32, ..Share::default() };
+            Port::greedy(share, some_sizes(random))
+        };
+        let mut ports: Vec<_> = (0..count).map(|_| greedy(&mut random)).collect();
+        let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
+        scheduler.shape(0, Some(RATE));
+        let end_ns = run(&mut random, &mut scheduler, &mut ports, S / 2);
+        let shares = ports.iter().map(|port| port.sent.bytes as f64 / f64::from(port.share.weight));
+        assert!(jain(shares.clone()) > 0.999, "{:?}", shares.collect::<Vec<_>>());
+        let weights: u32 = ports.iter().map(|port| port.share.weight).sum();
+        let all = total(&ports) as f64;
+        for port in &ports {
+            let right = all * f64::from(port.share.weight) / f64::from(weights);
+            assert!((port.sent.bytes as f64 / right - 1.0).abs() < 0.02, "{} of {right}", port.sent.bytes);
+        }
+        // 60 B take 200 ns to read here, which is below the rate.
+        let is_fast = ports.iter().all(|port| port.sizes.0 >= 1500);
+        let used = all / (RATE as f64 * end_ns as f64 / S as f64);
+        assert!(used < 1.01 && (!is_fast || used > 0.98), "{used}");
+    });
+}
+
+#[test]
+fn by_frames_each_sends_as_many_frames() {
+    Seeds::from_environment(10).run("cargo test --release -p tombolo-core --test nic", |seed| {
+        let mut random = Random::new(seed);
+        let mut ports: Vec<_> =
+            (0..4).map(|_| Port::greedy(Share::default(), some_sizes(&mut random))).collect();
+        let mut scheduler = Scheduler::new(Turns::Frames, WAKE_NS, MOST);
+        scheduler.shape(0, Some(RATE));
+        run(&mut random, &mut scheduler, &mut ports, S / 2);
+        let frames = ports.iter().map(|port| port.sent.frames as f64);
+        assert!(jain(frames.clone()) > 0.999, "{:?}", frames.collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn what_is_guaranteed_is_had_and_caps_hold() {
+    Seeds::from_environment(10).run("cargo test --release -p tombolo-core --test nic", |seed| {
+        let mut random = Random::new(seed);
+        let guaranteed = Share { guaranteed: RATE / 2, ..Share::default() };
+        let capped = Share { most: Some(RATE / 20), weight: 100, ..Share::default() };
+        let mut ports =
+            vec![Port::greedy(guaranteed, (1500, 1500)), Port::greedy(capped, some_sizes(&mut random))];
+        ports.extend((0..6).map(|_| Port::greedy(Share::default(), some_sizes(&mut random))));
+        let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
+        scheduler.shape(0, Some(RATE));
+        let end_ns = run(&mut random, &mut scheduler, &mut ports, S / 2);
+        let rate = |port: &Port| port.sent.bytes as f64 * S as f64 / end_ns as f64;
+        // What it is to be is of the rate that is had: small frames take longer to read than to send.
+        assert!(rate(&ports[0]) > 0.98 * RATE as f64 / 2.0, "{}", rate(&ports[0]));
+        assert!(rate(&ports[1]) < 1.02 * RATE as f64 / 20.0 + MOST as f64, "{}", rate(&ports[1]));
+        let others = ports.iter().skip(2).map(|port| port.sent.bytes as f64);
+        assert!(jain(others) > 0.999);
+    });
+}
+
+/// One with little to send does not wait for those with much.
+#[test]
+fn a_quiet_port_is_read_within_a_frame_of_each_other() {
+    let mut random = Random::new(1);
+    let mut ports: Vec<_> = (0..3).map(|_| Port::greedy(Share::default(), (1500, 1500))).collect();
+    let quiet = Port { every_ns: 1_000_000, ..Port::greedy(Share::default(), (100, 100)) };
+    ports.push(quiet);
+    let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
+    scheduler.shape(0, Some(RATE));
+    run(&mut random, &mut scheduler, &mut ports, S);
+    assert!(ports[3].sent.frames >= 998, "{} of 1000 frames", ports[3].sent.frames);
+    assert!(jain(ports.iter().take(3).map(|port| port.sent.bytes as f64)) > 0.999);
+}
+
+/// Shares change, and ports come and go: who is there has its share.
+#[test]
+fn ports_come_and_go_and_the_others_share_what_is_left() {
+    let mut scheduler = Scheduler::new(Turns::Bytes, 0, MOST);
+    let frame = Sent { frames: 1, bytes: 1000 };
+    let counts = |scheduler: &mut Scheduler, rounds: u32| {
+        let mut counts = [0u32; 3];
+        for _ in 0..rounds {
+            let Next::Read(id) = scheduler.next(0) else { panic!("nothing to read") };
+            counts[usize::from(id.0)] += 1;
+            scheduler.charge(0, id, frame);
+        }
+        counts
+    };
+    for id in 0..3 {
+        scheduler.set(0, PortId(id), Share::default());
+        scheduler.has_frames(PortId(id));
+    }
+    assert!(counts(&mut scheduler, 3000).iter().all(|count| (990..=1010).contains(count)));
+    scheduler.remove(PortId(1));
+    scheduler.set(0, PortId(2), Share { weight: 3, ..Share::default() });
+    let [one, gone, three] = counts(&mut scheduler, 4000);
+    assert!(gone == 0 && (990..=1010).contains(&one), "{one} {gone} {three}");
+    scheduler.was_empty(PortId(0));
+    scheduler.was_empty(PortId(2));
+    assert_eq!(scheduler.next(0), Next::Idle);
+}
