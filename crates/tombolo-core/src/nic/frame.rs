@@ -91,7 +91,10 @@ pub struct Frame<'a> {
     bytes: &'a [u8],
 }
 
-const TAG: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+/// Types of the tags of virtual networks (IEEE 802.1Q).
+pub(super) const TAG: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+/// Bytes of a tag.
+pub const TAG_BYTES: usize = 4;
 
 impl<'a> Frame<'a> {
     /// `None`: it is too short for its headers.

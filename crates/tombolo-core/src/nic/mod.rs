@@ -10,14 +10,19 @@
 //! ```
 
 mod coalesce;
+mod counters;
+mod exchange;
 mod fifo;
 mod frame;
+pub mod offload;
 pub mod ring;
 mod scheduler;
 mod switch;
 
 pub use coalesce::{Coalescer, Coalescing};
+pub use counters::{Counters, SIZES, Traffic};
+pub use exchange::{Exchange, Limits, Outward, PortConfig, Step};
 pub use fifo::Fifo;
-pub use frame::{Frame, Mac, NoMac, Speaks};
+pub use frame::{Frame, Mac, NoMac, Speaks, TAG_BYTES};
 pub use scheduler::{Next, PortId, Scheduler, Sent, Share, Turns};
 pub use switch::{BadRules, Mode, Origin, Refusal, Rules, Switch, Targets, Vlans};

@@ -227,6 +227,24 @@ impl Scheduler {
         self.round.retain(|known| *known != id);
     }
 
+    /// A port is not to be read until [`Scheduler::has_frames`]; it keeps its credit.
+    pub fn pause(&mut self, id: PortId) {
+        if let Some(port) = self.port(id) {
+            port.is_in_round = false;
+        }
+        self.round.retain(|known| *known != id);
+    }
+
+    /// Whether a port has frames and is under its cap.
+    pub fn may_read(&mut self, now_ns: u64, id: PortId) -> bool {
+        self.port(id).is_some_and(|port| {
+            if let Some(cap) = &mut port.cap {
+                cap.fill(now_ns);
+            }
+            port.is_in_round && port.is_under_cap()
+        })
+    }
+
     /// A frame or segment of a port was sent: this many frames and bytes on the wire.
     pub fn charge(&mut self, now_ns: u64, id: PortId, sent: Sent) {
         let turns = self.turns;

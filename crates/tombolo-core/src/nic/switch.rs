@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use super::frame::{Frame, Mac};
+use super::offload::BadOffload;
 use super::scheduler::PortId;
 
 /// Where a frame came from.
@@ -78,8 +79,12 @@ impl Rules {
 /// Why a frame is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
-    /// It is shorter than its headers, or longer than may be.
+    /// It is shorter than its headers, or cannot be read where it must be.
     Malformed,
+    /// It is longer than its port's MTU.
+    TooLong,
+    /// Its offload header does not fit it.
+    BadOffload,
     /// Its source is not its port's hardware address, or no address of one.
     WrongSource,
     /// It speaks for a network address that is not its port's.
@@ -99,9 +104,11 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// All of them.
-    pub const ALL: [Self; 9] = [
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 11] = [
         Self::Malformed,
+        Self::TooLong,
+        Self::BadOffload,
         Self::WrongSource,
         Self::WrongAddress,
         Self::NotItsToOffer,
@@ -111,6 +118,33 @@ impl Refusal {
         Self::CameBack,
         Self::LinkLocal,
     ];
+
+    /// What statistics call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::TooLong => "too_long",
+            Self::BadOffload => "bad_offload",
+            Self::WrongSource => "wrong_source",
+            Self::WrongAddress => "wrong_address",
+            Self::NotItsToOffer => "not_its_to_offer",
+            Self::WrongVlan => "wrong_vlan",
+            Self::Unknown => "unknown_destination",
+            Self::Private => "private",
+            Self::CameBack => "came_back",
+            Self::LinkLocal => "link_local",
+        }
+    }
+}
+
+impl From<BadOffload> for Refusal {
+    fn from(bad: BadOffload) -> Self {
+        match bad {
+            BadOffload::Runt => Self::Malformed,
+            BadOffload::Giant => Self::TooLong,
+            BadOffload::Lies => Self::BadOffload,
+        }
+    }
 }
 
 /// Who gets a frame, of one virtual network. To be used again for the next frame.

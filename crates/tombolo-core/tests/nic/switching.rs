@@ -14,13 +14,18 @@ fn mac(number: u8) -> Mac {
 const GROUP: Mac = Mac([1, 0, 0x5e, 0, 0, 1]);
 
 fn frame(destination: Mac, source: Mac, vlan: Option<u16>) -> Vec<u8> {
+    frame_of(destination, source, vlan, 60)
+}
+
+/// A frame of at least so many bytes.
+pub fn frame_of(destination: Mac, source: Mac, vlan: Option<u16>, length: usize) -> Vec<u8> {
     let mut bytes = [destination.0, source.0].concat();
     if let Some(vlan) = vlan {
         bytes.extend([0x81, 0]);
         bytes.extend(vlan.to_be_bytes());
     }
     bytes.extend([0x88, 0xb5]);
-    bytes.extend([0; 46]);
+    bytes.resize(length.max(60), 0);
     bytes
 }
 

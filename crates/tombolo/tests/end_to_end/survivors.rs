@@ -162,7 +162,7 @@ fn gnu_sort_survives_its_lenders() {
     needs!("sort");
     let scratch = Scratch::new("sort");
     let input = scratch.file("input");
-    std::fs::write(&input, programs::lines(sized(120_000, 3_000_000))).unwrap();
+    std::fs::write(&input, programs::lines(sized(400_000, 3_000_000))).unwrap();
     let sort = Program::new(&[&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input]);
     survives("sort", &sort, "16M", true);
 }
@@ -170,7 +170,7 @@ fn gnu_sort_survives_its_lenders() {
 #[test]
 fn sqlite_survives_its_lenders() {
     needs!("sqlite3");
-    let script = databases::script(sized(100_000, 1_000_000));
+    let script = databases::script(sized(50_000, 1_000_000));
     let sqlite = Program::new(&[&path_of("sqlite3"), "-batch", ":memory:"]).input(script);
     survives("sqlite", &sqlite, "16M", true);
 }

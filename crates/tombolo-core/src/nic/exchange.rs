@@ -1,0 +1,355 @@
+//! The interface that ports share: what is read next, where it goes, and what waits for the uplink.
+//!
+//! The driver asks for the next [`Step`], carries it out and reports: a frame that it has read
+//! ([`Exchange::from_port`]), that a port had none ([`Exchange::was_empty`]), that a frame was sent
+//! ([`Exchange::sent`]).
+//!
+//! ```text
+//!   port has frames ─► reads: turns by weight ─► read ─► switch ─┬─► other ports, at once
+//!                                                              └─► uplink: at once where it is not shaped and has
+//!                                                                  room; else the frame waits at its port, which is
+//!                                                                  not read meanwhile: turns by weight, guarantees
+//! ```
+//!
+//! A port holds one frame or segment at most for the uplink. So traffic between ports does not wait for the uplink, a
+//! flood stays in the queue of the port that makes it, and the frame that waits is known by its length.
+
+use super::counters::Counters;
+use super::frame::{Frame, Mac};
+use super::offload::{self, OffloadHeader, Wire};
+use super::scheduler::{Next, PortId, Scheduler, Sent, Share, Turns};
+use super::switch::{BadRules, Mode, Origin, Refusal, Rules, Switch, Targets};
+
+/// What a port is, may do, and may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortConfig {
+    /// Addresses, virtual networks, filters.
+    pub rules: Rules,
+    /// Its part of the interface.
+    pub share: Share,
+    /// The most bytes behind the Ethernet header.
+    pub mtu: u32,
+}
+
+/// Limits of the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// What ports take turns by.
+    pub turns: Turns,
+    /// Bytes a second of the uplink, on the wire; `None`: as much as it takes.
+    pub rate: Option<u64>,
+    /// How late the driver may be woken (99th percentile).
+    pub wake_ns: u64,
+    /// Bytes of the longest segment.
+    pub segment_bytes_max: u64,
+    /// The most bytes behind the Ethernet header of a frame from the uplink.
+    pub mtu: u32,
+}
+
+/// What the driver does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Read a frame from this port, and report it.
+    Read(PortId),
+    /// Send the frame of this port that waits to the uplink, and report it.
+    Send(PortId),
+    /// Nothing may be done before this time, in nanoseconds.
+    Wait(u64),
+    /// Nothing is to be done until a port has frames, or the uplink has room.
+    Idle,
+}
+
+/// Whether a frame that was read goes to the uplink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outward {
+    /// It does not.
+    No,
+    /// It is sent now.
+    Now,
+    /// The driver keeps it until [`Step::Send`].
+    Later,
+}
+
+#[derive(Debug)]
+struct Port {
+    config: PortConfig,
+    /// What waits for the uplink.
+    waiting: Option<Wire>,
+    counters: Counters,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Exchange {
+    switch: Switch,
+    limits: Limits,
+    /// Turns of all that is read.
+    reads: Scheduler,
+    /// Turns of what waits for the uplink.
+    uplink: Scheduler,
+    ports: Vec<Option<Port>>,
+    uplink_counters: Counters,
+    /// The uplink takes no more at present.
+    is_full: bool,
+    /// Reading and sending take turns, too.
+    has_sent_last: bool,
+}
+
+impl Exchange {
+    /// An interface without ports.
+    pub fn new(mode: Mode, limits: Limits) -> Self {
+        let scheduler = || Scheduler::new(limits.turns, limits.wake_ns, limits.segment_bytes_max);
+        let mut uplink = scheduler();
+        uplink.shape(0, limits.rate);
+        Self {
+            switch: Switch::new(mode),
+            limits,
+            reads: scheduler(),
+            uplink,
+            ports: Vec::new(),
+            uplink_counters: Counters::default(),
+            is_full: false,
+            has_sent_last: false,
+        }
+    }
+
+    /// What was given to [`Exchange::new`], as it was changed since.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Shapes the uplink otherwise: bytes a second.
+    pub fn shape(&mut self, now_ns: u64, rate: Option<u64>) {
+        self.limits.rate = rate;
+        self.uplink.shape(now_ns, rate);
+    }
+
+    /// Adds a port, or changes it.
+    ///
+    /// # Errors
+    /// [`BadRules`]; nothing has changed then.
+    pub fn set(&mut self, now_ns: u64, id: PortId, config: PortConfig) -> Result<(), BadRules> {
+        self.switch.set(id, config.rules.clone())?;
+        // Its cap is for all that it sends, its guarantee is of the uplink.
+        let Share { weight, guaranteed, most } = config.share;
+        self.reads.set(now_ns, id, Share { weight, guaranteed: 0, most });
+        self.uplink.set(now_ns, id, Share { weight, guaranteed, most: None });
+        let index = usize::from(id.0);
+        if self.ports.len() <= index {
+            self.ports.resize_with(index + 1, || None);
+        }
+        if let Some(place) = self.ports.get_mut(index) {
+            match place {
+                Some(port) => port.config = config,
+                None => *place = Some(Port { config, waiting: None, counters: Counters::default() }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a port, and what of it waits.
+    pub fn remove(&mut self, id: PortId) {
+        self.switch.remove(id);
+        self.reads.remove(id);
+        self.uplink.remove(id);
+        if let Some(place) = self.ports.get_mut(usize::from(id.0)) {
+            *place = None;
+        }
+    }
+
+    fn port(&self, id: PortId) -> Option<&Port> {
+        self.ports.get(usize::from(id.0))?.as_ref()
+    }
+
+    fn port_mut(&mut self, id: PortId) -> Option<&mut Port> {
+        self.ports.get_mut(usize::from(id.0))?.as_mut()
+    }
+
+    /// What a port is.
+    pub fn config(&self, id: PortId) -> Option<&PortConfig> {
+        self.port(id).map(|port| &port.config)
+    }
+
+    /// What was counted of a port.
+    pub fn counters(&self, id: PortId) -> Option<&Counters> {
+        self.port(id).map(|port| &port.counters)
+    }
+
+    /// What was counted of the uplink: sent is what came from there.
+    pub fn uplink_counters(&self) -> &Counters {
+        &self.uplink_counters
+    }
+
+    /// Whether a frame of this port waits for the uplink: the port is not to be read.
+    pub fn is_waiting(&self, id: PortId) -> bool {
+        self.port(id).is_some_and(|port| port.waiting.is_some())
+    }
+
+    /// A port has frames to read.
+    pub fn has_frames(&mut self, id: PortId) {
+        if !self.is_waiting(id) {
+            self.reads.has_frames(id);
+        }
+    }
+
+    /// A port that was to be read had nothing.
+    pub fn was_empty(&mut self, id: PortId) {
+        self.reads.was_empty(id);
+        self.uplink.was_empty(id);
+    }
+
+    /// The uplink took no frame: nothing is sent there until [`Exchange::uplink_has_room`].
+    pub fn uplink_is_full(&mut self) {
+        self.is_full = true;
+    }
+
+    /// The uplink takes frames again.
+    pub fn uplink_has_room(&mut self) {
+        self.is_full = false;
+    }
+
+    /// A frame that [`Step::Read`] has brought: `targets` says which ports get it, with what tag.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it is dropped; that is counted.
+    pub fn from_port(
+        &mut self,
+        now_ns: u64,
+        id: PortId,
+        header: &OffloadHeader,
+        frame: &[u8],
+        targets: &mut Targets,
+    ) -> Result<Outward, Refusal> {
+        let mtu = self.port(id).map_or(0, |port| port.config.mtu as usize);
+        let checked = offload::on_wire(header, frame, mtu).map_err(Refusal::from);
+        let wire =
+            checked.and_then(|wire| self.switch.forward(Origin::Port(id), frame, targets).map(|()| wire));
+        // What is refused was read all the same: a flood of it takes its turns.
+        let charged = wire.unwrap_or(Wire { frames: 1, bytes: frame.len() as u64, ..Wire::default() });
+        self.reads.charge(now_ns, id, Sent { frames: charged.frames, bytes: charged.bytes });
+        let (is_shaped, is_full) = (self.limits.rate.is_some(), self.is_full);
+        let port = self.port_mut(id).ok_or(Refusal::WrongSource)?;
+        let wire = wire.inspect_err(|refusal| port.counters.refuse(*refusal))?;
+        port.counters.sent.count(&wire);
+        if !targets.uplink {
+            // It has nothing for the uplink at present.
+            self.uplink.was_empty(id);
+            return Ok(Outward::No);
+        }
+        if !is_shaped && !is_full {
+            count_received(&mut self.uplink_counters, frame, &wire);
+            return Ok(Outward::Now);
+        }
+        self.wait(id, wire);
+        Ok(Outward::Later)
+    }
+
+    fn wait(&mut self, id: PortId, wire: Wire) {
+        if let Some(port) = self.port_mut(id) {
+            port.waiting = Some(wire);
+            self.uplink.has_frames(id);
+            self.reads.pause(id);
+        }
+    }
+
+    /// The frame of a port that waited was sent, or (`was_taken` false) the uplink has refused it for good.
+    pub fn sent(&mut self, now_ns: u64, id: PortId, frame: &[u8], was_taken: bool) {
+        let Some(wire) = self.port_mut(id).and_then(|port| port.waiting.take()) else { return };
+        if was_taken {
+            count_received(&mut self.uplink_counters, frame, &wire);
+        } else {
+            self.uplink_counters.undelivered += 1;
+        }
+        self.uplink.charge(now_ns, id, Sent { frames: wire.frames, bytes: wire.bytes });
+        // It may have more: it is read before its turn at the uplink is over.
+        self.reads.has_frames(id);
+    }
+
+    /// A frame from outside: `targets` says which ports get it.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it is dropped; that is counted.
+    pub fn from_uplink(
+        &mut self,
+        header: &OffloadHeader,
+        frame: &[u8],
+        targets: &mut Targets,
+    ) -> Result<(), Refusal> {
+        let checked = offload::on_wire(header, frame, self.limits.mtu as usize).map_err(Refusal::from);
+        let wire =
+            checked.and_then(|wire| self.switch.forward(Origin::Uplink, frame, targets).map(|()| wire));
+        let wire = wire.inspect_err(|refusal| self.uplink_counters.refuse(*refusal))?;
+        self.uplink_counters.sent.count(&wire);
+        Ok(())
+    }
+
+    /// A frame that came from somewhere was given to a port, or the port could not take it.
+    pub fn delivered(&mut self, id: PortId, header: &OffloadHeader, frame: &[u8], was_taken: bool) {
+        let Some(port) = self.port_mut(id) else { return };
+        if !was_taken {
+            port.counters.undelivered += 1;
+        } else if let Ok(wire) = offload::on_wire(header, frame, usize::MAX / 2) {
+            count_received(&mut port.counters, frame, &wire);
+        }
+    }
+
+    /// A frame that was to be sent now was refused by the uplink for good.
+    pub fn lost_at_uplink(&mut self) {
+        self.uplink_counters.undelivered += 1;
+    }
+
+    /// What the driver does next.
+    pub fn next(&mut self, now_ns: u64) -> Step {
+        let mut ready_at = u64::MAX;
+        // Each has its turn first, so that neither keeps the other out.
+        let sends_first = !self.has_sent_last;
+        for sends in [sends_first, !sends_first] {
+            let next = if sends { self.next_send(now_ns) } else { self.next_read(now_ns) };
+            match next {
+                Step::Wait(at_ns) => ready_at = ready_at.min(at_ns),
+                Step::Idle => {}
+                step => {
+                    self.has_sent_last = sends;
+                    return step;
+                }
+            }
+        }
+        if ready_at == u64::MAX { Step::Idle } else { Step::Wait(ready_at) }
+    }
+
+    fn next_read(&mut self, now_ns: u64) -> Step {
+        match self.reads.next(now_ns) {
+            Next::Read(id) => Step::Read(id),
+            Next::Wait(at_ns) => Step::Wait(at_ns),
+            Next::Idle => Step::Idle,
+        }
+    }
+
+    fn next_send(&mut self, now_ns: u64) -> Step {
+        if self.is_full {
+            return Step::Idle;
+        }
+        // Each port is looked at once: one that may not be read now has nothing for the uplink.
+        for _ in 0..=self.ports.len() {
+            match self.uplink.next(now_ns) {
+                Next::Read(id) if self.is_waiting(id) => return Step::Send(id),
+                // It has sent and was not read since.
+                Next::Read(id) if self.reads.may_read(now_ns, id) => return Step::Read(id),
+                Next::Read(id) => self.uplink.was_empty(id),
+                Next::Wait(at_ns) => return Step::Wait(at_ns),
+                Next::Idle => return Step::Idle,
+            }
+        }
+        Step::Idle
+    }
+}
+
+/// Counts a frame that was given to a port or the uplink.
+fn count_received(counters: &mut Counters, frame: &[u8], wire: &Wire) {
+    counters.received.count(wire);
+    match Frame::parse(frame).map(|frame| frame.destination) {
+        Some(Mac::BROADCAST) => counters.received.broadcasts += wire.frames,
+        Some(destination) if destination.is_group() => counters.received.multicasts += wire.frames,
+        _ => {}
+    }
+}

@@ -1,0 +1,269 @@
+//! The whole interface in virtual time: ports with queues of their own, a shaped uplink that is full now and then, and
+//! traffic between ports.
+
+use std::collections::VecDeque;
+
+use tombolo_core::nic::offload::{OFFLOAD_BYTES, OffloadHeader, on_wire};
+use tombolo_core::nic::{
+    Counters, Exchange, Limits, Mac, Mode, Outward, PortConfig, PortId, Refusal, Rules, Share, Step, Targets,
+    Turns,
+};
+use tombolo_random::{Random, Seeds};
+
+use crate::switching::frame_of;
+
+const S: u64 = 1_000_000_000;
+const RATE: u64 = 250_000_000;
+const WAKE_NS: u64 = 100_000;
+const OUTSIDE: u8 = 100;
+
+fn mac(number: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, number])
+}
+
+fn limits(rate: Option<u64>) -> Limits {
+    Limits { turns: Turns::Bytes, rate, wake_ns: WAKE_NS, segment_bytes_max: 65_536, mtu: 1500 }
+}
+
+fn config(number: u8, share: Share) -> PortConfig {
+    PortConfig { rules: Rules::new(mac(number)), share, mtu: 1500 }
+}
+
+/// A frame as a test sees it: whose, its number, for whom, and its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sample {
+    number: u64,
+    to: u8,
+    length: usize,
+}
+
+/// A segment of TCP over IPv4 that is cut into frames of 1500 bytes, or a short frame.
+fn bytes_of(from: u8, sample: &Sample) -> (OffloadHeader, Vec<u8>) {
+    let mut bytes = frame_of(mac(sample.to), mac(from), None, sample.length);
+    let mut header = [0; OFFLOAD_BYTES];
+    if sample.length > 1514 {
+        bytes[12..14].copy_from_slice(&[8, 0]);
+        bytes[14] = 0x45;
+        bytes[23] = 6;
+        bytes[14 + 20 + 12] = 5 << 4;
+        header = [1, 1, 54, 0, 0, 0, 34, 0, 16, 0];
+        header[4..6].copy_from_slice(&1460u16.to_ne_bytes());
+    }
+    (header, bytes)
+}
+
+#[derive(Default)]
+struct Port {
+    /// In its kernel's queue.
+    queue: VecDeque<Sample>,
+    /// What the driver keeps of it.
+    kept: Option<Sample>,
+    /// To the uplink, to another port, refused: what should have come there, in order.
+    sent: u64,
+    came: Vec<u64>,
+    outside: Vec<u64>,
+}
+
+/// Runs to the end: each frame comes once, in order, to where it is to; the uplink is not exceeded, and nothing stands
+/// still.
+fn run(seed: u64) {
+    let mut random = Random::new(seed);
+    let rate = random.one_in(2).then_some(RATE);
+    let count = 2 + random.below(5) as u8;
+    let mut exchange = Exchange::new(Mode::Bridge, limits(rate));
+    let mut ports: Vec<Port> = (0..count).map(|_| Port::default()).collect();
+    for id in 0..count {
+        let share = Share { weight: 1 + random.below(3) as u32, ..Share::default() };
+        let share = if random.one_in(3) { Share { most: Some(RATE / 4), ..share } } else { share };
+        exchange.set(0, PortId(id.into()), config(id, share)).unwrap();
+    }
+    let mut targets = Targets::default();
+    let (mut now_ns, mut is_full, mut refused, mut outside_bytes) = (0, false, 0, 0);
+    let mut steps = 0u64;
+    loop {
+        steps += 1;
+        assert!(steps < 400_000, "it goes on for ever");
+        // New frames, in the first half; afterwards all must become empty.
+        if steps < 3000 && random.one_in(3) {
+            let id = random.below(count.into()) as usize;
+            for _ in 0..=random.below(8) {
+                let to = if random.one_in(2) { OUTSIDE } else { random.below(count.into()) as u8 };
+                let length = [60, 300, 1514, 30_000][random.index(4)];
+                let sample = Sample { number: ports[id].sent, to, length };
+                ports[id].sent += 1;
+                ports[id].queue.push_back(sample);
+            }
+        }
+        if random.one_in(50) && is_full {
+            is_full = false;
+            exchange.uplink_has_room();
+        }
+        for (id, port) in (0..).zip(&ports) {
+            if !port.queue.is_empty() {
+                exchange.has_frames(PortId(id));
+            }
+        }
+        match exchange.next(now_ns) {
+            Step::Read(id) => {
+                let port = &mut ports[usize::from(id.0)];
+                assert!(port.kept.is_none(), "a port that waits is read");
+                let Some(sample) = port.queue.pop_front() else {
+                    exchange.was_empty(id);
+                    continue;
+                };
+                let (header, bytes) = bytes_of(id.0 as u8, &sample);
+                let result = exchange.from_port(now_ns, id, &header, &bytes, &mut targets);
+                if sample.to == id.0 as u8 {
+                    assert_eq!(result, Err(Refusal::Unknown), "to itself");
+                    refused += 1;
+                } else if sample.to == OUTSIDE {
+                    assert!(targets.uplink && targets.ports.is_empty());
+                    match result {
+                        Ok(Outward::Now) => {
+                            assert!(rate.is_none() && !is_full);
+                            ports[usize::from(id.0)].outside.push(sample.number);
+                        }
+                        Ok(Outward::Later) => ports[usize::from(id.0)].kept = Some(sample),
+                        other => panic!("{other:?}"),
+                    }
+                } else {
+                    assert_eq!(result, Ok(Outward::No));
+                    assert_eq!(targets.ports, [PortId(sample.to.into())]);
+                    exchange.delivered(PortId(sample.to.into()), &header, &bytes, true);
+                    ports[usize::from(sample.to)].came.push(u64::from(id.0) << 32 | sample.number);
+                }
+                if rate.is_none() && !is_full && random.one_in(20) {
+                    is_full = true;
+                    exchange.uplink_is_full();
+                }
+            }
+            Step::Send(id) => {
+                assert!(!is_full, "the uplink has no room");
+                if random.one_in(20) {
+                    is_full = true;
+                    exchange.uplink_is_full();
+                    continue;
+                }
+                let port = &mut ports[usize::from(id.0)];
+                let sample = port.kept.take().expect("it waits");
+                port.outside.push(sample.number);
+                let (header, bytes) = bytes_of(id.0 as u8, &sample);
+                outside_bytes += on_wire(&header, &bytes, 1500).unwrap().bytes;
+                exchange.sent(now_ns, id, &bytes, true);
+            }
+            Step::Wait(at_ns) => {
+                assert!(at_ns > now_ns);
+                now_ns = at_ns + random.below(WAKE_NS);
+            }
+            Step::Idle => {
+                let has_work = ports.iter().any(|port| port.kept.is_some() || !port.queue.is_empty());
+                assert!(is_full || !has_work, "it stands still");
+                if steps >= 3000 && !has_work {
+                    break;
+                }
+                now_ns += 1000;
+            }
+        }
+        now_ns += random.below(500);
+    }
+    if let Some(rate) = rate {
+        let burst = u128::from(rate) * u128::from(WAKE_NS) / u128::from(S) + 2 * 70_000;
+        assert!(u128::from(outside_bytes) <= u128::from(rate) * u128::from(now_ns) / u128::from(S) + burst);
+    }
+    let counters: Vec<&Counters> =
+        (0..count).map(|id| exchange.counters(PortId(id.into())).unwrap()).collect();
+    let refusals: u64 = counters.iter().map(|counters| counters.refused_for(Refusal::Unknown)).sum();
+    assert_eq!(refusals, refused);
+    let sent: u64 = counters.iter().map(|counters| counters.sent.segments).sum();
+    let came: u64 = counters.iter().map(|counters| counters.received.segments).sum();
+    assert_eq!(sent, came + exchange.uplink_counters().received.segments);
+    assert_eq!(sent + refused, ports.iter().map(|port| port.sent).sum());
+    for port in &ports {
+        assert!(port.outside.is_sorted(), "out of order");
+        for from in 0..u64::from(count) {
+            assert!(port.came.iter().filter(|key| **key >> 32 == from).is_sorted(), "out of order");
+        }
+    }
+}
+
+#[test]
+fn each_frame_comes_once_and_nothing_stands_still() {
+    Seeds::from_environment(40).run("cargo test --release -p tombolo-core --test nic", run);
+}
+
+/// Two flood the uplink, which is shaped; two others flood each other and are not slowed down by that.
+#[test]
+fn ports_reach_each_other_while_the_uplink_is_taken() {
+    let mut exchange = Exchange::new(Mode::Bridge, limits(Some(RATE / 100)));
+    for id in 0..4 {
+        exchange.set(0, PortId(id.into()), config(id, Share::default())).unwrap();
+    }
+    let destination = [OUTSIDE, OUTSIDE, 3, 2];
+    let (mut within, mut outward, mut now_ns) = (0u64, [0u64; 2], 0);
+    let mut targets = Targets::default();
+    while now_ns < S / 10 {
+        for id in 0..4 {
+            exchange.has_frames(PortId(id));
+        }
+        match exchange.next(now_ns) {
+            Step::Read(id) => {
+                let sample = Sample { number: 0, to: destination[usize::from(id.0)], length: 1514 };
+                let (header, bytes) = bytes_of(id.0 as u8, &sample);
+                let outwards = exchange.from_port(now_ns, id, &header, &bytes, &mut targets).unwrap();
+                within += u64::from(outwards == Outward::No);
+                now_ns += 1000;
+            }
+            Step::Send(id) => {
+                outward[usize::from(id.0)] += 1;
+                exchange.sent(now_ns, id, &[0; 14], true);
+                now_ns += 1000;
+            }
+            other => panic!("{other:?} while ports have frames"),
+        }
+    }
+    // 100,000 steps of 1 µs; the uplink takes 163 frames in that time, and what it saves up.
+    assert!(within > 99_000, "{within}");
+    assert!(outward.iter().all(|frames| (75..150).contains(frames)), "{outward:?}");
+    assert!(outward[0].abs_diff(outward[1]) <= 2, "{outward:?}");
+}
+
+/// Offload headers that lie are refused, and what is cut is counted as it is on the wire.
+#[test]
+fn offload_headers_are_believed_as_far_as_the_frame_bears_them_out() {
+    let sample = Sample { number: 0, to: OUTSIDE, length: 14 + 40 + 3 * 1460 + 1 };
+    let (header, bytes) = bytes_of(0, &sample);
+    let wire = on_wire(&header, &bytes, 1500).unwrap();
+    assert_eq!((wire.frames, wire.frame_bytes, wire.last_bytes), (4, 1518, 64));
+    assert_eq!(wire.bytes, 3 * 1538 + 84);
+    // Each byte of the header, and those of the frame that it leans on, with any value: no panic, and what is taken is
+    // within the MTU.
+    for at in 0..OFFLOAD_BYTES {
+        for value in 0..=255 {
+            let mut header = header;
+            header[at] = value;
+            if let Ok(wire) = on_wire(&header, &bytes, 1500) {
+                assert!(wire.frame_bytes <= 1518 && wire.frames <= 300, "{header:?}: {wire:?}");
+            }
+        }
+    }
+    for length in 0..bytes.len() {
+        let _ = on_wire(&header, &bytes[..length], 1500);
+    }
+    for (at, value, what) in [
+        (0, 0, "no checksum"),
+        (1, 4, "TCP over IPv6 in IPv4"),
+        (1, 5, "UDP in TCP"),
+        (1, 3, "fragments of UDP"),
+        (4, 3, "frames of 3 bytes"),
+        (6, 35, "a checksum that begins elsewhere"),
+    ] {
+        let mut header = header;
+        header[at] = value;
+        if at == 4 {
+            header[5] = 0;
+        }
+        assert!(on_wire(&header, &bytes, 1500).is_err(), "{what}");
+    }
+    assert!(on_wire(&[0; OFFLOAD_BYTES], &bytes, 1500).is_err(), "a giant");
+    assert!(on_wire(&[0; OFFLOAD_BYTES], &bytes[..13], 1500).is_err(), "a runt");
+}
