@@ -50,12 +50,6 @@ fn compared(json: &serde_json::Value, program: &str) {
 }
 
 #[test]
-fn the_demo_succeeds_shm() {
-    needs!("sort");
-    sort("shm");
-}
-
-#[test]
 fn the_demo_scans_and_serves_redis_beside_swap() {
     needs!("redis-server");
     let json = demo("shm", "redis,scan");
