@@ -6,6 +6,7 @@ pub mod cpu;
 pub mod event;
 pub mod life;
 mod maps;
+pub mod net;
 pub mod own;
 pub mod passed;
 pub mod pool;

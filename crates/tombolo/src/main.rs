@@ -19,6 +19,7 @@ mod local;
 mod log;
 mod ls;
 mod metrics;
+mod net;
 mod node;
 mod outage;
 mod output;
@@ -81,6 +82,8 @@ enum Command {
     Rm(rm::Arguments),
     /// Measure round trips to a node.
     Ping(ping::Arguments),
+    /// Share one network interface among namespaces, containers and virtual machines.
+    Net(net::Arguments),
     /// Make this machine's key, for UDP links to other machines.
     Keygen(keygen::Arguments),
     /// Say what this kernel and these privileges allow.
@@ -168,6 +171,7 @@ fn main() -> ExitCode {
         Command::Ls(arguments) => ls::main(&arguments),
         Command::Rm(arguments) => rm::main(&arguments),
         Command::Ping(arguments) => ping::main(&arguments),
+        Command::Net(arguments) => net::main(&arguments),
         Command::Keygen(arguments) => keygen::main(&arguments),
         Command::Doctor(arguments) => doctor::main(&arguments),
         Command::Keep => run::keep(),

@@ -118,6 +118,11 @@ impl Exchange {
         &self.limits
     }
 
+    /// Whether ports reach each other.
+    pub fn mode(&self) -> Mode {
+        self.switch.mode()
+    }
+
     /// Shapes the uplink otherwise: bytes a second.
     pub fn shape(&mut self, now_ns: u64, rate: Option<u64>) {
         self.limits.rate = rate;
@@ -237,7 +242,6 @@ impl Exchange {
             return Ok(Outward::No);
         }
         if !is_shaped && !is_full {
-            count_received(&mut self.uplink_counters, frame, &wire);
             return Ok(Outward::Now);
         }
         self.wait(id, wire);
@@ -290,6 +294,21 @@ impl Exchange {
             port.counters.undelivered += 1;
         } else if let Ok(wire) = offload::on_wire(header, frame, usize::MAX / 2) {
             count_received(&mut port.counters, frame, &wire);
+        }
+    }
+
+    /// A frame was sent to the uplink as soon as it was read ([`Outward::Now`]).
+    pub fn sent_now(&mut self, header: &OffloadHeader, frame: &[u8]) {
+        if let Ok(wire) = offload::on_wire(header, frame, usize::MAX / 2) {
+            count_received(&mut self.uplink_counters, frame, &wire);
+        }
+    }
+
+    /// The uplink is full: a frame that was to be sent now is kept, as if it had been [`Outward::Later`].
+    pub fn keep(&mut self, id: PortId, header: &OffloadHeader, frame: &[u8]) {
+        self.uplink_is_full();
+        if let Ok(wire) = offload::on_wire(header, frame, usize::MAX / 2) {
+            self.wait(id, wire);
         }
     }
 

@@ -186,6 +186,11 @@ impl Switch {
         Self { mode, ..Self::default() }
     }
 
+    /// Whether ports reach each other.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
     /// Adds a port, or changes what it may do.
     ///
     /// # Errors

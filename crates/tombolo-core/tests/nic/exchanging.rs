@@ -121,7 +121,14 @@ fn run(seed: u64) {
                     match result {
                         Ok(Outward::Now) => {
                             assert!(rate.is_none() && !is_full);
-                            ports[usize::from(id.0)].outside.push(sample.number);
+                            if random.one_in(20) {
+                                is_full = true;
+                                exchange.keep(id, &header, &bytes);
+                                ports[usize::from(id.0)].kept = Some(sample);
+                            } else {
+                                exchange.sent_now(&header, &bytes);
+                                ports[usize::from(id.0)].outside.push(sample.number);
+                            }
                         }
                         Ok(Outward::Later) => ports[usize::from(id.0)].kept = Some(sample),
                         other => panic!("{other:?}"),
@@ -131,10 +138,6 @@ fn run(seed: u64) {
                     assert_eq!(targets.ports, [PortId(sample.to.into())]);
                     exchange.delivered(PortId(sample.to.into()), &header, &bytes, true);
                     ports[usize::from(sample.to)].came.push(u64::from(id.0) << 32 | sample.number);
-                }
-                if rate.is_none() && !is_full && random.one_in(20) {
-                    is_full = true;
-                    exchange.uplink_is_full();
                 }
             }
             Step::Send(id) => {

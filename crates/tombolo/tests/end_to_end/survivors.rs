@@ -175,7 +175,7 @@ fn gnu_sort_survives_its_lenders() {
         let input = scratch.file("input");
         // Each line is a fault or two, which over shared memory take a few microseconds: it must last long enough for
         // something to happen.
-        let count = if matches!(link, Link::Udp) { 120_000 } else { 400_000 };
+        let count = if matches!(link, Link::Udp) { 200_000 } else { 400_000 };
         std::fs::write(&input, programs::lines(sized(count, 3_000_000))).unwrap();
         let sort = Program::new(&[&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input]);
         survives_on("sort", &sort, "16M", true, (link, options));

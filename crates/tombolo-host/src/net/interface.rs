@@ -1,0 +1,149 @@
+//! One network interface: its address, size of frames and state.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::{Name, name_of, told};
+
+/// An interface, by name, in the namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct Interface {
+    socket: OwnedFd,
+    name: Name,
+    text: String,
+}
+
+impl Interface {
+    /// Finds an interface.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn open(name: &str) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
+        let interface = Self { socket, name: name_of(name)?, text: name.to_owned() };
+        interface.index()?;
+        Ok(interface)
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.text
+    }
+
+    fn request(&self) -> libc::ifreq {
+        // SAFETY: all bytes zero are a valid `ifreq`: a name without bytes, and an address of no family.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        request.ifr_name = self.name;
+        request
+    }
+
+    fn call(&self, code: libc::c_ulong, request: &mut libc::ifreq, what: &str) -> io::Result<()> {
+        // SAFETY: every code that is passed here takes an `ifreq`, reads and writes no more than that, and keeps no
+        // pointer.
+        if unsafe { libc::ioctl(self.socket.as_raw_fd(), code as _, std::ptr::from_mut(request)) } < 0 {
+            return Err(told(format_args!("{}: {what}", self.text), &io::Error::last_os_error()));
+        }
+        Ok(())
+    }
+
+    /// The number of the interface.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn index(&self) -> io::Result<u32> {
+        let mut request = self.request();
+        self.call(libc::SIOCGIFINDEX, &mut request, "no such interface")?;
+        // SAFETY: SIOCGIFINDEX has written this member.
+        let index = unsafe { request.ifr_ifru.ifru_ifindex };
+        Ok(index.cast_unsigned())
+    }
+
+    /// Its hardware address.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn mac(&self) -> io::Result<[u8; 6]> {
+        let mut request = self.request();
+        self.call(libc::SIOCGIFHWADDR, &mut request, "its hardware address")?;
+        // SAFETY: SIOCGIFHWADDR has written this member.
+        let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+        let mut mac = [0; 6];
+        for (byte, from) in mac.iter_mut().zip(address.sa_data) {
+            *byte = from.cast_unsigned();
+        }
+        Ok(mac)
+    }
+
+    /// Gives it a hardware address.
+    ///
+    /// # Errors
+    /// This process may not, or the address is no good.
+    pub fn set_mac(&self, mac: [u8; 6]) -> io::Result<()> {
+        let mut request = self.request();
+        let mut address = libc::sockaddr { sa_family: libc::ARPHRD_ETHER, sa_data: [0; 14] };
+        for (place, byte) in address.sa_data.iter_mut().zip(mac) {
+            *place = byte.cast_signed();
+        }
+        request.ifr_ifru.ifru_hwaddr = address;
+        self.call(libc::SIOCSIFHWADDR, &mut request, "cannot set its hardware address")
+    }
+
+    /// The most bytes behind an Ethernet header.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn mtu(&self) -> io::Result<u32> {
+        let mut request = self.request();
+        self.call(libc::SIOCGIFMTU, &mut request, "its MTU")?;
+        // SAFETY: SIOCGIFMTU has written this member.
+        let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+        Ok(mtu.cast_unsigned())
+    }
+
+    /// Sets the most bytes behind an Ethernet header.
+    ///
+    /// # Errors
+    /// This process may not, or the interface takes no such frames.
+    pub fn set_mtu(&self, mtu: u32) -> io::Result<()> {
+        let mut request = self.request();
+        request.ifr_ifru.ifru_mtu = mtu.cast_signed();
+        self.call(libc::SIOCSIFMTU, &mut request, "cannot set its MTU")
+    }
+
+    fn flags(&self) -> io::Result<i32> {
+        let mut request = self.request();
+        self.call(libc::SIOCGIFFLAGS, &mut request, "its flags")?;
+        // SAFETY: SIOCGIFFLAGS has written this member.
+        Ok(i32::from(unsafe { request.ifr_ifru.ifru_flags }))
+    }
+
+    /// Whether it is up and has a carrier.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn is_running(&self) -> io::Result<bool> {
+        Ok(self.flags()? & libc::IFF_RUNNING != 0)
+    }
+
+    /// Whether it is up.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn is_up(&self) -> io::Result<bool> {
+        Ok(self.flags()? & libc::IFF_UP != 0)
+    }
+
+    /// Switches it on.
+    ///
+    /// # Errors
+    /// This process may not.
+    pub fn set_up(&self) -> io::Result<()> {
+        let flags = self.flags()? | libc::IFF_UP;
+        let mut request = self.request();
+        request.ifr_ifru.ifru_flags = flags as libc::c_short;
+        self.call(libc::SIOCSIFFLAGS, &mut request, "cannot be switched on")
+    }
+}

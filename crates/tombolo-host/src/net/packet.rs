@@ -1,0 +1,117 @@
+//! Packet sockets: all frames of an interface, read and written after a `virtio_net_hdr`, so that segments stay whole.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::{Interface, told};
+
+/// A socket that gets all frames that come to an interface from outside.
+#[derive(Debug)]
+pub struct PacketSocket(OwnedFd);
+
+/// A frame that was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceivedFrame {
+    /// Bytes of the buffer that it has filled, with its header.
+    pub length_bytes: usize,
+    /// Its tag, which the kernel has taken out: type and contents.
+    pub tag: Option<(u16, u16)>,
+}
+
+/// Of the kernel's `linux/if_packet.h`.
+const TAG_IS_VALID: u32 = 1 << 4;
+const TAG_TYPE_IS_VALID: u32 = 1 << 6;
+
+impl PacketSocket {
+    /// Opens an interface; what is not for its address comes, too. Nothing waits.
+    ///
+    /// # Errors
+    /// This process may not.
+    pub fn open(interface: &Interface) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        // No protocol, so nothing comes before it is bound.
+        let failed =
+            |error: &io::Error| told(format_args!("cannot use {} as uplink", interface.name()), error);
+        let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
+            .map_err(|errno| failed(&errno.into()))?;
+        let socket = Self(socket);
+        let one: libc::c_int = 1;
+        for option in [libc::PACKET_VNET_HDR, libc::PACKET_AUXDATA, libc::PACKET_IGNORE_OUTGOING] {
+            socket.set_option(option, &one).map_err(|error| failed(&error))?;
+        }
+        let index = interface.index()?.cast_signed();
+        let membership = libc::packet_mreq {
+            mr_ifindex: index,
+            mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
+        socket.set_option(libc::PACKET_ADD_MEMBERSHIP, &membership).map_err(|error| failed(&error))?;
+        // SAFETY: all bytes zero are a valid `sockaddr_ll`.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as libc::c_ushort;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = index;
+        let length = size_of_val(&address) as libc::socklen_t;
+        // SAFETY: the kernel reads so many bytes of the address, which is a `sockaddr_ll`.
+        if unsafe { libc::bind(socket.0.as_raw_fd(), (&raw const address).cast(), length) } < 0 {
+            return Err(failed(&io::Error::last_os_error()));
+        }
+        Ok(socket)
+    }
+
+    fn set_option<T>(&self, option: libc::c_int, value: &T) -> io::Result<()> {
+        let length = size_of::<T>() as libc::socklen_t;
+        let value = std::ptr::from_ref(value).cast();
+        // SAFETY: the kernel reads so many bytes of the value.
+        if unsafe { libc::setsockopt(self.0.as_raw_fd(), libc::SOL_PACKET, option, value, length) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// The next frame, with its header before it.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`]: there is none now.
+    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<ReceivedFrame> {
+        let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+        let mut control = MaybeUninit::<[u64; 16]>::uninit();
+        // SAFETY: all bytes zero are a valid `msghdr` without parts.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of::<[u64; 16]>();
+        // SAFETY: the kernel writes into the buffer and the control bytes, no more than the lengths beside them.
+        let received = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut message, 0) };
+        let Ok(length_bytes) = usize::try_from(received) else { return Err(io::Error::last_os_error()) };
+        let mut tag = None;
+        // SAFETY: the kernel has filled in the message, and its control bytes are alive and aligned.
+        let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return a header within the control bytes, or null.
+        while let Some(found) = unsafe { header.as_ref() } {
+            if found.cmsg_level == libc::SOL_PACKET && found.cmsg_type == libc::PACKET_AUXDATA {
+                // SAFETY: the kernel has put a `tpacket_auxdata` there.
+                let data: libc::tpacket_auxdata =
+                    unsafe { std::ptr::read_unaligned(libc::CMSG_DATA(found).cast()) };
+                if data.tp_status & TAG_IS_VALID != 0 {
+                    let has_type = data.tp_status & TAG_TYPE_IS_VALID != 0;
+                    tag = Some((if has_type { data.tp_vlan_tpid } else { 0x8100 }, data.tp_vlan_tci));
+                }
+            }
+            // SAFETY: as above.
+            header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
+        }
+        Ok(ReceivedFrame { length_bytes, tag })
+    }
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

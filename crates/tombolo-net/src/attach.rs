@@ -1,0 +1,145 @@
+//! A port: a TAP device in a namespace, which whoever attaches it keeps while owners come and go.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tombolo_core::nic::Mac;
+use tombolo_host::net::{Interface, TapQueues, in_namespace, set_carrier};
+use tombolo_host::unix::MAX_DESCRIPTORS;
+
+use crate::client::{AskError, Client};
+use crate::protocol::{Answer, Ask, Port};
+
+/// After an owner has gone, the next one is looked for so often.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// How often the caller's wish to end is looked at.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// The most queues of a port: as many as one message passes.
+pub const QUEUES_MAX: usize = MAX_DESCRIPTORS;
+
+/// A TAP device that is made.
+pub struct Attached {
+    tap: TapQueues,
+    port: Port,
+    path: PathBuf,
+    client: Option<Client>,
+}
+
+impl Attached {
+    /// Makes the device of a port and attaches it to the owner at a path. Where the port says no hardware address, the
+    /// kernel chooses one.
+    ///
+    /// # Errors
+    /// There is such a device, this process may make none, or the owner refuses the port.
+    pub fn new(
+        mut port: Port,
+        namespace: Option<&Path>,
+        queues: usize,
+        owner: &Path,
+    ) -> Result<Self, AttachError> {
+        let mac: Option<Mac> = match port.mac.as_str() {
+            "" => None,
+            text => Some(text.parse().map_err(io::Error::other)?),
+        };
+        let (tap, mac) = in_namespace(namespace, || {
+            let tap = TapQueues::new(&port.tap, queues.clamp(1, QUEUES_MAX))?;
+            // Nothing is to be sent before somebody reads it.
+            tap.iter().try_for_each(|queue| set_carrier(queue, false))?;
+            let interface = Interface::open(&port.tap)?;
+            if let Some(mac) = mac {
+                interface.set_mac(mac.0)?;
+            }
+            interface.set_mtu(port.mtu)?;
+            interface.set_up()?;
+            Ok((tap, interface.mac()?))
+        })?;
+        port.mac = Mac(mac).to_string();
+        let mut attached = Self { tap, port, path: owner.to_owned(), client: None };
+        attached.connect()?;
+        Ok(attached)
+    }
+
+    /// The port, with its hardware address.
+    pub fn port(&self) -> &Port {
+        &self.port
+    }
+
+    fn connect(&mut self) -> Result<(), AttachError> {
+        let client = Client::connect(&self.path)?;
+        let queues: Vec<_> = self.tap.iter().collect();
+        let answer = client.ask(Ask::Attach(self.port.clone()), &queues)?;
+        self.heed(&answer);
+        self.client = Some(client);
+        Ok(())
+    }
+
+    /// Follows what the owner says of the uplink.
+    fn heed(&self, answer: &Answer) {
+        if let Answer::Attached { has_carrier, .. } = answer {
+            self.plug(*has_carrier);
+        }
+    }
+
+    fn plug(&self, has_carrier: bool) {
+        for queue in self.tap.iter() {
+            if let Err(error) = set_carrier(queue.as_fd(), has_carrier) {
+                tracing::warn!(%error, "the carrier is as it was");
+            }
+        }
+    }
+
+    /// Keeps the port until the caller says so; an owner that has gone is waited for. `says` tells when one goes and
+    /// comes, or refuses the port.
+    ///
+    /// # Errors
+    /// Its device is gone, for instance with its namespace.
+    pub fn keep(
+        &mut self,
+        is_over: impl Fn() -> bool,
+        mut says: impl FnMut(&str),
+    ) -> Result<(), AttachError> {
+        let mut refused = String::new();
+        while !is_over() {
+            let Some(client) = &self.client else {
+                match self.connect() {
+                    Ok(()) => {
+                        refused.clear();
+                        says("attached again");
+                    }
+                    Err(AttachError::Ask(AskError::Refused(reason))) => {
+                        if reason != refused {
+                            says(&format!("the owner refuses the port: {reason}"));
+                            refused = reason;
+                        }
+                        std::thread::sleep(RETRY_INTERVAL);
+                    }
+                    Err(_) => std::thread::sleep(RETRY_INTERVAL),
+                }
+                continue;
+            };
+            match client.next(Some(CHECK_INTERVAL)) {
+                Ok(None) => {}
+                Ok(Some(answer)) => self.heed(&answer),
+                Err(_) => {
+                    self.client = None;
+                    self.plug(false);
+                    says("the owner has gone: waiting for the next one");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a port is not attached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// Its device cannot be made.
+    #[error(transparent)]
+    Device(#[from] io::Error),
+    /// The owner does not answer, or refuses it.
+    #[error(transparent)]
+    Ask(#[from] AskError),
+}

@@ -1,0 +1,310 @@
+//! What an owner answers: who may attach, change and see which port.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use tombolo_core::nic::{self, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns};
+use tombolo_host::net::is_tap;
+use tombolo_host::passed::PassedDescriptor;
+use tombolo_host::unix::PeerIdentity;
+
+use crate::protocol::{
+    Answer, Ask, Changes, Counters, Port, PortStatus, Request, Traffic, UplinkStatus, VERSION, Vlans,
+};
+use crate::worker::{Handle, Worker};
+
+/// The most ports of an owner.
+pub const PORTS_MAX: usize = 1024;
+/// The longest name of a port.
+const NAME_BYTES_MAX: usize = 64;
+/// The longest segment that a port sends where nothing is slow.
+pub const SEGMENT_BYTES_MAX: u32 = 65_536;
+/// How long the wire may be taken by one segment of a shaped uplink: others wait as long.
+const SEGMENT_NS_MAX: u64 = 50_000;
+/// The largest MTU.
+const MTU_MAX: u32 = 9000;
+/// The smallest one, by which IPv4 works (RFC 791).
+const MTU_MIN: u32 = 68;
+
+/// A port that is attached.
+struct Attached {
+    port: Port,
+    id: PortId,
+    peer: PeerIdentity,
+    connection: u64,
+}
+
+/// The ports of an owner, by name, and the thread that moves their frames.
+pub struct Control {
+    ports: BTreeMap<String, Attached>,
+    worker: Handle,
+    own_user: u32,
+    has_carrier: bool,
+}
+
+/// Bits a second as bytes a second.
+fn bytes_of(bits: u64) -> u64 {
+    bits / 8
+}
+
+fn config_of(port: &Port) -> Result<PortConfig, String> {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@:".contains(&byte);
+    if port.name.is_empty() || port.name.len() > NAME_BYTES_MAX || !port.name.bytes().all(is_name) {
+        return Err(format!(
+            "`{}` is no name of a port: letters, digits and -_.@: up to {NAME_BYTES_MAX}",
+            port.name
+        ));
+    }
+    if !(MTU_MIN..=MTU_MAX).contains(&port.mtu) {
+        return Err(format!("an MTU of {} is not between {MTU_MIN} and {MTU_MAX}", port.mtu));
+    }
+    if port.weight == 0 || port.weight > 1000 {
+        return Err(format!("a weight of {} is not between 1 and 1000", port.weight));
+    }
+    let mac: Mac = port.mac.parse().map_err(|error: nic::NoMac| error.to_string())?;
+    let groups = port.groups.as_ref().map(|groups| groups.iter().map(|group| group.parse()).collect());
+    let groups = groups.transpose().map_err(|error: nic::NoMac| error.to_string())?;
+    let vlans = match &port.vlans {
+        Vlans::Untagged => nic::Vlans::Access(0),
+        Vlans::Access(vlan) => nic::Vlans::Access(*vlan),
+        Vlans::Trunk(all) => nic::Vlans::Trunk(all.clone()),
+    };
+    let rules = Rules {
+        vlans,
+        addresses: port.addresses.clone(),
+        is_promiscuous: port.is_promiscuous,
+        groups,
+        ..Rules::new(mac)
+    };
+    let share = Share {
+        weight: port.weight,
+        guaranteed: bytes_of(port.guaranteed_bits),
+        most: Some(bytes_of(port.rate_bits)).filter(|rate| *rate > 0),
+    };
+    Ok(PortConfig { rules, share, mtu: port.mtu })
+}
+
+/// Bytes of the longest segment at a rate: one that takes the wire no longer than [`SEGMENT_NS_MAX`].
+fn segment_bytes(rate: Option<u64>) -> u32 {
+    let Some(rate) = rate else { return SEGMENT_BYTES_MAX };
+    let bytes = u128::from(rate) * u128::from(SEGMENT_NS_MAX) / 1_000_000_000;
+    u32::try_from(bytes).unwrap_or(u32::MAX).clamp(3000, SEGMENT_BYTES_MAX)
+}
+
+impl Control {
+    /// An owner without ports.
+    pub fn new(worker: Handle, has_carrier: bool) -> Self {
+        let own_user = rustix::process::geteuid().as_raw();
+        Self { ports: BTreeMap::new(), worker, own_user, has_carrier }
+    }
+
+    /// Answers a request that came by this connection.
+    pub fn answer(
+        &mut self,
+        connection: u64,
+        peer: PeerIdentity,
+        message: &[u8],
+        descriptors: Vec<PassedDescriptor>,
+    ) -> Answer {
+        let answered = match serde_json::from_slice(message) {
+            Ok(Request { version: VERSION, ask }) => self.answer_ask(connection, peer, ask, descriptors),
+            Ok(Request { version, .. }) => {
+                Err(format!("this is version {VERSION} of the protocol, not {version}"))
+            }
+            Err(error) => Err(format!("not a request: {error}")),
+        };
+        answered.unwrap_or_else(Answer::Refused)
+    }
+
+    fn answer_ask(
+        &mut self,
+        connection: u64,
+        peer: PeerIdentity,
+        ask: Ask,
+        descriptors: Vec<PassedDescriptor>,
+    ) -> Result<Answer, String> {
+        match ask {
+            Ask::Attach(port) => self.attach(connection, peer, port, descriptors),
+            Ask::List => Ok(Answer::Ports(self.ports.keys().cloned().collect())),
+            Ask::Show(name) => self.show(&name),
+            Ask::ShowUplink => self.show_uplink(),
+            Ask::Set { port, changes } => self.set(peer, &port, changes),
+            Ask::SetUplink { rate_bits } => self.set_uplink(peer, rate_bits),
+        }
+    }
+
+    fn attached(&self) -> Result<Answer, String> {
+        let rate = self.call(|worker| worker.exchange.limits().rate)?;
+        Ok(Answer::Attached { has_carrier: self.has_carrier, segment_bytes_max: segment_bytes(rate) })
+    }
+
+    fn call<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&mut Worker) -> T + Send + 'static,
+    ) -> Result<T, String> {
+        self.worker.call(what).ok_or_else(|| "the owner is ending".into())
+    }
+
+    fn attach(
+        &mut self,
+        connection: u64,
+        peer: PeerIdentity,
+        port: Port,
+        descriptors: Vec<PassedDescriptor>,
+    ) -> Result<Answer, String> {
+        let config = config_of(&port)?;
+        if self.ports.values().any(|attached| attached.connection == connection) {
+            return Err("this connection has attached a port already".into());
+        }
+        if self.ports.contains_key(&port.name) {
+            return Err(format!("another port is called {}: choose a name with --name", port.name));
+        }
+        if descriptors.is_empty() || !descriptors.iter().all(|queue| is_tap(queue.as_fd())) {
+            return Err(
+                "what came with the request are no queues of a TAP device with offload headers".into()
+            );
+        }
+        let taken = |number: &u16| self.ports.values().any(|attached| attached.id.0 == *number);
+        let free = (0..PORTS_MAX as u16).find(|number| !taken(number));
+        let id = PortId(free.ok_or_else(|| format!("there are {PORTS_MAX} ports already"))?);
+        let queues: Vec<OwnedFd> = descriptors.into_iter().map(OwnedFd::from).collect();
+        self.call(move |worker| {
+            let now_ns = worker.now_ns();
+            worker.exchange.set(now_ns, id, config).map_err(|error| error.to_string())?;
+            worker.add(id, queues).map_err(|error| {
+                worker.remove(id);
+                format!("cannot watch the queues: {error}")
+            })
+        })??;
+        tracing::info!(port = port.name, mac = port.mac, process = peer.process_id, "port attached");
+        self.ports.insert(port.name.clone(), Attached { port, id, peer, connection });
+        self.attached()
+    }
+
+    /// A connection has ended: so has its port.
+    pub fn hung_up(&mut self, connection: u64) {
+        let found = self.ports.values().find(|attached| attached.connection == connection);
+        let Some(name) = found.map(|attached| attached.port.name.clone()) else { return };
+        if let Some(attached) = self.ports.remove(&name) {
+            tracing::info!(port = name, "port gone");
+            let _ = self.call(move |worker| worker.remove(attached.id));
+        }
+    }
+
+    /// The connections that have ports.
+    pub fn connections(&self) -> impl Iterator<Item = u64> {
+        self.ports.values().map(|attached| attached.connection)
+    }
+
+    /// The uplink has a carrier now, or none. What ports are told, if that is new.
+    pub fn set_carrier(&mut self, has_carrier: bool) -> Option<Answer> {
+        if std::mem::replace(&mut self.has_carrier, has_carrier) == has_carrier {
+            return None;
+        }
+        tracing::info!(has_carrier, "the uplink's carrier has changed");
+        self.attached().ok()
+    }
+
+    fn find(&self, name: &str) -> Result<&Attached, String> {
+        self.ports.get(name).ok_or_else(|| match self.ports.len() {
+            0 => format!("there is no port {name}: none is attached"),
+            _ => {
+                let all: Vec<_> = self.ports.keys().map(String::as_str).collect();
+                format!("there is no port {name}, but {}", all.join(", "))
+            }
+        })
+    }
+
+    fn show(&self, name: &str) -> Result<Answer, String> {
+        let attached = self.find(name)?;
+        let id = attached.id;
+        let (queues, is_waiting, counters) = self.call(move |worker| {
+            let counters = worker.exchange.counters(id).copied().unwrap_or_default();
+            (worker.queues(id), worker.exchange.is_waiting(id), counters)
+        })?;
+        Ok(Answer::Port(Box::new(PortStatus {
+            port: attached.port.clone(),
+            queues,
+            is_waiting,
+            process: attached.peer.process_id,
+            user: attached.peer.user_id,
+            counters: counters_of(&counters),
+        })))
+    }
+
+    fn show_uplink(&self) -> Result<Answer, String> {
+        let has_carrier = self.has_carrier;
+        let status = self.call(move |worker| {
+            let limits = worker.exchange.limits();
+            UplinkStatus {
+                interface: worker.uplink.interface().name().to_owned(),
+                kind: worker.uplink.kind().to_owned(),
+                mtu: limits.mtu,
+                has_carrier,
+                rate_bits: limits.rate.unwrap_or(0).saturating_mul(8),
+                scheduler: if limits.turns == Turns::Frames { "rr".into() } else { "drr".into() },
+                mode: if worker.exchange.mode() == Mode::Bridge { "bridge".into() } else { "private".into() },
+                counters: counters_of(worker.exchange.uplink_counters()),
+            }
+        })?;
+        Ok(Answer::Uplink(Box::new(status)))
+    }
+
+    fn is_owner(&self, peer: PeerIdentity) -> bool {
+        peer.user_id == self.own_user || peer.user_id == 0
+    }
+
+    fn set(&mut self, peer: PeerIdentity, name: &str, changes: Changes) -> Result<Answer, String> {
+        let attached = self.find(name)?;
+        if !self.is_owner(peer) {
+            return Err("only the uplink's owner changes what a port may do and have".into());
+        }
+        let mut port = attached.port.clone();
+        let Changes { weight, rate_bits, guaranteed_bits, vlans, addresses, is_promiscuous } = changes;
+        port.weight = weight.unwrap_or(port.weight);
+        port.rate_bits = rate_bits.unwrap_or(port.rate_bits);
+        port.guaranteed_bits = guaranteed_bits.unwrap_or(port.guaranteed_bits);
+        port.vlans = vlans.unwrap_or(port.vlans);
+        port.addresses = addresses.unwrap_or(port.addresses);
+        port.is_promiscuous = is_promiscuous.unwrap_or(port.is_promiscuous);
+        let (config, id) = (config_of(&port)?, attached.id);
+        self.call(move |worker| {
+            let now_ns = worker.now_ns();
+            worker.exchange.set(now_ns, id, config).map_err(|error| error.to_string())
+        })??;
+        if let Some(attached) = self.ports.get_mut(name) {
+            attached.port = port;
+        }
+        Ok(Answer::Done)
+    }
+
+    fn set_uplink(&mut self, peer: PeerIdentity, rate_bits: Option<u64>) -> Result<Answer, String> {
+        if !self.is_owner(peer) {
+            return Err("only the uplink's owner changes what all share".into());
+        }
+        if let Some(bits) = rate_bits {
+            let rate = Some(bytes_of(bits)).filter(|rate| *rate > 0);
+            self.call(move |worker| {
+                let now_ns = worker.now_ns();
+                worker.exchange.shape(now_ns, rate);
+            })?;
+        }
+        Ok(Answer::Done)
+    }
+}
+
+fn traffic_of(traffic: &nic::Traffic) -> Traffic {
+    let nic::Traffic { frames, bytes, segments, by_size, broadcasts, multicasts } = *traffic;
+    Traffic { frames, bytes, segments, by_size, broadcasts, multicasts }
+}
+
+fn counters_of(counters: &nic::Counters) -> Counters {
+    let refused =
+        Refusal::ALL.iter().map(|refusal| (refusal.name().to_owned(), counters.refused_for(*refusal)));
+    Counters {
+        sent: traffic_of(&counters.sent),
+        received: traffic_of(&counters.received),
+        refused: refused.collect(),
+        undelivered: counters.undelivered,
+    }
+}

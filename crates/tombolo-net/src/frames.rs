@@ -1,0 +1,134 @@
+//! Frames in buffers, with their offload headers before them, and with tags put in or taken out on their way.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::BorrowedFd;
+
+use rustix::io::{Errno, ReadWriteFlags};
+use tombolo_core::nic::TAG_BYTES;
+use tombolo_core::nic::offload::{OFFLOAD_BYTES, OffloadHeader, shifted};
+
+/// Bytes of the addresses, behind which a tag stands.
+const ADDRESSES_BYTES: usize = 12;
+/// The longest frame or segment, with its Ethernet header and two tags.
+const FRAME_BYTES_MAX: usize = 65_536 + 14 + 2 * TAG_BYTES;
+
+/// Room for one frame and its header.
+#[derive(Debug)]
+pub struct FrameBuffer {
+    bytes: Box<[u8]>,
+    length: usize,
+}
+
+/// What happens to a frame's tag on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tag {
+    /// It stays as it is.
+    Keep,
+    /// This one is put in.
+    Insert(u16),
+    /// It is taken out.
+    Remove,
+}
+
+impl FrameBuffer {
+    /// An empty one.
+    pub fn new() -> Self {
+        // One byte more: what fills it is too long.
+        let bytes = vec![0; OFFLOAD_BYTES + FRAME_BYTES_MAX + TAG_BYTES + 1];
+        Self { bytes: bytes.into_boxed_slice(), length: 0 }
+    }
+
+    /// The offload header.
+    pub fn header(&self) -> OffloadHeader {
+        let mut header = [0; OFFLOAD_BYTES];
+        header.copy_from_slice(&self.bytes[..OFFLOAD_BYTES]);
+        header
+    }
+
+    /// The frame; empty if not even its header came.
+    pub fn frame(&self) -> &[u8] {
+        self.bytes.get(OFFLOAD_BYTES..self.length).unwrap_or(&[])
+    }
+
+    /// Where a frame is read to.
+    pub fn space(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    /// So many bytes were read.
+    pub fn set_length(&mut self, length: usize) {
+        self.length = length.min(self.bytes.len());
+    }
+
+    /// Puts a tag into the frame itself.
+    pub fn insert(&mut self, kind: u16, contents: u16) {
+        let at = OFFLOAD_BYTES + ADDRESSES_BYTES;
+        if self.length < at || self.length + TAG_BYTES > self.bytes.len() {
+            return;
+        }
+        let header = shifted(&self.header(), TAG_BYTES as i16);
+        self.bytes[..OFFLOAD_BYTES].copy_from_slice(&header);
+        self.bytes.copy_within(at..self.length, at + TAG_BYTES);
+        self.bytes[at..at + 2].copy_from_slice(&kind.to_be_bytes());
+        self.bytes[at + 2..at + 4].copy_from_slice(&contents.to_be_bytes());
+        self.length += TAG_BYTES;
+    }
+
+    /// Reads the next frame of a TAP queue, which another process has passed: it may have switched off that reads do not
+    /// wait, so that is asked for each time.
+    ///
+    /// # Errors
+    /// [`Errno::AGAIN`]: there is none.
+    pub fn read(&mut self, queue: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.length = 0;
+        let mut parts = [IoSliceMut::new(&mut self.bytes)];
+        // A TAP has no positions: the one that is given is "here".
+        let length = rustix::io::preadv2(queue, &mut parts, u64::MAX, ReadWriteFlags::NOWAIT)?;
+        if length == 0 {
+            return Err(Errno::IO);
+        }
+        self.length = length;
+        Ok(())
+    }
+
+    /// Writes the frame as it is, or with another tag. `waits`: whether the descriptor is one of this process, which
+    /// never waits.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn write(&self, to: BorrowedFd<'_>, tag: Tag, is_own: bool) -> Result<(), Errno> {
+        let (header, frame) =
+            self.bytes[..self.length].split_at_checked(OFFLOAD_BYTES).ok_or(Errno::INVAL)?;
+        let header: OffloadHeader = header.try_into().map_err(|_| Errno::INVAL)?;
+        if tag == Tag::Keep {
+            return put(to, &[IoSlice::new(&self.bytes[..self.length])], is_own);
+        }
+        let (addresses, rest) = frame.split_at_checked(ADDRESSES_BYTES).ok_or(Errno::INVAL)?;
+        match tag {
+            Tag::Insert(vlan) => {
+                let [high, low] = vlan.to_be_bytes();
+                let (header, tag) = (shifted(&header, TAG_BYTES as i16), [0x81, 0, high, low]);
+                put(to, &[&header, addresses, &tag, rest].map(IoSlice::new), is_own)
+            }
+            Tag::Remove | Tag::Keep => {
+                let header = shifted(&header, -(TAG_BYTES as i16));
+                let rest = rest.get(TAG_BYTES..).ok_or(Errno::INVAL)?;
+                put(to, &[&header, addresses, rest].map(IoSlice::new), is_own)
+            }
+        }
+    }
+}
+
+fn put(to: BorrowedFd<'_>, parts: &[IoSlice<'_>], is_own: bool) -> Result<(), Errno> {
+    if is_own {
+        rustix::io::writev(to, parts)?;
+    } else {
+        rustix::io::pwritev2(to, parts, u64::MAX, ReadWriteFlags::NOWAIT)?;
+    }
+    Ok(())
+}
+
+/// Errors of a queue after which it is of no use: its device is gone.
+pub fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::BADFD | Errno::NODEV | Errno::BADF)
+}

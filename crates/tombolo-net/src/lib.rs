@@ -1,0 +1,27 @@
+//! One network interface for many nodes (MICRO ch. 3 and 6): an owner serves an uplink, and ports attach to it.
+//!
+//! **What.** [`serve::Owner`] has the uplink: an interface of the host, or a TAP device into it. [`attach::Attached`]
+//! makes a TAP device in a network namespace, keeps it, and passes its queues to the owner. Every decision about frames
+//! is made in [`tombolo_core::nic`]; here they are read and written.
+//!
+//! **Why.** A frame is read once from its sender's TAP and written once to its receiver's, in one process, which is
+//! what a bare relay between the two does. The TAP belongs to who attaches: an owner that restarts gets it again.
+//!
+//! ```text
+//!   namespace          tombolo net attach             tombolo net serve
+//!   ┌──────────┐      ┌──────────────────┐  queues   ┌──────────────────────────┐
+//!   │ programs │─TAP──│ keeps the TAP    │──────────►│ control: who may, what   │
+//!   └──────────┘   │  │ waits for the    │  socket   │ worker: exchange, reads, ─── uplink
+//!                  │  │ owner's end      │◄─────────►│         writes           │
+//!                  │  └──────────────────┘           └──────────────────────────┘
+//!                  └── frames ─────────────────────────────►┘
+//! ```
+
+pub mod attach;
+pub mod client;
+pub mod control;
+mod frames;
+pub mod protocol;
+pub mod serve;
+mod uplink;
+mod worker;

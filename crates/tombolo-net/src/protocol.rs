@@ -1,0 +1,223 @@
+//! What is said between an owner and those who attach ports or ask: JSON, a message each.
+//!
+//! A connection that has attached a port lives as long as the port does.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// The longest message.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// Of this file. An owner refuses what it does not know.
+pub const VERSION: u16 = 1;
+
+/// To an owner.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// [`VERSION`].
+    pub version: u16,
+    /// What is asked.
+    pub ask: Ask,
+}
+
+/// What is asked of an owner.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ask {
+    /// Take this port; the queues of its TAP device come with the message.
+    Attach(Port),
+    /// Name all ports.
+    List,
+    /// Show one port.
+    Show(String),
+    /// Show the uplink.
+    ShowUplink,
+    /// Change a port.
+    Set {
+        /// Its name.
+        port: String,
+        /// What changes.
+        changes: Changes,
+    },
+    /// Change what all share.
+    SetUplink {
+        /// Bits a second, on the wire; 0: as much as it takes.
+        rate_bits: Option<u64>,
+    },
+}
+
+/// Virtual networks of a port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Vlans {
+    /// The untagged one.
+    #[default]
+    Untagged,
+    /// This one; the port sees no tags.
+    Access(u16),
+    /// These, with tags; 0: the untagged one.
+    Trunk(BTreeSet<u16>),
+}
+
+/// A port, as who attaches it wants it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Port {
+    /// What commands call it.
+    pub name: String,
+    /// Its TAP device.
+    pub tap: String,
+    /// Where the device is, for people.
+    pub namespace: Option<String>,
+    /// The device's hardware address.
+    pub mac: String,
+    /// The most bytes behind an Ethernet header.
+    pub mtu: u32,
+    /// Its part, beside the weights of the others.
+    pub weight: u32,
+    /// Bits a second that it sends at most; 0: no limit.
+    pub rate_bits: u64,
+    /// Bits a second of the uplink that it gets before others get any.
+    pub guaranteed_bits: u64,
+    /// Its virtual networks.
+    pub vlans: Vlans,
+    /// Its network addresses, if it may have no others.
+    pub addresses: Option<BTreeSet<IpAddr>>,
+    /// Whether it gets frames for others.
+    pub is_promiscuous: bool,
+    /// Groups whose multicasts it gets; `None`: all.
+    pub groups: Option<BTreeSet<String>>,
+}
+
+/// Changes of a port; what is `None` stays.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Changes {
+    /// As in [`Port`].
+    pub weight: Option<u32>,
+    /// As in [`Port`].
+    pub rate_bits: Option<u64>,
+    /// As in [`Port`].
+    pub guaranteed_bits: Option<u64>,
+    /// As in [`Port`].
+    pub vlans: Option<Vlans>,
+    /// As in [`Port`]; `Some(None)`: any.
+    #[serde(with = "option_of_option", skip_serializing_if = "Option::is_none")]
+    pub addresses: Option<Option<BTreeSet<IpAddr>>>,
+    /// As in [`Port`].
+    pub is_promiscuous: Option<bool>,
+}
+
+/// `Some(None)` as `{"to": null}`: JSON has one null only.
+mod option_of_option {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct To<T> {
+        to: Option<T>,
+    }
+
+    pub fn serialize<T: Serialize, S: Serializer>(
+        value: &Option<Option<T>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.as_ref().map(|to| To { to: to.as_ref() }).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Option<T>>, D::Error> {
+        Ok(Option::<To<T>>::deserialize(deserializer)?.map(|to| to.to))
+    }
+}
+
+/// From an owner.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// The port is attached. More answers of this kind follow when it changes.
+    Attached {
+        /// Whether the uplink has a carrier.
+        has_carrier: bool,
+        /// Bytes of the longest segment that it is to send, since the uplink is slow.
+        segment_bytes_max: u32,
+    },
+    /// The names of all ports.
+    Ports(Vec<String>),
+    /// One port.
+    Port(Box<PortStatus>),
+    /// The uplink.
+    Uplink(Box<UplinkStatus>),
+    /// It is done.
+    Done,
+    /// It is not done.
+    Refused(String),
+}
+
+/// Frames of one direction.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Frames on the wire.
+    pub frames: u64,
+    /// Their bytes, with checksums.
+    pub bytes: u64,
+    /// Segments, or frames that were not part of one.
+    pub segments: u64,
+    /// Frames by size: 64, 65-127, 128-255, 256-511, 512-1023, 1024-1518, longer.
+    pub by_size: [u64; 7],
+    /// Frames to all.
+    pub broadcasts: u64,
+    /// Frames to groups.
+    pub multicasts: u64,
+}
+
+/// What is counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// What it has sent.
+    pub sent: Traffic,
+    /// What it has received.
+    pub received: Traffic,
+    /// What it has sent and was dropped, by reason.
+    pub refused: Vec<(String, u64)>,
+    /// Frames for it that it could not take.
+    pub undelivered: u64,
+}
+
+/// A port as it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PortStatus {
+    /// What it is and may do.
+    pub port: Port,
+    /// Queues of its device.
+    pub queues: usize,
+    /// Whether a frame of it waits for the uplink.
+    pub is_waiting: bool,
+    /// The process that has attached it.
+    pub process: Option<u32>,
+    /// The user of that process.
+    pub user: u32,
+    /// What was counted.
+    pub counters: Counters,
+}
+
+/// The uplink as it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UplinkStatus {
+    /// Its interface.
+    pub interface: String,
+    /// How it is reached.
+    pub kind: String,
+    /// Its MTU.
+    pub mtu: u32,
+    /// Whether it has a carrier.
+    pub has_carrier: bool,
+    /// Bits a second that it is shaped to; 0: as much as it takes.
+    pub rate_bits: u64,
+    /// What ports take turns by: `rr` (frames) or `drr` (bytes).
+    pub scheduler: String,
+    /// Whether ports reach each other: `bridge` or `private`.
+    pub mode: String,
+    /// What was counted: sent is what came from outside.
+    pub counters: Counters,
+}

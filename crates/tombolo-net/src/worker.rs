@@ -1,0 +1,365 @@
+//! The thread that moves frames. It does what [`Exchange`] says, and what [`Call`]s ask between two steps.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::io::Errno;
+use tombolo_core::nic::{Exchange, Frame, Outward, PortId, Step, Targets, Vlans};
+
+use crate::frames::{FrameBuffer, Tag, is_gone};
+use crate::uplink::Uplink;
+
+/// A port's queues.
+struct Queues {
+    queues: Vec<OwnedFd>,
+    /// Whether each may have frames.
+    ready: Vec<bool>,
+    /// Which is read next.
+    next: usize,
+    /// What waits for the uplink, and its tag there.
+    kept: FrameBuffer,
+    kept_tag: Tag,
+}
+
+/// What the thread has.
+pub struct Worker {
+    /// Who decides.
+    pub exchange: Exchange,
+    /// The network outside.
+    pub uplink: Uplink,
+    ports: Vec<Option<Queues>>,
+    epoll: OwnedFd,
+    begin: Instant,
+    buffer: FrameBuffer,
+    targets: Targets,
+    uplink_is_ready: bool,
+    is_over: bool,
+}
+
+/// Something that the thread is to do between two steps.
+type Call = Box<dyn FnOnce(&mut Worker) + Send>;
+
+struct Shared {
+    calls: Mutex<VecDeque<Call>>,
+    event: OwnedFd,
+}
+
+/// The thread's other end. Dropping it ends the thread.
+pub struct Handle {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+const UPLINK: u64 = u64::MAX;
+const CALLS: u64 = u64::MAX - 1;
+/// After so many steps the kernel is asked what else is ready. A step takes 2 to 30 µs.
+const STEPS_BETWEEN: u32 = 16;
+
+fn key(id: PortId, queue: usize) -> u64 {
+    u64::from(id.0) << 16 | queue as u64
+}
+
+impl Handle {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// No descriptors or threads are left.
+    pub fn start(exchange: Exchange, uplink: Uplink) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &event, epoll::EventData::new_u64(CALLS), epoll::EventFlags::IN)?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        epoll::add(&epoll, &uplink, epoll::EventData::new_u64(UPLINK), flags)?;
+        let shared = Arc::new(Shared { calls: Mutex::default(), event });
+        let mut worker = Worker {
+            exchange,
+            uplink,
+            ports: Vec::new(),
+            epoll,
+            begin: Instant::now(),
+            buffer: FrameBuffer::new(),
+            targets: Targets::default(),
+            uplink_is_ready: true,
+            is_over: false,
+        };
+        let others = shared.clone();
+        let thread = std::thread::Builder::new().name("frames".into()).spawn(move || worker.run(&others))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Does something in the thread, and waits for its result. `None`: the thread has ended.
+    pub fn call<T: Send + 'static>(&self, what: impl FnOnce(&mut Worker) -> T + Send + 'static) -> Option<T> {
+        let (sender, receiver): (_, Receiver<T>) = sync_channel(1);
+        let call = move |worker: &mut Worker| {
+            // Who asked has gone.
+            let _ = sender.send(what(worker));
+        };
+        self.shared.calls.lock().push_back(Box::new(call));
+        self.wake();
+        receiver.recv().ok()
+    }
+
+    fn wake(&self) {
+        // Full means that it is awake.
+        let _ = rustix::io::write(&self.shared.event, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.calls.lock().push_back(Box::new(|worker| worker.is_over = true));
+        self.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Worker {
+    /// Since the thread began.
+    pub fn now_ns(&self) -> u64 {
+        u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Gives a port its queues.
+    ///
+    /// # Errors
+    /// The kernel cannot watch them.
+    pub fn add(&mut self, id: PortId, queues: Vec<OwnedFd>) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        for (index, queue) in queues.iter().enumerate() {
+            let data = epoll::EventData::new_u64(key(id, index));
+            if let Err(errno) = epoll::add(&self.epoll, queue, data, flags) {
+                for queue in &queues[..index] {
+                    let _ = epoll::delete(&self.epoll, queue);
+                }
+                return Err(errno.into());
+            }
+        }
+        let index = usize::from(id.0);
+        if self.ports.len() <= index {
+            self.ports.resize_with(index + 1, || None);
+        }
+        let ready = vec![true; queues.len()];
+        self.ports[index] =
+            Some(Queues { queues, ready, next: 0, kept: FrameBuffer::new(), kept_tag: Tag::Keep });
+        self.exchange.has_frames(id);
+        Ok(())
+    }
+
+    /// Takes a port's queues away.
+    pub fn remove(&mut self, id: PortId) {
+        if let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::take) {
+            for queue in &port.queues {
+                // Who attached the port has copies of its queues: closing these would not end the watch.
+                let _ = epoll::delete(&self.epoll, queue);
+            }
+        }
+        self.exchange.remove(id);
+    }
+
+    /// How many queues a port has.
+    pub fn queues(&self, id: PortId) -> usize {
+        self.ports.get(usize::from(id.0)).and_then(Option::as_ref).map_or(0, |port| port.queues.len())
+    }
+
+    fn run(&mut self, shared: &Shared) {
+        let mut steps = 0;
+        while !self.is_over {
+            if self.uplink_is_ready {
+                self.read_uplink();
+            }
+            let now_ns = self.now_ns();
+            let timeout_ns = match self.exchange.next(now_ns) {
+                Step::Read(id) => {
+                    self.read_port(now_ns, id);
+                    Some(0)
+                }
+                Step::Send(id) => {
+                    self.send_kept(now_ns, id);
+                    Some(0)
+                }
+                Step::Wait(at_ns) => Some(at_ns.saturating_sub(now_ns)),
+                Step::Idle => None,
+            };
+            let timeout_ns = if self.uplink_is_ready { Some(0) } else { timeout_ns };
+            steps += 1;
+            if timeout_ns != Some(0) || steps >= STEPS_BETWEEN {
+                steps = 0;
+                self.wait(timeout_ns, shared);
+            }
+        }
+    }
+
+    /// Sees what is ready, and waits for that at most so long.
+    fn wait(&mut self, timeout_ns: Option<u64>, shared: &Shared) {
+        let timeout = timeout_ns.map(|ns| Timespec {
+            tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: (ns % 1_000_000_000) as _,
+        });
+        let mut space = [MaybeUninit::<epoll::Event>::uninit(); 64];
+        let events = match epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
+            Ok((events, _)) => &*events,
+            // Interrupted.
+            Err(_) => &[],
+        };
+        let mut has_calls = false;
+        for event in events {
+            // It is packed.
+            let (data, flags) = (event.data, event.flags);
+            match data.u64() {
+                CALLS => has_calls = true,
+                UPLINK => {
+                    self.uplink_is_ready |= flags.intersects(!epoll::EventFlags::OUT);
+                    if flags.contains(epoll::EventFlags::OUT) {
+                        self.exchange.uplink_has_room();
+                    }
+                }
+                key => {
+                    let (id, queue) = (PortId((key >> 16) as u16), (key & 0xffff) as usize);
+                    let port = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut);
+                    if let Some(ready) = port.and_then(|port| port.ready.get_mut(queue)) {
+                        *ready = true;
+                        self.exchange.has_frames(id);
+                    }
+                }
+            }
+        }
+        if has_calls {
+            let _ = rustix::io::read(&shared.event, &mut [0; 8]);
+            loop {
+                // Not held while it is done.
+                let call = shared.calls.lock().pop_front();
+                let Some(call) = call else { break };
+                call(self);
+            }
+        }
+    }
+
+    fn read_uplink(&mut self) {
+        match self.uplink.read(&mut self.buffer) {
+            Ok(()) => {}
+            Err(Errno::AGAIN) => {
+                self.uplink_is_ready = false;
+                return;
+            }
+            // The interface is down, for instance: the next event says more.
+            Err(_) => {
+                self.uplink_is_ready = false;
+                return;
+            }
+        }
+        let header = self.buffer.header();
+        if self.exchange.from_uplink(&header, self.buffer.frame(), &mut self.targets).is_ok() {
+            self.deliver(0);
+        }
+    }
+
+    fn read_port(&mut self, now_ns: u64, id: PortId) {
+        let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) else {
+            self.exchange.was_empty(id);
+            return;
+        };
+        // Queues take turns.
+        let count = port.queues.len();
+        let queue = (0..count).map(|step| (port.next + step) % count.max(1)).find(|queue| port.ready[*queue]);
+        let Some(queue) = queue else {
+            self.exchange.was_empty(id);
+            return;
+        };
+        match self.buffer.read(port.queues[queue].as_fd()) {
+            Ok(()) => port.next = queue + 1,
+            Err(Errno::INTR) => return,
+            Err(errno) => {
+                // Empty, or down, or gone: the kernel says when there is something again.
+                port.ready[queue] = false;
+                if is_gone(errno) {
+                    tracing::debug!(port = id.0, queue, %errno, "a queue cannot be read");
+                }
+                if !port.ready.contains(&true) {
+                    self.exchange.was_empty(id);
+                }
+                return;
+            }
+        }
+        let header = self.buffer.header();
+        let outward = self.exchange.from_port(now_ns, id, &header, self.buffer.frame(), &mut self.targets);
+        let Ok(outward) = outward else { return };
+        if !self.targets.ports.is_empty() {
+            self.deliver(queue);
+        }
+        match outward {
+            Outward::No => {}
+            Outward::Now => self.send_now(id),
+            Outward::Later => self.keep(id),
+        }
+    }
+
+    /// What becomes of the tag of the frame in the buffer at a receiver that wants it tagged or not.
+    fn tag(&self, wants_tag: bool) -> Tag {
+        let is_tagged = Frame::parse(self.buffer.frame()).is_some_and(|frame| frame.vlan.is_some());
+        match (is_tagged, wants_tag && self.targets.vlan != 0) {
+            (true, false) => Tag::Remove,
+            (false, true) => Tag::Insert(self.targets.vlan),
+            (true, true) | (false, false) => Tag::Keep,
+        }
+    }
+
+    /// Writes the frame in the buffer to all ports that get it.
+    fn deliver(&mut self, queue: usize) {
+        let header = self.buffer.header();
+        let targets = std::mem::take(&mut self.targets.ports);
+        for id in &targets {
+            let is_trunk =
+                self.exchange.config(*id).is_some_and(|port| matches!(port.rules.vlans, Vlans::Trunk(_)));
+            let tag = self.tag(is_trunk);
+            let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
+            let target = port.and_then(|port| port.queues.get(queue % port.queues.len().max(1)));
+            let was_taken =
+                target.is_some_and(|target| self.buffer.write(target.as_fd(), tag, false).is_ok());
+            self.exchange.delivered(*id, &header, self.buffer.frame(), was_taken);
+        }
+        self.targets.ports = targets;
+    }
+
+    fn send_now(&mut self, id: PortId) {
+        match self.uplink.write(&self.buffer, self.tag(true)) {
+            Ok(()) => self.exchange.sent_now(&self.buffer.header(), self.buffer.frame()),
+            Err(Errno::AGAIN) => {
+                self.exchange.keep(id, &self.buffer.header(), self.buffer.frame());
+                self.keep(id);
+            }
+            Err(_) => self.exchange.lost_at_uplink(),
+        }
+    }
+
+    /// Keeps the frame in the buffer until it is its turn at the uplink.
+    fn keep(&mut self, id: PortId) {
+        let tag = self.tag(true);
+        if let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) {
+            std::mem::swap(&mut port.kept, &mut self.buffer);
+            port.kept_tag = tag;
+        }
+    }
+
+    fn send_kept(&mut self, now_ns: u64, id: PortId) {
+        let Some(port) = self.ports.get(usize::from(id.0)).and_then(Option::as_ref) else {
+            self.exchange.remove(id);
+            return;
+        };
+        let written = self.uplink.write(&port.kept, port.kept_tag);
+        if written == Err(Errno::AGAIN) {
+            self.exchange.uplink_is_full();
+            return;
+        }
+        self.exchange.sent(now_ns, id, port.kept.frame(), written.is_ok());
+    }
+}

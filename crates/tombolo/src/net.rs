@@ -1,0 +1,126 @@
+//! `tombolo net`: one network interface for many namespaces, containers and virtual machines (MICRO ch. 3 and 6).
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::{Args, Subcommand};
+use tombolo_link::Address;
+use tombolo_net::client::{AskError, Client};
+use tombolo_net::protocol::{Answer, Ask};
+
+use crate::{Failure, local};
+
+mod attach;
+mod bits;
+mod serve;
+mod set;
+mod show;
+
+/// Arguments of `tombolo net`.
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve an uplink to ports until interrupted.
+    Serve(serve::Arguments),
+    /// Make a network device in a namespace and attach it to an uplink, until interrupted.
+    ///
+    /// While no owner serves the uplink, the device has no carrier; it is attached again when one comes.
+    Attach(attach::Arguments),
+    /// List the ports of an uplink.
+    Ls(show::List),
+    /// Show a port, or the uplink (`uplink`): what it is, may do, and has done.
+    Show(show::Show),
+    /// Change a port, or the uplink (`uplink`), while it runs.
+    Set(Box<set::Arguments>),
+    /// Show what was counted of a port, or of all.
+    Stats(show::Stats),
+}
+
+/// Whose uplink is meant.
+#[derive(Args)]
+struct From {
+    /// Where its owner listens: shm:PATH. The only one of this user's on this machine, unless given.
+    #[arg(long, value_name = "ADDR")]
+    from: Option<Address>,
+}
+
+/// Suffix of the sockets of owners, in the directory of this user's sockets.
+const SUFFIX: &str = ".net";
+
+impl From {
+    fn connect(&self) -> Result<Client, Failure> {
+        if let Some(address) = &self.from {
+            return connect(address);
+        }
+        let mut found = Vec::new();
+        for path in local::entries() {
+            if path.extension().is_some_and(|suffix| suffix == &SUFFIX[1..]) {
+                match Client::connect(&path) {
+                    Ok(client) => found.push((path, client)),
+                    // Of an owner that was killed.
+                    Err(_) => drop(std::fs::remove_file(&path)),
+                }
+            }
+        }
+        match (found.len(), found.pop()) {
+            (1, Some((_, client))) => Ok(client),
+            (0, _) => {
+                Err(Failure::new("no `tombolo net serve` of this user runs here: name it with --from ADDR"))
+            }
+            (count, _) => {
+                Err(Failure::new(format!("{count} uplinks are served here: choose one with --from ADDR")))
+            }
+        }
+    }
+}
+
+/// The path of an address on this machine.
+fn path_of(address: &Address) -> Result<PathBuf, Failure> {
+    match address {
+        Address::Shm(path) => Ok(path.clone()),
+        Address::ShmOf { .. } | Address::Udp(_) => {
+            Err(Failure::new(format!("{address}: ports attach on their own machine, at shm:PATH")))
+        }
+    }
+}
+
+fn connect(address: &Address) -> Result<Client, Failure> {
+    Client::connect(&path_of(address)?)
+        .map_err(|error| Failure::new(format!("no owner of an uplink answers at {address}: {error}")))
+}
+
+/// Asks an owner for something.
+fn ask(client: &Client, question: Ask) -> Result<Answer, Failure> {
+    client.ask(question, &[]).map_err(|error| match error {
+        AskError::Refused(reason) => Failure::new(reason),
+        error => Failure::new(format!("the owner of the uplink does not answer: {error}")),
+    })
+}
+
+/// Something else was answered than what was asked for.
+fn unexpected(answer: &Answer) -> Failure {
+    Failure::new(format!("the owner of the uplink answers something else than was asked: {answer:?}"))
+}
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+fn is_over() -> bool {
+    STOP.load(Ordering::Relaxed)
+}
+
+/// Does what was asked for.
+pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    match &arguments.command {
+        Command::Serve(arguments) => serve::main(arguments),
+        Command::Attach(arguments) => attach::main(arguments),
+        Command::Ls(arguments) => show::list(arguments),
+        Command::Show(arguments) => show::show(arguments),
+        Command::Set(arguments) => set::main(arguments),
+        Command::Stats(arguments) => show::stats(arguments),
+    }
+}

@@ -1,0 +1,127 @@
+//! `tombolo net attach`.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use tombolo_core::nic::Mac;
+use tombolo_host::net::path_of_namespace;
+use tombolo_host::process::stop_on_signals;
+use tombolo_link::Address;
+use tombolo_net::attach::{AttachError, Attached, QUEUES_MAX};
+use tombolo_net::client::AskError;
+use tombolo_net::protocol::{Port, Vlans};
+
+use super::bits::BitRate;
+use super::{STOP, is_over, path_of};
+use crate::{Failure, output};
+
+/// Arguments of `tombolo net attach`.
+#[derive(Args)]
+pub struct Arguments {
+    /// Where the uplink's owner listens: shm:PATH.
+    #[arg(long, value_name = "ADDR")]
+    from: Address,
+    /// What the network device is called.
+    #[arg(long)]
+    tap: String,
+    /// What commands call the port; as the device, with its namespace, unless given.
+    #[arg(long)]
+    name: Option<String>,
+    /// The network namespace of the device: a name (`ip netns`), the number of a process in it, or a path.
+    #[arg(long, value_name = "NS")]
+    netns: Option<String>,
+    /// The device's hardware address; the kernel chooses one, unless given.
+    #[arg(long)]
+    mac: Option<Mac>,
+    /// The most bytes behind an Ethernet header.
+    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(68..=9000))]
+    mtu: u32,
+    /// The port's part of the uplink, beside the weights of the others.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    weight: u32,
+    /// Bits a second that the port sends at most, such as 250M.
+    #[arg(long, default_value = "0", hide_default_value = true)]
+    rate: BitRate,
+    /// Bits a second of the uplink that the port gets before others get any.
+    #[arg(long, value_name = "RATE", default_value = "0", hide_default_value = true)]
+    guarantee: BitRate,
+    /// Queues of the device.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=QUEUES_MAX as i64))]
+    queues: u8,
+    #[command(flatten)]
+    rules: RuleArguments,
+}
+
+/// What a port may do.
+#[derive(Args)]
+pub struct RuleArguments {
+    /// The virtual network of the port, which sees no tags; 0: the untagged one.
+    #[arg(long, value_name = "ID", conflicts_with = "trunk")]
+    vlan: Option<u16>,
+    /// The virtual networks of which the port sends and gets tagged frames; 0: untagged ones, too.
+    #[arg(long, value_name = "ID,...", value_delimiter = ',')]
+    trunk: Option<Vec<u16>>,
+    /// The network addresses that the port may have: it can send from no others, nor claim them (ARP, neighbour
+    /// discovery), and hands out no addresses and routes (DHCP, router advertisements).
+    #[arg(long, value_name = "IP,...", value_delimiter = ',')]
+    address: Option<Vec<IpAddr>>,
+    /// The port gets frames for others, too.
+    #[arg(long)]
+    promiscuous: bool,
+    /// The groups whose multicasts the port gets, by hardware address; all, unless given.
+    #[arg(long, value_name = "MAC,...", value_delimiter = ',')]
+    groups: Option<Vec<Mac>>,
+}
+
+impl RuleArguments {
+    fn vlans(&self) -> Vlans {
+        match (&self.trunk, self.vlan) {
+            (Some(all), _) => Vlans::Trunk(all.iter().copied().collect()),
+            (None, None | Some(0)) => Vlans::Untagged,
+            (None, Some(vlan)) => Vlans::Access(vlan),
+        }
+    }
+
+    fn addresses(&self) -> Option<BTreeSet<IpAddr>> {
+        self.address.as_ref().map(|all| all.iter().copied().collect())
+    }
+}
+
+/// Attaches until interrupted.
+pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    let path = path_of(&arguments.from)?;
+    stop_on_signals(&STOP);
+    let namespace: Option<PathBuf> = arguments.netns.as_deref().map(path_of_namespace);
+    let of_namespace = match &arguments.netns {
+        Some(namespace) => format!("{}@{}", arguments.tap, namespace.rsplit('/').next().unwrap_or_default()),
+        None => arguments.tap.clone(),
+    };
+    let port = Port {
+        name: arguments.name.clone().unwrap_or(of_namespace),
+        tap: arguments.tap.clone(),
+        namespace: arguments.netns.clone(),
+        mac: arguments.mac.map(|mac| mac.to_string()).unwrap_or_default(),
+        mtu: arguments.mtu,
+        weight: arguments.weight,
+        rate_bits: arguments.rate.0,
+        guaranteed_bits: arguments.guarantee.0,
+        vlans: arguments.rules.vlans(),
+        addresses: arguments.rules.addresses(),
+        is_promiscuous: arguments.rules.promiscuous,
+        groups: arguments.rules.groups.as_ref().map(|all| all.iter().map(Mac::to_string).collect()),
+    };
+    let attached = Attached::new(port, namespace.as_deref(), arguments.queues.into(), &path);
+    let mut attached = attached.map_err(|error| match error {
+        AttachError::Ask(error @ AskError::Socket(_)) => {
+            Failure::new(format!("no owner of an uplink answers at {}: {error}", arguments.from))
+        }
+        error => Failure::new(error.to_string()),
+    })?;
+    let port = attached.port();
+    output::line(&format!("attached {} ({}) to {}", port.name, port.mac, arguments.from));
+    output::flush();
+    attached.keep(is_over, output::say)?;
+    Ok(0)
+}

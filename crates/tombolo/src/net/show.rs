@@ -1,0 +1,232 @@
+//! `tombolo net ls`, `show` and `stats`.
+
+use clap::Args;
+use serde_json::json;
+use tombolo_net::client::Client;
+use tombolo_net::protocol::{Answer, Ask, Counters, PortStatus, Traffic, UplinkStatus, Vlans};
+
+use super::bits::BitRate;
+use super::{From, ask, unexpected};
+use crate::{Failure, output};
+
+/// What the uplink is called where ports are named.
+pub const UPLINK: &str = "uplink";
+
+/// Arguments of `tombolo net ls`.
+#[derive(Args)]
+pub struct List {
+    /// Print JSON, and nothing else.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    from: From,
+}
+
+/// Arguments of `tombolo net show`.
+#[derive(Args)]
+pub struct Show {
+    /// Which port, as `ls` shows it; `uplink`: what all share.
+    #[arg(value_name = "PORT|uplink")]
+    port: String,
+    /// Print JSON, and nothing else.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    from: From,
+}
+
+/// Arguments of `tombolo net stats`.
+#[derive(Args)]
+pub struct Stats {
+    /// Which port, as `ls` shows it; `uplink`; all, unless given.
+    #[arg(value_name = "PORT|uplink")]
+    port: Option<String>,
+    /// Print JSON, and nothing else.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    from: From,
+}
+
+fn uplink(client: &Client) -> Result<UplinkStatus, Failure> {
+    match ask(client, Ask::ShowUplink)? {
+        Answer::Uplink(status) => Ok(*status),
+        answer => Err(unexpected(&answer)),
+    }
+}
+
+fn port(client: &Client, name: &str) -> Result<PortStatus, Failure> {
+    match ask(client, Ask::Show(name.to_owned()))? {
+        Answer::Port(status) => Ok(*status),
+        answer => Err(unexpected(&answer)),
+    }
+}
+
+fn ports(client: &Client) -> Result<Vec<PortStatus>, Failure> {
+    let names = match ask(client, Ask::List)? {
+        Answer::Ports(names) => names,
+        answer => return Err(unexpected(&answer)),
+    };
+    // One that has gone meanwhile is left out.
+    Ok(names.iter().filter_map(|name| port(client, name).ok()).collect())
+}
+
+/// Lists the ports.
+pub fn list(arguments: &List) -> Result<u8, Failure> {
+    let client = arguments.from.connect()?;
+    let (uplink, ports) = (uplink(&client)?, ports(&client)?);
+    if arguments.json {
+        output::json(&json!({ "uplink": uplink, "ports": ports }))?;
+        return Ok(0);
+    }
+    let carrier = if uplink.has_carrier { "" } else { ", without carrier" };
+    let rate = BitRate(uplink.rate_bits);
+    output::line(&format!(
+        "uplink {} ({}): {rate}, {}{carrier}",
+        uplink.interface, uplink.kind, uplink.scheduler
+    ));
+    output::line(&format!(
+        "{:<20} {:<17} {:>5} {:>6} {:>12} {:>12} {:>14} {:>14} {:>9}",
+        "PORT", "MAC", "MTU", "WEIGHT", "RATE", "GUARANTEE", "SENT", "RECEIVED", "DROPPED"
+    ));
+    for status in &ports {
+        let PortStatus { port, counters, .. } = status;
+        output::line(&format!(
+            "{:<20} {:<17} {:>5} {:>6} {:>12} {:>12} {:>14} {:>14} {:>9}",
+            port.name,
+            port.mac,
+            port.mtu,
+            port.weight,
+            BitRate(port.rate_bits).to_string(),
+            if port.guaranteed_bits == 0 {
+                "-".to_owned()
+            } else {
+                BitRate(port.guaranteed_bits).to_string()
+            },
+            counters.sent.bytes,
+            counters.received.bytes,
+            dropped(counters),
+        ));
+    }
+    Ok(0)
+}
+
+fn dropped(counters: &Counters) -> u64 {
+    counters.undelivered + counters.refused.iter().map(|(_, count)| count).sum::<u64>()
+}
+
+fn pair(name: &str, value: &str) {
+    output::line(&format!("{name}: {value}"));
+}
+
+/// Shows a port or the uplink.
+pub fn show(arguments: &Show) -> Result<u8, Failure> {
+    let client = arguments.from.connect()?;
+    if arguments.port == UPLINK {
+        let status = uplink(&client)?;
+        if arguments.json {
+            output::json(&status)?;
+            return Ok(0);
+        }
+        pair("interface", &status.interface);
+        pair("reached by", &status.kind);
+        pair("link detected", if status.has_carrier { "yes" } else { "no" });
+        pair("mtu", &status.mtu.to_string());
+        pair("rate", &BitRate(status.rate_bits).to_string());
+        pair("scheduler", &status.scheduler);
+        pair("mode", &status.mode);
+        print_counters(&status.counters);
+        return Ok(0);
+    }
+    let status = port(&client, &arguments.port)?;
+    if arguments.json {
+        output::json(&status)?;
+        return Ok(0);
+    }
+    let PortStatus { port, queues, is_waiting, process, user, counters } = &status;
+    pair("device", &port.tap);
+    pair("namespace", port.namespace.as_deref().unwrap_or("that of the process"));
+    pair("permanent address", &port.mac);
+    pair("mtu", &port.mtu.to_string());
+    pair("queues", &queues.to_string());
+    pair("weight", &port.weight.to_string());
+    pair("rate", &BitRate(port.rate_bits).to_string());
+    pair("guarantee", &BitRate(port.guaranteed_bits).to_string());
+    pair(
+        "vlans",
+        &match &port.vlans {
+            Vlans::Untagged => "untagged".to_owned(),
+            Vlans::Access(vlan) => vlan.to_string(),
+            Vlans::Trunk(all) => {
+                format!("trunk {}", all.iter().map(u16::to_string).collect::<Vec<_>>().join(","))
+            }
+        },
+    );
+    pair(
+        "addresses",
+        &match &port.addresses {
+            None => "any".to_owned(),
+            Some(all) => all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        },
+    );
+    pair("promiscuous", if port.is_promiscuous { "on" } else { "off" });
+    pair("waits for the uplink", if *is_waiting { "yes" } else { "no" });
+    pair(
+        "process",
+        &process.map_or_else(|| "of another process namespace".to_owned(), |process| process.to_string()),
+    );
+    pair("user", &user.to_string());
+    print_counters(counters);
+    Ok(0)
+}
+
+/// Shows what was counted.
+pub fn stats(arguments: &Stats) -> Result<u8, Failure> {
+    let client = arguments.from.connect()?;
+    let mut all = Vec::new();
+    match arguments.port.as_deref() {
+        Some(UPLINK) => all.push((UPLINK.to_owned(), uplink(&client)?.counters)),
+        Some(name) => all.push((name.to_owned(), port(&client, name)?.counters)),
+        None => {
+            all.push((UPLINK.to_owned(), uplink(&client)?.counters));
+            all.extend(ports(&client)?.into_iter().map(|status| (status.port.name, status.counters)));
+        }
+    }
+    if arguments.json {
+        let map: serde_json::Map<_, _> = all
+            .into_iter()
+            .map(|(name, counters)| Ok((name, serde_json::to_value(counters)?)))
+            .collect::<Result<_, serde_json::Error>>()?;
+        output::json(&map)?;
+        return Ok(0);
+    }
+    for (name, counters) in all {
+        output::line(&format!("statistics of {name}:"));
+        print_counters(&counters);
+    }
+    Ok(0)
+}
+
+const SIZES: [&str; 7] =
+    ["64", "65_to_127", "128_to_255", "256_to_511", "512_to_1023", "1024_to_1518", "over_1518"];
+
+/// As `ethtool -S` does: a name and a number a line.
+fn print_counters(counters: &Counters) {
+    let line = |name: &str, value: u64| output::line(&format!("     {name}: {value}"));
+    // What a port sends, its device transmits; what is counted of an uplink as sent is what came from there.
+    for (direction, traffic) in [("tx", &counters.sent), ("rx", &counters.received)] {
+        let Traffic { frames, bytes, segments, by_size, broadcasts, multicasts } = traffic;
+        line(&format!("{direction}_packets"), *frames);
+        line(&format!("{direction}_bytes"), *bytes);
+        line(&format!("{direction}_segments"), *segments);
+        line(&format!("{direction}_broadcast"), *broadcasts);
+        line(&format!("{direction}_multicast"), *multicasts);
+        for (size, count) in SIZES.iter().zip(by_size) {
+            line(&format!("{direction}_size_{size}"), *count);
+        }
+    }
+    for (reason, count) in &counters.refused {
+        line(&format!("tx_dropped_{reason}"), *count);
+    }
+    line("rx_dropped", counters.undelivered);
+}
