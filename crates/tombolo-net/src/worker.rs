@@ -63,6 +63,9 @@ const CALLS: u64 = u64::MAX - 1;
 /// After so many steps the kernel is asked what else is ready. A step takes 2 to 30 µs.
 const STEPS_BETWEEN: u32 = 16;
 
+/// Of the thread.
+const NICENESS: i32 = -15;
+
 fn key(id: PortId, queue: usize) -> u64 {
     u64::from(id.0) << 16 | queue as u64
 }
@@ -172,6 +175,8 @@ impl Worker {
     }
 
     fn run(&mut self, shared: &Shared) {
+        // As the kernel's own forwarding does, it goes before programs, where this process may say so.
+        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
         let mut steps = 0;
         while !self.is_over {
             if self.uplink_is_ready {

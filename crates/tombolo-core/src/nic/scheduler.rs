@@ -116,6 +116,12 @@ impl Bucket {
     }
 }
 
+/// What a bucket saves up: what could be sent while the driver is late, and one segment.
+fn burst(rate: u64, lateness_ns: u64, most_at_once: u64) -> u64 {
+    let late = u128::from(rate) * u128::from(lateness_ns) / 1_000_000_000;
+    u64::try_from(late).unwrap_or(u64::MAX).saturating_add(most_at_once)
+}
+
 #[derive(Debug)]
 struct Port {
     share: Share,
@@ -146,6 +152,33 @@ impl Port {
 /// possible.
 const QUANTUM_BYTES: i64 = 1538;
 
+/// How late the driver comes back, of late: a bucket that saves up less loses what it could have sent meanwhile.
+#[derive(Debug)]
+struct Lateness {
+    /// It is taken to be this at least.
+    least_ns: u64,
+    now_ns: u64,
+    /// When the driver was to come back, and when that was said; `None`: nothing was to be sent.
+    expected: Option<(u64, u64)>,
+}
+
+/// The most that is made up for: a driver that is kept from its processor for longer loses the rest.
+const LATENESS_NS_MAX: u64 = 8_000_000;
+/// Lateness is forgotten in about this time.
+const LATENESS_MEMORY_NS: u64 = 1_000_000_000;
+
+impl Lateness {
+    /// The driver is back.
+    fn back(&mut self, now_ns: u64) {
+        let Some((said_ns, expected_ns)) = self.expected else { return };
+        let late_ns = now_ns.saturating_sub(expected_ns).min(LATENESS_NS_MAX);
+        let passed_ns = now_ns.saturating_sub(said_ns).min(LATENESS_MEMORY_NS);
+        let forgotten_ns = u128::from(self.now_ns) * u128::from(passed_ns) / u128::from(LATENESS_MEMORY_NS);
+        let left_ns = self.now_ns - u64::try_from(forgotten_ns).unwrap_or(self.now_ns);
+        self.now_ns = left_ns.max(late_ns).max(self.least_ns);
+    }
+}
+
 /// The scheduler of an interface. See the module's documentation.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -153,23 +186,22 @@ pub struct Scheduler {
     ports: Vec<Option<Port>>,
     round: VecDeque<PortId>,
     uplink: Option<Bucket>,
-    /// How long it may take until whoever sends has been woken: buckets save up as much.
-    wake_ns: u64,
+    lateness: Lateness,
     /// The most bytes that are read at once.
     most_at_once: u64,
 }
 
 impl Scheduler {
-    /// A scheduler without ports. `wake_ns`: how late a wait may end (the 99th percentile), which shaped ports and the
-    /// shaped interface make up for. `most_at_once`: bytes of the longest segment.
+    /// A scheduler without ports. `wake_ns`: how late a wait usually ends (the 99th percentile), which shaped ports and
+    /// the shaped interface make up for; where it proves to be later, they make up for that, too. `most_at_once`: bytes
+    /// of the longest segment.
     pub fn new(turns: Turns, wake_ns: u64, most_at_once: u64) -> Self {
-        Self { turns, ports: Vec::new(), round: VecDeque::new(), uplink: None, wake_ns, most_at_once }
+        let lateness = Lateness { least_ns: wake_ns, now_ns: wake_ns, expected: None };
+        Self { turns, ports: Vec::new(), round: VecDeque::new(), uplink: None, lateness, most_at_once }
     }
 
     fn bucket(&self, rate: u64, now_ns: u64) -> Bucket {
-        let woken = u128::from(rate) * u128::from(self.wake_ns) / 1_000_000_000;
-        let burst = u64::try_from(woken).unwrap_or(u64::MAX).saturating_add(self.most_at_once);
-        Bucket::new(rate, burst, now_ns)
+        Bucket::new(rate, burst(rate, self.lateness.now_ns, self.most_at_once), now_ns)
     }
 
     /// Bytes a second of the interface, on the wire; `None`: as much as it takes.
@@ -281,10 +313,23 @@ impl Scheduler {
 
     /// What to do next.
     pub fn next(&mut self, now_ns: u64) -> Next {
+        self.lateness.back(now_ns);
+        let next = self.decide(now_ns);
+        self.lateness.expected = match next {
+            Next::Read(_) => Some((now_ns, now_ns)),
+            Next::Wait(at_ns) => Some((now_ns, at_ns)),
+            Next::Idle => None,
+        };
+        next
+    }
+
+    fn decide(&mut self, now_ns: u64) -> Next {
         if self.round.is_empty() {
             return Next::Idle;
         }
+        let (lateness_ns, most_at_once) = (self.lateness.now_ns, self.most_at_once);
         if let Some(uplink) = &mut self.uplink {
+            uplink.burst = burst(uplink.rate, lateness_ns, most_at_once);
             uplink.fill(now_ns);
             if !uplink.has() {
                 return Next::Wait(uplink.ready_at());
@@ -294,6 +339,7 @@ impl Scheduler {
         for &id in &self.round {
             let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) else { continue };
             for bucket in [&mut port.cap, &mut port.guarantee].into_iter().flatten() {
+                bucket.burst = burst(bucket.rate, lateness_ns, most_at_once);
                 bucket.fill(now_ns);
             }
             match port.cap {

@@ -21,6 +21,8 @@ pub struct ReceivedFrame {
     pub tag: Option<(u16, u16)>,
 }
 
+/// What waits in the kernel, to be read or to be sent: some hundred segments.
+const BUFFER_BYTES: usize = 8 << 20;
 /// Of the kernel's `linux/if_packet.h`.
 const TAG_IS_VALID: u32 = 1 << 4;
 const TAG_TYPE_IS_VALID: u32 = 1 << 6;
@@ -41,6 +43,13 @@ impl PacketSocket {
         let one: libc::c_int = 1;
         for option in [libc::PACKET_VNET_HDR, libc::PACKET_AUXDATA, libc::PACKET_IGNORE_OUTGOING] {
             socket.set_option(option, &one).map_err(|error| failed(&error))?;
+        }
+        // By default three segments fill them.
+        for set in [
+            rustix::net::sockopt::set_socket_recv_buffer_size_force,
+            rustix::net::sockopt::set_socket_send_buffer_size_force,
+        ] {
+            set(&socket, BUFFER_BYTES).map_err(|errno| failed(&errno.into()))?;
         }
         let index = interface.index()?.cast_signed();
         let membership = libc::packet_mreq {
