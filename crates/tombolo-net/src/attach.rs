@@ -22,6 +22,7 @@ pub const QUEUES_MAX: usize = MAX_DESCRIPTORS;
 /// A TAP device that is made.
 pub struct Attached {
     tap: TapQueues,
+    interface: Interface,
     port: Port,
     path: PathBuf,
     client: Option<Client>,
@@ -43,7 +44,7 @@ impl Attached {
             "" => None,
             text => Some(text.parse().map_err(io::Error::other)?),
         };
-        let (tap, mac) = in_namespace(namespace, || {
+        let (tap, interface, mac) = in_namespace(namespace, || {
             let tap = TapQueues::new(&port.tap, queues.clamp(1, QUEUES_MAX))?;
             // Nothing is to be sent before somebody reads it.
             tap.iter().try_for_each(|queue| set_carrier(queue, false))?;
@@ -53,10 +54,11 @@ impl Attached {
             }
             interface.set_mtu(port.mtu)?;
             interface.set_up()?;
-            Ok((tap, interface.mac()?))
+            let mac = interface.mac()?;
+            Ok((tap, interface, mac))
         })?;
         port.mac = Mac(mac).to_string();
-        let mut attached = Self { tap, port, path: owner.to_owned(), client: None };
+        let mut attached = Self { tap, interface, port, path: owner.to_owned(), client: None };
         attached.connect()?;
         Ok(attached)
     }
@@ -77,7 +79,10 @@ impl Attached {
 
     /// Follows what the owner says of the uplink.
     fn heed(&self, answer: &Answer) {
-        if let Answer::Attached { has_carrier, .. } = answer {
+        if let Answer::Attached { has_carrier, segment_bytes_max } = answer {
+            if let Err(error) = self.interface.set_segment_bytes(*segment_bytes_max) {
+                tracing::warn!(%error, "others wait for longer segments of this port");
+            }
             self.plug(*has_carrier);
         }
     }

@@ -40,6 +40,8 @@ pub struct Control {
     worker: Handle,
     own_user: u32,
     has_carrier: bool,
+    /// Ports are to be told what has changed of the uplink.
+    has_news: bool,
 }
 
 /// Bits a second as bytes a second.
@@ -95,7 +97,7 @@ impl Control {
     /// An owner without ports.
     pub fn new(worker: Handle, has_carrier: bool) -> Self {
         let own_user = rustix::process::geteuid().as_raw();
-        Self { ports: BTreeMap::new(), worker, own_user, has_carrier }
+        Self { ports: BTreeMap::new(), worker, own_user, has_carrier, has_news: false }
     }
 
     /// Answers a request that came by this connection.
@@ -196,13 +198,17 @@ impl Control {
         self.ports.values().map(|attached| attached.connection)
     }
 
-    /// The uplink has a carrier now, or none. What ports are told, if that is new.
-    pub fn set_carrier(&mut self, has_carrier: bool) -> Option<Answer> {
-        if std::mem::replace(&mut self.has_carrier, has_carrier) == has_carrier {
-            return None;
+    /// The uplink has a carrier now, or none.
+    pub fn set_carrier(&mut self, has_carrier: bool) {
+        if std::mem::replace(&mut self.has_carrier, has_carrier) != has_carrier {
+            tracing::info!(has_carrier, "the uplink's carrier has changed");
+            self.has_news = true;
         }
-        tracing::info!(has_carrier, "the uplink's carrier has changed");
-        self.attached().ok()
+    }
+
+    /// What ports are told of the uplink, if that is new.
+    pub fn take_news(&mut self) -> Option<Answer> {
+        std::mem::take(&mut self.has_news).then(|| self.attached().ok()).flatten()
     }
 
     fn find(&self, name: &str) -> Result<&Attached, String> {
@@ -288,6 +294,7 @@ impl Control {
                 let now_ns = worker.now_ns();
                 worker.exchange.shape(now_ns, rate);
             })?;
+            self.has_news = true;
         }
         Ok(Answer::Done)
     }

@@ -96,7 +96,8 @@ impl Owner {
             if listeners.contains(&true) {
                 self.accept();
             }
-            self.see_carrier();
+            self.control.set_carrier(self.interface.is_running().unwrap_or(false));
+            self.tell_ports();
         }
         Ok(())
     }
@@ -143,10 +144,9 @@ impl Owner {
         self.connections.remove(&number);
     }
 
-    /// Ports have a carrier while the uplink has one.
-    fn see_carrier(&mut self) {
-        let has_carrier = self.interface.is_running().unwrap_or(false);
-        let Some(answer) = self.control.set_carrier(has_carrier) else { return };
+    /// Tells ports what has changed of the uplink.
+    fn tell_ports(&mut self) {
+        let Some(answer) = self.control.take_news() else { return };
         let numbers: Vec<u64> = self.control.connections().collect();
         for number in numbers {
             if self.connections.get(&number).is_none_or(|(socket, _)| !send(socket, &answer)) {

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::{Name, name_of, told};
 
@@ -11,6 +11,8 @@ use super::{Name, name_of, told};
 #[derive(Debug)]
 pub struct Interface {
     socket: OwnedFd,
+    /// To the kernel's routing (rtnetlink).
+    routing: OwnedFd,
     name: Name,
     text: String,
 }
@@ -23,7 +25,10 @@ impl Interface {
     pub fn open(name: &str) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
-        let interface = Self { socket, name: name_of(name)?, text: name.to_owned() };
+        // Protocol 0 is that of the routing.
+        let routing =
+            rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+        let interface = Self { socket, routing, name: name_of(name)?, text: name.to_owned() };
         interface.index()?;
         Ok(interface)
     }
@@ -145,5 +150,42 @@ impl Interface {
         let mut request = self.request();
         request.ifr_ifru.ifru_flags = flags as libc::c_short;
         self.call(libc::SIOCSIFFLAGS, &mut request, "cannot be switched on")
+    }
+
+    /// Sets the bytes of the longest segment that the kernel hands over at once.
+    ///
+    /// # Errors
+    /// This process may not, or the interface cannot.
+    pub fn set_segment_bytes(&self, bytes: u32) -> io::Result<()> {
+        const GSO_MAX_SIZE: u16 = 41;
+        const ATTRIBUTE_BYTES: u16 = 8;
+        const MESSAGE_BYTES: u32 = 16 + 16 + ATTRIBUTE_BYTES as u32;
+        let mut message = Vec::with_capacity(MESSAGE_BYTES as usize);
+        // nlmsghdr: length, type, flags, number, sender.
+        message.extend(MESSAGE_BYTES.to_ne_bytes());
+        message.extend(libc::RTM_SETLINK.to_ne_bytes());
+        message.extend(((libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16).to_ne_bytes());
+        message.extend([0; 8]);
+        // ifinfomsg: family, type, index, flags, which flags change.
+        message.extend([0; 4]);
+        message.extend(self.index()?.to_ne_bytes());
+        message.extend([0; 8]);
+        // rtattr: length, type, value.
+        message.extend(ATTRIBUTE_BYTES.to_ne_bytes());
+        message.extend(GSO_MAX_SIZE.to_ne_bytes());
+        message.extend(bytes.to_ne_bytes());
+        rustix::net::send(&self.routing, &message, SendFlags::empty())?;
+        let mut answer = [0; 1024];
+        let (_, length) = rustix::net::recv(&self.routing, &mut answer, RecvFlags::empty())?;
+        // nlmsghdr, and an error number: 0 is an acknowledgement.
+        let number = answer.get(..length).and_then(|answer| answer.get(16..20)?.first_chunk::<4>().copied());
+        match number.map(i32::from_ne_bytes) {
+            Some(0) => Ok(()),
+            Some(error) => Err(told(
+                format_args!("{}: cannot set its longest segment", self.text),
+                &io::Error::from_raw_os_error(-error),
+            )),
+            None => Err(io::ErrorKind::InvalidData.into()),
+        }
     }
 }
