@@ -5,7 +5,7 @@ use crate::command::{cargo, run};
 use crate::packages;
 
 /// Programs and libraries of the end-to-end tests, and the Debian package of each.
-const NEEDED: [(&str, &str); 18] = [
+const NEEDED: [(&str, &str); 27] = [
     ("sort", "coreutils"),
     ("cc", "gcc"),
     ("python3", "python3"),
@@ -13,6 +13,15 @@ const NEEDED: [(&str, &str); 18] = [
     ("sqlite3", "sqlite3"),
     ("stress-ng", "stress-ng"),
     ("ip", "iproute2"),
+    ("ping", "iputils-ping"),
+    ("iperf3", "iperf3"),
+    ("nginx", "nginx-light"),
+    ("wget", "wget"),
+    ("dnsmasq", "dnsmasq-base"),
+    ("busybox", "busybox"),
+    ("ethtool", "ethtool"),
+    ("tcpdump", "tcpdump"),
+    ("tshark", "tshark"),
     ("memcached", "memcached"),
     ("xz", "xz-utils"),
     ("go", "golang-go"),

@@ -26,8 +26,7 @@ impl Interface {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
         // Protocol 0 is that of the routing.
-        let routing =
-            rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+        let routing = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         let interface = Self { socket, routing, name: name_of(name)?, text: name.to_owned() };
         interface.index()?;
         Ok(interface)

@@ -19,6 +19,7 @@ mod failures;
 mod kernel_truth;
 mod limits;
 mod memory_calls;
+mod net;
 mod network;
 mod operating;
 mod own_nodes;

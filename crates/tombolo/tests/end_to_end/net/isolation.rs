@@ -1,0 +1,209 @@
+//! What a port may not do.
+
+use std::time::{Duration, Instant};
+
+use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, SILENCE};
+use crate::common::{PATIENCE, Running, needs};
+
+/// Sends frames as they are given, in hexadecimal, so often.
+const SENDS: &str = "
+import socket, sys
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.bind(('eth0', 0))
+for _ in range(int(sys.argv[1])):
+    try: s.send(bytes.fromhex(sys.argv[2]))
+    except OSError as error: print(error)
+";
+
+impl Room {
+    fn mac(&self, port: usize) -> String {
+        let status = self.json(&["show", &self.port_name(port), "--json"]);
+        status["port"]["mac"].as_str().expect("an address").replace(':', "")
+    }
+
+    fn send(&self, port: usize, count: usize, frame: &str) {
+        self.ok(&port.to_string(), &["python3", "-c", SENDS, &count.to_string(), frame]);
+    }
+
+    /// Watches what comes to a device.
+    fn watch(&self, name: &str, device: &str) -> Running {
+        let words = ["tcpdump", "-e", "-n", "-l", "--immediate-mode", "-i", device, "-Q", "in"];
+        let watching = self.start(name, &words);
+        watching.errors_with("listening on", PATIENCE);
+        watching
+    }
+
+    /// Until that many frames of a port were dropped for this reason.
+    fn await_refused(&self, port: usize, reason: &str, count: u64) {
+        let since = Instant::now();
+        while self.refused(port, reason) < count {
+            let all = self.json(&["show", &self.port_name(port), "--json"]);
+            assert!(since.elapsed() < PATIENCE, "{reason}: {all:#}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn a_port_speaks_for_itself_only() {
+    needs!("ip", "ping", "python3");
+    let Some(mut room) = Room::open(2, &[], &[]) else { return };
+    room.attached[2] = None;
+    room.attach(2, &["--address", "10.80.0.2,fd80::2"]);
+    room.reaches(2, OUTSIDE_ADDRESS);
+    room.reaches(2, "fd80::100");
+    room.reaches(1, "10.80.0.2");
+    let [one, two] = [room.mac(1), room.mac(2)];
+    let watching = room.watch("1", "eth0");
+    // Another source, the other's, that of a group; too short; too long; for nobody.
+    let rest = format!("88b5{}", "00".repeat(46));
+    room.send(2, 5, &format!("{one}020000000099{rest}"));
+    room.send(2, 5, &format!("ffffffffffff{one}{rest}"));
+    room.send(2, 5, &format!("ffffffffffff010000000001{rest}"));
+    room.await_refused(2, "wrong_source", 15);
+    room.send(2, 5, &format!("0180c2000001{two}8808{}", "00".repeat(46)));
+    room.await_refused(2, "link_local", 5);
+    room.send(2, 5, &format!("{two}{two}{rest}"));
+    room.await_refused(2, "unknown_destination", 5);
+    room.send(2, 5, &format!("{one}{two}81000005{rest}"));
+    room.await_refused(2, "wrong_vlan", 5);
+    // ARP for an address that it does not have, and with another's hardware address.
+    let arp = |mac: &str, ip: &str| {
+        format!("ffffffffffff{two}080600010800060400 02{mac}{ip}{one}0a500001").replace(' ', "")
+    };
+    room.send(2, 5, &arp(&two, "0a500063"));
+    room.await_refused(2, "wrong_address", 5);
+    let spoofed = room.refused(2, "wrong_source");
+    room.send(2, 5, &arp(&one, "0a500002"));
+    room.await_refused(2, "wrong_source", spoofed + 5);
+    std::thread::sleep(SILENCE);
+    let came = watching.output();
+    for spoofed in ["0x88b5", "0x8808", "10.80.0.99", "02:00:00:00:00:99"] {
+        assert!(!came.contains(spoofed), "{spoofed} came through: {came}");
+    }
+    // It would have seen them.
+    room.send(2, 1, &format!("{one}{two}{rest}"));
+    watching.output_with("0x88b5", PATIENCE);
+    // Its own address is changed, and another one added, by the programs in its namespace.
+    room.ip("2", "address add 10.80.0.77/24 dev eth0").unwrap();
+    assert!(!room.pings(2, OUTSIDE_ADDRESS, &["-I", "10.80.0.77"]), "it speaks as 10.80.0.77");
+    assert!(room.pings(2, OUTSIDE_ADDRESS, &["-I", "10.80.0.2"]));
+    room.ip("2", "link set eth0 address 02:00:00:00:00:99").unwrap();
+    assert!(!room.pings(2, OUTSIDE_ADDRESS, &[]), "it speaks with another hardware address");
+    // The other one noticed nothing, and can be told to be as free.
+    assert!(room.pings(1, OUTSIDE_ADDRESS, &[]));
+    room.attached[2] = None;
+    room.attach(2, &["--address", "10.80.0.2,fd80::2"]);
+    room.ip("2", "address add 10.80.0.77/24 dev eth0").unwrap();
+    let set = room.net(&["set", &room.port_name(2), "--any-address"]);
+    assert!(set.status.success(), "{set:?}");
+    room.reaches(2, OUTSIDE_ADDRESS);
+    assert!(room.pings(2, OUTSIDE_ADDRESS, &["-I", "10.80.0.77"]));
+}
+
+/// Offload headers that a program makes up itself, by a packet socket: what the kernel lets through and does not fit is
+/// dropped, counted, and disturbs nobody.
+#[test]
+fn broken_offload_headers_disturb_nobody() {
+    needs!("ip", "ping", "python3");
+    const SENDS_HEADERS: &str = "
+import socket, random, sys
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+s.bind(('eth0', 0))
+s.setsockopt(263, 15, 1) # SOL_PACKET, PACKET_VNET_HDR
+random.seed(int(sys.argv[2]))
+mac = bytes.fromhex(sys.argv[1])
+sent = 0
+for n in range(20000):
+    header = bytes(random.choice([0, 1, 1, 3, 4, 5, 20, 34, 54, 255, random.randrange(256)]) for _ in range(10))
+    length = random.choice([14, 15, 33, 54, 60, 1514, 1515, 3000, 20000])
+    body = bytes([8, 0, 0x45]) + bytes(8) + bytes([random.choice([6, 17, 1])]) + bytes(22) + bytes([0x50]) + bytes(length)
+    try: s.send(header + b'\\xff' * 6 + mac + body[:max(0, length - 12)]); sent += 1
+    except OSError: pass
+print('sent', sent)
+";
+    let Some(room) = Room::open(3, &[], &[]) else { return };
+    room.reaches(1, OUTSIDE_ADDRESS);
+    let colon_free = room.mac(2);
+    let pinging = room.start("1", &["ping", "-i", "0.05", "-c", "60", "-q", "10.80.0.3"]);
+    for seed in ["1", "2"] {
+        let said = room.ok("2", &["python3", "-c", SENDS_HEADERS, &colon_free, seed]);
+        assert!(!said.contains("sent 0"), "{said}");
+    }
+    let outcome = pinging.wait(PATIENCE);
+    assert!(outcome.text().contains(" 0% packet loss"), "{}", outcome.text());
+    room.reaches(2, "10.80.0.3");
+}
+
+/// Ports of different virtual networks do not meet; a trunk, and the outside, see both with their tags.
+#[test]
+fn virtual_networks_are_apart() {
+    needs!("ip", "tcpdump", "python3");
+    let Some(mut room) = Room::prepare(4) else { return };
+    room.serve(&[]);
+    for (port, more) in
+        [(1, ["--vlan", "5"]), (2, ["--vlan", "5"]), (3, ["--vlan", "6"]), (4, ["--trunk", "5,6"])]
+    {
+        room.attach(port, &more);
+    }
+    let watching = ["1", "2", "3", "4", OUTSIDE].map(|name| {
+        let device = if name == OUTSIDE { "cable" } else { "eth0" };
+        (name, room.watch(name, device))
+    });
+    let outside = "020000000100";
+    // Each is known by its type: who sends, with what tag, and who gets it, with what tag.
+    let (none, five, six) = (None, Some(5), Some(6));
+    let cases = [
+        ("1", none, "88b5", &[("2", none), ("4", five), (OUTSIDE, five)][..]),
+        ("3", none, "88b6", &[("4", six), (OUTSIDE, six)]),
+        ("4", five, "88b7", &[("1", none), ("2", none), (OUTSIDE, five)]),
+        ("4", six, "88b8", &[("3", none), (OUTSIDE, six)]),
+        (OUTSIDE, five, "88b9", &[("1", none), ("2", none), ("4", five)]),
+        (OUTSIDE, Some(7), "88ba", &[]),
+        (OUTSIDE, none, "88bb", &[]),
+        ("4", Some(7), "88bc", &[]),
+        ("4", none, "88bd", &[]),
+        ("1", five, "88be", &[]),
+    ];
+    for (from, tag, kind, _) in cases {
+        let source = if from == OUTSIDE { outside.to_owned() } else { room.mac(from.parse().unwrap()) };
+        let tag = tag.map(|tag| format!("8100{tag:04x}")).unwrap_or_default();
+        let frame = format!("ffffffffffff{source}{tag}{kind}{}", "00".repeat(46));
+        let device = if from == OUTSIDE { "cable" } else { "eth0" };
+        room.ok(from, &["python3", "-c", &SENDS.replace("eth0", device), "1", &frame]);
+    }
+    for (from, _, kind, to) in cases {
+        for (name, vlan) in to {
+            let (_, watching) = watching.iter().find(|(known, _)| known == name).expect("it is watched");
+            let output = watching.output_with(&format!("(0x{kind})"), PATIENCE);
+            let line = output.lines().find(|line| line.contains(&format!("(0x{kind})"))).expect("just seen");
+            let seen = line.split_once("vlan ").map(|(_, rest)| rest.split(',').next().unwrap_or_default());
+            assert_eq!(
+                seen,
+                vlan.map(|vlan| vlan.to_string()).as_deref(),
+                "{kind} from {from} at {name}: {line}"
+            );
+        }
+    }
+    std::thread::sleep(SILENCE);
+    for (from, _, kind, to) in cases {
+        for (name, watching) in &watching {
+            let comes = to.iter().any(|(known, _)| known == name);
+            assert_eq!(
+                watching.output().contains(&format!("(0x{kind})")),
+                comes,
+                "{kind} from {from} at {name}"
+            );
+        }
+    }
+}
+
+/// Ports that may reach the uplink only.
+#[test]
+fn private_ports_do_not_reach_each_other() {
+    needs!("ip", "ping");
+    let Some(room) = Room::open(2, &["--mode", "private"], &[]) else { return };
+    room.reaches(1, OUTSIDE_ADDRESS);
+    room.reaches(2, OUTSIDE_ADDRESS);
+    assert!(!room.pings(1, "10.80.0.2", &[]));
+}

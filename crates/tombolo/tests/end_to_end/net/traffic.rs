@@ -1,0 +1,292 @@
+//! Ordinary traffic of ordinary programs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, SILENCE};
+use crate::common::{PATIENCE, needs};
+
+#[test]
+fn ports_and_a_host_outside_reach_each_other() {
+    needs!("ip", "ping", "iperf3");
+    let Some(room) = Room::open(4, &[], &["--mtu", "9000"]) else { return };
+    for to in [OUTSIDE_ADDRESS, "10.80.0.2", "10.80.0.4", "fd80::100", "fd80::3"] {
+        room.reaches(1, to);
+    }
+    let jumbo = ["-M", "do", "-s", "8972"];
+    assert!(room.pings(2, OUTSIDE_ADDRESS, &jumbo) && room.pings(3, "10.80.0.4", &jumbo), "jumbo frames");
+    // Both ways, between ports and with outside, TCP and UDP, one flow and several.
+    for (server, address) in [("2", "10.80.0.2"), (OUTSIDE, OUTSIDE_ADDRESS), (OUTSIDE, "fd80::100")] {
+        for more in [&[][..], &["-R"], &["-P", "4"], &["-u", "-b", "200M", "-l", "1400"]] {
+            let serving = room.start(server, &["iperf3", "-s", "-1", "--forceflush"]);
+            serving.output_with("listening", PATIENCE);
+            let words = [&["iperf3", "-J", "-t", "1", "-c", address], more].concat();
+            let found: serde_json::Value = serde_json::from_str(&room.ok("1", &words)).unwrap();
+            let end = &found["end"];
+            let received = if more.contains(&"-u") { &end["sum"] } else { &end["sum_received"] };
+            assert!(received["bytes"].as_u64() > Some(1_000_000), "{words:?}: {end:#}");
+            serving.wait(PATIENCE);
+        }
+    }
+    let status = room.json(&["show", &room.port_name(1), "--json"]);
+    let sent = &status["counters"]["sent"];
+    assert!(sent["frames"].as_u64() > sent["segments"].as_u64(), "nothing was sent in segments: {status:#}");
+    assert!(sent["by_size"][6].as_u64() > Some(0), "no long frames: {status:#}");
+}
+
+/// A file comes whole from a web server outside and from one at a port.
+#[test]
+fn a_file_is_fetched_from_nginx() {
+    needs!("ip", "nginx", "wget");
+    let Some(room) = Room::open(2, &[], &[]) else { return };
+    let folder = room.scratch.path();
+    let mut contents = vec![0; 24 << 20];
+    tombolo_random::Random::new(1).fill(&mut contents);
+    fs::write(folder.join("file"), &contents).unwrap();
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+    for (server, address) in [(OUTSIDE, OUTSIDE_ADDRESS), ("2", "10.80.0.2")] {
+        let pid = folder.join("nginx.pid");
+        let text = format!(
+            "daemon off; pid {}; error_log stderr; events {{}}\n\
+             http {{ access_log off; server {{ listen 80; listen [::]:80; root {}; }} }}\n",
+            pid.display(),
+            folder.display()
+        );
+        let file = room.scratch.file("nginx.conf");
+        fs::write(&file, text).unwrap();
+        let serving = room.start(server, &["nginx", "-c", &file]);
+        let got = room.scratch.file("got");
+        let url = format!("http://{address}/file");
+        let fetch = [
+            "wget",
+            "-q",
+            "-t",
+            "50",
+            "--retry-connrefused",
+            "--waitretry",
+            "1",
+            "-T",
+            "20",
+            "-O",
+            &got,
+            &url,
+        ];
+        room.ok("1", &fetch);
+        assert!(fs::read(&got).unwrap() == contents, "the file from {server} differs");
+        serving.signal(Signal::TERM);
+        serving.wait(PATIENCE);
+    }
+}
+
+/// An address by DHCP from a server outside.
+#[test]
+fn dhcp_from_outside_gives_a_port_its_address() {
+    needs!("ip", "dnsmasq", "busybox");
+    let Some(room) = Room::open(1, &[], &[]) else { return };
+    room.ip("1", "address flush dev eth0").unwrap();
+    let range = "--dhcp-range=10.80.0.200,10.80.0.220,1h";
+    let leases = format!("--dhcp-leasefile={}", room.scratch.file("leases"));
+    let words = ["dnsmasq", "--no-daemon", "--port=0", "--interface=cable", "--user=root", range, &leases];
+    let serving = room.start(OUTSIDE, &words);
+    let said = room
+        .ok("1", &["busybox", "udhcpc", "-i", "eth0", "-n", "-q", "-t", "20", "-T", "1", "-s", "/bin/true"]);
+    assert!(said.contains("lease of 10.80.0.2"), "{said}");
+    serving.signal(Signal::TERM);
+    serving.wait(PATIENCE);
+}
+
+const HEARS: &str = "
+import socket, struct, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(('', 7777))
+s.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP,
+             struct.pack('4s4s', socket.inet_aton('239.1.2.3'), socket.inet_aton(sys.argv[1])))
+s.settimeout(float(sys.argv[2]))
+print('listening', flush=True)
+try:
+    print(s.recv(100).decode())
+except TimeoutError:
+    print('nothing')
+";
+
+const SAYS: &str = "
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(sys.argv[1]))
+s.sendto(b'to the group', ('239.1.2.3', 7777))
+";
+
+/// A multicast comes to all ports and the outside; not to a port that is not to get that group.
+#[test]
+fn multicasts_come_to_those_that_are_to_get_them() {
+    needs!("ip", "python3");
+    let Some(mut room) = Room::open(3, &[], &[]) else { return };
+    // All that a port needs for IPv4, without the group.
+    room.attached[3] = None;
+    room.attach(3, &["--groups", "33:33:00:00:00:01"]);
+    room.reaches(3, OUTSIDE_ADDRESS);
+    let listen = |name: &str, address: &str, seconds: &str| {
+        let hearing = room.start(name, &["python3", "-c", HEARS, address, seconds]);
+        hearing.output_with("listening", PATIENCE);
+        hearing
+    };
+    for (from, address) in [("1", "10.80.0.1"), (OUTSIDE, OUTSIDE_ADDRESS)] {
+        let mut hearing = vec![listen("2", "10.80.0.2", "60")];
+        hearing.push(match from {
+            OUTSIDE => listen("1", "10.80.0.1", "60"),
+            _ => listen(OUTSIDE, OUTSIDE_ADDRESS, "60"),
+        });
+        let deaf = listen("3", "10.80.0.3", "1");
+        room.ok(from, &["python3", "-c", SAYS, address]);
+        for hearing in hearing {
+            assert!(hearing.wait(PATIENCE).text().contains("to the group"), "from {from}");
+        }
+        assert!(deaf.wait(PATIENCE).text().contains("nothing"), "from {from}");
+    }
+}
+
+/// The packets of a capture file, by their bytes: how often each was seen.
+fn frames(path: &str) -> BTreeMap<Vec<u8>, usize> {
+    let bytes = fs::read(path).unwrap();
+    let mut rest = bytes.get(24..).expect("a capture file");
+    let mut found = BTreeMap::new();
+    while let Some((header, more)) = rest.split_at_checked(16) {
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap()) as usize;
+        assert_eq!(word(8), word(12), "a frame is cut off");
+        let (frame, after) = more.split_at(word(8));
+        *found.entry(frame.to_vec()).or_default() += 1;
+        rest = after;
+    }
+    found
+}
+
+/// Captures on both sides agree frame by frame, and all checksums are valid, where nothing is offloaded.
+#[test]
+fn captures_on_both_sides_agree_where_nothing_is_offloaded() {
+    needs!("ip", "tcpdump", "tshark", "ethtool", "iperf3");
+    let Some(room) = Room::open(1, &[], &[]) else { return };
+    for (name, device) in [("1", "eth0"), (OUTSIDE, "cable")] {
+        room.ok(
+            name,
+            &["ethtool", "-K", device, "tx", "off", "sg", "off", "tso", "off", "gso", "off", "gro", "off"],
+        );
+    }
+    room.reaches(1, OUTSIDE_ADDRESS);
+    let files = ["one", "other"].map(|name| room.scratch.file(name));
+    let filter = "tcp port 5201 or icmp";
+    let capturing: Vec<_> = [("1", "eth0", &files[0]), (OUTSIDE, "cable", &files[1])]
+        .into_iter()
+        .map(|(name, device, file)| {
+            let words =
+                ["tcpdump", "-q", "-U", "-B", "65536", "-i", device, "-w", file, "-Z", "root", filter];
+            let capturing = room.start(name, &words);
+            capturing.errors_with("listening on", PATIENCE);
+            capturing
+        })
+        .collect();
+    assert!(room.pings(1, OUTSIDE_ADDRESS, &["-s", "1000"]));
+    // Not so fast that the devices' own queues overflow, behind the one capture and before the other.
+    for more in [&["-n", "8M", "-b", "100M"][..], &["-n", "8M", "-b", "100M", "-R"]] {
+        let serving = room.start(OUTSIDE, &["iperf3", "-s", "-1", "--forceflush"]);
+        serving.output_with("listening", PATIENCE);
+        room.ok("1", &[&["iperf3", "-c", OUTSIDE_ADDRESS], more].concat());
+        serving.wait(PATIENCE);
+    }
+    std::thread::sleep(SILENCE);
+    for capturing in &capturing {
+        capturing.signal(Signal::INT);
+    }
+    for capturing in capturing {
+        let outcome = capturing.wait(PATIENCE);
+        assert!(outcome.stderr.contains("0 packets dropped by kernel"), "{}", outcome.stderr);
+    }
+    let [one, other] = files.each_ref().map(|file| frames(file));
+    assert!(one.len() > 1000, "only {} frames", one.len());
+    assert!(one == other, "{} and {} different frames", one.len(), other.len());
+    for file in &files {
+        let wrong =
+            "tcp.checksum.status == \"Bad\" or ip.checksum.status == \"Bad\" or icmp.checksum.status == 0";
+        let check =
+            ["-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE", "-r", file, "-Y", wrong];
+        let output = super::run("tshark", &check);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+/// The owner is killed and started again, and so is a port: connections of the others live on.
+#[test]
+fn a_connection_outlives_its_owner_and_other_ports() {
+    needs!("ip", "python3", "ping");
+    let Some(mut room) = Room::open(3, &[], &[]) else { return };
+    room.reaches(1, "10.80.0.2");
+    const SERVES: &str = "
+import socket
+s = socket.create_server(('', 7000)); print('listening', flush=True)
+c, _ = s.accept()
+while (data := c.recv(100)): c.sendall(data)
+";
+    const ASKS: &str = "
+import socket, time
+c = socket.create_connection(('10.80.0.2', 7000), 20)
+c.settimeout(100)
+for n in range(1000000):
+    c.sendall(b'%08d' % n)
+    got = b''
+    while len(got) < 8: got += c.recv(8 - len(got))
+    assert got == b'%08d' % n, got
+    if n % 50 == 0: print('round', n, flush=True)
+    time.sleep(0.002)
+";
+    let serving = room.start("2", &["python3", "-c", SERVES]);
+    serving.output_with("listening", PATIENCE);
+    let asking = room.start("1", &["python3", "-c", ASKS]);
+    asking.output_with("round", PATIENCE);
+    let goes_on = || {
+        let before = asking.output().len();
+        let since = Instant::now();
+        while asking.output().len() < before + 20 {
+            assert!(since.elapsed() < PATIENCE, "the connection stands still: {}", asking.errors());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    for signal in [Signal::KILL, Signal::TERM] {
+        room.owner().signal(signal);
+        room.owner().await_end(PATIENCE);
+        // Until there is another one, the devices stay, without carrier.
+        let since = Instant::now();
+        while !room.ok("1", &["ip", "link", "show", "eth0"]).contains("NO-CARRIER") {
+            assert!(since.elapsed() < PATIENCE, "it has a carrier without an owner");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        room.serve(&[]);
+        goes_on();
+    }
+    // The uplink's cable is out: ports see that.
+    room.ip(OUTSIDE, "link set cable down").unwrap();
+    let since = Instant::now();
+    while !room.ok("1", &["ip", "link", "show", "eth0"]).contains("NO-CARRIER") {
+        assert!(since.elapsed() < PATIENCE, "it has a carrier while the uplink has none");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    room.ip(OUTSIDE, "link set cable up").unwrap();
+    goes_on();
+    // Another port ends, by force, and comes back.
+    for _ in 0..3 {
+        room.attached[3].as_mut().unwrap().signal(Signal::KILL);
+        room.attached[3] = None;
+        let since = Instant::now();
+        while room.at("3", &["ip", "link", "show", "eth0"]).status.success() {
+            assert!(since.elapsed() < PATIENCE, "the device of a dead port stays");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        goes_on();
+        room.attach(3, &[]);
+        room.reaches(3, "10.80.0.1");
+    }
+    assert_eq!(room.json(&["ls", "--json"])["ports"].as_array().map(Vec::len), Some(3));
+}
