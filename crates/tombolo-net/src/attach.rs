@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tombolo_core::nic::Mac;
 use tombolo_host::net::{Interface, TapQueues, in_namespace, set_carrier};
@@ -16,6 +16,8 @@ use crate::protocol::{Answer, Ask, Port};
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// How often the caller's wish to end is looked at.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a device of the same name may take to go.
+const GOING_TIMEOUT: Duration = Duration::from_secs(2);
 /// The most queues of a port: as many as one message passes.
 pub const QUEUES_MAX: usize = MAX_DESCRIPTORS;
 
@@ -45,7 +47,7 @@ impl Attached {
             text => Some(text.parse().map_err(io::Error::other)?),
         };
         let (tap, interface, mac) = in_namespace(namespace, || {
-            let tap = TapQueues::new(&port.tap, queues.clamp(1, QUEUES_MAX))?;
+            let tap = make(&port.tap, queues.clamp(1, QUEUES_MAX))?;
             // Nothing is to be sent before somebody reads it.
             tap.iter().try_for_each(|queue| set_carrier(queue, false))?;
             let interface = Interface::open(&port.tap)?;
@@ -135,6 +137,19 @@ impl Attached {
             }
         }
         Ok(())
+    }
+}
+
+/// Makes a device. One of this name may be going just now: the owner has it until it sees that its port has ended.
+fn make(name: &str, queues: usize) -> io::Result<TapQueues> {
+    let since = Instant::now();
+    loop {
+        match TapQueues::new(name, queues) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && since.elapsed() < GOING_TIMEOUT => {
+                std::thread::sleep(RETRY_INTERVAL);
+            }
+            made => return made,
+        }
     }
 }
 
