@@ -181,8 +181,21 @@ fn captures_on_both_sides_agree_where_nothing_is_offloaded() {
     let capturing: Vec<_> = [("1", "eth0", &files[0]), (OUTSIDE, "cable", &files[1])]
         .into_iter()
         .map(|(name, device, file)| {
-            let words =
-                ["tcpdump", "-q", "-U", "-B", "65536", "-i", device, "-w", file, "-Z", "root", filter];
+            let words = [
+                "tcpdump",
+                "-q",
+                "-U",
+                "--immediate-mode",
+                "-B",
+                "65536",
+                "-i",
+                device,
+                "-w",
+                file,
+                "-Z",
+                "root",
+                filter,
+            ];
             let capturing = room.start(name, &words);
             capturing.errors_with("listening on", PATIENCE);
             capturing
