@@ -15,6 +15,7 @@ use tombolo_app::child;
 
 mod crowd;
 mod faults;
+mod net;
 mod paging;
 mod rdma;
 mod reads;
@@ -37,6 +38,8 @@ enum Bench {
     Rdma(rdma::Arguments),
     /// Transfers to and from memory of programs' own whose pages are absent, beside pinning and touching them before.
     Faults(faults::Arguments),
+    /// Two namespaces joined by `tombolo net`, beside veth, a bridge, macvlan and a bare relay.
+    Net(net::Arguments),
     /// Uniformly random reads of an area that is larger than local memory.
     Reads(reads::Arguments),
     /// How long `tombolo run` takes beyond what it borrows and what its program does.
@@ -68,6 +71,18 @@ enum Bench {
     /// The far end of the bare UDP of `rdma`.
     #[command(hide = true)]
     UdpSink(rdma::bare::Arguments),
+    /// The bare relay of `net`.
+    #[command(hide = true)]
+    NetRelay {
+        /// The two namespaces.
+        namespaces: Vec<String>,
+    },
+    /// Packets of `net`.
+    #[command(hide = true)]
+    NetPackets {
+        #[command(subcommand)]
+        end: net::packets::End,
+    },
     /// The measured program of `reads`.
     #[command(hide = true)]
     Reader(reads::reader::Arguments),
@@ -142,6 +157,9 @@ fn main() -> ExitCode {
         Bench::Echo => paging::echo::respond(),
         Bench::RdmaFar(arguments) => rdma::far::main(&arguments),
         Bench::UdpSink(arguments) => rdma::bare::sink(&arguments),
+        Bench::Net(arguments) => net::main(&arguments),
+        Bench::NetRelay { namespaces } => net::relay::main(&namespaces),
+        Bench::NetPackets { end } => net::packets::main(&end),
         Bench::Reader(arguments) => reads::reader::main(&arguments),
         Bench::BareHandlers(arguments) => reads::bare::handlers(&arguments),
     };

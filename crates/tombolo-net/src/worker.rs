@@ -320,7 +320,7 @@ impl Worker {
 
     /// Writes the frame in the buffer to all ports that get it.
     fn deliver(&mut self, queue: usize) {
-        let header = self.buffer.header();
+        let wire = self.targets.wire;
         let targets = std::mem::take(&mut self.targets.ports);
         for id in &targets {
             let is_trunk =
@@ -330,16 +330,16 @@ impl Worker {
             let target = port.and_then(|port| port.queues.get(queue % port.queues.len().max(1)));
             let was_taken =
                 target.is_some_and(|target| self.buffer.write(target.as_fd(), tag, false).is_ok());
-            self.exchange.delivered(*id, &header, self.buffer.frame(), was_taken);
+            self.exchange.delivered(*id, self.buffer.frame(), &wire, was_taken);
         }
         self.targets.ports = targets;
     }
 
     fn send_now(&mut self, id: PortId) {
         match self.uplink.write(&self.buffer, self.tag(true)) {
-            Ok(()) => self.exchange.sent_now(&self.buffer.header(), self.buffer.frame()),
+            Ok(()) => self.exchange.sent_now(self.buffer.frame(), &self.targets.wire),
             Err(Errno::AGAIN) => {
-                self.exchange.keep(id, &self.buffer.header(), self.buffer.frame());
+                self.exchange.keep(id, self.targets.wire);
                 self.keep(id);
             }
             Err(_) => self.exchange.lost_at_uplink(),

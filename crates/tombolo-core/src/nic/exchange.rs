@@ -235,6 +235,7 @@ impl Exchange {
         let (is_shaped, is_full) = (self.limits.rate.is_some(), self.is_full);
         let port = self.port_mut(id).ok_or(Refusal::WrongSource)?;
         let wire = wire.inspect_err(|refusal| port.counters.refuse(*refusal))?;
+        targets.wire = wire;
         port.counters.sent.count(&wire);
         if !targets.uplink {
             // It has nothing for the uplink at present.
@@ -283,33 +284,30 @@ impl Exchange {
         let wire =
             checked.and_then(|wire| self.switch.forward(Origin::Uplink, frame, targets).map(|()| wire));
         let wire = wire.inspect_err(|refusal| self.uplink_counters.refuse(*refusal))?;
+        targets.wire = wire;
         self.uplink_counters.sent.count(&wire);
         Ok(())
     }
 
     /// A frame that came from somewhere was given to a port, or the port could not take it.
-    pub fn delivered(&mut self, id: PortId, header: &OffloadHeader, frame: &[u8], was_taken: bool) {
+    pub fn delivered(&mut self, id: PortId, frame: &[u8], wire: &Wire, was_taken: bool) {
         let Some(port) = self.port_mut(id) else { return };
-        if !was_taken {
+        if was_taken {
+            count_received(&mut port.counters, frame, wire);
+        } else {
             port.counters.undelivered += 1;
-        } else if let Ok(wire) = offload::on_wire(header, frame, usize::MAX / 2) {
-            count_received(&mut port.counters, frame, &wire);
         }
     }
 
     /// A frame was sent to the uplink as soon as it was read ([`Outward::Now`]).
-    pub fn sent_now(&mut self, header: &OffloadHeader, frame: &[u8]) {
-        if let Ok(wire) = offload::on_wire(header, frame, usize::MAX / 2) {
-            count_received(&mut self.uplink_counters, frame, &wire);
-        }
+    pub fn sent_now(&mut self, frame: &[u8], wire: &Wire) {
+        count_received(&mut self.uplink_counters, frame, wire);
     }
 
     /// The uplink is full: a frame that was to be sent now is kept, as if it had been [`Outward::Later`].
-    pub fn keep(&mut self, id: PortId, header: &OffloadHeader, frame: &[u8]) {
+    pub fn keep(&mut self, id: PortId, wire: Wire) {
         self.uplink_is_full();
-        if let Ok(wire) = offload::on_wire(header, frame, usize::MAX / 2) {
-            self.wait(id, wire);
-        }
+        self.wait(id, wire);
     }
 
     /// A frame that was to be sent now was refused by the uplink for good.

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use super::frame::{Frame, Mac};
-use super::offload::BadOffload;
+use super::offload::{BadOffload, Wire};
 use super::scheduler::PortId;
 
 /// Where a frame came from.
@@ -156,6 +156,8 @@ pub struct Targets {
     pub uplink: bool,
     /// The virtual network: 0, or the tag with which it goes to the uplink and to trunks.
     pub vlan: u16,
+    /// What it is on the wire, where the exchange has asked for the targets.
+    pub wire: Wire,
 }
 
 /// The switch of an interface. See the module's documentation.

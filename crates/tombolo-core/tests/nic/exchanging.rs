@@ -123,10 +123,10 @@ fn run(seed: u64) {
                             assert!(rate.is_none() && !is_full);
                             if random.one_in(20) {
                                 is_full = true;
-                                exchange.keep(id, &header, &bytes);
+                                exchange.keep(id, targets.wire);
                                 ports[usize::from(id.0)].kept = Some(sample);
                             } else {
-                                exchange.sent_now(&header, &bytes);
+                                exchange.sent_now(&bytes, &targets.wire);
                                 ports[usize::from(id.0)].outside.push(sample.number);
                             }
                         }
@@ -136,7 +136,7 @@ fn run(seed: u64) {
                 } else {
                     assert_eq!(result, Ok(Outward::No));
                     assert_eq!(targets.ports, [PortId(sample.to.into())]);
-                    exchange.delivered(PortId(sample.to.into()), &header, &bytes, true);
+                    exchange.delivered(PortId(sample.to.into()), &bytes, &targets.wire, true);
                     ports[usize::from(sample.to)].came.push(u64::from(id.0) << 32 | sample.number);
                 }
             }
