@@ -1,4 +1,4 @@
-//! `cargo xtask bench paging|rdma|faults`: Tombolo beside others, on this machine, and
+//! `cargo xtask bench paging|rdma|faults|net`: Tombolo beside others, on this machine, and
 //! the page in `bench/` that shows it. Each bench writes a part of the page.
 
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use tombolo_app::median;
 use crate::command::cargo;
 
 mod faults;
+mod net;
 mod page;
 mod paging;
 mod rdma;
@@ -18,7 +19,8 @@ mod rdma;
 const USAGE: &str = "\
 usage: cargo xtask bench paging [--runs N] [--only faults|reads|start|sort|redis|chase]
        cargo xtask bench rdma [--runs N]
-       cargo xtask bench faults [--runs N]";
+       cargo xtask bench faults [--runs N]
+       cargo xtask bench net [--runs N]";
 
 /// Builds the release binary of a package, which has the same name; where it is.
 pub fn build(package: &str) -> Result<PathBuf, String> {
@@ -48,6 +50,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
         Some("paging") => paging::main(rest),
         Some("rdma") => rdma::main(rest),
         Some("faults") => faults::main(rest),
+        Some("net") => net::main(rest),
         _ => Err(USAGE.into()),
     }
 }

@@ -34,11 +34,10 @@ pub fn main(namespaces: &[String]) -> Result<(), Failure> {
         }
         let ready = waits.map(|wait| !wait.revents().is_empty());
         for ((from, to), ready) in [(&one, &other), (&other, &one)].into_iter().zip(ready) {
-            while ready {
-                match rustix::io::read(from.as_fd(), &mut buffer) {
-                    // What cannot be delivered is dropped.
-                    Ok(length) => drop(rustix::io::write(to.as_fd(), &buffer[..length])),
-                    Err(_) => break,
+            if ready {
+                // What cannot be delivered is dropped.
+                while let Ok(length) = rustix::io::read(from.as_fd(), &mut buffer) {
+                    let _ = rustix::io::write(to.as_fd(), &buffer[..length]);
                 }
             }
         }
