@@ -1,13 +1,13 @@
 //! A port: a TAP device in a namespace, which whoever attaches it keeps while owners come and go.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use tombolo_core::nic::Mac;
 use tombolo_host::net::{Interface, TapQueues, in_namespace, set_carrier};
-use tombolo_host::unix::MAX_DESCRIPTORS;
+use tombolo_host::unix::{MAX_DESCRIPTORS, UnixError};
 
 use crate::client::{AskError, Client};
 use crate::protocol::{Answer, Ask, Port};
@@ -25,6 +25,7 @@ pub const QUEUES_MAX: usize = MAX_DESCRIPTORS;
 pub struct Attached {
     tap: TapQueues,
     interface: Interface,
+    index: u32,
     port: Port,
     path: PathBuf,
     client: Option<Client>,
@@ -60,7 +61,8 @@ impl Attached {
             Ok((tap, interface, mac))
         })?;
         port.mac = Mac(mac).to_string();
-        let mut attached = Self { tap, interface, port, path: owner.to_owned(), client: None };
+        let index = interface.index()?;
+        let mut attached = Self { tap, interface, index, port, path: owner.to_owned(), client: None };
         attached.connect()?;
         Ok(attached)
     }
@@ -81,7 +83,14 @@ impl Attached {
 
     /// Follows what the owner says of the uplink.
     fn heed(&self, answer: &Answer) {
-        if let Answer::Attached { has_carrier, segment_bytes_max } = answer {
+        if let Answer::Attached { has_carrier, segment_bytes_max, mtu } = answer {
+            if *mtu < self.port.mtu {
+                tracing::warn!(
+                    uplink = mtu,
+                    port = self.port.mtu,
+                    "frames longer than the uplink's MTU are lost there"
+                );
+            }
             if let Err(error) = self.interface.set_segment_bytes(*segment_bytes_max) {
                 tracing::warn!(%error, "others wait for longer segments of this port");
             }
@@ -90,10 +99,9 @@ impl Attached {
     }
 
     fn plug(&self, has_carrier: bool) {
-        for queue in self.tap.iter() {
-            if let Err(error) = set_carrier(queue.as_fd(), has_carrier) {
-                tracing::warn!(%error, "the carrier is as it was");
-            }
+        // It is the device's, whichever queue is asked.
+        if let Some(Err(error)) = self.tap.iter().next().map(|queue| set_carrier(queue, has_carrier)) {
+            tracing::warn!(%error, "the carrier is as it was");
         }
     }
 
@@ -101,7 +109,7 @@ impl Attached {
     /// comes, or refuses the port.
     ///
     /// # Errors
-    /// Its device is gone, for instance with its namespace.
+    /// Its device is gone. (Its namespace stays as long as this does.)
     pub fn keep(
         &mut self,
         is_over: impl Fn() -> bool,
@@ -109,20 +117,31 @@ impl Attached {
     ) -> Result<(), AttachError> {
         let mut refused = String::new();
         while !is_over() {
+            // It may have been deleted by hand, and another one made.
+            if self.interface.index()? != self.index {
+                return Err(
+                    io::Error::other(format!("the device {} is another one now", self.port.tap)).into()
+                );
+            }
             let Some(client) = &self.client else {
                 match self.connect() {
                     Ok(()) => {
                         refused.clear();
                         says("attached again");
                     }
-                    Err(AttachError::Ask(AskError::Refused(reason))) => {
+                    // Nobody listens yet.
+                    Err(AttachError::Ask(AskError::Socket(UnixError::Path {
+                        errno: Errno::CONNREFUSED | Errno::NOENT,
+                        ..
+                    }))) => std::thread::sleep(RETRY_INTERVAL),
+                    Err(error) => {
+                        let reason = error.to_string();
                         if reason != refused {
-                            says(&format!("the owner refuses the port: {reason}"));
+                            says(&format!("cannot attach again: {reason}"));
                             refused = reason;
                         }
                         std::thread::sleep(RETRY_INTERVAL);
                     }
-                    Err(_) => std::thread::sleep(RETRY_INTERVAL),
                 }
                 continue;
             };

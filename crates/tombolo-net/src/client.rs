@@ -52,11 +52,6 @@ impl Client {
         }
     }
 
-    /// The connection.
-    pub fn socket(&self) -> &SeqpacketSocket {
-        &self.socket
-    }
-
     /// Asks, and waits for the answer.
     ///
     /// # Errors

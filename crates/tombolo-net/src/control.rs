@@ -1,7 +1,8 @@
 //! What an owner answers: who may attach, change and see which port.
 
-use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::os::fd::AsFd;
 
 use tombolo_core::nic::{self, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns};
 use tombolo_host::net::is_tap;
@@ -9,7 +10,8 @@ use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::PeerIdentity;
 
 use crate::protocol::{
-    Answer, Ask, Changes, Counters, Port, PortStatus, Request, Traffic, UplinkStatus, VERSION, Vlans,
+    Answer, Ask, Changes, Counters, PORTS_AT_ONCE, Port, PortStatus, Request, Traffic, UPLINK, UplinkStatus,
+    VERSION, Vlans,
 };
 use crate::worker::{Handle, Worker};
 
@@ -17,6 +19,10 @@ use crate::worker::{Handle, Worker};
 pub const PORTS_MAX: usize = 1024;
 /// The longest name of a port.
 const NAME_BYTES_MAX: usize = 64;
+/// The longest name of a device or namespace.
+const TEXT_BYTES_MAX: usize = 256;
+/// The most addresses, groups or virtual networks of a port.
+const LIST_MAX: usize = 64;
 /// The longest segment that a port sends where nothing is slow.
 pub const SEGMENT_BYTES_MAX: u32 = 65_536;
 /// How long the wire may be taken by one segment of a shaped uplink: others wait as long.
@@ -40,6 +46,7 @@ pub struct Control {
     worker: Handle,
     own_user: u32,
     has_carrier: bool,
+    mtu: u32,
     /// Ports are to be told what has changed of the uplink.
     has_news: bool,
 }
@@ -56,6 +63,21 @@ fn config_of(port: &Port) -> Result<PortConfig, String> {
             "`{}` is no name of a port: letters, digits and -_.@: up to {NAME_BYTES_MAX}",
             port.name
         ));
+    }
+    if port.name == UPLINK {
+        return Err(format!("a port cannot be called {UPLINK}: choose a name with --name"));
+    }
+    let is_plain = |text: &str| text.len() <= TEXT_BYTES_MAX && !text.chars().any(char::is_control);
+    if !is_plain(&port.tap) || !port.namespace.as_deref().is_none_or(is_plain) {
+        return Err(format!(
+            "the names of device and namespace are plain text, up to {TEXT_BYTES_MAX} bytes"
+        ));
+    }
+    let count = |length: Option<usize>| length.unwrap_or(0);
+    let trunk = if let Vlans::Trunk(all) = &port.vlans { all.len() } else { 0 };
+    let addresses = count(port.addresses.as_ref().map(BTreeSet::len));
+    if addresses.max(count(port.groups.as_ref().map(BTreeSet::len))).max(trunk) > LIST_MAX {
+        return Err(format!("a port has at most {LIST_MAX} addresses, groups and VLANs"));
     }
     if !(MTU_MIN..=MTU_MAX).contains(&port.mtu) {
         return Err(format!("an MTU of {} is not between {MTU_MIN} and {MTU_MAX}", port.mtu));
@@ -95,9 +117,9 @@ fn segment_bytes(rate: Option<u64>) -> u32 {
 
 impl Control {
     /// An owner without ports.
-    pub fn new(worker: Handle, has_carrier: bool) -> Self {
+    pub fn new(worker: Handle, has_carrier: bool, mtu: u32) -> Self {
         let own_user = rustix::process::geteuid().as_raw();
-        Self { ports: BTreeMap::new(), worker, own_user, has_carrier, has_news: false }
+        Self { ports: BTreeMap::new(), worker, own_user, has_carrier, mtu, has_news: false }
     }
 
     /// Answers a request that came by this connection.
@@ -127,7 +149,7 @@ impl Control {
     ) -> Result<Answer, String> {
         match ask {
             Ask::Attach(port) => self.attach(connection, peer, port, descriptors),
-            Ask::List => Ok(Answer::Ports(self.ports.keys().cloned().collect())),
+            Ask::List { after } => self.list(after),
             Ask::Show(name) => self.show(&name),
             Ask::ShowUplink => self.show_uplink(),
             Ask::Set { port, changes } => self.set(peer, &port, changes),
@@ -136,8 +158,9 @@ impl Control {
     }
 
     fn attached(&self) -> Result<Answer, String> {
-        let rate = self.call(|worker| worker.exchange.limits().rate)?;
-        Ok(Answer::Attached { has_carrier: self.has_carrier, segment_bytes_max: segment_bytes(rate) })
+        let (rate, mtu) =
+            self.call(|worker| (worker.exchange.limits().rate, worker.exchange.limits().mtu))?;
+        Ok(Answer::Attached { has_carrier: self.has_carrier, segment_bytes_max: segment_bytes(rate), mtu })
     }
 
     fn call<T: Send + 'static>(
@@ -169,11 +192,10 @@ impl Control {
         let taken = |number: &u16| self.ports.values().any(|attached| attached.id.0 == *number);
         let free = (0..PORTS_MAX as u16).find(|number| !taken(number));
         let id = PortId(free.ok_or_else(|| format!("there are {PORTS_MAX} ports already"))?);
-        let queues: Vec<OwnedFd> = descriptors.into_iter().map(OwnedFd::from).collect();
         self.call(move |worker| {
             let now_ns = worker.now_ns();
             worker.exchange.set(now_ns, id, config).map_err(|error| error.to_string())?;
-            worker.add(id, queues).map_err(|error| {
+            worker.add(id, descriptors).map_err(|error| {
                 worker.remove(id);
                 format!("cannot watch the queues: {error}")
             })
@@ -193,13 +215,32 @@ impl Control {
         }
     }
 
+    /// Whether no frames are moved any more.
+    pub fn is_of_no_use(&self) -> bool {
+        self.worker.is_of_no_use()
+    }
+
+    /// The connections of ports whose devices are gone.
+    pub fn take_gone(&self) -> Vec<u64> {
+        let gone = self.worker.take_gone();
+        self.ports
+            .values()
+            .filter(|attached| gone.contains(&attached.id))
+            .map(|attached| attached.connection)
+            .collect()
+    }
+
     /// The connections that have ports.
     pub fn connections(&self) -> impl Iterator<Item = u64> {
         self.ports.values().map(|attached| attached.connection)
     }
 
-    /// The uplink has a carrier now, or none.
-    pub fn set_carrier(&mut self, has_carrier: bool) {
+    /// The uplink has a carrier now, or none, and takes frames of this size.
+    pub fn set_uplink_state(&mut self, has_carrier: bool, mtu: u32) {
+        if std::mem::replace(&mut self.mtu, mtu) != mtu {
+            let _ = self.call(move |worker| worker.exchange.set_mtu(mtu));
+            self.has_news = true;
+        }
         if std::mem::replace(&mut self.has_carrier, has_carrier) != has_carrier {
             tracing::info!(has_carrier, "the uplink's carrier has changed");
             self.has_news = true;
@@ -215,27 +256,43 @@ impl Control {
         self.ports.get(name).ok_or_else(|| match self.ports.len() {
             0 => format!("there is no port {name}: none is attached"),
             _ => {
-                let all: Vec<_> = self.ports.keys().map(String::as_str).collect();
-                format!("there is no port {name}, but {}", all.join(", "))
+                let some: Vec<_> = self.ports.keys().take(20).map(String::as_str).collect();
+                let more = if self.ports.len() > some.len() { ", ..." } else { "" };
+                format!("there is no port {name}, but {}{more}", some.join(", "))
             }
         })
     }
 
     fn show(&self, name: &str) -> Result<Answer, String> {
-        let attached = self.find(name)?;
-        let id = attached.id;
-        let (queues, is_waiting, counters) = self.call(move |worker| {
-            let counters = worker.exchange.counters(id).copied().unwrap_or_default();
-            (worker.queues(id), worker.exchange.is_waiting(id), counters)
+        let mut found = self.statuses(&[self.find(name)?])?;
+        found.pop().map(|status| Answer::Port(Box::new(status))).ok_or_else(|| "the port has gone".into())
+    }
+
+    fn list(&self, after: Option<String>) -> Result<Answer, String> {
+        let first = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let some = self.ports.range((first, Bound::Unbounded)).take(PORTS_AT_ONCE);
+        Ok(Answer::Ports(self.statuses(&some.map(|(_, attached)| attached).collect::<Vec<_>>())?))
+    }
+
+    /// How these ports are at one moment.
+    fn statuses(&self, all: &[&Attached]) -> Result<Vec<PortStatus>, String> {
+        let ids: Vec<PortId> = all.iter().map(|attached| attached.id).collect();
+        let found = self.call(move |worker| {
+            let of = |id: &PortId| {
+                let counters = worker.exchange.counters(*id).copied().unwrap_or_default();
+                (worker.queues(*id), worker.exchange.is_waiting(*id), counters)
+            };
+            ids.iter().map(of).collect::<Vec<_>>()
         })?;
-        Ok(Answer::Port(Box::new(PortStatus {
+        let statuses = all.iter().zip(found).map(|(attached, (queues, is_waiting, counters))| PortStatus {
             port: attached.port.clone(),
             queues,
             is_waiting,
             process: attached.peer.process_id,
             user: attached.peer.user_id,
             counters: counters_of(&counters),
-        })))
+        });
+        Ok(statuses.collect())
     }
 
     fn show_uplink(&self) -> Result<Answer, String> {

@@ -4,8 +4,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 
 use rustix::io::{Errno, ReadWriteFlags};
-use tombolo_core::nic::TAG_BYTES;
 use tombolo_core::nic::offload::{OFFLOAD_BYTES, OffloadHeader, shifted};
+use tombolo_core::nic::{TAG_BYTES, Tag};
 
 /// Bytes of the addresses, behind which a tag stands.
 const ADDRESSES_BYTES: usize = 12;
@@ -19,22 +19,10 @@ pub struct FrameBuffer {
     length: usize,
 }
 
-/// What happens to a frame's tag on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tag {
-    /// It stays as it is.
-    Keep,
-    /// This one is put in.
-    Insert(u16),
-    /// It is taken out.
-    Remove,
-}
-
 impl FrameBuffer {
     /// An empty one.
     pub fn new() -> Self {
-        // One byte more: what fills it is too long.
-        let bytes = vec![0; OFFLOAD_BYTES + FRAME_BYTES_MAX + TAG_BYTES + 1];
+        let bytes = vec![0; OFFLOAD_BYTES + FRAME_BYTES_MAX + TAG_BYTES];
         Self { bytes: bytes.into_boxed_slice(), length: 0 }
     }
 
@@ -64,6 +52,8 @@ impl FrameBuffer {
     pub fn insert(&mut self, kind: u16, contents: u16) {
         let at = OFFLOAD_BYTES + ADDRESSES_BYTES;
         if self.length < at || self.length + TAG_BYTES > self.bytes.len() {
+            // Without its tag it would be one of another virtual network.
+            self.length = 0;
             return;
         }
         let header = shifted(&self.header(), TAG_BYTES as i16);
@@ -91,8 +81,8 @@ impl FrameBuffer {
         Ok(())
     }
 
-    /// Writes the frame as it is, or with another tag. `waits`: whether the descriptor is one of this process, which
-    /// never waits.
+    /// Writes the frame as it is, or with another tag. `is_own`: the descriptor is one that this process has opened, whose
+    /// writes do not wait; for others that is asked for each time.
     ///
     /// # Errors
     /// As the kernel says.
@@ -108,6 +98,11 @@ impl FrameBuffer {
             Tag::Insert(vlan) => {
                 let [high, low] = vlan.to_be_bytes();
                 let (header, tag) = (shifted(&header, TAG_BYTES as i16), [0x81, 0, high, low]);
+                put(to, &[&header, addresses, &tag, rest].map(IoSlice::new), is_own)
+            }
+            Tag::Replace(vlan) => {
+                let [high, low] = vlan.to_be_bytes();
+                let (tag, rest) = ([0x81, 0, high, low], rest.get(TAG_BYTES..).ok_or(Errno::INVAL)?);
                 put(to, &[&header, addresses, &tag, rest].map(IoSlice::new), is_own)
             }
             Tag::Remove | Tag::Keep => {

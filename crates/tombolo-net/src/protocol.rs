@@ -2,13 +2,18 @@
 //!
 //! A connection that has attached a port lives as long as the port does.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
 /// The longest message.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// How many ports are listed at once: their message is no longer than [`MESSAGE_BYTES_MAX`], unless they have very many
+/// addresses.
+pub const PORTS_AT_ONCE: usize = 16;
+/// What the uplink is called where ports are named.
+pub const UPLINK: &str = "uplink";
 /// Of this file. An owner refuses what it does not know.
 pub const VERSION: u16 = 1;
 
@@ -27,8 +32,11 @@ pub struct Request {
 pub enum Ask {
     /// Take this port; the queues of its TAP device come with the message.
     Attach(Port),
-    /// Name all ports.
-    List,
+    /// Show the ports whose names come after this one, up to [`PORTS_AT_ONCE`], as they are at one moment.
+    List {
+        /// The last one of the answer before.
+        after: Option<String>,
+    },
     /// Show one port.
     Show(String),
     /// Show the uplink.
@@ -141,9 +149,11 @@ pub enum Answer {
         has_carrier: bool,
         /// Bytes of the longest segment that it is to send, since the uplink is slow.
         segment_bytes_max: u32,
+        /// The most bytes behind an Ethernet header that the uplink takes.
+        mtu: u32,
     },
-    /// The names of all ports.
-    Ports(Vec<String>),
+    /// Some ports, by name; none: there are no more.
+    Ports(Vec<PortStatus>),
     /// One port.
     Port(Box<PortStatus>),
     /// The uplink.
@@ -178,8 +188,8 @@ pub struct Counters {
     pub sent: Traffic,
     /// What it has received.
     pub received: Traffic,
-    /// What it has sent and was dropped, by reason.
-    pub refused: Vec<(String, u64)>,
+    /// What came from it and was dropped, by reason: of what a port has sent, and of what the uplink has received.
+    pub refused: BTreeMap<String, u64>,
     /// Frames for it that it could not take.
     pub undelivered: u64,
 }
@@ -218,6 +228,6 @@ pub struct UplinkStatus {
     pub scheduler: String,
     /// Whether ports reach each other: `bridge` or `private`.
     pub mode: String,
-    /// What was counted: sent is what came from outside.
+    /// What was counted: sent is what went out there.
     pub counters: Counters,
 }

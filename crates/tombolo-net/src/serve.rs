@@ -41,6 +41,7 @@ pub struct Owner {
     listeners: Vec<SeqpacketListener>,
     control: Control,
     interface: tombolo_host::net::Interface,
+    index: u32,
     connections: HashMap<u64, (SeqpacketSocket, PeerIdentity)>,
     next_connection: u64,
 }
@@ -64,14 +65,15 @@ impl Owner {
         };
         let has_carrier = interface.is_running()?;
         let worker = Handle::start(Exchange::new(options.mode, limits), uplink)?;
-        let control = Control::new(worker, has_carrier);
-        Ok(Self { listeners, control, interface, connections: HashMap::new(), next_connection: 0 })
+        let control = Control::new(worker, has_carrier, limits.mtu);
+        let index = interface.index()?;
+        Ok(Self { listeners, control, interface, index, connections: HashMap::new(), next_connection: 0 })
     }
 
     /// Serves until the caller says so.
     ///
     /// # Errors
-    /// The kernel does not let it wait.
+    /// The uplink is gone, or the kernel does not let it wait.
     pub fn serve(&mut self, is_over: impl Fn() -> bool) -> io::Result<()> {
         let timeout = Timespec { tv_sec: 0, tv_nsec: CHECK_INTERVAL.subsec_nanos().into() };
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
@@ -96,7 +98,14 @@ impl Owner {
             if listeners.contains(&true) {
                 self.accept();
             }
-            self.control.set_carrier(self.interface.is_running().unwrap_or(false));
+            // One of the same name that has come since is another one.
+            if self.control.is_of_no_use() || self.interface.index()? != self.index {
+                return Err(io::Error::other(format!("the uplink {} is gone", self.interface.name())));
+            }
+            self.control.set_uplink_state(self.interface.is_running()?, self.interface.mtu()?);
+            for number in self.control.take_gone() {
+                self.hang_up(number);
+            }
             self.tell_ports();
         }
         Ok(())

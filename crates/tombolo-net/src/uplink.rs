@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use tombolo_host::net::{Interface, PacketSocket, TapQueues};
 
-use crate::frames::{FrameBuffer, Tag};
+use tombolo_core::nic::Tag;
+
+use crate::frames::FrameBuffer;
 
 /// Which interface is the uplink.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,7 +104,7 @@ impl Uplink {
     /// Writes a frame.
     ///
     /// # Errors
-    /// [`Errno::AGAIN`] and [`Errno::NOBUFS`]: it takes no more at present; others: it does not take this one.
+    /// [`Errno::AGAIN`]: it takes no more at present; others: it does not take this one.
     pub fn write(&self, buffer: &FrameBuffer, tag: Tag) -> Result<(), Errno> {
         buffer.write(self.as_fd(), tag, true)
     }

@@ -1,10 +1,11 @@
-//! The thread that moves frames. It does what [`Exchange`] says, and what [`Call`]s ask between two steps.
+//! The thread that moves frames. It does what [`Exchange`] says, and what its [`Handle`] asks between two steps.
 
 use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -12,14 +13,16 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
-use tombolo_core::nic::{Exchange, Frame, Outward, PortId, Step, Targets, Vlans};
+use tombolo_core::nic::{Exchange, Outward, PortId, Step, Tag, Targets, Vlans};
+use tombolo_host::passed::PassedDescriptor;
 
-use crate::frames::{FrameBuffer, Tag, is_gone};
+use crate::frames::{FrameBuffer, is_gone};
 use crate::uplink::Uplink;
 
 /// A port's queues.
 struct Queues {
-    queues: Vec<OwnedFd>,
+    /// Closed by others than this thread when they are dropped: closing the last one of a device takes long.
+    queues: Vec<PassedDescriptor>,
     /// Whether each may have frames.
     ready: Vec<bool>,
     /// Which is read next.
@@ -48,8 +51,23 @@ pub struct Worker {
 type Call = Box<dyn FnOnce(&mut Worker) + Send>;
 
 struct Shared {
-    calls: Mutex<VecDeque<Call>>,
+    /// `None`: the thread has ended.
+    calls: Mutex<Option<VecDeque<Call>>>,
     event: OwnedFd,
+    /// Ports whose devices were found gone.
+    gone: Mutex<Vec<PortId>>,
+    /// The uplink was found gone.
+    is_uplink_gone: AtomicBool,
+}
+
+/// Whatever ends the thread, nobody waits for it afterwards.
+struct Closing<'a>(&'a Shared);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        let calls = self.0.calls.lock().take();
+        drop(calls);
+    }
 }
 
 /// The thread's other end. Dropping it ends the thread.
@@ -57,6 +75,10 @@ pub struct Handle {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
+
+/// How the uplink is watched.
+const WITHOUT_ROOM: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
+const WITH_ROOM: epoll::EventFlags = WITHOUT_ROOM.union(epoll::EventFlags::OUT);
 
 const UPLINK: u64 = u64::MAX;
 const CALLS: u64 = u64::MAX - 1;
@@ -79,9 +101,13 @@ impl Handle {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &event, epoll::EventData::new_u64(CALLS), epoll::EventFlags::IN)?;
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-        epoll::add(&epoll, &uplink, epoll::EventData::new_u64(UPLINK), flags)?;
-        let shared = Arc::new(Shared { calls: Mutex::default(), event });
+        epoll::add(&epoll, &uplink, epoll::EventData::new_u64(UPLINK), WITHOUT_ROOM)?;
+        let shared = Arc::new(Shared {
+            calls: Mutex::new(Some(VecDeque::new())),
+            event,
+            gone: Mutex::default(),
+            is_uplink_gone: AtomicBool::new(false),
+        });
         let mut worker = Worker {
             exchange,
             uplink,
@@ -105,9 +131,20 @@ impl Handle {
             // Who asked has gone.
             let _ = sender.send(what(worker));
         };
-        self.shared.calls.lock().push_back(Box::new(call));
+        self.shared.calls.lock().as_mut()?.push_back(Box::new(call));
         self.wake();
         receiver.recv().ok()
+    }
+
+    /// Whether the thread has ended, or has no uplink any more.
+    pub fn is_of_no_use(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+            || self.shared.is_uplink_gone.load(Ordering::Relaxed)
+    }
+
+    /// The ports whose devices were found gone since the last call.
+    pub fn take_gone(&self) -> Vec<PortId> {
+        std::mem::take(&mut *self.shared.gone.lock())
     }
 
     fn wake(&self) {
@@ -118,7 +155,9 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.shared.calls.lock().push_back(Box::new(|worker| worker.is_over = true));
+        if let Some(calls) = self.shared.calls.lock().as_mut() {
+            calls.push_back(Box::new(|worker| worker.is_over = true));
+        }
         self.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -136,7 +175,7 @@ impl Worker {
     ///
     /// # Errors
     /// The kernel cannot watch them.
-    pub fn add(&mut self, id: PortId, queues: Vec<OwnedFd>) -> io::Result<()> {
+    pub fn add(&mut self, id: PortId, queues: Vec<PassedDescriptor>) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         for (index, queue) in queues.iter().enumerate() {
             let data = epoll::EventData::new_u64(key(id, index));
@@ -175,17 +214,18 @@ impl Worker {
     }
 
     fn run(&mut self, shared: &Shared) {
+        let _closing = Closing(shared);
         // As the kernel's own forwarding does, it goes before programs, where this process may say so.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
         let mut steps = 0;
         while !self.is_over {
             if self.uplink_is_ready {
-                self.read_uplink();
+                self.read_uplink(shared);
             }
             let now_ns = self.now_ns();
             let timeout_ns = match self.exchange.next(now_ns) {
                 Step::Read(id) => {
-                    self.read_port(now_ns, id);
+                    self.read_port(now_ns, id, shared);
                     Some(0)
                 }
                 Step::Send(id) => {
@@ -226,6 +266,7 @@ impl Worker {
                     self.uplink_is_ready |= flags.intersects(!epoll::EventFlags::OUT);
                     if flags.contains(epoll::EventFlags::OUT) {
                         self.exchange.uplink_has_room();
+                        self.watch_uplink(WITHOUT_ROOM);
                     }
                 }
                 key => {
@@ -242,23 +283,25 @@ impl Worker {
             let _ = rustix::io::read(&shared.event, &mut [0; 8]);
             loop {
                 // Not held while it is done.
-                let call = shared.calls.lock().pop_front();
+                let call = shared.calls.lock().as_mut().and_then(VecDeque::pop_front);
                 let Some(call) = call else { break };
                 call(self);
             }
         }
     }
 
-    fn read_uplink(&mut self) {
+    fn read_uplink(&mut self, shared: &Shared) {
         match self.uplink.read(&mut self.buffer) {
             Ok(()) => {}
             Err(Errno::AGAIN) => {
                 self.uplink_is_ready = false;
                 return;
             }
-            // The interface is down, for instance: the next event says more.
-            Err(_) => {
-                self.uplink_is_ready = false;
+            // One frame that the kernel cannot describe, or the interface is down, which is said once: what comes after
+            // it is still to be read.
+            Err(errno) => {
+                self.uplink_is_ready = !is_gone(errno);
+                shared.is_uplink_gone.fetch_or(is_gone(errno), Ordering::Relaxed);
                 return;
             }
         }
@@ -268,7 +311,7 @@ impl Worker {
         }
     }
 
-    fn read_port(&mut self, now_ns: u64, id: PortId) {
+    fn read_port(&mut self, now_ns: u64, id: PortId, shared: &Shared) {
         let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) else {
             self.exchange.was_empty(id);
             return;
@@ -284,10 +327,10 @@ impl Worker {
             Ok(()) => port.next = queue + 1,
             Err(Errno::INTR) => return,
             Err(errno) => {
-                // Empty, or down, or gone: the kernel says when there is something again.
+                // Empty or down: the kernel says when there is something again. Or gone.
                 port.ready[queue] = false;
                 if is_gone(errno) {
-                    tracing::debug!(port = id.0, queue, %errno, "a queue cannot be read");
+                    shared.gone.lock().push(id);
                 }
                 if !port.ready.contains(&true) {
                     self.exchange.was_empty(id);
@@ -308,16 +351,6 @@ impl Worker {
         }
     }
 
-    /// What becomes of the tag of the frame in the buffer at a receiver that wants it tagged or not.
-    fn tag(&self, wants_tag: bool) -> Tag {
-        let is_tagged = Frame::parse(self.buffer.frame()).is_some_and(|frame| frame.vlan.is_some());
-        match (is_tagged, wants_tag && self.targets.vlan != 0) {
-            (true, false) => Tag::Remove,
-            (false, true) => Tag::Insert(self.targets.vlan),
-            (true, true) | (false, false) => Tag::Keep,
-        }
-    }
-
     /// Writes the frame in the buffer to all ports that get it.
     fn deliver(&mut self, queue: usize) {
         let wire = self.targets.wire;
@@ -325,7 +358,7 @@ impl Worker {
         for id in &targets {
             let is_trunk =
                 self.exchange.config(*id).is_some_and(|port| matches!(port.rules.vlans, Vlans::Trunk(_)));
-            let tag = self.tag(is_trunk);
+            let tag = self.targets.tag(is_trunk);
             let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
             let target = port.and_then(|port| port.queues.get(queue % port.queues.len().max(1)));
             let was_taken =
@@ -335,10 +368,19 @@ impl Worker {
         self.targets.ports = targets;
     }
 
+    /// Each frame that leaves an uplink makes room: that is of interest while there is none.
+    fn watch_uplink(&self, flags: epoll::EventFlags) {
+        if let Err(errno) = epoll::modify(&self.epoll, &self.uplink, epoll::EventData::new_u64(UPLINK), flags)
+        {
+            tracing::error!(%errno, "the uplink cannot be watched");
+        }
+    }
+
     fn send_now(&mut self, id: PortId) {
-        match self.uplink.write(&self.buffer, self.tag(true)) {
+        match self.uplink.write(&self.buffer, self.targets.tag(true)) {
             Ok(()) => self.exchange.sent_now(self.buffer.frame(), &self.targets.wire),
             Err(Errno::AGAIN) => {
+                self.watch_uplink(WITH_ROOM);
                 self.exchange.keep(id, self.targets.wire);
                 self.keep(id);
             }
@@ -348,7 +390,7 @@ impl Worker {
 
     /// Keeps the frame in the buffer until it is its turn at the uplink.
     fn keep(&mut self, id: PortId) {
-        let tag = self.tag(true);
+        let tag = self.targets.tag(true);
         if let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) {
             std::mem::swap(&mut port.kept, &mut self.buffer);
             port.kept_tag = tag;
@@ -363,6 +405,7 @@ impl Worker {
         let written = self.uplink.write(&port.kept, port.kept_tag);
         if written == Err(Errno::AGAIN) {
             self.exchange.uplink_is_full();
+            self.watch_uplink(WITH_ROOM);
             return;
         }
         self.exchange.sent(now_ns, id, port.kept.frame(), written.is_ok());

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, Subcommand};
+use rustix::io::Errno;
+use tombolo_host::unix::UnixError;
 use tombolo_link::Address;
 use tombolo_net::client::{AskError, Client};
 use tombolo_net::protocol::{Answer, Ask};
@@ -29,7 +31,8 @@ enum Command {
     Serve(serve::Arguments),
     /// Make a network device in a namespace and attach it to an uplink, until interrupted.
     ///
-    /// While no owner serves the uplink, the device has no carrier; it is attached again when one comes.
+    /// An owner must serve the uplink at first. While none does later, the device has no carrier; it is attached again when
+    /// one comes.
     Attach(attach::Arguments),
     /// List the ports of an uplink.
     Ls(show::List),
@@ -63,7 +66,11 @@ impl From {
                 match Client::connect(&path) {
                     Ok(client) => found.push((path, client)),
                     // Of an owner that was killed.
-                    Err(_) => drop(std::fs::remove_file(&path)),
+                    Err(AskError::Socket(UnixError::Path { errno: Errno::CONNREFUSED, .. })) => {
+                        drop(std::fs::remove_file(&path));
+                    }
+                    // One that is busy, or on its way.
+                    Err(_) => {}
                 }
             }
         }
@@ -72,8 +79,10 @@ impl From {
             (0, _) => {
                 Err(Failure::new("no `tombolo net serve` of this user runs here: name it with --from ADDR"))
             }
-            (count, _) => {
-                Err(Failure::new(format!("{count} uplinks are served here: choose one with --from ADDR")))
+            (_, last) => {
+                let all = found.iter().chain(&last).map(|(path, _)| format!("shm:{}", path.display()));
+                let all = all.collect::<Vec<_>>().join(", ");
+                Err(Failure::new(format!("several uplinks are served here: choose one with --from: {all}")))
             }
         }
     }

@@ -10,6 +10,9 @@ use tombolo_host::net::{Interface, TapQueues, in_namespace, path_of_namespace};
 
 use crate::Failure;
 
+/// Frames that are read from one device before the other one's turn.
+const BATCH: u32 = 16;
+
 /// Joins `eth0` in two namespaces until it is ended.
 pub fn main(namespaces: &[String]) -> Result<(), Failure> {
     let mut taps = Vec::new();
@@ -23,6 +26,8 @@ pub fn main(namespaces: &[String]) -> Result<(), Failure> {
     }
     let [one, other]: [OwnedFd; 2] =
         taps.try_into().map_err(|_| Failure::new("two namespaces are joined"))?;
+    // As `tombolo net serve` does.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -15);
     println!("joined");
     std::io::stdout().flush()?;
     let mut buffer = vec![0; 10 + 65_536 + 64];
@@ -34,11 +39,11 @@ pub fn main(namespaces: &[String]) -> Result<(), Failure> {
         }
         let ready = waits.map(|wait| !wait.revents().is_empty());
         for ((from, to), ready) in [(&one, &other), (&other, &one)].into_iter().zip(ready) {
-            if ready {
+            // Neither direction waits for long.
+            for _ in 0..if ready { BATCH } else { 0 } {
+                let Ok(length) = rustix::io::read(from.as_fd(), &mut buffer) else { break };
                 // What cannot be delivered is dropped.
-                while let Ok(length) = rustix::io::read(from.as_fd(), &mut buffer) {
-                    let _ = rustix::io::write(to.as_fd(), &buffer[..length]);
-                }
+                let _ = rustix::io::write(to.as_fd(), &buffer[..length]);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What is counted of a port, in the words of RMON (RFC 2819): frames as they are on the wire, by size, and drops by
 //! reason (MICRO §6.1.11).
 
+use super::frame::{Frame, Mac};
 use super::offload::Wire;
 use super::switch::Refusal;
 
@@ -26,7 +27,12 @@ pub struct Traffic {
 
 impl Traffic {
     /// Counts a frame or segment that was handed over.
-    pub(super) fn count(&mut self, wire: &Wire) {
+    pub(super) fn count(&mut self, frame: &[u8], wire: &Wire) {
+        match Frame::parse(frame).map(|frame| frame.destination) {
+            Some(Mac::BROADCAST) => self.broadcasts += wire.frames,
+            Some(destination) if destination.is_group() => self.multicasts += wire.frames,
+            _ => {}
+        }
         let before = wire.frames.saturating_sub(1);
         self.segments += 1;
         self.frames += wire.frames;
@@ -47,7 +53,7 @@ pub struct Counters {
     pub sent: Traffic,
     /// What it has received.
     pub received: Traffic,
-    /// What it sent and was refused, by reason.
+    /// What came from it and was refused, by reason: what a port has sent, what the uplink has received.
     pub refused: [u64; Refusal::ALL.len()],
     /// Frames and segments for it that it could not take.
     pub undelivered: u64,

@@ -15,10 +15,10 @@
 //! flood stays in the queue of the port that makes it, and the frame that waits is known by its length.
 
 use super::counters::Counters;
-use super::frame::{Frame, Mac};
+use super::frame::TAG_BYTES;
 use super::offload::{self, OffloadHeader, Wire};
 use super::scheduler::{Next, PortId, Scheduler, Sent, Share, Turns};
-use super::switch::{BadRules, Mode, Origin, Refusal, Rules, Switch, Targets};
+use super::switch::{BadRules, Mode, Origin, Refusal, Rules, Switch, Tag, Targets};
 
 /// What a port is, may do, and may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +93,8 @@ pub struct Exchange {
     is_full: bool,
     /// Reading and sending take turns, too.
     has_sent_last: bool,
+    /// This port is read since it is its turn at the uplink.
+    is_read_for_uplink: Option<PortId>,
 }
 
 impl Exchange {
@@ -110,10 +112,11 @@ impl Exchange {
             uplink_counters: Counters::default(),
             is_full: false,
             has_sent_last: false,
+            is_read_for_uplink: None,
         }
     }
 
-    /// What was given to [`Exchange::new`], as it was changed since.
+    /// The current limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -127,6 +130,11 @@ impl Exchange {
     pub fn shape(&mut self, now_ns: u64, rate: Option<u64>) {
         self.limits.rate = rate;
         self.uplink.shape(now_ns, rate);
+    }
+
+    /// The most bytes behind the Ethernet header of a frame from the uplink.
+    pub fn set_mtu(&mut self, mtu: u32) {
+        self.limits.mtu = mtu;
     }
 
     /// Adds a port, or changes it.
@@ -180,7 +188,7 @@ impl Exchange {
         self.port(id).map(|port| &port.counters)
     }
 
-    /// What was counted of the uplink: sent is what came from there.
+    /// What was counted of the uplink: sent is what went out there.
     pub fn uplink_counters(&self) -> &Counters {
         &self.uplink_counters
     }
@@ -206,6 +214,7 @@ impl Exchange {
     /// The uplink took no frame: nothing is sent there until [`Exchange::uplink_has_room`].
     pub fn uplink_is_full(&mut self) {
         self.is_full = true;
+        self.uplink.forget_lateness();
     }
 
     /// The uplink takes frames again.
@@ -230,19 +239,31 @@ impl Exchange {
         let wire =
             checked.and_then(|wire| self.switch.forward(Origin::Port(id), frame, targets).map(|()| wire));
         // What is refused was read all the same: a flood of it takes its turns.
-        let charged = wire.unwrap_or(Wire { frames: 1, bytes: frame.len() as u64, ..Wire::default() });
-        self.reads.charge(now_ns, id, Sent { frames: charged.frames, bytes: charged.bytes });
+        let mut wire = wire;
+        let charged = wire.unwrap_or_else(|_| offload::one(frame.len()));
+        let charged = Sent { frames: charged.frames, bytes: charged.bytes };
+        // What was read in a turn of the uplink's is no turn here.
+        if self.is_read_for_uplink.take() == Some(id) {
+            self.reads.charge_cap(now_ns, id, charged);
+            if !targets.uplink || wire.is_err() {
+                self.uplink.charge_turn(id, charged);
+            }
+        } else {
+            self.reads.charge(now_ns, id, charged);
+        }
+        if let (Ok(wire), Tag::Insert(_), true) = (&mut wire, targets.tag(true), targets.uplink) {
+            wire.bytes += TAG_BYTES as u64 * wire.frames;
+        }
         let (is_shaped, is_full) = (self.limits.rate.is_some(), self.is_full);
         let port = self.port_mut(id).ok_or(Refusal::WrongSource)?;
         let wire = wire.inspect_err(|refusal| port.counters.refuse(*refusal))?;
         targets.wire = wire;
-        port.counters.sent.count(&wire);
+        port.counters.sent.count(frame, &wire);
         if !targets.uplink {
-            // It has nothing for the uplink at present.
-            self.uplink.was_empty(id);
             return Ok(Outward::No);
         }
         if !is_shaped && !is_full {
+            self.uplink.pause(id);
             return Ok(Outward::Now);
         }
         self.wait(id, wire);
@@ -261,7 +282,7 @@ impl Exchange {
     pub fn sent(&mut self, now_ns: u64, id: PortId, frame: &[u8], was_taken: bool) {
         let Some(wire) = self.port_mut(id).and_then(|port| port.waiting.take()) else { return };
         if was_taken {
-            count_received(&mut self.uplink_counters, frame, &wire);
+            self.uplink_counters.sent.count(frame, &wire);
         } else {
             self.uplink_counters.undelivered += 1;
         }
@@ -285,7 +306,7 @@ impl Exchange {
             checked.and_then(|wire| self.switch.forward(Origin::Uplink, frame, targets).map(|()| wire));
         let wire = wire.inspect_err(|refusal| self.uplink_counters.refuse(*refusal))?;
         targets.wire = wire;
-        self.uplink_counters.sent.count(&wire);
+        self.uplink_counters.received.count(frame, &wire);
         Ok(())
     }
 
@@ -293,7 +314,7 @@ impl Exchange {
     pub fn delivered(&mut self, id: PortId, frame: &[u8], wire: &Wire, was_taken: bool) {
         let Some(port) = self.port_mut(id) else { return };
         if was_taken {
-            count_received(&mut port.counters, frame, wire);
+            port.counters.received.count(frame, wire);
         } else {
             port.counters.undelivered += 1;
         }
@@ -301,7 +322,7 @@ impl Exchange {
 
     /// A frame was sent to the uplink as soon as it was read ([`Outward::Now`]).
     pub fn sent_now(&mut self, frame: &[u8], wire: &Wire) {
-        count_received(&mut self.uplink_counters, frame, wire);
+        self.uplink_counters.sent.count(frame, wire);
     }
 
     /// The uplink is full: a frame that was to be sent now is kept, as if it had been [`Outward::Later`].
@@ -318,7 +339,8 @@ impl Exchange {
     /// What the driver does next.
     pub fn next(&mut self, now_ns: u64) -> Step {
         let mut ready_at = u64::MAX;
-        // Each has its turn first, so that neither keeps the other out.
+        self.is_read_for_uplink = None;
+        // Sending and reading alternate in which is tried first.
         let sends_first = !self.has_sent_last;
         for sends in [sends_first, !sends_first] {
             let next = if sends { self.next_send(now_ns) } else { self.next_read(now_ns) };
@@ -351,22 +373,15 @@ impl Exchange {
             match self.uplink.next(now_ns) {
                 Next::Read(id) if self.is_waiting(id) => return Step::Send(id),
                 // It has sent and was not read since.
-                Next::Read(id) if self.reads.may_read(now_ns, id) => return Step::Read(id),
+                Next::Read(id) if self.reads.may_read(now_ns, id) => {
+                    self.is_read_for_uplink = Some(id);
+                    return Step::Read(id);
+                }
                 Next::Read(id) => self.uplink.was_empty(id),
                 Next::Wait(at_ns) => return Step::Wait(at_ns),
                 Next::Idle => return Step::Idle,
             }
         }
         Step::Idle
-    }
-}
-
-/// Counts a frame that was given to a port or the uplink.
-fn count_received(counters: &mut Counters, frame: &[u8], wire: &Wire) {
-    counters.received.count(wire);
-    match Frame::parse(frame).map(|frame| frame.destination) {
-        Some(Mac::BROADCAST) => counters.received.broadcasts += wire.frames,
-        Some(destination) if destination.is_group() => counters.received.multicasts += wire.frames,
-        _ => {}
     }
 }

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use etherparse::{
-    ArpPacketSlice, Icmpv6Slice, LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket, TransportSlice,
+    ArpPacketSlice, Icmpv6Slice, IpNumber, LaxIpPayloadSlice, LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket,
+    TransportSlice,
 };
 
 /// A hardware address.
@@ -88,11 +89,17 @@ pub struct Frame<'a> {
     pub source: Mac,
     /// The number of its first tag, if it has one; 0: it has only a priority.
     pub vlan: Option<u16>,
+    /// It has a tag behind its first one.
+    pub has_inner_tag: bool,
+    /// Its first tag is one of a provider's network (IEEE 802.1ad), whose numbers are others.
+    pub has_provider_tag: bool,
     bytes: &'a [u8],
 }
 
 /// Types of the tags of virtual networks (IEEE 802.1Q).
-pub(super) const TAG: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+pub(super) const TAG: [u16; 3] = [CUSTOMER_TAG, 0x88a8, 0x9100];
+/// The type of the tags that ports and the uplink use.
+const CUSTOMER_TAG: u16 = 0x8100;
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 4;
 
@@ -102,14 +109,17 @@ impl<'a> Frame<'a> {
         let (&destination, rest) = bytes.split_first_chunk()?;
         let (&source, rest) = rest.split_first_chunk()?;
         let (&kind, rest) = rest.split_first_chunk()?;
-        let vlan = if TAG.contains(&u16::from_be_bytes(kind)) {
+        let kind = u16::from_be_bytes(kind);
+        let (mut vlan, mut has_inner_tag) = (None, false);
+        if TAG.contains(&kind) {
             // The tag, and the type of what follows it.
-            let &[high, low, _, _] = rest.first_chunk()?;
-            Some(u16::from_be_bytes([high, low]) & 0xfff)
-        } else {
-            None
-        };
-        Some(Self { destination: Mac(destination), source: Mac(source), vlan, bytes })
+            let &[high, low, inner @ ..] = rest.first_chunk::<4>()?;
+            vlan = Some(u16::from_be_bytes([high, low]) & 0xfff);
+            has_inner_tag = TAG.contains(&u16::from_be_bytes(inner));
+        }
+        let has_provider_tag = vlan.is_some() && kind != CUSTOMER_TAG;
+        let (destination, source) = (Mac(destination), Mac(source));
+        Some(Self { destination, source, vlan, has_inner_tag, has_provider_tag, bytes })
     }
 
     /// For whom it speaks. `None`: what it says cannot be read.
@@ -120,6 +130,8 @@ impl<'a> Frame<'a> {
             packet.link_exts.iter().all(|extension| !matches!(extension, LaxLinkExtSlice::Macsec(_)));
         match packet.net {
             _ if !is_whole || (packet.stop_err.is_some() && packet.transport.is_none()) => None,
+            // Behind more tags than are read, too.
+            None if packet.link_exts.is_full() => None,
             None => Some(Speaks::default()),
             Some(LaxNetSlice::Arp(arp)) => arp_speaks(&arp),
             Some(LaxNetSlice::Ipv4(ip)) => {
@@ -127,17 +139,16 @@ impl<'a> Frame<'a> {
                 Some(Speaks {
                     addresses: [Some(IpAddr::V4(source)).filter(|_| !source.is_unspecified()), None],
                     mac: None,
-                    is_offer: is_from_udp_port(packet.transport.as_ref(), DHCP_SERVER),
+                    is_offer: is_offer(ip.payload(), DHCP)?,
                 })
             }
             Some(LaxNetSlice::Ipv6(ip)) => {
                 let source = ip.header().source_addr();
                 let mut speaks = match &packet.transport {
                     Some(TransportSlice::Icmpv6(icmp)) => neighbour_speaks(icmp, source)?,
-                    transport => Speaks {
-                        is_offer: is_from_udp_port(transport.as_ref(), DHCP6_SERVER),
-                        ..Speaks::default()
-                    },
+                    // What is in fragments of it cannot be read.
+                    None if ip.payload().ip_number == IpNumber::IPV6_ICMP => return None,
+                    _ => Speaks { is_offer: is_offer(ip.payload(), DHCP6)?, ..Speaks::default() },
                 };
                 speaks.addresses[0] = Some(IpAddr::V6(source)).filter(|_| !source.is_unspecified());
                 Some(speaks)
@@ -146,11 +157,20 @@ impl<'a> Frame<'a> {
     }
 }
 
-const DHCP_SERVER: u16 = 67;
-const DHCP6_SERVER: u16 = 547;
+/// Ports of servers and of clients.
+const DHCP: [u16; 2] = [67, 68];
+const DHCP6: [u16; 2] = [547, 546];
 
-fn is_from_udp_port(transport: Option<&TransportSlice<'_>>, port: u16) -> bool {
-    matches!(transport, Some(TransportSlice::Udp(udp)) if udp.source_port() == port)
+/// Whether a packet, or the first fragment of one, comes from a server of addresses, or goes to a client of one. `None`: it
+/// is cut off before that can be seen.
+fn is_offer(payload: &LaxIpPayloadSlice<'_>, [server, client]: [u16; 2]) -> Option<bool> {
+    if payload.ip_number != IpNumber::UDP {
+        return Some(false);
+    }
+    // A fragment that is no first one has other bytes there, which are hardly ever these.
+    let &[from_high, from_low, to_high, to_low, ..] = payload.payload.first_chunk::<8>()?;
+    let (from, to) = (u16::from_be_bytes([from_high, from_low]), u16::from_be_bytes([to_high, to_low]));
+    Some(from == server || to == client)
 }
 
 fn arp_speaks(arp: &ArpPacketSlice<'_>) -> Option<Speaks> {
@@ -163,6 +183,7 @@ fn arp_speaks(arp: &ArpPacketSlice<'_>) -> Option<Speaks> {
 
 /// Neighbour discovery (RFC 4861, §4).
 fn neighbour_speaks(icmp: &Icmpv6Slice<'_>, source: Ipv6Addr) -> Option<Speaks> {
+    const ROUTER_SOLICITATION: u8 = 133;
     const SOLICITATION: u8 = 135;
     const ADVERTISEMENT: u8 = 136;
     const ROUTER_ADVERTISEMENT: u8 = 134;
@@ -171,23 +192,30 @@ fn neighbour_speaks(icmp: &Icmpv6Slice<'_>, source: Ipv6Addr) -> Option<Speaks> 
     if matches!(kind, ROUTER_ADVERTISEMENT | REDIRECT) {
         return Some(Speaks { is_offer: true, ..Speaks::default() });
     }
-    if !matches!(kind, SOLICITATION | ADVERTISEMENT) {
+    if !matches!(kind, ROUTER_SOLICITATION | SOLICITATION | ADVERTISEMENT) {
         return Some(Speaks::default());
     }
     // Checksum and flags, then the address that it is about, then options.
     let body = icmp.slice().get(8..)?;
-    let (&target, mut options) = body.split_first_chunk::<16>()?;
-    // Who asks without an address wants that one.
-    let claims = kind == ADVERTISEMENT || source.is_unspecified();
-    let target = claims.then(|| IpAddr::from(target));
+    let (target, mut options) = if kind == ROUTER_SOLICITATION {
+        (None, body)
+    } else {
+        let (&target, options) = body.split_first_chunk::<16>()?;
+        // Who asks without an address wants that one.
+        let claims = kind == ADVERTISEMENT || source.is_unspecified();
+        (claims.then(|| IpAddr::from(target)), options)
+    };
     let mut mac = None;
     while let [kind, length, ..] = *options {
         let length = usize::from(length) * 8;
         let option = options.get(..length).filter(|_| length > 0)?;
         // The hardware address of the sender, or of the target.
         if matches!(kind, 1 | 2) {
-            let address = option.get(2..8)?.try_into().ok()?;
-            mac = Some(Mac(address));
+            let address = Mac(option.get(2..8)?.try_into().ok()?);
+            // Which of two a receiver takes is not known.
+            if mac.replace(address).is_some_and(|other| other != address) {
+                return None;
+            }
         }
         options = options.get(length..)?;
     }

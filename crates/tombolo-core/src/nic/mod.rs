@@ -4,10 +4,14 @@
 //! where, and when.
 //!
 //! ```text
-//!   port: ring ──► TX FIFO ──┐                       ┌──► uplink, shaped
-//!   port: ring ──► TX FIFO ──┼─► scheduler ─► switch ┤
-//!   port: ring ──► TX FIFO ──┘                       └──► RX FIFO ──► coalescing ──► ring of a port
+//!   port ──┐                             ┌──► uplink, shaped
+//!   port ──┼─► scheduler ─► switch ──────┤      ([`Exchange`])
+//!   port ──┘                             └──► ports
 //! ```
+//!
+//! A TAP device has its queues and its coalescing in the kernel. Descriptor rings ([`ring`]), [`Fifo`] and [`Coalescer`]
+//! are those of the prototype's ports, for ports that have none: of other machines, and of the model. Nothing but their
+//! tests uses them so far.
 
 mod coalesce;
 mod counters;
@@ -25,4 +29,4 @@ pub use exchange::{Exchange, Limits, Outward, PortConfig, Step};
 pub use fifo::Fifo;
 pub use frame::{Frame, Mac, NoMac, Speaks, TAG_BYTES};
 pub use scheduler::{Next, PortId, Scheduler, Sent, Share, Turns};
-pub use switch::{BadRules, Mode, Origin, Refusal, Rules, Switch, Targets, Vlans};
+pub use switch::{BadRules, Mode, Origin, Refusal, Rules, Switch, Tag, Targets, Vlans};

@@ -98,7 +98,7 @@ pub fn on_wire(header: &OffloadHeader, frame: &[u8], mtu: usize) -> Result<Wire,
     let headers = start + transport_bytes;
     if headers > frame.len()
         || (kind != GSO_UDP && transport_bytes < 20)
-        || !is_transport(frame, network_at, kind, start)
+        || !is_transport(frame, network_at, kind, ethertype, start)
     {
         return Err(BadOffload::Lies);
     }
@@ -125,24 +125,30 @@ fn network(frame: &[u8]) -> Option<(usize, u16)> {
 }
 
 /// Whether the transport header begins where the offload header says, and is of that kind.
-fn is_transport(frame: &[u8], network_at: usize, kind: u8, start: usize) -> bool {
+fn is_transport(frame: &[u8], network_at: usize, kind: u8, ethertype: u16, start: usize) -> bool {
     let protocol = if kind == GSO_UDP { 17 } else { 6 };
     let Some(network) = frame.get(network_at..) else { return false };
-    match network.first().map(|first| first >> 4) {
-        Some(4) => {
+    match (ethertype, network.first().map(|first| first >> 4)) {
+        (IPV4, Some(4)) => {
             let length = network.first().map_or(0, |first| usize::from(first & 0xf) * 4);
             length >= 20 && start == network_at + length && network.get(9) == Some(&protocol)
         }
-        // Extension headers may stand between: then what they say is theirs.
-        Some(6) => {
-            let is_next = network.get(6) == Some(&protocol);
-            start >= network_at + 40 && (start > network_at + 40 || is_next)
+        (IPV6, Some(6)) => {
+            // Hop-by-hop options, routing and destination options may stand between.
+            let (mut at, mut next) = (40, network.get(6).copied());
+            while let Some(0 | 43 | 60) = next {
+                let length = network.get(at + 1).map_or(0, |length| (usize::from(*length) + 1) * 8);
+                next = network.get(at).copied();
+                at += length;
+            }
+            next == Some(protocol) && start == network_at + at
         }
         _ => false,
     }
 }
 
-fn one(length: usize) -> Wire {
+/// A frame of this length, without its checksum.
+pub(super) fn one(length: usize) -> Wire {
     let length = (length as u64).max(LEAST_BYTES);
     let counted = length + CHECKSUM_BYTES;
     Wire { frames: 1, bytes: length + OVERHEAD_BYTES, frame_bytes: counted, last_bytes: counted }

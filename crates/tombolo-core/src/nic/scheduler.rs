@@ -139,6 +139,14 @@ impl Port {
         self.cap.is_none_or(|cap| cap.has())
     }
 
+    fn owe(&mut self, turns: Turns, sent: Sent) {
+        let units = match turns {
+            Turns::Frames => sent.frames,
+            Turns::Bytes => sent.bytes,
+        };
+        self.credit = self.credit.saturating_sub(i64::try_from(units).unwrap_or(i64::MAX));
+    }
+
     fn quantum(&self, turns: Turns) -> i64 {
         let one = match turns {
             Turns::Frames => 1,
@@ -299,11 +307,28 @@ impl Scheduler {
                 return;
             }
         }
-        let units = match turns {
-            Turns::Frames => sent.frames,
-            Turns::Bytes => sent.bytes,
-        };
-        port.credit = port.credit.saturating_sub(i64::try_from(units).unwrap_or(i64::MAX));
+        port.owe(turns, sent);
+    }
+
+    /// As [`Scheduler::charge`], of the port's turn only: what it has sent in it, and elsewhere.
+    pub fn charge_turn(&mut self, id: PortId, sent: Sent) {
+        let turns = self.turns;
+        if let Some(port) = self.port(id) {
+            port.owe(turns, sent);
+        }
+    }
+
+    /// As [`Scheduler::charge`], of the port's cap only: what it has sent outside of its turns here.
+    pub fn charge_cap(&mut self, now_ns: u64, id: PortId, sent: Sent) {
+        if let Some(cap) = self.port(id).and_then(|port| port.cap.as_mut()) {
+            cap.fill(now_ns);
+            cap.take(sent.bytes);
+        }
+    }
+
+    /// The driver is not to come back for what waits here: that it does not is no lateness.
+    pub fn forget_lateness(&mut self) {
+        self.lateness.expected = None;
     }
 
     /// What was sent for a port so far.
@@ -350,7 +375,13 @@ impl Scheduler {
         if ready_at > now_ns {
             return Next::Wait(ready_at);
         }
-        self.guaranteed().or_else(|| self.in_turn()).map_or(Next::Idle, Next::Read)
+        if let Some(id) = self.guaranteed() {
+            // Others that have guarantees come before its next frame.
+            self.round.retain(|known| *known != id);
+            self.round.push_back(id);
+            return Next::Read(id);
+        }
+        self.in_turn().map_or(Next::Idle, Next::Read)
     }
 
     /// The first port of the round that has not had what is guaranteed to it.

@@ -156,8 +156,37 @@ pub struct Targets {
     pub uplink: bool,
     /// The virtual network: 0, or the tag with which it goes to the uplink and to trunks.
     pub vlan: u16,
+    /// The number of its own tag, if it has one.
+    pub own_tag: Option<u16>,
     /// What it is on the wire, where the exchange has asked for the targets.
     pub wire: Wire,
+}
+
+/// What happens to a frame's tag on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tag {
+    /// It stays as it is.
+    #[default]
+    Keep,
+    /// This one is put in.
+    Insert(u16),
+    /// This one comes in its place.
+    Replace(u16),
+    /// It is taken out.
+    Remove,
+}
+
+impl Targets {
+    /// What becomes of the tag where the frame goes out with one (`true`: the uplink, trunks) or without.
+    pub fn tag(&self, wants_tag: bool) -> Tag {
+        match (self.own_tag, Some(self.vlan).filter(|vlan| wants_tag && *vlan != 0)) {
+            (None, None) => Tag::Keep,
+            (None, Some(vlan)) => Tag::Insert(vlan),
+            (Some(own), Some(vlan)) if own == vlan => Tag::Keep,
+            (Some(_), Some(vlan)) => Tag::Replace(vlan),
+            (Some(_), None) => Tag::Remove,
+        }
+    }
 }
 
 /// The switch of an interface. See the module's documentation.
@@ -241,8 +270,14 @@ impl Switch {
     /// [`Refusal`]: nowhere.
     pub fn forward(&self, from: Origin, bytes: &[u8], targets: &mut Targets) -> Result<(), Refusal> {
         targets.ports.clear();
-        (targets.uplink, targets.vlan) = (false, 0);
+        (targets.uplink, targets.vlan, targets.own_tag) = (false, 0, None);
         let frame = Frame::parse(bytes).ok_or(Refusal::Malformed)?;
+        targets.own_tag = frame.vlan;
+        // A tag that is taken out must not bring another one to light.
+        let is_priority = frame.vlan == Some(0);
+        if frame.has_provider_tag || (is_priority && frame.has_inner_tag) {
+            return Err(Refusal::WrongVlan);
+        }
         if frame.source.is_group() || frame.source == Mac::default() {
             return Err(Refusal::WrongSource);
         }
@@ -286,8 +321,10 @@ impl Switch {
             rules.is_in(targets.vlan) && (is_for_it || rules.is_promiscuous)
         };
         if may_reach_ports {
-            let known =
-                (0..).map(PortId).zip(&self.ports).filter_map(|(id, rules)| Some((id, rules.as_ref()?)));
+            let known = (0..=u16::MAX)
+                .map(PortId)
+                .zip(&self.ports)
+                .filter_map(|(id, rules)| Some((id, rules.as_ref()?)));
             let known = known.filter(|(id, rules)| Some(*id) != from_port && gets(rules, *id));
             targets.ports.extend(known.map(|(id, _)| id));
         }

@@ -179,7 +179,7 @@ fn run(seed: u64) {
     assert_eq!(refusals, refused);
     let sent: u64 = counters.iter().map(|counters| counters.sent.segments).sum();
     let came: u64 = counters.iter().map(|counters| counters.received.segments).sum();
-    assert_eq!(sent, came + exchange.uplink_counters().received.segments);
+    assert_eq!(sent, came + exchange.uplink_counters().sent.segments);
     assert_eq!(sent + refused, ports.iter().map(|port| port.sent).sum());
     for port in &ports {
         assert!(port.outside.is_sorted(), "out of order");
@@ -269,4 +269,160 @@ fn offload_headers_are_believed_as_far_as_the_frame_bears_them_out() {
     }
     assert!(on_wire(&[0; OFFLOAD_BYTES], &bytes, 1500).is_err(), "a giant");
     assert!(on_wire(&[0; OFFLOAD_BYTES], &bytes[..13], 1500).is_err(), "a runt");
+}
+
+/// Four ports in virtual time.
+struct Flood {
+    exchange: Exchange,
+    step: u64,
+    kept: [Option<Sample>; 4],
+    /// Frames that each has sent.
+    sent: [u64; 4],
+}
+
+impl Flood {
+    fn new(rate: Option<u64>) -> Self {
+        let mut exchange = Exchange::new(Mode::Bridge, limits(rate));
+        for id in 0..4 {
+            exchange.set(0, PortId(id.into()), config(id, Share::default())).unwrap();
+        }
+        Self { exchange, step: 0, kept: [None; 4], sent: [0; 4] }
+    }
+
+    fn set(&mut self, id: u8, share: Share) {
+        self.exchange.set(self.step * 1000, PortId(id.into()), config(id, share)).unwrap();
+    }
+
+    /// Reads and sends for so many steps of 1 µs; `frame`: what a port sends next, or nothing. Returns the bytes on the
+    /// wire that each has sent to the uplink.
+    fn run(&mut self, steps: u64, frame: impl Fn(u16, u64) -> Option<Sample>) -> [u64; 4] {
+        let Self { exchange, step, kept, sent } = self;
+        let mut targets = Targets::default();
+        let mut outward = [0; 4];
+        let end = *step + steps;
+        while *step < end {
+            *step += 1;
+            let now_ns = *step * 1000;
+            for id in 0..4 {
+                if kept[usize::from(id)].is_none() && frame(id, sent[usize::from(id)]).is_some() {
+                    exchange.has_frames(PortId(id));
+                }
+            }
+            match exchange.next(now_ns) {
+                Step::Read(id) => {
+                    let number = usize::from(id.0);
+                    let Some(sample) = frame(id.0, sent[number]) else {
+                        exchange.was_empty(id);
+                        continue;
+                    };
+                    sent[number] += 1;
+                    let (header, bytes) = bytes_of(id.0 as u8, &sample);
+                    match exchange.from_port(now_ns, id, &header, &bytes, &mut targets) {
+                        Ok(Outward::Later) => kept[number] = Some(sample),
+                        Ok(Outward::Now) => {
+                            exchange.sent_now(&bytes, &targets.wire);
+                            outward[number] += targets.wire.bytes;
+                        }
+                        Ok(Outward::No) | Err(_) => {}
+                    }
+                }
+                Step::Send(id) => {
+                    let number = usize::from(id.0);
+                    let sample = kept[number].take().expect("it waits");
+                    let (header, bytes) = bytes_of(id.0 as u8, &sample);
+                    outward[number] += on_wire(&header, &bytes, 1500).unwrap().bytes;
+                    exchange.sent(now_ns, id, &bytes, true);
+                }
+                Step::Wait(_) | Step::Idle => {}
+            }
+        }
+        outward
+    }
+}
+
+fn sample(to: u8, length: usize) -> Option<Sample> {
+    Some(Sample { number: 0, to, length })
+}
+
+/// A port whose frame once found the uplink full has no more of it afterwards than the others.
+#[test]
+fn an_uplink_that_was_full_once_is_shared_as_before() {
+    let mut flood = Flood::new(None);
+    flood.exchange.uplink_is_full();
+    flood.run(10, |id, _| if id == 0 { sample(OUTSIDE, 1514) } else { None });
+    flood.exchange.uplink_has_room();
+    let outward = flood.run(100_000, |_, _| sample(OUTSIDE, 1514));
+    assert!(outward.iter().all(|bytes| bytes.abs_diff(outward[1]) <= 4 * 1538), "{outward:?}");
+}
+
+/// What a port has sent to the uplink in its turns there is no debt where ports are read.
+#[test]
+fn a_port_that_was_busy_at_the_uplink_is_read_at_once_after_a_pause() {
+    let mut flood = Flood::new(Some(RATE));
+    let both = |id: u16, _: u64| match id {
+        0 => sample(OUTSIDE, 30_000),
+        1 => sample(2, 60),
+        _ => None,
+    };
+    flood.run(300_000, both);
+    flood.run(1000, |id, _| if id == 1 { sample(2, 60) } else { None });
+    let outward = flood.run(10_000, both);
+    assert!(outward[0] > 1_000_000, "{outward:?}");
+}
+
+/// Weights hold for a port that also sends to others; guarantees hold for several, and leave the others what is left.
+#[test]
+fn weights_and_guarantees_hold_at_the_uplink() {
+    let mut flood = Flood::new(Some(RATE));
+    for (id, weight) in [(0, 8), (1, 1), (2, 1), (3, 1)] {
+        flood.set(id, Share { weight, ..Share::default() });
+    }
+    let outward = flood.run(1_000_000, |id, number| match id {
+        0 if number % 2 == 1 => sample(2, 60),
+        0 | 1 => sample(OUTSIDE, 1514),
+        _ => None,
+    });
+    let ratio = outward[0] as f64 / outward[1] as f64;
+    assert!((6.5..=8.1).contains(&ratio), "{outward:?}");
+    for (id, guaranteed) in [(0, RATE / 4), (1, RATE / 2), (2, 0), (3, 0)] {
+        flood.set(id, Share { guaranteed, ..Share::default() });
+    }
+    let outward = flood.run(1_000_000, |_, _| sample(OUTSIDE, 1514));
+    let all: u64 = outward.iter().sum();
+    let share = |id: usize| outward[id] as f64 / all as f64;
+    assert!(share(0) >= 0.25 && share(1) >= 0.5 && share(2) > 0.04 && share(3) > 0.04, "{outward:?}");
+    // More is guaranteed than there is: those that have guarantees share it.
+    for id in 0..4 {
+        flood.set(id, Share { guaranteed: u64::MAX, ..Share::default() });
+    }
+    let outward = flood.run(100_000, |_, _| sample(OUTSIDE, 1514));
+    assert!(outward.iter().all(|bytes| bytes.abs_diff(outward[0]) <= 4 * 1538), "{outward:?}");
+}
+
+/// Frames that are refused take turns, too, however short.
+#[test]
+fn a_flood_of_refused_frames_takes_no_more_than_its_turns() {
+    let mut exchange = Exchange::new(Mode::Bridge, limits(None));
+    for id in 0..4 {
+        exchange.set(0, PortId(id.into()), config(id, Share::default())).unwrap();
+    }
+    let mut targets = Targets::default();
+    let (mut empty, mut good) = (0u64, 0u64);
+    for step in 0..20_000 {
+        exchange.has_frames(PortId(0));
+        exchange.has_frames(PortId(1));
+        match exchange.next(step) {
+            Step::Read(PortId(0)) => {
+                empty += 1;
+                assert!(exchange.from_port(step, PortId(0), &[0; OFFLOAD_BYTES], &[], &mut targets).is_err());
+            }
+            Step::Read(id) => {
+                good += 1;
+                let (header, bytes) = bytes_of(1, &sample(2, 60).unwrap());
+                exchange.from_port(step, id, &header, &bytes, &mut targets).unwrap();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(empty.abs_diff(good) < 100, "{empty} empty frames, {good} others");
 }

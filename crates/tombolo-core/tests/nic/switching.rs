@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use etherparse::PacketBuilder;
-use tombolo_core::nic::{BadRules, Mac, Mode, Origin, PortId, Refusal, Rules, Switch, Targets, Vlans};
+use tombolo_core::nic::{BadRules, Mac, Mode, Origin, PortId, Refusal, Rules, Switch, Tag, Targets, Vlans};
 use tombolo_random::{Random, Seeds};
 
 fn mac(number: u8) -> Mac {
@@ -159,7 +159,7 @@ fn a_port_speaks_for_itself_only() {
 
     let udp4 = |source: [u8; 4], port: u16| {
         let builder =
-            PacketBuilder::ethernet2(mac(1).0, [0xff; 6]).ipv4(source, [10, 0, 0, 9], 64).udp(port, 68);
+            PacketBuilder::ethernet2(mac(1).0, [0xff; 6]).ipv4(source, [10, 0, 0, 9], 64).udp(port, 67);
         let mut bytes = Vec::new();
         builder.write(&mut bytes, &[0; 20]).expect("it is written");
         bytes
@@ -244,4 +244,101 @@ fn rules_that_cannot_be_are_refused_and_change_nothing() {
     ] {
         assert!(wrong.parse::<Mac>().is_err(), "{wrong}");
     }
+}
+
+/// Frames with tags, of these types and numbers, one behind the other.
+fn tagged(source: Mac, tags: &[(u16, u16)], rest: &[u8]) -> Vec<u8> {
+    let mut bytes = [[0xff; 6], source.0].concat();
+    for (kind, number) in tags {
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(number.to_be_bytes());
+    }
+    bytes.extend(rest);
+    bytes.resize(bytes.len().max(60), 0);
+    bytes
+}
+
+/// No tag brings a frame into a virtual network that is not its port's.
+#[test]
+fn tags_within_tags_and_of_other_kinds_lead_nowhere() {
+    let mut switch = Switch::new(Mode::Bridge);
+    let trunk = |all: &[u16]| Vlans::Trunk(all.iter().copied().collect());
+    for (id, vlans) in
+        [(0, Vlans::Access(0)), (1, Vlans::Access(10)), (2, trunk(&[10])), (3, trunk(&[0, 20]))]
+    {
+        switch.set(PortId(id), Rules { vlans, ..Rules::new(mac(id as u8)) }).expect("good rules");
+    }
+    let mut targets = Targets::default();
+    let (plain, rest) = (0x8100, [0x88, 0xb5]);
+    let mut says = |id: u16, tags: &[(u16, u16)]| {
+        let bytes = tagged(mac(id as u8), tags, &rest);
+        let result = switch.forward(Origin::Port(PortId(id)), &bytes, &mut targets);
+        result.map(|()| (targets.vlan, targets.tag(true), targets.tag(false)))
+    };
+    // A priority only: it goes out with the port's own number, or without a tag.
+    assert_eq!(says(1, &[(plain, 0)]), Ok((10, Tag::Replace(10), Tag::Remove)));
+    assert_eq!(says(0, &[(plain, 0)]), Ok((0, Tag::Remove, Tag::Remove)));
+    assert_eq!(says(1, &[]), Ok((10, Tag::Insert(10), Tag::Keep)));
+    assert_eq!(says(2, &[(plain, 10)]), Ok((10, Tag::Keep, Tag::Remove)));
+    for id in 0..4 {
+        for tags in
+            [&[(plain, 0), (plain, 20)][..], &[(plain, 0), (plain, 0)], &[(0x88a8, 10)], &[(0x9100, 0)]]
+        {
+            assert_eq!(says(id, tags), Err(Refusal::WrongVlan), "port {id}: {tags:x?}");
+        }
+    }
+    let from_outside = tagged(mac(99), &[(0x88a8, 10)], &rest);
+    assert_eq!(switch.forward(Origin::Uplink, &from_outside, &mut targets), Err(Refusal::WrongVlan));
+}
+
+/// What cannot be read to its end does not pass a port whose addresses are given.
+#[test]
+fn the_guard_is_not_to_be_hidden_from() {
+    let own = [IpAddr::from([10, 0, 0, 1]), "fd00::1".parse().expect("an address")];
+    let mut switch = Switch::new(Mode::Bridge);
+    let vlans = Vlans::Trunk([0, 10].into());
+    switch
+        .set(PortId(0), Rules { addresses: Some(own.into()), vlans, ..Rules::new(mac(1)) })
+        .expect("good rules");
+    let mut targets = Targets::default();
+    let mut says = |bytes: Vec<u8>| switch.forward(Origin::Port(PortId(0)), &bytes, &mut targets);
+
+    // An answer of ARP for another, behind one tag to five.
+    let arp =
+        [&[8, 6, 0, 1, 8, 0, 6, 4, 0, 2][..], &mac(1).0, &[10, 0, 0, 2], &[0xff; 6], &[10, 0, 0, 9]].concat();
+    for count in 1..=5 {
+        let tags = vec![(0x8100, 10); count];
+        assert!(says(tagged(mac(1), &tags, &arp)).is_err(), "behind {count} tags");
+    }
+    // An offer of DHCP from another port than its server's, whole and as a first fragment.
+    let offer = |from: u16, to: u16, flags: [u8; 2]| {
+        let mut bytes = Vec::new();
+        let builder = PacketBuilder::ethernet2(mac(1).0, [0xff; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 9], 64);
+        builder.udp(from, to).write(&mut bytes, &[0; 200]).expect("it is written");
+        bytes[20..22].copy_from_slice(&flags);
+        bytes
+    };
+    for flags in [[0, 0], [0x20, 0]] {
+        assert_eq!(says(offer(1067, 68, flags)), Err(Refusal::NotItsToOffer), "{flags:?}");
+        assert_eq!(says(offer(67, 1000, flags)), Err(Refusal::NotItsToOffer), "{flags:?}");
+        assert_eq!(says(offer(68, 67, flags)), Ok(()), "{flags:?}");
+    }
+    // A router advertisement in fragments; an advertisement with two hardware addresses.
+    let six = |extension: &[u8], next: u8, body: &[u8]| {
+        let payload = [extension, body].concat();
+        let mut bytes = [&[0x33, 0x33, 0, 0, 0, 1][..], &mac(1).0, &[0x86, 0xdd, 0x60, 0, 0, 0]].concat();
+        bytes.extend((payload.len() as u16).to_be_bytes());
+        bytes.extend([next, 255]);
+        bytes.extend(mac(1).link_local_address().octets());
+        bytes.extend([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        bytes.extend(payload);
+        bytes
+    };
+    let advertisement = [&[134, 0, 0, 0][..], &[0; 12]].concat();
+    assert_eq!(says(six(&[58, 0, 0, 1, 0, 0, 0, 7], 44, &advertisement)), Err(Refusal::Malformed));
+    assert_eq!(says(six(&[], 58, &advertisement)), Err(Refusal::NotItsToOffer));
+    let target = "fd00::1".parse::<std::net::Ipv6Addr>().expect("an address").octets();
+    let neighbour =
+        [&[136, 0, 0, 0, 0, 0, 0, 0][..], &target, &[2, 1], &mac(2).0, &[2, 1], &mac(1).0].concat();
+    assert_eq!(says(six(&[], 58, &neighbour)), Err(Refusal::Malformed));
 }

@@ -132,14 +132,6 @@ impl Interface {
         Ok(self.flags()? & libc::IFF_RUNNING != 0)
     }
 
-    /// Whether it is up.
-    ///
-    /// # Errors
-    /// It is gone.
-    pub fn is_up(&self) -> io::Result<bool> {
-        Ok(self.flags()? & libc::IFF_UP != 0)
-    }
-
     /// Switches it on.
     ///
     /// # Errors

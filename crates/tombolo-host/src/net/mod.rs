@@ -8,7 +8,7 @@ mod tap;
 pub use interface::Interface;
 pub use namespace::{in_namespace, path_of_namespace};
 pub use packet::{PacketSocket, ReceivedFrame};
-pub use tap::{TapQueues, is_tap, set_carrier, set_segmentation};
+pub use tap::{TapQueues, is_tap, set_carrier};
 
 use std::io;
 

@@ -11,12 +11,13 @@ use super::told;
 /// Where a network namespace is found: a path, the name of one that `ip netns` has made, or the number of a process in
 /// it.
 pub fn path_of_namespace(text: &str) -> PathBuf {
+    let named = PathBuf::from(format!("/run/netns/{text}"));
     if text.contains('/') {
         text.into()
-    } else if text.bytes().all(|byte| byte.is_ascii_digit()) {
+    } else if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) && !named.exists() {
         format!("/proc/{text}/ns/net").into()
     } else {
-        format!("/run/netns/{text}").into()
+        named
     }
 }
 

@@ -15,7 +15,7 @@ pub struct PacketSocket(OwnedFd);
 /// A frame that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceivedFrame {
-    /// Bytes of the buffer that it has filled, with its header.
+    /// Bytes of the buffer that it has filled, with its header; 0: it was longer than the buffer, and is lost.
     pub length_bytes: usize,
     /// Its tag, which the kernel has taken out: type and contents.
     pub tag: Option<(u16, u16)>,
@@ -97,7 +97,10 @@ impl PacketSocket {
         message.msg_controllen = size_of::<[u64; 16]>();
         // SAFETY: the kernel writes into the buffer and the control bytes, no more than the lengths beside them.
         let received = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut message, 0) };
-        let Ok(length_bytes) = usize::try_from(received) else { return Err(io::Error::last_os_error()) };
+        let Ok(mut length_bytes) = usize::try_from(received) else { return Err(io::Error::last_os_error()) };
+        if message.msg_flags & libc::MSG_TRUNC != 0 {
+            length_bytes = 0;
+        }
         let mut tag = None;
         // SAFETY: the kernel has filled in the message, and its control bytes are alive and aligned.
         let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 
 use super::{name_of, told};
 
@@ -40,7 +40,7 @@ impl TapQueues {
             queues.push(queue);
         }
         let queues = Self(queues);
-        queues.iter().try_for_each(|queue| set_segmentation(queue, true))?;
+        queues.iter().try_for_each(allow_segments)?;
         Ok(queues)
     }
 
@@ -55,20 +55,12 @@ impl TapQueues {
     }
 }
 
-/// Whether frames come as segments of up to 64 KiB, and without checksums: whoever reads them says so to the next one.
-///
-/// # Errors
-/// It is no queue of a TAP device.
-pub fn set_segmentation(queue: BorrowedFd<'_>, is_on: bool) -> io::Result<()> {
-    let all = libc::TUN_F_CSUM
-        | libc::TUN_F_TSO4
-        | libc::TUN_F_TSO6
-        | libc::TUN_F_TSO_ECN
-        | libc::TUN_F_USO4
-        | libc::TUN_F_USO6;
+/// Frames come as segments of up to 64 KiB, and without checksums: whoever reads them says so to the next one.
+fn allow_segments(queue: BorrowedFd<'_>) -> io::Result<()> {
+    let older = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
     // Kernels before 6.2 do not cut UDP.
-    let older = all & !(libc::TUN_F_USO4 | libc::TUN_F_USO6);
-    for features in if is_on { [all, older] } else { [0, 0] } {
+    let all = older | libc::TUN_F_USO4 | libc::TUN_F_USO6;
+    for features in [all, older] {
         // SAFETY: TUNSETOFFLOAD takes a number, and no pointer.
         if unsafe { libc::ioctl(queue.as_raw_fd(), libc::TUNSETOFFLOAD as _, libc::c_ulong::from(features)) }
             == 0
@@ -92,17 +84,28 @@ pub fn set_carrier(queue: BorrowedFd<'_>, is_on: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// The number of /dev/net/tun (Documentation/admin-guide/devices.txt).
+const TUN_DEVICE: (u32, u32) = (10, 200);
+
 /// Whether a descriptor, which another process may have passed, is a queue of a TAP device whose frames come after a
-/// `virtio_net_hdr`.
+/// `virtio_net_hdr`, and whose writes do not wait.
 pub fn is_tap(descriptor: BorrowedFd<'_>) -> bool {
+    // A file system of another process may never answer, and a device of one could read and write our memory: so it is
+    // the kernel's own driver, before it is asked for anything.
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let Ok(found) = rustix::fs::statx(descriptor, "", flags, StatxFlags::TYPE) else { return false };
+    let is_device = FileType::from_raw_mode(found.stx_mode.into()) == FileType::CharacterDevice;
+    if !is_device || (found.stx_rdev_major, found.stx_rdev_minor) != TUN_DEVICE {
+        return false;
+    }
     // SAFETY: all bytes zero are a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // SAFETY: TUNGETIFF writes an `ifreq`, and keeps no pointer. Other drivers may know another call by this number,
-    // but its number says that it writes no more than an unsigned int's worth or an `ifreq`, and drivers keep to it.
+    // SAFETY: it is the TUN driver, whose TUNGETIFF writes an `ifreq` and keeps no pointer.
     if unsafe { libc::ioctl(descriptor.as_raw_fd(), libc::TUNGETIFF as _, &raw mut request) } < 0 {
         return false;
     }
     // SAFETY: TUNGETIFF has written this member.
     let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
-    flags & FLAGS == FLAGS
+    // With NAPI_FRAGS a write waits for one of the peer's, which may never end.
+    flags & FLAGS == FLAGS && flags & (libc::IFF_NAPI | libc::IFF_NAPI_FRAGS) == 0
 }

@@ -15,6 +15,7 @@ use tombolo_net::protocol::{Port, Vlans};
 
 use super::bits::BitRate;
 use super::{STOP, is_over, path_of};
+use crate::log::LogArguments;
 use crate::{Failure, output};
 
 /// Arguments of `tombolo net attach`.
@@ -44,7 +45,8 @@ pub struct Arguments {
     /// Bits a second that the port sends at most, such as 250M.
     #[arg(long, default_value = "0", hide_default_value = true)]
     rate: BitRate,
-    /// Bits a second of the uplink that the port gets before others get any.
+    /// Bits a second of the uplink that the port gets before others get any: of a shaped uplink (`serve --rate`), or
+    /// one that is full.
     #[arg(long, value_name = "RATE", default_value = "0", hide_default_value = true)]
     guarantee: BitRate,
     /// Queues of the device.
@@ -52,6 +54,8 @@ pub struct Arguments {
     queues: u8,
     #[command(flatten)]
     rules: RuleArguments,
+    #[command(flatten)]
+    log: LogArguments,
 }
 
 /// What a port may do.
@@ -64,13 +68,15 @@ pub struct RuleArguments {
     #[arg(long, value_name = "ID,...", value_delimiter = ',')]
     trunk: Option<Vec<u16>>,
     /// The network addresses that the port may have: it can send from no others, nor claim them (ARP, neighbour
-    /// discovery), and hands out no addresses and routes (DHCP, router advertisements).
+    /// discovery), and hands out no addresses and routes (DHCP, router advertisements). Of IPv6's
+    /// link-local addresses it has the one that follows from its hardware address.
     #[arg(long, value_name = "IP,...", value_delimiter = ',')]
     address: Option<Vec<IpAddr>>,
     /// The port gets frames for others, too.
     #[arg(long)]
     promiscuous: bool,
-    /// The groups whose multicasts the port gets, by hardware address; all, unless given.
+    /// The groups whose multicasts the port gets, by hardware address; all, unless given. IPv6 needs
+    /// 33:33:00:00:00:01 and those of its solicited nodes.
     #[arg(long, value_name = "MAC,...", value_delimiter = ',')]
     groups: Option<Vec<Mac>>,
 }
@@ -93,9 +99,15 @@ impl RuleArguments {
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let path = path_of(&arguments.from)?;
     stop_on_signals(&STOP);
+    let _log = arguments.log.begin()?;
     let namespace: Option<PathBuf> = arguments.netns.as_deref().map(path_of_namespace);
     let of_namespace = match &arguments.netns {
-        Some(namespace) => format!("{}@{}", arguments.tap, namespace.rsplit('/').next().unwrap_or_default()),
+        Some(namespace) => {
+            // /proc/123/ns/net is known by the number.
+            let place = namespace.strip_prefix("/proc/").and_then(|rest| rest.strip_suffix("/ns/net"));
+            let place = place.unwrap_or_else(|| namespace.rsplit('/').next().unwrap_or_default());
+            format!("{}@{place}", arguments.tap)
+        }
         None => arguments.tap.clone(),
     };
     let port = Port {

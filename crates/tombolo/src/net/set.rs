@@ -3,10 +3,9 @@
 use std::net::IpAddr;
 
 use clap::Args;
-use tombolo_net::protocol::{Answer, Ask, Changes, Vlans};
+use tombolo_net::protocol::{Answer, Ask, Changes, UPLINK, Vlans};
 
 use super::bits::BitRate;
-use super::show::UPLINK;
 use super::{From, ask, unexpected};
 use crate::Failure;
 

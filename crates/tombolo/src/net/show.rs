@@ -3,14 +3,11 @@
 use clap::Args;
 use serde_json::json;
 use tombolo_net::client::Client;
-use tombolo_net::protocol::{Answer, Ask, Counters, PortStatus, Traffic, UplinkStatus, Vlans};
+use tombolo_net::protocol::{Answer, Ask, Counters, PortStatus, Traffic, UPLINK, UplinkStatus, Vlans};
 
 use super::bits::BitRate;
 use super::{From, ask, unexpected};
 use crate::{Failure, output};
-
-/// What the uplink is called where ports are named.
-pub const UPLINK: &str = "uplink";
 
 /// Arguments of `tombolo net ls`.
 #[derive(Args)]
@@ -63,12 +60,15 @@ fn port(client: &Client, name: &str) -> Result<PortStatus, Failure> {
 }
 
 fn ports(client: &Client) -> Result<Vec<PortStatus>, Failure> {
-    let names = match ask(client, Ask::List)? {
-        Answer::Ports(names) => names,
-        answer => return Err(unexpected(&answer)),
-    };
-    // One that has gone meanwhile is left out.
-    Ok(names.iter().filter_map(|name| port(client, name).ok()).collect())
+    let mut all: Vec<PortStatus> = Vec::new();
+    loop {
+        let after = all.last().map(|last| last.port.name.clone());
+        match ask(client, Ask::List { after })? {
+            Answer::Ports(more) if more.is_empty() => return Ok(all),
+            Answer::Ports(more) => all.extend(more),
+            answer => return Err(unexpected(&answer)),
+        }
+    }
 }
 
 /// Lists the ports.
@@ -98,11 +98,7 @@ pub fn list(arguments: &List) -> Result<u8, Failure> {
             port.mtu,
             port.weight,
             BitRate(port.rate_bits).to_string(),
-            if port.guaranteed_bits == 0 {
-                "-".to_owned()
-            } else {
-                BitRate(port.guaranteed_bits).to_string()
-            },
+            guarantee(port.guaranteed_bits),
             counters.sent.bytes,
             counters.received.bytes,
             dropped(counters),
@@ -112,7 +108,11 @@ pub fn list(arguments: &List) -> Result<u8, Failure> {
 }
 
 fn dropped(counters: &Counters) -> u64 {
-    counters.undelivered + counters.refused.iter().map(|(_, count)| count).sum::<u64>()
+    counters.undelivered + counters.refused.values().sum::<u64>()
+}
+
+fn guarantee(bits: u64) -> String {
+    if bits == 0 { "none".to_owned() } else { BitRate(bits).to_string() }
 }
 
 fn pair(name: &str, value: &str) {
@@ -129,13 +129,13 @@ pub fn show(arguments: &Show) -> Result<u8, Failure> {
             return Ok(0);
         }
         pair("interface", &status.interface);
-        pair("reached by", &status.kind);
+        pair("opened as", &status.kind);
         pair("link detected", if status.has_carrier { "yes" } else { "no" });
         pair("mtu", &status.mtu.to_string());
         pair("rate", &BitRate(status.rate_bits).to_string());
         pair("scheduler", &status.scheduler);
         pair("mode", &status.mode);
-        print_counters(&status.counters);
+        print_counters(&status.counters, ["tx", "rx"]);
         return Ok(0);
     }
     let status = port(&client, &arguments.port)?;
@@ -151,7 +151,7 @@ pub fn show(arguments: &Show) -> Result<u8, Failure> {
     pair("queues", &queues.to_string());
     pair("weight", &port.weight.to_string());
     pair("rate", &BitRate(port.rate_bits).to_string());
-    pair("guarantee", &BitRate(port.guaranteed_bits).to_string());
+    pair("guarantee", &guarantee(port.guaranteed_bits));
     pair(
         "vlans",
         &match &port.vlans {
@@ -170,13 +170,13 @@ pub fn show(arguments: &Show) -> Result<u8, Failure> {
         },
     );
     pair("promiscuous", if port.is_promiscuous { "on" } else { "off" });
-    pair("waits for the uplink", if *is_waiting { "yes" } else { "no" });
+    pair("has a frame waiting", if *is_waiting { "yes" } else { "no" });
     pair(
         "process",
         &process.map_or_else(|| "of another process namespace".to_owned(), |process| process.to_string()),
     );
     pair("user", &user.to_string());
-    print_counters(counters);
+    print_counters(counters, ["rx", "tx"]);
     Ok(0)
 }
 
@@ -202,7 +202,7 @@ pub fn stats(arguments: &Stats) -> Result<u8, Failure> {
     }
     for (name, counters) in all {
         output::line(&format!("statistics of {name}:"));
-        print_counters(&counters);
+        print_counters(&counters, if name == UPLINK { ["tx", "rx"] } else { ["rx", "tx"] });
     }
     Ok(0)
 }
@@ -210,10 +210,10 @@ pub fn stats(arguments: &Stats) -> Result<u8, Failure> {
 const SIZES: [&str; 7] =
     ["64", "65_to_127", "128_to_255", "256_to_511", "512_to_1023", "1024_to_1518", "over_1518"];
 
-/// As `ethtool -S` does: a name and a number a line.
-fn print_counters(counters: &Counters) {
+/// As `ethtool -S` does: a name and a number a line. `drops`: the direction in which frames that could not be delivered
+/// were going, as the device sees it, and that of frames that were refused.
+fn print_counters(counters: &Counters, drops: [&str; 2]) {
     let line = |name: &str, value: u64| output::line(&format!("     {name}: {value}"));
-    // What a port sends, its device transmits; what is counted of an uplink as sent is what came from there.
     for (direction, traffic) in [("tx", &counters.sent), ("rx", &counters.received)] {
         let Traffic { frames, bytes, segments, by_size, broadcasts, multicasts } = traffic;
         line(&format!("{direction}_packets"), *frames);
@@ -226,7 +226,7 @@ fn print_counters(counters: &Counters) {
         }
     }
     for (reason, count) in &counters.refused {
-        line(&format!("tx_dropped_{reason}"), *count);
+        line(&format!("{}_dropped_{reason}", drops[1]), *count);
     }
-    line("rx_dropped", counters.undelivered);
+    line(&format!("{}_dropped", drops[0]), counters.undelivered);
 }

@@ -130,6 +130,9 @@ print('sent', sent)
         let said = room.ok("2", &["python3", "-c", SENDS_HEADERS, &colon_free, seed]);
         assert!(!said.contains("sent 0"), "{said}");
     }
+    // What did not fit was dropped here, or by the kernel before.
+    let dropped = ["bad_offload", "malformed", "too_long"].map(|reason| room.refused(2, reason));
+    assert!(dropped.iter().sum::<u64>() > 0, "{dropped:?}");
     let outcome = pinging.wait(PATIENCE);
     assert!(outcome.text().contains(" 0% packet loss"), "{}", outcome.text());
     room.reaches(2, "10.80.0.3");

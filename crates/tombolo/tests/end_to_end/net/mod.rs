@@ -189,10 +189,17 @@ impl Room {
     /// How many frames of a port were dropped for this reason.
     fn refused(&self, port: usize, reason: &str) -> u64 {
         let status = self.json(&["show", &self.port_name(port), "--json"]);
-        let all = status["counters"]["refused"].as_array().expect("reasons");
-        let found =
-            all.iter().find(|entry| entry[0] == reason).unwrap_or_else(|| panic!("{reason} in {all:?}"));
-        found[1].as_u64().expect("a count")
+        let all = &status["counters"]["refused"];
+        all[reason].as_u64().unwrap_or_else(|| panic!("{reason} in {all:#}"))
+    }
+
+    /// Until a port has its device, or has none.
+    fn await_device(&self, port: usize, is_there: bool) {
+        let since = Instant::now();
+        while self.at(&port.to_string(), &["ip", "link", "show", "eth0"]).status.success() != is_there {
+            assert!(since.elapsed() < PATIENCE, "the device of port {port}: {}", !is_there);
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     fn pings(&self, from: usize, to: &str, more: &[&str]) -> bool {
@@ -212,7 +219,16 @@ impl Room {
 impl Drop for Room {
     fn drop(&mut self) {
         self.attached.clear();
-        self.owner = None;
+        // An owner that ends by itself removes its sockets.
+        if let Some(owner) = self.owner.take() {
+            owner.signal(Signal::TERM);
+            let (pid, since) = (owner.pid(), Instant::now());
+            // A dead one whose parent has not asked yet has no file open.
+            let is_there = || std::fs::read_link(format!("/proc/{pid}/exe")).is_ok();
+            while is_there() && since.elapsed() < Duration::from_secs(5) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
         for name in self.names() {
             let _ = ip(&format!("netns delete {}", self.namespace(&name)));
         }
@@ -234,6 +250,7 @@ fn a_port_that_cannot_be_is_refused_with_a_reason() {
         (&other, &["--mac", "01:00:00:00:00:01"], "hardware address"),
         (&other, &["--vlan", "4095"], "no VLAN 4095"),
         (&other, &["--mtu", "20"], "20"),
+        (&other, &["--name", "uplink"], "a port cannot be called uplink"),
         (&other, &["--rate", "fast"], "no rate in bits a second"),
         ("there-is-none", &[], "there-is-none"),
     ] {
@@ -289,7 +306,7 @@ fn a_port_that_cannot_be_is_refused_with_a_reason() {
     // When it ends, so does the device.
     room.attached[1].as_mut().unwrap().signal(Signal::TERM);
     assert_eq!(room.attached[1].take().unwrap().wait(PATIENCE).code(), 0);
-    assert!(!room.at("1", &["ip", "link", "show", "eth0"]).status.success());
+    room.await_device(1, false);
     room.owner().signal(Signal::TERM);
     assert_eq!(room.owner.take().unwrap().wait(PATIENCE).code(), 0);
 }

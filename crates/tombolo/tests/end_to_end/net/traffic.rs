@@ -26,8 +26,12 @@ fn ports_and_a_host_outside_reach_each_other() {
             let words = [&["iperf3", "-J", "-t", "1", "-c", address], more].concat();
             let found: serde_json::Value = serde_json::from_str(&room.ok("1", &words)).unwrap();
             let end = &found["end"];
-            let received = if more.contains(&"-u") { &end["sum"] } else { &end["sum_received"] };
-            assert!(received["bytes"].as_u64() > Some(1_000_000), "{words:?}: {end:#}");
+            if more.contains(&"-u") {
+                let number = |name: &str| end["sum"][name].as_u64().expect("a number");
+                assert!(number("packets") - number("lost_packets") > 1000, "{words:?}: {end:#}");
+            } else {
+                assert!(end["sum_received"]["bytes"].as_u64() > Some(1_000_000), "{words:?}: {end:#}");
+            }
             serving.wait(PATIENCE);
         }
     }
@@ -140,12 +144,13 @@ fn multicasts_come_to_those_that_are_to_get_them() {
             OUTSIDE => listen("1", "10.80.0.1", "60"),
             _ => listen(OUTSIDE, OUTSIDE_ADDRESS, "60"),
         });
-        let deaf = listen("3", "10.80.0.3", "1");
+        let deaf = listen("3", "10.80.0.3", "300");
         room.ok(from, &["python3", "-c", SAYS, address]);
         for hearing in hearing {
             assert!(hearing.wait(PATIENCE).text().contains("to the group"), "from {from}");
         }
-        assert!(deaf.wait(PATIENCE).text().contains("nothing"), "from {from}");
+        std::thread::sleep(SILENCE);
+        assert!(!deaf.output().contains("to the group"), "from {from}");
     }
 }
 
@@ -215,7 +220,7 @@ fn captures_on_both_sides_agree_where_nothing_is_offloaded() {
     }
     for capturing in capturing {
         let outcome = capturing.wait(PATIENCE);
-        assert!(outcome.stderr.contains("0 packets dropped by kernel"), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("\n0 packets dropped by kernel"), "{}", outcome.stderr);
     }
     let [one, other] = files.each_ref().map(|file| frames(file));
     assert!(one.len() > 1000, "only {} frames", one.len());
@@ -292,11 +297,7 @@ for n in range(1000000):
     for _ in 0..3 {
         room.attached[3].as_mut().unwrap().signal(Signal::KILL);
         room.attached[3] = None;
-        let since = Instant::now();
-        while room.at("3", &["ip", "link", "show", "eth0"]).status.success() {
-            assert!(since.elapsed() < PATIENCE, "the device of a dead port stays");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        room.await_device(3, false);
         goes_on();
         room.attach(3, &[]);
         room.reaches(3, "10.80.0.1");
