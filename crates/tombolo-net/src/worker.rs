@@ -82,6 +82,9 @@ const WITH_ROOM: epoll::EventFlags = WITHOUT_ROOM.union(epoll::EventFlags::OUT);
 
 const UPLINK: u64 = u64::MAX;
 const CALLS: u64 = u64::MAX - 1;
+/// The shortest wait for a shaped uplink: several frames are sent after it, and what could be sent meanwhile is not lost
+/// (the bucket saves up more). What a port sends ends it.
+const WAIT_NS_MIN: u64 = 100_000;
 /// After so many steps the kernel is asked what else is ready. A step takes 2 to 30 µs.
 const STEPS_BETWEEN: u32 = 16;
 
@@ -232,7 +235,7 @@ impl Worker {
                     self.send_kept(now_ns, id);
                     Some(0)
                 }
-                Step::Wait(at_ns) => Some(at_ns.saturating_sub(now_ns)),
+                Step::Wait(at_ns) => Some(at_ns.saturating_sub(now_ns).max(WAIT_NS_MIN)),
                 Step::Idle => None,
             };
             let timeout_ns = if self.uplink_is_ready { Some(0) } else { timeout_ns };
