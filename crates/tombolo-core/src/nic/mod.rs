@@ -18,6 +18,7 @@ mod counters;
 mod exchange;
 mod fifo;
 mod frame;
+pub mod fuzzing;
 pub mod offload;
 pub mod ring;
 mod scheduler;

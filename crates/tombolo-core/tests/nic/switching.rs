@@ -342,3 +342,37 @@ fn the_guard_is_not_to_be_hidden_from() {
         [&[136, 0, 0, 0, 0, 0, 0, 0][..], &target, &[2, 1], &mac(2).0, &[2, 1], &mac(1).0].concat();
     assert_eq!(says(six(&[], 58, &neighbour)), Err(Refusal::Malformed));
 }
+
+/// Every prefix of some frames with their headers, and every byte of them changed.
+#[test]
+fn frames_that_are_cut_off_or_damaged_go_nowhere_wrong() {
+    use tombolo_core::nic::fuzzing;
+    let own = |id: u16| fuzzing::mac(id);
+    let mut samples = Vec::new();
+    for id in 0..4 {
+        for tags in [&[][..], &[(0x8100, 5)], &[(0x8100, 0)], &[(0x8100, 6), (0x8100, 7)]] {
+            let arp =
+                [&[8, 6, 0, 1, 8, 0, 6, 4, 0, 2][..], &own(id).0, &[10, 0, 0, 1], &[0xff; 6], &[10, 0, 0, 9]];
+            samples.push([&[0; 10][..], &tagged(own(id), tags, &arp.concat())].concat());
+        }
+        let builder =
+            PacketBuilder::ethernet2(own(id).0, own(3 - id).0).ipv4([10, 0, 0, 1], [10, 0, 0, 9], 64);
+        let mut segment = vec![1, 1, 54, 0, 0, 5, 34, 0, 16, 0];
+        builder.tcp(1, 2, 3, 4).write(&mut segment, &[7; 300]).expect("it is written");
+        segment[4..6].copy_from_slice(&100u16.to_ne_bytes());
+        samples.push(segment);
+    }
+    for mut sample in samples {
+        for end in 0..=sample.len() {
+            fuzzing::frame(&sample[..end]);
+        }
+        for at in 0..sample.len().min(110) {
+            let was = sample[at];
+            for change in [0xff, 0x01, 0x80, was, was ^ 0x7f] {
+                sample[at] = was ^ change;
+                fuzzing::frame(&sample);
+            }
+            sample[at] = was;
+        }
+    }
+}

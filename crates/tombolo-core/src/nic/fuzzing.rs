@@ -1,0 +1,65 @@
+//! For tests and fuzzers alone.
+
+use std::net::IpAddr;
+
+use super::offload::OFFLOAD_BYTES;
+use super::{
+    Exchange, Frame, Limits, Mac, Mode, Origin, PortConfig, PortId, Rules, Share, Tag, Targets, Turns, Vlans,
+};
+
+/// The hardware address of a port of [`frame`].
+pub const fn mac(id: u16) -> Mac {
+    let [high, low] = id.to_be_bytes();
+    Mac([2, 0, 0, 0, high, low])
+}
+
+/// Any offload header and frame from any of four ports and from the uplink: no panic, and what is forwarded is from its
+/// port's own address, goes to ports of its virtual network and not back, and leaves with that network's tag.
+#[allow(clippy::missing_panics_doc, reason = "that is what it is for")]
+pub fn frame(bytes: &[u8]) {
+    let Some((header, frame)) = bytes.split_first_chunk::<OFFLOAD_BYTES>() else { return };
+    let limits = Limits { turns: Turns::Bytes, rate: None, wake_ns: 0, segment_bytes_max: 65_536, mtu: 1500 };
+    let mut exchange = Exchange::new(Mode::Bridge, limits);
+    let own: [IpAddr; 1] = [[10, 0, 0, 1].into()];
+    let guarded = Some(own.into_iter().collect());
+    let all = [
+        (Vlans::Access(0), guarded.clone()),
+        (Vlans::Access(5), None),
+        (Vlans::Trunk([0, 5].into()), guarded),
+        (Vlans::Trunk([5, 6].into()), None),
+    ];
+    for (id, (vlans, addresses)) in (0..).zip(&all) {
+        let rules = Rules { vlans: vlans.clone(), addresses: addresses.clone(), ..Rules::new(mac(id)) };
+        let config = PortConfig { rules, share: Share::default(), mtu: 1500 };
+        assert_eq!(exchange.set(0, PortId(id), config), Ok(()));
+    }
+    let is_in = |id: PortId, vlan: u16| match all.get(usize::from(id.0)) {
+        Some((Vlans::Access(own), _)) => *own == vlan,
+        Some((Vlans::Trunk(all), _)) => all.contains(&vlan),
+        None => false,
+    };
+    let mut targets = Targets::default();
+    for origin in [Origin::Uplink].into_iter().chain((0..4).map(|id| Origin::Port(PortId(id)))) {
+        let is_forwarded = match origin {
+            Origin::Uplink => exchange.from_uplink(header, frame, &mut targets).is_ok(),
+            Origin::Port(id) => exchange.from_port(0, id, header, frame, &mut targets).is_ok(),
+        };
+        if !is_forwarded {
+            continue;
+        }
+        let parsed = Frame::parse(frame);
+        assert!(targets.wire.frames > 0 && targets.wire.frame_bytes <= 1500 + 14 + 8 + 4, "{targets:?}");
+        assert!(targets.ports.iter().all(|id| is_in(*id, targets.vlan)), "{targets:?}");
+        if let Origin::Port(id) = origin {
+            assert!(parsed.is_some_and(|frame| frame.source == mac(id.0)) && !targets.ports.contains(&id));
+            assert!(is_in(id, targets.vlan), "{targets:?}");
+            // What leaves has this network's tag.
+            let leaves = match targets.tag(true) {
+                Tag::Keep => parsed.and_then(|frame| frame.vlan).unwrap_or(0),
+                Tag::Insert(vlan) | Tag::Replace(vlan) => vlan,
+                Tag::Remove => 0,
+            };
+            assert_eq!(leaves, targets.vlan);
+        }
+    }
+}
