@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use tombolo_core::nic::Mac;
-use tombolo_host::net::{Interface, TapQueues, in_namespace, set_carrier};
+use tombolo_host::net::{Interface, TapQueues, in_namespace, is_tap, set_carrier};
 use tombolo_host::unix::{MAX_DESCRIPTORS, UnixError};
 
 use crate::client::{AskError, Client};
@@ -25,7 +25,6 @@ pub const QUEUES_MAX: usize = MAX_DESCRIPTORS;
 pub struct Attached {
     tap: TapQueues,
     interface: Interface,
-    index: u32,
     port: Port,
     path: PathBuf,
     client: Option<Client>,
@@ -61,8 +60,7 @@ impl Attached {
             Ok((tap, interface, mac))
         })?;
         port.mac = Mac(mac).to_string();
-        let index = interface.index()?;
-        let mut attached = Self { tap, interface, index, port, path: owner.to_owned(), client: None };
+        let mut attached = Self { tap, interface, port, path: owner.to_owned(), client: None };
         attached.connect()?;
         Ok(attached)
     }
@@ -117,11 +115,9 @@ impl Attached {
     ) -> Result<(), AttachError> {
         let mut refused = String::new();
         while !is_over() {
-            // It may have been deleted by hand, and another one made.
-            if self.interface.index()? != self.index {
-                return Err(
-                    io::Error::other(format!("the device {} is another one now", self.port.tap)).into()
-                );
+            // It may have been deleted by hand. It may have another name, or be in another namespace.
+            if !self.tap.iter().all(is_tap) {
+                return Err(io::Error::other(format!("the device {} is gone", self.port.tap)).into());
             }
             let Some(client) = &self.client else {
                 match self.connect() {

@@ -21,7 +21,7 @@ pub const PORTS_MAX: usize = 1024;
 const NAME_BYTES_MAX: usize = 64;
 /// The longest name of a device or namespace.
 const TEXT_BYTES_MAX: usize = 256;
-/// The most addresses, groups or virtual networks of a port.
+/// The most addresses or groups of a port.
 const LIST_MAX: usize = 64;
 /// The longest segment that a port sends where nothing is slow.
 pub const SEGMENT_BYTES_MAX: u32 = 65_536;
@@ -74,10 +74,9 @@ fn config_of(port: &Port) -> Result<PortConfig, String> {
         ));
     }
     let count = |length: Option<usize>| length.unwrap_or(0);
-    let trunk = if let Vlans::Trunk(all) = &port.vlans { all.len() } else { 0 };
     let addresses = count(port.addresses.as_ref().map(BTreeSet::len));
-    if addresses.max(count(port.groups.as_ref().map(BTreeSet::len))).max(trunk) > LIST_MAX {
-        return Err(format!("a port has at most {LIST_MAX} addresses, groups and VLANs"));
+    if addresses.max(count(port.groups.as_ref().map(BTreeSet::len))) > LIST_MAX {
+        return Err(format!("a port has at most {LIST_MAX} addresses and groups"));
     }
     if !(MTU_MIN..=MTU_MAX).contains(&port.mtu) {
         return Err(format!("an MTU of {} is not between {MTU_MIN} and {MTU_MAX}", port.mtu));

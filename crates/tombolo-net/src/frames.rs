@@ -102,7 +102,9 @@ impl FrameBuffer {
             }
             Tag::Replace(vlan) => {
                 let [high, low] = vlan.to_be_bytes();
-                let (tag, rest) = ([0x81, 0, high, low], rest.get(TAG_BYTES..).ok_or(Errno::INVAL)?);
+                let (&[_, _, priority, _], rest) =
+                    rest.split_first_chunk::<TAG_BYTES>().ok_or(Errno::INVAL)?;
+                let tag = [0x81, 0, priority & 0xf0 | high, low];
                 put(to, &[&header, addresses, &tag, rest].map(IoSlice::new), is_own)
             }
             Tag::Remove | Tag::Keep => {

@@ -7,11 +7,11 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest message.
-pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// The longest message: what the kernel lets a socket carry by default, less its own.
+pub const MESSAGE_BYTES_MAX: usize = 160 << 10;
 /// How many ports are listed at once: their message is no longer than [`MESSAGE_BYTES_MAX`], unless they have very many
 /// addresses.
-pub const PORTS_AT_ONCE: usize = 16;
+pub const PORTS_AT_ONCE: usize = 8;
 /// What the uplink is called where ports are named.
 pub const UPLINK: &str = "uplink";
 /// Of this file. An owner refuses what it does not know.

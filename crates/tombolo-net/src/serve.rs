@@ -92,20 +92,24 @@ impl Owner {
             let (listeners, sockets) = ready.split_at(self.listeners.len());
             let ready_numbers: Vec<u64> =
                 numbers.iter().zip(sockets).filter(|(_, ready)| **ready).map(|(number, _)| *number).collect();
+            // Before a port of the same number may come.
+            for number in self.control.take_gone() {
+                self.hang_up(number);
+            }
             for number in ready_numbers {
                 self.receive(number, &mut buffer);
             }
             if listeners.contains(&true) {
                 self.accept();
             }
-            // One of the same name that has come since is another one.
-            if self.control.is_of_no_use() || self.interface.index()? != self.index {
+            // It may have another name now. One of its name that has come since is another one.
+            if self.interface.index().ok() != Some(self.index) {
+                self.interface.rename(self.index)?;
+            }
+            if self.control.is_of_no_use() {
                 return Err(io::Error::other(format!("the uplink {} is gone", self.interface.name())));
             }
             self.control.set_uplink_state(self.interface.is_running()?, self.interface.mtu()?);
-            for number in self.control.take_gone() {
-                self.hang_up(number);
-            }
             self.tell_ports();
         }
         Ok(())

@@ -303,7 +303,7 @@ impl Worker {
             // One frame that the kernel cannot describe, or the interface is down, which is said once: what comes after
             // it is still to be read.
             Err(errno) => {
-                self.uplink_is_ready = !is_gone(errno);
+                self.uplink_is_ready = matches!(errno, Errno::INTR | Errno::INVAL | Errno::NETDOWN);
                 shared.is_uplink_gone.fetch_or(is_gone(errno), Ordering::Relaxed);
                 return;
             }
@@ -328,7 +328,8 @@ impl Worker {
         };
         match self.buffer.read(port.queues[queue].as_fd()) {
             Ok(()) => port.next = queue + 1,
-            Err(Errno::INTR) => return,
+            // A frame that the kernel cannot describe is gone.
+            Err(Errno::INTR | Errno::INVAL) => return,
             Err(errno) => {
                 // Empty or down: the kernel says when there is something again. Or gone.
                 port.ready[queue] = false;

@@ -244,8 +244,10 @@ impl Exchange {
         let charged = Sent { frames: charged.frames, bytes: charged.bytes };
         // What was read in a turn of the uplink's is no turn here.
         if self.is_read_for_uplink.take() == Some(id) {
-            self.reads.charge_cap(now_ns, id, charged);
-            if !targets.uplink || wire.is_err() {
+            if wire.is_ok() && targets.uplink {
+                self.reads.charge_cap(now_ns, id, charged);
+            } else {
+                self.reads.charge(now_ns, id, charged);
                 self.uplink.charge_turn(id, charged);
             }
         } else {

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use etherparse::{
-    ArpPacketSlice, Icmpv6Slice, IpNumber, LaxIpPayloadSlice, LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket,
-    TransportSlice,
+    ArpPacketSlice, Icmpv6Slice, IpNumber, Ipv6ExtensionSlice, LaxIpPayloadSlice, LaxIpv6Slice,
+    LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket, TransportSlice,
 };
 
 /// A hardware address.
@@ -139,15 +139,17 @@ impl<'a> Frame<'a> {
                 Some(Speaks {
                     addresses: [Some(IpAddr::V4(source)).filter(|_| !source.is_unspecified()), None],
                     mac: None,
-                    is_offer: is_offer(ip.payload(), DHCP)?,
+                    is_offer: ip.header().fragments_offset().value() == 0 && is_offer(ip.payload(), DHCP)?,
                 })
             }
             Some(LaxNetSlice::Ipv6(ip)) => {
                 let source = ip.header().source_addr();
                 let mut speaks = match &packet.transport {
                     Some(TransportSlice::Icmpv6(icmp)) => neighbour_speaks(icmp, source)?,
-                    // What is in fragments of it cannot be read.
-                    None if ip.payload().ip_number == IpNumber::IPV6_ICMP => return None,
+                    // Nothing is whole without its first fragment.
+                    _ if !is_first_fragment(&ip) => Speaks::default(),
+                    // What else is in this one cannot be read.
+                    None if is_discovery(ip.payload()) => return None,
                     _ => Speaks { is_offer: is_offer(ip.payload(), DHCP6)?, ..Speaks::default() },
                 };
                 speaks.addresses[0] = Some(IpAddr::V6(source)).filter(|_| !source.is_unspecified());
@@ -167,10 +169,23 @@ fn is_offer(payload: &LaxIpPayloadSlice<'_>, [server, client]: [u16; 2]) -> Opti
     if payload.ip_number != IpNumber::UDP {
         return Some(false);
     }
-    // A fragment that is no first one has other bytes there, which are hardly ever these.
     let &[from_high, from_low, to_high, to_low, ..] = payload.payload.first_chunk::<8>()?;
     let (from, to) = (u16::from_be_bytes([from_high, from_low]), u16::from_be_bytes([to_high, to_low]));
     Some(from == server || to == client)
+}
+
+/// Whether a packet is whole, or is the first fragment of one.
+fn is_first_fragment(ip: &LaxIpv6Slice<'_>) -> bool {
+    ip.extensions().clone().into_iter().all(|extension| match extension {
+        Ipv6ExtensionSlice::Fragment(fragment) => fragment.fragment_offset().value() == 0,
+        _ => true,
+    })
+}
+
+/// Whether the first fragment of a packet is of neighbour discovery, or too short to be seen as something else.
+fn is_discovery(payload: &LaxIpPayloadSlice<'_>) -> bool {
+    payload.ip_number == IpNumber::IPV6_ICMP
+        && payload.payload.first().is_none_or(|kind| matches!(kind, 133..=137))
 }
 
 fn arp_speaks(arp: &ArpPacketSlice<'_>) -> Option<Speaks> {

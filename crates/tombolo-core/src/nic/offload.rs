@@ -137,9 +137,11 @@ fn is_transport(frame: &[u8], network_at: usize, kind: u8, ethertype: u16, start
             // Hop-by-hop options, routing and destination options may stand between.
             let (mut at, mut next) = (40, network.get(6).copied());
             while let Some(0 | 43 | 60) = next {
-                let length = network.get(at + 1).map_or(0, |length| (usize::from(*length) + 1) * 8);
-                next = network.get(at).copied();
-                at += length;
+                let Some(&[following, length]) = network.get(at..).and_then(|rest| rest.first_chunk()) else {
+                    return false;
+                };
+                next = Some(following);
+                at += (usize::from(length) + 1) * 8;
             }
             next == Some(protocol) && start == network_at + at
         }

@@ -195,6 +195,8 @@ pub struct Scheduler {
     round: VecDeque<PortId>,
     uplink: Option<Bucket>,
     lateness: Lateness,
+    /// The port that was read last since it has a guarantee.
+    last_guaranteed: Option<PortId>,
     /// The most bytes that are read at once.
     most_at_once: u64,
 }
@@ -205,7 +207,15 @@ impl Scheduler {
     /// of the longest segment.
     pub fn new(turns: Turns, wake_ns: u64, most_at_once: u64) -> Self {
         let lateness = Lateness { least_ns: wake_ns, now_ns: wake_ns, expected: None };
-        Self { turns, ports: Vec::new(), round: VecDeque::new(), uplink: None, lateness, most_at_once }
+        Self {
+            turns,
+            ports: Vec::new(),
+            round: VecDeque::new(),
+            uplink: None,
+            lateness,
+            last_guaranteed: None,
+            most_at_once,
+        }
     }
 
     fn bucket(&self, rate: u64, now_ns: u64) -> Bucket {
@@ -310,11 +320,14 @@ impl Scheduler {
         port.owe(turns, sent);
     }
 
-    /// As [`Scheduler::charge`], of the port's turn only: what it has sent in it, and elsewhere.
+    /// What a port has sent elsewhere in its turn, as part of that turn. One that was read since it has a guarantee waits
+    /// until [`Scheduler::has_frames`].
     pub fn charge_turn(&mut self, id: PortId, sent: Sent) {
         let turns = self.turns;
-        if let Some(port) = self.port(id) {
-            port.owe(turns, sent);
+        let Some(port) = self.port(id) else { return };
+        port.owe(turns, sent);
+        if port.guarantee.is_some() {
+            self.pause(id);
         }
     }
 
@@ -376,19 +389,18 @@ impl Scheduler {
             return Next::Wait(ready_at);
         }
         if let Some(id) = self.guaranteed() {
-            // Others that have guarantees come before its next frame.
-            self.round.retain(|known| *known != id);
-            self.round.push_back(id);
+            self.last_guaranteed = Some(id);
             return Next::Read(id);
         }
         self.in_turn().map_or(Next::Idle, Next::Read)
     }
 
-    /// The first port of the round that has not had what is guaranteed to it.
+    /// A port that has not had what is guaranteed to it: the next by number, so that each has its turn.
     fn guaranteed(&self) -> Option<PortId> {
         let may = |port: &Port| port.is_under_cap() && port.guarantee.is_some_and(|bucket| bucket.has());
         let of = |id: &PortId| self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
-        self.round.iter().copied().find(|id| of(id).is_some_and(may))
+        let all = self.round.iter().copied().filter(|id| of(id).is_some_and(may));
+        all.min_by_key(|id| (self.last_guaranteed.is_some_and(|last| *id <= last), *id))
     }
 
     /// The port whose turn it is: the first of the round that has credit. Each that is passed over gets its quantum.

@@ -153,6 +153,22 @@ impl Roster {
         }
     }
 
+    /// As [`Roster::dismiss`], of the member that this lender is, or, if `member` was it and has no lender now, of that.
+    pub fn dismiss_lender(&mut self, lender: LenderId, member: Option<MemberId>) {
+        if let Some(member) = self.of(lender) {
+            member.is_wanted = false;
+        } else if let Some(known) = member.and_then(|member| self.members.get_mut(member.0 as usize))
+            && known.lender.is_none()
+        {
+            known.is_wanted = false;
+        }
+    }
+
+    /// Whether a member is wanted, and away.
+    pub fn is_awaited(&self, member: MemberId) -> bool {
+        self.members.get(member.0 as usize).is_some_and(|known| known.is_wanted && known.lender.is_none())
+    }
+
     /// A lender is being drained because it is about to end.
     pub fn leaves(&mut self, lender: LenderId) {
         if let Some(member) = self.of(lender) {

@@ -267,6 +267,16 @@ fn offload_headers_are_believed_as_far_as_the_frame_bears_them_out() {
         }
         assert!(on_wire(&header, &bytes, 1500).is_err(), "{what}");
     }
+    // Extension headers that end in their middle.
+    for length in 54..140 {
+        let mut frame = vec![0; length];
+        frame[12..15].copy_from_slice(&[0x86, 0xdd, 0x60]);
+        (frame[26], frame[55 % length]) = (5 << 4, 3);
+        let mut header = [1, 4, 0, 0, 0, 0, 14, 0, 16, 0];
+        header[4..6].copy_from_slice(&100u16.to_ne_bytes());
+        header[6..8].copy_from_slice(&14u16.to_ne_bytes());
+        assert!(on_wire(&header, &frame, 1500).is_err(), "{length}");
+    }
     assert!(on_wire(&[0; OFFLOAD_BYTES], &bytes, 1500).is_err(), "a giant");
     assert!(on_wire(&[0; OFFLOAD_BYTES], &bytes[..13], 1500).is_err(), "a runt");
 }
@@ -397,6 +407,25 @@ fn weights_and_guarantees_hold_at_the_uplink() {
     }
     let outward = flood.run(100_000, |_, _| sample(OUTSIDE, 1514));
     assert!(outward.iter().all(|bytes| bytes.abs_diff(outward[0]) <= 4 * 1538), "{outward:?}");
+}
+
+/// A guarantee is of the uplink: a port that has one and sends to others keeps nobody from it, and gets its weight of
+/// what is left.
+#[test]
+fn a_guarantee_keeps_nobody_out() {
+    let mut flood = Flood::new(Some(RATE));
+    flood.set(0, Share { guaranteed: RATE / 4, ..Share::default() });
+    let outward = flood.run(10_000, |id, number| match id {
+        0 if number > 0 => sample(2, 60),
+        0 | 1 => sample(OUTSIDE, 1514),
+        _ => None,
+    });
+    assert!(outward[1] > 1_000_000, "{outward:?}");
+    let mut flood = Flood::new(Some(RATE));
+    flood.set(0, Share { guaranteed: RATE * 3 / 10, weight: 20, ..Share::default() });
+    let outward = flood.run(1_000_000, |id, _| if id < 2 { sample(OUTSIDE, 1514) } else { None });
+    let rest = outward[0] as f64 - 0.3 * (outward[0] + outward[1]) as f64;
+    assert!((15.0..=25.0).contains(&(rest / outward[1] as f64)), "{outward:?}");
 }
 
 /// Frames that are refused take turns, too, however short.

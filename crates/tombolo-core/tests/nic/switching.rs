@@ -334,6 +334,18 @@ fn the_guard_is_not_to_be_hidden_from() {
         bytes.extend(payload);
         bytes
     };
+    // Later fragments, however short, whatever their bytes are; and pieces of what is no neighbour discovery.
+    let mut last = offer(67, 68, [0, 185]);
+    last.truncate(14 + 20 + 3);
+    last[17] = 23;
+    assert_eq!(says(last), Ok(()));
+    assert_eq!(says(offer(1067, 68, [0x20, 185])), Ok(()));
+    assert_eq!(says(six(&[17, 0, 0, 8, 0, 0, 0, 7], 44, &[2, 35, 2, 34])), Ok(()));
+    assert_eq!(says(six(&[58, 0, 0, 1, 0, 0, 0, 7], 44, &[128; 64])), Ok(()), "a long ping");
+    assert_eq!(
+        says(six(&[17, 0, 0, 1, 0, 0, 0, 7], 44, &[2, 35, 2, 34, 0, 9, 0, 0])),
+        Err(Refusal::NotItsToOffer)
+    );
     let advertisement = [&[134, 0, 0, 0][..], &[0; 12]].concat();
     assert_eq!(says(six(&[58, 0, 0, 1, 0, 0, 0, 7], 44, &advertisement)), Err(Refusal::Malformed));
     assert_eq!(says(six(&[], 58, &advertisement)), Err(Refusal::NotItsToOffer));

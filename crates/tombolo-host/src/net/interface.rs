@@ -65,6 +65,21 @@ impl Interface {
         Ok(index.cast_unsigned())
     }
 
+    /// Takes the name that the interface of a number has now.
+    ///
+    /// # Errors
+    /// There is none of this number.
+    pub fn rename(&mut self, index: u32) -> io::Result<()> {
+        let mut request = self.request();
+        request.ifr_ifru.ifru_ifindex = index.cast_signed();
+        self.call(libc::SIOCGIFNAME, &mut request, "it is gone")?;
+        self.name = request.ifr_name;
+        let bytes: Vec<u8> =
+            self.name.iter().map(|byte| byte.cast_unsigned()).take_while(|byte| *byte != 0).collect();
+        self.text = String::from_utf8_lossy(&bytes).into_owned();
+        Ok(())
+    }
+
     /// Its hardware address.
     ///
     /// # Errors

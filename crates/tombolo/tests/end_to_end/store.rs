@@ -207,6 +207,48 @@ fn a_lender_that_ends_is_left_in_time() {
     assert_eq!(ended.wait().code(), 0);
 }
 
+/// A drain that is refused, since there is no other lender, leaves things as they were: the lender is awaited when it dies,
+/// though an earlier life of it was drained. One that is away can be told to stay away.
+#[test]
+fn a_refused_drain_changes_nothing_and_an_absent_lender_can_be_given_up() {
+    needs!("cc");
+    let (mut first, second) = (Lender::start(Link::Udp, "512M"), Lender::start(Link::Udp, "512M"));
+    let verifying = Verifying::start(32, "8M", &[&first, &second], &["--copies", "2"]);
+    verifying.lenders(&["drain", first.address()]);
+    verifying.wait_until("drained", PATIENCE, |status| lender(status, 0)["state"] == "gone");
+    verifying.lenders(&["add", first.address()]);
+    verifying.wait_until("copied", PATIENCE, |status| {
+        lender(status, 2)["state"] == "active" && status["far"]["one_copy_pages"] == 0
+    });
+    verifying.lenders(&["drain", second.address()]);
+    verifying.wait_until("drained", PATIENCE, |status| lender(status, 1)["state"] == "gone");
+    // The only one, of which an earlier life was drained.
+    let refused = tombolo(&["lenders", "drain", &verifying.run.pid().to_string(), first.address()]);
+    assert!(refused.code() != 0 && refused.stderr.contains("add one first"), "{}", refused.stderr);
+    verifying.lenders(&["add", second.address()]);
+    verifying.wait_until("copied", PATIENCE, |status| {
+        lender(status, 3)["state"] == "active" && status["far"]["one_copy_pages"] == 0
+    });
+    let lives = |status: &Value| status["far"]["lenders"].as_array().map_or(0, Vec::len);
+    first.node().signal(Signal::KILL);
+    first.start_again("512M");
+    verifying.wait_until("dialed again", PATIENCE, |status| lives(status) == 5);
+    verifying.wait_until("copied", PATIENCE, |status| {
+        lender(status, 4)["state"] == "active" && status["far"]["one_copy_pages"] == 0
+    });
+    // Away, and given up: it is not dialed any more.
+    first.node().signal(Signal::KILL);
+    verifying.wait_until("lost", PATIENCE, |status| lender(status, 4)["state"] != "active");
+    verifying.lenders(&["drain", first.address()]);
+    first.start_again("512M");
+    std::thread::sleep(Duration::from_secs(4));
+    // A dial that was under way may have reached it, and then it is drained.
+    verifying.wait_until("left alone", PATIENCE, |status| {
+        (4..lives(status)).all(|life| lender(status, life)["state"] == "gone") && lives(status) <= 6
+    });
+    verifying.end();
+}
+
 #[test]
 fn programs_that_are_not_there_are_said() {
     let found = tombolo(&["lenders", "ls", "no-such-program-anywhere"]);

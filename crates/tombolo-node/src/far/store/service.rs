@@ -94,30 +94,53 @@ impl FarStore {
         }
     }
 
-    /// Moves everything away from a lender, which is named by an address or its name; it ends later.
+    /// Moves everything away from a lender, which is named by an address or its name; it ends later. One that is away is
+    /// not awaited any more.
     pub fn drain_lender(&self, named: &str) -> Result<(), LenderError> {
-        let found: Vec<Arc<Lender>> = self
-            .lenders()
-            .iter()
-            .filter(|lender| {
-                !lender.is_lost()
-                    && (lender.name() == named || lender.ways.iter().any(|way| way.to_string() == named))
-            })
-            .cloned()
-            .collect();
-        if found.is_empty() {
+        let is_meant = |lender: &Lender| {
+            lender.name() == named || lender.ways.iter().any(|way| way.to_string() == named)
+        };
+        let all: Vec<Arc<Lender>> =
+            self.lenders().iter().filter(|lender| is_meant(lender)).cloned().collect();
+        // What an earlier life had was moved away already, or is lost.
+        let is_in_use = |lender: &Lender| {
+            let status = self.store.lock().lender(lender.id);
+            !lender.is_lost()
+                && status
+                    .is_some_and(|status| matches!(status.state, LenderState::Active | LenderState::Draining))
+        };
+        let found: Vec<&Arc<Lender>> = all.iter().filter(|lender| is_in_use(lender)).collect();
+        if found.is_empty() && !self.dismiss_awaited(named, &all) {
             return Err(LenderError::Unknown(named.to_owned()));
         }
         for lender in found {
             self.store.lock().drain(lender.id)?;
             let mut members = self.members.lock();
-            if let Some(member) = members.find(&lender.ways) {
-                members.roster.dismiss(member);
-            }
+            let member = members.find(&lender.ways);
+            members.roster.dismiss_lender(lender.id, member);
         }
         self.carry_out();
         self.ring();
         Ok(())
+    }
+
+    /// Awaits no more the members that have this address or were one of these lenders, and are away. False: there is none.
+    fn dismiss_awaited(&self, named: &str, lost: &[Arc<Lender>]) -> bool {
+        let mut members = self.members.lock();
+        let is_named = |ways: &&Vec<Address>| {
+            let is_of_lost = |way: &Address| lost.iter().any(|lender| lender.ways.contains(way));
+            ways.iter().any(|way| way.to_string() == named || is_of_lost(way))
+        };
+        let ids = (0..)
+            .map(MemberId)
+            .zip(&members.ways)
+            .filter(|(_, ways)| is_named(ways))
+            .map(|(member, _)| member);
+        let awaited: Vec<MemberId> = ids.filter(|member| members.roster.is_awaited(*member)).collect();
+        for member in &awaited {
+            members.roster.dismiss(*member);
+        }
+        !awaited.is_empty()
     }
 
     /// A lender is about to end: everything is moved away from it, if there is another one.
