@@ -40,6 +40,9 @@ pub(super) struct Copies {
     waiting: VecDeque<SlotId>,
     /// How many of those, from the first on, are to be looked at again.
     again: usize,
+    /// One of those has a place at a lender that is to be left, and would give it up, were not something else just being
+    /// freed.
+    waits_for_freeing: bool,
     /// Where the search for slots with places at dead or drained lenders goes on.
     sweep: Option<SlotId>,
     in_flight: u32,
@@ -100,6 +103,10 @@ impl Store {
             (from..end).for_each(|slot| self.look_at(slot));
             self.copies.sweep = (end < self.slots.count()).then_some(end);
         }
+        if self.copies.waits_for_freeing && !self.works.is_freeing() {
+            self.copies.waits_for_freeing = false;
+            self.copies.look_again();
+        }
         let pause_ns = 1_000_000_000 / u64::from(self.config.copies_per_s.max(1));
         // What was not begun while nothing called is not made up for.
         let burst_ns = pause_ns * u64::from(self.config.copies_in_flight);
@@ -151,8 +158,12 @@ impl Store {
         let Some((_, from)) = source else { return self.wait(slot) };
         let except: Vec<LenderId> = whole.iter().map(|place| place.lender()).collect();
         let Some(to) = self.place_for_copy(slot, &except) else {
-            if !whole.is_empty() && self.no_room(&except) == NoRoom::Full {
-                self.leave_with_one(slot);
+            let is_leaving = places.into_iter().flatten().any(|place| self.lenders.is_to_leave(place));
+            if !whole.is_empty() && is_leaving {
+                match self.no_room(&except) {
+                    NoRoom::Full => self.leave_with_one(slot),
+                    NoRoom::NotYet => self.copies.waits_for_freeing |= self.works.is_freeing(),
+                }
             }
             return self.wait(slot);
         };
