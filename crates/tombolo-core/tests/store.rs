@@ -872,3 +872,76 @@ fn planted_mistakes_are_found() {
     println!("{counts:?}");
     assert!(counts.iter().all(|(_, found)| *found > 0), "{counts:?}");
 }
+
+/// A store over two lenders that answer at once, but for reads, which are held back.
+struct Two {
+    store: Store,
+    reads: Vec<Io>,
+    is_drained: bool,
+}
+
+impl Two {
+    fn new() -> Self {
+        let mut store = Store::new(Config { copies: 2, has_direct_writes: false, ..Config::default() });
+        for host in 0..2 {
+            store.add_lender(Newcomer { host, distance: 1, round_trip_ns: 100 * US });
+        }
+        Self { store, reads: Vec::new(), is_drained: false }
+    }
+
+    fn settle(&mut self, now_ns: u64) {
+        while let Some(action) = self.store.poll(now_ns) {
+            match action {
+                Action::Borrow { lender, pages } => {
+                    self.store.lent(now_ns, lender, Ok(Lent { segment: 0, pages, direct: None }));
+                }
+                Action::Write { io, .. } => {
+                    self.store.completed(now_ns, io, Ended::Done { checksum: 7 });
+                }
+                Action::Read { io, .. } => self.reads.push(io),
+                Action::Drained { .. } => self.is_drained = true,
+                Action::Arrived { buffer, .. } => self.store.buffer_done(now_ns, buffer.expect("it is read")),
+                Action::Written { result, .. } => assert_eq!(result, Ok(())),
+                Action::GiveBack { .. } => {}
+            }
+        }
+    }
+
+    fn stored(&mut self) -> SlotId {
+        let slot = (0..10).find_map(|_| {
+            let taken = self.store.take().ok();
+            self.settle(0);
+            taken
+        });
+        let (slot, _) = slot.expect("there is room");
+        self.store.write(&[Piece { slot, staged: 0, checksum: Some(7) }]);
+        self.settle(0);
+        slot
+    }
+}
+
+/// What is at a lender that is drained is given up if it is at the only other one, too: also if that was looked at while
+/// another slot was just being freed.
+#[test]
+fn a_drain_without_a_third_lender_ends() {
+    for is_freeing in [false, true] {
+        let mut two = Two::new();
+        let (slot, other) = (two.stored(), two.stored());
+        assert!(two.store.places(slot).iter().all(Option::is_some));
+        if is_freeing {
+            // It is freed when its read has ended.
+            two.store.read(0, other, Ticket { name: 1, waited_since_ns: Some(0) });
+            two.settle(0);
+        }
+        two.store.release(other);
+        two.store.drain(LenderId(0)).expect("there is another one");
+        two.settle(S);
+        assert_eq!(two.is_drained, !is_freeing);
+        for io in std::mem::take(&mut two.reads) {
+            two.store.completed(2 * S, io, Ended::Done { checksum: 7 });
+        }
+        two.settle(2 * S);
+        assert!(two.is_drained, "it waits for ever: {}", two.store.under_way());
+        two.store.release(slot);
+    }
+}
