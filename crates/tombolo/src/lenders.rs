@@ -38,7 +38,8 @@ enum Command {
         #[arg(value_name = "NAME|ADDR[+ADDR...]")]
         lender: Which,
     },
-    /// Move everything away from a lender. It goes on while the program runs; `ls` shows how far it is.
+    /// Move everything away from a lender. It goes on while the program runs; `ls` shows how far it is. One that is away is
+    /// given up: it is not dialed any more.
     Drain {
         #[command(flatten)]
         program: Program,

@@ -1,21 +1,21 @@
-//! When a port is told that frames have come: after so many, or so long after the first one.
+//! Interrupt coalescing (MICRO §6.1.7): a port is notified of frames after a number of them, or a time after the first.
 //!
-//! Each telling costs its receiver a wakeup, and each wait costs latency. *Adaptive*: frames that come further apart than
-//! the wait would last are told at once, since waiting would gather nothing.
+//! Each notification costs the port a wakeup, and each delay costs latency. *Adaptive*: frames whose distance in time is
+//! longer than the delay are notified at once, since a delay would gather nothing.
 
-/// How frames are gathered.
+/// When a port is notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coalescing {
-    /// So many are told at once; at least 1.
+    /// The port is notified after this many frames; at least 1.
     pub frames: u32,
-    /// So long after the first one they are told, however few.
+    /// The longest delay of a notification, from its first frame on.
     pub after_ns: u64,
-    /// Frames that come seldom are told at once.
+    /// Frames that come seldom are notified without delay.
     pub is_adaptive: bool,
 }
 
 impl Default for Coalescing {
-    /// Each frame is told at once.
+    /// Each frame is notified without delay.
     fn default() -> Self {
         Self { frames: 1, after_ns: 0, is_adaptive: false }
     }
@@ -26,29 +26,29 @@ impl Default for Coalescing {
 pub struct Coalescer {
     how: Coalescing,
     waiting: u32,
-    /// When they are told at the latest.
+    /// When the next notification is due.
     due_ns: Option<u64>,
     last_ns: Option<u64>,
     /// The usual time between two frames: an average over some eight.
     apart_ns: Option<u64>,
-    /// How often was told.
+    /// Number of notifications so far.
     told: u64,
 }
 
 impl Coalescer {
-    /// Gathers as told.
+    /// A queue without frames.
     pub fn new(how: Coalescing) -> Self {
         Self { how, ..Self::default() }
     }
 
-    /// Gathers otherwise from now on. True: what waits is told now.
+    /// Changes when the port is notified. True: it is notified of waiting frames now.
     #[must_use]
     pub fn set(&mut self, how: Coalescing) -> bool {
         self.how = how;
         self.tell_if(self.waiting > 0)
     }
 
-    /// A frame has come. True: it is told now, with those that waited.
+    /// A frame has come. True: the port is notified of it and of waiting frames now.
     #[must_use]
     pub fn came(&mut self, now_ns: u64) -> bool {
         if let Some(last_ns) = self.last_ns.replace(now_ns) {

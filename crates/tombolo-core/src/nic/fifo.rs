@@ -12,7 +12,7 @@ pub struct Fifo<F> {
 }
 
 impl<F> Fifo<F> {
-    /// An empty one, for so many bytes.
+    /// An empty queue that holds at most `bytes_max` bytes.
     pub fn new(bytes_max: u64) -> Self {
         Self { frames: VecDeque::new(), bytes: 0, bytes_max, dropped: 0 }
     }

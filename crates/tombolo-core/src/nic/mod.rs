@@ -1,6 +1,6 @@
 //! One network interface for many nodes: rings, queues, scheduler, switch and coalescing (MICRO §3.2, §6.1).
 //!
-//! Plain state machines: whoever moves frames tells them what has come and what the time is, and they say what goes
+//! Plain state machines: the thread that moves frames tells them which frames came and the time, and they say what goes
 //! where, and when.
 //!
 //! ```text

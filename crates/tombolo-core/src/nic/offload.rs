@@ -26,7 +26,8 @@ const GSO_TCP4: u8 = 1;
 const GSO_TCP6: u8 = 4;
 const GSO_UDP: u8 = 5;
 const GSO_ECN: u8 = 0x80;
-/// The shortest payload of a segment's frames: shorter ones would be an attack on whoever cuts them.
+/// The shortest payload of a segment's frames: cutting a segment into shorter ones would cost the kernel thousands of
+/// frames.
 const SEGMENT_BYTES_MIN: usize = 16;
 
 /// What a frame, or all frames that a segment becomes, are on the wire.

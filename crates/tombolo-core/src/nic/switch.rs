@@ -1,6 +1,6 @@
 //! Where a frame goes: ports of one machine and the uplink, by destination address, and what a port may send.
 //!
-//! Nothing is learned from frames. Each port has one hardware address, which whoever owns the interface knows; what is for
+//! The switch learns no addresses from frames. Each port has one hardware address, given to [`Switch::set`]; what is for
 //! no port goes to the uplink, and what comes from there for no port is dropped and counted. Broadcasts and multicasts are
 //! copied. A frame whose source is not its port's own address is dropped: no port can be taken for another.
 

@@ -303,7 +303,7 @@ impl Flood {
         self.exchange.set(self.step * 1000, PortId(id.into()), config(id, share)).unwrap();
     }
 
-    /// Reads and sends for so many steps of 1 µs; `frame`: what a port sends next, or nothing. Returns the bytes on the
+    /// Reads and sends for `steps` of 1 µs; `frame`: what a port sends next, or nothing. Returns the bytes on the
     /// wire that each has sent to the uplink.
     fn run(&mut self, steps: u64, frame: impl Fn(u16, u64) -> Option<Sample>) -> [u64; 4] {
         let Self { exchange, step, kept, sent } = self;

@@ -27,13 +27,13 @@ impl Port {
     }
 }
 
-/// A segment is so many frames on the wire, each with 38 bytes of its own (preamble, header, checksum and gap).
+/// A segment's frames on the wire, each with 38 bytes beside its payload (preamble, header, checksum and gap).
 fn on_the_wire(bytes: u64) -> Sent {
     let frames = bytes.div_ceil(1500);
     Sent { frames, bytes: bytes + frames * 38 }
 }
 
-/// Lets ports send for so long. Whoever sends oversleeps by chance. Returns when it ended.
+/// Lets ports send for `for_ns`. The simulated driver oversleeps at random. Returns the time at the end.
 fn run(random: &mut Random, scheduler: &mut Scheduler, ports: &mut [Port], for_ns: u64) -> u64 {
     for (id, port) in (0..).zip(&*ports) {
         scheduler.set(0, PortId(id), port.share);

@@ -17,7 +17,7 @@ fn frame(destination: Mac, source: Mac, vlan: Option<u16>) -> Vec<u8> {
     frame_of(destination, source, vlan, 60)
 }
 
-/// A frame of at least so many bytes.
+/// A frame of `length` bytes, and of 60 at least.
 pub fn frame_of(destination: Mac, source: Mac, vlan: Option<u16>, length: usize) -> Vec<u8> {
     let mut bytes = [destination.0, source.0].concat();
     if let Some(vlan) = vlan {
