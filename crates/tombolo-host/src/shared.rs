@@ -46,7 +46,7 @@ const PAGE_BYTES: usize = 4096;
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub enum SharedMemoryError {
     /// A system call failed.
-    #[error("{operation} of shared memory: {errno}")]
+    #[error("{operation} of shared memory: {errno}{}", advice(*.errno))]
     System {
         /// What was being done.
         operation: &'static str,
@@ -115,6 +115,15 @@ fn aligned_place(length_bytes: usize) -> Option<*mut c_void> {
         room
     };
     Some(room.cast::<u8>().wrapping_add(room.align_offset(HUGE_PAGE_BYTES)).cast())
+}
+
+/// What helps, where that is known.
+fn advice(errno: Errno) -> &'static str {
+    match errno {
+        Errno::MFILE => ": raise `ulimit -n`",
+        Errno::NFILE => ": raise the system's `fs.file-max`",
+        _ => "",
+    }
 }
 
 fn last_error() -> Errno {

@@ -223,7 +223,8 @@ pub trait Link: Send + Sync + fmt::Debug {
         true
     }
 
-    /// Runs the timers: keep-alive, retransmission of control messages, detection of silence.
+    /// Runs the timers: keep-alive, retransmission of control messages, detection of silence. Takes nothing from the
+    /// descriptor while a thread sleeps on that.
     ///
     /// Call it by the instant it returns (None: no timer), and at least every few hundred
     /// milliseconds while polling without sleeping; early calls are harmless and cheap.

@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -90,6 +91,9 @@ pub struct ShmLink {
     sending: Mutex<Sending>,
     receiving: Mutex<Consumer>,
     inbox: Mutex<Inbox>,
+    /// A thread sleeps on the socket or is about to: it would not hear of what another thread takes from there. Set
+    /// under the lock of `inbox`, so that nobody is reading meanwhile who saw it unset.
+    armed: AtomicBool,
     socket: SeqpacketSocket,
     lost: OnceLock<LossReason>,
     peer_process_id: Option<u32>,
@@ -139,6 +143,7 @@ impl ShmLink {
                 buffer: vec![0; 1 + MAX_CONTROL_BYTES],
                 pumped: Instant::now(),
             }),
+            armed: AtomicBool::new(false),
             socket,
             lost: OnceLock::new(),
             peer_process_id,
@@ -278,6 +283,9 @@ impl Link for ShmLink {
     fn receive(&self, budget: usize, sink: &mut dyn FnMut(Packet<'_>)) -> Result<usize, LinkError> {
         let mut consumer = self.receiving.lock();
         consumer.disarm();
+        if self.armed.load(Ordering::Relaxed) {
+            self.armed.store(false, Ordering::Relaxed);
+        }
         let mut scratch = [0; PACKET_HEAD_BYTES];
         let (mut count, mut bytes) = (0, 0);
         // A ring that the peer broke is not looked at again, whatever it shows now.
@@ -309,6 +317,7 @@ impl Link for ShmLink {
         {
             // First: a wake that is still in the socket must not hide a later sleep.
             let mut inbox = self.inbox.lock();
+            self.armed.store(true, Ordering::Relaxed);
             self.pump(&mut inbox);
             if !inbox.messages.is_empty() {
                 return Ok(true);
@@ -385,8 +394,10 @@ impl Link for ShmLink {
     }
 
     fn tick(&self, now: Instant) -> Option<Instant> {
-        // A sleeper hears from the socket; this is for one that polls the rings only.
+        // This is for a thread that polls the rings only. One that sleeps hears from the socket, so nothing may be
+        // taken from there.
         if let Some(mut inbox) = self.inbox.try_lock()
+            && !self.armed.load(Ordering::Relaxed)
             && now.saturating_duration_since(inbox.pumped) >= SHM_SOCKET_READ_INTERVAL
         {
             inbox.pumped = now;

@@ -84,6 +84,29 @@ pub fn a_control_message_wakes_a_sleeper(pair: &Pair) {
     });
 }
 
+/// Timers that run between [`Link::arm`] and the sleep, in this thread or another, leave the news for the sleeper.
+pub fn timers_take_no_wake(pair: &Pair) {
+    for number in 0..3 {
+        let deadline = Instant::now() + PATIENCE;
+        while pair.other.arm().unwrap() {
+            assert!(Instant::now() < deadline, "never asleep");
+            pair.other.receive(16, &mut |_| {}).unwrap();
+            let _ = pair.other.receive_control().unwrap();
+        }
+        if number == 2 {
+            pair.one.send_control(b"wake up", &[]).unwrap();
+        } else {
+            send(&*pair.one, number, 64);
+            pair.one.flush().unwrap();
+        }
+        // Long enough for whatever reads at times only, which would have taken it.
+        std::thread::sleep(Duration::from_millis(5));
+        pair.other.tick(Instant::now());
+        let ready = tombolo_host::event::wait_readable(&[pair.other.descriptor()], Some(PATIENCE));
+        assert_eq!(ready, Ok(true), "no wake for {number}");
+    }
+}
+
 pub fn room_wakes_a_sleeper(pair: &Pair) {
     const PACKETS: u64 = 20_000;
     std::thread::scope(|scope| {

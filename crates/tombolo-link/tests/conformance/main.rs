@@ -64,6 +64,13 @@ every_link! {
     secure_datagrams_one_by_one: Kind::SecureUdpWithoutSegmentation;
 }
 
+// What is sent arrives.
+conformance! {
+    memory_timers: Kind::Memory => [liveness::timers_take_no_wake];
+    shared_memory_timers: Kind::Shm => [liveness::timers_take_no_wake];
+    datagrams_timers: Kind::Udp => [liveness::timers_take_no_wake];
+}
+
 conformance! {
     memory_back_pressure: Kind::Memory => [
         packets::a_full_link_loses_nothing,

@@ -168,9 +168,9 @@ fn serve_caller(
                             true => Reply::Joined { process: domain.process },
                             false => Reply::Opened { domain: domain.number },
                         };
-                        let answered = domain.reply(number, answer, &[domain.page.as_fd()]);
-                        *caller = Caller::Open(domain);
-                        answered
+                        // Before the answer: what the program does next finds the placeholder closed.
+                        *caller = Caller::Open(Arc::clone(&domain));
+                        domain.reply(number, answer, &[domain.page.as_fd()])
                     }
                     Err((back, reason)) => {
                         let answer = encode(&Message::AnswerV2 { number, reply: Reply::Failed(reason) });
