@@ -579,8 +579,15 @@ impl World {
         self.store.read(self.now_ns, slot, Ticket { name: self.next_ticket, waited_since_ns });
     }
 
+    /// What the front end or a lender does next.
     fn step(&mut self) {
-        match self.random.below(100) {
+        let what = self.random.below(100);
+        self.do_step(what);
+    }
+
+    /// Below 88 it is the front end that does something.
+    fn do_step(&mut self, what: u64) {
+        match what {
             0..40 => self.new_slots(),
             40..65 => {
                 if let Some(slot) = self.some_stored() {
@@ -754,8 +761,38 @@ impl World {
             self.run_for(pause);
             self.event(Event::Step);
         }
+        if self.random.one_in(2) {
+            self.drain_all_but_one();
+        }
         self.heal();
         self
+    }
+
+    /// A drain ends under load also when only one lender is left. That one has room, and neither fails.
+    fn drain_all_but_one(&mut self) {
+        self.is_healed = true;
+        let first = self.lenders.len();
+        for _ in 0..2 {
+            self.add_lender();
+        }
+        self.store.grow_all();
+        for drained in 0..=first {
+            if self.lenders[drained].is_dead {
+                continue;
+            }
+            let _ = self.store.drain(LenderId(drained as u16));
+            for _ in 0..if drained + 1 < first { 1 } else { 30 } {
+                let pause = self.random.below(2 * MS);
+                self.run_for(pause);
+                let what = self.random.below(88);
+                self.do_step(what);
+                self.event(Event::Poll);
+            }
+        }
+        self.run_for(60 * S);
+        // A page whose only copy is rotten is never moved.
+        assert!(self.lenders[first].drained || self.rots, "a drain without end: {}", self.store.under_way());
+        self.is_healed = false;
     }
 
     /// No lender fails any more, and there is room: every slot gets its copies, and every read ends.
