@@ -9,9 +9,9 @@
 //!   port ──┘                             └──► ports
 //! ```
 //!
-//! A TAP device has its queues and its coalescing in the kernel. Descriptor rings ([`ring`]), [`Fifo`] and [`Coalescer`]
-//! are those of the prototype's ports, for ports that have none: of other machines, and of the model. Nothing but their
-//! tests uses them so far.
+//! A TAP device has its queues and its coalescing in the kernel. Ports of other machines have a [`pipe`] in each direction,
+//! with a [`Coalescer`]. Descriptor rings ([`ring`]) and [`Fifo`] are those of the prototype's ports, for the model:
+//! nothing but their tests uses them so far.
 
 mod coalesce;
 mod counters;
@@ -20,6 +20,7 @@ mod fifo;
 mod frame;
 pub mod fuzzing;
 pub mod offload;
+pub mod pipe;
 pub mod ring;
 mod scheduler;
 mod switch;

@@ -1,0 +1,227 @@
+//! Frames between two nodes: one direction, in a ring of bytes in the receiver's memory, which the sender fills by
+//! transfers of the engine.
+//!
+//! ```text
+//!   Outlet (sender)                                        Inlet (receiver)
+//!   reserve ─► record in the mirror ─► batch ─ transfer ─► the same place in the ring
+//!                                        └──── message ──► came ─► next (in order) ─► consumed
+//!   credit ◄───────────────────────────────── message ────────────────────────────── credit
+//! ```
+//!
+//! Places count bytes since the beginning; the place in the ring is their remainder. A *record* is a frame with its
+//! length before it; records do not cross the ring's end, so some bytes before it may be passed over. A *batch* is the
+//! records between two places. Batches are under way at the same time and arrive in any order; each says where the one
+//! before it has ended. A batch may travel within its message, and has its place all the same.
+//!
+//! A receiver takes a frame when its scheduler says so, and only then gives the room back: a flood stays at the sender.
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// Bytes before each frame in a ring: its length and its kind.
+pub const RECORD_HEAD_BYTES: u32 = 8;
+/// Batches under way at once: enough that a transfer of each is always on its way.
+pub const BATCHES_UNDER_WAY: u32 = 4;
+/// Batches of which room was not given back, at most: more records wait, and make larger batches.
+pub const BATCHES_MAX: usize = 256;
+/// The longest record, which fits a ring several times.
+pub const RECORD_BYTES_MAX: u32 = 80 << 10;
+/// The smallest ring: with a quarter of it not given back yet, there is room for a record and for what is passed over.
+pub const RING_BYTES_MIN: u32 = 512 << 10;
+/// The largest ring.
+pub const RING_BYTES_MAX: u32 = 64 << 20;
+
+/// Some records, as they are announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Where the batch before has ended.
+    pub from: u64,
+    /// Where this one begins: there, or at the ring's next begin.
+    pub start: u64,
+    /// Its bytes.
+    pub length: u32,
+}
+
+impl Batch {
+    /// Where it ends.
+    pub fn end(&self) -> u64 {
+        self.start.wrapping_add(u64::from(self.length))
+    }
+}
+
+/// The other side has said what cannot be: it is not to be believed any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the other side has said what cannot be: {0}")]
+pub struct Broken(&'static str);
+
+/// Whether a ring may have that size.
+pub fn is_ring(bytes: u32) -> bool {
+    bytes.is_power_of_two() && (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes)
+}
+
+/// The sender's side.
+#[derive(Debug)]
+pub struct Outlet {
+    ring_bytes: u32,
+    /// Behind the last record.
+    tail: u64,
+    /// Behind the last batch.
+    batched: u64,
+    /// The bytes from the first place to the second are passed over.
+    passed: Option<(u64, u64)>,
+    /// What the receiver has given back.
+    head: u64,
+    under_way: u32,
+    /// Ends of the batches of which room was not given back.
+    ends: VecDeque<u64>,
+}
+
+impl Outlet {
+    /// Of an empty ring.
+    pub fn new(ring_bytes: u32) -> Self {
+        Self { ring_bytes, tail: 0, batched: 0, passed: None, head: 0, under_way: 0, ends: VecDeque::new() }
+    }
+
+    /// Room for a record with its head: the offset in the ring. `None`: it is full at present, or the record too long for
+    /// it.
+    pub fn reserve(&mut self, bytes: u32) -> Option<u32> {
+        let bytes =
+            bytes.checked_next_multiple_of(RECORD_HEAD_BYTES).filter(|all| *all <= RECORD_BYTES_MAX)?;
+        let offset = (self.tail % u64::from(self.ring_bytes)) as u32;
+        let left = self.ring_bytes - offset;
+        let passed = if bytes > left { left } else { 0 };
+        let used = self.tail - self.head;
+        if used + u64::from(passed) + u64::from(bytes) > u64::from(self.ring_bytes) {
+            return None;
+        }
+        if passed > 0 {
+            self.passed = Some((self.tail, self.tail + u64::from(passed)));
+            self.tail += u64::from(passed);
+        }
+        let offset = (self.tail % u64::from(self.ring_bytes)) as u32;
+        self.tail += u64::from(bytes);
+        Some(offset)
+    }
+
+    /// Records that are to be sent now, whose bytes are all in place.
+    pub fn next_batch(&mut self) -> Option<Batch> {
+        if self.under_way >= BATCHES_UNDER_WAY || self.ends.len() >= BATCHES_MAX {
+            return None;
+        }
+        let from = self.batched;
+        let (start, most) = match self.passed {
+            Some((place, end)) if from == place => (end, self.tail),
+            Some((place, _)) if from < place => (from, place),
+            _ => (from, self.tail),
+        };
+        let ring = u64::from(self.ring_bytes);
+        let length = (most - start).min(ring - start % ring) as u32;
+        if length == 0 {
+            return None;
+        }
+        self.batched = start + u64::from(length);
+        self.ends.push_back(self.batched);
+        self.under_way += 1;
+        Some(Batch { from, start, length })
+    }
+
+    /// A batch and its message have arrived.
+    pub fn arrived(&mut self) {
+        self.under_way = self.under_way.saturating_sub(1);
+    }
+
+    /// The receiver has given back what is before this place.
+    ///
+    /// # Errors
+    /// [`Broken`]: that was not sent yet.
+    pub fn credit(&mut self, head: u64) -> Result<(), Broken> {
+        if head > self.batched {
+            return Err(Broken("more was taken than sent"));
+        }
+        // Messages overtake each other.
+        self.head = self.head.max(head);
+        while self.ends.front().is_some_and(|end| *end <= self.head) {
+            self.ends.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Whether records wait for a batch.
+    pub fn has_records(&self) -> bool {
+        self.batched != self.tail
+    }
+}
+
+/// The receiver's side. `T` is what came with a batch.
+#[derive(Debug)]
+pub struct Inlet<T> {
+    ring_bytes: u32,
+    /// Behind the last batch that was handed out.
+    tail: u64,
+    /// What is before it may be written over.
+    head: u64,
+    /// What the sender was told of that.
+    told: u64,
+    /// Those that were not handed out yet, by [`Batch::from`].
+    waiting: BTreeMap<u64, (Batch, T)>,
+    /// Batches that were handed out since the sender was told.
+    untold: usize,
+}
+
+impl<T> Inlet<T> {
+    /// Of an empty ring.
+    pub fn new(ring_bytes: u32) -> Self {
+        Self { ring_bytes, tail: 0, head: 0, told: 0, waiting: BTreeMap::new(), untold: 0 }
+    }
+
+    /// A batch has come.
+    ///
+    /// # Errors
+    /// [`Broken`]: it cannot be one.
+    pub fn came(&mut self, batch: Batch, with: T) -> Result<(), Broken> {
+        let ring = u64::from(self.ring_bytes);
+        let fits = batch.from >= self.tail
+            && batch.start >= batch.from
+            && batch.end() > batch.start
+            && batch.end() - self.head <= ring;
+        if !fits {
+            return Err(Broken("a batch outside of the ring"));
+        }
+        let is_whole = batch.start % ring + u64::from(batch.length) <= ring
+            && (batch.start == batch.from || batch.start.is_multiple_of(ring))
+            && batch.start.is_multiple_of(u64::from(RECORD_HEAD_BYTES))
+            && batch.length.is_multiple_of(RECORD_HEAD_BYTES);
+        if !is_whole {
+            return Err(Broken("a batch over the end of the ring, or of parts of records"));
+        }
+        if self.waiting.len() >= BATCHES_MAX || self.waiting.insert(batch.from, (batch, with)).is_some() {
+            return Err(Broken("more batches than may be, or one twice"));
+        }
+        Ok(())
+    }
+
+    /// The next batch.
+    pub fn next_batch(&mut self) -> Option<(Batch, T)> {
+        let found = self.waiting.remove(&self.tail)?;
+        self.tail = found.0.end();
+        self.untold += 1;
+        Some(found)
+    }
+
+    /// What is before this place of the batch that was handed out last is not needed any more.
+    pub fn consumed(&mut self, place: u64) {
+        self.head = self.head.max(place.min(self.tail));
+    }
+
+    /// What the sender is to be told, since much was consumed.
+    pub fn credit_due(&self) -> Option<u64> {
+        let is_due = self.head - self.told >= u64::from(self.ring_bytes / 4)
+            || (self.untold >= BATCHES_MAX / 4 && self.head > self.told);
+        is_due.then_some(self.head)
+    }
+
+    /// What a message to the sender tells along. It is told then.
+    pub fn credit(&mut self) -> u64 {
+        (self.told, self.untold) = (self.head, 0);
+        self.head
+    }
+}
