@@ -108,6 +108,12 @@ impl Embedded {
         Domain::enter(&self.programs, Entry::Open(number), None, Some(self.progress.clone()))
     }
 
+    /// As [`Embedded::open`], for a thread that waits by descriptors ([`Domain::arm`]): it leaves it to the node's own
+    /// thread to drive the node, which does not stand back for it.
+    pub fn open_undriven(&self, number: Option<u16>) -> Result<Domain, OpenError> {
+        Domain::enter(&self.programs, Entry::Open(number), None, None)
+    }
+
     /// Drives the node: sends, receives, completes transfers. Call it while polling for a notification. Returns how
     /// much there was to do.
     pub fn progress(&self) -> usize {

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use tombolo_core::nic::Mac;
+use tombolo_core::nic::{Coalescing, Mac};
 use tombolo_host::net::{Interface, TapQueues, in_namespace, is_tap, set_carrier};
 use tombolo_host::unix::{MAX_DESCRIPTORS, UnixError};
+use tombolo_node::{Address, Security};
 
 use crate::client::{AskError, Client};
+use crate::far::{FarError, FarOwner};
 use crate::protocol::{Answer, Ask, Port};
 
 /// After an owner has gone, the next one is looked for so often.
@@ -26,8 +28,25 @@ pub struct Attached {
     tap: TapQueues,
     interface: Interface,
     port: Port,
-    path: PathBuf,
-    client: Option<Client>,
+    place: Place,
+    owner: Option<Owner>,
+}
+
+/// Where the owner is.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// On this machine, at the path of a socket.
+    Here(PathBuf),
+    /// At another one: where its node listens, with which keys, and when it is told of frames.
+    There(Address, Security, Coalescing),
+}
+
+/// A connection to the owner.
+enum Owner {
+    /// Which has the device's queues.
+    Here(Client),
+    /// To which this process carries frames.
+    There(Box<FarOwner>),
 }
 
 impl Attached {
@@ -40,7 +59,7 @@ impl Attached {
         mut port: Port,
         namespace: Option<&Path>,
         queues: usize,
-        owner: &Path,
+        owner: Place,
     ) -> Result<Self, AttachError> {
         let mac: Option<Mac> = match port.mac.as_str() {
             "" => None,
@@ -60,7 +79,7 @@ impl Attached {
             Ok((tap, interface, mac))
         })?;
         port.mac = Mac(mac).to_string();
-        let mut attached = Self { tap, interface, port, path: owner.to_owned(), client: None };
+        let mut attached = Self { tap, interface, port, place: owner, owner: None };
         attached.connect()?;
         Ok(attached)
     }
@@ -71,11 +90,20 @@ impl Attached {
     }
 
     fn connect(&mut self) -> Result<(), AttachError> {
-        let client = Client::connect(&self.path)?;
-        let queues: Vec<_> = self.tap.iter().collect();
-        let answer = client.ask(Ask::Attach(self.port.clone()), &queues)?;
+        let (owner, answer) = match &self.place {
+            Place::Here(path) => {
+                let client = Client::connect(path)?;
+                let queues: Vec<_> = self.tap.iter().collect();
+                let answer = client.ask(Ask::Attach(self.port.clone()), &queues)?;
+                (Owner::Here(client), answer)
+            }
+            Place::There(address, security, how) => {
+                let (far, answer) = FarOwner::attach(address, security, &self.port, *how)?;
+                (Owner::There(Box::new(far)), answer)
+            }
+        };
         self.heed(&answer);
-        self.client = Some(client);
+        self.owner = Some(owner);
         Ok(())
     }
 
@@ -119,17 +147,20 @@ impl Attached {
             if !self.tap.iter().all(is_tap) {
                 return Err(io::Error::other(format!("the device {} is gone", self.port.tap)).into());
             }
-            let Some(client) = &self.client else {
+            let Some(owner) = &mut self.owner else {
                 match self.connect() {
                     Ok(()) => {
                         refused.clear();
                         says("attached again");
                     }
                     // Nobody listens yet.
-                    Err(AttachError::Ask(AskError::Socket(UnixError::Path {
-                        errno: Errno::CONNREFUSED | Errno::NOENT,
-                        ..
-                    }))) => std::thread::sleep(RETRY_INTERVAL),
+                    Err(
+                        AttachError::Ask(AskError::Socket(UnixError::Path {
+                            errno: Errno::CONNREFUSED | Errno::NOENT,
+                            ..
+                        }))
+                        | AttachError::Far(FarError::Join(_)),
+                    ) => std::thread::sleep(RETRY_INTERVAL),
                     Err(error) => {
                         let reason = error.to_string();
                         if reason != refused {
@@ -141,11 +172,16 @@ impl Attached {
                 }
                 continue;
             };
-            match client.next(Some(CHECK_INTERVAL)) {
+            let said = match owner {
+                Owner::Here(client) => client.next(Some(CHECK_INTERVAL)).map_err(|error| error.to_string()),
+                Owner::There(far) => far.carry(&self.tap, CHECK_INTERVAL).map_err(|error| error.to_string()),
+            };
+            match said {
                 Ok(None) => {}
                 Ok(Some(answer)) => self.heed(&answer),
-                Err(_) => {
-                    self.client = None;
+                Err(reason) => {
+                    tracing::info!(reason, "the connection to the owner has ended");
+                    self.owner = None;
                     self.plug(false);
                     says("the owner has gone: waiting for the next one");
                 }
@@ -177,4 +213,7 @@ pub enum AttachError {
     /// The owner does not answer, or refuses it.
     #[error(transparent)]
     Ask(#[from] AskError),
+    /// The same at another machine.
+    #[error(transparent)]
+    Far(#[from] FarError),
 }

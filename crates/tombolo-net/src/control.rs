@@ -32,11 +32,33 @@ const MTU_MAX: u32 = 9000;
 /// The smallest one, by which IPv4 works (RFC 791).
 const MTU_MIN: u32 = 68;
 
+/// Who asks.
+#[derive(Debug)]
+pub enum Asker {
+    /// A process of this machine, with what it passes.
+    Near(PeerIdentity, Vec<PassedDescriptor>),
+    /// A port of another node, by the pipes that bear the number of the connection.
+    Far {
+        /// What that node is called.
+        node: String,
+    },
+}
+
+impl Asker {
+    fn peer(&self) -> Option<PeerIdentity> {
+        match self {
+            Self::Near(peer, _) => Some(*peer),
+            Self::Far { .. } => None,
+        }
+    }
+}
+
 /// A port that is attached.
 struct Attached {
     port: Port,
     id: PortId,
-    peer: PeerIdentity,
+    peer: Option<PeerIdentity>,
+    node: Option<String>,
     connection: u64,
 }
 
@@ -122,15 +144,9 @@ impl Control {
     }
 
     /// Answers a request that came by this connection.
-    pub fn answer(
-        &mut self,
-        connection: u64,
-        peer: PeerIdentity,
-        message: &[u8],
-        descriptors: Vec<PassedDescriptor>,
-    ) -> Answer {
+    pub fn answer(&mut self, connection: u64, asker: Asker, message: &[u8]) -> Answer {
         let answered = match serde_json::from_slice(message) {
-            Ok(Request { version: VERSION, ask }) => self.answer_ask(connection, peer, ask, descriptors),
+            Ok(Request { version: VERSION, ask }) => self.answer_ask(connection, asker, ask),
             Ok(Request { version, .. }) => {
                 Err(format!("this is version {VERSION} of the protocol, not {version}"))
             }
@@ -139,15 +155,10 @@ impl Control {
         answered.unwrap_or_else(Answer::Refused)
     }
 
-    fn answer_ask(
-        &mut self,
-        connection: u64,
-        peer: PeerIdentity,
-        ask: Ask,
-        descriptors: Vec<PassedDescriptor>,
-    ) -> Result<Answer, String> {
+    fn answer_ask(&mut self, connection: u64, asker: Asker, ask: Ask) -> Result<Answer, String> {
+        let peer = asker.peer();
         match ask {
-            Ask::Attach(port) => self.attach(connection, peer, port, descriptors),
+            Ask::Attach(port) => self.attach(connection, asker, port),
             Ask::List { after } => self.list(after),
             Ask::Show(name) => self.show(&name),
             Ask::ShowUplink => self.show_uplink(),
@@ -162,20 +173,18 @@ impl Control {
         Ok(Answer::Attached { has_carrier: self.has_carrier, segment_bytes_max: segment_bytes(rate), mtu })
     }
 
-    fn call<T: Send + 'static>(
+    /// Does something in the thread that moves frames.
+    ///
+    /// # Errors
+    /// That has ended.
+    pub fn call<T: Send + 'static>(
         &self,
         what: impl FnOnce(&mut Worker) -> T + Send + 'static,
     ) -> Result<T, String> {
         self.worker.call(what).ok_or_else(|| "the owner is ending".into())
     }
 
-    fn attach(
-        &mut self,
-        connection: u64,
-        peer: PeerIdentity,
-        port: Port,
-        descriptors: Vec<PassedDescriptor>,
-    ) -> Result<Answer, String> {
+    fn attach(&mut self, connection: u64, asker: Asker, port: Port) -> Result<Answer, String> {
         let config = config_of(&port)?;
         if self.ports.values().any(|attached| attached.connection == connection) {
             return Err("this connection has attached a port already".into());
@@ -183,7 +192,9 @@ impl Control {
         if self.ports.contains_key(&port.name) {
             return Err(format!("another port is called {}: choose a name with --name", port.name));
         }
-        if descriptors.is_empty() || !descriptors.iter().all(|queue| is_tap(queue.as_fd())) {
+        if let Asker::Near(_, descriptors) = &asker
+            && (descriptors.is_empty() || !descriptors.iter().all(|queue| is_tap(queue.as_fd())))
+        {
             return Err(
                 "what came with the request are no queues of a TAP device with offload headers".into()
             );
@@ -191,16 +202,27 @@ impl Control {
         let taken = |number: &u16| self.ports.values().any(|attached| attached.id.0 == *number);
         let free = (0..PORTS_MAX as u16).find(|number| !taken(number));
         let id = PortId(free.ok_or_else(|| format!("there are {PORTS_MAX} ports already"))?);
+        let (peer, node) = match &asker {
+            Asker::Near(peer, _) => (Some(*peer), None),
+            Asker::Far { node } => (None, Some(node.clone())),
+        };
         self.call(move |worker| {
             let now_ns = worker.now_ns();
             worker.exchange.set(now_ns, id, config).map_err(|error| error.to_string())?;
-            worker.add(id, descriptors).map_err(|error| {
-                worker.remove(id);
-                format!("cannot watch the queues: {error}")
-            })
+            match asker {
+                Asker::Near(_, descriptors) => worker.add(id, descriptors).map_err(|error| {
+                    worker.remove(id);
+                    format!("cannot watch the queues: {error}")
+                }),
+                Asker::Far { .. } => {
+                    worker.add_pipes(id, connection);
+                    Ok(())
+                }
+            }
         })??;
-        tracing::info!(port = port.name, mac = port.mac, process = peer.process_id, "port attached");
-        self.ports.insert(port.name.clone(), Attached { port, id, peer, connection });
+        let process = peer.and_then(|peer| peer.process_id);
+        tracing::info!(port = port.name, mac = port.mac, process, node, "port attached");
+        self.ports.insert(port.name.clone(), Attached { port, id, peer, node, connection });
         self.attached()
     }
 
@@ -212,6 +234,11 @@ impl Control {
             tracing::info!(port = name, "port gone");
             let _ = self.call(move |worker| worker.remove(attached.id));
         }
+    }
+
+    /// The thread that moves frames.
+    pub fn worker(&self) -> &Handle {
+        &self.worker
     }
 
     /// Whether no frames are moved any more.
@@ -287,8 +314,9 @@ impl Control {
             port: attached.port.clone(),
             queues,
             is_waiting,
-            process: attached.peer.process_id,
-            user: attached.peer.user_id,
+            process: attached.peer.and_then(|peer| peer.process_id),
+            user: attached.peer.map(|peer| peer.user_id),
+            node: attached.node.clone(),
             counters: counters_of(&counters),
         });
         Ok(statuses.collect())
@@ -312,23 +340,25 @@ impl Control {
         Ok(Answer::Uplink(Box::new(status)))
     }
 
-    fn is_owner(&self, peer: PeerIdentity) -> bool {
-        peer.user_id == self.own_user || peer.user_id == 0
+    fn is_owner(&self, peer: Option<PeerIdentity>) -> bool {
+        peer.is_some_and(|peer| peer.user_id == self.own_user || peer.user_id == 0)
     }
 
-    fn set(&mut self, peer: PeerIdentity, name: &str, changes: Changes) -> Result<Answer, String> {
+    fn set(&mut self, peer: Option<PeerIdentity>, name: &str, changes: Changes) -> Result<Answer, String> {
         let attached = self.find(name)?;
         if !self.is_owner(peer) {
             return Err("only the uplink's owner changes what a port may do and have".into());
         }
         let mut port = attached.port.clone();
-        let Changes { weight, rate_bits, guaranteed_bits, vlans, addresses, is_promiscuous } = changes;
+        let Changes { weight, rate_bits, guaranteed_bits, vlans, addresses, is_promiscuous, groups } =
+            changes;
         port.weight = weight.unwrap_or(port.weight);
         port.rate_bits = rate_bits.unwrap_or(port.rate_bits);
         port.guaranteed_bits = guaranteed_bits.unwrap_or(port.guaranteed_bits);
         port.vlans = vlans.unwrap_or(port.vlans);
         port.addresses = addresses.unwrap_or(port.addresses);
         port.is_promiscuous = is_promiscuous.unwrap_or(port.is_promiscuous);
+        port.groups = groups.unwrap_or(port.groups);
         let (config, id) = (config_of(&port)?, attached.id);
         self.call(move |worker| {
             let now_ns = worker.now_ns();
@@ -340,7 +370,7 @@ impl Control {
         Ok(Answer::Done)
     }
 
-    fn set_uplink(&mut self, peer: PeerIdentity, rate_bits: Option<u64>) -> Result<Answer, String> {
+    fn set_uplink(&mut self, peer: Option<PeerIdentity>, rate_bits: Option<u64>) -> Result<Answer, String> {
         if !self.is_owner(peer) {
             return Err("only the uplink's owner changes what all share".into());
         }

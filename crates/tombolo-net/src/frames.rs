@@ -81,36 +81,63 @@ impl FrameBuffer {
         Ok(())
     }
 
+    /// Takes a frame with its offload header that lies in memory: `copy` copies so many bytes out of there.
+    ///
+    /// # Errors
+    /// [`Errno::INVAL`]: it is none.
+    pub fn take<E: Into<Errno>>(
+        &mut self,
+        length: usize,
+        copy: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), Errno> {
+        self.length = 0;
+        copy(self.bytes.get_mut(..length).ok_or(Errno::INVAL)?).map_err(Into::into)?;
+        self.length = length;
+        Ok(())
+    }
+
     /// Writes the frame as it is, or with another tag. `is_own`: the descriptor is one that this process has opened, whose
     /// writes do not wait; for others that is asked for each time.
     ///
     /// # Errors
     /// As the kernel says.
     pub fn write(&self, to: BorrowedFd<'_>, tag: Tag, is_own: bool) -> Result<(), Errno> {
+        self.with_parts(tag, |parts| put(to, parts, is_own))
+    }
+
+    /// Hands out the frame as it is, or with another tag, with its offload header, in parts.
+    ///
+    /// # Errors
+    /// [`Errno::INVAL`]: it is too short for that.
+    pub fn with_parts<T>(
+        &self,
+        tag: Tag,
+        use_parts: impl FnOnce(&[IoSlice<'_>]) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         let (header, frame) =
             self.bytes[..self.length].split_at_checked(OFFLOAD_BYTES).ok_or(Errno::INVAL)?;
         let header: OffloadHeader = header.try_into().map_err(|_| Errno::INVAL)?;
         if tag == Tag::Keep {
-            return put(to, &[IoSlice::new(&self.bytes[..self.length])], is_own);
+            return use_parts(&[IoSlice::new(&self.bytes[..self.length])]);
         }
         let (addresses, rest) = frame.split_at_checked(ADDRESSES_BYTES).ok_or(Errno::INVAL)?;
         match tag {
             Tag::Insert(vlan) => {
                 let [high, low] = vlan.to_be_bytes();
                 let (header, tag) = (shifted(&header, TAG_BYTES as i16), [0x81, 0, high, low]);
-                put(to, &[&header, addresses, &tag, rest].map(IoSlice::new), is_own)
+                use_parts(&[&header, addresses, &tag, rest].map(IoSlice::new))
             }
             Tag::Replace(vlan) => {
                 let [high, low] = vlan.to_be_bytes();
                 let (&[_, _, priority, _], rest) =
                     rest.split_first_chunk::<TAG_BYTES>().ok_or(Errno::INVAL)?;
                 let tag = [0x81, 0, priority & 0xf0 | high, low];
-                put(to, &[&header, addresses, &tag, rest].map(IoSlice::new), is_own)
+                use_parts(&[&header, addresses, &tag, rest].map(IoSlice::new))
             }
             Tag::Remove | Tag::Keep => {
                 let header = shifted(&header, -(TAG_BYTES as i16));
                 let rest = rest.get(TAG_BYTES..).ok_or(Errno::INVAL)?;
-                put(to, &[&header, addresses, rest].map(IoSlice::new), is_own)
+                use_parts(&[&header, addresses, rest].map(IoSlice::new))
             }
         }
     }

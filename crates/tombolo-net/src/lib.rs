@@ -24,8 +24,11 @@
 pub mod attach;
 pub mod client;
 pub mod control;
+pub mod far;
 mod frames;
+mod letters;
 pub mod protocol;
 pub mod serve;
+mod station;
 mod uplink;
 mod worker;

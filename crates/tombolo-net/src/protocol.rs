@@ -114,6 +114,9 @@ pub struct Changes {
     pub addresses: Option<Option<BTreeSet<IpAddr>>>,
     /// As in [`Port`].
     pub is_promiscuous: Option<bool>,
+    /// As in [`Port`]; `Some(None)`: all.
+    #[serde(with = "option_of_option", skip_serializing_if = "Option::is_none")]
+    pub groups: Option<Option<BTreeSet<String>>>,
 }
 
 /// `Some(None)` as `{"to": null}`: JSON has one null only.
@@ -206,7 +209,9 @@ pub struct PortStatus {
     /// The process that has attached it.
     pub process: Option<u32>,
     /// The user of that process.
-    pub user: u32,
+    pub user: Option<u32>,
+    /// The node of the port, if it is not this machine's.
+    pub node: Option<String>,
     /// What was counted.
     pub counters: Counters,
 }

@@ -1,18 +1,23 @@
 //! An owner: it listens, answers, and has its thread move frames.
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, IoSlice};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tombolo_core::nic::{Exchange, Limits, Mode, Turns};
+use tombolo_client::{Domain, Embedded, Target};
+use tombolo_core::nic::{Coalescing, Exchange, Limits, Mode, Turns};
 use tombolo_host::unix::{PeerIdentity, SeqpacketListener, SeqpacketSocket, UnixError};
+use tombolo_node::{Address, Security};
 
-use crate::control::{Control, SEGMENT_BYTES_MAX};
+use crate::control::{Asker, Control, SEGMENT_BYTES_MAX};
+use crate::far::{self, OWNER_DOMAIN, RING_BYTES};
+use crate::letters::{self, Letter, Ring};
 use crate::protocol::{Answer, MESSAGE_BYTES_MAX};
+use crate::station::{Kind, News, Station};
 use crate::uplink::{Uplink, UplinkName};
-use crate::worker::Handle;
+use crate::worker::{Handle, Worker};
 
 /// How an owner is to be.
 #[derive(Clone, Debug)]
@@ -27,6 +32,10 @@ pub struct Options {
     pub mode: Mode,
     /// The uplink's MTU, if it is to be changed.
     pub mtu: Option<u32>,
+    /// Where ports of other machines connect, and with which keys.
+    pub far: Option<(Address, Security)>,
+    /// When ports of other machines are told of frames.
+    pub coalescing: Coalescing,
 }
 
 /// How often the uplink's carrier and the caller's wish to end are looked at.
@@ -35,6 +44,26 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const WAKE_NS: u64 = 100_000;
 /// The most connections.
 const CONNECTIONS_MAX: usize = 4096;
+/// The most ports of other machines, each of which has two rings here.
+const FAR_MAX: usize = 256;
+/// How often it is looked which nodes are still there.
+const NODES_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A port of another machine, or one that wants to be.
+struct FarEnd {
+    peer: Target,
+    node: String,
+}
+
+/// The node inside this process, for ports of other machines.
+struct Far {
+    ends: HashMap<u64, FarEnd>,
+    checked: Instant,
+    coalescing: Coalescing,
+    domain: Domain,
+    /// After all that uses it.
+    embedded: Embedded,
+}
 
 /// An owner that listens.
 pub struct Owner {
@@ -44,6 +73,8 @@ pub struct Owner {
     index: u32,
     connections: HashMap<u64, (SeqpacketSocket, PeerIdentity)>,
     next_connection: u64,
+    /// After the thread that uses it.
+    far: Option<Far>,
 }
 
 impl Owner {
@@ -64,10 +95,32 @@ impl Owner {
             mtu: interface.mtu()?,
         };
         let has_carrier = interface.is_running()?;
-        let worker = Handle::start(Exchange::new(options.mode, limits), uplink)?;
+        let (mut station, mut far) = (None, None);
+        if let Some((listen, security)) = &options.far {
+            let name = format!("net {}", interface.name());
+            let embedded = far::embed(&name, listen.clone(), security.clone()).map_err(io::Error::other)?;
+            let domain = embedded.open_undriven(Some(OWNER_DOMAIN)).map_err(io::Error::other)?;
+            station = Some(Station::open(domain.clone()).map_err(io::Error::other)?);
+            let (checked, coalescing) = (Instant::now(), options.coalescing);
+            far = Some(Far { ends: HashMap::new(), checked, coalescing, domain, embedded });
+        }
+        let worker = Handle::start(Exchange::new(options.mode, limits), uplink, station)?;
         let control = Control::new(worker, has_carrier, limits.mtu);
         let index = interface.index()?;
-        Ok(Self { listeners, control, interface, index, connections: HashMap::new(), next_connection: 0 })
+        Ok(Self {
+            listeners,
+            control,
+            interface,
+            index,
+            connections: HashMap::new(),
+            next_connection: 0,
+            far,
+        })
+    }
+
+    /// Where ports of other machines connect, with the port that the system has chosen.
+    pub fn far_address(&self) -> Option<&Address> {
+        self.far.as_ref().map(|far| far.embedded.address())
     }
 
     /// Serves until the caller says so.
@@ -82,6 +135,8 @@ impl Owner {
             let sockets = numbers.iter().filter_map(|number| self.connections.get(number));
             let mut waits: Vec<_> =
                 self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
+            let told = self.control.worker().told();
+            waits.push(PollFd::from_borrowed_fd(told, PollFlags::IN));
             waits.extend(sockets.map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
             match poll(&mut waits, Some(&timeout)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -89,13 +144,18 @@ impl Owner {
             }
             let ready: Vec<bool> = waits.iter().map(|wait| !wait.revents().is_empty()).collect();
             drop(waits);
-            let (listeners, sockets) = ready.split_at(self.listeners.len());
+            let (listeners, sockets) = ready.split_at(self.listeners.len() + 1);
+            let listeners = &listeners[..self.listeners.len()];
             let ready_numbers: Vec<u64> =
                 numbers.iter().zip(sockets).filter(|(_, ready)| **ready).map(|(number, _)| *number).collect();
             // Before a port of the same number may come.
             for number in self.control.take_gone() {
                 self.hang_up(number);
             }
+            for news in self.control.worker().take_news() {
+                self.hear(news);
+            }
+            self.check_nodes()?;
             for number in ready_numbers {
                 self.receive(number, &mut buffer);
             }
@@ -136,7 +196,7 @@ impl Owner {
         let answer = match socket.receive(buffer) {
             Ok(received) => {
                 let message = buffer.get(..received.length_bytes).unwrap_or_default();
-                self.control.answer(number, *peer, message, received.descriptors)
+                self.control.answer(number, Asker::Near(*peer, received.descriptors), message)
             }
             Err(UnixError::WouldBlock) => return,
             Err(error @ (UnixError::Truncated | UnixError::DescriptorsCut { .. })) => {
@@ -155,6 +215,108 @@ impl Owner {
     fn hang_up(&mut self, number: u64) {
         self.control.hung_up(number);
         self.connections.remove(&number);
+        if let Some(far) = &mut self.far
+            && far.ends.remove(&number).is_some()
+        {
+            let remove = move |worker: &mut Worker| worker.station.as_mut()?.remove(number);
+            if let Ok(Some(memories)) = self.control.call(remove) {
+                far::free(&far.domain, memories);
+            }
+        }
+    }
+
+    /// Heeds what has come from another node.
+    fn hear(&mut self, news: News) {
+        match news {
+            News::Hello { from, session, ring, version } => {
+                if let Err(reason) = self.connect(from, session, ring, version) {
+                    tracing::warn!(node = from.node, reason, "a port is not connected");
+                    self.post(from, move |to, station| {
+                        // A message has an end.
+                        let reason: String = reason.chars().take(200).collect();
+                        station.post(to, Letter::Refused { session, reason: &reason });
+                    });
+                }
+            }
+            News::Control { key, bytes } => {
+                let Some(end) = self.far.as_ref().and_then(|far| far.ends.get(&key)) else { return };
+                let answer = self.control.answer(key, Asker::Far { node: end.node.clone() }, &bytes);
+                if !self.say(key, &answer) {
+                    self.hang_up(key);
+                }
+            }
+            News::Ended { key, reason } => {
+                tracing::info!(reason, "a port of another machine has gone");
+                self.hang_up(key);
+            }
+            // They are for ports.
+            News::Welcome { .. } | News::Refused { .. } => {}
+        }
+    }
+
+    fn post(&self, to: Target, what: impl FnOnce(Target, &mut Station) + Send + 'static) {
+        // If that thread has ended, so has all.
+        let _ = self.control.call(move |worker| worker.station.as_mut().map(|station| what(to, station)));
+    }
+
+    /// Makes pipes to a port of another machine.
+    fn connect(&mut self, peer: Target, session: u64, there: Ring, version: u16) -> Result<(), String> {
+        let far = self.far.as_mut().ok_or("no ports of other machines are served")?;
+        if version != letters::VERSION {
+            return Err(format!("this is version {} of the letters, not {version}", letters::VERSION));
+        }
+        if !there.is_possible() || there.bytes != RING_BYTES {
+            return Err(format!("a ring has {RING_BYTES} bytes"));
+        }
+        if far.ends.len() >= FAR_MAX {
+            return Err(format!("there are {FAR_MAX} ports of other machines already"));
+        }
+        let nodes = far.domain.peers().map_err(|error| error.to_string())?;
+        let node = nodes.into_iter().find(|node| node.node == peer.node).ok_or("its node has gone")?;
+        let memories = far::memories(&far.domain, peer).map_err(|error| error.to_string())?;
+        let ring = Ring { address: memories.ring.address(), bytes: RING_BYTES };
+        let (key, how) = (self.next_connection, far.coalescing);
+        self.next_connection += 1;
+        far.ends.insert(key, FarEnd { peer, node: node.name });
+        self.post(peer, move |to, station| {
+            station.add(key, to, session, memories, there, how);
+            station.post(to, Letter::Welcome { session, ring });
+        });
+        Ok(())
+    }
+
+    /// Ends the ports of nodes that have gone.
+    fn check_nodes(&mut self) -> io::Result<()> {
+        let Some(far) = self.far.as_mut().filter(|far| far.checked.elapsed() >= NODES_INTERVAL) else {
+            return Ok(());
+        };
+        far.checked = Instant::now();
+        if far.ends.is_empty() {
+            return Ok(());
+        }
+        let nodes = far.domain.peers().map_err(io::Error::other)?;
+        let is_gone = |end: &FarEnd| !nodes.iter().any(|node| node.node == end.peer.node);
+        let gone: Vec<u64> = far.ends.iter().filter(|(_, end)| is_gone(end)).map(|(key, _)| *key).collect();
+        for key in gone {
+            tracing::info!("the node of a port has gone");
+            self.hang_up(key);
+        }
+        Ok(())
+    }
+
+    /// Says something to a port. False: it has gone, or does not listen.
+    fn say(&self, number: u64, answer: &Answer) -> bool {
+        if let Some((socket, _)) = self.connections.get(&number) {
+            return send(socket, answer);
+        }
+        let Ok(message) = serde_json::to_vec(answer) else { return false };
+        let push = move |worker: &mut Worker| {
+            let now_ns = worker.now_ns();
+            let station = worker.station.as_mut();
+            station
+                .is_some_and(|station| station.push(now_ns, number, Kind::Control, &[IoSlice::new(&message)]))
+        };
+        self.control.call(push).unwrap_or(false)
     }
 
     /// Tells ports what has changed of the uplink.
@@ -162,7 +324,7 @@ impl Owner {
         let Some(answer) = self.control.take_news() else { return };
         let numbers: Vec<u64> = self.control.connections().collect();
         for number in numbers {
-            if self.connections.get(&number).is_none_or(|(socket, _)| !send(socket, &answer)) {
+            if !self.say(number, &answer) {
                 self.hang_up(number);
             }
         }

@@ -1,9 +1,9 @@
 //! The thread that moves frames. It does what [`Exchange`] says, and what its [`Handle`] asks between two steps.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -17,16 +17,27 @@ use tombolo_core::nic::{Exchange, Outward, PortId, Step, Tag, Targets, Vlans};
 use tombolo_host::passed::PassedDescriptor;
 
 use crate::frames::{FrameBuffer, is_gone};
+use crate::station::{Kind, News, Station};
 use crate::uplink::Uplink;
 
-/// A port's queues.
+/// How a port is reached.
+enum Way {
+    /// By the queues of its device.
+    Queues {
+        /// Closed by others than this thread when they are dropped: closing the last one of a device takes long.
+        queues: Vec<PassedDescriptor>,
+        /// Whether each may have frames.
+        ready: Vec<bool>,
+        /// Which is read next.
+        next: usize,
+    },
+    /// By a pair of pipes to another node.
+    Pipes(u64),
+}
+
+/// A port.
 struct Queues {
-    /// Closed by others than this thread when they are dropped: closing the last one of a device takes long.
-    queues: Vec<PassedDescriptor>,
-    /// Whether each may have frames.
-    ready: Vec<bool>,
-    /// Which is read next.
-    next: usize,
+    way: Way,
     /// What waits for the uplink, and its tag there.
     kept: FrameBuffer,
     kept_tag: Tag,
@@ -38,7 +49,13 @@ pub struct Worker {
     pub exchange: Exchange,
     /// The network outside.
     pub uplink: Uplink,
+    /// Pipes to ports at other nodes, if there may be such.
+    pub station: Option<Station>,
     ports: Vec<Option<Queues>>,
+    /// Which port has which pipes.
+    pipes: BTreeMap<u64, PortId>,
+    /// Pipes that may have frames.
+    came: Vec<u64>,
     epoll: OwnedFd,
     begin: Instant,
     buffer: FrameBuffer,
@@ -58,6 +75,18 @@ struct Shared {
     gone: Mutex<Vec<PortId>>,
     /// The uplink was found gone.
     is_uplink_gone: AtomicBool,
+    /// What came from other nodes and is not about frames.
+    news: Mutex<Vec<News>>,
+    /// There is some of that, or ports were found gone.
+    told: OwnedFd,
+}
+
+impl Shared {
+    /// Wakes who asks for news.
+    fn tell(&self) {
+        // Full means that there is some already.
+        let _ = rustix::io::write(&self.told, &1u64.to_ne_bytes());
+    }
 }
 
 /// Whatever ends the thread, nobody waits for it afterwards.
@@ -82,6 +111,9 @@ const WITH_ROOM: epoll::EventFlags = WITHOUT_ROOM.union(epoll::EventFlags::OUT);
 
 const UPLINK: u64 = u64::MAX;
 const CALLS: u64 = u64::MAX - 1;
+const STATION: u64 = u64::MAX - 2;
+/// How long the station waits for room for what is to be posted.
+const POST_WAIT_NS: u64 = 1_000_000;
 /// The shortest wait for a shaped uplink: several frames are sent after it, and what could be sent meanwhile is not lost
 /// (the bucket saves up more). What a port sends ends it.
 const WAIT_NS_MIN: u64 = 100_000;
@@ -100,21 +132,29 @@ impl Handle {
     ///
     /// # Errors
     /// No descriptors or threads are left.
-    pub fn start(exchange: Exchange, uplink: Uplink) -> io::Result<Self> {
+    pub fn start(exchange: Exchange, uplink: Uplink, station: Option<Station>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &event, epoll::EventData::new_u64(CALLS), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &uplink, epoll::EventData::new_u64(UPLINK), WITHOUT_ROOM)?;
+        if let Some(station) = &station {
+            epoll::add(&epoll, station, epoll::EventData::new_u64(STATION), epoll::EventFlags::IN)?;
+        }
         let shared = Arc::new(Shared {
             calls: Mutex::new(Some(VecDeque::new())),
             event,
             gone: Mutex::default(),
             is_uplink_gone: AtomicBool::new(false),
+            news: Mutex::default(),
+            told: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
         let mut worker = Worker {
             exchange,
             uplink,
+            station,
             ports: Vec::new(),
+            pipes: BTreeMap::new(),
+            came: Vec::new(),
             epoll,
             begin: Instant::now(),
             buffer: FrameBuffer::new(),
@@ -148,6 +188,17 @@ impl Handle {
     /// The ports whose devices were found gone since the last call.
     pub fn take_gone(&self) -> Vec<PortId> {
         std::mem::take(&mut *self.shared.gone.lock())
+    }
+
+    /// What came from other nodes since the last call and is not about frames.
+    pub fn take_news(&self) -> Vec<News> {
+        let _ = rustix::io::read(&self.shared.told, &mut [0; 8]);
+        std::mem::take(&mut *self.shared.news.lock())
+    }
+
+    /// Readable when there is something for [`Handle::take_news`] or [`Handle::take_gone`].
+    pub fn told(&self) -> BorrowedFd<'_> {
+        self.shared.told.as_fd()
     }
 
     fn wake(&self) {
@@ -189,31 +240,48 @@ impl Worker {
                 return Err(errno.into());
             }
         }
+        let ready = vec![true; queues.len()];
+        self.enter(id, Way::Queues { queues, ready, next: 0 });
+        Ok(())
+    }
+
+    /// Gives a port its pipes, which the station has.
+    pub fn add_pipes(&mut self, id: PortId, key: u64) {
+        self.pipes.insert(key, id);
+        self.enter(id, Way::Pipes(key));
+    }
+
+    fn enter(&mut self, id: PortId, way: Way) {
         let index = usize::from(id.0);
         if self.ports.len() <= index {
             self.ports.resize_with(index + 1, || None);
         }
-        let ready = vec![true; queues.len()];
-        self.ports[index] =
-            Some(Queues { queues, ready, next: 0, kept: FrameBuffer::new(), kept_tag: Tag::Keep });
+        self.ports[index] = Some(Queues { way, kept: FrameBuffer::new(), kept_tag: Tag::Keep });
         self.exchange.has_frames(id);
-        Ok(())
     }
 
-    /// Takes a port's queues away.
+    /// Takes a port's queues or pipes away. (The station has the pipes until they are removed there.)
     pub fn remove(&mut self, id: PortId) {
-        if let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::take) {
-            for queue in &port.queues {
-                // Who attached the port has copies of its queues: closing these would not end the watch.
-                let _ = epoll::delete(&self.epoll, queue);
+        match self.ports.get_mut(usize::from(id.0)).and_then(Option::take).map(|port| port.way) {
+            Some(Way::Queues { queues, .. }) => {
+                for queue in &queues {
+                    // Who attached the port has copies of its queues: closing these would not end the watch.
+                    let _ = epoll::delete(&self.epoll, queue);
+                }
             }
+            Some(Way::Pipes(key)) => drop(self.pipes.remove(&key)),
+            None => {}
         }
         self.exchange.remove(id);
     }
 
     /// How many queues a port has.
     pub fn queues(&self, id: PortId) -> usize {
-        self.ports.get(usize::from(id.0)).and_then(Option::as_ref).map_or(0, |port| port.queues.len())
+        match self.ports.get(usize::from(id.0)).and_then(Option::as_ref).map(|port| &port.way) {
+            Some(Way::Queues { queues, .. }) => queues.len(),
+            Some(Way::Pipes(_)) => 1,
+            None => 0,
+        }
     }
 
     fn run(&mut self, shared: &Shared) {
@@ -247,8 +315,49 @@ impl Worker {
         }
     }
 
+    /// Takes what other nodes have sent, and goes on with what is sent there. Returns whether there was anything to do.
+    fn turn_station(&mut self, shared: &Shared) -> bool {
+        let now_ns = self.now_ns();
+        let Some(station) = &mut self.station else { return false };
+        let mut is_busy = station.turn(now_ns, &mut self.came);
+        let news = station.take_news();
+        if !news.is_empty() {
+            is_busy = true;
+            shared.news.lock().extend(news);
+            shared.tell();
+        }
+        for key in self.came.drain(..) {
+            match self.pipes.get(&key) {
+                Some(id) => self.exchange.has_frames(*id),
+                // It speaks of a port that it has not attached yet: control messages only.
+                None => drop(station.take(key, &mut self.buffer)),
+            }
+        }
+        is_busy
+    }
+
+    /// How long the thread may sleep, since other nodes are to be heard of.
+    fn prepare_sleep(&mut self, timeout_ns: Option<u64>, shared: &Shared) -> Option<u64> {
+        if self.turn_station(shared) {
+            return Some(0);
+        }
+        let Some(station) = self.station.as_ref().filter(|_| timeout_ns != Some(0)) else {
+            return timeout_ns;
+        };
+        station.arm();
+        if self.turn_station(shared) {
+            return Some(0);
+        }
+        let now_ns = self.now_ns();
+        let station = self.station.as_ref()?;
+        let deadline = station.next_deadline().map(|at_ns| at_ns.saturating_sub(now_ns));
+        let posting = station.is_waiting().then_some(POST_WAIT_NS);
+        [timeout_ns, deadline, posting].into_iter().flatten().min()
+    }
+
     /// Sees what is ready, and waits for that at most so long.
     fn wait(&mut self, timeout_ns: Option<u64>, shared: &Shared) {
+        let timeout_ns = self.prepare_sleep(timeout_ns, shared);
         let timeout = timeout_ns.map(|ns| Timespec {
             tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
             tv_nsec: (ns % 1_000_000_000) as _,
@@ -265,6 +374,11 @@ impl Worker {
             let (data, flags) = (event.data, event.flags);
             match data.u64() {
                 CALLS => has_calls = true,
+                STATION => {
+                    if let Some(station) = &self.station {
+                        station.drain();
+                    }
+                }
                 UPLINK => {
                     self.uplink_is_ready |= flags.intersects(!epoll::EventFlags::OUT);
                     if flags.contains(epoll::EventFlags::OUT) {
@@ -275,7 +389,9 @@ impl Worker {
                 key => {
                     let (id, queue) = (PortId((key >> 16) as u16), (key & 0xffff) as usize);
                     let port = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut);
-                    if let Some(ready) = port.and_then(|port| port.ready.get_mut(queue)) {
+                    if let Some(Way::Queues { ready, .. }) = port.map(|port| &mut port.way)
+                        && let Some(ready) = ready.get_mut(queue)
+                    {
                         *ready = true;
                         self.exchange.has_frames(id);
                     }
@@ -304,7 +420,10 @@ impl Worker {
             // it is still to be read.
             Err(errno) => {
                 self.uplink_is_ready = matches!(errno, Errno::INTR | Errno::INVAL | Errno::NETDOWN);
-                shared.is_uplink_gone.fetch_or(is_gone(errno), Ordering::Relaxed);
+                if is_gone(errno) {
+                    shared.is_uplink_gone.store(true, Ordering::Relaxed);
+                    shared.tell();
+                }
                 return;
             }
         }
@@ -319,29 +438,47 @@ impl Worker {
             self.exchange.was_empty(id);
             return;
         };
-        // Queues take turns.
-        let count = port.queues.len();
-        let queue = (0..count).map(|step| (port.next + step) % count.max(1)).find(|queue| port.ready[*queue]);
-        let Some(queue) = queue else {
-            self.exchange.was_empty(id);
-            return;
-        };
-        match self.buffer.read(port.queues[queue].as_fd()) {
-            Ok(()) => port.next = queue + 1,
-            // A frame that the kernel cannot describe is gone.
-            Err(Errno::INTR | Errno::INVAL) => return,
-            Err(errno) => {
-                // Empty or down: the kernel says when there is something again. Or gone.
-                port.ready[queue] = false;
-                if is_gone(errno) {
-                    shared.gone.lock().push(id);
-                }
-                if !port.ready.contains(&true) {
+        let queue = match &mut port.way {
+            Way::Queues { queues, ready, next } => {
+                // Queues take turns.
+                let count = queues.len();
+                let queue = (0..count).map(|step| (*next + step) % count.max(1)).find(|queue| ready[*queue]);
+                let Some(queue) = queue else {
                     self.exchange.was_empty(id);
+                    return;
+                };
+                match self.buffer.read(queues[queue].as_fd()) {
+                    Ok(()) => *next = queue + 1,
+                    // A frame that the kernel cannot describe is gone.
+                    Err(Errno::INTR | Errno::INVAL) => return,
+                    Err(errno) => {
+                        // Empty or down: the kernel says when there is something again. Or gone.
+                        ready[queue] = false;
+                        if is_gone(errno) {
+                            shared.gone.lock().push(id);
+                            shared.tell();
+                        }
+                        if !ready.contains(&true) {
+                            self.exchange.was_empty(id);
+                        }
+                        return;
+                    }
                 }
-                return;
+                queue
             }
-        }
+            Way::Pipes(key) => {
+                let station = self.station.as_mut();
+                match station.map_or(Err(Errno::AGAIN), |station| station.take(*key, &mut self.buffer)) {
+                    Ok(()) => 0,
+                    // It is dropped, as a frame that the kernel cannot describe.
+                    Err(Errno::INVAL) => return,
+                    Err(_) => {
+                        self.exchange.was_empty(id);
+                        return;
+                    }
+                }
+            }
+        };
         let header = self.buffer.header();
         let outward = self.exchange.from_port(now_ns, id, &header, self.buffer.frame(), &mut self.targets);
         let Ok(outward) = outward else { return };
@@ -358,15 +495,25 @@ impl Worker {
     /// Writes the frame in the buffer to all ports that get it.
     fn deliver(&mut self, queue: usize) {
         let wire = self.targets.wire;
+        let now_ns = if self.station.is_some() { self.now_ns() } else { 0 };
         let targets = std::mem::take(&mut self.targets.ports);
         for id in &targets {
             let is_trunk =
                 self.exchange.config(*id).is_some_and(|port| matches!(port.rules.vlans, Vlans::Trunk(_)));
             let tag = self.targets.tag(is_trunk);
             let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
-            let target = port.and_then(|port| port.queues.get(queue % port.queues.len().max(1)));
-            let was_taken =
-                target.is_some_and(|target| self.buffer.write(target.as_fd(), tag, false).is_ok());
+            let was_taken = match port.map(|port| &port.way) {
+                Some(Way::Queues { queues, .. }) => queues
+                    .get(queue % queues.len().max(1))
+                    .is_some_and(|target| self.buffer.write(target.as_fd(), tag, false).is_ok()),
+                Some(Way::Pipes(key)) => self.station.as_mut().is_some_and(|station| {
+                    let pushed = self
+                        .buffer
+                        .with_parts(tag, |parts| Ok(station.push(now_ns, *key, Kind::Frame, parts)));
+                    pushed == Ok(true)
+                }),
+                None => false,
+            };
             self.exchange.delivered(*id, self.buffer.frame(), &wire, was_taken);
         }
         self.targets.ports = targets;

@@ -14,6 +14,7 @@ use crate::{Failure, local};
 
 mod attach;
 mod bits;
+mod coalesce;
 mod serve;
 mod set;
 mod show;

@@ -53,6 +53,11 @@ impl Batch {
 #[error("the other side has said what cannot be: {0}")]
 pub struct Broken(&'static str);
 
+impl Broken {
+    /// What stands in a batch is no record.
+    pub const RECORD: Self = Self("a batch that is not of records");
+}
+
 /// Whether a ring may have that size.
 pub fn is_ring(bytes: u32) -> bool {
     bytes.is_power_of_two() && (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes)
@@ -143,6 +148,11 @@ impl Outlet {
             self.ends.pop_front();
         }
         Ok(())
+    }
+
+    /// Whether the longest record may find no room.
+    pub fn is_crowded(&self) -> bool {
+        self.tail - self.head + 2 * u64::from(RECORD_BYTES_MAX) > u64::from(self.ring_bytes)
     }
 
     /// Whether records wait for a batch.

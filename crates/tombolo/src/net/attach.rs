@@ -9,19 +9,21 @@ use tombolo_core::nic::Mac;
 use tombolo_host::net::path_of_namespace;
 use tombolo_host::process::stop_on_signals;
 use tombolo_link::Address;
-use tombolo_net::attach::{AttachError, Attached, QUEUES_MAX};
+use tombolo_net::attach::{AttachError, Attached, Place, QUEUES_MAX};
 use tombolo_net::client::AskError;
 use tombolo_net::protocol::{Port, Vlans};
 
 use super::bits::BitRate;
+use super::coalesce::CoalesceArguments;
 use super::{STOP, is_over, path_of};
 use crate::log::LogArguments;
+use crate::security::SecurityArguments;
 use crate::{Failure, output};
 
 /// Arguments of `tombolo net attach`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Where the uplink's owner listens: shm:PATH.
+    /// Where the uplink's owner listens: shm:PATH on this machine, udp:HOST:PORT on another one.
     #[arg(long, value_name = "ADDR")]
     from: Address,
     /// What the network device is called.
@@ -54,6 +56,10 @@ pub struct Arguments {
     queues: u8,
     #[command(flatten)]
     rules: RuleArguments,
+    #[command(flatten)]
+    coalesce: CoalesceArguments,
+    #[command(flatten)]
+    security: SecurityArguments,
     #[command(flatten)]
     log: LogArguments,
 }
@@ -97,7 +103,13 @@ impl RuleArguments {
 
 /// Attaches until interrupted.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let path = path_of(&arguments.from)?;
+    let place = match &arguments.from {
+        address @ Address::Udp(_) => {
+            let security = arguments.security.of(std::slice::from_ref(address))?;
+            Place::There(address.clone(), security, arguments.coalesce.get())
+        }
+        address => Place::Here(path_of(address)?),
+    };
     stop_on_signals(&STOP);
     let _log = arguments.log.begin()?;
     let namespace: Option<PathBuf> = arguments.netns.as_deref().map(path_of_namespace);
@@ -124,7 +136,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         is_promiscuous: arguments.rules.promiscuous,
         groups: arguments.rules.groups.as_ref().map(|all| all.iter().map(Mac::to_string).collect()),
     };
-    let attached = Attached::new(port, namespace.as_deref(), arguments.queues.into(), &path);
+    let attached = Attached::new(port, namespace.as_deref(), arguments.queues.into(), place);
     let mut attached = attached.map_err(|error| match error {
         AttachError::Ask(error @ AskError::Socket(_)) => {
             Failure::new(format!("no owner of an uplink answers at {}: {error}", arguments.from))

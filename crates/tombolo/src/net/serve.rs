@@ -1,6 +1,6 @@
 //! `tombolo net serve`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use tombolo_core::nic::{Mode, Turns};
@@ -10,16 +10,19 @@ use tombolo_net::serve::{Options, Owner};
 use tracing::warn;
 
 use super::bits::BitRate;
+use super::coalesce::CoalesceArguments;
 use super::{STOP, SUFFIX, is_over, path_of};
 use crate::log::LogArguments;
+use crate::security::SecurityArguments;
 use crate::{Failure, local, output};
 
 /// Arguments of `tombolo net serve`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Where to listen for ports: shm:PATH. Processes of this user may attach.
-    #[arg(long, value_name = "ADDR")]
-    listen: Address,
+    /// Where to listen for ports: shm:PATH for those of this machine, where processes of this user may attach;
+    /// udp:HOST:PORT for those of other machines, whose keys must be on the list. May be given for each.
+    #[arg(long, value_name = "ADDR", required = true)]
+    listen: Vec<Address>,
     /// The interface that ports share: one that exists, or tap:NAME, a new one into this machine.
     #[arg(long, value_name = "IFACE|tap:NAME")]
     uplink: String,
@@ -36,6 +39,10 @@ pub struct Arguments {
     /// The uplink's MTU; as it is, unless given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(68..=9000))]
     mtu: Option<u32>,
+    #[command(flatten)]
+    coalesce: CoalesceArguments,
+    #[command(flatten)]
+    security: SecurityArguments,
     #[command(flatten)]
     log: LogArguments,
 }
@@ -58,7 +65,15 @@ enum PortMode {
 
 /// Serves until interrupted.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
-    let path = path_of(&arguments.listen)?;
+    let (far, near): (Vec<_>, Vec<_>) =
+        arguments.listen.iter().cloned().partition(|address| matches!(address, Address::Udp(_)));
+    if far.len() > 1 {
+        return Err(Failure::new(
+            "one udp: address can be listened at, on all addresses of this machine as udp:0.0.0.0:PORT",
+        ));
+    }
+    let security = arguments.security.of(&far)?;
+    let near = near.iter().map(path_of).collect::<Result<Vec<_>, _>>()?;
     stop_on_signals(&STOP);
     let _log = arguments.log.begin()?;
     let options = Options {
@@ -73,16 +88,20 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             PortMode::Private => Mode::Private,
         },
         mtu: arguments.mtu,
+        far: far.into_iter().next().map(|address| (address, security)),
+        coalescing: arguments.coalesce.get(),
     };
     let own =
         local::usable_directory().map(|directory| directory.join(format!("{}{SUFFIX}", std::process::id())));
-    let mut paths: Vec<&Path> = vec![&path];
+    let mut paths: Vec<&Path> = near.iter().map(PathBuf::as_path).collect();
     match &own {
         Ok(own) => paths.push(own),
         Err(reason) => warn!("commands without --from do not find this uplink: {reason}"),
     }
     let mut owner = Owner::open(&options, &paths)?;
-    output::line(&format!("serving {} at {}", arguments.uplink, arguments.listen));
+    let near = arguments.listen.iter().filter(|address| !matches!(address, Address::Udp(_)));
+    let all: Vec<_> = near.chain(owner.far_address()).map(ToString::to_string).collect();
+    output::line(&format!("serving {} at {}", arguments.uplink, all.join(" and ")));
     output::flush();
     owner.serve(is_over)?;
     Ok(0)

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use clap::Args;
+use tombolo_core::nic::Mac;
 use tombolo_net::protocol::{Answer, Ask, Changes, UPLINK, Vlans};
 
 use super::bits::BitRate;
@@ -39,6 +40,12 @@ pub struct Arguments {
     /// Whether the port gets frames for others, too.
     #[arg(long, value_name = "BOOL")]
     promiscuous: Option<bool>,
+    /// The groups whose multicasts the port gets, by hardware address.
+    #[arg(long, value_name = "MAC,...", value_delimiter = ',', conflicts_with = "all_groups")]
+    groups: Option<Vec<Mac>>,
+    /// The port gets the multicasts of all groups.
+    #[arg(long)]
+    all_groups: bool,
     #[command(flatten)]
     from: From,
 }
@@ -59,6 +66,10 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
             None => arguments.any_address.then_some(None),
         },
         is_promiscuous: arguments.promiscuous,
+        groups: match &arguments.groups {
+            Some(all) => Some(Some(all.iter().map(Mac::to_string).collect())),
+            None => arguments.all_groups.then_some(None),
+        },
     };
     let is_nothing = changes == Changes::default();
     let question = if arguments.port != UPLINK {

@@ -143,7 +143,7 @@ pub fn show(arguments: &Show) -> Result<u8, Failure> {
         output::json(&status)?;
         return Ok(0);
     }
-    let PortStatus { port, queues, is_waiting, process, user, counters } = &status;
+    let PortStatus { port, queues, is_waiting, process, user, node, counters } = &status;
     pair("device", &port.tap);
     pair("namespace", port.namespace.as_deref().unwrap_or("that of the process"));
     pair("permanent address", &port.mac);
@@ -171,11 +171,14 @@ pub fn show(arguments: &Show) -> Result<u8, Failure> {
     );
     pair("promiscuous", if port.is_promiscuous { "on" } else { "off" });
     pair("has a frame waiting", if *is_waiting { "yes" } else { "no" });
-    pair(
-        "process",
-        &process.map_or_else(|| "of another process namespace".to_owned(), |process| process.to_string()),
-    );
-    pair("user", &user.to_string());
+    match (node, user) {
+        (Some(node), _) => pair("node", node),
+        (None, user) => {
+            let of_another = || "of another process namespace".to_owned();
+            pair("process", &process.map_or_else(of_another, |process| process.to_string()));
+            pair("user", &user.map_or_else(String::new, |user| user.to_string()));
+        }
+    }
     print_counters(counters, ["rx", "tx"]);
     Ok(0)
 }

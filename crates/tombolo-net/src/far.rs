@@ -1,0 +1,314 @@
+//! Ports of other machines: the nodes inside owner and port, their rings, and the port's end of the pipes.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use tombolo_client::{Domain, EmbedError, Embedded, Embedding, Grant, OpenError, Target, Who};
+use tombolo_core::nic::{Coalescing, Tag};
+use tombolo_host::net::TapQueues;
+use tombolo_node::{Address, JoinError, Security};
+use tombolo_random::Random;
+
+use crate::frames::FrameBuffer;
+use crate::letters::{Letter, Ring, VERSION};
+use crate::protocol::{Answer, Ask, Port, Request};
+use crate::station::{Kind, Memories, News, Station};
+
+/// The domain of an owner, by which its ports know it.
+pub const OWNER_DOMAIN: u16 = 1;
+/// Bytes of each ring: some eight round trips of 100 µs at 10 Gb/s.
+pub const RING_BYTES: u32 = 1 << 20;
+/// How long an owner at another machine may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Frames that are read from a device before what has come is looked at.
+const FRAMES_AT_ONCE: usize = 16;
+/// How often it is looked whether the owner's node is still there.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Why a port cannot be attached to an owner at another machine, or is not any more.
+#[derive(Debug, thiserror::Error)]
+pub enum FarError {
+    /// There is no node inside this process.
+    #[error(transparent)]
+    Embed(#[from] EmbedError),
+    /// It gives no memory, or has ended.
+    #[error("the node inside this process: {0}")]
+    Domain(#[from] OpenError),
+    /// The owner's node is not reached.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// The owner does not do it.
+    #[error("{0}")]
+    Refused(String),
+    /// It does not answer.
+    #[error("the owner has not answered within {} s", TIMEOUT.as_secs())]
+    TimedOut,
+    /// It has gone, or speaks nonsense.
+    #[error("{0}")]
+    Ended(String),
+    /// The kernel does not let this process wait.
+    #[error("waiting: {0}")]
+    Wait(#[from] io::Error),
+}
+
+/// Memory for pipes to a node.
+///
+/// # Errors
+/// There is none.
+pub fn memories(domain: &Domain, peer: Target) -> Result<Memories, OpenError> {
+    let grant = Grant { who: Who::Node(peer.node), read: false, write: true };
+    let mirror = domain.allocate(RING_BYTES as usize, &[])?;
+    match domain.allocate(RING_BYTES as usize, &[grant]) {
+        Ok(ring) => Ok(Memories { ring, mirror }),
+        Err(error) => {
+            drop(domain.free(mirror));
+            Err(error)
+        }
+    }
+}
+
+/// Gives it back.
+pub fn free(domain: &Domain, memories: Memories) {
+    let Memories { ring, mirror } = memories;
+    for memory in [ring, mirror] {
+        if let Err(error) = domain.free(memory) {
+            tracing::warn!(%error, "memory of a port that has gone is not free");
+        }
+    }
+}
+
+/// A node inside a process that serves an uplink or attaches a port.
+///
+/// # Errors
+/// It cannot listen, or has no memory.
+pub fn embed(name: &str, listen: Address, security: Security) -> Result<Embedded, EmbedError> {
+    Embedded::start(&Embedding { name: name.to_owned(), listen, security })
+}
+
+/// A port's way to its owner.
+pub struct FarOwner {
+    station: Station,
+    domain: Domain,
+    owner: Target,
+    key: u64,
+    begin: Instant,
+    checked: Instant,
+    buffer: FrameBuffer,
+    came: Vec<u64>,
+    /// After all that uses it.
+    _embedded: Embedded,
+}
+
+impl FarOwner {
+    /// Connects to the owner at an address and attaches a port.
+    ///
+    /// # Errors
+    /// It is not reached, or refuses the port.
+    pub fn attach(
+        address: &Address,
+        security: &Security,
+        port: &Port,
+        how: Coalescing,
+    ) -> Result<(Self, Answer), FarError> {
+        let mut word = [0; 8];
+        rustix::rand::getrandom(&mut word, rustix::rand::GetRandomFlags::empty()).map_err(io::Error::from)?;
+        let session = Random::new(u64::from_le_bytes(word)).next();
+        let path = std::env::temp_dir().join(format!("tombolo-port-{}-{session:x}", std::process::id()));
+        let embedded = embed(&port.name, Address::Shm(path), security.clone())?;
+        let node = embedded.join(address, security, TIMEOUT)?;
+        let domain = embedded.open_undriven(None)?;
+        let owner = Target { node, domain: OWNER_DOMAIN };
+        let memories = memories(&domain, owner)?;
+        let mut far = Self {
+            station: Station::open(domain.clone())?,
+            domain,
+            owner,
+            key: 0,
+            begin: Instant::now(),
+            checked: Instant::now(),
+            buffer: FrameBuffer::new(),
+            came: Vec::new(),
+            _embedded: embedded,
+        };
+        let ring = Ring { address: memories.ring.address(), bytes: RING_BYTES };
+        far.station.post(owner, Letter::Hello { version: VERSION, session, ring });
+        let until = Instant::now() + TIMEOUT;
+        let answer = far.wait(until, |news| match news {
+            News::Welcome { session: of, ring } if of == session => Some(Ok(ring)),
+            News::Refused { session: of, reason } if of == session => Some(Err(reason)),
+            _ => None,
+        })?;
+        let there = answer.ok_or(FarError::TimedOut)?.map_err(FarError::Refused)?;
+        if !there.is_possible() || there.bytes != RING_BYTES {
+            return Err(FarError::Ended("the owner has a ring that is none".into()));
+        }
+        far.station.add(far.key, owner, session, memories, there, how);
+        let request = Request { version: crate::protocol::VERSION, ask: Ask::Attach(port.clone()) };
+        let request = serde_json::to_vec(&request).map_err(io::Error::other)?;
+        let now_ns = far.now_ns();
+        if !far.station.push(now_ns, far.key, Kind::Control, &[io::IoSlice::new(&request)]) {
+            return Err(FarError::Refused("what is said of the port is too long".into()));
+        }
+        let answer = far.wait(until, |news| match news {
+            News::Control { bytes, .. } => Some(Ok(bytes)),
+            News::Ended { reason, .. } => Some(Err(reason)),
+            _ => None,
+        })?;
+        let answer = answer.ok_or(FarError::TimedOut)?.map_err(FarError::Ended)?;
+        match serde_json::from_slice(&answer) {
+            Ok(Answer::Refused(reason)) => Err(FarError::Refused(reason)),
+            Ok(answer) => Ok((far, answer)),
+            Err(error) => Err(FarError::Ended(format!("the owner's answer cannot be read: {error}"))),
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Waits for some news; others are forgotten. `None`: the time is over.
+    fn wait<T>(
+        &mut self,
+        until: Instant,
+        mut is_it: impl FnMut(News) -> Option<T>,
+    ) -> Result<Option<T>, FarError> {
+        loop {
+            // Frames before the answer are lost, as on a wire that is plugged in.
+            let _ = self.turn();
+            while self.station.take(self.key, &mut self.buffer) != Err(Errno::AGAIN) {}
+            if let Some(found) = self.station.take_news().into_iter().find_map(&mut is_it) {
+                return Ok(Some(found));
+            }
+            if Instant::now() >= until {
+                return Ok(None);
+            }
+            self.check()?;
+            self.sleep(&[], Duration::from_millis(100))?;
+        }
+    }
+
+    fn turn(&mut self) -> bool {
+        let now_ns = self.now_ns();
+        self.came.clear();
+        self.station.turn(now_ns, &mut self.came)
+    }
+
+    /// Whether the owner's node is still there.
+    fn check(&mut self) -> Result<(), FarError> {
+        if self.checked.elapsed() >= CHECK_INTERVAL {
+            self.checked = Instant::now();
+            if !self.domain.peers()?.iter().any(|peer| peer.node == self.owner.node) {
+                return Err(FarError::Ended("its node has gone".into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps until there may be something to do.
+    fn sleep(&mut self, others: &[BorrowedFd<'_>], most: Duration) -> io::Result<()> {
+        self.station.arm();
+        if self.turn() || !self.came.is_empty() {
+            return Ok(());
+        }
+        let now_ns = self.now_ns();
+        let left = self.station.next_deadline().map(|at_ns| at_ns.saturating_sub(now_ns));
+        let posting = self.station.is_waiting().then_some(1_000_000);
+        let most_ns = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX);
+        let ns = [left, posting].into_iter().flatten().fold(most_ns, u64::min);
+        let timeout = Timespec::try_from(Duration::from_nanos(ns)).map_err(io::Error::other)?;
+        let mut waits = vec![PollFd::new(&self.station, PollFlags::IN)];
+        waits.extend(others.iter().map(|other| PollFd::new(other, PollFlags::IN)));
+        match poll(&mut waits, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let is_told = waits.first().is_some_and(|wait| !wait.revents().is_empty());
+        drop(waits);
+        if is_told {
+            self.station.drain();
+        }
+        Ok(())
+    }
+
+    /// Moves frames between a device and the owner for so long, or until the owner says something.
+    ///
+    /// # Errors
+    /// The owner has gone.
+    pub fn carry(&mut self, tap: &TapQueues, time: Duration) -> Result<Option<Answer>, FarError> {
+        let until = Instant::now() + time;
+        let queues: Vec<BorrowedFd<'_>> = tap.iter().collect();
+        let mut is_readable = true;
+        loop {
+            let mut is_busy = self.turn();
+            // From the device to the owner.
+            let mut is_full = self.station.is_full(self.key);
+            if is_readable {
+                is_readable = false;
+                for queue in &queues {
+                    for _ in 0..FRAMES_AT_ONCE {
+                        if is_full || self.buffer.read(queue.as_fd()).is_err() {
+                            break;
+                        }
+                        is_readable = true;
+                        let now_ns = self.now_ns();
+                        let (station, key) = (&mut self.station, self.key);
+                        let _ = self.buffer.with_parts(Tag::Keep, |parts| {
+                            Ok::<_, Errno>(station.push(now_ns, key, Kind::Frame, parts))
+                        });
+                        is_full = self.station.is_full(self.key);
+                    }
+                }
+                is_busy |= is_readable;
+            }
+            // And back.
+            for _ in 0..4 * FRAMES_AT_ONCE {
+                match self.station.take(self.key, &mut self.buffer) {
+                    Ok(()) => {
+                        is_busy = true;
+                        // What the device does not take is lost, as on a wire.
+                        if let Some(queue) = queues.first() {
+                            let _ = self.buffer.write(queue.as_fd(), Tag::Keep, true);
+                        }
+                    }
+                    Err(Errno::INVAL) => {}
+                    Err(_) => break,
+                }
+            }
+            for news in self.station.take_news() {
+                match news {
+                    News::Control { bytes, .. } => {
+                        if let Ok(answer) = serde_json::from_slice(&bytes) {
+                            return Ok(Some(answer));
+                        }
+                    }
+                    News::Ended { reason, .. } => return Err(FarError::Ended(reason)),
+                    _ => {}
+                }
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                self.check()?;
+                return Ok(None);
+            }
+            if !is_busy {
+                self.sleep(if is_full { &[] } else { &queues }, left)?;
+                is_readable = true;
+            }
+        }
+    }
+}
+
+impl Drop for FarOwner {
+    fn drop(&mut self) {
+        self.station.remove(self.key);
+        // The owner hears of the end by a letter, if there is still somebody.
+        let until = Instant::now() + Duration::from_millis(200);
+        while self.station.is_waiting_for_end() && Instant::now() < until {
+            self.turn();
+            let _ = self.sleep(&[], Duration::from_millis(10));
+        }
+    }
+}

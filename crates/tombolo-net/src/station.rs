@@ -1,0 +1,512 @@
+//! Pipes to ports (or owners) at other nodes: carries out what [`tombolo_core::nic::pipe`] decides, by writes and messages
+//! of a domain.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::io::Errno;
+use tombolo_client::{Domain, Mailbox, Memory, OpenError, Spec, Status, Target, Transfer, Who};
+use tombolo_core::nic::pipe::{Batch, Broken, Inlet, Outlet, RECORD_HEAD_BYTES};
+use tombolo_core::nic::{Coalescer, Coalescing};
+
+use crate::frames::FrameBuffer;
+use crate::letters::{INLINE_BYTES_MAX, Letter, Ring};
+
+/// Messages that may wait in the mailbox.
+const MAILS: u32 = 4096;
+/// Messages that are taken at once.
+const MAILS_AT_ONCE: usize = 64;
+/// Class of service of the transfers: before bulk copies, whatever their length (QOS §3.2.3).
+const CLASS: u8 = 1;
+
+/// What a record holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A frame with its offload header.
+    Frame,
+    /// A message between owner and port, as on a socket.
+    Control,
+}
+
+impl Kind {
+    fn into_word(self) -> u32 {
+        match self {
+            Self::Frame => 1,
+            Self::Control => 2,
+        }
+    }
+
+    fn from_word(word: u32) -> Option<Self> {
+        [Self::Frame, Self::Control].into_iter().find(|kind| kind.into_word() == word)
+    }
+}
+
+/// What is not about frames.
+#[derive(Debug)]
+pub enum News {
+    /// A port wants to be connected.
+    Hello {
+        /// Whose.
+        from: Target,
+        /// Of the port.
+        session: u64,
+        /// Where frames for it go.
+        ring: Ring,
+        /// Of its letters.
+        version: u16,
+    },
+    /// An owner has connected this port.
+    Welcome {
+        /// Of the port.
+        session: u64,
+        /// Where its frames go.
+        ring: Ring,
+    },
+    /// An owner has refused this port.
+    Refused {
+        /// Of the port.
+        session: u64,
+        /// Why.
+        reason: String,
+    },
+    /// A message on a pipe.
+    Control {
+        /// Of the pipe.
+        key: u64,
+        /// What it says.
+        bytes: Vec<u8>,
+    },
+    /// A pipe is of no use any more.
+    Ended {
+        /// Of the pipe.
+        key: u64,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A batch that is sent, in steps.
+enum Sending {
+    /// Nothing was begun.
+    ToWrite,
+    Writing(Transfer),
+    ToTell,
+    Telling(Transfer),
+}
+
+/// Memory of a pair of pipes.
+pub struct Memories {
+    /// The other side writes there.
+    pub ring: Memory,
+    /// Where what is sent lies meanwhile.
+    pub mirror: Memory,
+}
+
+struct End {
+    peer: Target,
+    session: u64,
+    memories: Memories,
+    there: Ring,
+    outlet: Outlet,
+    coalescer: Coalescer,
+    /// Records are to be sent, whatever the coalescer says later.
+    is_due: bool,
+    under_way: VecDeque<(Batch, Sending)>,
+    inlet: Inlet<Option<Vec<u8>>>,
+    /// The batch that is read, and the place of its next record.
+    reading: Option<(Batch, Option<Vec<u8>>, u64)>,
+    has_ended: bool,
+}
+
+/// All pipes of a node that go to others.
+pub struct Station {
+    domain: Domain,
+    mailbox: Mailbox,
+    ends: BTreeMap<u64, End>,
+    keys: BTreeMap<(u32, u16, u64), u64>,
+    /// Letters that are to be sent.
+    letters: VecDeque<(Target, Vec<u8>)>,
+    /// And those that are.
+    posted: Vec<Transfer>,
+    news: Vec<News>,
+}
+
+fn round_up(bytes: u32) -> u64 {
+    u64::from(bytes).next_multiple_of(u64::from(RECORD_HEAD_BYTES))
+}
+
+impl End {
+    fn offset(&self, place: u64) -> usize {
+        (place % u64::from(self.there.bytes)) as usize
+    }
+
+    /// Bytes of the batch that is read.
+    fn copy(&self, place: u64, into: &mut [u8]) -> Result<(), Errno> {
+        let (batch, inline, _) = self.reading.as_ref().ok_or(Errno::AGAIN)?;
+        match inline {
+            Some(bytes) => {
+                let begin = (place - batch.start) as usize;
+                let found = bytes.get(begin..).and_then(|rest| rest.get(..into.len())).ok_or(Errno::INVAL)?;
+                into.copy_from_slice(found);
+                Ok(())
+            }
+            None => {
+                let begin = (place % self.memories.ring.len() as u64) as usize;
+                self.memories.ring.read(begin, into).map_err(|_| Errno::INVAL)
+            }
+        }
+    }
+
+    /// The next record: its kind, its place and its length. It counts as read.
+    fn next_record(&mut self) -> Result<Option<(Kind, u64, usize)>, Broken> {
+        loop {
+            let (batch, place) = match &self.reading {
+                Some((batch, _, place)) => (*batch, *place),
+                None => match self.inlet.next_batch() {
+                    Some((batch, inline)) => {
+                        self.reading = Some((batch, inline, batch.start));
+                        (batch, batch.start)
+                    }
+                    None => return Ok(None),
+                },
+            };
+            self.inlet.consumed(place);
+            if place >= batch.end() {
+                self.reading = None;
+                continue;
+            }
+            let mut head = [0; RECORD_HEAD_BYTES as usize];
+            self.copy(place, &mut head).map_err(|_| Broken::RECORD)?;
+            let [a, b, c, d, e, f, g, h] = head;
+            let length = u32::from_le_bytes([a, b, c, d]);
+            let kind = Kind::from_word(u32::from_le_bytes([e, f, g, h])).ok_or(Broken::RECORD)?;
+            let end = place + u64::from(RECORD_HEAD_BYTES) + round_up(length);
+            if end > batch.end() {
+                return Err(Broken::RECORD);
+            }
+            if let Some((_, _, place)) = &mut self.reading {
+                *place = end;
+            }
+            return Ok(Some((kind, place + u64::from(RECORD_HEAD_BYTES), length as usize)));
+        }
+    }
+
+    /// Begins and ends what is under way. False: nothing more can be posted now.
+    fn go_on(&mut self, domain: &Domain) -> Result<bool, String> {
+        while self.is_due
+            && let Some(batch) = self.outlet.next_batch()
+        {
+            let is_inline = batch.length as usize <= INLINE_BYTES_MAX;
+            self.under_way.push_back((batch, if is_inline { Sending::ToTell } else { Sending::ToWrite }));
+        }
+        if !self.outlet.has_records() {
+            self.is_due = false;
+        }
+        for index in 0..self.under_way.len() {
+            let (batch, sending) = &self.under_way[index];
+            let batch = *batch;
+            let next = match sending {
+                Sending::ToWrite => match self.write(domain, batch) {
+                    Some(transfer) => Sending::Writing(transfer),
+                    None => return Ok(false),
+                },
+                Sending::Writing(transfer) => match transfer.status() {
+                    Status::Ongoing => continue,
+                    Status::Finished => Sending::ToTell,
+                    Status::Paused => Sending::ToWrite,
+                    Status::FinishedWithError(failure) => return Err(failure.to_string()),
+                },
+                Sending::ToTell => match self.tell(domain, batch) {
+                    Some(transfer) => Sending::Telling(transfer),
+                    None => return Ok(false),
+                },
+                Sending::Telling(transfer) => match transfer.status() {
+                    Status::Ongoing | Status::Finished => continue,
+                    Status::Paused => Sending::ToTell,
+                    Status::FinishedWithError(failure) => return Err(failure.to_string()),
+                },
+            };
+            self.under_way[index].1 = next;
+            // What was written is told at once.
+            if matches!(self.under_way[index].1, Sending::ToTell) {
+                match self.tell(domain, batch) {
+                    Some(transfer) => self.under_way[index].1 = Sending::Telling(transfer),
+                    None => return Ok(false),
+                }
+            }
+        }
+        self.under_way.retain(|(_, sending)| {
+            let is_over =
+                matches!(sending, Sending::Telling(transfer) if transfer.status() == Status::Finished);
+            if is_over {
+                self.outlet.arrived();
+            }
+            !is_over
+        });
+        Ok(true)
+    }
+
+    fn write(&self, domain: &Domain, batch: Batch) -> Option<Transfer> {
+        let offset = self.offset(batch.start) as u64;
+        let source = self.memories.mirror.address() + offset;
+        let spec =
+            Spec { class: Some(CLASS), ..Spec::new(source, self.there.address + offset, batch.length) };
+        domain.write(self.peer, spec).ok()
+    }
+
+    fn tell(&mut self, domain: &Domain, batch: Batch) -> Option<Transfer> {
+        let mut inline = vec![0; batch.length as usize];
+        let is_inline = inline.len() <= INLINE_BYTES_MAX
+            && self.memories.mirror.read(self.offset(batch.start), &mut inline).is_ok();
+        let letter = Letter::Batch {
+            session: self.session,
+            from: batch.from,
+            start: batch.start,
+            length: batch.length,
+            credit: self.inlet.credit(),
+            inline: is_inline.then_some(&inline),
+        };
+        domain.send(self.peer, &letter.to_bytes()).ok()
+    }
+}
+
+impl Station {
+    /// Opens the mailbox of a domain.
+    ///
+    /// # Errors
+    /// The node gives none.
+    pub fn open(domain: Domain) -> Result<Self, OpenError> {
+        let mailbox = domain.open_mailbox(MAILS, &[Who::Anyone])?;
+        Ok(Self {
+            domain,
+            mailbox,
+            ends: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            letters: VecDeque::new(),
+            posted: Vec::new(),
+            news: Vec::new(),
+        })
+    }
+
+    /// Begins a pair of pipes. `there` is the other side's ring, as long as the mirror.
+    pub fn add(
+        &mut self,
+        key: u64,
+        peer: Target,
+        session: u64,
+        memories: Memories,
+        there: Ring,
+        how: Coalescing,
+    ) {
+        let ring_bytes = u32::try_from(memories.ring.len()).unwrap_or(u32::MAX);
+        self.keys.insert((peer.node, peer.domain, session), key);
+        let end = End {
+            peer,
+            session,
+            memories,
+            there,
+            outlet: Outlet::new(there.bytes),
+            coalescer: Coalescer::new(how),
+            is_due: false,
+            under_way: VecDeque::new(),
+            inlet: Inlet::new(ring_bytes),
+            reading: None,
+            has_ended: false,
+        };
+        self.ends.insert(key, end);
+    }
+
+    /// Ends a pair of pipes, and says so to the other side. Its memory can be freed.
+    pub fn remove(&mut self, key: u64) -> Option<Memories> {
+        let end = self.ends.remove(&key)?;
+        self.keys.remove(&(end.peer.node, end.peer.domain, end.session));
+        self.post(end.peer, Letter::Bye { session: end.session });
+        Some(end.memories)
+    }
+
+    /// Whether there are any.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Sends a letter when it can be sent.
+    pub fn post(&mut self, to: Target, letter: Letter<'_>) {
+        self.letters.push_back((to, letter.to_bytes()));
+    }
+
+    /// Puts a record into a pipe. False: it is full.
+    pub fn push(&mut self, now_ns: u64, key: u64, kind: Kind, parts: &[IoSlice<'_>]) -> bool {
+        let Some(end) = self.ends.get_mut(&key).filter(|end| !end.has_ended) else { return false };
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        let Ok(length) = u32::try_from(length) else { return false };
+        let Some(offset) = length.checked_add(RECORD_HEAD_BYTES).and_then(|bytes| end.outlet.reserve(bytes))
+        else {
+            return false;
+        };
+        let mut head = [0; RECORD_HEAD_BYTES as usize];
+        head[..4].copy_from_slice(&length.to_le_bytes());
+        head[4..].copy_from_slice(&kind.into_word().to_le_bytes());
+        let mut offset = offset as usize;
+        for part in std::iter::once(&head[..]).chain(parts.iter().map(|part| &**part)) {
+            // It was reserved, and the mirror is as long as the ring.
+            let _ = end.memories.mirror.write(offset, part);
+            offset += part.len();
+        }
+        if kind == Kind::Control || end.coalescer.came(now_ns) {
+            end.is_due = true;
+        }
+        true
+    }
+
+    /// Whether a pipe may have no room for the longest frame.
+    pub fn is_full(&self, key: u64) -> bool {
+        self.ends.get(&key).is_none_or(|end| end.outlet.is_crowded())
+    }
+
+    /// The next frame from a pipe.
+    ///
+    /// # Errors
+    /// [`Errno::AGAIN`]: there is none now; others: this one is none.
+    pub fn take(&mut self, key: u64, buffer: &mut FrameBuffer) -> Result<(), Errno> {
+        let end = self.ends.get_mut(&key).filter(|end| !end.has_ended).ok_or(Errno::AGAIN)?;
+        loop {
+            match end.next_record() {
+                Ok(Some((Kind::Frame, place, length))) => {
+                    return buffer.take(length, |into| end.copy(place, into));
+                }
+                Ok(Some((Kind::Control, place, length))) => {
+                    let mut bytes = vec![0; length];
+                    if end.copy(place, &mut bytes).is_ok() {
+                        self.news.push(News::Control { key, bytes });
+                    }
+                }
+                Ok(None) => return Err(Errno::AGAIN),
+                Err(broken) => {
+                    end.has_ended = true;
+                    self.news.push(News::Ended { key, reason: broken.to_string() });
+                    return Err(Errno::AGAIN);
+                }
+            }
+        }
+    }
+
+    /// Takes what has come, and goes on with what is sent. `came` hears which pipes may have frames. Returns whether there
+    /// was anything to do.
+    pub fn turn(&mut self, now_ns: u64, came: &mut Vec<u64>) -> bool {
+        let mut is_busy = false;
+        for _ in 0..MAILS_AT_ONCE {
+            // A node in this process does not end before its domain.
+            let Ok(Some(mail)) = self.mailbox.try_receive() else { break };
+            is_busy = true;
+            self.letter(mail.from, &mail.bytes, came);
+        }
+        for (&key, end) in &mut self.ends {
+            if end.has_ended {
+                continue;
+            }
+            if end.coalescer.next_deadline().is_some() && end.coalescer.elapsed(now_ns) {
+                end.is_due = true;
+            }
+            let before = end.under_way.len();
+            if let Err(reason) = end.go_on(&self.domain) {
+                end.has_ended = true;
+                self.news.push(News::Ended { key, reason });
+                continue;
+            }
+            is_busy |= end.under_way.len() != before;
+            if end.inlet.credit_due().is_some() {
+                let letter = Letter::Credit { session: end.session, head: end.inlet.credit() };
+                self.letters.push_back((end.peer, letter.to_bytes()));
+            }
+        }
+        while let Some((to, bytes)) = self.letters.front() {
+            let Ok(transfer) = self.domain.send(*to, bytes) else { break };
+            self.posted.push(transfer);
+            self.letters.pop_front();
+            is_busy = true;
+        }
+        // A letter that does not arrive is missed by nobody: its pipe has ended.
+        self.posted.retain(|transfer| transfer.status() == Status::Ongoing);
+        is_busy
+    }
+
+    fn letter(&mut self, from: Target, bytes: &[u8], came: &mut Vec<u64>) {
+        let Some(letter) = Letter::from_bytes(bytes) else { return };
+        let session = match letter {
+            Letter::Hello { version, session, ring } => {
+                self.news.push(News::Hello { from, session, ring, version });
+                return;
+            }
+            Letter::Welcome { session, ring } => {
+                self.news.push(News::Welcome { session, ring });
+                return;
+            }
+            Letter::Refused { session, reason } => {
+                self.news.push(News::Refused { session, reason: reason.to_owned() });
+                return;
+            }
+            Letter::Batch { session, .. } | Letter::Credit { session, .. } | Letter::Bye { session } => {
+                session
+            }
+        };
+        let Some(&key) = self.keys.get(&(from.node, from.domain, session)) else { return };
+        let Some(end) = self.ends.get_mut(&key).filter(|end| !end.has_ended) else { return };
+        let heard = match letter {
+            Letter::Batch { from, start, length, credit, inline, .. } => {
+                let batch = Batch { from, start, length };
+                let is_whole = inline.is_none_or(|bytes| bytes.len() == length as usize);
+                came.push(key);
+                let taken = if is_whole {
+                    end.inlet.came(batch, inline.map(<[u8]>::to_vec))
+                } else {
+                    Err(Broken::RECORD)
+                };
+                taken.and_then(|()| end.outlet.credit(credit)).map_err(|broken| broken.to_string())
+            }
+            Letter::Credit { head, .. } => end.outlet.credit(head).map_err(|broken| broken.to_string()),
+            _ => Err("the other side has ended it".into()),
+        };
+        if let Err(reason) = heard {
+            end.has_ended = true;
+            self.news.push(News::Ended { key, reason });
+        }
+    }
+
+    /// What has happened since the last call.
+    pub fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// When [`Station::turn`] is to be called at the latest.
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.ends.values().filter_map(|end| end.coalescer.next_deadline()).min()
+    }
+
+    /// Whether something is to be posted as soon as that is possible.
+    pub fn is_waiting(&self) -> bool {
+        !self.letters.is_empty()
+    }
+
+    /// Whether letters are on their way.
+    pub fn is_waiting_for_end(&self) -> bool {
+        !self.letters.is_empty() || !self.posted.is_empty()
+    }
+
+    /// The descriptor is readable when there may be something to do, after this: turn once more before sleeping.
+    pub fn arm(&self) {
+        self.domain.arm();
+    }
+
+    /// It is not readable any more.
+    pub fn drain(&self) {
+        // A node in this process does not end before its domain.
+        let _ = self.domain.drain();
+    }
+}
+
+impl AsFd for Station {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.domain.as_fd()
+    }
+}
