@@ -58,6 +58,8 @@ struct Lender {
     life: u64,
     is_lost: bool,
     is_draining: bool,
+    /// Since when it is to be drained, as nobody wants its node.
+    to_drain_since_ns: Option<u64>,
     /// Since when nothing is heard of it.
     silent_since_ns: Option<u64>,
     /// Whether the roster was told that it is silent, and since when it has thought so or not.
@@ -144,6 +146,7 @@ impl World {
             life,
             is_lost: false,
             is_draining: false,
+            to_drain_since_ns: None,
             silent_since_ns: None,
             is_silent: false,
             silent_or_heard_since_ns: self.now_ns,
@@ -218,7 +221,11 @@ impl World {
             }
             Errand::Drain(id) => {
                 assert!(!self.nodes[self.lenders[usize::from(id.0)].node].is_wanted);
-                self.lenders[usize::from(id.0)].is_draining = true;
+                assert!(!self.lenders[usize::from(id.0)].is_draining, "it is drained twice");
+                let has_begun = self.random.one_in(2);
+                self.lenders[usize::from(id.0)].is_draining = has_begun;
+                self.lenders[usize::from(id.0)].to_drain_since_ns = (!has_begun).then_some(self.now_ns);
+                self.roster.drains(self.now_ns, id, has_begun);
             }
             Errand::Leave(id) => {
                 if self.random.one_in(2) {
@@ -236,6 +243,9 @@ impl World {
                 let node = self.node_of(member);
                 let reached = self.connect(node);
                 self.dialed_ns.insert(member, self.now_ns);
+                if let Some(id) = reached.filter(|_| !self.nodes[node].is_wanted) {
+                    self.lenders[usize::from(id.0)].to_drain_since_ns = Some(self.now_ns);
+                }
                 self.roster.dialed(self.now_ns, member, reached);
             }
             Event::Who(id) => {
@@ -321,6 +331,14 @@ impl World {
         let lender = &self.lenders[usize::from(id.0)];
         let question = usize::from(!lender.is_silent);
         let is_asked = lender.is_silent || (self.nodes[lender.node].is_wanted && !lender.is_draining);
+        if let Some(since_ns) = lender.to_drain_since_ns
+            && self.is_current(id)
+            && !lender.is_silent
+            && !self.nodes[lender.node].is_wanted
+        {
+            let since_ns = since_ns.max(lender.silent_or_heard_since_ns);
+            assert!(self.now_ns <= since_ns + PAUSE_NS, "it is never drained: {lender:?}");
+        }
         if self.is_current(id) && is_asked && !self.asked.contains(&(question as u8, id)) {
             let since_ns = lender.answered_ns[question].max(lender.silent_or_heard_since_ns);
             assert!(self.now_ns <= since_ns + PAUSE_NS, "it is not asked: {lender:?}");

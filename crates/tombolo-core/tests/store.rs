@@ -54,6 +54,10 @@ enum Event {
         lender: u16,
         pages: u32,
     },
+    /// What a lender was asked for has failed.
+    NoAnswer {
+        lender: u16,
+    },
     /// A silent lender becomes suspect, is heard again, or is given up. The number says which silence is meant.
     Suspect {
         lender: u16,
@@ -118,6 +122,8 @@ struct Known {
     is_summed: bool,
     /// One copy of it was changed behind the store's back.
     is_rotten: bool,
+    /// The lenders that have had it when that was looked at last.
+    last: Vec<u16>,
 }
 
 struct World {
@@ -145,6 +151,8 @@ struct World {
     is_healed: bool,
     poll_at_ns: Option<u64>,
     lost: u64,
+    /// Slots with too few copies when that was looked at last.
+    degraded: u64,
     /// Pages of each lender where late bytes were announced.
     never_free: HashMap<u16, u64>,
 }
@@ -193,6 +201,7 @@ impl World {
             is_healed: false,
             poll_at_ns: None,
             lost: 0,
+            degraded: 0,
             never_free: HashMap::new(),
         };
         for _ in 0..1 + world.random.below(4) {
@@ -430,6 +439,20 @@ impl World {
                 Reverse((if held.contains(&sequence) { at_ns + length_ns } else { at_ns }, sequence))
             })
             .collect();
+        // What it was asked for is given up by one that hears of a lost path before it suspects anything.
+        let asked: Vec<u64> = self
+            .pending
+            .iter()
+            .filter(|(_, event)| matches!(event, Event::Answer { lender: of, .. } if *of == lender))
+            .map(|(sequence, _)| *sequence)
+            .collect();
+        if self.random.one_in(2) {
+            for sequence in asked {
+                self.pending.remove(&sequence);
+                let soon = SUSPECT_NS - self.random.below(S);
+                self.at(soon, Event::NoAnswer { lender });
+            }
+        }
         self.at(SUSPECT_NS, Event::Suspect { lender, silence });
         self.at(length_ns, Event::Heard { lender, silence });
         self.at(OUTAGE_NS, Event::Dead { lender, silence });
@@ -443,6 +466,7 @@ impl World {
         state.is_dead = true;
         state.silent_until_ns = 0;
         let is_readable = state.is_readable;
+        self.check_places();
         // What was under way there fails soon.
         for sequence in self.pending.keys().copied().collect::<Vec<_>>() {
             let is_there = match &self.pending[&sequence] {
@@ -457,6 +481,38 @@ impl World {
         }
         self.store.set_dead(self.now_ns, LenderId(lender), is_readable);
         self.check_losses();
+    }
+
+    /// No copy is given up that was the only one at a lender that lives and is heard.
+    fn check_places(&mut self) {
+        let lenders = &self.lenders;
+        let store = &self.store;
+        let is_gone = |lender: &u16| {
+            lenders[usize::from(*lender)].is_dead && !lenders[usize::from(*lender)].is_readable
+        };
+        for (slot, known) in self.slots.iter_mut().filter(|(_, known)| known.stored && !known.is_rotten) {
+            let now: Vec<u16> =
+                store.places(*slot).into_iter().flatten().map(|place| place.lender().0).collect();
+            if let [only] = now[..]
+                && let [_, _] = known.last[..]
+                && known.last.contains(&only)
+            {
+                let given_up = known.last.iter().find(|lender| **lender != only);
+                let is_suspect = store.lender(LenderId(only)).is_some_and(|lender| lender.is_suspect);
+                assert!(
+                    given_up.is_none_or(is_gone) || !is_suspect,
+                    "slot {slot}: a copy is given up, and the other lender is silent"
+                );
+            }
+            assert!(
+                !now.is_empty() || known.last.iter().all(is_gone),
+                "slot {slot} is discarded: {:?}",
+                known.last
+            );
+            if !now.is_empty() {
+                known.last = now;
+            }
+        }
     }
 
     /// A slot is lost only if no lender has its contents any more.
@@ -526,6 +582,7 @@ impl World {
                             reads: 0,
                             is_summed: true,
                             is_rotten: false,
+                            last: Vec::new(),
                         },
                     );
                 } else {
@@ -537,7 +594,15 @@ impl World {
             let is_summed = checksum.is_some();
             self.slots.insert(
                 slot,
-                Known { contents, users: 1, stored: false, reads: 0, is_summed, is_rotten: false },
+                Known {
+                    contents,
+                    users: 1,
+                    stored: false,
+                    reads: 0,
+                    is_summed,
+                    is_rotten: false,
+                    last: Vec::new(),
+                },
             );
             self.staged_free.pop();
             self.staging[staged as usize] = contents;
@@ -668,6 +733,7 @@ impl World {
     }
 
     fn event(&mut self, event: Event) {
+        let is_step = matches!(event, Event::Step);
         match event {
             Event::Land { io, again } => self.land(io, again),
             Event::End { io } => self.ended(io),
@@ -690,6 +756,11 @@ impl World {
                 state.lent.insert(segment, pages);
                 let direct = state.is_direct.then_some((u64::from(lender) + 1) << 48 | segment << 32);
                 self.store.lent(self.now_ns, LenderId(lender), Ok(Lent { segment, pages, direct }));
+            }
+            Event::NoAnswer { lender } => {
+                if !self.lenders[usize::from(lender)].is_dead {
+                    self.store.lent(self.now_ns, LenderId(lender), Err(Refused::Failed));
+                }
             }
             Event::Suspect { lender, silence } => {
                 if self.lenders[usize::from(lender)].silence == silence {
@@ -726,6 +797,11 @@ impl World {
         }
         while let Some(action) = self.store.poll(self.now_ns) {
             self.carry_out(action);
+        }
+        // A copy that was given up shows in their number.
+        let degraded = self.store.degraded();
+        if std::mem::replace(&mut self.degraded, degraded) < degraded || is_step {
+            self.check_places();
         }
         if let Some(at_ns) = self.store.next_deadline() {
             let at_ns = at_ns.max(self.now_ns + 1);
@@ -789,9 +865,29 @@ impl World {
                 self.event(Event::Poll);
             }
         }
-        self.run_for(60 * S);
-        // A page whose only copy is rotten is never moved.
-        assert!(self.lenders[first].drained || self.rots, "a drain without end: {}", self.store.under_way());
+        // It goes on under load.
+        let waits = |world: &Self| {
+            let lenders = world.lenders[..=first].iter().enumerate();
+            let open = lenders.filter(|(_, lender)| !lender.is_dead && !lender.drained);
+            // A page whose only copy is rotten is never moved, one where a write may still arrive never free.
+            let ends = |id: usize| !world.rots && !world.never_free.contains_key(&(id as u16));
+            open.map(|(id, _)| id).find(|id| ends(*id))
+        };
+        for _ in 0..2000 {
+            let Some(id) = waits(self) else { break };
+            // It was refused while the others were silent.
+            let _ = self.store.drain(LenderId(id as u16));
+            let pause = self.random.below(10 * MS);
+            self.run_for(pause);
+            // What there is stays about as much.
+            let first = if self.slots.len() > 300 { 40 } else { 0 };
+            let what = self.random.range(first, 87);
+            self.do_step(what);
+            self.event(Event::Poll);
+        }
+        if let Some(id) = waits(self) {
+            panic!("the drain of {id} has no end: {}", self.store.under_way());
+        }
         self.is_healed = false;
     }
 

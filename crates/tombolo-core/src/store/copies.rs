@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::lenders::{LenderId, Place};
+use super::lenders::{Lender, LenderId, Place};
 use super::slots::Phase;
 use super::work::Work;
 use super::{Action, Ended, NoRoom, SlotId, Source, Store};
@@ -159,7 +159,9 @@ impl Store {
         let except: Vec<LenderId> = whole.iter().map(|place| place.lender()).collect();
         let Some(to) = self.place_for_copy(slot, &except) else {
             let is_leaving = places.into_iter().flatten().any(|place| self.lenders.is_to_leave(place));
-            if !whole.is_empty() && is_leaving {
+            // One that is silent may be dead: what it has is not safe.
+            let is_well = |place: &Place| self.lenders.get(place.lender()).is_some_and(Lender::is_well);
+            if whole.iter().any(is_well) && is_leaving {
                 match self.no_room(&except) {
                     NoRoom::Full => self.leave_with_one(slot),
                     NoRoom::NotYet => self.copies.waits_for_freeing |= self.works.is_freeing(),

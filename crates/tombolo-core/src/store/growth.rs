@@ -92,8 +92,9 @@ impl Store {
                 .get(id)
                 .is_some_and(|lender| lender.is_well() && (1..FAILURES_MAX).contains(&lender.failures))
         };
-        let waits =
-            self.works.is_freeing() || self.is_growing(except, None) || self.lenders.ids().any(has_failed);
+        let others = || self.lenders.ids().filter(|id| !except.contains(id));
+        let waits = self.works.is_freeing() || self.is_growing(except, None) || others().any(has_failed);
+        // Also of these: what is there already is safe only if they are heard.
         if waits || self.lenders.ids().any(may_be_heard) { NoRoom::NotYet } else { NoRoom::Full }
     }
 

@@ -41,7 +41,7 @@ pub enum Errand {
     Close(LenderId),
     /// Drain a lender that is about to end. If that is not possible now, this comes again.
     Leave(LenderId),
-    /// Drain a lender that was reached by a dial while the user told its node to go.
+    /// Drain a lender that was reached by a dial while the user told its node to go; report it with [`Roster::drains`].
     Drain(LenderId),
 }
 
@@ -62,6 +62,8 @@ enum Question {
     Dial,
     Who,
     Ending,
+    /// Whether it can be drained.
+    Drain,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,12 +81,14 @@ struct Member {
     is_silent: bool,
     /// It is being drained because it is about to end.
     is_leaving: bool,
+    /// It was reached while nobody wanted it, and is not drained yet.
+    is_to_drain: bool,
     /// It is dialed when it is lost.
     is_wanted: bool,
     /// It can be dialed.
     has_address: bool,
     /// By [`Question`].
-    asked: [Asked; 3],
+    asked: [Asked; 4],
 }
 
 /// The members of a store.
@@ -99,11 +103,12 @@ impl Roster {
     /// A new member, which was reached. `has_address`: it may be dialed.
     pub fn add(&mut self, now_ns: u64, lender: LenderId, has_address: bool) -> MemberId {
         let member = MemberId(self.members.len() as u32);
-        let asked = [Asked::At(0); 3];
+        let asked = [Asked::At(0); 4];
         self.members.push(Member {
             lender: None,
             is_silent: false,
             is_leaving: false,
+            is_to_drain: false,
             is_wanted: true,
             has_address,
             asked,
@@ -117,6 +122,7 @@ impl Roster {
         if let Some(known) = self.members.get_mut(member.0 as usize) {
             known.is_wanted = true;
             known.reached(now_ns, lender);
+            known.is_to_drain = false;
         }
     }
 
@@ -126,9 +132,7 @@ impl Roster {
         known.answered(Question::Dial, now_ns);
         if let Some(lender) = reached {
             known.reached(now_ns, lender);
-            if !known.is_wanted {
-                self.ready.push_back(Errand::Drain(lender));
-            }
+            known.is_to_drain |= !known.is_wanted && known.lender == Some(lender);
         }
     }
 
@@ -167,6 +171,13 @@ impl Roster {
     /// Whether a member is wanted, and away.
     pub fn is_awaited(&self, member: MemberId) -> bool {
         self.members.get(member.0 as usize).is_some_and(|known| known.is_wanted && known.lender.is_none())
+    }
+
+    /// The answer to [`Errand::Drain`]. Where there is no other lender at present, it comes again.
+    pub fn drains(&mut self, now_ns: u64, lender: LenderId, has_begun: bool) {
+        let Some(member) = self.of(lender) else { return };
+        member.answered(Question::Drain, now_ns);
+        member.is_to_drain &= !has_begun;
     }
 
     /// A lender is being drained because it is about to end.
@@ -227,10 +238,11 @@ impl Member {
             return;
         }
         self.lender = Some(lender);
-        (self.is_silent, self.is_leaving) = (false, false);
+        (self.is_silent, self.is_leaving, self.is_to_drain) = (false, false, false);
         // Answers to what its earlier life was asked do not count.
         self.asked[Question::Who as usize] = Asked::At(now_ns);
         self.asked[Question::Ending as usize] = Asked::At(now_ns);
+        self.asked[Question::Drain as usize] = Asked::At(now_ns);
     }
 
     fn answered(&mut self, question: Question, now_ns: u64) {
@@ -243,6 +255,7 @@ impl Member {
         match self.lender {
             None => may_be_dialed.then_some(Question::Dial),
             Some(_) if self.is_silent => self.has_address.then_some(Question::Who),
+            Some(_) if self.is_to_drain => Some(Question::Drain),
             Some(_) => (self.is_wanted && !self.is_leaving).then_some(Question::Ending),
         }
     }
@@ -258,6 +271,7 @@ impl Member {
             (Question::Dial, _) | (_, None) => Some(Errand::Dial(id)),
             (Question::Who, Some(lender)) => Some(Errand::AskWho(id, lender)),
             (Question::Ending, Some(lender)) => Some(Errand::AskWhetherEnding(id, lender)),
+            (Question::Drain, Some(lender)) => Some(Errand::Drain(lender)),
         }
     }
 }

@@ -121,8 +121,11 @@ impl Store {
         }
         let mut except = vec![place.lender()];
         except.extend(places[other].map(Place::lender));
+        // One that is silent may be dead.
+        let is_heard =
+            |place: Place| self.lenders.get(place.lender()).is_some_and(|lender| !lender.is_suspect());
         let is_other_safe = saving.copies[other] == Copy::Done
-            && places[other].is_some_and(|place| self.lenders.is_live(place));
+            && places[other].is_some_and(|place| self.lenders.is_live(place) && is_heard(place));
         let found = self.take_place(1, &except, None);
         if found.is_none() {
             self.grow_all();

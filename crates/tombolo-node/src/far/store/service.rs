@@ -23,6 +23,9 @@ pub enum LenderError {
     /// There is none of that name or address.
     #[error("no lender is called `{0}` or listens there")]
     Unknown(String),
+    /// There are several of that name.
+    #[error("several lenders are called `{0}`: name one by its address: {1}")]
+    Several(String, String),
     /// It is one already.
     #[error("{0} is a lender already")]
     Known(Address),
@@ -113,6 +116,10 @@ impl FarStore {
         if found.is_empty() && !self.dismiss_awaited(named, &all) {
             return Err(LenderError::Unknown(named.to_owned()));
         }
+        if let [_, _, ..] = &found[..] {
+            let all = found.iter().map(|lender| lender.address().to_string());
+            return Err(LenderError::Several(named.to_owned(), all.collect::<Vec<_>>().join(", ")));
+        }
         for lender in found {
             self.store.lock().drain(lender.id)?;
             let mut members = self.members.lock();
@@ -175,8 +182,9 @@ impl FarStore {
                 }
                 Some(Errand::Leave(lender)) => self.leave(lender),
                 Some(Errand::Drain(lender)) => {
-                    // Where no other is there for what it has, it stays.
-                    let _ = self.store.lock().drain(lender);
+                    // Where no other is there for what it has, it stays until one is.
+                    let has_begun = self.store.lock().drain(lender).is_ok();
+                    self.members.lock().roster.drains(self.now_ns(), lender, has_begun);
                     self.carry_out();
                 }
                 Some(Errand::Close(lender)) => {
