@@ -111,5 +111,6 @@ fn a_flood_of_small_frames_takes_no_more_than_its_share() {
     let shares: Vec<_> = before.iter().zip(&after).map(|(before, after)| after.1 - before.1).collect();
     drop((flooding, sending, serving));
     let all: f64 = shares.iter().sum();
-    assert!(shares.iter().all(|share| *share >= 0.45 * all), "{shares:?}");
+    // A flood that this machine makes too slowly leaves the other one more.
+    assert!(shares[1] >= 0.45 * all, "{shares:?}");
 }
