@@ -885,6 +885,8 @@ impl World {
             self.do_step(what);
             self.event(Event::Poll);
         }
+        // With few copies at once, and lenders that are slow, that takes long.
+        self.run_for(60 * S);
         if let Some(id) = waits(self) {
             panic!("the drain of {id} has no end: {}", self.store.under_way());
         }

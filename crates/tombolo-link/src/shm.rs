@@ -337,7 +337,14 @@ impl Link for ShmLink {
                 return Ok(true);
             }
         }
-        Ok(self.ring(self.receiving.lock().arm())?)
+        let mut consumer = self.receiving.lock();
+        let ready = self.ring(consumer.arm())?;
+        // A thread that received meanwhile took it back, and another one may have read the socket since.
+        if !ready && !self.armed.swap(true, Ordering::Relaxed) {
+            drop(consumer);
+            return Ok(true);
+        }
+        Ok(ready)
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
