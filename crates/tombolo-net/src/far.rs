@@ -23,6 +23,9 @@ pub const OWNER_DOMAIN: u16 = 1;
 pub const RING_BYTES: u32 = 1 << 20;
 /// How long an owner at another machine may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long nothing may be heard of the owner before the port waits for its next life: little more than a node takes to
+/// suspect that the other has gone (1.5 s). A restart is to be a short pause also for a port that sends nothing.
+const OUTAGE: Duration = Duration::from_secs(2);
 /// Frames that are read from a device before what has come is looked at.
 const FRAMES_AT_ONCE: usize = 16;
 /// How often it is looked whether the owner's node is still there.
@@ -118,6 +121,7 @@ impl FarOwner {
         let session = Random::new(u64::from_le_bytes(word)).next();
         let path = std::env::temp_dir().join(format!("tombolo-port-{}-{session:x}", std::process::id()));
         let embedded = embed(&port.name, Address::Shm(path), security.clone())?;
+        embedded.node().set_outage(OUTAGE);
         let node = embedded.join(address, security, TIMEOUT)?;
         let domain = embedded.open_undriven(None)?;
         let owner = Target { node, domain: OWNER_DOMAIN };

@@ -11,6 +11,7 @@ use tombolo_host::testing::left_out;
 use crate::common::{PATIENCE, Running, Scratch, TOMBOLO};
 
 mod isolation;
+mod machines;
 mod sharing;
 mod traffic;
 
