@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::os::fd::AsFd;
 
-use tombolo_core::nic::{self, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns};
+use tombolo_core::nic::registers::MacState;
+use tombolo_core::nic::{self, Coalescing, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns};
 use tombolo_host::net::is_tap;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::PeerIdentity;
 
+use crate::far::RING_BYTES;
 use crate::protocol::{
-    Answer, Ask, Changes, Counters, PORTS_AT_ONCE, Port, PortStatus, Request, Traffic, UPLINK, UplinkStatus,
-    VERSION, Vlans,
+    Answer, Ask, Changes, Counters, Driver, PORTS_AT_ONCE, Port, PortStatus, Register, Request, Traffic,
+    UPLINK, UplinkStatus, VERSION, Vlans,
 };
 use crate::worker::{Handle, Worker};
 
@@ -71,6 +73,8 @@ pub struct Control {
     mtu: u32,
     /// Ports are to be told what has changed of the uplink.
     has_news: bool,
+    /// Of frames to ports of other machines.
+    coalescing: Coalescing,
 }
 
 /// Bits a second as bytes a second.
@@ -138,9 +142,9 @@ fn segment_bytes(rate: Option<u64>) -> u32 {
 
 impl Control {
     /// An owner without ports.
-    pub fn new(worker: Handle, has_carrier: bool, mtu: u32) -> Self {
+    pub fn new(worker: Handle, has_carrier: bool, mtu: u32, coalescing: Coalescing) -> Self {
         let own_user = rustix::process::geteuid().as_raw();
-        Self { ports: BTreeMap::new(), worker, own_user, has_carrier, mtu, has_news: false }
+        Self { ports: BTreeMap::new(), worker, own_user, has_carrier, mtu, has_news: false, coalescing }
     }
 
     /// Answers a request that came by this connection.
@@ -312,6 +316,7 @@ impl Control {
         })?;
         let statuses = all.iter().zip(found).map(|(attached, (queues, is_waiting, counters))| PortStatus {
             port: attached.port.clone(),
+            driver: self.driver_of(attached),
             queues,
             is_waiting,
             process: attached.peer.and_then(|peer| peer.process_id),
@@ -322,11 +327,48 @@ impl Control {
         Ok(statuses.collect())
     }
 
+    fn driver_of(&self, attached: &Attached) -> Driver {
+        let Coalescing { frames, after_ns, is_adaptive } = self.coalescing;
+        let (rings, coalescing) = if attached.node.is_some() {
+            let adaptive = if is_adaptive { ", adaptive" } else { "" };
+            let coalescing = match frames {
+                1 => "rx-frames 1".to_owned(),
+                _ => format!("rx-frames {frames}, rx-usecs {}{adaptive}", after_ns / 1000),
+            };
+            (format!("{RING_BYTES} bytes each way"), coalescing)
+        } else {
+            ("the queue of the device (txqueuelen)".to_owned(), "by the kernel".to_owned())
+        };
+        let offloads =
+            ["tx-checksumming", "rx-checksumming", "tcp-segmentation-offload", "tx-udp-segmentation"];
+        Driver {
+            link_detected: self.has_carrier,
+            rings,
+            coalescing,
+            offloads: offloads.map(str::to_owned).to_vec(),
+        }
+    }
+
     fn show_uplink(&self) -> Result<Answer, String> {
         let has_carrier = self.has_carrier;
         let status = self.call(move |worker| {
             let limits = worker.exchange.limits();
+            let number = |text: &str| text.parse().unwrap_or(0);
+            let state = MacState {
+                address: Mac(worker.uplink.interface().mac().unwrap_or_default()),
+                mtu: limits.mtu,
+                has_carrier,
+                version: [
+                    number(env!("CARGO_PKG_VERSION_MAJOR")),
+                    number(env!("CARGO_PKG_VERSION_MINOR")),
+                    number(env!("CARGO_PKG_VERSION_PATCH")),
+                ],
+            };
+            let registers = state.registers().map(|nic::registers::Register { name, value, meaning }| {
+                Register { name: name.to_owned(), value, meaning }
+            });
             UplinkStatus {
+                registers: registers.to_vec(),
                 interface: worker.uplink.interface().name().to_owned(),
                 kind: worker.uplink.kind().to_owned(),
                 mtu: limits.mtu,

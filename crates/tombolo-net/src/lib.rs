@@ -7,6 +7,9 @@
 //! **Why.** A frame is read once from its sender's TAP and written once to its receiver's, in one process, which is
 //! what a bare relay between the two does. The TAP belongs to who attaches: an owner that restarts gets it again.
 //!
+//! Ports of other machines ([`far`]) keep their devices as well; frames go through pipes, by transfers of a node inside
+//! each of the two processes.
+//!
 //! **Who may.** Whoever can connect to the owner's socket, which are processes of its user and root, attaches ports as it
 //! likes: which virtual networks, weights and guarantees a port has is its attacher's to say. Programs behind a port have no
 //! part in that: what they send is checked.

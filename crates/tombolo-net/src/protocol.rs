@@ -197,11 +197,37 @@ pub struct Counters {
     pub undelivered: u64,
 }
 
+/// What a device is driven by and how, in ethtool's words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Driver {
+    /// Whether the uplink has a carrier.
+    pub link_detected: bool,
+    /// What holds frames on their way: of the kernel's device, or a pipe's.
+    pub rings: String,
+    /// Of frames to the port.
+    pub coalescing: String,
+    /// What is left to whoever reads a frame.
+    pub offloads: Vec<String>,
+}
+
+/// A configuration word of the shared interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Register {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: u32,
+    /// What it says.
+    pub meaning: String,
+}
+
 /// A port as it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PortStatus {
     /// What it is and may do.
     pub port: Port,
+    /// What drives it.
+    pub driver: Driver,
     /// Queues of its device.
     pub queues: usize,
     /// Whether a frame of it waits for the uplink.
@@ -233,6 +259,8 @@ pub struct UplinkStatus {
     pub scheduler: String,
     /// Whether ports reach each other: `bridge` or `private`.
     pub mode: String,
+    /// The nine configuration words that all share (MICRO Table 6.2).
+    pub registers: Vec<Register>,
     /// What was counted: sent is what went out there.
     pub counters: Counters,
 }

@@ -105,7 +105,7 @@ impl Owner {
             far = Some(Far { ends: HashMap::new(), checked, coalescing, domain, embedded });
         }
         let worker = Handle::start(Exchange::new(options.mode, limits), uplink, station)?;
-        let control = Control::new(worker, has_carrier, limits.mtu);
+        let control = Control::new(worker, has_carrier, limits.mtu, options.coalescing);
         let index = interface.index()?;
         Ok(Self {
             listeners,

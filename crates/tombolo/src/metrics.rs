@@ -13,6 +13,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use tombolo_net::protocol::{PortStatus, UPLINK, UplinkStatus};
 use tombolo_node::{FarStatus, NodeStatus};
 use tombolo_pager::{Monitor, PauseSummary};
 
@@ -94,6 +95,61 @@ impl Collector for Pauses {
             None,
         )
     }
+}
+
+/// Metrics of `tombolo net serve`.
+pub fn of_net(uplink: &UplinkStatus, ports: &[PortStatus]) -> String {
+    let mut metrics = Metrics::default();
+    let interface = [("uplink", uplink.interface.as_str())];
+    for (name, help, value) in [
+        ("tombolo_net_carrier", "Whether the uplink has a carrier", f64::from(u8::from(uplink.has_carrier))),
+        ("tombolo_net_mtu_bytes", "The most bytes behind an Ethernet header", f64::from(uplink.mtu)),
+        (
+            "tombolo_net_rate_bits_per_second",
+            "What the uplink is shaped to; 0: nothing",
+            uplink.rate_bits as f64,
+        ),
+        ("tombolo_net_ports", "Ports that are attached", ports.len() as f64),
+    ] {
+        metrics.gauge(name, help, &interface, value);
+    }
+    for status in ports {
+        let of = [interface[0], ("port", status.port.name.as_str())];
+        for (name, help, value) in [
+            ("tombolo_net_port_weight", "The port's part of the uplink", u64::from(status.port.weight)),
+            (
+                "tombolo_net_port_rate_bits_per_second",
+                "The most that it sends; 0: no limit",
+                status.port.rate_bits,
+            ),
+            ("tombolo_net_port_guarantee_bits_per_second", "What it gets first", status.port.guaranteed_bits),
+            ("tombolo_net_port_waiting", "Whether a frame of it waits", u64::from(status.is_waiting)),
+        ] {
+            metrics.gauge(name, help, &of, value as f64);
+        }
+    }
+    let all = ports.iter().map(|status| (status.port.name.as_str(), &status.counters));
+    for (port, counters) in all.chain([(UPLINK, &uplink.counters)]) {
+        for (direction, traffic) in [("sent", &counters.sent), ("received", &counters.received)] {
+            let of = [interface[0], ("port", port), ("direction", direction)];
+            for (name, help, value) in [
+                ("tombolo_net_frames", "Frames on the wire", traffic.frames),
+                ("tombolo_net_bytes", "Their bytes, with checksums", traffic.bytes),
+                ("tombolo_net_segments", "Segments and single frames", traffic.segments),
+                ("tombolo_net_broadcasts", "Frames to all", traffic.broadcasts),
+                ("tombolo_net_multicasts", "Frames to groups", traffic.multicasts),
+            ] {
+                metrics.counter(name, help, &of, value);
+            }
+        }
+        for (reason, count) in &counters.refused {
+            let of = [interface[0], ("port", port), ("reason", reason.as_str())];
+            metrics.counter("tombolo_net_refused", "What came from there and was dropped", &of, *count);
+        }
+        let of = [interface[0], ("port", port)];
+        metrics.counter("tombolo_net_undelivered", "What it could not take", &of, counters.undelivered);
+    }
+    metrics.text()
 }
 
 /// Metrics of `tombolo run`.

@@ -21,6 +21,7 @@ mod frame;
 pub mod fuzzing;
 pub mod offload;
 pub mod pipe;
+pub mod registers;
 pub mod ring;
 mod scheduler;
 mod switch;

@@ -1,20 +1,22 @@
 //! `tombolo net serve`.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use tombolo_core::nic::{Mode, Turns};
 use tombolo_host::process::stop_on_signals;
 use tombolo_link::Address;
+use tombolo_net::client::Client;
 use tombolo_net::serve::{Options, Owner};
 use tracing::warn;
 
 use super::bits::BitRate;
 use super::coalesce::CoalesceArguments;
-use super::{STOP, SUFFIX, is_over, path_of};
+use super::{STOP, SUFFIX, is_over, path_of, show};
 use crate::log::LogArguments;
 use crate::security::SecurityArguments;
-use crate::{Failure, local, output};
+use crate::{Failure, local, metrics, output};
 
 /// Arguments of `tombolo net serve`.
 #[derive(Args)]
@@ -39,6 +41,10 @@ pub struct Arguments {
     /// The uplink's MTU; as it is, unless given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(68..=9000))]
     mtu: Option<u32>,
+    /// Serve metrics for Prometheus by HTTP there; with port 0, at any free port. Nobody is asked who they are: whoever
+    /// reaches that address reads them.
+    #[arg(long, value_name = "IP:PORT")]
+    metrics: Option<SocketAddr>,
     #[command(flatten)]
     coalesce: CoalesceArguments,
     #[command(flatten)]
@@ -99,6 +105,17 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         Err(reason) => warn!("commands without --from do not find this uplink: {reason}"),
     }
     let mut owner = Owner::open(&options, &paths)?;
+    if let Some(address) = arguments.metrics {
+        let path =
+            paths.first().ok_or_else(|| Failure::new("metrics need a socket: --listen shm:PATH, too"))?;
+        let path = path.to_path_buf();
+        let at = metrics::serve(address, move || {
+            // While the owner ends, there is nothing to tell.
+            let found = Client::connect(&path).ok().and_then(|client| show::all(&client).ok());
+            found.map(|(uplink, ports)| metrics::of_net(&uplink, &ports)).unwrap_or_default()
+        })?;
+        tracing::info!("metrics are at http://{at}/metrics");
+    }
     let near = arguments.listen.iter().filter(|address| !matches!(address, Address::Udp(_)));
     let all: Vec<_> = near.chain(owner.far_address()).map(ToString::to_string).collect();
     output::line(&format!("serving {} at {}", arguments.uplink, all.join(" and ")));

@@ -71,10 +71,15 @@ fn ports(client: &Client) -> Result<Vec<PortStatus>, Failure> {
     }
 }
 
+/// The uplink and its ports.
+pub fn all(client: &Client) -> Result<(UplinkStatus, Vec<PortStatus>), Failure> {
+    Ok((uplink(client)?, ports(client)?))
+}
+
 /// Lists the ports.
 pub fn list(arguments: &List) -> Result<u8, Failure> {
     let client = arguments.from.connect()?;
-    let (uplink, ports) = (uplink(&client)?, ports(&client)?);
+    let (uplink, ports) = all(&client)?;
     if arguments.json {
         output::json(&json!({ "uplink": uplink, "ports": ports }))?;
         return Ok(0);
@@ -135,6 +140,10 @@ pub fn show(arguments: &Show) -> Result<u8, Failure> {
         pair("rate", &BitRate(status.rate_bits).to_string());
         pair("scheduler", &status.scheduler);
         pair("mode", &status.mode);
+        output::line("registers, which all ports share:");
+        for register in &status.registers {
+            output::line(&format!("     {}: {:#010x} ({})", register.name, register.value, register.meaning));
+        }
         print_counters(&status.counters, ["tx", "rx"]);
         return Ok(0);
     }
@@ -143,7 +152,13 @@ pub fn show(arguments: &Show) -> Result<u8, Failure> {
         output::json(&status)?;
         return Ok(0);
     }
-    let PortStatus { port, queues, is_waiting, process, user, node, counters } = &status;
+    let PortStatus { port, driver, queues, is_waiting, process, user, node, counters } = &status;
+    pair("driver", "tombolo");
+    pair("version", env!("CARGO_PKG_VERSION"));
+    pair("link detected", if driver.link_detected { "yes" } else { "no" });
+    pair("rings", &driver.rings);
+    pair("coalescing", &driver.coalescing);
+    pair("offloads", &driver.offloads.join(", "));
     pair("device", &port.tap);
     pair("namespace", port.namespace.as_deref().unwrap_or("that of the process"));
     pair("permanent address", &port.mac);
