@@ -40,8 +40,8 @@ impl Machines {
                 .map(str::to_owned)
                 .to_vec()
         };
-        let serve =
-            [vec!["--listen".to_owned(), OWNER_ADDRESS.to_owned()], secure("owner.key", "ports")].concat();
+        let listen = ["--listen", OWNER_ADDRESS, "--metrics", "127.0.0.1:9184"].map(str::to_owned);
+        let serve = [listen.to_vec(), secure("owner.key", "ports")].concat();
         let attach = secure("port.key", "owners");
         Some(Self { room, serve, attach })
     }
@@ -116,6 +116,19 @@ fn a_port_of_another_machine_is_one_like_others() {
     assert!(machines.room.pings(2, OUTSIDE_ADDRESS, &["-M", "do", "-s", "8972"]), "jumbo frames");
     let status = machines.room.json(&["show", "far", "--json"]);
     assert!(status["node"].is_string() && status["process"].is_null(), "{status:#}");
+    assert_eq!(status["driver"]["link_detected"], true, "{status:#}");
+    let uplink = machines.room.json(&["show", "uplink", "--json"]);
+    assert_eq!(uplink["registers"].as_array().map(Vec::len), Some(9), "{uplink:#}");
+    const READS: &str = "
+import urllib.request
+print(urllib.request.urlopen('http://127.0.0.1:9184/metrics', timeout=20).read().decode())
+";
+    let metrics = machines.room.ok("owner", &["python3", "-c", READS]);
+    let is_sent = |line: &str| {
+        let of = "tombolo_net_frames_total{uplink=\"cable\",port=\"far\",direction=\"sent\"} ";
+        line.strip_prefix(of).is_some_and(|count| count != "0")
+    };
+    assert!(metrics.lines().any(is_sent), "{metrics}");
     // Bytes come as they were sent: no checksum of the kernel's guards them on the way, as segments have none.
     for (server, address) in [(OUTSIDE, OUTSIDE_ADDRESS), ("1", "10.80.0.1")] {
         let serving = machines.room.start(server, &["python3", "-c", SENDS_BACK]);
