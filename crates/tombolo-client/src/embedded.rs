@@ -1,5 +1,6 @@
 //! A node inside a program.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -65,7 +66,9 @@ impl Embedded {
         node.permit_by_list(&how.security);
         let listener = tombolo_node::listen(&how.listen, &how.security).map_err(EmbedError::Listen)?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let programs = std::env::temp_dir().join(format!("tombolo-{}-{number}", std::process::id()));
+        // Containers may share the directory, and the numbers of processes.
+        let life = RandomState::new().build_hasher().finish();
+        let programs = std::env::temp_dir().join(format!("tombolo-{}-{number}-{life:x}", std::process::id()));
         let socket = SeqpacketListener::bind(&programs)
             .map_err(|source| EmbedError::Socket { path: programs.clone(), source })?;
         let address = listener.address();

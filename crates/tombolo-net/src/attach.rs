@@ -12,7 +12,7 @@ use tombolo_node::{Address, Security};
 
 use crate::client::{AskError, Client};
 use crate::far::{FarError, FarOwner};
-use crate::protocol::{Answer, Ask, Port};
+use crate::protocol::{Answer, Ask, NAME_TAKEN, Port};
 
 /// After an owner has gone, the next one is looked for so often.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
@@ -20,6 +20,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a device of the same name may take to go.
 const GOING_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a port of the same name may take to go whose process at another machine was killed: until nothing was heard
+/// of its node for [`crate::far::OUTAGE`], and it was looked at.
+const NAME_TIMEOUT: Duration = Duration::from_secs(4);
 /// The most queues of a port: as many as one message passes.
 pub const QUEUES_MAX: usize = MAX_DESCRIPTORS;
 
@@ -80,8 +83,18 @@ impl Attached {
         })?;
         port.mac = Mac(mac).to_string();
         let mut attached = Self { tap, interface, port, place: owner, owner: None };
-        attached.connect()?;
-        Ok(attached)
+        let since = Instant::now();
+        loop {
+            match attached.connect() {
+                // An earlier process of this port at this machine may have ended just now.
+                Err(AttachError::Far(FarError::Refused(reason)))
+                    if reason.starts_with(NAME_TAKEN) && since.elapsed() < NAME_TIMEOUT =>
+                {
+                    std::thread::sleep(RETRY_INTERVAL);
+                }
+                connected => return connected.map(|()| attached),
+            }
+        }
     }
 
     /// The port, with its hardware address.
@@ -154,13 +167,10 @@ impl Attached {
                         says("attached again");
                     }
                     // Nobody listens yet.
-                    Err(
-                        AttachError::Ask(AskError::Socket(UnixError::Path {
-                            errno: Errno::CONNREFUSED | Errno::NOENT,
-                            ..
-                        }))
-                        | AttachError::Far(FarError::Join(_)),
-                    ) => std::thread::sleep(RETRY_INTERVAL),
+                    Err(AttachError::Ask(AskError::Socket(UnixError::Path {
+                        errno: Errno::CONNREFUSED | Errno::NOENT,
+                        ..
+                    }))) => std::thread::sleep(RETRY_INTERVAL),
                     Err(error) => {
                         let reason = error.to_string();
                         if reason != refused {

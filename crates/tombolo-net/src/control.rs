@@ -9,11 +9,12 @@ use tombolo_core::nic::{self, Coalescing, Mac, Mode, PortConfig, PortId, Refusal
 use tombolo_host::net::is_tap;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::PeerIdentity;
+use tombolo_node::harmless_reason;
 
 use crate::far::RING_BYTES;
 use crate::protocol::{
-    Answer, Ask, Changes, Counters, Driver, PORTS_AT_ONCE, Port, PortStatus, Register, Request, Traffic,
-    UPLINK, UplinkStatus, VERSION, Vlans,
+    Answer, Ask, Changes, Counters, Driver, NAME_TAKEN, PORTS_AT_ONCE, Port, PortStatus, Register, Request,
+    Traffic, UPLINK, UplinkStatus, VERSION, Vlans,
 };
 use crate::worker::{Handle, Worker};
 
@@ -93,7 +94,7 @@ fn config_of(port: &Port) -> Result<PortConfig, String> {
     if port.name == UPLINK {
         return Err(format!("a port cannot be called {UPLINK}: choose a name with --name"));
     }
-    let is_plain = |text: &str| text.len() <= TEXT_BYTES_MAX && !text.chars().any(char::is_control);
+    let is_plain = |text: &str| text.len() <= TEXT_BYTES_MAX && harmless_reason(text) == text;
     if !is_plain(&port.tap) || !port.namespace.as_deref().is_none_or(is_plain) {
         return Err(format!(
             "the names of device and namespace are plain text, up to {TEXT_BYTES_MAX} bytes"
@@ -161,6 +162,9 @@ impl Control {
 
     fn answer_ask(&mut self, connection: u64, asker: Asker, ask: Ask) -> Result<Answer, String> {
         let peer = asker.peer();
+        if peer.is_none() && !matches!(ask, Ask::Attach(_)) {
+            return Err("a port of another machine can be attached, and nothing else asked from there".into());
+        }
         match ask {
             Ask::Attach(port) => self.attach(connection, asker, port),
             Ask::List { after } => self.list(after),
@@ -194,7 +198,7 @@ impl Control {
             return Err("this connection has attached a port already".into());
         }
         if self.ports.contains_key(&port.name) {
-            return Err(format!("another port is called {}: choose a name with --name", port.name));
+            return Err(format!("{NAME_TAKEN} {}: choose a name with --name", port.name));
         }
         if let Asker::Near(_, descriptors) = &asker
             && (descriptors.is_empty() || !descriptors.iter().all(|queue| is_tap(queue.as_fd())))

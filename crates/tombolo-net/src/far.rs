@@ -1,7 +1,9 @@
 //! Ports of other machines: the nodes inside owner and port, their rings, and the port's end of the pipes.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,7 +11,7 @@ use rustix::io::Errno;
 use tombolo_client::{Domain, EmbedError, Embedded, Embedding, Grant, OpenError, Target, Who};
 use tombolo_core::nic::{Coalescing, Tag};
 use tombolo_host::net::TapQueues;
-use tombolo_node::{Address, JoinError, Security};
+use tombolo_node::{Address, JoinError, Peer, Security, harmless_reason};
 use tombolo_random::Random;
 
 use crate::frames::FrameBuffer;
@@ -25,7 +27,9 @@ pub const RING_BYTES: u32 = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long nothing may be heard of the owner before the port waits for its next life: little more than a node takes to
 /// suspect that the other has gone (1.5 s). A restart is to be a short pause also for a port that sends nothing.
-const OUTAGE: Duration = Duration::from_secs(2);
+pub const OUTAGE: Duration = Duration::from_secs(2);
+/// How long the owner's node may take to answer the first word. A bound, not a measurement.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Frames that are read from a device before what has come is looked at.
 const FRAMES_AT_ONCE: usize = 16;
 /// How often it is looked whether the owner's node is still there.
@@ -88,21 +92,30 @@ pub fn free(domain: &Domain, memories: Memories) {
 /// # Errors
 /// It cannot listen, or has no memory.
 pub fn embed(name: &str, listen: Address, security: Security) -> Result<Embedded, EmbedError> {
-    Embedded::start(&Embedding { name: name.to_owned(), listen, security })
+    let embedded = Embedded::start(&Embedding { name: name.to_owned(), listen, security })?;
+    embedded.node().set_outage(OUTAGE);
+    Ok(embedded)
+}
+
+/// The link to a node, by its number here.
+pub fn find_node(embedded: &Embedded, node: u32) -> Option<Arc<Peer>> {
+    let mut peers = embedded.node().peers().into_iter();
+    peers.find(|peer| peer.id.0 == node && !peer.is_part() && peer.loss().is_none())
 }
 
 /// A port's way to its owner.
 pub struct FarOwner {
     station: Station,
-    domain: Domain,
     owner: Target,
     key: u64,
     begin: Instant,
     checked: Instant,
     buffer: FrameBuffer,
     came: Vec<u64>,
+    /// What the owner has said and was not heeded yet.
+    answers: VecDeque<Answer>,
     /// After all that uses it.
-    _embedded: Embedded,
+    embedded: Embedded,
 }
 
 impl FarOwner {
@@ -120,22 +133,23 @@ impl FarOwner {
         rustix::rand::getrandom(&mut word, rustix::rand::GetRandomFlags::empty()).map_err(io::Error::from)?;
         let session = Random::new(u64::from_le_bytes(word)).next();
         let path = std::env::temp_dir().join(format!("tombolo-port-{}-{session:x}", std::process::id()));
-        let embedded = embed(&port.name, Address::Shm(path), security.clone())?;
-        embedded.node().set_outage(OUTAGE);
-        let node = embedded.join(address, security, TIMEOUT)?;
+        let embedded = embed(&port.name, Address::Shm(path.clone()), security.clone())?;
+        // Nobody connects there.
+        let _ = std::fs::remove_file(&path);
+        let node = embedded.join(address, security, JOIN_TIMEOUT)?;
         let domain = embedded.open_undriven(None)?;
         let owner = Target { node, domain: OWNER_DOMAIN };
         let memories = memories(&domain, owner)?;
         let mut far = Self {
-            station: Station::open(domain.clone())?,
-            domain,
+            station: Station::open(domain)?,
             owner,
             key: 0,
             begin: Instant::now(),
             checked: Instant::now(),
             buffer: FrameBuffer::new(),
             came: Vec::new(),
-            _embedded: embedded,
+            answers: VecDeque::new(),
+            embedded: embedded,
         };
         let ring = Ring { address: memories.ring.address(), bytes: RING_BYTES };
         far.station.post(owner, Letter::Hello { version: VERSION, session, ring });
@@ -145,7 +159,8 @@ impl FarOwner {
             News::Refused { session: of, reason } if of == session => Some(Err(reason)),
             _ => None,
         })?;
-        let there = answer.ok_or(FarError::TimedOut)?.map_err(FarError::Refused)?;
+        let there = answer.ok_or(FarError::TimedOut)?;
+        let there = there.map_err(|reason| FarError::Refused(harmless_reason(&reason)))?;
         if !there.is_possible() || there.bytes != RING_BYTES {
             return Err(FarError::Ended("the owner has a ring that is none".into()));
         }
@@ -163,7 +178,7 @@ impl FarOwner {
         })?;
         let answer = answer.ok_or(FarError::TimedOut)?.map_err(FarError::Ended)?;
         match serde_json::from_slice(&answer) {
-            Ok(Answer::Refused(reason)) => Err(FarError::Refused(reason)),
+            Ok(Answer::Refused(reason)) => Err(FarError::Refused(harmless_reason(&reason))),
             Ok(answer) => Ok((far, answer)),
             Err(error) => Err(FarError::Ended(format!("the owner's answer cannot be read: {error}"))),
         }
@@ -183,7 +198,13 @@ impl FarOwner {
             // Frames before the answer are lost, as on a wire that is plugged in.
             let _ = self.turn();
             while self.station.take(self.key, &mut self.buffer) != Err(Errno::AGAIN) {}
-            if let Some(found) = self.station.take_news().into_iter().find_map(&mut is_it) {
+            let mut news = self.station.take_news().into_iter();
+            if let Some(found) = news.by_ref().find_map(&mut is_it) {
+                for news in news {
+                    if let News::Control { bytes, .. } = news {
+                        self.answers.extend(serde_json::from_slice::<Answer>(&bytes));
+                    }
+                }
                 return Ok(Some(found));
             }
             if Instant::now() >= until {
@@ -204,7 +225,7 @@ impl FarOwner {
     fn check(&mut self) -> Result<(), FarError> {
         if self.checked.elapsed() >= CHECK_INTERVAL {
             self.checked = Instant::now();
-            if !self.domain.peers()?.iter().any(|peer| peer.node == self.owner.node) {
+            if find_node(&self.embedded, self.owner.node).is_none() {
                 return Err(FarError::Ended("its node has gone".into()));
             }
         }
@@ -283,14 +304,16 @@ impl FarOwner {
             }
             for news in self.station.take_news() {
                 match news {
-                    News::Control { bytes, .. } => {
-                        if let Ok(answer) = serde_json::from_slice(&bytes) {
-                            return Ok(Some(answer));
-                        }
+                    News::Control { key, bytes } => {
+                        self.station.heeded(key);
+                        self.answers.extend(serde_json::from_slice::<Answer>(&bytes));
                     }
-                    News::Ended { reason, .. } => return Err(FarError::Ended(reason)),
+                    News::Ended { reason, .. } => return Err(FarError::Ended(harmless_reason(&reason))),
                     _ => {}
                 }
+            }
+            if let Some(answer) = self.answers.pop_front() {
+                return Ok(Some(answer));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -14,6 +14,8 @@ pub const MESSAGE_BYTES_MAX: usize = 160 << 10;
 pub const PORTS_AT_ONCE: usize = 8;
 /// What the uplink is called where ports are named.
 pub const UPLINK: &str = "uplink";
+/// The begin of why a port is refused whose name another one has, which may be about to go.
+pub const NAME_TAKEN: &str = "another port is called";
 /// Of this file. An owner refuses what it does not know.
 pub const VERSION: u16 = 1;
 

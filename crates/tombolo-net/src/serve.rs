@@ -1,15 +1,17 @@
 //! An owner: it listens, answers, and has its thread move frames.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSlice};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tombolo_client::{Domain, Embedded, Target};
 use tombolo_core::nic::{Coalescing, Exchange, Limits, Mode, Turns};
 use tombolo_host::unix::{PeerIdentity, SeqpacketListener, SeqpacketSocket, UnixError};
-use tombolo_node::{Address, Security};
+use tombolo_node::identity::Permission;
+use tombolo_node::{Address, Peer, Security, harmless_reason};
 
 use crate::control::{Asker, Control, SEGMENT_BYTES_MAX};
 use crate::far::{self, OWNER_DOMAIN, RING_BYTES};
@@ -46,13 +48,18 @@ const WAKE_NS: u64 = 100_000;
 const CONNECTIONS_MAX: usize = 4096;
 /// The most ports of other machines, each of which has two rings here.
 const FAR_MAX: usize = 256;
+/// Of those of one node.
+const FAR_MAX_OF_NODE: usize = 16;
+/// How long one that is connected may take to say which port it is.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often it is looked which nodes are still there.
 const NODES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A port of another machine, or one that wants to be.
 struct FarEnd {
     peer: Target,
-    node: String,
+    link: Arc<Peer>,
+    since: Instant,
 }
 
 /// The node inside this process, for ports of other machines.
@@ -60,6 +67,7 @@ struct Far {
     ends: HashMap<u64, FarEnd>,
     checked: Instant,
     coalescing: Coalescing,
+    security: Security,
     domain: Domain,
     /// After all that uses it.
     embedded: Embedded,
@@ -102,7 +110,8 @@ impl Owner {
             let domain = embedded.open_undriven(Some(OWNER_DOMAIN)).map_err(io::Error::other)?;
             station = Some(Station::open(domain.clone()).map_err(io::Error::other)?);
             let (checked, coalescing) = (Instant::now(), options.coalescing);
-            far = Some(Far { ends: HashMap::new(), checked, coalescing, domain, embedded });
+            let security = security.clone();
+            far = Some(Far { ends: HashMap::new(), checked, coalescing, security, domain, embedded });
         }
         let worker = Handle::start(Exchange::new(options.mode, limits), uplink, station)?;
         let control = Control::new(worker, has_carrier, limits.mtu, options.coalescing);
@@ -155,7 +164,7 @@ impl Owner {
             for news in self.control.worker().take_news() {
                 self.hear(news);
             }
-            self.check_nodes()?;
+            self.check_nodes();
             for number in ready_numbers {
                 self.receive(number, &mut buffer);
             }
@@ -229,6 +238,7 @@ impl Owner {
     fn hear(&mut self, news: News) {
         match news {
             News::Hello { from, session, ring, version } => {
+                self.post(from, |_, station| station.greeted());
                 if let Err(reason) = self.connect(from, session, ring, version) {
                     tracing::warn!(node = from.node, reason, "a port is not connected");
                     self.post(from, move |to, station| {
@@ -240,13 +250,17 @@ impl Owner {
             }
             News::Control { key, bytes } => {
                 let Some(end) = self.far.as_ref().and_then(|far| far.ends.get(&key)) else { return };
-                let answer = self.control.answer(key, Asker::Far { node: end.node.clone() }, &bytes);
+                let answer = self.control.answer(key, Asker::Far { node: end.link.name() }, &bytes);
+                let heed =
+                    move |worker: &mut Worker| worker.station.as_mut().map(|station| station.heeded(key));
+                // If that thread has ended, so has all.
+                let _ = self.control.call(heed);
                 if !self.say(key, &answer) {
                     self.hang_up(key);
                 }
             }
             News::Ended { key, reason } => {
-                tracing::info!(reason, "a port of another machine has gone");
+                tracing::info!(reason = harmless_reason(&reason), "a port of another machine has gone");
                 self.hang_up(key);
             }
             // They are for ports.
@@ -271,13 +285,20 @@ impl Owner {
         if far.ends.len() >= FAR_MAX {
             return Err(format!("there are {FAR_MAX} ports of other machines already"));
         }
-        let nodes = far.domain.peers().map_err(|error| error.to_string())?;
-        let node = nodes.into_iter().find(|node| node.node == peer.node).ok_or("its node has gone")?;
+        let link = far::find_node(&far.embedded, peer.node).ok_or("its node has gone")?;
+        if !link.permits(Permission::Port) {
+            return Err(
+                "the list of keys does not permit it to attach ports: add may=port to its line".into()
+            );
+        }
+        if far.ends.values().filter(|end| end.peer.node == peer.node).count() >= FAR_MAX_OF_NODE {
+            return Err(format!("a node has at most {FAR_MAX_OF_NODE} ports"));
+        }
         let memories = far::memories(&far.domain, peer).map_err(|error| error.to_string())?;
         let ring = Ring { address: memories.ring.address(), bytes: RING_BYTES };
         let (key, how) = (self.next_connection, far.coalescing);
         self.next_connection += 1;
-        far.ends.insert(key, FarEnd { peer, node: node.name });
+        far.ends.insert(key, FarEnd { peer, link, since: Instant::now() });
         self.post(peer, move |to, station| {
             station.add(key, to, session, memories, there, how);
             station.post(to, Letter::Welcome { session, ring });
@@ -286,22 +307,24 @@ impl Owner {
     }
 
     /// Ends the ports of nodes that have gone.
-    fn check_nodes(&mut self) -> io::Result<()> {
+    fn check_nodes(&mut self) {
         let Some(far) = self.far.as_mut().filter(|far| far.checked.elapsed() >= NODES_INTERVAL) else {
-            return Ok(());
+            return;
         };
         far.checked = Instant::now();
-        if far.ends.is_empty() {
-            return Ok(());
+        if let Err(error) = far.embedded.node().close_disallowed(&far.security) {
+            tracing::warn!(%error, "the list of keys cannot be read: links stay as they are");
         }
-        let nodes = far.domain.peers().map_err(io::Error::other)?;
-        let is_gone = |end: &FarEnd| !nodes.iter().any(|node| node.node == end.peer.node);
-        let gone: Vec<u64> = far.ends.iter().filter(|(_, end)| is_gone(end)).map(|(key, _)| *key).collect();
+        let attached: HashSet<u64> = self.control.connections().collect();
+        let is_gone = |(key, end): &(&u64, &FarEnd)| {
+            let is_idle = !attached.contains(key) && end.since.elapsed() > ATTACH_TIMEOUT;
+            is_idle || end.link.loss().is_some() || !end.link.permits(Permission::Port)
+        };
+        let gone: Vec<u64> = far.ends.iter().filter(is_gone).map(|(key, _)| *key).collect();
         for key in gone {
-            tracing::info!("the node of a port has gone");
+            tracing::info!("a port of another machine has gone, or may not be any more");
             self.hang_up(key);
         }
-        Ok(())
     }
 
     /// Says something to a port. False: it has gone, or does not listen.

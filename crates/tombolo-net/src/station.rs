@@ -17,6 +17,15 @@ use crate::letters::{INLINE_BYTES_MAX, Letter, Ring};
 const MAILS: u32 = 4096;
 /// Messages that are taken at once.
 const MAILS_AT_ONCE: usize = 64;
+/// The most transfers to one node under way at once: one that does not answer leaves channels to the others, of which a
+/// domain has 32 for writing.
+const POSTED_MAX: usize = 8;
+/// Letters that wait to be sent, and news that nobody has taken, at most: a node that says more is not heard.
+const WAITING_MAX: usize = 4096;
+/// Ports that want to be connected and were not heeded yet, at most: others ask again.
+const HELLOS_MAX: u32 = 64;
+/// Messages of one pipe that were not heeded yet, at most.
+const CONTROLS_MAX: u32 = 16;
 /// Class of service of the transfers: before bulk copies, whatever their length (QOS §3.2.3).
 const CLASS: u8 = 1;
 
@@ -93,6 +102,7 @@ enum Sending {
     Writing(Transfer),
     ToTell,
     Telling(Transfer),
+    Told,
 }
 
 /// Memory of a pair of pipes.
@@ -117,6 +127,8 @@ struct End {
     /// The batch that is read, and the place of its next record.
     reading: Option<(Batch, Option<Vec<u8>>, u64)>,
     has_ended: bool,
+    /// Messages from it that were not heeded yet.
+    said: u32,
 }
 
 /// All pipes of a node that go to others.
@@ -127,9 +139,13 @@ pub struct Station {
     keys: BTreeMap<(u32, u16, u64), u64>,
     /// Letters that are to be sent.
     letters: VecDeque<(Target, Vec<u8>)>,
-    /// And those that are.
-    posted: Vec<Transfer>,
+    /// And those that are, with their nodes.
+    posted: Vec<(u32, Transfer)>,
+    /// Whose turn it is to post first.
+    first: u64,
     news: Vec<News>,
+    /// Ports that want to be connected, and were not heeded yet.
+    hellos: u32,
 }
 
 fn round_up(bytes: u32) -> u64 {
@@ -192,8 +208,37 @@ impl End {
         }
     }
 
-    /// Begins and ends what is under way. False: nothing more can be posted now.
-    fn go_on(&mut self, domain: &Domain) -> Result<bool, String> {
+    /// How many transfers of it are under way.
+    fn posted(&self) -> usize {
+        let is_posted =
+            |(_, sending): &&(Batch, Sending)| matches!(sending, Sending::Writing(_) | Sending::Telling(_));
+        self.under_way.iter().filter(is_posted).count()
+    }
+
+    /// Ends what has ended.
+    fn reap(&mut self) -> Result<(), String> {
+        for (_, sending) in &mut self.under_way {
+            let (status, retried) = match sending {
+                Sending::Writing(transfer) => (transfer.status(), Sending::ToWrite),
+                Sending::Telling(transfer) => (transfer.status(), Sending::ToTell),
+                Sending::ToWrite | Sending::ToTell | Sending::Told => continue,
+            };
+            *sending = match status {
+                Status::Ongoing => continue,
+                Status::Paused => retried,
+                Status::FinishedWithError(failure) => return Err(failure.to_string()),
+                Status::Finished if matches!(sending, Sending::Writing(_)) => Sending::ToTell,
+                Status::Finished => Sending::Told,
+            };
+        }
+        let before = self.under_way.len();
+        self.under_way.retain(|(_, sending)| !matches!(sending, Sending::Told));
+        (self.under_way.len()..before).for_each(|_| self.outlet.arrived());
+        Ok(())
+    }
+
+    /// Begins what waits, with at most so many transfers more. Returns how many were begun.
+    fn go_on(&mut self, domain: &Domain, most: usize) -> usize {
         while self.is_due
             && let Some(batch) = self.outlet.next_batch()
         {
@@ -203,48 +248,23 @@ impl End {
         if !self.outlet.has_records() {
             self.is_due = false;
         }
+        let mut begun = 0;
         for index in 0..self.under_way.len() {
+            if begun >= most {
+                break;
+            }
             let (batch, sending) = &self.under_way[index];
             let batch = *batch;
             let next = match sending {
-                Sending::ToWrite => match self.write(domain, batch) {
-                    Some(transfer) => Sending::Writing(transfer),
-                    None => return Ok(false),
-                },
-                Sending::Writing(transfer) => match transfer.status() {
-                    Status::Ongoing => continue,
-                    Status::Finished => Sending::ToTell,
-                    Status::Paused => Sending::ToWrite,
-                    Status::FinishedWithError(failure) => return Err(failure.to_string()),
-                },
-                Sending::ToTell => match self.tell(domain, batch) {
-                    Some(transfer) => Sending::Telling(transfer),
-                    None => return Ok(false),
-                },
-                Sending::Telling(transfer) => match transfer.status() {
-                    Status::Ongoing | Status::Finished => continue,
-                    Status::Paused => Sending::ToTell,
-                    Status::FinishedWithError(failure) => return Err(failure.to_string()),
-                },
+                Sending::ToWrite => self.write(domain, batch).map(Sending::Writing),
+                Sending::ToTell => self.tell(domain, batch).map(Sending::Telling),
+                _ => continue,
             };
+            let Some(next) = next else { break };
             self.under_way[index].1 = next;
-            // What was written is told at once.
-            if matches!(self.under_way[index].1, Sending::ToTell) {
-                match self.tell(domain, batch) {
-                    Some(transfer) => self.under_way[index].1 = Sending::Telling(transfer),
-                    None => return Ok(false),
-                }
-            }
+            begun += 1;
         }
-        self.under_way.retain(|(_, sending)| {
-            let is_over =
-                matches!(sending, Sending::Telling(transfer) if transfer.status() == Status::Finished);
-            if is_over {
-                self.outlet.arrived();
-            }
-            !is_over
-        });
-        Ok(true)
+        begun
     }
 
     fn write(&self, domain: &Domain, batch: Batch) -> Option<Transfer> {
@@ -285,7 +305,9 @@ impl Station {
             keys: BTreeMap::new(),
             letters: VecDeque::new(),
             posted: Vec::new(),
+            first: 0,
             news: Vec::new(),
+            hellos: 0,
         })
     }
 
@@ -313,6 +335,7 @@ impl Station {
             inlet: Inlet::new(ring_bytes),
             reading: None,
             has_ended: false,
+            said: 0,
         };
         self.ends.insert(key, end);
     }
@@ -332,6 +355,9 @@ impl Station {
 
     /// Sends a letter when it can be sent.
     pub fn post(&mut self, to: Target, letter: Letter<'_>) {
+        if self.letters.len() >= WAITING_MAX {
+            return;
+        }
         self.letters.push_back((to, letter.to_bytes()));
     }
 
@@ -370,14 +396,18 @@ impl Station {
     /// [`Errno::AGAIN`]: there is none now; others: this one is none.
     pub fn take(&mut self, key: u64, buffer: &mut FrameBuffer) -> Result<(), Errno> {
         let end = self.ends.get_mut(&key).filter(|end| !end.has_ended).ok_or(Errno::AGAIN)?;
-        loop {
+        while !end.has_ended {
             match end.next_record() {
                 Ok(Some((Kind::Frame, place, length))) => {
                     return buffer.take(length, |into| end.copy(place, into));
                 }
                 Ok(Some((Kind::Control, place, length))) => {
                     let mut bytes = vec![0; length];
-                    if end.copy(place, &mut bytes).is_ok() {
+                    end.said += 1;
+                    if end.said > CONTROLS_MAX {
+                        end.has_ended = true;
+                        self.news.push(News::Ended { key, reason: "it says too much at once".into() });
+                    } else if end.copy(place, &mut bytes).is_ok() {
                         self.news.push(News::Control { key, bytes });
                     }
                 }
@@ -385,9 +415,16 @@ impl Station {
                 Err(broken) => {
                     end.has_ended = true;
                     self.news.push(News::Ended { key, reason: broken.to_string() });
-                    return Err(Errno::AGAIN);
                 }
             }
+        }
+        Err(Errno::AGAIN)
+    }
+
+    /// What a pipe has said was heeded.
+    pub fn heeded(&mut self, key: u64) {
+        if let Some(end) = self.ends.get_mut(&key) {
+            end.said = end.said.saturating_sub(1);
         }
     }
 
@@ -401,33 +438,51 @@ impl Station {
             is_busy = true;
             self.letter(mail.from, &mail.bytes, came);
         }
-        for (&key, end) in &mut self.ends {
-            if end.has_ended {
-                continue;
-            }
+        // A letter that does not arrive is missed by nobody: its pipe has ended.
+        self.posted.retain(|(_, transfer)| transfer.status() == Status::Ongoing);
+        let mut posted: BTreeMap<u32, usize> = BTreeMap::new();
+        for (node, _) in &self.posted {
+            *posted.entry(*node).or_default() += 1;
+        }
+        for (&key, end) in self.ends.iter_mut().filter(|(_, end)| !end.has_ended) {
             if end.coalescer.next_deadline().is_some() && end.coalescer.elapsed(now_ns) {
                 end.is_due = true;
             }
-            let before = end.under_way.len();
-            if let Err(reason) = end.go_on(&self.domain) {
+            if let Err(reason) = end.reap() {
                 end.has_ended = true;
                 self.news.push(News::Ended { key, reason });
                 continue;
             }
-            is_busy |= end.under_way.len() != before;
+            *posted.entry(end.peer.node).or_default() += end.posted();
             if end.inlet.credit_due().is_some() {
                 let letter = Letter::Credit { session: end.session, head: end.inlet.credit() };
                 self.letters.push_back((end.peer, letter.to_bytes()));
             }
         }
-        while let Some((to, bytes)) = self.letters.front() {
-            let Ok(transfer) = self.domain.send(*to, bytes) else { break };
-            self.posted.push(transfer);
-            self.letters.pop_front();
-            is_busy = true;
+        let letters = std::mem::take(&mut self.letters);
+        for (to, bytes) in letters {
+            let of_node = posted.entry(to.node).or_default();
+            match (*of_node < POSTED_MAX).then(|| self.domain.send(to, &bytes)) {
+                Some(Ok(transfer)) => {
+                    self.posted.push((to.node, transfer));
+                    *of_node += 1;
+                    is_busy = true;
+                }
+                _ => self.letters.push_back((to, bytes)),
+            }
         }
-        // A letter that does not arrive is missed by nobody: its pipe has ended.
-        self.posted.retain(|transfer| transfer.status() == Status::Ongoing);
+        // Channels are few: each has its turn to be the first.
+        let (before, from) = (..self.first, self.first..);
+        let order: Vec<u64> =
+            self.ends.range(from).chain(self.ends.range(before)).map(|(key, _)| *key).collect();
+        self.first = order.get(1).copied().unwrap_or(0);
+        for key in order {
+            let Some(end) = self.ends.get_mut(&key).filter(|end| !end.has_ended) else { continue };
+            let of_node = posted.entry(end.peer.node).or_default();
+            let begun = end.go_on(&self.domain, POSTED_MAX.saturating_sub(*of_node));
+            *of_node += begun;
+            is_busy |= begun > 0;
+        }
         is_busy
     }
 
@@ -435,6 +490,10 @@ impl Station {
         let Some(letter) = Letter::from_bytes(bytes) else { return };
         let session = match letter {
             Letter::Hello { version, session, ring } => {
+                self.hellos += 1;
+                if self.hellos > HELLOS_MAX {
+                    return;
+                }
                 self.news.push(News::Hello { from, session, ring, version });
                 return;
             }
@@ -486,6 +545,11 @@ impl Station {
     /// Whether something is to be posted as soon as that is possible.
     pub fn is_waiting(&self) -> bool {
         !self.letters.is_empty()
+    }
+
+    /// A port that wanted to be connected was heeded.
+    pub fn greeted(&mut self) {
+        self.hellos = self.hellos.saturating_sub(1);
     }
 
     /// Whether letters are on their way.

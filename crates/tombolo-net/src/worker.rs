@@ -507,9 +507,11 @@ impl Worker {
                     .get(queue % queues.len().max(1))
                     .is_some_and(|target| self.buffer.write(target.as_fd(), tag, false).is_ok()),
                 Some(Way::Pipes(key)) => self.station.as_mut().is_some_and(|station| {
-                    let pushed = self
-                        .buffer
-                        .with_parts(tag, |parts| Ok(station.push(now_ns, *key, Kind::Frame, parts)));
+                    // What is left of a full pipe is for messages.
+                    let has_room = !station.is_full(*key);
+                    let pushed = self.buffer.with_parts(tag, |parts| {
+                        Ok(has_room && station.push(now_ns, *key, Kind::Frame, parts))
+                    });
                     pushed == Ok(true)
                 }),
                 None => false,

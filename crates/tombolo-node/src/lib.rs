@@ -30,7 +30,7 @@ pub use driver::node::{Node, Owner};
 pub use driver::serve::{PeerEvent, Turn, receive_programs, serve};
 pub use fabric::connection::Connection as Peer;
 pub use fabric::joining::Paths;
-pub use fabric::label::{PeerLabel, name as harmless_name};
+pub use fabric::label::{PeerLabel, name as harmless_name, reason as harmless_reason};
 pub use fabric::life::{Life, NodeIdentity};
 pub use fabric::link_driver::{AskError, JoinError};
 pub use fabric::messages::{Borrower, Checksum, NamedSegment, NodeStatus};

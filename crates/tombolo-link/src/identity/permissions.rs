@@ -24,10 +24,12 @@ pub enum Permission {
     List,
     /// Ask how the node is.
     Status,
+    /// Attach ports to its network interface.
+    Port,
 }
 
 impl Permission {
-    const EACH: [Self; 5] = [Self::Borrow, Self::Read, Self::Write, Self::List, Self::Status];
+    const EACH: [Self; 6] = [Self::Borrow, Self::Read, Self::Write, Self::List, Self::Status, Self::Port];
 
     /// The word for it on the list.
     pub fn word(self) -> &'static str {
@@ -37,6 +39,7 @@ impl Permission {
             Self::Write => "write",
             Self::List => "list",
             Self::Status => "status",
+            Self::Port => "port",
         }
     }
 

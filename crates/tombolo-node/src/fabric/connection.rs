@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use tombolo_core::rdma::{PathId, PeerId};
-use tombolo_link::identity::Permissions;
+use tombolo_link::identity::{Permission, Permissions};
 use tombolo_link::{Link, LossReason};
 use tombolo_wire::{Ack, Checksums, MAX_BLOCK_BYTES, MAX_HEADER_BYTES};
 
@@ -122,6 +122,16 @@ impl Connection {
     /// Which node is at its other end, once it has said so.
     pub fn identity(&self) -> Option<NodeIdentity> {
         Some(NodeIdentity::new(self.link.peer_key(), self.neighbour().life()?))
+    }
+
+    /// Whether the list permits that to the node at its other end.
+    pub fn permits(&self, permission: Permission) -> bool {
+        self.permissions.lock().include(permission)
+    }
+
+    /// What that node calls itself; harmless to show.
+    pub fn name(&self) -> String {
+        self.neighbour().name()
     }
 
     /// The most bytes of a block that one packet holds now.

@@ -58,10 +58,15 @@ pub fn name(text: &str) -> String {
     harmless(text, MAX_NAME_BYTES)
 }
 
+/// A reason that a peer gives, as it is shown.
+pub fn reason(text: &str) -> String {
+    harmless(text, MAX_REASON_BYTES)
+}
+
 /// What a peer answers, with harmless text.
 pub(crate) fn reply(reply: Reply) -> Reply {
     match reply {
-        Reply::Failed(reason) => Reply::Failed(harmless(&reason, MAX_REASON_BYTES)),
+        Reply::Failed(text) => Reply::Failed(reason(&text)),
         Reply::Introduced { name: label, life } => Reply::Introduced { name: name(&label), life },
         Reply::Status { status, next } => Reply::Status { status: Box::new(node_status(*status)), next },
         other => other,

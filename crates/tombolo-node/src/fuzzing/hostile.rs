@@ -56,12 +56,13 @@ const NAME: &str = "kept";
 const SEGMENT: u16 = 1;
 /// The program's domain.
 const DOMAIN: u16 = 1;
-const WORDS: [(Permission, u8); 5] = [
+const WORDS: [(Permission, u8); 6] = [
     (Permission::Borrow, 1),
     (Permission::Read, 2),
     (Permission::Write, 4),
     (Permission::List, 8),
     (Permission::Status, 16),
+    (Permission::Port, 32),
 ];
 
 /// Whether some bytes are of a pattern, at any place of it.

@@ -51,9 +51,9 @@ impl Machines {
         self.room.serve(&words);
     }
 
-    fn words<'a>(&'a self, security: &'a [String], more: &[&'a str]) -> Vec<&'a str> {
+    fn words<'a>(&'a self, security: &'a [String], tap: &'a str, more: &[&'a str]) -> Vec<&'a str> {
         let mut words =
-            vec![TOMBOLO, "net", "attach", "--from", OWNER_ADDRESS, "--tap", "eth0", "--name", "far"];
+            vec![TOMBOLO, "net", "attach", "--from", OWNER_ADDRESS, "--tap", tap, "--name", "far"];
         words.extend(security.iter().map(String::as_str));
         words.extend(more);
         words
@@ -61,7 +61,7 @@ impl Machines {
 
     /// Attaches a port at the other machine.
     fn attach(&self, more: &[&str]) -> Running {
-        let attached = self.room.start("2", &self.words(&self.attach, more));
+        let attached = self.room.start("2", &self.words(&self.attach, "eth0", more));
         attached.output_with("attached", PATIENCE);
         self.room.ip("2", "address add dev eth0 10.80.0.2/24").unwrap();
         self.room.ip("2", "address add dev eth0 fd80::2/64 nodad").unwrap();
@@ -164,7 +164,7 @@ fn ports_of_other_machines_and_their_owners_come_and_go() {
     needs!("ip", "ping");
     let Some(mut machines) = Machines::open() else { return };
     // Nobody is there yet.
-    let early = machines.room.at("2", &machines.words(&machines.attach, &[]));
+    let early = machines.room.at("2", &machines.words(&machines.attach, "eth0", &[]));
     assert!(!early.status.success() && !early.stderr.is_empty());
     machines.serve();
     // A stranger's key is on no list.
@@ -175,17 +175,17 @@ fn ports_of_other_machines_and_their_owners_come_and_go() {
         &machines.room.scratch.file("owners"),
     ];
     let stranger = stranger.map(str::to_owned);
-    let refused = machines.room.at("2", &machines.words(&stranger, &[]));
+    let refused = machines.room.at("2", &machines.words(&stranger, "eth0", &[]));
     let complaint = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && complaint.contains("10.81.0.1"), "{complaint}");
     assert!(!machines.is_listed());
     let attached = machines.attach(&[]);
     machines.room.reaches(2, OUTSIDE_ADDRESS);
     // A second one of that name.
-    let second =
-        machines.room.at("2", &[&machines.words(&machines.attach, &[])[..], &["--tap", "eth1"]].concat());
+    let second = machines.room.at("2", &machines.words(&machines.attach, "eth1", &[]));
     let complaint = String::from_utf8_lossy(&second.stderr).into_owned();
-    assert!(!second.status.success(), "{complaint}");
+    assert!(!second.status.success() && complaint.contains("another port is called far"), "{complaint}");
+    machines.room.reaches(2, OUTSIDE_ADDRESS);
     for signal in [Signal::KILL, Signal::TERM] {
         machines.room.owner().signal(signal);
         machines.room.owner().await_end(PATIENCE);
@@ -194,15 +194,37 @@ fn ports_of_other_machines_and_their_owners_come_and_go() {
         machines.await_carrier(true);
         machines.room.reaches(2, OUTSIDE_ADDRESS);
     }
+    // A cut that is longer than the outage, and one that is shorter.
+    for length_ms in [500, 4000] {
+        machines.room.ip("owner", "link set backbone down").unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(length_ms));
+        machines.room.ip("owner", "link set backbone up").unwrap();
+        machines.room.reaches(2, OUTSIDE_ADDRESS);
+    }
+    // One that was killed is started again at once.
+    attached.signal(Signal::KILL);
+    machines.room.await_device(2, false);
+    drop(attached);
+    let attached = machines.attach(&[]);
+    machines.room.reaches(2, OUTSIDE_ADDRESS);
     attached.signal(Signal::KILL);
     let since = Instant::now();
     while machines.is_listed() {
         assert!(since.elapsed() < PATIENCE, "a port that was killed is listed");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    machines.room.await_device(2, false);
+    // Its key may have a link, and no ports; that is looked at again and again.
+    let list = machines.room.scratch.file("ports");
+    let key = fs::read_to_string(&list).unwrap().trim().to_owned();
+    fs::write(&list, format!("{key} may=borrow\n")).unwrap();
     drop(attached);
+    let refused = machines.room.at("2", &machines.words(&machines.attach, "eth0", &[]));
+    let complaint = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && complaint.contains("may=port"), "{complaint}");
+    fs::write(&list, format!("{key} may=port\n")).unwrap();
     let attached = machines.attach(&[]);
     machines.room.reaches(2, OUTSIDE_ADDRESS);
+    fs::write(&list, "").unwrap();
+    machines.await_carrier(false);
     drop(attached);
 }
