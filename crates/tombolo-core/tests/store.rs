@@ -153,6 +153,8 @@ struct World {
     lost: u64,
     /// Slots with too few copies when that was looked at last.
     degraded: u64,
+    /// The lenders that were silent then.
+    suspects: BTreeSet<u16>,
     /// Pages of each lender where late bytes were announced.
     never_free: HashMap<u16, u64>,
 }
@@ -202,6 +204,7 @@ impl World {
             poll_at_ns: None,
             lost: 0,
             degraded: 0,
+            suspects: BTreeSet::new(),
             never_free: HashMap::new(),
         };
         for _ in 0..1 + world.random.below(4) {
@@ -487,6 +490,8 @@ impl World {
     fn check_places(&mut self) {
         let lenders = &self.lenders;
         let store = &self.store;
+        let is_suspect =
+            |lender: &u16| store.lender(LenderId(*lender)).is_some_and(|lender| lender.is_suspect);
         let is_gone = |lender: &u16| {
             lenders[usize::from(*lender)].is_dead && !lenders[usize::from(*lender)].is_readable
         };
@@ -498,9 +503,10 @@ impl World {
                 && known.last.contains(&only)
             {
                 let given_up = known.last.iter().find(|lender| **lender != only);
-                let is_suspect = store.lender(LenderId(only)).is_some_and(|lender| lender.is_suspect);
+                // It was so already when this was looked at last, and so when the copy was given up.
+                let was_suspect = self.suspects.contains(&only) && is_suspect(&only);
                 assert!(
-                    given_up.is_none_or(is_gone) || !is_suspect,
+                    given_up.is_none_or(is_gone) || !was_suspect,
                     "slot {slot}: a copy is given up, and the other lender is silent"
                 );
             }
@@ -513,6 +519,7 @@ impl World {
                 known.last = now;
             }
         }
+        self.suspects = (0..self.lenders.len() as u16).filter(is_suspect).collect();
     }
 
     /// A slot is lost only if no lender has its contents any more.
