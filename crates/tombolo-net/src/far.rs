@@ -149,7 +149,7 @@ impl FarOwner {
             buffer: FrameBuffer::new(),
             came: Vec::new(),
             answers: VecDeque::new(),
-            embedded: embedded,
+            embedded,
         };
         let ring = Ring { address: memories.ring.address(), bytes: RING_BYTES };
         far.station.post(owner, Letter::Hello { version: VERSION, session, ring });

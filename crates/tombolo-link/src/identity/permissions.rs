@@ -117,7 +117,7 @@ impl fmt::Display for Permissions {
 pub enum PermissionsError {
     /// A permission is not known.
     #[error(
-        "`{0}` is no permission: expected some of borrow, read, write, list and status, as in may=borrow,status, or may=nothing"
+        "`{0}` is no permission: expected some of borrow, read, write, list, status and port, as in may=borrow,status, or may=nothing"
     )]
     Unknown(String),
     /// There is a space in the middle.
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(named("may and june"), Ok(Permissions::ALL));
         let some = named("the host MAY=status,read of a friend").unwrap();
         let included = Permission::EACH.map(|permission| some.include(permission));
-        assert_eq!(included, [false, true, false, false, true]);
+        assert_eq!(included, [false, true, false, false, true, false]);
     }
 
     #[test]
