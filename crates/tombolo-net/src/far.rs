@@ -141,7 +141,7 @@ impl FarOwner {
         let owner = Target { node, domain: OWNER_DOMAIN };
         let memories = memories(&domain, owner)?;
         let mut far = Self {
-            station: Station::open(domain)?,
+            station: Station::open(domain, false)?,
             owner,
             key: 0,
             begin: Instant::now(),
@@ -265,28 +265,24 @@ impl FarOwner {
     pub fn carry(&mut self, tap: &TapQueues, time: Duration) -> Result<Option<Answer>, FarError> {
         let until = Instant::now() + time;
         let queues: Vec<BorrowedFd<'_>> = tap.iter().collect();
-        let mut is_readable = true;
         loop {
             let mut is_busy = self.turn();
             // From the device to the owner.
             let mut is_full = self.station.is_full(self.key);
-            if is_readable {
-                is_readable = false;
-                for queue in &queues {
-                    for _ in 0..FRAMES_AT_ONCE {
-                        if is_full || self.buffer.read(queue.as_fd()).is_err() {
-                            break;
-                        }
-                        is_readable = true;
-                        let now_ns = self.now_ns();
-                        let (station, key) = (&mut self.station, self.key);
-                        let _ = self.buffer.with_parts(Tag::Keep, |parts| {
-                            Ok::<_, Errno>(station.push(now_ns, key, Kind::Frame, parts))
-                        });
-                        is_full = self.station.is_full(self.key);
+            // Tried in each round, also while frames keep coming.
+            for queue in &queues {
+                for _ in 0..FRAMES_AT_ONCE {
+                    if is_full || self.buffer.read(queue.as_fd()).is_err() {
+                        break;
                     }
+                    is_busy = true;
+                    let now_ns = self.now_ns();
+                    let (station, key) = (&mut self.station, self.key);
+                    let _ = self.buffer.with_parts(Tag::Keep, |parts| {
+                        Ok::<_, Errno>(station.push(now_ns, key, Kind::Frame, parts))
+                    });
+                    is_full = self.station.is_full(self.key);
                 }
-                is_busy |= is_readable;
             }
             // And back.
             for _ in 0..4 * FRAMES_AT_ONCE {
@@ -322,7 +318,6 @@ impl FarOwner {
             }
             if !is_busy {
                 self.sleep(if is_full { &[] } else { &queues }, left)?;
-                is_readable = true;
             }
         }
     }

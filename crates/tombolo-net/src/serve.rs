@@ -108,7 +108,7 @@ impl Owner {
             let name = format!("net {}", interface.name());
             let embedded = far::embed(&name, listen.clone(), security.clone()).map_err(io::Error::other)?;
             let domain = embedded.open_undriven(Some(OWNER_DOMAIN)).map_err(io::Error::other)?;
-            station = Some(Station::open(domain.clone()).map_err(io::Error::other)?);
+            station = Some(Station::open(domain.clone(), true).map_err(io::Error::other)?);
             let (checked, coalescing) = (Instant::now(), options.coalescing);
             let security = security.clone();
             far = Some(Far { ends: HashMap::new(), checked, coalescing, security, domain, embedded });

@@ -12,6 +12,7 @@ use tombolo_core::nic::{Coalescer, Coalescing};
 
 use crate::frames::FrameBuffer;
 use crate::letters::{INLINE_BYTES_MAX, Letter, Ring};
+use crate::protocol::MESSAGE_BYTES_MAX;
 
 /// Messages that may wait in the mailbox.
 const MAILS: u32 = 4096;
@@ -20,7 +21,13 @@ const MAILS_AT_ONCE: usize = 64;
 /// The most transfers to one node under way at once: one that does not answer leaves channels to the others, of which a
 /// domain has 32 for writing.
 const POSTED_MAX: usize = 8;
-/// Letters that wait to be sent, and news that nobody has taken, at most: a node that says more is not heard.
+/// Of these, letters that are about no frames.
+const LETTERS_POSTED_MAX: usize = 2;
+/// When so many are under way, a node has no more than one: channels are left for those that answer.
+const CROWDED: usize = 24;
+/// Letters to one node that wait to be sent, at most.
+const LETTERS_MAX: usize = 32;
+/// News that nobody has taken, at most: what is said then is not heard.
 const WAITING_MAX: usize = 4096;
 /// Ports that want to be connected and were not heeded yet, at most: others ask again.
 const HELLOS_MAX: u32 = 64;
@@ -129,6 +136,8 @@ struct End {
     has_ended: bool,
     /// Messages from it that were not heeded yet.
     said: u32,
+    /// What was consumed is being told.
+    crediting: Option<Transfer>,
 }
 
 /// All pipes of a node that go to others.
@@ -146,6 +155,7 @@ pub struct Station {
     news: Vec<News>,
     /// Ports that want to be connected, and were not heeded yet.
     hellos: u32,
+    is_owner: bool,
 }
 
 fn round_up(bytes: u32) -> u64 {
@@ -212,7 +222,7 @@ impl End {
     fn posted(&self) -> usize {
         let is_posted =
             |(_, sending): &&(Batch, Sending)| matches!(sending, Sending::Writing(_) | Sending::Telling(_));
-        self.under_way.iter().filter(is_posted).count()
+        self.under_way.iter().filter(is_posted).count() + usize::from(self.crediting.is_some())
     }
 
     /// Ends what has ended.
@@ -230,6 +240,15 @@ impl End {
                 Status::Finished if matches!(sending, Sending::Writing(_)) => Sending::ToTell,
                 Status::Finished => Sending::Told,
             };
+        }
+        match self.crediting.as_ref().map(Transfer::status) {
+            Some(Status::FinishedWithError(failure)) => return Err(failure.to_string()),
+            Some(Status::Paused) => {
+                self.crediting = None;
+                self.inlet.was_not_told();
+            }
+            Some(Status::Finished) => self.crediting = None,
+            Some(Status::Ongoing) | None => {}
         }
         let before = self.under_way.len();
         self.under_way.retain(|(_, sending)| !matches!(sending, Sending::Told));
@@ -249,6 +268,15 @@ impl End {
             self.is_due = false;
         }
         let mut begun = 0;
+        if most > 0 && self.crediting.is_none() && self.inlet.credit_due().is_some() {
+            let (session, head) = (self.session, self.inlet.credit());
+            self.crediting = domain.send(self.peer, &Letter::Credit { session, head }.to_bytes()).ok();
+            if self.crediting.is_none() {
+                self.inlet.was_not_told();
+                return 0;
+            }
+            begun += 1;
+        }
         for index in 0..self.under_way.len() {
             if begun >= most {
                 break;
@@ -287,16 +315,20 @@ impl End {
             credit: self.inlet.credit(),
             inline: is_inline.then_some(&inline),
         };
-        domain.send(self.peer, &letter.to_bytes()).ok()
+        let transfer = domain.send(self.peer, &letter.to_bytes()).ok();
+        if transfer.is_none() {
+            self.inlet.was_not_told();
+        }
+        transfer
     }
 }
 
 impl Station {
-    /// Opens the mailbox of a domain.
+    /// Opens the mailbox of a domain. `is_owner`: ports may ask it to be connected.
     ///
     /// # Errors
     /// The node gives none.
-    pub fn open(domain: Domain) -> Result<Self, OpenError> {
+    pub fn open(domain: Domain, is_owner: bool) -> Result<Self, OpenError> {
         let mailbox = domain.open_mailbox(MAILS, &[Who::Anyone])?;
         Ok(Self {
             domain,
@@ -308,6 +340,7 @@ impl Station {
             first: 0,
             news: Vec::new(),
             hellos: 0,
+            is_owner,
         })
     }
 
@@ -336,6 +369,7 @@ impl Station {
             reading: None,
             has_ended: false,
             said: 0,
+            crediting: None,
         };
         self.ends.insert(key, end);
     }
@@ -345,6 +379,13 @@ impl Station {
         let end = self.ends.remove(&key)?;
         self.keys.remove(&(end.peer.node, end.peer.domain, end.session));
         self.post(end.peer, Letter::Bye { session: end.session });
+        // They have their channels until they end.
+        for (_, sending) in end.under_way {
+            if let Sending::Writing(transfer) | Sending::Telling(transfer) = sending {
+                self.posted.push((end.peer.node, transfer));
+            }
+        }
+        self.posted.extend(end.crediting.map(|transfer| (end.peer.node, transfer)));
         Some(end.memories)
     }
 
@@ -355,7 +396,8 @@ impl Station {
 
     /// Sends a letter when it can be sent.
     pub fn post(&mut self, to: Target, letter: Letter<'_>) {
-        if self.letters.len() >= WAITING_MAX {
+        let is_of_node = |(other, _): &&(Target, Vec<u8>)| other.node == to.node;
+        if self.letters.iter().filter(is_of_node).count() >= LETTERS_MAX {
             return;
         }
         self.letters.push_back((to, letter.to_bytes()));
@@ -402,9 +444,9 @@ impl Station {
                     return buffer.take(length, |into| end.copy(place, into));
                 }
                 Ok(Some((Kind::Control, place, length))) => {
-                    let mut bytes = vec![0; length];
+                    let mut bytes = vec![0; length.min(MESSAGE_BYTES_MAX)];
                     end.said += 1;
-                    if end.said > CONTROLS_MAX {
+                    if end.said > CONTROLS_MAX || length > MESSAGE_BYTES_MAX {
                         end.has_ended = true;
                         self.news.push(News::Ended { key, reason: "it says too much at once".into() });
                     } else if end.copy(place, &mut bytes).is_ok() {
@@ -444,6 +486,7 @@ impl Station {
         for (node, _) in &self.posted {
             *posted.entry(*node).or_default() += 1;
         }
+        let mut total = self.posted.len();
         for (&key, end) in self.ends.iter_mut().filter(|(_, end)| !end.has_ended) {
             if end.coalescer.next_deadline().is_some() && end.coalescer.elapsed(now_ns) {
                 end.is_due = true;
@@ -453,19 +496,22 @@ impl Station {
                 self.news.push(News::Ended { key, reason });
                 continue;
             }
-            *posted.entry(end.peer.node).or_default() += end.posted();
-            if end.inlet.credit_due().is_some() {
-                let letter = Letter::Credit { session: end.session, head: end.inlet.credit() };
-                self.letters.push_back((end.peer, letter.to_bytes()));
-            }
+            let of_end = end.posted();
+            *posted.entry(end.peer.node).or_default() += of_end;
+            total += of_end;
         }
+        let most = |total: usize| if total >= CROWDED { 1 } else { POSTED_MAX };
         let letters = std::mem::take(&mut self.letters);
         for (to, bytes) in letters {
             let of_node = posted.entry(to.node).or_default();
-            match (*of_node < POSTED_MAX).then(|| self.domain.send(to, &bytes)) {
+            let has_turn = self.posted.iter().filter(|(node, _)| *node == to.node).count()
+                < LETTERS_POSTED_MAX
+                && *of_node < most(total);
+            match has_turn.then(|| self.domain.send(to, &bytes)) {
                 Some(Ok(transfer)) => {
                     self.posted.push((to.node, transfer));
                     *of_node += 1;
+                    total += 1;
                     is_busy = true;
                 }
                 _ => self.letters.push_back((to, bytes)),
@@ -479,8 +525,9 @@ impl Station {
         for key in order {
             let Some(end) = self.ends.get_mut(&key).filter(|end| !end.has_ended) else { continue };
             let of_node = posted.entry(end.peer.node).or_default();
-            let begun = end.go_on(&self.domain, POSTED_MAX.saturating_sub(*of_node));
+            let begun = end.go_on(&self.domain, most(total).saturating_sub(*of_node));
             *of_node += begun;
+            total += begun;
             is_busy |= begun > 0;
         }
         is_busy
@@ -490,11 +537,16 @@ impl Station {
         let Some(letter) = Letter::from_bytes(bytes) else { return };
         let session = match letter {
             Letter::Hello { version, session, ring } => {
-                self.hellos += 1;
-                if self.hellos > HELLOS_MAX {
+                if self.hellos >= HELLOS_MAX || !self.is_owner {
                     return;
                 }
+                self.hellos += 1;
                 self.news.push(News::Hello { from, session, ring, version });
+                return;
+            }
+            Letter::Welcome { .. } | Letter::Refused { .. }
+                if self.is_owner || self.news.len() >= WAITING_MAX =>
+            {
                 return;
             }
             Letter::Welcome { session, ring } => {
@@ -509,7 +561,13 @@ impl Station {
                 session
             }
         };
-        let Some(&key) = self.keys.get(&(from.node, from.domain, session)) else { return };
+        let Some(&key) = self.keys.get(&(from.node, from.domain, session)) else {
+            // Its port, or owner, has not heard that it has ended.
+            if matches!(letter, Letter::Batch { .. } | Letter::Credit { .. }) {
+                self.post(from, Letter::Bye { session });
+            }
+            return;
+        };
         let Some(end) = self.ends.get_mut(&key).filter(|end| !end.has_ended) else { return };
         let heard = match letter {
             Letter::Batch { from, start, length, credit, inline, .. } => {
@@ -539,7 +597,7 @@ impl Station {
 
     /// When [`Station::turn`] is to be called at the latest.
     pub fn next_deadline(&self) -> Option<u64> {
-        self.ends.values().filter_map(|end| end.coalescer.next_deadline()).min()
+        self.ends.values().filter(|end| !end.has_ended).filter_map(|end| end.coalescer.next_deadline()).min()
     }
 
     /// Whether something is to be posted as soon as that is possible.

@@ -171,6 +171,8 @@ pub struct Inlet<T> {
     head: u64,
     /// What the sender was told of that.
     told: u64,
+    /// And before.
+    told_before: u64,
     /// Those that were not handed out yet, by [`Batch::from`].
     waiting: BTreeMap<u64, (Batch, T)>,
     /// Batches that were handed out since the sender was told.
@@ -180,7 +182,7 @@ pub struct Inlet<T> {
 impl<T> Inlet<T> {
     /// Of an empty ring.
     pub fn new(ring_bytes: u32) -> Self {
-        Self { ring_bytes, tail: 0, head: 0, told: 0, waiting: BTreeMap::new(), untold: 0 }
+        Self { ring_bytes, tail: 0, head: 0, told: 0, told_before: 0, waiting: BTreeMap::new(), untold: 0 }
     }
 
     /// A batch has come.
@@ -231,7 +233,13 @@ impl<T> Inlet<T> {
 
     /// What a message to the sender tells along. It is told then.
     pub fn credit(&mut self) -> u64 {
+        self.told_before = self.told;
         (self.told, self.untold) = (self.head, 0);
         self.head
+    }
+
+    /// The message that told it last was not sent after all: it is due again.
+    pub fn was_not_told(&mut self) {
+        (self.told, self.untold) = (self.told_before, BATCHES_MAX);
     }
 }

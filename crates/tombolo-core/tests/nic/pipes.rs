@@ -137,7 +137,12 @@ impl World {
         }
         if self.inlet.credit_due().is_some() || self.random.one_in(10) {
             let head = self.inlet.credit();
-            self.at(Event::Credited(head));
+            if self.random.one_in(4) {
+                // The message could not be sent.
+                self.inlet.was_not_told();
+            } else {
+                self.at(Event::Credited(head));
+            }
         }
     }
 
