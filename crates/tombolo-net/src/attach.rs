@@ -223,7 +223,7 @@ pub enum AttachError {
     /// The owner does not answer, or refuses it.
     #[error(transparent)]
     Ask(#[from] AskError),
-    /// The same at another machine.
+    /// The owner at another machine does not answer, or refuses the port.
     #[error(transparent)]
     Far(#[from] FarError),
 }

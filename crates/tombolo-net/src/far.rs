@@ -12,7 +12,6 @@ use tombolo_client::{Domain, EmbedError, Embedded, Embedding, Grant, OpenError, 
 use tombolo_core::nic::{Coalescing, Tag};
 use tombolo_host::net::TapQueues;
 use tombolo_node::{Address, JoinError, Peer, Security, harmless_reason};
-use tombolo_random::Random;
 
 use crate::frames::FrameBuffer;
 use crate::letters::{Letter, Ring, VERSION};
@@ -131,7 +130,7 @@ impl FarOwner {
     ) -> Result<(Self, Answer), FarError> {
         let mut word = [0; 8];
         rustix::rand::getrandom(&mut word, rustix::rand::GetRandomFlags::empty()).map_err(io::Error::from)?;
-        let session = Random::new(u64::from_le_bytes(word)).next();
+        let session = u64::from_le_bytes(word);
         let path = std::env::temp_dir().join(format!("tombolo-port-{}-{session:x}", std::process::id()));
         let embedded = embed(&port.name, Address::Shm(path.clone()), security.clone())?;
         // Nobody connects there.

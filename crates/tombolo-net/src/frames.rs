@@ -81,7 +81,8 @@ impl FrameBuffer {
         Ok(())
     }
 
-    /// Takes a frame with its offload header that lies in memory: `copy` copies so many bytes out of there.
+    /// Takes a frame of `length` bytes, its offload header included, that lies in memory: `copy` copies it from there
+    /// into the buffer that it is given.
     ///
     /// # Errors
     /// [`Errno::INVAL`]: it is none.

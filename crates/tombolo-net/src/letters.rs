@@ -66,7 +66,7 @@ pub enum Letter<'a> {
         /// The records themselves, if they are not in the ring.
         inline: Option<&'a [u8]>,
     },
-    /// So much was consumed.
+    /// The receiver of a ring has consumed what is before `head`: the sender may write over it.
     Credit {
         /// Of the port.
         session: u64,

@@ -12,7 +12,8 @@
 //!
 //! **Who may.** Whoever can connect to the owner's socket, which are processes of its user and root, attaches ports as it
 //! likes: which virtual networks, weights and guarantees a port has is its attacher's to say. Programs behind a port have no
-//! part in that: what they send is checked.
+//! part in that: what they send is checked. From another machine, whoever has a key that is on the list and may `port`
+//! attaches ports, and asks nothing else.
 //!
 //! ```text
 //!   namespace          tombolo net attach             tombolo net serve

@@ -208,7 +208,7 @@ pub struct Driver {
     pub rings: String,
     /// Of frames to the port.
     pub coalescing: String,
-    /// What is left to whoever reads a frame.
+    /// What the kernel leaves to the owner, which reads the frames: checksums, cutting segments.
     pub offloads: Vec<String>,
 }
 

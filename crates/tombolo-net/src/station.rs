@@ -23,7 +23,8 @@ const MAILS_AT_ONCE: usize = 64;
 const POSTED_MAX: usize = 8;
 /// Of these, letters that are about no frames.
 const LETTERS_POSTED_MAX: usize = 2;
-/// When so many are under way, a node has no more than one: channels are left for those that answer.
+/// When so many transfers are under way to all nodes together, each node may have one only: channels are left for nodes
+/// that answer.
 const CROWDED: usize = 24;
 /// Letters to one node that wait to be sent, at most.
 const LETTERS_MAX: usize = 32;
@@ -256,7 +257,7 @@ impl End {
         Ok(())
     }
 
-    /// Begins what waits, with at most so many transfers more. Returns how many were begun.
+    /// Begins transfers for batches that wait, and for a credit that is due: at most `most`. Returns how many it has begun.
     fn go_on(&mut self, domain: &Domain, most: usize) -> usize {
         while self.is_due
             && let Some(batch) = self.outlet.next_batch()
@@ -389,11 +390,6 @@ impl Station {
         Some(end.memories)
     }
 
-    /// Whether there are any.
-    pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
-    }
-
     /// Sends a letter when it can be sent.
     pub fn post(&mut self, to: Target, letter: Letter<'_>) {
         let is_of_node = |(other, _): &&(Target, Vec<u8>)| other.node == to.node;
@@ -480,7 +476,7 @@ impl Station {
             is_busy = true;
             self.letter(mail.from, &mail.bytes, came);
         }
-        // A letter that does not arrive is missed by nobody: its pipe has ended.
+        // A port whose letter does not arrive asks again; one whose pipe has ended needs none.
         self.posted.retain(|(_, transfer)| transfer.status() == Status::Ongoing);
         let mut posted: BTreeMap<u32, usize> = BTreeMap::new();
         for (node, _) in &self.posted {

@@ -41,8 +41,8 @@ pub struct Arguments {
     /// The uplink's MTU; as it is, unless given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(68..=9000))]
     mtu: Option<u32>,
-    /// Serve metrics for Prometheus by HTTP there; with port 0, at any free port. Nobody is asked who they are: whoever
-    /// reaches that address reads them.
+    /// Serve metrics for Prometheus by HTTP at this address; with port 0, at any free port. Whoever reaches the address
+    /// reads them: no client has to say who it is.
     #[arg(long, value_name = "IP:PORT")]
     metrics: Option<SocketAddr>,
     #[command(flatten)]

@@ -149,7 +149,7 @@ print(urllib.request.urlopen('http://127.0.0.1:9184/metrics', timeout=20).read()
     while machines.is_listed() {
         assert!(since.elapsed() < PATIENCE, "a port that has ended is listed");
     }
-    // Told of frames in groups, it works as well.
+    // A port whose frames are announced in groups works as well.
     attached =
         machines.attach(&["--coalesce-frames", "32", "--coalesce-usecs", "500", "--coalesce-adaptive"]);
     machines.room.reaches(2, OUTSIDE_ADDRESS);
