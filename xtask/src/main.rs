@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 mod bench;
 mod command;
+mod guest;
 mod headers;
 mod lint;
 mod packages;

@@ -1,11 +1,13 @@
 //! `cargo xtask test`: all tests of the workspace, with the programs they need.
 
+use std::path::Path;
+
 use crate::bench;
 use crate::command::{cargo, run};
-use crate::packages;
+use crate::{guest, packages};
 
 /// Programs and libraries of the end-to-end tests, and the Debian package of each.
-const NEEDED: [(&str, &str); 27] = [
+const NEEDED: [(&str, &str); 28] = [
     ("sort", "coreutils"),
     ("cc", "gcc"),
     ("python3", "python3"),
@@ -19,6 +21,7 @@ const NEEDED: [(&str, &str); 27] = [
     ("wget", "wget"),
     ("dnsmasq", "dnsmasq-base"),
     ("busybox", "busybox"),
+    ("qemu-system-x86_64", "qemu-system-x86"),
     ("ethtool", "ethtool"),
     ("tcpdump", "tcpdump"),
     ("tshark", "tshark"),
@@ -48,7 +51,13 @@ pub fn main(arguments: &[String], require_all: bool) -> Result<(), String> {
     // With debug assertions: overflow and broken invariants are found here. The tests of the benches need the
     // product, and need not build it once more.
     let mut workspace = cargo();
-    workspace.env("TOMBOLO_BINARY", bench::build("tombolo")?);
+    let binary = bench::build("tombolo")?;
+    // Beside the profile's directory, where the tests look for it.
+    let target = binary.parent().and_then(Path::parent).unwrap_or(Path::new("target"));
+    if let Err(reason) = guest::prepare(&target.join("guest")) {
+        eprintln!("there are no virtual machines, so some tests will be left out: {reason}");
+    }
+    workspace.env("TOMBOLO_BINARY", binary);
     run(workspace.args(["test", "--workspace", "--exclude", "tombolo"]))?;
     // As users run it: the end-to-end tests are about the real thing, and its speed.
     run(cargo().args(["test", "--release", "--package", "tombolo", "--bins"]))?;

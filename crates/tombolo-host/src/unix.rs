@@ -111,18 +111,13 @@ fn reserve_descriptor() -> Option<OwnedFd> {
     rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
-fn new_socket() -> Result<OwnedFd, Errno> {
-    rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-        None,
-    )
+fn new_socket(kind: SocketType) -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
 }
 
 /// A listening socket at a path, which it removes when dropped.
 #[derive(Debug)]
-pub struct SeqpacketListener {
+struct Listener {
     descriptor: OwnedFd,
     path: PathBuf,
     /// Device and inode of our socket file: a file that replaced it is not ours to remove.
@@ -132,20 +127,16 @@ pub struct SeqpacketListener {
     reserve: Mutex<Option<OwnedFd>>,
 }
 
-impl SeqpacketListener {
-    /// Listens at a path, for processes of the same user.
-    ///
-    /// A socket file that nobody listens at any more is replaced; a live one is
-    /// [`UnixError::InUse`].
-    pub fn bind(path: &Path) -> Result<Self, UnixError> {
+impl Listener {
+    fn bind(path: &Path, kind: SocketType) -> Result<Self, UnixError> {
         let address = SocketAddrUnix::new(path).map_err(at("cannot listen at", path))?;
         // Two processes that both find a stale file must not remove each other's new one.
         let _lock = lock_directory(path);
-        let descriptor = new_socket().map_err(at("cannot listen at", path))?;
+        let descriptor = new_socket(kind).map_err(at("cannot listen at", path))?;
         match rustix::net::bind(&descriptor, &address) {
             Ok(()) => {}
             Err(Errno::ADDRINUSE) => {
-                remove_stale(path, &address)?;
+                remove_stale(path, &address, kind)?;
                 rustix::net::bind(&descriptor, &address).map_err(at("cannot listen at", path))?;
             }
             Err(errno) => return Err(at("cannot listen at", path)(errno)),
@@ -158,14 +149,14 @@ impl SeqpacketListener {
         Ok(Self { descriptor, path: path.to_owned(), file: (status.st_dev, status.st_ino), reserve })
     }
 
-    /// The next connection, or None when nobody is waiting.
-    pub fn accept(&self) -> Result<Option<SeqpacketSocket>, UnixError> {
+    /// The next connection, or None when nobody is waiting. `close` closes one that is hung up on.
+    fn accept(&self, close: impl FnOnce(OwnedFd)) -> Result<Option<OwnedFd>, UnixError> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(&self.descriptor, flags) {
-            Ok(descriptor) => Ok(Some(SeqpacketSocket::accepted(descriptor))),
+            Ok(descriptor) => Ok(Some(descriptor)),
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => {
-                self.hang_up();
+                self.hang_up(close);
                 Err(UnixError::NoDescriptors { errno })
             }
             Err(errno) => Err(UnixError::System { operation: "accept", errno }),
@@ -173,28 +164,17 @@ impl SeqpacketListener {
     }
 
     /// Accepts the first connection in the queue with the descriptor in reserve, and closes it.
-    fn hang_up(&self) {
+    fn hang_up(&self, close: impl FnOnce(OwnedFd)) {
         let mut reserve = self.reserve.lock().unwrap_or_else(PoisonError::into_inner);
         drop(reserve.take());
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        drop(rustix::net::accept_with(&self.descriptor, flags).map(SeqpacketSocket::accepted));
+        let _ = rustix::net::accept_with(&self.descriptor, flags).map(close);
         // If another thread has taken the number meanwhile, the next call takes a new reserve.
         *reserve = reserve_descriptor();
     }
-
-    /// Where it listens.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
-impl AsFd for SeqpacketListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
-    }
-}
-
-impl Drop for SeqpacketListener {
+impl Drop for Listener {
     fn drop(&mut self) {
         let _lock = lock_directory(&self.path);
         if let Ok(status) = rustix::fs::lstat(&self.path)
@@ -202,6 +182,59 @@ impl Drop for SeqpacketListener {
         {
             let _ = rustix::fs::unlink(&self.path);
         }
+    }
+}
+
+/// A listening socket of whole messages at a path, which it removes when dropped.
+#[derive(Debug)]
+pub struct SeqpacketListener(Listener);
+
+impl SeqpacketListener {
+    /// Listens at a path, for processes of the same user.
+    ///
+    /// A socket file that nobody listens at any more is replaced; a live one is
+    /// [`UnixError::InUse`].
+    pub fn bind(path: &Path) -> Result<Self, UnixError> {
+        Listener::bind(path, SocketType::SEQPACKET).map(Self)
+    }
+
+    /// The next connection, or None when nobody is waiting.
+    pub fn accept(&self) -> Result<Option<SeqpacketSocket>, UnixError> {
+        let accepted = self.0.accept(|descriptor| drop(SeqpacketSocket::accepted(descriptor)))?;
+        Ok(accepted.map(SeqpacketSocket::accepted))
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+}
+
+impl AsFd for SeqpacketListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.descriptor.as_fd()
+    }
+}
+
+/// A listening socket of streams of bytes at a path, which it removes when dropped.
+#[derive(Debug)]
+pub struct StreamListener(Listener);
+
+impl StreamListener {
+    /// As [`SeqpacketListener::bind`].
+    pub fn bind(path: &Path) -> Result<Self, UnixError> {
+        Listener::bind(path, SocketType::STREAM).map(Self)
+    }
+
+    /// The next connection, whose reads and writes do not wait, or None when nobody is waiting.
+    pub fn accept(&self) -> Result<Option<OwnedFd>, UnixError> {
+        self.0.accept(drop)
+    }
+}
+
+impl AsFd for StreamListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.descriptor.as_fd()
     }
 }
 
@@ -226,12 +259,12 @@ fn lock_directory(path: &Path) -> Option<OwnedFd> {
     Some(descriptor)
 }
 
-fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), UnixError> {
+fn remove_stale(path: &Path, address: &SocketAddrUnix, kind: SocketType) -> Result<(), UnixError> {
     let status = rustix::fs::lstat(path).map_err(at("cannot inspect", path))?;
     if FileType::from_raw_mode(status.st_mode) != FileType::Socket {
         return Err(UnixError::NotASocket { path: path.to_owned() });
     }
-    let probe = new_socket().map_err(at("cannot probe", path))?;
+    let probe = new_socket(kind).map_err(at("cannot probe", path))?;
     match rustix::net::connect(&probe, address) {
         Err(Errno::CONNREFUSED) => {
             rustix::fs::unlink(path).map_err(at("cannot replace the stale socket", path))
@@ -276,7 +309,7 @@ impl SeqpacketSocket {
     /// [`UnixError::WouldBlock`] means that the listener's queue is full: try again.
     pub fn connect(path: &Path) -> Result<Self, UnixError> {
         let address = SocketAddrUnix::new(path).map_err(at("cannot connect to", path))?;
-        let descriptor = new_socket().map_err(at("cannot connect to", path))?;
+        let descriptor = new_socket(SocketType::SEQPACKET).map_err(at("cannot connect to", path))?;
         match rustix::net::connect(&descriptor, &address) {
             Ok(()) => Ok(Self::from_descriptor(descriptor)),
             Err(Errno::AGAIN) => Err(UnixError::WouldBlock),

@@ -1,16 +1,17 @@
-//! A port: a TAP device in a namespace, which whoever attaches it keeps while owners come and go.
+//! A port: a device, which whoever attaches it keeps while owners come and go.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use tombolo_core::nic::{Coalescing, Mac};
-use tombolo_host::net::{Interface, TapQueues, in_namespace, is_tap, set_carrier};
-use tombolo_host::unix::{MAX_DESCRIPTORS, UnixError};
+use tombolo_host::unix::UnixError;
 use tombolo_node::{Address, Security};
 
 use crate::client::{AskError, Client};
+use crate::device::{Device, DeviceName};
 use crate::far::{FarError, FarOwner};
 use crate::protocol::{Answer, Ask, NAME_TAKEN, Port};
 
@@ -18,18 +19,12 @@ use crate::protocol::{Answer, Ask, NAME_TAKEN, Port};
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// How often the caller's wish to end is looked at.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// How long a device of the same name may take to go.
-const GOING_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a port of the same name may take to go whose process at another machine was killed: until nothing was heard
 /// of its node for [`crate::far::OUTAGE`], and it was looked at.
 const NAME_TIMEOUT: Duration = Duration::from_secs(4);
-/// The most queues of a port: as many as one message passes.
-pub const QUEUES_MAX: usize = MAX_DESCRIPTORS;
-
-/// A TAP device that is made.
+/// A port that is attached, or was and will be again.
 pub struct Attached {
-    tap: TapQueues,
-    interface: Interface,
+    device: Device,
     port: Port,
     place: Place,
     owner: Option<Owner>,
@@ -53,36 +48,24 @@ enum Owner {
 }
 
 impl Attached {
-    /// Makes the device of a port and attaches it to the owner at a path. Where the port says no hardware address, the
-    /// kernel chooses one.
+    /// Makes or opens the device of a port and attaches it to the owner at a path. Where the port says no hardware address,
+    /// the kernel chooses one for a device that is made.
     ///
     /// # Errors
-    /// There is such a device, this process may make none, or the owner refuses the port.
+    /// There is such a device, or none, this process may not have it, or the owner refuses the port.
     pub fn new(
         mut port: Port,
+        name: &DeviceName,
         namespace: Option<&Path>,
-        queues: usize,
         owner: Place,
     ) -> Result<Self, AttachError> {
         let mac: Option<Mac> = match port.mac.as_str() {
             "" => None,
             text => Some(text.parse().map_err(io::Error::other)?),
         };
-        let (tap, interface, mac) = in_namespace(namespace, || {
-            let tap = make(&port.tap, queues.clamp(1, QUEUES_MAX))?;
-            // Nothing is to be sent before somebody reads it.
-            tap.iter().try_for_each(|queue| set_carrier(queue, false))?;
-            let interface = Interface::open(&port.tap)?;
-            if let Some(mac) = mac {
-                interface.set_mac(mac.0)?;
-            }
-            interface.set_mtu(port.mtu)?;
-            interface.set_up()?;
-            let mac = interface.mac()?;
-            Ok((tap, interface, mac))
-        })?;
-        port.mac = Mac(mac).to_string();
-        let mut attached = Self { tap, interface, port, place: owner, owner: None };
+        let (device, mac) = Device::open(name, namespace, mac, port.mtu)?;
+        port.mac = mac.to_string();
+        let mut attached = Self { device, port, place: owner, owner: None };
         let since = Instant::now();
         loop {
             match attached.connect() {
@@ -106,8 +89,9 @@ impl Attached {
         let (owner, answer) = match &self.place {
             Place::Here(path) => {
                 let client = Client::connect(path)?;
-                let queues: Vec<_> = self.tap.iter().collect();
-                let answer = client.ask(Ask::Attach(self.port.clone()), &queues)?;
+                let ends = self.device.ends();
+                let ends: Vec<_> = ends.iter().map(AsFd::as_fd).collect();
+                let answer = client.ask(Ask::Attach(self.port.clone()), &ends)?;
                 (Owner::Here(client), answer)
             }
             Place::There(address, security, how) => {
@@ -130,7 +114,7 @@ impl Attached {
                     "frames longer than the uplink's MTU are lost there"
                 );
             }
-            if let Err(error) = self.interface.set_segment_bytes(*segment_bytes_max) {
+            if let Err(error) = self.device.set_segment_bytes(*segment_bytes_max) {
                 tracing::warn!(%error, "others wait for longer segments of this port");
             }
             self.plug(*has_carrier);
@@ -138,8 +122,7 @@ impl Attached {
     }
 
     fn plug(&self, has_carrier: bool) {
-        // It is the device's, whichever queue is asked.
-        if let Some(Err(error)) = self.tap.iter().next().map(|queue| set_carrier(queue, has_carrier)) {
+        if let Err(error) = self.device.plug(has_carrier) {
             tracing::warn!(%error, "the carrier is as it was");
         }
     }
@@ -156,8 +139,7 @@ impl Attached {
     ) -> Result<(), AttachError> {
         let mut refused = String::new();
         while !is_over() {
-            // It may have been deleted by hand. It may have another name, or be in another namespace.
-            if !self.tap.iter().all(is_tap) {
+            if !self.device.is_there() {
                 return Err(io::Error::other(format!("the device {} is gone", self.port.tap)).into());
             }
             let Some(owner) = &mut self.owner else {
@@ -184,7 +166,9 @@ impl Attached {
             };
             let said = match owner {
                 Owner::Here(client) => client.next(Some(CHECK_INTERVAL)).map_err(|error| error.to_string()),
-                Owner::There(far) => far.carry(&self.tap, CHECK_INTERVAL).map_err(|error| error.to_string()),
+                Owner::There(far) => {
+                    far.carry(&self.device.ends(), CHECK_INTERVAL).map_err(|error| error.to_string())
+                }
             };
             match said {
                 Ok(None) => {}
@@ -201,23 +185,10 @@ impl Attached {
     }
 }
 
-/// Makes a device. One of this name may be going just now: the owner has it until it sees that its port has ended.
-fn make(name: &str, queues: usize) -> io::Result<TapQueues> {
-    let since = Instant::now();
-    loop {
-        match TapQueues::new(name, queues) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && since.elapsed() < GOING_TIMEOUT => {
-                std::thread::sleep(RETRY_INTERVAL);
-            }
-            made => return made,
-        }
-    }
-}
-
 /// Why a port is not attached.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Its device cannot be made.
+    /// Its device cannot be had.
     #[error(transparent)]
     Device(#[from] io::Error),
     /// The owner does not answer, or refuses it.

@@ -2,16 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
-use std::os::fd::AsFd;
 
 use tombolo_core::nic::registers::MacState;
 use tombolo_core::nic::{self, Coalescing, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns};
-use tombolo_host::net::is_tap;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::PeerIdentity;
 use tombolo_node::harmless_reason;
 
 use crate::far::RING_BYTES;
+use crate::frames::End;
 use crate::protocol::{
     Answer, Ask, Changes, Counters, Driver, NAME_TAKEN, PORTS_AT_ONCE, Port, PortStatus, Register, Request,
     Traffic, UPLINK, UplinkStatus, VERSION, Vlans,
@@ -200,33 +199,36 @@ impl Control {
         if self.ports.contains_key(&port.name) {
             return Err(format!("{NAME_TAKEN} {}: choose a name with --name", port.name));
         }
-        if let Asker::Near(_, descriptors) = &asker
-            && (descriptors.is_empty() || !descriptors.iter().all(|queue| is_tap(queue.as_fd())))
-        {
-            return Err(
-                "what came with the request are no queues of a TAP device with offload headers".into()
-            );
-        }
+        let mut ends = Vec::new();
+        let (peer, node) = match asker {
+            Asker::Near(peer, descriptors) => {
+                ends = descriptors.into_iter().map(End::of).collect::<Option<Vec<_>>>().unwrap_or_default();
+                if ends.is_empty() {
+                    return Err(
+                        "what came with the request are no queues of a TAP device with offload headers, \
+                                nor packet sockets with them"
+                            .into(),
+                    );
+                }
+                (Some(peer), None)
+            }
+            Asker::Far { node } => (None, Some(node)),
+        };
         let taken = |number: &u16| self.ports.values().any(|attached| attached.id.0 == *number);
         let free = (0..PORTS_MAX as u16).find(|number| !taken(number));
         let id = PortId(free.ok_or_else(|| format!("there are {PORTS_MAX} ports already"))?);
-        let (peer, node) = match &asker {
-            Asker::Near(peer, _) => (Some(*peer), None),
-            Asker::Far { node } => (None, Some(node.clone())),
-        };
+        let is_far = node.is_some();
         self.call(move |worker| {
             let now_ns = worker.now_ns();
             worker.exchange.set(now_ns, id, config).map_err(|error| error.to_string())?;
-            match asker {
-                Asker::Near(_, descriptors) => worker.add(id, descriptors).map_err(|error| {
-                    worker.remove(id);
-                    format!("cannot watch the queues: {error}")
-                }),
-                Asker::Far { .. } => {
-                    worker.add_pipes(id, connection);
-                    Ok(())
-                }
+            if is_far {
+                worker.add_pipes(id, connection);
+                return Ok(());
             }
+            worker.add(id, ends).map_err(|error| {
+                worker.remove(id);
+                format!("cannot watch the queues: {error}")
+            })
         })??;
         let process = peer.and_then(|peer| peer.process_id);
         tracing::info!(port = port.name, mac = port.mac, process, node, "port attached");

@@ -10,10 +10,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tombolo_client::{Domain, EmbedError, Embedded, Embedding, Grant, OpenError, Target, Who};
 use tombolo_core::nic::{Coalescing, Tag};
-use tombolo_host::net::TapQueues;
 use tombolo_node::{Address, JoinError, Peer, Security, harmless_reason};
 
-use crate::frames::FrameBuffer;
+use crate::frames::{End, FrameBuffer};
 use crate::letters::{Letter, Ring, VERSION};
 use crate::protocol::{Answer, Ask, Port, Request};
 use crate::station::{Kind, Memories, News, Station};
@@ -261,17 +260,21 @@ impl FarOwner {
     ///
     /// # Errors
     /// The owner has gone.
-    pub fn carry(&mut self, tap: &TapQueues, time: Duration) -> Result<Option<Answer>, FarError> {
+    pub fn carry(
+        &mut self,
+        ends: &[End<BorrowedFd<'_>>],
+        time: Duration,
+    ) -> Result<Option<Answer>, FarError> {
         let until = Instant::now() + time;
-        let queues: Vec<BorrowedFd<'_>> = tap.iter().collect();
+        let waits: Vec<BorrowedFd<'_>> = ends.iter().map(AsFd::as_fd).collect();
         loop {
             let mut is_busy = self.turn();
             // From the device to the owner.
             let mut is_full = self.station.is_full(self.key);
             // Tried in each round, also while frames keep coming.
-            for queue in &queues {
+            for end in ends {
                 for _ in 0..FRAMES_AT_ONCE {
-                    if is_full || self.buffer.read(queue.as_fd()).is_err() {
+                    if is_full || self.buffer.read(end).is_err() {
                         break;
                     }
                     is_busy = true;
@@ -289,8 +292,8 @@ impl FarOwner {
                     Ok(()) => {
                         is_busy = true;
                         // What the device does not take is lost, as on a wire.
-                        if let Some(queue) = queues.first() {
-                            let _ = self.buffer.write(queue.as_fd(), Tag::Keep, true);
+                        if let Some(end) = ends.first() {
+                            let _ = self.buffer.write(end, Tag::Keep);
                         }
                     }
                     Err(Errno::INVAL) => {}
@@ -316,7 +319,7 @@ impl FarOwner {
                 return Ok(None);
             }
             if !is_busy {
-                self.sleep(if is_full { &[] } else { &queues }, left)?;
+                self.sleep(if is_full { &[] } else { &waits }, left)?;
             }
         }
     }

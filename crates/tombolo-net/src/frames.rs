@@ -1,16 +1,47 @@
 //! Frames in buffers, with their offload headers before them, and with tags put in or taken out on their way.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::{Errno, ReadWriteFlags};
 use tombolo_core::nic::offload::{OFFLOAD_BYTES, OffloadHeader, shifted};
 use tombolo_core::nic::{TAG_BYTES, Tag};
+use tombolo_host::net::{is_packet_socket, is_tap, receive_frame, send_frame};
 
 /// Bytes of the addresses, behind which a tag stands.
 const ADDRESSES_BYTES: usize = 12;
 /// The longest frame or segment, with its Ethernet header and two tags.
-const FRAME_BYTES_MAX: usize = 65_536 + 14 + 2 * TAG_BYTES;
+pub const FRAME_BYTES_MAX: usize = 65_536 + 14 + 2 * TAG_BYTES;
+
+/// What frames are read from and written to. Nothing of it waits, also if another process has passed it, which may have
+/// switched off that reads and writes do not: so that is asked for each time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End<D> {
+    /// A queue of a TAP device.
+    Queue(D),
+    /// A socket for all frames of an interface.
+    Socket(D),
+}
+
+impl<D: AsFd> End<D> {
+    /// What a descriptor is; `None`: nothing that frames come from.
+    pub fn of(descriptor: D) -> Option<Self> {
+        if is_tap(descriptor.as_fd()) {
+            Some(Self::Queue(descriptor))
+        } else if is_packet_socket(descriptor.as_fd()) {
+            Some(Self::Socket(descriptor))
+        } else {
+            None
+        }
+    }
+}
+
+impl<D: AsFd> AsFd for End<D> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let (Self::Queue(descriptor) | Self::Socket(descriptor)) = self;
+        descriptor.as_fd()
+    }
+}
 
 /// Room for one frame and its header.
 #[derive(Debug)]
@@ -38,18 +69,8 @@ impl FrameBuffer {
         self.bytes.get(OFFLOAD_BYTES..self.length).unwrap_or(&[])
     }
 
-    /// Where a frame is read to.
-    pub fn space(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-
-    /// So many bytes were read.
-    pub fn set_length(&mut self, length: usize) {
-        self.length = length.min(self.bytes.len());
-    }
-
     /// Puts a tag into the frame itself.
-    pub fn insert(&mut self, kind: u16, contents: u16) {
+    fn insert(&mut self, kind: u16, contents: u16) {
         let at = OFFLOAD_BYTES + ADDRESSES_BYTES;
         if self.length < at || self.length + TAG_BYTES > self.bytes.len() {
             // Without its tag it would be one of another virtual network.
@@ -64,20 +85,30 @@ impl FrameBuffer {
         self.length += TAG_BYTES;
     }
 
-    /// Reads the next frame of a TAP queue, which another process has passed: it may have switched off that reads do not
-    /// wait, so that is asked for each time.
+    /// Reads the next frame.
     ///
     /// # Errors
     /// [`Errno::AGAIN`]: there is none.
-    pub fn read(&mut self, queue: BorrowedFd<'_>) -> Result<(), Errno> {
+    pub fn read<D: AsFd>(&mut self, from: &End<D>) -> Result<(), Errno> {
         self.length = 0;
-        let mut parts = [IoSliceMut::new(&mut self.bytes)];
-        // A TAP has no positions: the one that is given is "here".
-        let length = rustix::io::preadv2(queue, &mut parts, u64::MAX, ReadWriteFlags::NOWAIT)?;
-        if length == 0 {
-            return Err(Errno::IO);
+        match from {
+            End::Queue(queue) => {
+                let mut parts = [IoSliceMut::new(&mut self.bytes)];
+                // A TAP has no positions: the one that is given is "here".
+                let length = rustix::io::preadv2(queue, &mut parts, u64::MAX, ReadWriteFlags::NOWAIT)?;
+                if length == 0 {
+                    return Err(Errno::IO);
+                }
+                self.length = length;
+            }
+            End::Socket(socket) => {
+                let received = receive_frame(socket.as_fd(), &mut self.bytes)?;
+                self.length = received.length_bytes.min(self.bytes.len());
+                if let Some((kind, contents)) = received.tag {
+                    self.insert(kind, contents);
+                }
+            }
         }
-        self.length = length;
         Ok(())
     }
 
@@ -97,13 +128,17 @@ impl FrameBuffer {
         Ok(())
     }
 
-    /// Writes the frame as it is, or with another tag. `is_own`: the descriptor is one that this process has opened, whose
-    /// writes do not wait; for others that is asked for each time.
+    /// Writes the frame as it is, or with another tag.
     ///
     /// # Errors
     /// As the kernel says.
-    pub fn write(&self, to: BorrowedFd<'_>, tag: Tag, is_own: bool) -> Result<(), Errno> {
-        self.with_parts(tag, |parts| put(to, parts, is_own))
+    pub fn write<D: AsFd>(&self, to: &End<D>, tag: Tag) -> Result<(), Errno> {
+        self.with_parts(tag, |parts| match to {
+            End::Queue(queue) => {
+                rustix::io::pwritev2(queue, parts, u64::MAX, ReadWriteFlags::NOWAIT).map(drop)
+            }
+            End::Socket(socket) => send_frame(socket.as_fd(), parts),
+        })
     }
 
     /// Hands out the frame as it is, or with another tag, with its offload header, in parts.
@@ -142,15 +177,6 @@ impl FrameBuffer {
             }
         }
     }
-}
-
-fn put(to: BorrowedFd<'_>, parts: &[IoSlice<'_>], is_own: bool) -> Result<(), Errno> {
-    if is_own {
-        rustix::io::writev(to, parts)?;
-    } else {
-        rustix::io::pwritev2(to, parts, u64::MAX, ReadWriteFlags::NOWAIT)?;
-    }
-    Ok(())
 }
 
 /// Errors of a queue after which it is of no use: its device is gone.

@@ -28,9 +28,11 @@
 pub mod attach;
 pub mod client;
 pub mod control;
+pub mod device;
 pub mod far;
 mod frames;
 mod letters;
+mod machine;
 pub mod protocol;
 pub mod serve;
 mod station;

@@ -8,7 +8,7 @@ use tombolo_host::net::{Interface, PacketSocket, TapQueues};
 
 use tombolo_core::nic::Tag;
 
-use crate::frames::FrameBuffer;
+use crate::frames::{End, FrameBuffer};
 
 /// Which interface is the uplink.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,17 +30,11 @@ impl std::str::FromStr for UplinkName {
     }
 }
 
-#[derive(Debug)]
-enum Way {
-    Packets(PacketSocket),
-    Tap(OwnedFd),
-}
-
 /// An uplink that is open.
 #[derive(Debug)]
 pub struct Uplink {
     interface: Interface,
-    way: Way,
+    end: End<OwnedFd>,
 }
 
 impl Uplink {
@@ -52,13 +46,13 @@ impl Uplink {
         let uplink = match name {
             UplinkName::Interface(name) => {
                 let interface = Interface::open(name)?;
-                let way = Way::Packets(PacketSocket::open(&interface)?);
-                Self { interface, way }
+                let end = End::Socket(PacketSocket::open(&interface)?.into());
+                Self { interface, end }
             }
             UplinkName::Tap(name) => {
                 let mut queues = TapQueues::new(name, 1)?.into_queues();
                 let queue = queues.pop().ok_or(io::ErrorKind::NotFound)?;
-                Self { interface: Interface::open(name)?, way: Way::Tap(queue) }
+                Self { interface: Interface::open(name)?, end: End::Queue(queue) }
             }
         };
         if let Some(mtu) = mtu {
@@ -75,9 +69,9 @@ impl Uplink {
 
     /// How frames go there.
     pub fn kind(&self) -> &'static str {
-        match self.way {
-            Way::Packets(_) => "packet socket",
-            Way::Tap(_) => "tap",
+        match self.end {
+            End::Socket(_) => "packet socket",
+            End::Queue(_) => "tap",
         }
     }
 
@@ -86,19 +80,7 @@ impl Uplink {
     /// # Errors
     /// [`Errno::AGAIN`]: there is none.
     pub fn read(&self, buffer: &mut FrameBuffer) -> Result<(), Errno> {
-        match &self.way {
-            Way::Tap(queue) => buffer.read(queue.as_fd()),
-            Way::Packets(socket) => {
-                buffer.set_length(0);
-                let received = socket.receive(buffer.space());
-                let received = received.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-                buffer.set_length(received.length_bytes);
-                if let Some((kind, contents)) = received.tag {
-                    buffer.insert(kind, contents);
-                }
-                Ok(())
-            }
-        }
+        buffer.read(&self.end)
     }
 
     /// Writes a frame.
@@ -106,15 +88,12 @@ impl Uplink {
     /// # Errors
     /// [`Errno::AGAIN`]: it takes no more at present; others: it does not take this one.
     pub fn write(&self, buffer: &FrameBuffer, tag: Tag) -> Result<(), Errno> {
-        buffer.write(self.as_fd(), tag, true)
+        buffer.write(&self.end, tag)
     }
 }
 
 impl AsFd for Uplink {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.way {
-            Way::Tap(queue) => queue.as_fd(),
-            Way::Packets(socket) => socket.as_fd(),
-        }
+        self.end.as_fd()
     }
 }

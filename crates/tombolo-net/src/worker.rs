@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use tombolo_core::nic::{Exchange, Outward, PortId, Step, Tag, Targets, Vlans};
 use tombolo_host::passed::PassedDescriptor;
 
-use crate::frames::{FrameBuffer, is_gone};
+use crate::frames::{End, FrameBuffer, is_gone};
 use crate::station::{Kind, News, Station};
 use crate::uplink::Uplink;
 
@@ -25,7 +25,7 @@ enum Way {
     /// By the queues of its device.
     Queues {
         /// Closed by others than this thread when they are dropped: closing the last one of a device takes long.
-        queues: Vec<PassedDescriptor>,
+        queues: Vec<End<PassedDescriptor>>,
         /// Whether each may have frames.
         ready: Vec<bool>,
         /// Which is read next.
@@ -229,7 +229,7 @@ impl Worker {
     ///
     /// # Errors
     /// The kernel cannot watch them.
-    pub fn add(&mut self, id: PortId, queues: Vec<PassedDescriptor>) -> io::Result<()> {
+    pub fn add(&mut self, id: PortId, queues: Vec<End<PassedDescriptor>>) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         for (index, queue) in queues.iter().enumerate() {
             let data = epoll::EventData::new_u64(key(id, index));
@@ -447,10 +447,11 @@ impl Worker {
                     self.exchange.was_empty(id);
                     return;
                 };
-                match self.buffer.read(queues[queue].as_fd()) {
+                match self.buffer.read(&queues[queue]) {
                     Ok(()) => *next = queue + 1,
-                    // A frame that the kernel cannot describe is gone.
-                    Err(Errno::INTR | Errno::INVAL) => return,
+                    // A frame that the kernel cannot describe is gone; of a socket it is said once that its interface
+                    // is down.
+                    Err(Errno::INTR | Errno::INVAL | Errno::NETDOWN) => return,
                     Err(errno) => {
                         // Empty or down: the kernel says when there is something again. Or gone.
                         ready[queue] = false;
@@ -505,7 +506,7 @@ impl Worker {
             let was_taken = match port.map(|port| &port.way) {
                 Some(Way::Queues { queues, .. }) => queues
                     .get(queue % queues.len().max(1))
-                    .is_some_and(|target| self.buffer.write(target.as_fd(), tag, false).is_ok()),
+                    .is_some_and(|target| self.buffer.write(target, tag).is_ok()),
                 Some(Way::Pipes(key)) => self.station.as_mut().is_some_and(|station| {
                     // What is left of a full pipe is for messages.
                     let has_room = !station.is_full(*key);

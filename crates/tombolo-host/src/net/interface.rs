@@ -65,6 +65,13 @@ impl Interface {
         Ok(index.cast_unsigned())
     }
 
+    /// Whether there is an interface of this number, under whatever name.
+    pub fn has_index(&self, index: u32) -> bool {
+        let mut request = self.request();
+        request.ifr_ifru.ifru_ifindex = index.cast_signed();
+        self.call(libc::SIOCGIFNAME, &mut request, "it is gone").is_ok()
+    }
+
     /// Takes the name that the interface of a number has now.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use super::told;
 
@@ -38,6 +38,25 @@ pub fn in_namespace<T: Send>(
                 .map_err(|errno| {
                     told(format_args!("cannot enter the namespace {}", path.display()), &errno.into())
                 })?;
+            what()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Does something in a network namespace that is made for it, in which no interface gets an IPv6 address by itself. It is
+/// there as long as descriptors that were made in it.
+///
+/// # Errors
+/// This process may make none, or what is done fails.
+pub fn in_new_namespace<T: Send>(what: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            // SAFETY: descriptors stay shared; of network namespaces no code here takes anything for granted.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
+                .map_err(|errno| told("cannot make a network namespace", &errno.into()))?;
+            // A kernel without IPv6 has nothing to switch off.
+            let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
             what()
         });
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -4,7 +4,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt};
 
 use super::{Interface, told};
 
@@ -36,7 +37,7 @@ impl PacketSocket {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         // No protocol, so nothing comes before it is bound.
         let failed =
-            |error: &io::Error| told(format_args!("cannot use {} as uplink", interface.name()), error);
+            |error: &io::Error| told(format_args!("cannot have all frames of {}", interface.name()), error);
         let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
             .map_err(|errno| failed(&errno.into()))?;
         let socket = Self(socket);
@@ -45,10 +46,7 @@ impl PacketSocket {
             socket.set_option(option, &one).map_err(|error| failed(&error))?;
         }
         // By default three segments fill them.
-        for set in [
-            rustix::net::sockopt::set_socket_recv_buffer_size_force,
-            rustix::net::sockopt::set_socket_send_buffer_size_force,
-        ] {
+        for set in [sockopt::set_socket_recv_buffer_size_force, sockopt::set_socket_send_buffer_size_force] {
             set(&socket, BUFFER_BYTES).map_err(|errno| failed(&errno.into()))?;
         }
         let index = interface.index()?.cast_signed();
@@ -81,44 +79,11 @@ impl PacketSocket {
         }
         Ok(())
     }
+}
 
-    /// The next frame, with its header before it.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::WouldBlock`]: there is none now.
-    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<ReceivedFrame> {
-        let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        let mut control = MaybeUninit::<[u64; 16]>::uninit();
-        // SAFETY: all bytes zero are a valid `msghdr` without parts.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = size_of::<[u64; 16]>();
-        // SAFETY: the kernel writes into the buffer and the control bytes, no more than the lengths beside them.
-        let received = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut message, 0) };
-        let Ok(mut length_bytes) = usize::try_from(received) else { return Err(io::Error::last_os_error()) };
-        if message.msg_flags & libc::MSG_TRUNC != 0 {
-            length_bytes = 0;
-        }
-        let mut tag = None;
-        // SAFETY: the kernel has filled in the message, and its control bytes are alive and aligned.
-        let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return a header within the control bytes, or null.
-        while let Some(found) = unsafe { header.as_ref() } {
-            if found.cmsg_level == libc::SOL_PACKET && found.cmsg_type == libc::PACKET_AUXDATA {
-                // SAFETY: the kernel has put a `tpacket_auxdata` there.
-                let data: libc::tpacket_auxdata =
-                    unsafe { std::ptr::read_unaligned(libc::CMSG_DATA(found).cast()) };
-                if data.tp_status & TAG_IS_VALID != 0 {
-                    let has_type = data.tp_status & TAG_TYPE_IS_VALID != 0;
-                    tag = Some((if has_type { data.tp_vlan_tpid } else { 0x8100 }, data.tp_vlan_tci));
-                }
-            }
-            // SAFETY: as above.
-            header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
-        }
-        Ok(ReceivedFrame { length_bytes, tag })
+impl From<PacketSocket> for OwnedFd {
+    fn from(socket: PacketSocket) -> Self {
+        socket.0
     }
 }
 
@@ -126,4 +91,78 @@ impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Whether a descriptor, which another process may have passed, is a socket for all frames of an interface, as
+/// [`PacketSocket`] opens one: with headers, and with tags beside the frames.
+pub fn is_packet_socket(descriptor: BorrowedFd<'_>) -> bool {
+    let has_option = |option| {
+        let mut value: libc::c_int = 0;
+        let mut length = size_of_val(&value) as libc::socklen_t;
+        let socket = descriptor.as_raw_fd();
+        let place = (&raw mut value).cast();
+        // SAFETY: the kernel writes no more bytes of the value than the length says.
+        let got = unsafe { libc::getsockopt(socket, libc::SOL_PACKET, option, place, &raw mut length) };
+        got == 0 && value != 0
+    };
+    sockopt::socket_domain(descriptor) == Ok(AddressFamily::PACKET)
+        && sockopt::socket_type(descriptor) == Ok(SocketType::RAW)
+        && has_option(libc::PACKET_VNET_HDR)
+        && has_option(libc::PACKET_AUXDATA)
+}
+
+/// Sends a frame, with its header before it, in parts.
+///
+/// # Errors
+/// As the kernel says: [`Errno::AGAIN`], there is no room now.
+pub fn send_frame(socket: BorrowedFd<'_>, parts: &[io::IoSlice<'_>]) -> Result<(), Errno> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, parts, &mut SendAncillaryBuffer::default(), flags)?;
+    Ok(())
+}
+
+/// The next frame of a [`PacketSocket`], with its header before it.
+///
+/// # Errors
+/// As the kernel says: [`Errno::AGAIN`], there is none now.
+pub fn receive_frame(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<ReceivedFrame, Errno> {
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let mut control = MaybeUninit::<[u64; 16]>::uninit();
+    // SAFETY: all bytes zero are a valid `msghdr` without parts.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of::<[u64; 16]>();
+    // SAFETY: the kernel writes into the buffer and the control bytes, no more than the lengths beside them.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    let Ok(mut length_bytes) = usize::try_from(received) else {
+        return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
+    };
+    if message.msg_flags & libc::MSG_TRUNC != 0 {
+        length_bytes = 0;
+    }
+    let mut tag = None;
+    // SAFETY: the kernel has filled in the message, and its control bytes are alive and aligned.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+    // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return a header within the control bytes, or null.
+    while let Some(found) = unsafe { header.as_ref() } {
+        // Whoever passed the socket may have it bring other, shorter data.
+        let length = found.cmsg_len as usize;
+        // SAFETY: no bytes are read.
+        let needed = unsafe { libc::CMSG_LEN(size_of::<libc::tpacket_auxdata>() as u32) } as usize;
+        let is_tag = (found.cmsg_level, found.cmsg_type) == (libc::SOL_PACKET, libc::PACKET_AUXDATA);
+        if is_tag && length >= needed {
+            // SAFETY: the kernel has put a `tpacket_auxdata` there.
+            let data: libc::tpacket_auxdata =
+                unsafe { std::ptr::read_unaligned(libc::CMSG_DATA(found).cast()) };
+            if data.tp_status & TAG_IS_VALID != 0 {
+                let has_type = data.tp_status & TAG_TYPE_IS_VALID != 0;
+                tag = Some((if has_type { data.tp_vlan_tpid } else { 0x8100 }, data.tp_vlan_tci));
+            }
+        }
+        // SAFETY: as above.
+        header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
+    }
+    Ok(ReceivedFrame { length_bytes, tag })
 }

@@ -19,6 +19,16 @@ impl TapQueues {
     /// # Errors
     /// There is an interface of this name, or this process may make none.
     pub fn new(name: &str, count: usize) -> io::Result<Self> {
+        let queues = Self::without_offloads(name, count)?;
+        queues.iter().try_for_each(allow_segments)?;
+        Ok(queues)
+    }
+
+    /// The same, for frames that go to somebody who knows no offloads: the kernel cuts segments and adds checksums.
+    ///
+    /// # Errors
+    /// As [`TapQueues::new`].
+    pub fn without_offloads(name: &str, count: usize) -> io::Result<Self> {
         let kernel_name = name_of(name)?;
         let failed = |error: &io::Error| told(format_args!("cannot make the TAP device {name}"), error);
         let many = if count > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
@@ -39,9 +49,7 @@ impl TapQueues {
             }
             queues.push(queue);
         }
-        let queues = Self(queues);
-        queues.iter().try_for_each(allow_segments)?;
-        Ok(queues)
+        Ok(Self(queues))
     }
 
     /// The queues.

@@ -9,8 +9,9 @@ use tombolo_core::nic::Mac;
 use tombolo_host::net::path_of_namespace;
 use tombolo_host::process::stop_on_signals;
 use tombolo_link::Address;
-use tombolo_net::attach::{AttachError, Attached, Place, QUEUES_MAX};
+use tombolo_net::attach::{AttachError, Attached, Place};
 use tombolo_net::client::AskError;
+use tombolo_net::device::{DeviceName, QUEUES_MAX};
 use tombolo_net::protocol::{Port, Vlans};
 
 use super::bits::BitRate;
@@ -26,17 +27,17 @@ pub struct Arguments {
     /// Where the uplink's owner listens: shm:PATH on this machine, udp:HOST:PORT on another one.
     #[arg(long, value_name = "ADDR")]
     from: Address,
-    /// What the network device is called.
-    #[arg(long)]
-    tap: String,
+    #[command(flatten)]
+    device: DeviceArguments,
     /// What commands call the port; as the device, with its namespace, unless given.
     #[arg(long)]
     name: Option<String>,
     /// The network namespace of the device: a name (`ip netns`), the number of a process in it, or a path.
-    #[arg(long, value_name = "NS")]
+    #[arg(long, value_name = "NS", conflicts_with = "stream")]
     netns: Option<String>,
-    /// The device's hardware address; the kernel chooses one, unless given.
-    #[arg(long)]
+    /// The port's hardware address. The kernel chooses one for a TAP device, unless given; others have to say that of who
+    /// is behind them.
+    #[arg(long, required_unless_present = "tap")]
     mac: Option<Mac>,
     /// The most bytes behind an Ethernet header.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(68..=9000))]
@@ -51,8 +52,8 @@ pub struct Arguments {
     /// one that is full.
     #[arg(long, value_name = "RATE", default_value = "0", hide_default_value = true)]
     guarantee: BitRate,
-    /// Queues of the device.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=QUEUES_MAX as i64))]
+    /// Queues of the TAP device.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["interface", "stream"], value_parser = clap::value_parser!(u8).range(1..=QUEUES_MAX as i64))]
     queues: u8,
     #[command(flatten)]
     rules: RuleArguments,
@@ -62,6 +63,33 @@ pub struct Arguments {
     security: SecurityArguments,
     #[command(flatten)]
     log: LogArguments,
+}
+
+/// What a port is made of.
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+pub struct DeviceArguments {
+    /// A network device, which is made, is called so, and goes with this command.
+    #[arg(long, value_name = "NAME")]
+    tap: Option<String>,
+    /// An interface that exists, and is the outer end of something: the veth pair of a container, the TAP of a virtual
+    /// machine (QEMU's `-netdev tap`). It needs no address; one that it has stays this machine's.
+    #[arg(long, value_name = "NAME")]
+    interface: Option<String>,
+    /// Listen at this path for a virtual machine: QEMU's `-netdev stream,server=off,addr.type=unix,addr.path=PATH`.
+    #[arg(long, value_name = "PATH")]
+    stream: Option<PathBuf>,
+}
+
+impl DeviceArguments {
+    fn name(&self, queues: u8) -> Result<DeviceName, Failure> {
+        match (&self.tap, &self.interface, &self.stream) {
+            (Some(name), _, _) => Ok(DeviceName::Tap(name.clone(), queues.into())),
+            (None, Some(name), _) => Ok(DeviceName::Interface(name.clone())),
+            (None, None, Some(path)) => Ok(DeviceName::Machine(path.clone())),
+            (None, None, None) => Err(Failure::new("what is attached? --tap, --interface or --stream")),
+        }
+    }
 }
 
 /// What a port may do.
@@ -112,19 +140,24 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     };
     stop_on_signals(&STOP);
     let _log = arguments.log.begin()?;
+    let device = arguments.device.name(arguments.queues)?;
+    let called = match &device {
+        DeviceName::Machine(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        device => device.text(),
+    };
     let namespace: Option<PathBuf> = arguments.netns.as_deref().map(path_of_namespace);
     let of_namespace = match &arguments.netns {
         Some(namespace) => {
             // /proc/123/ns/net is known by the number.
             let place = namespace.strip_prefix("/proc/").and_then(|rest| rest.strip_suffix("/ns/net"));
             let place = place.unwrap_or_else(|| namespace.rsplit('/').next().unwrap_or_default());
-            format!("{}@{place}", arguments.tap)
+            format!("{called}@{place}")
         }
-        None => arguments.tap.clone(),
+        None => called,
     };
     let port = Port {
         name: arguments.name.clone().unwrap_or(of_namespace),
-        tap: arguments.tap.clone(),
+        tap: device.text(),
         namespace: arguments.netns.clone(),
         mac: arguments.mac.map(|mac| mac.to_string()).unwrap_or_default(),
         mtu: arguments.mtu,
@@ -136,7 +169,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         is_promiscuous: arguments.rules.promiscuous,
         groups: arguments.rules.groups.as_ref().map(|all| all.iter().map(Mac::to_string).collect()),
     };
-    let attached = Attached::new(port, namespace.as_deref(), arguments.queues.into(), place);
+    let attached = Attached::new(port, &device, namespace.as_deref(), place);
     let mut attached = attached.map_err(|error| match error {
         AttachError::Ask(error @ AskError::Socket(_)) => {
             Failure::new(format!("no owner of an uplink answers at {}: {error}", arguments.from))

@@ -10,6 +10,7 @@ use tombolo_host::testing::left_out;
 
 use crate::common::{PATIENCE, Running, Scratch, TOMBOLO};
 
+mod guests;
 mod isolation;
 mod machines;
 mod sharing;

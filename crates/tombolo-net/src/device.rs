@@ -1,0 +1,155 @@
+//! What a port is made of, which whoever attaches it keeps: a TAP device, an interface that exists, or a virtual machine.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tombolo_core::nic::Mac;
+use tombolo_host::net::{Interface, PacketSocket, TapQueues, in_namespace, is_tap, set_carrier};
+use tombolo_host::unix::MAX_DESCRIPTORS;
+
+use crate::frames::End;
+use crate::machine::Machine;
+
+/// The most queues of a port: as many as one message passes.
+pub const QUEUES_MAX: usize = MAX_DESCRIPTORS;
+/// How long a device of the same name may take to go.
+const GOING_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often it is looked whether it has gone.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What a port is to be made of.
+#[derive(Clone, Debug)]
+pub enum DeviceName {
+    /// A TAP device, which is made, with so many queues.
+    Tap(String, usize),
+    /// An interface that exists, and is the outer end of something: a container's veth pair, a virtual machine's TAP. Who
+    /// is behind it has the port's hardware address.
+    Interface(String),
+    /// A virtual machine that connects to a socket at this path, as QEMU's `-netdev stream` does.
+    Machine(PathBuf),
+}
+
+impl DeviceName {
+    /// What it is called.
+    pub fn text(&self) -> String {
+        match self {
+            Self::Tap(name, _) | Self::Interface(name) => name.clone(),
+            Self::Machine(path) => path.display().to_string(),
+        }
+    }
+}
+
+/// A port's device.
+#[derive(Debug)]
+pub enum Device {
+    /// As [`DeviceName::Tap`].
+    Tap(TapQueues, Interface),
+    /// As [`DeviceName::Interface`], with the number of the interface.
+    Interface(PacketSocket, Interface, u32),
+    /// As [`DeviceName::Machine`].
+    Machine(Machine),
+}
+
+impl Device {
+    /// Makes or opens it in a namespace, or in this one, and switches it on. Returns the hardware address with it, which
+    /// the kernel chooses for a TAP device unless it is given.
+    ///
+    /// # Errors
+    /// There is such a device, or none, or this process may not have it.
+    pub fn open(
+        name: &DeviceName,
+        namespace: Option<&Path>,
+        mac: Option<Mac>,
+        mtu: u32,
+    ) -> io::Result<(Self, Mac)> {
+        let given =
+            || mac.ok_or_else(|| io::Error::other("whose hardware address it is has to be said (--mac)"));
+        match name {
+            DeviceName::Tap(name, count) => in_namespace(namespace, || {
+                let tap = make(name, (*count).clamp(1, QUEUES_MAX))?;
+                // Nothing is to be sent before somebody reads it.
+                tap.iter().try_for_each(|queue| set_carrier(queue, false))?;
+                let interface = Interface::open(name)?;
+                if let Some(mac) = mac {
+                    interface.set_mac(mac.0)?;
+                }
+                interface.set_mtu(mtu)?;
+                interface.set_up()?;
+                let mac = interface.mac()?;
+                Ok((Self::Tap(tap, interface), Mac(mac)))
+            }),
+            DeviceName::Interface(name) => {
+                let mac = given()?;
+                in_namespace(namespace, || {
+                    let interface = Interface::open(name)?;
+                    let index = interface.index()?;
+                    let socket = PacketSocket::open(&interface)?;
+                    // Whose it is has given it an MTU, which may be larger: longer frames are dropped.
+                    if interface.mtu()? < mtu {
+                        interface.set_mtu(mtu)?;
+                    }
+                    interface.set_up()?;
+                    Ok((Self::Interface(socket, interface, index), mac))
+                })
+            }
+            DeviceName::Machine(path) => Ok((Self::Machine(Machine::listen(path, mtu)?), given()?)),
+        }
+    }
+
+    /// What frames are read from and written to.
+    pub fn ends(&self) -> Vec<End<BorrowedFd<'_>>> {
+        match self {
+            Self::Tap(tap, _) => tap.iter().map(End::Queue).collect(),
+            Self::Interface(socket, ..) => vec![End::Socket(socket.as_fd())],
+            Self::Machine(machine) => vec![machine.end()],
+        }
+    }
+
+    /// Whether it is still there. It may have been deleted by hand; it may have another name, or be in another namespace.
+    pub fn is_there(&self) -> bool {
+        match self {
+            Self::Tap(tap, _) => tap.iter().all(is_tap),
+            Self::Interface(_, interface, index) => interface.has_index(*index),
+            Self::Machine(machine) => machine.is_there(),
+        }
+    }
+
+    /// Follows the carrier of the uplink, where there is a cable to plug in: that of an interface that exists is its own.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn plug(&self, has_carrier: bool) -> io::Result<()> {
+        match self {
+            // It is the device's, whichever queue is asked.
+            Self::Tap(tap, _) => tap.iter().next().map_or(Ok(()), |queue| set_carrier(queue, has_carrier)),
+            Self::Interface(..) | Self::Machine(_) => Ok(()),
+        }
+    }
+
+    /// Limits the segments that the kernel hands over at once, where it makes them: those of a virtual machine are as long
+    /// as it likes.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn set_segment_bytes(&self, bytes: u32) -> io::Result<()> {
+        match self {
+            Self::Tap(_, interface) => interface.set_segment_bytes(bytes),
+            Self::Interface(..) | Self::Machine(_) => Ok(()),
+        }
+    }
+}
+
+/// Makes a device. One of this name may be going just now: the owner has it until it sees that its port has ended.
+fn make(name: &str, queues: usize) -> io::Result<TapQueues> {
+    let since = Instant::now();
+    loop {
+        match TapQueues::new(name, queues) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && since.elapsed() < GOING_TIMEOUT => {
+                std::thread::sleep(RETRY_INTERVAL);
+            }
+            made => return made,
+        }
+    }
+}
