@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, SILENCE};
-use crate::common::{PATIENCE, needs};
+use crate::common::{PATIENCE, Running, needs};
 
 #[test]
 fn ports_and_a_host_outside_reach_each_other() {
@@ -169,23 +169,16 @@ fn frames(path: &str) -> BTreeMap<Vec<u8>, usize> {
     found
 }
 
-/// Captures on both sides agree frame by frame, and all checksums are valid, where nothing is offloaded.
-#[test]
-fn captures_on_both_sides_agree_where_nothing_is_offloaded() {
-    needs!("ip", "tcpdump", "tshark", "ethtool", "iperf3");
-    let Some(room) = Room::open(1, &[], &[]) else { return };
-    for (name, device) in [("1", "eth0"), (OUTSIDE, "cable")] {
-        room.ok(
-            name,
-            &["ethtool", "-K", device, "tx", "off", "sg", "off", "tso", "off", "gso", "off", "gro", "off"],
-        );
-    }
-    room.reaches(1, OUTSIDE_ADDRESS);
-    let files = ["one", "other"].map(|name| room.scratch.file(name));
-    let filter = "tcp port 5201 or icmp";
-    let capturing: Vec<_> = [("1", "eth0", &files[0]), (OUTSIDE, "cable", &files[1])]
-        .into_iter()
-        .map(|(name, device, file)| {
+/// What goes by at the device of port 1 and at the host outside.
+struct Capture {
+    files: [String; 2],
+    capturing: Vec<Running>,
+}
+
+impl Capture {
+    fn start(room: &Room, filter: &str) -> Self {
+        let files = ["one", "other"].map(|name| room.scratch.file(name));
+        let start = |(name, device, file): (&str, &str, &String)| {
             let words = [
                 "tcpdump",
                 "-q",
@@ -199,13 +192,94 @@ fn captures_on_both_sides_agree_where_nothing_is_offloaded() {
                 file,
                 "-Z",
                 "root",
-                filter,
             ];
-            let capturing = room.start(name, &words);
+            let capturing = room.start(name, &[&words[..], &[filter]].concat());
             capturing.errors_with("listening on", PATIENCE);
             capturing
-        })
-        .collect();
+        };
+        let capturing = [("1", "eth0", &files[0]), (OUTSIDE, "cable", &files[1])].map(start).into();
+        Self { files, capturing }
+    }
+
+    /// Ends it; nothing was missed.
+    fn end(self) -> [String; 2] {
+        std::thread::sleep(SILENCE);
+        for capturing in &self.capturing {
+            capturing.signal(Signal::INT);
+        }
+        for capturing in self.capturing {
+            let outcome = capturing.wait(PATIENCE);
+            assert!(outcome.stderr.contains("\n0 packets dropped by kernel"), "{}", outcome.stderr);
+        }
+        self.files
+    }
+}
+
+/// What each side of the first connection in a capture file has sent.
+fn streams(file: &str) -> [String; 2] {
+    let output = super::run("tshark", &["-r", file, "-q", "-z", "follow,tcp,raw,0"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut found = [String::new(), String::new()];
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let (which, text) = line.strip_prefix('\t').map_or((0, line), |rest| (1, rest));
+        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            found[which].push_str(text);
+        }
+    }
+    found
+}
+
+/// With all offloads, captures differ in their frames; the bytes of a connection are the same on both sides, and those that
+/// were sent.
+#[test]
+fn streams_on_both_sides_agree_where_all_is_offloaded() {
+    needs!("ip", "tcpdump", "tshark", "python3");
+    let Some(room) = Room::open(1, &[], &[]) else { return };
+    room.reaches(1, OUTSIDE_ADDRESS);
+    const ECHOES: &str = "
+import socket
+s = socket.create_server(('', 7000)); print('listening', flush=True)
+c, _ = s.accept()
+all = bytearray()
+while (part := c.recv(1 << 16)): all += part
+c.sendall(all[::-1]); c.close()
+";
+    const SENDS: &str = "
+import socket, random, sys
+data = random.Random(11).randbytes(3 << 20)
+c = socket.create_connection((sys.argv[1], 7000), 20)
+c.settimeout(60)
+c.sendall(data); c.shutdown(socket.SHUT_WR)
+back = bytearray()
+while (part := c.recv(1 << 16)): back += part
+assert back == data[::-1], 'other bytes came back'
+";
+    let serving = room.start(OUTSIDE, &["python3", "-c", ECHOES]);
+    serving.output_with("listening", PATIENCE);
+    let capture = Capture::start(&room, "tcp port 7000");
+    room.ok("1", &["python3", "-c", SENDS, OUTSIDE_ADDRESS]);
+    let files = capture.end();
+    let lengths = files.each_ref().map(|file| frames(file).into_keys().map(|frame| frame.len()).max());
+    assert!(lengths[0] > Some(9000), "no segments were sent whole: {lengths:?}");
+    let [one, other] = files.each_ref().map(|file| streams(file));
+    let sent = one.each_ref().map(String::len);
+    assert_eq!(sent, [2 * (3 << 20); 2], "both directions are whole");
+    assert!(one == other, "the two sides have seen different bytes");
+}
+
+/// Captures on both sides agree frame by frame, and all checksums are valid, where nothing is offloaded.
+#[test]
+fn captures_on_both_sides_agree_where_nothing_is_offloaded() {
+    needs!("ip", "tcpdump", "tshark", "ethtool", "iperf3");
+    let Some(room) = Room::open(1, &[], &[]) else { return };
+    for (name, device) in [("1", "eth0"), (OUTSIDE, "cable")] {
+        room.ok(
+            name,
+            &["ethtool", "-K", device, "tx", "off", "sg", "off", "tso", "off", "gso", "off", "gro", "off"],
+        );
+    }
+    room.reaches(1, OUTSIDE_ADDRESS);
+    let capture = Capture::start(&room, "tcp port 5201 or icmp");
     assert!(room.pings(1, OUTSIDE_ADDRESS, &["-s", "1000"]));
     // Not so fast that the devices' own queues overflow, behind the one capture and before the other.
     for more in [&["-n", "8M", "-b", "100M"][..], &["-n", "8M", "-b", "100M", "-R"]] {
@@ -214,14 +288,7 @@ fn captures_on_both_sides_agree_where_nothing_is_offloaded() {
         room.ok("1", &[&["iperf3", "-c", OUTSIDE_ADDRESS], more].concat());
         serving.wait(PATIENCE);
     }
-    std::thread::sleep(SILENCE);
-    for capturing in &capturing {
-        capturing.signal(Signal::INT);
-    }
-    for capturing in capturing {
-        let outcome = capturing.wait(PATIENCE);
-        assert!(outcome.stderr.contains("\n0 packets dropped by kernel"), "{}", outcome.stderr);
-    }
+    let files = capture.end();
     let [one, other] = files.each_ref().map(|file| frames(file));
     assert!(one.len() > 1000, "only {} frames", one.len());
     assert!(one == other, "{} and {} different frames", one.len(), other.len());
