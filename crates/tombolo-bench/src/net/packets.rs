@@ -21,10 +21,13 @@ pub enum End {
         /// Who answers.
         address: String,
     },
-    /// Sends as much as it can for a second, and prints how much came.
+    /// Sends as much as it can, and prints how much came.
     Flood {
         /// Who counts.
         address: String,
+        /// How long.
+        #[arg(long, default_value_t = 1)]
+        seconds: u64,
     },
 }
 
@@ -68,10 +71,19 @@ fn ask(address: &str) -> Result<(), Failure> {
     let mut packet = [BACK; PACKET_BYTES];
     let mut latencies = Vec::with_capacity(ROUND_TRIPS);
     for round in 0..ROUND_TRIPS + ROUND_TRIPS / 10 {
+        let number = (round as u64).to_le_bytes();
+        packet[1..9].copy_from_slice(&number);
         let since = Instant::now();
         socket.send(&packet)?;
-        if socket.recv(&mut packet).is_err() {
-            // Lost: it is no latency.
+        // The late answer to an earlier question is none; a lost one is no latency.
+        let is_answered = loop {
+            match socket.recv(&mut packet) {
+                Ok(_) if packet[1..9] == number => break true,
+                Ok(_) => {}
+                Err(_) => break false,
+            }
+        };
+        if !is_answered {
             continue;
         }
         if round >= ROUND_TRIPS / 10 {
@@ -97,7 +109,7 @@ fn how_many(socket: &UdpSocket) -> Result<u64, Failure> {
     Err(Failure::new("the other end does not answer"))
 }
 
-fn flood(address: &str) -> Result<(), Failure> {
+fn flood(address: &str, seconds: u64) -> Result<(), Failure> {
     let socket = connect(address)?;
     let before = how_many(&socket)?;
     // A late answer to a question that was asked twice must not be taken for the next one.
@@ -109,7 +121,7 @@ fn flood(address: &str) -> Result<(), Failure> {
     let packet = [COUNTED; PACKET_BYTES];
     let since = Instant::now();
     let mut sent = 0u64;
-    while since.elapsed() < Duration::from_secs(1) {
+    while since.elapsed() < Duration::from_secs(seconds) {
         for _ in 0..64 {
             sent += u64::from(socket.send(&packet).is_ok());
         }
@@ -124,6 +136,6 @@ pub fn main(end: &End) -> Result<(), Failure> {
     match end {
         End::Echo => echo(),
         End::Ask { address } => ask(address),
-        End::Flood { address } => flood(address),
+        End::Flood { address, seconds } => flood(address, *seconds),
     }
 }

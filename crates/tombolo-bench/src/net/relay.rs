@@ -13,9 +13,9 @@ use crate::Failure;
 /// Frames that are read from one device before the other one's turn.
 const BATCH: u32 = 16;
 
-/// Joins `eth0` in two namespaces until it is ended.
+/// Joins `eth0` in each two namespaces until it is ended.
 pub fn main(namespaces: &[String]) -> Result<(), Failure> {
-    let mut taps = Vec::new();
+    let mut taps: Vec<OwnedFd> = Vec::new();
     for namespace in namespaces {
         let tap = in_namespace(Some(&path_of_namespace(namespace)), || {
             let tap = TapQueues::new("eth0", 1)?;
@@ -24,23 +24,26 @@ pub fn main(namespaces: &[String]) -> Result<(), Failure> {
         })?;
         taps.extend(tap.into_queues());
     }
-    let [one, other]: [OwnedFd; 2] =
-        taps.try_into().map_err(|_| Failure::new("two namespaces are joined"))?;
+    if taps.is_empty() || !taps.len().is_multiple_of(2) {
+        return Err(Failure::new("namespaces are joined two by two"));
+    }
     // As `tombolo net serve` does.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -15);
     println!("joined");
     std::io::stdout().flush()?;
     let mut buffer = vec![0; 10 + 65_536 + 64];
     loop {
-        let mut waits = [PollFd::new(&one, PollFlags::IN), PollFd::new(&other, PollFlags::IN)];
+        let mut waits: Vec<_> = taps.iter().map(|tap| PollFd::new(tap, PollFlags::IN)).collect();
         match poll(&mut waits, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
-        let ready = waits.map(|wait| !wait.revents().is_empty());
-        for ((from, to), ready) in [(&one, &other), (&other, &one)].into_iter().zip(ready) {
-            // Neither direction waits for long.
-            for _ in 0..if ready { BATCH } else { 0 } {
+        let ready: Vec<bool> = waits.iter().map(|wait| !wait.revents().is_empty()).collect();
+        for (index, from) in taps.iter().enumerate().filter(|(index, _)| ready[*index]) {
+            // The other one of the two.
+            let to = &taps[index ^ 1];
+            // Nobody waits for long.
+            for _ in 0..BATCH {
                 let Ok(length) = rustix::io::read(from.as_fd(), &mut buffer) else { break };
                 // What cannot be delivered is dropped.
                 let _ = rustix::io::write(to.as_fd(), &buffer[..length]);
