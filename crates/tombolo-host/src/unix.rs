@@ -198,6 +198,12 @@ impl SeqpacketListener {
         Listener::bind(path, SocketType::SEQPACKET).map(Self)
     }
 
+    /// Lets processes of all users connect: who they are is to be asked of each connection.
+    pub fn let_all_connect(&self) -> Result<(), UnixError> {
+        let path = &self.0.path;
+        rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(at("cannot open to all", path))
+    }
+
     /// The next connection, or None when nobody is waiting.
     pub fn accept(&self) -> Result<Option<SeqpacketSocket>, UnixError> {
         let accepted = self.0.accept(|descriptor| drop(SeqpacketSocket::accepted(descriptor)))?;

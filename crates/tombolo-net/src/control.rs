@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use std::path::PathBuf;
 
 use tombolo_core::nic::registers::MacState;
 use tombolo_core::nic::{self, Coalescing, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns};
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::PeerIdentity;
 use tombolo_node::harmless_reason;
+use tombolo_node::identity::PublicKey;
 
+use crate::allowance::{Allowances, Whom, claims_nothing};
 use crate::far::RING_BYTES;
 use crate::frames::End;
 use crate::protocol::{
@@ -43,6 +46,8 @@ pub enum Asker {
     Far {
         /// What that node is called.
         node: String,
+        /// What it has proved.
+        key: Option<PublicKey>,
     },
 }
 
@@ -53,6 +58,14 @@ impl Asker {
             Self::Far { .. } => None,
         }
     }
+}
+
+/// Who is neither the owner's user nor root.
+enum Stranger {
+    /// The kernel or a key says who.
+    Known(Whom),
+    /// Nobody does.
+    Unknown,
 }
 
 /// A port that is attached.
@@ -75,6 +88,8 @@ pub struct Control {
     has_news: bool,
     /// Of frames to ports of other machines.
     coalescing: Coalescing,
+    /// The file that says what ports have, and who attaches them.
+    allowances: Option<PathBuf>,
 }
 
 /// Bits a second as bytes a second.
@@ -142,9 +157,32 @@ fn segment_bytes(rate: Option<u64>) -> u32 {
 
 impl Control {
     /// An owner without ports.
-    pub fn new(worker: Handle, has_carrier: bool, mtu: u32, coalescing: Coalescing) -> Self {
+    pub fn new(
+        worker: Handle,
+        has_carrier: bool,
+        mtu: u32,
+        coalescing: Coalescing,
+        allowances: Option<PathBuf>,
+    ) -> Self {
         let own_user = rustix::process::geteuid().as_raw();
-        Self { ports: BTreeMap::new(), worker, own_user, has_carrier, mtu, has_news: false, coalescing }
+        Self {
+            ports: BTreeMap::new(),
+            worker,
+            own_user,
+            has_carrier,
+            mtu,
+            has_news: false,
+            coalescing,
+            allowances,
+        }
+    }
+
+    /// Whether processes of this user may ask anything here.
+    pub fn may_connect(&self, peer: PeerIdentity) -> bool {
+        // A file that cannot be read now lets in nobody.
+        let is_listed =
+            |path: &PathBuf| Allowances::read(path).is_ok_and(|all| all.include(Whom::User(peer.user_id)));
+        self.is_owner(Some(peer)) || self.allowances.as_ref().is_some_and(is_listed)
     }
 
     /// Answers a request that came by this connection.
@@ -161,8 +199,8 @@ impl Control {
 
     fn answer_ask(&mut self, connection: u64, asker: Asker, ask: Ask) -> Result<Answer, String> {
         let peer = asker.peer();
-        if peer.is_none() && !matches!(ask, Ask::Attach(_)) {
-            return Err("a port of another machine can be attached, and nothing else asked from there".into());
+        if self.stranger(&asker).is_some() && !matches!(ask, Ask::Attach(_)) {
+            return Err("only the uplink's owner asks and changes: others attach ports".into());
         }
         match ask {
             Ask::Attach(port) => self.attach(connection, asker, port),
@@ -191,7 +229,37 @@ impl Control {
         self.worker.call(what).ok_or_else(|| "the owner is ending".into())
     }
 
+    /// Who it is, unless it is the owner's user or root.
+    fn stranger(&self, asker: &Asker) -> Option<Stranger> {
+        match asker {
+            Asker::Near(peer, _) if self.is_owner(Some(*peer)) => None,
+            Asker::Near(peer, _) => Some(Stranger::Known(Whom::User(peer.user_id))),
+            Asker::Far { key: Some(key), .. } => Some(Stranger::Known(Whom::Key(*key))),
+            Asker::Far { key: None, .. } => Some(Stranger::Unknown),
+        }
+    }
+
+    /// The port as it may be.
+    fn allowed(&self, asker: &Asker, port: Port) -> Result<Port, String> {
+        let stranger = self.stranger(asker);
+        let Some(path) = &self.allowances else {
+            return match stranger {
+                Some(_) => claims_nothing(&port).map(|()| port),
+                None => Ok(port),
+            };
+        };
+        let all = Allowances::read(path)?;
+        match stranger {
+            None => all.apply(port, None),
+            Some(Stranger::Known(whom)) => all.apply(port, Some(whom)),
+            // Without keys there is loopback only, and nobody can be told from others.
+            Some(Stranger::Unknown) => claims_nothing(&port).and_then(|()| all.apply(port, None)),
+        }
+    }
+
     fn attach(&mut self, connection: u64, asker: Asker, port: Port) -> Result<Answer, String> {
+        let is_stranger = self.stranger(&asker).is_some();
+        let port = self.allowed(&asker, port)?;
         let config = config_of(&port)?;
         if self.ports.values().any(|attached| attached.connection == connection) {
             return Err("this connection has attached a port already".into());
@@ -210,9 +278,13 @@ impl Control {
                             .into(),
                     );
                 }
+                // Who has passed a socket can make sending by it take as long as it likes.
+                if is_stranger && ends.iter().any(|end| matches!(end, End::Socket(_))) {
+                    return Err("only the uplink's owner attaches interfaces and virtual machines".into());
+                }
                 (Some(peer), None)
             }
-            Asker::Far { node } => (None, Some(node)),
+            Asker::Far { node, .. } => (None, Some(node)),
         };
         let taken = |number: &u16| self.ports.values().any(|attached| attached.id.0 == *number);
         let free = (0..PORTS_MAX as u16).find(|number| !taken(number));
@@ -398,15 +470,7 @@ impl Control {
             return Err("only the uplink's owner changes what a port may do and have".into());
         }
         let mut port = attached.port.clone();
-        let Changes { weight, rate_bits, guaranteed_bits, vlans, addresses, is_promiscuous, groups } =
-            changes;
-        port.weight = weight.unwrap_or(port.weight);
-        port.rate_bits = rate_bits.unwrap_or(port.rate_bits);
-        port.guaranteed_bits = guaranteed_bits.unwrap_or(port.guaranteed_bits);
-        port.vlans = vlans.unwrap_or(port.vlans);
-        port.addresses = addresses.unwrap_or(port.addresses);
-        port.is_promiscuous = is_promiscuous.unwrap_or(port.is_promiscuous);
-        port.groups = groups.unwrap_or(port.groups);
+        changes.apply(&mut port);
         let (config, id) = (config_of(&port)?, attached.id);
         self.call(move |worker| {
             let now_ns = worker.now_ns();

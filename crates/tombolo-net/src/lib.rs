@@ -10,10 +10,10 @@
 //! Ports of other machines ([`far`]) keep their devices as well; frames go through pipes, by transfers of a node inside
 //! each of the two processes.
 //!
-//! **Who may.** Whoever can connect to the owner's socket, which are processes of its user and root, attaches ports as it
-//! likes: which virtual networks, weights and guarantees a port has is its attacher's to say. Programs behind a port have no
-//! part in that: what they send is checked. From another machine, whoever has a key that is on the list and may `port`
-//! attaches ports, and asks nothing else.
+//! **Who may.** Processes of the owner's user and root attach ports as they like: which virtual networks, weights and
+//! guarantees a port has is theirs to say. Others, which are processes of users that a file ([`allowance`]) lets in, and nodes
+//! of other machines whose key is on the list and may `port`, attach ports and ask nothing else; what all share they get as
+//! the owner says. Programs behind a port have no part in that: what they send is checked.
 //!
 //! ```text
 //!   namespace          tombolo net attach             tombolo net serve
@@ -25,7 +25,9 @@
 //!                  └── frames ─────────────────────────────►┘
 //! ```
 
+pub mod allowance;
 pub mod attach;
+pub mod bits;
 pub mod client;
 pub mod control;
 pub mod device;

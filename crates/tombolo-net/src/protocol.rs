@@ -121,6 +121,26 @@ pub struct Changes {
     pub groups: Option<Option<BTreeSet<String>>>,
 }
 
+impl Changes {
+    /// Makes them.
+    pub fn apply(self, port: &mut Port) {
+        let Self { weight, rate_bits, guaranteed_bits, vlans, addresses, is_promiscuous, groups } = self;
+        port.weight = weight.unwrap_or(port.weight);
+        port.rate_bits = rate_bits.unwrap_or(port.rate_bits);
+        port.guaranteed_bits = guaranteed_bits.unwrap_or(port.guaranteed_bits);
+        port.is_promiscuous = is_promiscuous.unwrap_or(port.is_promiscuous);
+        if let Some(vlans) = vlans {
+            port.vlans = vlans;
+        }
+        if let Some(addresses) = addresses {
+            port.addresses = addresses;
+        }
+        if let Some(groups) = groups {
+            port.groups = groups;
+        }
+    }
+}
+
 /// `Some(None)` as `{"to": null}`: JSON has one null only.
 mod option_of_option {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

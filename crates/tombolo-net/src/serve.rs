@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSlice};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use tombolo_host::unix::{PeerIdentity, SeqpacketListener, SeqpacketSocket, UnixE
 use tombolo_node::identity::Permission;
 use tombolo_node::{Address, Peer, Security, harmless_reason};
 
+use crate::allowance::Allowances;
 use crate::control::{Asker, Control, SEGMENT_BYTES_MAX};
 use crate::far::{self, OWNER_DOMAIN, RING_BYTES};
 use crate::letters::{self, Letter, Ring};
@@ -38,6 +39,8 @@ pub struct Options {
     pub far: Option<(Address, Security)>,
     /// When ports of other machines are told of frames.
     pub coalescing: Coalescing,
+    /// The file that says what ports have, and who attaches them.
+    pub allowances: Option<PathBuf>,
 }
 
 /// How often the uplink's carrier and the caller's wish to end are looked at.
@@ -46,6 +49,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const WAKE_NS: u64 = 100_000;
 /// The most connections.
 const CONNECTIONS_MAX: usize = 4096;
+/// Of those of one user.
+const CONNECTIONS_MAX_OF_USER: usize = 2048;
 /// The most ports of other machines, each of which has two rings here.
 const FAR_MAX: usize = 256;
 /// Of those of one node.
@@ -91,7 +96,17 @@ impl Owner {
     /// # Errors
     /// Another process listens there, or this one may not have the uplink.
     pub fn open(options: &Options, paths: &[&Path]) -> io::Result<Self> {
-        let listen = |path: &&Path| SeqpacketListener::bind(path).map_err(io::Error::other);
+        if let Some(path) = &options.allowances {
+            Allowances::read(path).map_err(io::Error::other)?;
+        }
+        let listen = |path: &&Path| -> io::Result<_> {
+            let listener = SeqpacketListener::bind(path).map_err(io::Error::other)?;
+            // Who has connected is looked at.
+            if options.allowances.is_some() {
+                listener.let_all_connect().map_err(io::Error::other)?;
+            }
+            Ok(listener)
+        };
         let listeners = paths.iter().map(listen).collect::<io::Result<_>>()?;
         let uplink = Uplink::open(&options.uplink, options.mtu)?;
         let interface = tombolo_host::net::Interface::open(uplink.interface().name())?;
@@ -114,7 +129,8 @@ impl Owner {
             far = Some(Far { ends: HashMap::new(), checked, coalescing, security, domain, embedded });
         }
         let worker = Handle::start(Exchange::new(options.mode, limits), uplink, station)?;
-        let control = Control::new(worker, has_carrier, limits.mtu, options.coalescing);
+        let control =
+            Control::new(worker, has_carrier, limits.mtu, options.coalescing, options.allowances.clone());
         let index = interface.index()?;
         Ok(Self {
             listeners,
@@ -189,7 +205,11 @@ impl Owner {
             match listener.accept() {
                 Ok(Some(socket)) if self.connections.len() < CONNECTIONS_MAX => {
                     // Who it is cannot be told: it is nobody's business then.
-                    if let Ok(peer) = socket.peer() {
+                    let peer = socket.peer().ok().filter(|peer| self.control.may_connect(*peer));
+                    let of_user = |user: u32| {
+                        self.connections.values().filter(|(_, peer)| peer.user_id == user).count()
+                    };
+                    if let Some(peer) = peer.filter(|peer| of_user(peer.user_id) < CONNECTIONS_MAX_OF_USER) {
                         self.connections.insert(self.next_connection, (socket, peer));
                         self.next_connection += 1;
                     }
@@ -250,7 +270,11 @@ impl Owner {
             }
             News::Control { key, bytes } => {
                 let Some(end) = self.far.as_ref().and_then(|far| far.ends.get(&key)) else { return };
-                let answer = self.control.answer(key, Asker::Far { node: end.link.name() }, &bytes);
+                let answer = self.control.answer(
+                    key,
+                    Asker::Far { node: end.link.name(), key: end.link.key() },
+                    &bytes,
+                );
                 let heed =
                     move |worker: &mut Worker| worker.station.as_mut().map(|station| station.heeded(key));
                 // If that thread has ended, so has all.

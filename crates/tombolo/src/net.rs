@@ -13,7 +13,6 @@ use tombolo_net::protocol::{Answer, Ask};
 use crate::{Failure, local};
 
 mod attach;
-mod bits;
 mod coalesce;
 mod serve;
 mod set;

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use tombolo_core::rdma::{PathId, PeerId};
 use tombolo_link::identity::{Permission, Permissions};
-use tombolo_link::{Link, LossReason};
+use tombolo_link::{Link, LossReason, PublicKey};
 use tombolo_wire::{Ack, Checksums, MAX_BLOCK_BYTES, MAX_HEADER_BYTES};
 
 use crate::fabric::life::NodeIdentity;
@@ -122,6 +122,11 @@ impl Connection {
     /// Which node is at its other end, once it has said so.
     pub fn identity(&self) -> Option<NodeIdentity> {
         Some(NodeIdentity::new(self.link.peer_key(), self.neighbour().life()?))
+    }
+
+    /// The key that the node at its other end has proved, where the link asks for keys.
+    pub fn key(&self) -> Option<PublicKey> {
+        self.link.peer_key()
     }
 
     /// Whether the list permits that to the node at its other end.

@@ -10,11 +10,11 @@ use tombolo_host::net::path_of_namespace;
 use tombolo_host::process::stop_on_signals;
 use tombolo_link::Address;
 use tombolo_net::attach::{AttachError, Attached, Place};
+use tombolo_net::bits::BitRate;
 use tombolo_net::client::AskError;
 use tombolo_net::device::{DeviceName, QUEUES_MAX};
 use tombolo_net::protocol::{Port, Vlans};
 
-use super::bits::BitRate;
 use super::coalesce::CoalesceArguments;
 use super::{STOP, is_over, path_of};
 use crate::log::LogArguments;

@@ -7,11 +7,11 @@ use clap::{Args, ValueEnum};
 use tombolo_core::nic::{Mode, Turns};
 use tombolo_host::process::stop_on_signals;
 use tombolo_link::Address;
+use tombolo_net::bits::BitRate;
 use tombolo_net::client::Client;
 use tombolo_net::serve::{Options, Owner};
 use tracing::warn;
 
-use super::bits::BitRate;
 use super::coalesce::CoalesceArguments;
 use super::{STOP, SUFFIX, is_over, path_of, show};
 use crate::log::LogArguments;
@@ -41,6 +41,12 @@ pub struct Arguments {
     /// The uplink's MTU; as it is, unless given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(68..=9000))]
     mtu: Option<u32>,
+    /// What ports have, and who attaches them: a file with a line for each port, its name and any of
+    /// from=user:UID, from=KEY, mac=, weight=, rate=, guarantee=, vlan=, trunk=, address=, groups= and promiscuous=. It is read
+    /// when a port is attached, and goes before what is said then. Processes of other users, and other machines, attach
+    /// the ports that have a `from` for them, and no others.
+    #[arg(long, value_name = "FILE")]
+    ports: Option<PathBuf>,
     /// Serve metrics for Prometheus by HTTP at this address; with port 0, at any free port. Whoever reaches the address
     /// reads them: no client has to say who it is.
     #[arg(long, value_name = "IP:PORT")]
@@ -96,6 +102,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         mtu: arguments.mtu,
         far: far.into_iter().next().map(|address| (address, security)),
         coalescing: arguments.coalesce.get(),
+        allowances: arguments.ports.clone(),
     };
     let own =
         local::usable_directory().map(|directory| directory.join(format!("{}{SUFFIX}", std::process::id())));

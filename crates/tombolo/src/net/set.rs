@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use clap::Args;
 use tombolo_core::nic::Mac;
+use tombolo_net::bits::BitRate;
 use tombolo_net::protocol::{Answer, Ask, Changes, UPLINK, Vlans};
 
-use super::bits::BitRate;
 use super::{From, ask, unexpected};
 use crate::Failure;
 

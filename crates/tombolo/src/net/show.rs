@@ -2,10 +2,10 @@
 
 use clap::Args;
 use serde_json::json;
+use tombolo_net::bits::BitRate;
 use tombolo_net::client::Client;
 use tombolo_net::protocol::{Answer, Ask, Counters, PortStatus, Traffic, UPLINK, UplinkStatus, Vlans};
 
-use super::bits::BitRate;
 use super::{From, ask, unexpected};
 use crate::{Failure, output};
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, SILENCE};
+use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, SILENCE, TOMBOLO};
 use crate::common::{PATIENCE, Running, needs};
 
 /// Sends frames as they are given, in hexadecimal, so often.
@@ -252,4 +252,93 @@ fn private_ports_do_not_reach_each_other() {
     room.reaches(1, OUTSIDE_ADDRESS);
     room.reaches(2, OUTSIDE_ADDRESS);
     assert!(!room.pings(1, "10.80.0.2", &[]));
+}
+
+/// A user without privileges attaches the port that is theirs, in namespaces of their own, and gets what the owner says.
+#[test]
+fn another_user_attaches_what_is_theirs_and_no_more() {
+    needs!("ip", "ping", "setpriv", "unshare");
+    let Some(mut room) = Room::prepare(1) else { return };
+    let ports = room.scratch.file("ports");
+    let list = |lines: &str| std::fs::write(&ports, lines).unwrap();
+    list("theirs from=user:65534 rate=50M weight=3 mac=02:00:00:00:00:41\n");
+    open_to_all(room.scratch.path());
+    room.serve(&["--ports", &ports]);
+    room.attach(1, &[]);
+    let address = room.address();
+    let tun = room.scratch.file("tun");
+    let attach = |more: &str| {
+        let script = format!(
+            "{TOMBOLO} net attach --from {address} --tap eth0 {more} & \
+             until ip address add dev eth0 10.80.0.41/24; do sleep 0.1; done 2>/dev/null; \
+             until ping -q -c 1 -W 1 10.80.0.1; do sleep 0.1; done; echo reached; wait"
+        );
+        // Where only root may open the device of TAPs, they have another one, as udev would make it.
+        let outer = format!(
+            "[ -e {tun} ] || mknod -m 666 {tun} c 10 200; mount --bind {tun} /dev/net/tun; \
+             exec setpriv --reuid 65534 --regid 65534 --clear-groups \
+             unshare --user --net --map-root-user sh -c '{script}'"
+        );
+        let mut command = std::process::Command::new("timeout");
+        command.args(["60", "unshare", "--mount", "sh", "-c", &outer]);
+        Running::start(command, Vec::new())
+    };
+    let mac = "--mac 02:00:00:00:00:41";
+    // Neither another's name, nor what is shared, nor another address, nor an interface.
+    for (more, reason) in [
+        ("--name other", "user:65534 may not attach a port that is called other"),
+        (&format!("--name theirs --weight 9 {mac}"), "a weight only the uplink's owner gives"),
+        (&format!("--name theirs --vlan 5 {mac}"), "virtual networks only the uplink's owner gives"),
+        ("--name theirs --mac 02:00:00:00:00:42", "has the address 02:00:00:00:00:41"),
+    ] {
+        attach(more).errors_with(reason, PATIENCE);
+    }
+    let theirs = attach(&format!("--name theirs {mac}"));
+    theirs.output_with("reached", PATIENCE);
+    let status = room.json(&["show", "theirs", "--json"]);
+    assert_eq!(status["user"], 65534, "{status:#}");
+    assert_eq!(
+        (&status["port"]["weight"], &status["port"]["rate_bits"]),
+        (&3.into(), &50_000_000.into()),
+        "{status:#}"
+    );
+    // They ask and change nothing.
+    let user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", TOMBOLO, "net"];
+    for words in [&["ls"][..], &["set", "theirs", "--weight", "1000"]] {
+        let output = room.at("1", &[&user, words, &["--from", &address]].concat());
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && complaint.contains("only the uplink's owner"), "{complaint}");
+    }
+    // What the file says now is what the port has when its owner is back.
+    list("theirs from=user:65534 weight=5\n");
+    room.owner().signal(rustix::process::Signal::KILL);
+    room.owner.take().unwrap().wait(PATIENCE);
+    room.serve(&["--ports", &ports]);
+    let since = Instant::now();
+    let weight = |room: &Room| {
+        let all = room.json(&["ls", "--json"])["ports"].clone();
+        let of = |port: &serde_json::Value| port["port"]["name"] == "theirs" && port["port"]["weight"] == 5;
+        all.as_array().is_some_and(|all| all.iter().any(of))
+    };
+    while !weight(&room) {
+        assert!(since.elapsed() < PATIENCE, "it does not come back: {}", theirs.errors());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // A file that says nothing lets nobody in, and is no start.
+    list("theirs weight\n");
+    attach(&format!("--name theirs {mac}")).errors_with("no owner of an uplink answers", PATIENCE);
+    let again = room.at(
+        "owner",
+        &[TOMBOLO, "net", "serve", "--uplink", "cable", "--listen", "shm:/tmp/none", "--ports", &ports],
+    );
+    assert!(
+        String::from_utf8_lossy(&again.stderr).contains("line 1: `weight` is no NAME=VALUE"),
+        "{again:?}"
+    );
+}
+
+/// Lets other users come to what is in a directory.
+fn open_to_all(directory: &std::path::Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
