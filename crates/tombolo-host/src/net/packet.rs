@@ -148,7 +148,7 @@ pub fn receive_frame(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Receiv
     // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return a header within the control bytes, or null.
     while let Some(found) = unsafe { header.as_ref() } {
         // Whoever passed the socket may have it bring other, shorter data.
-        let length = found.cmsg_len as usize;
+        let length = found.cmsg_len;
         // SAFETY: no bytes are read.
         let needed = unsafe { libc::CMSG_LEN(size_of::<libc::tpacket_auxdata>() as u32) } as usize;
         let is_tag = (found.cmsg_level, found.cmsg_type) == (libc::SOL_PACKET, libc::PACKET_AUXDATA);

@@ -67,32 +67,44 @@ fn race(room: &Room, segments: [&str; 4]) -> Vec<(f64, f64)> {
     before.iter().zip(&after).map(|(before, after)| (after.0 - before.0, after.1 - before.1)).collect()
 }
 
+/// Races until the shares are right, three times at most: while this machine stands still for a moment, a port has nothing
+/// to send, and the others have its share, rightly. A scheduler that is not fair is so each time.
+fn shares_come_right(mut race: impl FnMut() -> Vec<f64>, are_right: impl Fn(&[f64]) -> bool) {
+    let mut found = Vec::new();
+    for _ in 0..3 {
+        found.push(race());
+        if found.last().is_some_and(|shares| are_right(shares)) {
+            return;
+        }
+    }
+    panic!("{found:?}");
+}
+
 #[test]
 fn greedy_ports_get_their_shares_of_a_shaped_uplink() {
     needs!("ip", "iperf3");
     let Some(room) = Room::open(4, &["--rate", "300M"], &[]) else { return };
     let bytes = |raced: &[(f64, f64)]| raced.iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>();
-    let equal = bytes(&race(&room, ["1400", "500", "900", "1200"]));
-    assert!(jain(&equal) >= 0.999, "{equal:?}");
+    shares_come_right(|| bytes(&race(&room, ["1400", "500", "900", "1200"])), |equal| jain(equal) >= 0.999);
     for weight in 1..=4 {
         let set = room.net(&["set", &room.port_name(weight), "--weight", &weight.to_string()]);
         assert!(set.status.success(), "{set:?}");
     }
-    let weighted = bytes(&race(&room, ["1400"; 4]));
-    let all: f64 = weighted.iter().sum();
-    for (weight, bytes) in (1..).zip(&weighted) {
-        let right = all * f64::from(weight) / 10.0;
-        assert!((bytes / right - 1.0).abs() < 0.02, "{weighted:?}");
-    }
+    let are_weighted = |weighted: &[f64]| {
+        let all: f64 = weighted.iter().sum();
+        let is_right =
+            |(weight, bytes): (u32, &f64)| (bytes / (all * f64::from(weight) / 10.0) - 1.0).abs() < 0.02;
+        (1..).zip(weighted).all(is_right)
+    };
+    shares_come_right(|| bytes(&race(&room, ["1400"; 4])), are_weighted);
 }
 
 #[test]
 fn by_frames_greedy_ports_send_as_many_frames() {
     needs!("ip", "iperf3");
     let Some(room) = Room::open(4, &["--rate", "200M", "--scheduler", "rr"], &[]) else { return };
-    let frames: Vec<_> =
-        race(&room, ["1400", "500", "900", "1200"]).iter().map(|(frames, _)| *frames).collect();
-    assert!(jain(&frames) >= 0.999, "{frames:?}");
+    let frames = || race(&room, ["1400", "500", "900", "1200"]).iter().map(|(frames, _)| *frames).collect();
+    shares_come_right(frames, |frames| jain(frames) >= 0.999);
 }
 
 /// A port that floods the uplink with the smallest frames leaves another its share.
