@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tombolo_client::{Domain, EmbedError, Embedded, Embedding, Grant, OpenError, Target, Who};
+use tombolo_core::nic::session::VERSION;
 use tombolo_core::nic::{Coalescing, Tag};
 use tombolo_node::{Address, JoinError, Peer, Security, harmless_reason};
 
 use crate::frames::{End, FrameBuffer};
-use crate::letters::{Letter, Ring, VERSION};
+use crate::letters::{Letter, Ring};
 use crate::protocol::{Answer, Ask, Port, Request};
 use crate::station::{Kind, Memories, News, Station};
 

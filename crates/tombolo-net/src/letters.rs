@@ -3,8 +3,6 @@
 use serde::{Deserialize, Serialize};
 use tombolo_core::nic::pipe::is_ring;
 
-/// Of this file, and of how records lie in a ring.
-pub const VERSION: u16 = 1;
 /// The most bytes of records that travel within a letter: what a message holds, less the rest of the letter.
 pub const INLINE_BYTES_MAX: usize = 928;
 
@@ -30,7 +28,7 @@ impl Ring {
 pub enum Letter<'a> {
     /// A port wants to be connected.
     Hello {
-        /// [`VERSION`].
+        /// [`tombolo_core::nic::session::VERSION`].
         version: u16,
         /// Of the port.
         session: u64,

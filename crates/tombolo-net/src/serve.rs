@@ -1,6 +1,6 @@
 //! An owner: it listens, answers, and has its thread move frames.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tombolo_client::{Domain, Embedded, Target};
+use tombolo_core::nic::session::{Greeting, Sessions, Standing};
 use tombolo_core::nic::{Coalescing, Exchange, Limits, Mode, Turns};
 use tombolo_host::unix::{PeerIdentity, SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_node::identity::Permission;
@@ -16,7 +17,7 @@ use tombolo_node::{Address, Peer, Security, harmless_reason};
 use crate::allowance::Allowances;
 use crate::control::{Asker, Control, SEGMENT_BYTES_MAX};
 use crate::far::{self, OWNER_DOMAIN, RING_BYTES};
-use crate::letters::{self, Letter, Ring};
+use crate::letters::{Letter, Ring};
 use crate::protocol::{Answer, MESSAGE_BYTES_MAX};
 use crate::station::{Kind, News, Station};
 use crate::uplink::{Uplink, UplinkName};
@@ -51,26 +52,17 @@ const WAKE_NS: u64 = 100_000;
 const CONNECTIONS_MAX: usize = 4096;
 /// Of those of one user.
 const CONNECTIONS_MAX_OF_USER: usize = 2048;
-/// The most ports of other machines, each of which has two rings here.
-const FAR_MAX: usize = 256;
-/// Of those of one node.
-const FAR_MAX_OF_NODE: usize = 16;
-/// How long one that is connected may take to say which port it is.
-const ATTACH_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it is looked which nodes are still there.
-const NODES_INTERVAL: Duration = Duration::from_secs(1);
-
 /// A port of another machine, or one that wants to be.
 struct FarEnd {
-    peer: Target,
     link: Arc<Peer>,
-    since: Instant,
 }
 
 /// The node inside this process, for ports of other machines.
 struct Far {
     ends: HashMap<u64, FarEnd>,
-    checked: Instant,
+    /// Who is let in, and stays.
+    sessions: Sessions,
+    begin: Instant,
     coalescing: Coalescing,
     security: Security,
     domain: Domain,
@@ -88,6 +80,20 @@ pub struct Owner {
     next_connection: u64,
     /// After the thread that uses it.
     far: Option<Far>,
+}
+
+impl Far {
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+fn standing_of(link: Option<&Peer>) -> Standing {
+    let link = link.filter(|link| link.loss().is_none());
+    Standing {
+        is_there: link.is_some(),
+        is_permitted: link.is_some_and(|link| link.permits(Permission::Port)),
+    }
 }
 
 impl Owner {
@@ -124,9 +130,15 @@ impl Owner {
             let embedded = far::embed(&name, listen.clone(), security.clone()).map_err(io::Error::other)?;
             let domain = embedded.open_undriven(Some(OWNER_DOMAIN)).map_err(io::Error::other)?;
             station = Some(Station::open(domain.clone(), true).map_err(io::Error::other)?);
-            let (checked, coalescing) = (Instant::now(), options.coalescing);
-            let security = security.clone();
-            far = Some(Far { ends: HashMap::new(), checked, coalescing, security, domain, embedded });
+            far = Some(Far {
+                ends: HashMap::new(),
+                sessions: Sessions::new(RING_BYTES),
+                begin: Instant::now(),
+                coalescing: options.coalescing,
+                security: security.clone(),
+                domain,
+                embedded,
+            });
         }
         let worker = Handle::start(Exchange::new(options.mode, limits), uplink, station)?;
         let control =
@@ -245,8 +257,9 @@ impl Owner {
         self.control.hung_up(number);
         self.connections.remove(&number);
         if let Some(far) = &mut self.far
-            && far.ends.remove(&number).is_some()
+            && far.sessions.ended(number)
         {
+            far.ends.remove(&number);
             let remove = move |worker: &mut Worker| worker.station.as_mut()?.remove(number);
             if let Ok(Some(memories)) = self.control.call(remove) {
                 far::free(&far.domain, memories);
@@ -300,29 +313,25 @@ impl Owner {
     /// Makes pipes to a port of another machine.
     fn connect(&mut self, peer: Target, session: u64, there: Ring, version: u16) -> Result<(), String> {
         let far = self.far.as_mut().ok_or("no ports of other machines are served")?;
-        if version != letters::VERSION {
-            return Err(format!("this is version {} of the letters, not {version}", letters::VERSION));
-        }
-        if !there.is_possible() || there.bytes != RING_BYTES {
-            return Err(format!("a ring has {RING_BYTES} bytes"));
-        }
-        if far.ends.len() >= FAR_MAX {
-            return Err(format!("there are {FAR_MAX} ports of other machines already"));
-        }
-        let link = far::find_node(&far.embedded, peer.node).ok_or("its node has gone")?;
-        if !link.permits(Permission::Port) {
-            return Err(
-                "the list of keys does not permit it to attach ports: add may=port to its line".into()
-            );
-        }
-        if far.ends.values().filter(|end| end.peer.node == peer.node).count() >= FAR_MAX_OF_NODE {
-            return Err(format!("a node has at most {FAR_MAX_OF_NODE} ports"));
-        }
-        let memories = far::memories(&far.domain, peer).map_err(|error| error.to_string())?;
-        let ring = Ring { address: memories.ring.address(), bytes: RING_BYTES };
-        let (key, how) = (self.next_connection, far.coalescing);
+        let link = far::find_node(&far.embedded, peer.node);
+        let standing = standing_of(link.as_deref());
+        let greeting =
+            Greeting { node: peer.node, version, ring_bytes: there.bytes, has_place: there.is_possible() };
+        let key = self.next_connection;
         self.next_connection += 1;
-        far.ends.insert(key, FarEnd { peer, link, since: Instant::now() });
+        far.sessions.greet(far.now_ns(), key, greeting, standing).map_err(|reason| reason.to_string())?;
+        // It is there.
+        let Some(link) = link else { return Ok(()) };
+        let memories = match far::memories(&far.domain, peer) {
+            Ok(memories) => memories,
+            Err(error) => {
+                far.sessions.ended(key);
+                return Err(error.to_string());
+            }
+        };
+        let ring = Ring { address: memories.ring.address(), bytes: RING_BYTES };
+        let how = far.coalescing;
+        far.ends.insert(key, FarEnd { link });
         self.post(peer, move |to, station| {
             station.add(key, to, session, memories, there, how);
             station.post(to, Letter::Welcome { session, ring });
@@ -332,19 +341,15 @@ impl Owner {
 
     /// Ends the ports of nodes that have gone.
     fn check_nodes(&mut self) {
-        let Some(far) = self.far.as_mut().filter(|far| far.checked.elapsed() >= NODES_INTERVAL) else {
+        let Some(far) = self.far.as_mut().filter(|far| far.sessions.is_due(far.now_ns())) else {
             return;
         };
-        far.checked = Instant::now();
         if let Err(error) = far.embedded.node().close_disallowed(&far.security) {
             tracing::warn!(%error, "the list of keys cannot be read: links stay as they are");
         }
-        let attached: HashSet<u64> = self.control.connections().collect();
-        let is_gone = |(key, end): &(&u64, &FarEnd)| {
-            let is_idle = !attached.contains(key) && end.since.elapsed() > ATTACH_TIMEOUT;
-            is_idle || end.link.loss().is_some() || !end.link.permits(Permission::Port)
-        };
-        let gone: Vec<u64> = far.ends.iter().filter(is_gone).map(|(key, _)| *key).collect();
+        self.control.connections().for_each(|connection| far.sessions.attached(connection));
+        let (ends, now_ns) = (&far.ends, far.now_ns());
+        let gone = far.sessions.overdue(now_ns, |key| standing_of(ends.get(&key).map(|end| &*end.link)));
         for key in gone {
             tracing::info!("a port of another machine has gone, or may not be any more");
             self.hang_up(key);

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A TAP device has its queues and its coalescing in the kernel. Ports of other machines have a [`pipe`] in each direction,
-//! with a [`Coalescer`]. Descriptor rings ([`ring`]) and [`Fifo`] are those of the prototype's ports, for the model:
+//! with a [`Coalescer`]; who has those is said by [`session`]. Descriptor rings ([`ring`]) and [`Fifo`] are those of the prototype's ports, for the model:
 //! nothing but their tests uses them so far.
 
 mod coalesce;
@@ -24,6 +24,7 @@ pub mod pipe;
 pub mod registers;
 pub mod ring;
 mod scheduler;
+pub mod session;
 mod switch;
 
 pub use coalesce::{Coalescer, Coalescing};

@@ -7,4 +7,5 @@ mod exchanging;
 mod pipes;
 mod rings;
 mod scheduling;
+mod sessions;
 mod switching;
