@@ -20,6 +20,15 @@ const MODULES: [&str; 8] = [
     "drivers/net/virtio_net.ko",
 ];
 
+/// The newest kernel's version, if the lists of packages are there.
+fn newest() -> Result<Option<String>, String> {
+    let found = Command::new("apt-cache").args(["depends", PACKAGE]).output();
+    let found = found.map_err(|error| format!("apt-cache: {error}"))?;
+    let text = String::from_utf8_lossy(&found.stdout).into_owned();
+    let kernel = text.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
+    Ok(kernel.map(str::to_owned))
+}
+
 /// Makes a directory with `vmlinuz` and the modules, unless there is one.
 pub fn prepare(directory: &Path) -> Result<(), String> {
     if directory.join("vmlinuz").exists() {
@@ -32,11 +41,14 @@ pub fn prepare(directory: &Path) -> Result<(), String> {
     let new = directory.with_extension("new");
     let _ = fs::remove_dir_all(&new);
     fs::create_dir_all(&new).map_err(failed)?;
-    let found = Command::new("apt-cache").args(["depends", PACKAGE]).output();
-    let found = found.map_err(|error| format!("apt-cache: {error}"))?;
-    let text = String::from_utf8_lossy(&found.stdout).into_owned();
-    let kernel = text.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
-    let kernel = kernel.ok_or_else(|| format!("apt-cache knows no {PACKAGE} (apt-get update)"))?;
+    let kernel = match newest()? {
+        Some(kernel) => kernel,
+        None => {
+            // Nothing was installed here yet.
+            run(Command::new("apt-get").args(["update", "--quiet"]))?;
+            newest()?.ok_or_else(|| format!("apt-cache knows no {PACKAGE}"))?
+        }
+    };
     run(Command::new("apt-get")
         .args(["download", "--quiet", &format!("linux-image-{kernel}")])
         .current_dir(&new))?;

@@ -177,6 +177,11 @@ impl Control {
         }
     }
 
+    /// Whether it is a process of the owner's user, or of root.
+    pub fn is_own(&self, peer: PeerIdentity) -> bool {
+        self.is_owner(Some(peer))
+    }
+
     /// Whether processes of this user may ask anything here.
     pub fn may_connect(&self, peer: PeerIdentity) -> bool {
         // A file that cannot be read now lets in nobody.
@@ -252,8 +257,10 @@ impl Control {
         match stranger {
             None => all.apply(port, None),
             Some(Stranger::Known(whom)) => all.apply(port, Some(whom)),
-            // Without keys there is loopback only, and nobody can be told from others.
-            Some(Stranger::Unknown) => claims_nothing(&port).and_then(|()| all.apply(port, None)),
+            Some(Stranger::Unknown) => {
+                Err("the file of ports lets in those that it names, and without keys nobody can be told"
+                    .into())
+            }
         }
     }
 

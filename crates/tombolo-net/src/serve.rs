@@ -50,8 +50,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const WAKE_NS: u64 = 100_000;
 /// The most connections.
 const CONNECTIONS_MAX: usize = 4096;
-/// Of those of one user.
-const CONNECTIONS_MAX_OF_USER: usize = 2048;
+/// Of those of another user.
+const CONNECTIONS_MAX_OF_USER: usize = 256;
 /// A port of another machine, or one that wants to be.
 struct FarEnd {
     link: Arc<Peer>,
@@ -221,7 +221,10 @@ impl Owner {
                     let of_user = |user: u32| {
                         self.connections.values().filter(|(_, peer)| peer.user_id == user).count()
                     };
-                    if let Some(peer) = peer.filter(|peer| of_user(peer.user_id) < CONNECTIONS_MAX_OF_USER) {
+                    let has_room = |peer: &PeerIdentity| {
+                        self.control.is_own(*peer) || of_user(peer.user_id) < CONNECTIONS_MAX_OF_USER
+                    };
+                    if let Some(peer) = peer.filter(has_room) {
                         self.connections.insert(self.next_connection, (socket, peer));
                         self.next_connection += 1;
                     }
