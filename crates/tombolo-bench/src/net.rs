@@ -2,8 +2,9 @@
 //!
 //! Each way is measured in turn, several times. Two namespaces of one machine: by a veth pair, a bridge between two of
 //! those, macvlan, a bare relay between two TAP devices, `tombolo net`: a TCP stream (iperf3) by two congestion controls,
-//! small UDP packets there and back, and as many small UDP packets as go through. The same between two machines: VXLAN, and
-//! ports of another machine. Latency beside a flood; four greedy ports at a shaped uplink, beside HTB on a bridge.
+//! small UDP packets there and back, and as many small UDP packets as go through. Two namespaces as two
+//! machines, joined by VXLAN and by a port of another machine, are measured in the same way. Two more measurements are latency
+//! beside a flood, and four greedy ports at a shaped uplink, beside HTB on a bridge.
 
 use std::path::PathBuf;
 

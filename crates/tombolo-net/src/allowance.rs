@@ -151,10 +151,11 @@ impl Allowances {
     }
 }
 
-/// What all share is the owner's to give: who is somebody else asks for none of it.
+/// Checks what a port asks for whose attacher is neither the owner's user nor root: no weight, guarantee, virtual network or
+/// frames for others, since these change what other ports get.
 ///
 /// # Errors
-/// It does; what.
+/// The port asks for one of these: which one.
 pub fn claims_nothing(port: &Port) -> Result<(), String> {
     let claims = [
         (port.weight > 1, "a weight"),

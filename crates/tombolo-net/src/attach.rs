@@ -1,4 +1,4 @@
-//! A port: a device, which whoever attaches it keeps while owners come and go.
+//! Attaches a port to an owner, and attaches it again when the owner has ended and another one has started.
 
 use std::io;
 use std::os::fd::AsFd;

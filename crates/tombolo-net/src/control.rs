@@ -51,15 +51,6 @@ pub enum Asker {
     },
 }
 
-impl Asker {
-    fn peer(&self) -> Option<PeerIdentity> {
-        match self {
-            Self::Near(peer, _) => Some(*peer),
-            Self::Far { .. } => None,
-        }
-    }
-}
-
 /// Who is neither the owner's user nor root.
 enum Stranger {
     /// The kernel or a key says who.
@@ -177,17 +168,12 @@ impl Control {
         }
     }
 
-    /// Whether it is a process of the owner's user, or of root.
-    pub fn is_own(&self, peer: PeerIdentity) -> bool {
-        self.is_owner(Some(peer))
-    }
-
     /// Whether processes of this user may ask anything here.
     pub fn may_connect(&self, peer: PeerIdentity) -> bool {
         // A file that cannot be read now lets in nobody.
         let is_listed =
             |path: &PathBuf| Allowances::read(path).is_ok_and(|all| all.include(Whom::User(peer.user_id)));
-        self.is_owner(Some(peer)) || self.allowances.as_ref().is_some_and(is_listed)
+        self.is_owner(peer) || self.allowances.as_ref().is_some_and(is_listed)
     }
 
     /// Answers a request that came by this connection.
@@ -203,7 +189,6 @@ impl Control {
     }
 
     fn answer_ask(&mut self, connection: u64, asker: Asker, ask: Ask) -> Result<Answer, String> {
-        let peer = asker.peer();
         if self.stranger(&asker).is_some() && !matches!(ask, Ask::Attach(_)) {
             return Err("only the uplink's owner asks and changes: others attach ports".into());
         }
@@ -212,8 +197,8 @@ impl Control {
             Ask::List { after } => self.list(after),
             Ask::Show(name) => self.show(&name),
             Ask::ShowUplink => self.show_uplink(),
-            Ask::Set { port, changes } => self.set(peer, &port, changes),
-            Ask::SetUplink { rate_bits } => self.set_uplink(peer, rate_bits),
+            Ask::Set { port, changes } => self.set(&port, changes),
+            Ask::SetUplink { rate_bits } => self.set_uplink(rate_bits),
         }
     }
 
@@ -237,7 +222,7 @@ impl Control {
     /// Who it is, unless it is the owner's user or root.
     fn stranger(&self, asker: &Asker) -> Option<Stranger> {
         match asker {
-            Asker::Near(peer, _) if self.is_owner(Some(*peer)) => None,
+            Asker::Near(peer, _) if self.is_owner(*peer) => None,
             Asker::Near(peer, _) => Some(Stranger::Known(Whom::User(peer.user_id))),
             Asker::Far { key: Some(key), .. } => Some(Stranger::Known(Whom::Key(*key))),
             Asker::Far { key: None, .. } => Some(Stranger::Unknown),
@@ -285,7 +270,8 @@ impl Control {
                             .into(),
                     );
                 }
-                // Who has passed a socket can make sending by it take as long as it likes.
+                // The process that passed a packet socket can give it a ring of frames to send (PACKET_TX_RING), and fill
+                // that as fast as the kernel empties it: a send would not end.
                 if is_stranger && ends.iter().any(|end| matches!(end, End::Socket(_))) {
                     return Err("only the uplink's owner attaches interfaces and virtual machines".into());
                 }
@@ -467,15 +453,13 @@ impl Control {
         Ok(Answer::Uplink(Box::new(status)))
     }
 
-    fn is_owner(&self, peer: Option<PeerIdentity>) -> bool {
-        peer.is_some_and(|peer| peer.user_id == self.own_user || peer.user_id == 0)
+    /// Whether it is a process of the owner's user, or of root.
+    pub fn is_owner(&self, peer: PeerIdentity) -> bool {
+        peer.user_id == self.own_user || peer.user_id == 0
     }
 
-    fn set(&mut self, peer: Option<PeerIdentity>, name: &str, changes: Changes) -> Result<Answer, String> {
+    fn set(&mut self, name: &str, changes: Changes) -> Result<Answer, String> {
         let attached = self.find(name)?;
-        if !self.is_owner(peer) {
-            return Err("only the uplink's owner changes what a port may do and have".into());
-        }
         let mut port = attached.port.clone();
         changes.apply(&mut port);
         let (config, id) = (config_of(&port)?, attached.id);
@@ -489,10 +473,7 @@ impl Control {
         Ok(Answer::Done)
     }
 
-    fn set_uplink(&mut self, peer: Option<PeerIdentity>, rate_bits: Option<u64>) -> Result<Answer, String> {
-        if !self.is_owner(peer) {
-            return Err("only the uplink's owner changes what all share".into());
-        }
+    fn set_uplink(&mut self, rate_bits: Option<u64>) -> Result<Answer, String> {
         if let Some(bits) = rate_bits {
             let rate = Some(bytes_of(bits)).filter(|rate| *rate > 0);
             self.call(move |worker| {

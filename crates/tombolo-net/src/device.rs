@@ -1,4 +1,5 @@
-//! What a port is made of, which whoever attaches it keeps: a TAP device, an interface that exists, or a virtual machine.
+//! The devices of ports: a TAP device, an interface that exists, or the socket of a virtual machine. The process that
+//! attaches a port keeps its device open while owners end and start.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,10 +23,10 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// What a port is to be made of.
 #[derive(Clone, Debug)]
 pub enum DeviceName {
-    /// A TAP device, which is made, with so many queues.
+    /// [`Device::open`] makes a TAP device of this name with this number of queues.
     Tap(String, usize),
-    /// An interface that exists, and is the outer end of something: a container's veth pair, a virtual machine's TAP. Who
-    /// is behind it has the port's hardware address.
+    /// An interface that exists: the outer end of a container's veth pair, or a virtual machine's TAP. The container or
+    /// machine at its other end has the port's hardware address.
     Interface(String),
     /// A virtual machine that connects to a socket at this path, as QEMU's `-netdev stream` does.
     Machine(PathBuf),
@@ -86,7 +87,7 @@ impl Device {
                     let interface = Interface::open(name)?;
                     let index = interface.index()?;
                     let socket = PacketSocket::open(&interface)?;
-                    // Whose it is has given it an MTU, which may be larger: longer frames are dropped.
+                    // A larger MTU stays: the owner drops frames that are longer than the port's.
                     if interface.mtu()? < mtu {
                         interface.set_mtu(mtu)?;
                     }
@@ -94,7 +95,10 @@ impl Device {
                     Ok((Self::Interface(socket, interface, index), mac))
                 })
             }
-            DeviceName::Machine(path) => Ok((Self::Machine(Machine::listen(path, mtu)?), given()?)),
+            DeviceName::Machine(path) => {
+                let mac = given()?;
+                Ok((Self::Machine(Machine::listen(path, mtu)?), mac))
+            }
         }
     }
 
@@ -107,7 +111,8 @@ impl Device {
         }
     }
 
-    /// Whether it is still there. It may have been deleted by hand; it may have another name, or be in another namespace.
+    /// Whether the device is still there. A TAP device may be deleted, and may have got another name or namespace; an
+    /// interface that existed may have got another name, and is gone when it is moved to another namespace.
     pub fn is_there(&self) -> bool {
         match self {
             Self::Tap(tap, _) => tap.iter().all(is_tap),

@@ -1,7 +1,7 @@
 //! One network interface for many nodes (MICRO ch. 3 and 6): an owner serves an uplink, and ports attach to it.
 //!
 //! **What.** [`serve::Owner`] has the uplink: an interface of the host, or a TAP device into it. [`attach::Attached`]
-//! makes a TAP device in a network namespace, keeps it, and passes its queues to the owner. Every decision about frames
+//! makes or opens the port's [`device`], keeps it, and passes its descriptors to the owner. Every decision about frames
 //! is made in [`tombolo_core::nic`]; here they are read and written.
 //!
 //! **Why.** A frame is read once from its sender's TAP and written once to its receiver's, in one process, which is

@@ -5,8 +5,8 @@
 //!                                                            └─ packet socket ─ the uplink's owner
 //! ```
 //!
-//! A guest behind a stream knows no offloads, and the owner leaves checksums and the cutting of segments to whoever gets a
-//! frame: here that is the kernel, between the two ends of the TAP device.
+//! The stream carries no offload headers, but the owner sends segments, and frames without checksums, to whatever takes
+//! them. Here the kernel cuts the segments and adds the checksums, between the interface and the queue of the TAP device.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -32,7 +32,7 @@ pub struct Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ask {
-    /// Take this port; the queues of its TAP device come with the message.
+    /// Take this port; the queues of its TAP device, or the packet socket of its interface, come with the message.
     Attach(Port),
     /// Show the ports whose names come after this one, up to [`PORTS_AT_ONCE`], as they are at one moment.
     List {
@@ -75,7 +75,7 @@ pub enum Vlans {
 pub struct Port {
     /// What commands call it.
     pub name: String,
-    /// Its TAP device.
+    /// Its TAP device or interface, or the path of a virtual machine's socket.
     pub tap: String,
     /// Where the device is, for people.
     pub namespace: Option<String>,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tombolo_client::{Domain, Embedded, Target};
-use tombolo_core::nic::session::{Greeting, Sessions, Standing};
+use tombolo_core::nic::session::{Greeting, Sessions, Standing, Unwelcome};
 use tombolo_core::nic::{Coalescing, Exchange, Limits, Mode, Turns};
 use tombolo_host::unix::{PeerIdentity, SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_node::identity::Permission;
@@ -50,17 +50,13 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const WAKE_NS: u64 = 100_000;
 /// The most connections.
 const CONNECTIONS_MAX: usize = 4096;
-/// Of those of another user.
+/// The most connections of one user who is neither the owner's nor root.
 const CONNECTIONS_MAX_OF_USER: usize = 256;
-/// A port of another machine, or one that wants to be.
-struct FarEnd {
-    link: Arc<Peer>,
-}
-
 /// The node inside this process, for ports of other machines.
 struct Far {
-    ends: HashMap<u64, FarEnd>,
-    /// Who is let in, and stays.
+    /// The link by which each session has begun.
+    links: HashMap<u64, Arc<Peer>>,
+    /// Decides which ports of other machines have pipes.
     sessions: Sessions,
     begin: Instant,
     coalescing: Coalescing,
@@ -107,7 +103,7 @@ impl Owner {
         }
         let listen = |path: &&Path| -> io::Result<_> {
             let listener = SeqpacketListener::bind(path).map_err(io::Error::other)?;
-            // Who has connected is looked at.
+            // `accept` looks at the user of each connection.
             if options.allowances.is_some() {
                 listener.let_all_connect().map_err(io::Error::other)?;
             }
@@ -131,7 +127,7 @@ impl Owner {
             let domain = embedded.open_undriven(Some(OWNER_DOMAIN)).map_err(io::Error::other)?;
             station = Some(Station::open(domain.clone(), true).map_err(io::Error::other)?);
             far = Some(Far {
-                ends: HashMap::new(),
+                links: HashMap::new(),
                 sessions: Sessions::new(RING_BYTES),
                 begin: Instant::now(),
                 coalescing: options.coalescing,
@@ -222,7 +218,7 @@ impl Owner {
                         self.connections.values().filter(|(_, peer)| peer.user_id == user).count()
                     };
                     let has_room = |peer: &PeerIdentity| {
-                        self.control.is_own(*peer) || of_user(peer.user_id) < CONNECTIONS_MAX_OF_USER
+                        self.control.is_owner(*peer) || of_user(peer.user_id) < CONNECTIONS_MAX_OF_USER
                     };
                     if let Some(peer) = peer.filter(has_room) {
                         self.connections.insert(self.next_connection, (socket, peer));
@@ -262,7 +258,7 @@ impl Owner {
         if let Some(far) = &mut self.far
             && far.sessions.ended(number)
         {
-            far.ends.remove(&number);
+            far.links.remove(&number);
             let remove = move |worker: &mut Worker| worker.station.as_mut()?.remove(number);
             if let Ok(Some(memories)) = self.control.call(remove) {
                 far::free(&far.domain, memories);
@@ -285,12 +281,9 @@ impl Owner {
                 }
             }
             News::Control { key, bytes } => {
-                let Some(end) = self.far.as_ref().and_then(|far| far.ends.get(&key)) else { return };
-                let answer = self.control.answer(
-                    key,
-                    Asker::Far { node: end.link.name(), key: end.link.key() },
-                    &bytes,
-                );
+                let Some(link) = self.far.as_ref().and_then(|far| far.links.get(&key)) else { return };
+                let answer =
+                    self.control.answer(key, Asker::Far { node: link.name(), key: link.key() }, &bytes);
                 let heed =
                     move |worker: &mut Worker| worker.station.as_mut().map(|station| station.heeded(key));
                 // If that thread has ended, so has all.
@@ -316,15 +309,14 @@ impl Owner {
     /// Makes pipes to a port of another machine.
     fn connect(&mut self, peer: Target, session: u64, there: Ring, version: u16) -> Result<(), String> {
         let far = self.far.as_mut().ok_or("no ports of other machines are served")?;
-        let link = far::find_node(&far.embedded, peer.node);
-        let standing = standing_of(link.as_deref());
+        let link = far::find_node(&far.embedded, peer.node).ok_or_else(|| Unwelcome::Gone.to_string())?;
         let greeting =
             Greeting { node: peer.node, version, ring_bytes: there.bytes, has_place: there.is_possible() };
         let key = self.next_connection;
         self.next_connection += 1;
-        far.sessions.greet(far.now_ns(), key, greeting, standing).map_err(|reason| reason.to_string())?;
-        // It is there.
-        let Some(link) = link else { return Ok(()) };
+        far.sessions
+            .greet(far.now_ns(), key, greeting, standing_of(Some(&link)))
+            .map_err(|reason| reason.to_string())?;
         let memories = match far::memories(&far.domain, peer) {
             Ok(memories) => memories,
             Err(error) => {
@@ -334,7 +326,7 @@ impl Owner {
         };
         let ring = Ring { address: memories.ring.address(), bytes: RING_BYTES };
         let how = far.coalescing;
-        far.ends.insert(key, FarEnd { link });
+        far.links.insert(key, link);
         self.post(peer, move |to, station| {
             station.add(key, to, session, memories, there, how);
             station.post(to, Letter::Welcome { session, ring });
@@ -351,8 +343,8 @@ impl Owner {
             tracing::warn!(%error, "the list of keys cannot be read: links stay as they are");
         }
         self.control.connections().for_each(|connection| far.sessions.attached(connection));
-        let (ends, now_ns) = (&far.ends, far.now_ns());
-        let gone = far.sessions.overdue(now_ns, |key| standing_of(ends.get(&key).map(|end| &*end.link)));
+        let (links, now_ns) = (&far.links, far.now_ns());
+        let gone = far.sessions.overdue(now_ns, |key| standing_of(links.get(&key).map(|link| &**link)));
         for key in gone {
             tracing::info!("a port of another machine has gone, or may not be any more");
             self.hang_up(key);

@@ -20,7 +20,7 @@ const WAYS: [(&str, &str); 5] = [
     ("relay", "bare relay between two TAPs"),
     ("tombolo", "tombolo net"),
 ];
-/// The same between two machines.
+/// What the ways between two machines are called on the page.
 const FAR: [(&str, &str); 5] = [
     ("vxlan", "VXLAN and bridge, not encrypted"),
     ("far", "port of another machine"),
@@ -28,9 +28,9 @@ const FAR: [(&str, &str); 5] = [
     ("far-64", "after 64 frames or 500 µs"),
     ("far-adaptive", "the same, adaptive"),
 ];
-/// Latency beside a flood.
+/// What the ways of the latency beside a flood are called.
 const FLOODED: [(&str, &str); 2] = [("flood-relay", "bare relay"), ("flood-tombolo", "tombolo net")];
-/// A shaped uplink.
+/// What the ways of a shaped uplink are called.
 const SHARED: [(&str, &str); 2] = [("share-htb", "HTB on a bridge"), ("share-tombolo", "tombolo net")];
 
 /// A figure that is compared.

@@ -50,17 +50,33 @@ fn near(room: &mut Room, way: &str, tombolo: &Path) -> Result<(), Failure> {
             room.serve(&mut relay)
         }
         _ => {
-            room.ip("-n {m} link add name outward type veth peer name beyond")?;
-            room.ip("-n {m} link set beyond up")?;
-            let address = format!("shm:{}", room.file("owner"));
-            let mut serve = room.command("m", None, &tombolo.to_string_lossy());
-            room.serve(serve.args(["net", "serve", "--uplink", "outward", "--listen", &address]))?;
+            add_outward(room)?;
+            let address = serve(room, tombolo, None, &[])?;
             for end in ["a", "b"] {
                 attach(room, tombolo, None, &address, end)?;
             }
             Ok(())
         }
     }
+}
+
+/// Makes an interface `outward` that leads nowhere, for owners whose ports send to each other.
+pub fn add_outward(room: &Room) -> Result<(), Failure> {
+    room.ip("-n {m} link add name outward type veth peer name beyond")?;
+    room.ip("-n {m} link set beyond up")
+}
+
+/// Starts an owner of the interface `outward`. Returns where it listens.
+pub fn serve(
+    room: &mut Room,
+    tombolo: &Path,
+    processor: Option<usize>,
+    more: &[&str],
+) -> Result<String, Failure> {
+    let address = format!("shm:{}", room.file("owner"));
+    let mut serve = room.command("m", processor, &tombolo.to_string_lossy());
+    room.serve(serve.args(["net", "serve", "--uplink", "outward", "--listen", &address]).args(more))?;
+    Ok(address)
 }
 
 /// Attaches `eth0` in a namespace.

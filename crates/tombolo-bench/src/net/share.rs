@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tombolo_app::child;
 use tombolo_host::cpu::Stopwatch;
 
-use super::pair::attach;
+use super::pair::{add_outward, attach, serve};
 use super::room::Room;
 use crate::{Failure, this_binary};
 
@@ -24,19 +24,6 @@ const FLOWS: [&str; 4] = ["1", "2", "4", "8"];
 const OWN: Option<usize> = Some(0);
 const OTHER: Option<usize> = Some(1);
 
-/// Starts an owner at the interface `outward`.
-fn serve(
-    room: &mut Room,
-    tombolo: &Path,
-    processor: Option<usize>,
-    more: &[&str],
-) -> Result<String, Failure> {
-    let address = format!("shm:{}", room.file("owner"));
-    let mut serve = room.command("m", processor, &tombolo.to_string_lossy());
-    room.serve(serve.args(["net", "serve", "--uplink", "outward", "--listen", &address]).args(more))?;
-    Ok(address)
-}
-
 /// One way between two namespaces while two others are flooded with packets of 64 bytes.
 pub fn flooded(way: &str, tombolo: &Path) -> Result<Value, Failure> {
     let names = ["a", "b", "c", "d"];
@@ -50,8 +37,7 @@ pub fn flooded(way: &str, tombolo: &Path) -> Result<Value, Failure> {
             .args(names.map(|name| room.namespace(name)));
         room.serve(&mut relay)?;
     } else {
-        room.ip("-n {m} link add name outward type veth peer name beyond")?;
-        room.ip("-n {m} link set beyond up")?;
+        add_outward(&room)?;
         let address = serve(&mut room, tombolo, OWN, &[])?;
         for name in names {
             attach(&mut room, tombolo, OTHER, &address, name)?;

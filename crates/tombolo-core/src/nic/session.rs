@@ -6,7 +6,8 @@
 //!                  └─────► ended: has attached none in time
 //! ```
 //!
-//! A node that misbehaves has its part of the sessions, and no more: nodes that do not are let in as long as there are any.
+//! One node has at most [`SESSIONS_MAX_OF_NODE`], so that the others are let in as long as there are any. A process that
+//! attaches a port is a node of its own: one machine, or one key, may have several.
 
 use std::collections::BTreeMap;
 
@@ -121,14 +122,14 @@ impl Sessions {
         Ok(())
     }
 
-    /// It has attached a port.
+    /// The port of this session is attached.
     pub fn attached(&mut self, key: u64) {
         if let Some(session) = self.all.get_mut(&key) {
             session.has_attached = true;
         }
     }
 
-    /// It has ended. False: there is none of this key.
+    /// The session has ended. False: there is none of this key.
     pub fn ended(&mut self, key: u64) -> bool {
         self.all.remove(&key).is_some()
     }

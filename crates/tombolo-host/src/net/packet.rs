@@ -147,7 +147,7 @@ pub fn receive_frame(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Receiv
     let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
     // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return a header within the control bytes, or null.
     while let Some(found) = unsafe { header.as_ref() } {
-        // Whoever passed the socket may have it bring other, shorter data.
+        // The process that passed the socket may have set options by which control messages of other kinds and lengths come.
         let length = found.cmsg_len;
         // SAFETY: no bytes are read.
         let needed = unsafe { libc::CMSG_LEN(size_of::<libc::tpacket_auxdata>() as u32) } as usize;

@@ -24,7 +24,8 @@ impl TapQueues {
         Ok(queues)
     }
 
-    /// The same, for frames that go to somebody who knows no offloads: the kernel cuts segments and adds checksums.
+    /// Makes a device as [`TapQueues::new`] does, whose reader needs to know no offloads: the kernel cuts segments and adds
+    /// checksums before it hands a frame over.
     ///
     /// # Errors
     /// As [`TapQueues::new`].

@@ -21,8 +21,9 @@ use crate::{Failure, local, metrics, output};
 /// Arguments of `tombolo net serve`.
 #[derive(Args)]
 pub struct Arguments {
-    /// Where to listen for ports: shm:PATH for those of this machine, where processes of this user may attach;
-    /// udp:HOST:PORT for those of other machines, whose keys must be on the list. May be given for each.
+    /// Where to listen for ports: shm:PATH for those of this machine, where processes of this user and root
+    /// may attach, and with --ports other users, too; udp:HOST:PORT for those of other machines, whose keys must be on the
+    /// list. May be given for each.
     #[arg(long, value_name = "ADDR", required = true)]
     listen: Vec<Address>,
     /// The interface that ports share: one that exists, or tap:NAME, a new one into this machine.

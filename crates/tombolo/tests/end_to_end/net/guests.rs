@@ -16,7 +16,7 @@ use crate::common::{PATIENCE, Running, needs, path_of};
 /// A kernel without acceleration takes seconds to boot, on a busy machine many.
 const BOOT: Duration = Duration::from_secs(180);
 
-/// What each guest runs: it serves random bytes, and fetches what it is told to.
+/// The first process of each guest: it serves random bytes by HTTP, and fetches the URL that the kernel's command line names.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mkdir -p /proc /sys /dev /tmp /www
@@ -103,9 +103,8 @@ fn boot(
 
 /// The word after another one on a console, when there is one.
 fn said(guest: &Running, word: &str) -> String {
-    let text = guest.output_with(&format!("{word} "), BOOT);
+    let mut text = guest.output_with(&format!("{word} "), BOOT);
     let since = Instant::now();
-    let mut text = text;
     loop {
         let rest = text.split(&format!("{word} ")).nth(1).unwrap_or_default();
         // The line is whole.
@@ -138,11 +137,14 @@ fn virtual_machines_are_ports_like_others() {
     let mut streamed = Running::start(attach, Vec::new());
     streamed.output_with("attached", PATIENCE);
     // Who is no virtual machine is hung up on, whatever it says.
-    for rubbish in [&[0u8; 4][..], &[0xff; 64], b"GET / HTTP/1.1\r\n\r\n"] {
+    let is_hung_up_on = |rubbish: &[u8]| {
         let mut stream = UnixStream::connect(&socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(rubbish).unwrap();
-        assert!(stream.read_to_end(&mut Vec::new()).is_ok(), "it is hung up on");
+        stream.read_to_end(&mut Vec::new()).is_ok()
+    };
+    for rubbish in [&[0u8; 4][..], &[0xff; 64], b"GET / HTTP/1.1\r\n\r\n"] {
+        assert!(is_hung_up_on(rubbish), "{rubbish:?}");
     }
     let netdev = format!("stream,id=n,server=off,addr.type=unix,addr.path={socket}");
     let first = boot(&room, "1", parts, mac, &netdev, "address=10.80.0.31");
@@ -195,7 +197,7 @@ fn virtual_machines_are_ports_like_others() {
     first.signal(Signal::KILL);
     first.wait(PATIENCE);
     assert!(!room.pings(1, "10.80.0.31", &[]));
-    UnixStream::connect(&socket).unwrap();
+    assert!(is_hung_up_on(&[0; 4]), "nobody is served at the socket any more");
     assert!(room.pings(1, OUTSIDE_ADDRESS, &[]));
     streamed.signal(Signal::TERM);
     assert_eq!(streamed.await_end(PATIENCE).code(), Some(0));

@@ -1,8 +1,13 @@
 //! What a port may not do.
 
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, SILENCE, TOMBOLO};
+use tombolo_host::net::{Interface, PacketSocket};
+use tombolo_host::testing::{STRANGER, as_user};
+use tombolo_host::unix::SeqpacketSocket;
+
+use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, SILENCE, TOMBOLO, attach_with, open_to_all};
 use crate::common::{PATIENCE, Running, needs};
 
 /// Sends frames as they are given, in hexadecimal, so often.
@@ -261,7 +266,7 @@ fn another_user_attaches_what_is_theirs_and_no_more() {
     let Some(mut room) = Room::prepare(1) else { return };
     let ports = room.scratch.file("ports");
     let list = |lines: &str| std::fs::write(&ports, lines).unwrap();
-    list("theirs from=user:65534 rate=50M weight=3 mac=02:00:00:00:00:41\n");
+    list("theirs from=user:65534 rate=50M weight=3 mac=02:00:00:00:00:41\nspare from=user:65534\n");
     open_to_all(room.scratch.path());
     room.serve(&["--ports", &ports]);
     room.attach(1, &[]);
@@ -269,7 +274,7 @@ fn another_user_attaches_what_is_theirs_and_no_more() {
     let tun = room.scratch.file("tun");
     let attach = |more: &str| {
         let script = format!(
-            "{TOMBOLO} net attach --from {address} --tap eth0 {more} & \
+            "{TOMBOLO} net attach --from {address} {more} & \
              until ip address add dev eth0 10.80.0.41/24; do sleep 0.1; done 2>/dev/null; \
              until ping -q -c 1 -W 1 10.80.0.1; do sleep 0.1; done; echo reached; wait"
         );
@@ -279,21 +284,24 @@ fn another_user_attaches_what_is_theirs_and_no_more() {
              exec setpriv --reuid 65534 --regid 65534 --clear-groups \
              unshare --user --net --map-root-user sh -c '{script}'"
         );
-        let mut command = std::process::Command::new("timeout");
-        command.args(["60", "unshare", "--mount", "sh", "-c", &outer]);
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &outer]);
         Running::start(command, Vec::new())
     };
     let mac = "--mac 02:00:00:00:00:41";
-    // Neither another's name, nor what is shared, nor another address, nor an interface.
+    // Neither another's name, nor what is shared, nor another address.
     for (more, reason) in [
-        ("--name other", "user:65534 may not attach a port that is called other"),
-        (&format!("--name theirs --weight 9 {mac}"), "a weight only the uplink's owner gives"),
-        (&format!("--name theirs --vlan 5 {mac}"), "virtual networks only the uplink's owner gives"),
-        ("--name theirs --mac 02:00:00:00:00:42", "has the address 02:00:00:00:00:41"),
+        ("--tap eth0 --name other", "user:65534 may not attach a port that is called other"),
+        (&format!("--tap eth0 --name theirs --weight 9 {mac}"), "a weight only the uplink's owner gives"),
+        (
+            &format!("--tap eth0 --name theirs --vlan 5 {mac}"),
+            "virtual networks only the uplink's owner gives",
+        ),
+        ("--tap eth0 --name theirs --mac 02:00:00:00:00:42", "has the address 02:00:00:00:00:41"),
     ] {
         attach(more).errors_with(reason, PATIENCE);
     }
-    let theirs = attach(&format!("--name theirs {mac}"));
+    let theirs = attach(&format!("--tap eth0 --name theirs {mac}"));
     theirs.output_with("reached", PATIENCE);
     let status = room.json(&["show", "theirs", "--json"]);
     assert_eq!(status["user"], 65534, "{status:#}");
@@ -302,6 +310,16 @@ fn another_user_attaches_what_is_theirs_and_no_more() {
         (&3.into(), &50_000_000.into()),
         "{status:#}"
     );
+    // Nor an interface: they cannot open one as `attach` does, but can pass a socket that somebody else has opened.
+    let socket = PacketSocket::open(&Interface::open("lo").unwrap()).unwrap();
+    let mut port = status["port"].clone();
+    (port["name"], port["weight"]) = ("spare".into(), 1.into());
+    let owner = room.scratch.file("owner");
+    let answer = as_user(STRANGER, || {
+        let client = SeqpacketSocket::connect(owner.as_ref()).unwrap();
+        attach_with(&client, &port, socket.as_fd())
+    });
+    assert!(answer.contains("only the uplink's owner attaches interfaces"), "{answer}");
     // They ask and change nothing.
     let user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", TOMBOLO, "net"];
     for words in [&["ls"][..], &["set", "theirs", "--weight", "1000"]] {
@@ -326,19 +344,12 @@ fn another_user_attaches_what_is_theirs_and_no_more() {
     }
     // A file that says nothing lets nobody in, and is no start.
     list("theirs weight\n");
-    attach(&format!("--name theirs {mac}")).errors_with("no owner of an uplink answers", PATIENCE);
-    let again = room.at(
-        "owner",
-        &[TOMBOLO, "net", "serve", "--uplink", "cable", "--listen", "shm:/tmp/none", "--ports", &ports],
-    );
+    attach(&format!("--tap eth0 --name theirs {mac}")).errors_with("no owner of an uplink answers", PATIENCE);
+    let unused = format!("shm:{}", room.scratch.file("unused"));
+    let again = room
+        .at("owner", &[TOMBOLO, "net", "serve", "--uplink", "cable", "--listen", &unused, "--ports", &ports]);
     assert!(
         String::from_utf8_lossy(&again.stderr).contains("line 1: `weight` is no NAME=VALUE"),
         "{again:?}"
     );
-}
-
-/// Lets other users come to what is in a directory.
-fn open_to_all(directory: &std::path::Path) {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755)).unwrap();
 }

@@ -1,5 +1,6 @@
 //! `tombolo net`: namespaces that share an uplink, a host outside, and real programs between them.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 use tombolo_host::testing::left_out;
+use tombolo_host::unix::SeqpacketSocket;
 
 use crate::common::{PATIENCE, Running, Scratch, TOMBOLO};
 
@@ -237,6 +239,27 @@ impl Drop for Room {
     }
 }
 
+/// Asks an owner to attach a port with this descriptor; what it answers.
+fn attach_with(client: &SeqpacketSocket, port: &Value, descriptor: BorrowedFd<'_>) -> String {
+    let request = serde_json::json!({ "version": 1, "ask": { "attach": port } }).to_string();
+    client.send(&[request.as_bytes()], &[descriptor]).unwrap();
+    let mut buffer = vec![0; 65536];
+    let since = Instant::now();
+    loop {
+        match client.receive(&mut buffer) {
+            Ok(received) => return String::from_utf8_lossy(&buffer[..received.length_bytes]).into_owned(),
+            Err(error) => assert!(since.elapsed() < PATIENCE, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Lets other users come to what is in a directory.
+fn open_to_all(directory: &std::path::Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
 /// What does not come.
 const SILENCE: Duration = Duration::from_millis(300);
 
@@ -281,27 +304,17 @@ fn a_port_that_cannot_be_is_refused_with_a_reason() {
     // Rubbish at the owner's socket disturbs nobody.
     let socket = room.scratch.file("owner");
     for rubbish in [&b"rubbish"[..], b"{}", b"{\"version\":9,\"ask\":\"list\"}", &[0; 60_000]] {
-        let client = tombolo_host::unix::SeqpacketSocket::connect(socket.as_ref()).unwrap();
+        let client = SeqpacketSocket::connect(socket.as_ref()).unwrap();
         client.send(&[rubbish], &[]).unwrap();
     }
     // A descriptor that is no TAP.
-    let client = tombolo_host::unix::SeqpacketSocket::connect(socket.as_ref()).unwrap();
+    let client = SeqpacketSocket::connect(socket.as_ref()).unwrap();
     let file = std::fs::File::open("/dev/zero").unwrap();
     let port = room.json(&["ls", "--json"])["ports"][0]["port"].clone();
     let mut port = port.clone();
     port["name"] = "zeroes".into();
     port["mac"] = "02:00:00:00:00:77".into();
-    let request = serde_json::json!({ "version": 1, "ask": { "attach": port } }).to_string();
-    client.send(&[request.as_bytes()], &[std::os::fd::AsFd::as_fd(&file)]).unwrap();
-    let mut buffer = vec![0; 65536];
-    let since = Instant::now();
-    let answer = loop {
-        match client.receive(&mut buffer) {
-            Ok(received) => break String::from_utf8_lossy(&buffer[..received.length_bytes]).into_owned(),
-            Err(error) => assert!(since.elapsed() < PATIENCE, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
+    let answer = attach_with(&client, &port, file.as_fd());
     assert!(answer.contains("no queues of a TAP device"), "{answer}");
     room.reaches(1, OUTSIDE_ADDRESS);
     assert_eq!(room.json(&["ls", "--json"])["ports"].as_array().map(Vec::len), Some(1));

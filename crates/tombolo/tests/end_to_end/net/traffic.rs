@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, SILENCE};
+use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, SILENCE, open_to_all};
 use crate::common::{PATIENCE, Running, needs};
 
 #[test]
@@ -50,8 +50,7 @@ fn a_file_is_fetched_from_nginx() {
     let mut contents = vec![0; 24 << 20];
     tombolo_random::Random::new(1).fill(&mut contents);
     fs::write(folder.join("file"), &contents).unwrap();
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+    open_to_all(folder);
     for (server, address) in [(OUTSIDE, OUTSIDE_ADDRESS), ("2", "10.80.0.2")] {
         let pid = folder.join("nginx.pid");
         let text = format!(
