@@ -31,6 +31,8 @@ struct Victim {
     done: Option<Option<u64>>,
     /// It was wanted before it was saved.
     taken: bool,
+    /// The agent says that it has not moved it, and may have.
+    misreported: bool,
 }
 
 #[derive(Clone, Default)]
@@ -150,7 +152,11 @@ impl World {
         match space.table.decide(page, access) {
             Decision::Wait => return false,
             // Nothing is mapped there: the kernel refuses.
-            Decision::Zero | Decision::ZeroAgain | Decision::Fetch(_) | Decision::TakeBack(_)
+            Decision::Zero
+            | Decision::ZeroAgain
+            | Decision::Fetch(_)
+            | Decision::FetchAgain(_)
+            | Decision::TakeBack(_)
                 if !space.memory.expected.contains_key(&page) => {}
             Decision::Fetch(_) if slow => {
                 space.resident += 1;
@@ -163,14 +169,19 @@ impl World {
                 space.resident += 1;
                 space.table.found_present(page, slots);
             }
-            Decision::ZeroAgain if present => {}
+            Decision::FetchAgain(_) if slow => {
+                let operation = space.table.fetching(page, access.write, true);
+                space.fetches.push(operation);
+                return false;
+            }
+            Decision::ZeroAgain | Decision::FetchAgain(_) if present => {}
             decision @ (Decision::Zero | Decision::ZeroAgain) => {
                 space.resident += u64::from(decision == Decision::Zero);
                 space.table.mapped(page, false, slots);
                 space.memory.present.insert(page, Present { contents: 0, protected: false });
             }
-            Decision::Fetch(slot) => {
-                space.resident += 1;
+            decision @ (Decision::Fetch(slot) | Decision::FetchAgain(slot)) => {
+                space.resident += u64::from(decision == Decision::Fetch(slot));
                 let protect = !access.write;
                 let contents = self.far[&slot];
                 space.table.mapped(page, protect, slots);
@@ -299,7 +310,8 @@ impl World {
                 },
             };
             space.table.set(page, left);
-            space.victims.push(Victim { page, slot, clean, done: None, taken: false });
+            let misreported = clean && self.random.below(8) == 0;
+            space.victims.push(Victim { page, slot, clean, done: None, taken: false, misreported });
         }
     }
 
@@ -361,6 +373,7 @@ impl World {
             let moved_elsewhere = space.table.operation(victim.page).0 != victim.page;
             let outcome = match victim.done {
                 _ if victim.taken => Outcome::Stays(None),
+                Some(Some(_)) if victim.misreported => Outcome::Stays(Some(victim.slot)),
                 Some(Some(contents)) if !victim.clean && contents == 0 => Outcome::Zero,
                 Some(Some(contents)) => {
                     if victim.clean {
@@ -369,6 +382,8 @@ impl World {
                     far.insert(victim.slot, contents);
                     Outcome::Saved(victim.slot)
                 }
+                // It was misreported before.
+                Some(None) if !moved_elsewhere && victim.clean => Outcome::Saved(victim.slot),
                 Some(None) if !moved_elsewhere => Outcome::Zero,
                 _ => Outcome::Stays(victim.clean.then_some(victim.slot)),
             };
@@ -635,4 +650,18 @@ fn a_kept_page_that_has_gone_unreported_reads_as_zero() {
     assert_eq!(table.decide(1, absent), Decision::ZeroAgain);
     let writer = Access { write: true, protected: true, agent: false };
     assert_eq!(table.decide(1, writer), Decision::Wait, "what is being copied is not written to");
+}
+
+/// Whoever is wrong about it: a page whose contents are stored is not taken for zeroes.
+#[test]
+fn what_is_stored_is_fetched_where_it_should_be_here_and_is_not() {
+    let (mut slots, mut table) = (slots(4), Table::default());
+    table.register(0, 4, &mut slots);
+    let (slot, _) = slots.take().unwrap();
+    slots.commit(slot, None).unwrap();
+    table.set(1, Entry(0).with_state(State::Resident).with_slot(Some(slot)));
+    let absent = Access { write: false, protected: false, agent: false };
+    assert_eq!(table.decide(1, absent), Decision::FetchAgain(slot));
+    assert_eq!(table.decide(1, Access { write: true, ..absent }), Decision::FetchAgain(slot));
+    assert_eq!(table.decide(1, Access { write: true, protected: true, agent: false }), Decision::Unprotect);
 }

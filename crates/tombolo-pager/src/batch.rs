@@ -30,7 +30,7 @@ use tombolo_host::uffd::UffdError;
 use crate::copy_out::{read_kept, read_moved};
 use crate::evict::Evictor;
 use crate::pager::CopyBack;
-use crate::protocol::{Done, STAGING_PAGES};
+use crate::protocol::{Done, MOVED_UNSAID, STAGING_PAGES};
 use crate::serve::{CHANGES_MAX, TookBack};
 use crate::space::{Agent, Order, Space, Table, extend};
 use crate::stats::Counters;
@@ -55,8 +55,8 @@ pub(crate) enum Way {
     Keep,
     /// It has left the program, and its slot has the contents.
     Gone,
-    /// It reads as zero.
-    Empty,
+    /// It was not there: what its slot has is its contents, and without one it reads as zero.
+    Absent,
     /// It was moved, and cannot be read: rather no contents than wrong ones.
     Unread,
     /// It stays as it was.
@@ -98,7 +98,7 @@ impl Victim {
     /// It has left the program, and waits for no lender and no agent.
     fn is_settled(&self) -> bool {
         match self.way {
-            Way::Gone | Way::Empty => true,
+            Way::Gone | Way::Absent => true,
             Way::Moved(_) => self.staged.is_none(),
             _ => false,
         }
@@ -390,14 +390,16 @@ impl Evictor {
                 || process::is_writable(batch.agent.pid, Space::address(victim.page)).ok().flatten();
             let refused = || match (status, victim.clean) {
                 // Its state says that it is mapped, and it is not: the program dropped it, or moved it away.
-                (ENOENT, _) => Way::Empty,
+                (ENOENT, _) => Way::Absent,
                 (EBUSY, _) => Way::Unshare,
                 (EINVAL, _) if !batch.space.changes_unseen() && writable() == Some(false) => Way::Keep,
                 _ => Way::Stay,
             };
+            let misreported = &self.pager.stats.counters.moves_misreported;
+            Counters::add(misreported, u64::from(status == MOVED_UNSAID));
             victim.way = match status {
-                0 if victim.clean => Way::Gone,
-                0 => Way::Moved(index),
+                0 | MOVED_UNSAID if victim.clean => Way::Gone,
+                0 | MOVED_UNSAID => Way::Moved(index),
                 _ => refused(),
             };
         }
@@ -411,7 +413,7 @@ impl Evictor {
             let (now, entry) = table.states.operation(victim.page);
             let moved_elsewhere = now != victim.page;
             match victim.way {
-                Way::Empty if moved_elsewhere => victim.way = Way::Stay,
+                Way::Absent if moved_elsewhere => victim.way = Way::Stay,
                 Way::Keep if moved_elsewhere || entry.is_discarded() => victim.way = Way::Stay,
                 Way::Keep => {
                     let address = Space::address(victim.page);
@@ -661,7 +663,7 @@ impl Evictor {
             for victim in victims {
                 let ending = match victim.way {
                     Way::Moved(_) | Way::Gone | Way::Keep => victim.slot.map_or(Ending::Zero, Ending::Saved),
-                    Way::Empty => Ending::Zero,
+                    Way::Absent => victim.slot.filter(|_| victim.clean).map_or(Ending::Zero, Ending::Saved),
                     Way::Unread => Ending::Lost,
                     Way::Stay | Way::Unshare | Way::Back | Way::Taken | Way::Move | Way::Clean => {
                         Counters::add(&counters.evictions_undone, 1);

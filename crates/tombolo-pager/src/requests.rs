@@ -24,8 +24,14 @@ const LOOKED_AT_ONCE: u64 = 1 << 14;
 struct PageBuffer([u8; PAGE_BYTES as usize]);
 
 impl Pager {
-    /// A thread of the program touched a page of the control area.
-    pub(crate) fn serve_control(&self, space: &Arc<Space>, table: &mut Table, index: usize) -> Step {
+    /// A thread of the program touched a page of the control area, or the evictor one that it was to read.
+    pub(crate) fn serve_control(
+        &self,
+        space: &Arc<Space>,
+        table: &mut Table,
+        index: usize,
+        is_evictor: bool,
+    ) -> Step {
         let answer = match index {
             ATTACH_PAGE => Answer { served: 1, value: space.token, number: 0 },
             _ if (REQUEST_PAGE..REQUEST_PAGE + REQUESTS).contains(&index) => {
@@ -36,6 +42,15 @@ impl Pager {
                     return Step::Again;
                 }
                 self.carry_out(space, table, index - REQUEST_PAGE)
+            }
+            // The evictor reads what was moved there: rather no contents than wrong ones.
+            _ if is_evictor => {
+                let page = space.control_address(index);
+                if let Err(UffdError::Again(_)) = space.uffd.poison(page, PAGE_BYTES as usize) {
+                    return Step::Again;
+                }
+                space.wake_later(table, page / PAGE_BYTES, 1);
+                return Step::Done;
             }
             // The staging area: what is not there reads as zero.
             _ => Answer::default(),

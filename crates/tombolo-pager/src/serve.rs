@@ -81,13 +81,14 @@ impl Pager {
 
     fn try_serve(&self, space: &Arc<Space>, table: &mut Table, fault: Fault) -> Step {
         let page = fault.page;
+        let is_evictor = fault.thread == self.evictor_thread.load(Ordering::Relaxed);
         if let Some(index) = space.control_page(page) {
-            return self.serve_control(space, table, index);
+            return self.serve_control(space, table, index, is_evictor);
         }
         let agent = space.agent().is_some_and(|agent| agent.own_pid == fault.thread);
         let access = Access { write: fault.write, protected: fault.protected, agent };
         // An eviction waits for either of them, and room for the eviction.
-        let agent = agent || fault.thread == self.evictor_thread.load(Ordering::Relaxed);
+        let agent = agent || is_evictor;
         match table.states.decide(page, access) {
             Decision::Wait => {
                 let state = table.states.get(page).state();
@@ -109,6 +110,7 @@ impl Pager {
             Decision::Zero => self.zero(space, table, fault, agent),
             Decision::ZeroAgain => self.zero_again(space, table, page),
             Decision::Fetch(slot) => self.fetch(space, table, fault, slot, agent),
+            Decision::FetchAgain(slot) => self.fetch_again(space, table, fault, slot),
             Decision::Unprotect => self.unprotect(space, table, page),
             Decision::Poison => self.poison_now(space, table, page),
         }
@@ -218,6 +220,7 @@ impl Pager {
         let protect = table.states.get(page).is_kept();
         match space.map(table, page, self.zeroes.address(), 1, protect) {
             Ok(_) => {
+                Counters::add(&self.stats.counters.unseen_drops, 1);
                 if table.states.get(page).state() == State::Resident {
                     table.states.mapped(page, false, &mut self.far.slots());
                     self.queue(space, table, page, None);
@@ -284,6 +287,42 @@ impl Pager {
             Counters::add(&self.stats.counters.prefetched_pages, 1);
         }
         Counters::add(&self.stats.counters.pages_in, taken);
+        Step::Done
+    }
+
+    /// A page that has room already, and is stored. Where it is here, mapping it is refused, now or when it arrives.
+    fn fetch_again(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, slot: u32) -> Step {
+        let page = fault.page;
+        let protect = !fault.write && self.habit.protect();
+        match self.bring(space, table, page, slot, protect, Some(fault.since)) {
+            Ok(()) => {
+                // What was sent for may be here.
+                let is_mapped = table.states.get(page).state() == State::Resident;
+                Counters::add(&self.stats.counters.unseen_drops, u64::from(is_mapped));
+                Step::Done
+            }
+            Err(NotBrought::Lost) => self.poison_absent(space, table, page),
+            Err(NotBrought::Refused(UffdError::Again(_))) => Step::Again,
+            Err(NotBrought::Refused(UffdError::Exists(_))) => {
+                space.wake_later(table, page, 1);
+                Step::Done
+            }
+            Err(NotBrought::Refused(other)) => self.map_failed(space, table, page, &other),
+        }
+    }
+
+    /// A page that is here, by what the table says, and is lost if it is not: whoever touches it gets SIGBUS rather than
+    /// zeroes.
+    pub(crate) fn poison_absent(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
+        match space.uffd.poison(Space::address(page), PAGE_BYTES as usize) {
+            Ok(()) => {
+                table.states.lost(page, &mut self.far.slots());
+                self.unreserve(space, 1);
+            }
+            Err(UffdError::Again(_)) => return Step::Again,
+            Err(_) => {}
+        }
+        space.wake_later(table, page, 1);
         Step::Done
     }
 

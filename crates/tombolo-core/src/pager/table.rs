@@ -65,6 +65,9 @@ pub enum Decision {
     ZeroAgain,
     /// The page is in this slot.
     Fetch(u32),
+    /// The page is here, and as well in this slot; mostly two threads have asked for it. If it is not here, whyever, its
+    /// contents are known: map them. There is room for it already.
+    FetchAgain(u32),
     /// The page is being saved by this operation, and its contents are at hand: map them, and then call
     /// [`Table::taken_back`].
     TakeBack(Page),
@@ -366,9 +369,9 @@ impl Table {
                 Decision::Wait
             }
             State::Resident | State::Untouched if access.protected => Decision::Unprotect,
-            State::Resident => Decision::ZeroAgain,
+            State::Resident if entry.slot().is_none() => Decision::ZeroAgain,
             State::Untouched => Decision::Zero,
-            State::Remote if self.is_name(page) && self.is_name(second_name(page)) => {
+            State::Remote | State::Resident if self.is_name(page) && self.is_name(second_name(page)) => {
                 // A third operation would have no name.
                 for forward in self.forwards.iter_mut().filter(|forward| forward.began == page) {
                     forward.waiter = true;
@@ -377,7 +380,8 @@ impl Table {
             }
             // Also where the page was protected when the thread met it: it may have been evicted since, and
             // then the slot has its contents. A page that a fork left mapped (see `fork`) refuses the copy.
-            State::Remote => match entry.slot() {
+            state => match entry.slot() {
+                Some(slot) if state == State::Resident => Decision::FetchAgain(slot),
                 Some(slot) => Decision::Fetch(slot),
                 None => Decision::Zero,
             },
