@@ -652,9 +652,9 @@ fn a_kept_page_that_has_gone_unreported_reads_as_zero() {
     assert_eq!(table.decide(1, writer), Decision::Wait, "what is being copied is not written to");
 }
 
-/// Whoever is wrong about it: a page whose contents are stored is not taken for zeroes.
+/// Whoever is wrong about where it is.
 #[test]
-fn what_is_stored_is_fetched_where_it_should_be_here_and_is_not() {
+fn a_clean_page_that_is_absent_is_fetched_from_its_slot() {
     let (mut slots, mut table) = (slots(4), Table::default());
     table.register(0, 4, &mut slots);
     let (slot, _) = slots.take().unwrap();

@@ -29,8 +29,9 @@ use tombolo_host::uffd::UffdError;
 
 use crate::copy_out::{read_kept, read_moved};
 use crate::evict::Evictor;
+use crate::lost::found_moved;
 use crate::pager::CopyBack;
-use crate::protocol::{Done, MOVED_UNSAID, STAGING_PAGES};
+use crate::protocol::{Done, STAGING_PAGES};
 use crate::serve::{CHANGES_MAX, TookBack};
 use crate::space::{Agent, Order, Space, Table, extend};
 use crate::stats::Counters;
@@ -327,7 +328,7 @@ impl Evictor {
 
     /// Goes on with a batch whose agent has answered. False: it has to wait, and stands last now.
     pub(crate) fn resume(&mut self, mut batch: Batch) -> bool {
-        let done = match std::mem::replace(&mut batch.awaits, Awaits::Agent) {
+        let mut done = match std::mem::replace(&mut batch.awaits, Awaits::Agent) {
             Awaits::Staging(done) => done,
             Awaits::End(since) => return self.agent_lost(batch, since),
             Awaits::Agent | Awaits::Rest => return self.settle(batch),
@@ -337,7 +338,7 @@ impl Evictor {
             self.settle(batch);
             return true;
         }
-        if !self.stage(&mut batch.victims) {
+        if !self.correct(&batch, &mut done) || !self.stage(&mut batch.victims) {
             self.eviction.returning(batch.command);
             batch.awaits = Awaits::Staging(done);
             self.batches.push(batch);
@@ -382,6 +383,28 @@ impl Evictor {
         }
     }
 
+    /// Finds pages that were moved although the kernel has reported an error: Linux 6.18 does that (decision 2). False: the
+    /// page tables cannot be looked at now.
+    fn correct(&self, batch: &Batch, done: &mut Done) -> bool {
+        // What is pinned, or in a mapping of a kind that does not allow it, is refused before anything is moved.
+        let is_doubtful = |status: u8| !matches!(status, 0 | EBUSY | EINVAL);
+        let doubtful: Vec<(usize, &Victim)> = (batch.victims.iter().enumerate().zip(&done.moved))
+            .filter(|(_, status)| is_doubtful(**status))
+            .map(|(victim, _)| victim)
+            .collect();
+        if doubtful.is_empty() {
+            return true;
+        }
+        let Ok(found) = found_moved(&self.pager, batch, &doubtful) else { return false };
+        for ((index, _), is_moved) in doubtful.into_iter().zip(found) {
+            if let Some(status) = done.moved.get_mut(index).filter(|_| is_moved) {
+                *status = 0;
+                Counters::add(&self.pager.stats.counters.moves_misreported, 1);
+            }
+        }
+        true
+    }
+
     /// What became of the pages that were to be moved.
     fn moved(&self, batch: &mut Batch, done: &Done) {
         for (index, victim) in (0u32..).zip(&mut batch.victims) {
@@ -395,11 +418,9 @@ impl Evictor {
                 (EINVAL, _) if !batch.space.changes_unseen() && writable() == Some(false) => Way::Keep,
                 _ => Way::Stay,
             };
-            let misreported = &self.pager.stats.counters.moves_misreported;
-            Counters::add(misreported, u64::from(status == MOVED_UNSAID));
             victim.way = match status {
-                0 | MOVED_UNSAID if victim.clean => Way::Gone,
-                0 | MOVED_UNSAID => Way::Moved(index),
+                0 if victim.clean => Way::Gone,
+                0 => Way::Moved(index),
                 _ => refused(),
             };
         }

@@ -84,8 +84,8 @@ enum Told {
     Never,
 }
 
-impl From<io::Error> for Told {
-    fn from(error: io::Error) -> Self {
+impl From<&io::Error> for Told {
+    fn from(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Self::NotYet,
             _ if error.kind() == io::ErrorKind::ResourceBusy => Self::NotYet,
@@ -105,9 +105,9 @@ fn what_was_done(pager: &Pager, batch: &Batch) -> Told {
         None => what_was_moved(pager, batch, thread),
     });
     match told {
-        Ok(Some(told)) => told.unwrap_or_else(Told::from),
+        Ok(Some(told)) => told.unwrap_or_else(|error| Told::from(&error)),
         Ok(None) => Told::Never,
-        Err(error) => Told::from(error),
+        Err(error) => Told::from(&error),
     }
 }
 
@@ -162,4 +162,29 @@ fn what_was_moved(pager: &Pager, batch: &Batch, thread: u32) -> io::Result<Told>
     }
     // Each is in one place, whatever is changing elsewhere.
     Ok(if is_changing && !is_clear { Told::NotYet } else { Told::Done { done, doubtful: None } })
+}
+
+/// Which of these victims of a batch, each with its number there, lie in the staging area and not where they were. An error:
+/// that can be told later.
+pub(crate) fn found_moved(
+    pager: &Pager,
+    batch: &Batch,
+    victims: &[(usize, &Victim)],
+) -> io::Result<Vec<bool>> {
+    let told = batch.space.by_program(&batch.agent.program, |thread| {
+        let (_table, found, _) = pager.look(&batch.space, |table| {
+            let now = |(_, victim): &(usize, &Victim)| Space::address(table.states.operation(victim.page).0);
+            let staged = |(index, _): &(usize, &Victim)| batch.space.staging_address(*index as u32);
+            let stayed = process::hold_something(thread, victims.iter().map(now))?;
+            let moved = process::hold_something(thread, victims.iter().map(staged))?;
+            Ok(stayed.into_iter().zip(moved).map(|(stayed, moved)| moved && !stayed).collect())
+        })?;
+        Ok(found)
+    });
+    match told {
+        Ok(Some(Ok(found))) => Ok(found),
+        Ok(Some(Err(error))) | Err(error) if matches!(Told::from(&error), Told::NotYet) => Err(error),
+        // Its program has ended, or executed another one: nobody asks for its pages.
+        _ => Ok(vec![false; victims.len()]),
+    }
 }

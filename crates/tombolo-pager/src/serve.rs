@@ -290,30 +290,36 @@ impl Pager {
         Step::Done
     }
 
-    /// A page that has room already, and is stored. Where it is here, mapping it is refused, now or when it arrives.
+    /// A page that has room already, and is stored. Mostly it is here: then a copy is refused, and nothing is sent for.
     fn fetch_again(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, slot: u32) -> Step {
         let page = fault.page;
+        if self.far.slots().direct(slot).is_none() && space.holds(page) != Some(false) {
+            space.wake_later(table, page, 1);
+            return Step::Done;
+        }
         let protect = !fault.write && self.habit.protect();
         match self.bring(space, table, page, slot, protect, Some(fault.since)) {
             Ok(()) => {
-                // What was sent for may be here.
-                let is_mapped = table.states.get(page).state() == State::Resident;
-                Counters::add(&self.stats.counters.unseen_drops, u64::from(is_mapped));
+                Counters::add(&self.stats.counters.unseen_drops, 1);
                 Step::Done
             }
-            Err(NotBrought::Lost) => self.poison_absent(space, table, page),
             Err(NotBrought::Refused(UffdError::Again(_))) => Step::Again,
-            Err(NotBrought::Refused(UffdError::Exists(_))) => {
+            Err(NotBrought::Refused(UffdError::Exists(_) | UffdError::NotMapped | UffdError::Gone)) => {
                 space.wake_later(table, page, 1);
                 Step::Done
             }
-            Err(NotBrought::Refused(other)) => self.map_failed(space, table, page, &other),
+            // It faults again, as after any fault for which the kernel has no memory.
+            Err(NotBrought::Refused(error)) if error.is_out_of_memory() => {
+                space.wake_later(table, page, 1);
+                Step::Done
+            }
+            Err(_) => self.poison_absent(space, table, page),
         }
     }
 
     /// A page that is here, by what the table says, and is lost if it is not: whoever touches it gets SIGBUS rather than
     /// zeroes.
-    pub(crate) fn poison_absent(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
+    fn poison_absent(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
         match space.uffd.poison(Space::address(page), PAGE_BYTES as usize) {
             Ok(()) => {
                 table.states.lost(page, &mut self.far.slots());

@@ -450,6 +450,13 @@ impl Space {
         if self.has_ended(program) { Ok(None) } else { Err(io::ErrorKind::ResourceBusy.into()) }
     }
 
+    /// Whether a page is there, by the page tables. `None`: they cannot be looked at now.
+    pub fn holds(&self, page: Page) -> Option<bool> {
+        let program = self.named_program()?;
+        let held = self.by_program(&program, |thread| process::hold_something(thread, [Self::address(page)]));
+        held.ok()??.ok()?.first().copied()
+    }
+
     /// Reads what is at an address of this memory. Returns whether it could be read.
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
         let by_agent = self.agent().is_some_and(|agent| {

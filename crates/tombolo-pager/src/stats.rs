@@ -55,14 +55,13 @@ counters! {
     zero_drops,
     /// Evictions given up (the page was wanted, a fork was under way, or the page could not be read).
     evictions_undone,
-    /// Pages that the kernel has moved out and said that it had not (Linux 6.18.44 does that).
+    /// Pages that the kernel has moved out although it reported an error (Linux 6.18 does that).
     moves_misreported,
     /// Eviction batches.
     batches,
     /// Pages given up by the program.
     discarded_pages,
-    /// Pages that turned out not to be there when nobody had reported that they were dropped. Those that are then sent for by
-    /// packets are left out.
+    /// Pages that turned out not to be there when nobody had reported that they were dropped.
     unseen_drops,
     /// Forks followed.
     forks,

@@ -348,10 +348,9 @@ fn introduce() -> Result<Held, i32> {
 /// From now on this process can make only the system calls that an agent makes. Where
 /// the kernel has no seccomp, it goes on without.
 fn limit_system_calls() {
-    const ALLOWED: [libc::c_long; 12] = [
+    const ALLOWED: [libc::c_long; 11] = [
         libc::SYS_ioctl,
         libc::SYS_madvise,
-        libc::SYS_mincore,
         libc::SYS_munlock,
         libc::SYS_read,
         libc::SYS_sendto,
@@ -370,8 +369,7 @@ fn limit_system_calls() {
     const ALLOW: u32 = 0x7fff_0000;
     let step = |code: u16, k: u32, yes: u8, no: u8| libc::sock_filter { code, jt: yes, jf: no, k };
     let count = ALLOWED.len();
-    // Before and behind the comparisons: what is looked at, and what follows.
-    let mut filter = [step(RETURN, ERRNO | libc::EPERM as u32, 0, 0); ALLOWED.len() + 5];
+    let mut filter = [step(RETURN, ERRNO | libc::EPERM as u32, 0, 0); 16];
     filter[0] = step(LOAD_WORD, 4, 0, 0);
     filter[1] = step(JUMP_EQUAL, ARCHITECTURE_X86_64, 0, count as u8 + 1);
     filter[2] = step(LOAD_WORD, 0, 0, 0);

@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use crate::agent::Held;
 use crate::protocol::{
     BEGUN_OFFSET, CANCELLED_OFFSET, Command, Done, GATE_AGENT, GATE_FREE, GATE_OFFSET, GATE_WAITED_FOR,
-    MOVED_UNSAID, PAGE_BYTES, SPANS_MAX, STAGING_PAGES,
+    PAGE_BYTES, SPANS_MAX, STAGING_PAGES,
 };
 use crate::sys::{self, call};
 use crate::timing::{GATE_SPINS, RECHECK_MS};
@@ -159,10 +159,7 @@ fn move_pages(held: &Held, command: u32, spans: usize, count: usize, moved: &mut
         while index < end {
             let pages = at_once.min(end - index);
             let target = staging + index * PAGE_BYTES;
-            let done = through_gate(held, command, || match move_some(held, target, source, pages) {
-                (0, libc::EEXIST) if pages == 1 && has_moved(target, source) => (0, MOVED_UNSAID.into()),
-                other => other,
-            });
+            let done = through_gate(held, command, || move_some(held, target, source, pages));
             let (count, error) = done.unwrap_or((0, libc::ECANCELED));
             for status in moved.iter_mut().skip(index).take(count) {
                 *status = 0;
@@ -185,15 +182,6 @@ fn move_pages(held: &Held, command: u32, spans: usize, count: usize, moved: &mut
             source += PAGE_BYTES;
         }
     }
-}
-
-/// Whether a page was moved although the kernel says that something is at its target already. Linux 6.18.44 does that (its
-/// successors since "userfaultfd: reset err to be 0 when move_pages_ptes succeeded" do not): where the entry of the page changes
-/// while it is being moved, of which the accessed bit is enough, the kernel begins again, moves the page, takes it for
-/// not moved, and finds it at its target. To be asked while the gate is held: what takes the page away otherwise, the supervisor
-/// hears of later.
-fn has_moved(target: usize, source: usize) -> bool {
-    sys::is_present(target) == Some(true) && sys::is_present(source) == Some(false)
 }
 
 /// Moves up to `pages` pages; returns how many were moved, and why no more (0: all were).

@@ -161,9 +161,6 @@ pub struct Done {
     pub number: u32,
     /// How many of the ranges to drop were dropped, from the first on.
     pub dropped: u32,
-    /// For each page to be moved: 0, [`MOVED_UNSAID`], or the error number.
+    /// For each page to be moved: 0, or the error number.
     pub moved: [u8; STAGING_PAGES],
 }
-
-/// A page was moved, and the kernel has said that it was not. Above every error number that it returns for one.
-pub const MOVED_UNSAID: u8 = u8::MAX;

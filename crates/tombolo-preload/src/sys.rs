@@ -106,16 +106,6 @@ pub fn advise(address: usize, length: usize, advice: i32) -> Result {
     unsafe { call(libc::SYS_madvise, [address, length, advice as usize, 0, 0, 0]) }
 }
 
-/// Whether a page of private anonymous memory is there. `None`: nothing is mapped, or it cannot be told.
-pub fn is_present(address: usize) -> Option<bool> {
-    let mut page = 0_u8;
-    let pointer = &raw mut page as usize;
-    // SAFETY: the buffer has a byte for the page.
-    unsafe { call(libc::SYS_mincore, [address, PAGE_BYTES, pointer, 0, 0, 0]) }.ok()?;
-    // SAFETY: the kernel has written it; the compiler does not know.
-    Some(unsafe { core::ptr::read_volatile(&raw const page) } & 1 != 0)
-}
-
 /// Whether something is mapped everywhere in a range of whole pages.
 pub fn is_mapped(address: usize, length: usize) -> bool {
     const PAGES: usize = 1024;

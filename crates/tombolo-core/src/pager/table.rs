@@ -65,8 +65,8 @@ pub enum Decision {
     ZeroAgain,
     /// The page is in this slot.
     Fetch(u32),
-    /// The page is here, and as well in this slot; mostly two threads have asked for it. If it is not here, whyever, its
-    /// contents are known: map them. There is room for it already.
+    /// The page is resident, and its slot is valid: mostly two threads have asked for it. If it is not there, for whatever
+    /// reason, map it from the slot. There is room for it already.
     FetchAgain(u32),
     /// The page is being saved by this operation, and its contents are at hand: map them, and then call
     /// [`Table::taken_back`].

@@ -101,8 +101,7 @@ fn programs_in_other_namespaces_run_as_they_would() {
     }
 }
 
-/// Linux 6.18.44 says of a page that it has not moved it, and has, where its entry changes meanwhile: about one in 70,000
-/// here.
+/// Linux 6.18 moves a page and reports an error where the page's entry changes meanwhile: about once in 70,000 moves here.
 #[test]
 fn what_is_moved_out_while_it_is_looked_at_is_right() {
     needs!("cc");
@@ -111,7 +110,7 @@ fn what_is_moved_out_while_it_is_looked_at_is_right() {
     let outcome = Program::new(&words).run_on(&[&lender], "4M");
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
     assert!(outcome.counter("clean_drops") > 1000, "{:#}", outcome.report());
-    eprintln!("    {} pages were moved unsaid", outcome.counter("moves_misreported"));
+    eprintln!("    {} moves were misreported", outcome.counter("moves_misreported"));
 }
 
 #[test]

@@ -12,16 +12,16 @@ static uint64_t pages, hot;
 static uint16_t *rounds;
 static atomic_int over;
 
-/* Looks at one word; a seventh of all pages are written by the thread that they belong to. */
+/* Looks at one word; half of all pages are written, each by the thread that it belongs to. */
 static void look(uint64_t page, uint64_t random, uint64_t thread) {
     uint64_t word = random >> 8 & (WORDS - 1);
     char *at = base + page * PAGE;
-    if (page % 7 == thread) {
+    if (page % 4 == thread) {
         uint64_t found = ((volatile uint64_t *)at)[word];
         CHECK(found == word_of(page, rounds[page], word), "page %lu round %u word %lu is %lx", (unsigned long)page,
               rounds[page], (unsigned long)word, (unsigned long)found);
-        if (random >> 56 == 0) fill_page(at, page, rounds[page] = (rounds[page] + 1) % 1000);
-    } else if (page % 7 >= THREADS) {
+        if (random >> 61 == 0) fill_page(at, page, rounds[page] = (rounds[page] + 1) % 1000);
+    } else if (page % 4 >= THREADS) {
         uint64_t found = ((volatile uint64_t *)at)[word];
         CHECK(found == word_of(page, 0, word), "page %lu word %lu is %lx", (unsigned long)page, (unsigned long)word,
               (unsigned long)found);
@@ -31,9 +31,15 @@ static void look(uint64_t page, uint64_t random, uint64_t thread) {
 static void *use(void *argument) {
     uint64_t thread = (uintptr_t)argument, random = thread;
     while (!over) {
-        for (int looks = 0; looks < HOT_LOOKS + COLD_LOOKS; looks++) {
+        for (int looks = 0; looks < HOT_LOOKS; looks++) {
             random = mix(random + 0x9e3779b97f4a7c15ull);
-            look((random >> 20) % (looks < HOT_LOOKS ? hot : pages), random, thread);
+            look((random >> 20) % hot, random, thread);
+        }
+        /* Neighbours come together, and leave together. */
+        uint64_t first = (random >> 20) % pages;
+        for (int looks = 0; looks < COLD_LOOKS; looks++) {
+            random = mix(random + 0x9e3779b97f4a7c15ull);
+            look((first + looks) % pages, random, thread);
         }
     }
     return NULL;
@@ -50,12 +56,19 @@ int main(int count, char **arguments) {
     pthread_t threads[THREADS];
     for (uintptr_t thread = 0; thread < THREADS; thread++)
         CHECK(!pthread_create(&threads[thread], NULL, use, (void *)thread), "a thread");
-    for (uint64_t left = strtoul(arguments[3], NULL, 10); left; left--)
+    char *dropped = map(64);
+    for (uint64_t left = strtoul(arguments[3], NULL, 10); left; left--) {
         CHECK(!madvise(base, hot * PAGE, MADV_COLD), "madvise");
+        /* The kernel refuses to move anything while that goes on. */
+        if (left % 16 == 0) {
+            dropped[left % 64 * PAGE] = 1;
+            CHECK(!madvise(dropped, 64 * PAGE, MADV_DONTNEED), "madvise");
+        }
+    }
     over = 1;
     for (int thread = 0; thread < THREADS; thread++) pthread_join(threads[thread], NULL);
     for (uint64_t page = 0; page < pages; page++)
-        check_page(base + page * PAGE, page, page % 7 < THREADS ? rounds[page] : 0, "at the end");
+        check_page(base + page * PAGE, page, page % 4 < THREADS ? rounds[page] : 0, "at the end");
     printf("all right\n");
     return 0;
 }
