@@ -2,22 +2,34 @@
 //!
 //! ```text
 //! # name     who may attach it, and what it has
-//! eth0@web   from=user:1000 weight=2 rate=500M address=10.0.0.2
-//! far        from=tombolo-public:9c... guarantee=100M vlan=5
+//! eth0@web   from=user:1000 mac=02:00:00:00:00:07 weight=2 rate=500M address=10.0.0.2
+//! far        from=tombolo-public:9c... mac=02:00:00:00:00:08 guarantee=100M vlan=5
 //! ```
 //!
-//! The file is read when a port is attached, so that a change counts for the next one, and an owner that restarts gives each
-//! port what it had.
+//! What others attach has a hardware address that the file gives, which nobody else has: with one of their choice they could be the
+//! gateway, or a port that has not come yet. The file is looked at when a port is attached, so that a change counts for
+//! the next one, and an owner that restarts gives each port what it had.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::fs::{Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-use tombolo_core::nic::Mac;
+use rustix::fs::OFlags;
+use tombolo_core::nic::{Mac, Mode, PortId, Switch};
 use tombolo_node::identity::PublicKey;
 
 use crate::bits::BitRate;
+use crate::control::config_of;
 use crate::protocol::{Changes, Port, Vlans};
+
+/// The longest file: some 10,000 lines.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// What was written so shortly before it was read may have been written again since, without another time.
+const FRESH: Duration = Duration::from_millis(100);
 
 /// Who attaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,27 +110,114 @@ impl Allowance {
         }
         Ok(found)
     }
+
+    /// Checks that a port can be like this.
+    fn check(&self, name: &str) -> Result<(), String> {
+        if !self.from.is_empty() && self.mac.is_none() {
+            return Err(
+                "what others attach needs an address here (mac): else they could take anybody's".into()
+            );
+        }
+        let mut port = Port {
+            name: name.into(),
+            tap: "eth0".into(),
+            namespace: None,
+            mac: self.mac.unwrap_or(Mac([2, 0, 0, 0, 0, 1])).to_string(),
+            mtu: 1500,
+            weight: 1,
+            rate_bits: 0,
+            guaranteed_bits: 0,
+            vlans: Vlans::Untagged,
+            addresses: None,
+            is_promiscuous: false,
+            groups: None,
+        };
+        self.changes.clone().apply(&mut port);
+        let rules = config_of(&port)?.rules;
+        Switch::new(Mode::Bridge).set(PortId(0), rules).map_err(|error| error.to_string())
+    }
 }
 
-impl Allowances {
+/// What the file said when it was looked at last.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    path: PathBuf,
+    all: Allowances,
+    /// What it was then, unless it may have changed since and be the same.
+    stamp: Option<Stamp>,
+}
+
+/// Names the contents of a file: device, inode, length, and the times of the last changes.
+type Stamp = [i64; 7];
+
+fn stamp(file: &Metadata) -> Option<Stamp> {
+    let is_fresh =
+        file.modified().is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < FRESH));
+    let place = [file.dev().cast_signed(), file.ino().cast_signed(), file.len().cast_signed()];
+    let [device, inode, length] = place;
+    (!is_fresh)
+        .then(|| [device, inode, length, file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()])
+}
+
+impl Listed {
     /// Reads a file.
     ///
     /// # Errors
     /// It cannot be read, or a line of it says nothing: which one.
-    pub fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-        Self::parse(&text).map_err(|reason| format!("{}, {reason}", path.display()))
+    pub fn open(path: &Path) -> Result<Self, String> {
+        let mut listed = Self { path: path.to_owned(), all: Allowances::default(), stamp: None };
+        listed.now()?;
+        Ok(listed)
     }
 
+    /// What the file says now. It is read only if it has changed.
+    ///
+    /// # Errors
+    /// As [`Listed::open`].
+    pub fn now(&mut self) -> Result<&Allowances, String> {
+        let named = |error: io::Error| format!("{}: {error}", self.path.display());
+        let is_known = self.stamp.is_some()
+            && std::fs::metadata(&self.path).is_ok_and(|file| stamp(&file) == self.stamp);
+        if !is_known {
+            self.stamp = None;
+            // Whoever else has it open, if it is a pipe, is not waited for.
+            let flags = OFlags::NONBLOCK.bits().cast_signed();
+            let file = OpenOptions::new().read(true).custom_flags(flags).open(&self.path).map_err(named)?;
+            let about = file.metadata().map_err(named)?;
+            if !about.is_file() || about.len() > FILE_BYTES_MAX {
+                return Err(format!(
+                    "{} is no file of ports: one is an ordinary file of up to {FILE_BYTES_MAX} bytes",
+                    self.path.display()
+                ));
+            }
+            let mut text = String::new();
+            file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(named)?;
+            self.all =
+                Allowances::parse(&text).map_err(|reason| format!("{}, {reason}", self.path.display()))?;
+            self.stamp = stamp(&about);
+        }
+        Ok(&self.all)
+    }
+}
+
+impl Allowances {
     fn parse(text: &str) -> Result<Self, String> {
         let mut all = BTreeMap::new();
+        let mut macs = BTreeMap::new();
         for (line, number) in text.lines().zip(1..) {
             let line = line.split_once('#').map_or(line, |(line, _)| line);
             let mut words = line.split_whitespace();
             let Some(name) = words.next() else { continue };
-            let allowance = Allowance::parse(words).map_err(|reason| format!("line {number}: {reason}"))?;
+            let at = |reason: String| format!("line {number}: {reason}");
+            let allowance = Allowance::parse(words).map_err(at)?;
+            allowance.check(name).map_err(at)?;
+            if let Some(mac) = allowance.mac
+                && let Some(other) = macs.insert(mac, name)
+            {
+                return Err(at(format!("{other} has the address {mac} already")));
+            }
             if all.insert(name.to_owned(), allowance).is_some() {
-                return Err(format!("line {number}: {name} stands there twice"));
+                return Err(at(format!("{name} stands there twice")));
             }
         }
         Ok(Self(all))
@@ -141,6 +240,12 @@ impl Allowances {
                 return Err(format!("{whom} may not attach a port that is called {}", port.name));
             }
             claims_nothing(&port)?;
+        }
+        let mac = port.mac.parse().ok();
+        let others = self.0.iter().filter(|(name, _)| **name != port.name);
+        if let Some((name, _)) = others.into_iter().find(|(_, other)| other.mac.is_some() && other.mac == mac)
+        {
+            return Err(format!("the address {} is that of the port {name}", port.mac));
         }
         let Some(allowance) = found else { return Ok(port) };
         if let Some(mac) = allowance.mac.filter(|mac| port.mac.parse() != Ok(*mac)) {
@@ -198,12 +303,14 @@ mod tests {
         let key = format!("tombolo-public:{}", "9c".repeat(32));
         let text = format!(
             "# ports\n\nweb from=user:1000 weight=2 rate=500M mac=02:00:00:00:00:01 address=10.0.0.2,fd00::2\n\
-             far from={key} from=user:7 guarantee=100M trunk=0,5 promiscuous=true groups=01:00:5e:00:00:01 # ours\n"
+             far from={key} from=user:7 mac=02:00:00:00:00:03 guarantee=100M trunk=0,5 promiscuous=true groups=01:00:5e:00:00:01 # ours\n"
         );
         let all = Allowances::parse(&text).unwrap();
         assert!(all.include(Whom::User(1000)) && all.include(Whom::User(7)) && !all.include(Whom::User(8)));
         let key = Whom::Key(key.parse().unwrap());
-        let far = all.apply(port("far"), Some(key)).unwrap();
+        let mut far = port("far");
+        far.mac = "02:00:00:00:00:03".into();
+        let far = all.apply(far, Some(key)).unwrap();
         assert_eq!((far.guaranteed_bits, far.weight, far.is_promiscuous), (100_000_000, 1, true));
         assert_eq!(far.vlans, Vlans::Trunk([0, 5].into()));
         assert_eq!(far.rate_bits, 7, "of which the file says nothing");
@@ -232,8 +339,12 @@ mod tests {
         }
         let mut spoofing = port("web");
         spoofing.mac = "02:00:00:00:00:02".into();
-        assert!(all.apply(spoofing, None).unwrap_err().contains("and no other"));
-        assert_eq!(all.apply(port("other"), None).unwrap(), port("other"));
+        assert!(all.apply(spoofing.clone(), None).unwrap_err().contains("and no other"));
+        spoofing.mac = "02:00:00:00:00:03".into();
+        spoofing.name = "other".into();
+        assert!(all.apply(spoofing.clone(), None).unwrap_err().contains("that of the port far"));
+        spoofing.mac = "02:00:00:00:00:04".into();
+        assert_eq!(all.apply(spoofing.clone(), None).unwrap(), spoofing);
     }
 
     #[test]
@@ -246,9 +357,35 @@ mod tests {
             ("a\n\na", "line 3: a stands there twice"),
             ("a rate=fast", "no rate in bits a second"),
             ("a address=10.0.0.2,x", "line 1: x: "),
+            ("a from=user:7", "line 1: what others attach needs an address"),
+            (
+                "a mac=02:00:00:00:00:03\nb mac=02:00:00:00:00:03",
+                "line 2: a has the address 02:00:00:00:00:03",
+            ),
+            ("a mac=01:00:00:00:00:03", "line 1: 01:00:00:00:00:03 is no address of an interface"),
+            ("a weight=0", "line 1: a weight of 0"),
+            ("a vlan=5000", "line 1: there is no VLAN 5000"),
+            ("a/b weight=2", "line 1: `a/b` is no name of a port"),
         ] {
             let found = Allowances::parse(text).unwrap_err();
             assert!(found.contains(reason), "{text}: {found}");
         }
+    }
+    #[test]
+    fn a_file_is_read_anew_when_it_has_changed_and_a_pipe_is_none() {
+        let path = std::env::temp_dir().join(format!("tombolo-ports-{}", std::process::id()));
+        std::fs::write(&path, "a weight=2\n").unwrap();
+        let mut listed = Listed::open(&path).unwrap();
+        for text in ["a weight=3\n", "b weight=3\n", ""] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(*listed.now().unwrap(), Allowances::parse(text).unwrap());
+        }
+        std::fs::write(&path, "a weight").unwrap();
+        assert!(listed.now().unwrap_err().contains("line 1"));
+        std::fs::remove_file(&path).unwrap();
+        assert!(listed.now().is_err());
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(listed.now().unwrap_err().contains("no file of ports"));
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
-use std::path::PathBuf;
 
 use tombolo_core::nic::registers::MacState;
 use tombolo_core::nic::{self, Coalescing, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns};
@@ -11,7 +10,7 @@ use tombolo_host::unix::PeerIdentity;
 use tombolo_node::harmless_reason;
 use tombolo_node::identity::PublicKey;
 
-use crate::allowance::{Allowances, Whom, claims_nothing};
+use crate::allowance::{Listed, Whom, claims_nothing};
 use crate::far::RING_BYTES;
 use crate::frames::End;
 use crate::protocol::{
@@ -80,7 +79,7 @@ pub struct Control {
     /// Of frames to ports of other machines.
     coalescing: Coalescing,
     /// The file that says what ports have, and who attaches them.
-    allowances: Option<PathBuf>,
+    allowances: Option<Listed>,
 }
 
 /// Bits a second as bytes a second.
@@ -88,7 +87,11 @@ fn bytes_of(bits: u64) -> u64 {
     bits / 8
 }
 
-fn config_of(port: &Port) -> Result<PortConfig, String> {
+/// What a port is to the thread that moves frames.
+///
+/// # Errors
+/// It cannot be so.
+pub(crate) fn config_of(port: &Port) -> Result<PortConfig, String> {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@:".contains(&byte);
     if port.name.is_empty() || port.name.len() > NAME_BYTES_MAX || !port.name.bytes().all(is_name) {
         return Err(format!(
@@ -153,7 +156,7 @@ impl Control {
         has_carrier: bool,
         mtu: u32,
         coalescing: Coalescing,
-        allowances: Option<PathBuf>,
+        allowances: Option<Listed>,
     ) -> Self {
         let own_user = rustix::process::geteuid().as_raw();
         Self {
@@ -169,11 +172,11 @@ impl Control {
     }
 
     /// Whether processes of this user may ask anything here.
-    pub fn may_connect(&self, peer: PeerIdentity) -> bool {
+    pub fn may_connect(&mut self, peer: PeerIdentity) -> bool {
         // A file that cannot be read now lets in nobody.
         let is_listed =
-            |path: &PathBuf| Allowances::read(path).is_ok_and(|all| all.include(Whom::User(peer.user_id)));
-        self.is_owner(peer) || self.allowances.as_ref().is_some_and(is_listed)
+            |listed: &mut Listed| listed.now().is_ok_and(|all| all.include(Whom::User(peer.user_id)));
+        self.is_owner(peer) || self.allowances.as_mut().is_some_and(is_listed)
     }
 
     /// Answers a request that came by this connection.
@@ -230,15 +233,15 @@ impl Control {
     }
 
     /// The port as it may be.
-    fn allowed(&self, asker: &Asker, port: Port) -> Result<Port, String> {
+    fn allowed(&mut self, asker: &Asker, port: Port) -> Result<Port, String> {
         let stranger = self.stranger(asker);
-        let Some(path) = &self.allowances else {
+        let Some(listed) = &mut self.allowances else {
             return match stranger {
                 Some(_) => claims_nothing(&port).map(|()| port),
                 None => Ok(port),
             };
         };
-        let all = Allowances::read(path)?;
+        let all = listed.now()?;
         match stranger {
             None => all.apply(port, None),
             Some(Stranger::Known(whom)) => all.apply(port, Some(whom)),
@@ -308,6 +311,7 @@ impl Control {
         if let Some(attached) = self.ports.remove(&name) {
             tracing::info!(port = name, "port gone");
             let _ = self.call(move |worker| worker.remove(attached.id));
+            self.worker.forget_gone(attached.id);
         }
     }
 

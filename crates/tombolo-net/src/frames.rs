@@ -85,10 +85,10 @@ impl FrameBuffer {
         self.length += TAG_BYTES;
     }
 
-    /// Reads the next frame.
+    /// Reads the next frame. After an error there is an empty one.
     ///
     /// # Errors
-    /// [`Errno::AGAIN`]: there is none.
+    /// [`Errno::AGAIN`]: there is none. [`Errno::INVAL`]: one that the kernel cannot describe is gone.
     pub fn read<D: AsFd>(&mut self, from: &End<D>) -> Result<(), Errno> {
         self.length = 0;
         match from {

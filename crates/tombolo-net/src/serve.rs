@@ -1,6 +1,6 @@
 //! An owner: it listens, answers, and has its thread move frames.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tombolo_host::unix::{PeerIdentity, SeqpacketListener, SeqpacketSocket, UnixE
 use tombolo_node::identity::Permission;
 use tombolo_node::{Address, Peer, Security, harmless_reason};
 
-use crate::allowance::Allowances;
+use crate::allowance::Listed;
 use crate::control::{Asker, Control, SEGMENT_BYTES_MAX};
 use crate::far::{self, OWNER_DOMAIN, RING_BYTES};
 use crate::letters::{Letter, Ring};
@@ -50,8 +50,13 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const WAKE_NS: u64 = 100_000;
 /// The most connections.
 const CONNECTIONS_MAX: usize = 4096;
-/// The most connections of one user who is neither the owner's nor root.
+/// The most connections of one user who is neither the owner's nor root, and of all such users.
 const CONNECTIONS_MAX_OF_USER: usize = 256;
+const CONNECTIONS_MAX_OF_OTHERS: usize = CONNECTIONS_MAX / 2;
+/// Connections that are accepted before the others have their turn.
+const ACCEPTED_AT_ONCE: usize = 16;
+/// How long such a user may take to attach a port: it is asked for with the first message.
+const ATTACH_TIME: Duration = Duration::from_secs(5);
 /// The node inside this process, for ports of other machines.
 struct Far {
     /// The link by which each session has begun.
@@ -72,10 +77,19 @@ pub struct Owner {
     control: Control,
     interface: tombolo_host::net::Interface,
     index: u32,
-    connections: HashMap<u64, (SeqpacketSocket, PeerIdentity)>,
+    connections: HashMap<u64, Connection>,
     next_connection: u64,
     /// After the thread that uses it.
     far: Option<Far>,
+}
+
+/// A process of this machine.
+struct Connection {
+    socket: SeqpacketSocket,
+    peer: PeerIdentity,
+    /// Its user is neither the owner's nor root.
+    is_of_other: bool,
+    begin: Instant,
 }
 
 impl Far {
@@ -93,23 +107,21 @@ fn standing_of(link: Option<&Peer>) -> Standing {
 }
 
 impl Owner {
-    /// Opens the uplink and listens at these paths.
+    /// Opens the uplink and listens at these paths, and at `own`, where only the owner's user and root connect.
     ///
     /// # Errors
     /// Another process listens there, or this one may not have the uplink.
-    pub fn open(options: &Options, paths: &[&Path]) -> io::Result<Self> {
-        if let Some(path) = &options.allowances {
-            Allowances::read(path).map_err(io::Error::other)?;
-        }
-        let listen = |path: &&Path| -> io::Result<_> {
+    pub fn open(options: &Options, paths: &[&Path], own: Option<&Path>) -> io::Result<Self> {
+        let listed = options.allowances.as_deref().map(Listed::open).transpose().map_err(io::Error::other)?;
+        let mut listeners = Vec::with_capacity(paths.len() + 1);
+        for path in paths.iter().copied().chain(own) {
             let listener = SeqpacketListener::bind(path).map_err(io::Error::other)?;
             // `accept` looks at the user of each connection.
-            if options.allowances.is_some() {
+            if options.allowances.is_some() && Some(path) != own {
                 listener.let_all_connect().map_err(io::Error::other)?;
             }
-            Ok(listener)
-        };
-        let listeners = paths.iter().map(listen).collect::<io::Result<_>>()?;
+            listeners.push(listener);
+        }
         let uplink = Uplink::open(&options.uplink, options.mtu)?;
         let interface = tombolo_host::net::Interface::open(uplink.interface().name())?;
         let limits = Limits {
@@ -137,8 +149,7 @@ impl Owner {
             });
         }
         let worker = Handle::start(Exchange::new(options.mode, limits), uplink, station)?;
-        let control =
-            Control::new(worker, has_carrier, limits.mtu, options.coalescing, options.allowances.clone());
+        let control = Control::new(worker, has_carrier, limits.mtu, options.coalescing, listed);
         let index = interface.index()?;
         Ok(Self {
             listeners,
@@ -170,7 +181,7 @@ impl Owner {
                 self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
             let told = self.control.worker().told();
             waits.push(PollFd::from_borrowed_fd(told, PollFlags::IN));
-            waits.extend(sockets.map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
+            waits.extend(sockets.map(|connection| PollFd::new(&connection.socket, PollFlags::IN)));
             match poll(&mut waits, Some(&timeout)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
@@ -189,6 +200,7 @@ impl Owner {
                 self.hear(news);
             }
             self.check_nodes();
+            self.end_idle();
             for number in ready_numbers {
                 self.receive(number, &mut buffer);
             }
@@ -210,29 +222,53 @@ impl Owner {
 
     fn accept(&mut self) {
         for listener in &self.listeners {
-            match listener.accept() {
-                Ok(Some(socket)) if self.connections.len() < CONNECTIONS_MAX => {
-                    // Who it is cannot be told: it is nobody's business then.
-                    let peer = socket.peer().ok().filter(|peer| self.control.may_connect(*peer));
-                    let of_user = |user: u32| {
-                        self.connections.values().filter(|(_, peer)| peer.user_id == user).count()
-                    };
-                    let has_room = |peer: &PeerIdentity| {
-                        self.control.is_owner(*peer) || of_user(peer.user_id) < CONNECTIONS_MAX_OF_USER
-                    };
-                    if let Some(peer) = peer.filter(has_room) {
-                        self.connections.insert(self.next_connection, (socket, peer));
-                        self.next_connection += 1;
+            for _ in 0..ACCEPTED_AT_ONCE {
+                let socket = match listener.accept() {
+                    Ok(Some(socket)) => socket,
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::warn!(%error, "a connection is not accepted");
+                        break;
                     }
+                };
+                // Who it is cannot be told: it is nobody's business then.
+                let Some(peer) = socket.peer().ok().filter(|peer| self.control.may_connect(*peer)) else {
+                    continue;
+                };
+                let is_of_other = !self.control.is_owner(peer);
+                let others = self.connections.values().filter(|connection| connection.is_of_other);
+                let of_user = others.clone().filter(|connection| connection.peer.user_id == peer.user_id);
+                let has_room = self.connections.len() < CONNECTIONS_MAX
+                    && (!is_of_other
+                        || (of_user.count() < CONNECTIONS_MAX_OF_USER
+                            && others.count() < CONNECTIONS_MAX_OF_OTHERS));
+                if has_room {
+                    let connection = Connection { socket, peer, is_of_other, begin: Instant::now() };
+                    self.connections.insert(self.next_connection, connection);
+                    self.next_connection += 1;
                 }
-                Ok(_) => {}
-                Err(error) => tracing::warn!(%error, "a connection is not accepted"),
             }
         }
     }
 
+    /// Ends the connections of other users that attach nothing.
+    fn end_idle(&mut self) {
+        let late = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| connection.is_of_other && connection.begin.elapsed() > ATTACH_TIME);
+        let mut late: Vec<u64> = late.map(|(number, _)| *number).collect();
+        if !late.is_empty() {
+            let attached: HashSet<u64> = self.control.connections().collect();
+            late.retain(|number| !attached.contains(number));
+        }
+        for number in late {
+            self.hang_up(number);
+        }
+    }
+
     fn receive(&mut self, number: u64, buffer: &mut [u8]) {
-        let Some((socket, peer)) = self.connections.get(&number) else { return };
+        let Some(Connection { socket, peer, .. }) = self.connections.get(&number) else { return };
         let answer = match socket.receive(buffer) {
             Ok(received) => {
                 let message = buffer.get(..received.length_bytes).unwrap_or_default();
@@ -353,8 +389,8 @@ impl Owner {
 
     /// Says something to a port. False: it has gone, or does not listen.
     fn say(&self, number: u64, answer: &Answer) -> bool {
-        if let Some((socket, _)) = self.connections.get(&number) {
-            return send(socket, answer);
+        if let Some(connection) = self.connections.get(&number) {
+            return send(&connection.socket, answer);
         }
         let Ok(message) = serde_json::to_vec(answer) else { return false };
         let push = move |worker: &mut Worker| {

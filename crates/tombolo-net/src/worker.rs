@@ -190,6 +190,11 @@ impl Handle {
         std::mem::take(&mut *self.shared.gone.lock())
     }
 
+    /// A port was removed: that its device was found gone is no matter of the next port of its number.
+    pub fn forget_gone(&self, id: PortId) {
+        self.shared.gone.lock().retain(|gone| *gone != id);
+    }
+
     /// What came from other nodes since the last call and is not about frames.
     pub fn take_news(&self) -> Vec<News> {
         let _ = rustix::io::read(&self.shared.told, &mut [0; 8]);
@@ -448,10 +453,11 @@ impl Worker {
                     return;
                 };
                 match self.buffer.read(&queues[queue]) {
-                    Ok(()) => *next = queue + 1,
-                    // A frame that the kernel cannot describe is gone; of a socket it is said once that its interface
-                    // is down.
-                    Err(Errno::INTR | Errno::INVAL | Errno::NETDOWN) => return,
+                    // A frame that the kernel cannot describe is gone, and takes its turn: whoever has passed the queue can
+                    // have all of its frames so.
+                    Ok(()) | Err(Errno::INVAL) => *next = queue + 1,
+                    // Of a socket it is said once that its interface is down.
+                    Err(Errno::INTR | Errno::NETDOWN) => return,
                     Err(errno) => {
                         // Empty or down: the kernel says when there is something again. Or gone.
                         ready[queue] = false;
@@ -470,9 +476,8 @@ impl Worker {
             Way::Pipes(key) => {
                 let station = self.station.as_mut();
                 match station.map_or(Err(Errno::AGAIN), |station| station.take(*key, &mut self.buffer)) {
-                    Ok(()) => 0,
-                    // It is dropped, as a frame that the kernel cannot describe.
-                    Err(Errno::INVAL) => return,
+                    // As a frame that the kernel cannot describe.
+                    Ok(()) | Err(Errno::INVAL) => 0,
                     Err(_) => {
                         self.exchange.was_empty(id);
                         return;

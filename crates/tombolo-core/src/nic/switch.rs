@@ -97,7 +97,7 @@ pub enum Refusal {
     Unknown,
     /// It is for another port, which its own may not reach.
     Private,
-    /// It came from outside with the address of a port.
+    /// It came from outside with the address of a port of its virtual network.
     CameBack,
     /// It asks for flow control or another thing that ends at each link.
     LinkLocal,
@@ -286,10 +286,13 @@ impl Switch {
         }
         targets.vlan = match from {
             Origin::Uplink => {
-                if self.by_mac.contains_key(&frame.source) {
+                let vlan = frame.vlan.unwrap_or(0);
+                let owner = self.by_mac.get(&frame.source).and_then(|id| self.rules(*id));
+                // What is in another virtual network with that address is another one.
+                if owner.is_some_and(|rules| rules.is_in(vlan)) {
                     return Err(Refusal::CameBack);
                 }
-                frame.vlan.unwrap_or(0)
+                vlan
             }
             Origin::Port(id) => {
                 let rules = self.rules(id).ok_or(Refusal::WrongSource)?;

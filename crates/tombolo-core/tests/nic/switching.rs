@@ -218,6 +218,13 @@ fn what_ends_at_a_link_and_what_came_back_goes_nowhere() {
     assert_eq!(result, Err(Refusal::LinkLocal));
     let result = switch.forward(Origin::Uplink, &frame(Mac::BROADCAST, mac(1), None), &mut targets);
     assert_eq!(result, Err(Refusal::CameBack));
+    // A machine of another virtual network may have the address of a port.
+    switch.set(PortId(1), Rules { vlans: Vlans::Access(5), ..Rules::new(mac(2)) }).expect("good rules");
+    let came = |switch: &Switch, vlan| {
+        let mut targets = Targets::default();
+        switch.forward(Origin::Uplink, &frame(Mac::BROADCAST, mac(2), vlan), &mut targets)
+    };
+    assert_eq!((came(&switch, None), came(&switch, Some(5))), (Ok(()), Err(Refusal::CameBack)));
     let result = switch.forward(Origin::Uplink, &frame(Mac::BROADCAST, GROUP, None), &mut targets);
     assert_eq!(result, Err(Refusal::WrongSource));
 }

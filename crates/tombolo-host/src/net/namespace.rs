@@ -55,9 +55,14 @@ pub fn in_new_namespace<T: Send>(what: impl FnOnce() -> io::Result<T> + Send) ->
             // SAFETY: descriptors stay shared; of network namespaces no code here takes anything for granted.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
                 .map_err(|errno| told("cannot make a network namespace", &errno.into()))?;
-            // A kernel without IPv6 has nothing to switch off.
-            let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
-            what()
+            const SWITCH: &str = "/proc/sys/net/ipv6/conf/default/disable_ipv6";
+            match std::fs::write(SWITCH, "1") {
+                // A kernel without IPv6 has nothing to switch off.
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    Err(told(format_args!("cannot switch IPv6 off ({SWITCH})"), &error))
+                }
+                _ => what(),
+            }
         });
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })

@@ -45,7 +45,7 @@ pub struct Arguments {
     /// What ports have, and who attaches them: a file with a line for each port, its name and any of
     /// from=user:UID, from=KEY, mac=, weight=, rate=, guarantee=, vlan=, trunk=, address=, groups= and promiscuous=. It is read
     /// when a port is attached, and goes before what is said then. Processes of other users, and other machines, attach
-    /// the ports that have a `from` for them, and no others.
+    /// the ports that have a `from` for them, and no others; such a line needs `mac=`.
     #[arg(long, value_name = "FILE")]
     ports: Option<PathBuf>,
     /// Serve metrics for Prometheus by HTTP at this address; with port 0, at any free port. Whoever reaches the address
@@ -107,15 +107,14 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     };
     let own =
         local::usable_directory().map(|directory| directory.join(format!("{}{SUFFIX}", std::process::id())));
-    let mut paths: Vec<&Path> = near.iter().map(PathBuf::as_path).collect();
-    match &own {
-        Ok(own) => paths.push(own),
-        Err(reason) => warn!("commands without --from do not find this uplink: {reason}"),
+    if let Err(reason) = &own {
+        warn!("commands without --from do not find this uplink: {reason}");
     }
-    let mut owner = Owner::open(&options, &paths)?;
+    let near: Vec<&Path> = near.iter().map(PathBuf::as_path).collect();
+    let mut owner = Owner::open(&options, &near, own.as_deref().ok())?;
     if let Some(address) = arguments.metrics {
-        let path =
-            paths.first().ok_or_else(|| Failure::new("metrics need a socket: --listen shm:PATH, too"))?;
+        let path = near.first().copied().or(own.as_deref().ok());
+        let path = path.ok_or_else(|| Failure::new("metrics need a socket: --listen shm:PATH, too"))?;
         let path = path.to_path_buf();
         let at = metrics::serve(address, move || {
             // While the owner ends, there is nothing to tell.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tombolo_host::net::{Interface, PacketSocket};
 use tombolo_host::testing::{STRANGER, as_user};
-use tombolo_host::unix::SeqpacketSocket;
+use tombolo_host::unix::{SeqpacketSocket, UnixError};
 
 use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, SILENCE, TOMBOLO, attach_with, open_to_all};
 use crate::common::{PATIENCE, Running, needs};
@@ -186,6 +186,47 @@ print(taken)
     room.reaches(2, "10.80.0.3");
 }
 
+/// A queue all of whose frames the kernel cannot describe takes its turns as others do, and is counted.
+#[test]
+fn frames_that_cannot_be_described_take_their_turns() {
+    needs!("ip", "ping", "python3");
+    const ATTACHES: &str = "
+import fcntl, json, socket, struct, subprocess, sys
+tap = open('/dev/net/tun', 'r+b', buffering=0)
+fcntl.ioctl(tap, 0x400454ca, struct.pack('16sH22x', b'bad', 0x0002 | 0x1000 | 0x4000)) # TUNSETIFF: TAP, NO_PI, VNET_HDR
+import os; os.set_blocking(tap.fileno(), False)
+owner = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+owner.connect(sys.argv[1])
+socket.send_fds(owner, [json.dumps({'version': 1, 'ask': {'attach': json.loads(sys.argv[2])}}).encode()], [tap.fileno()])
+print(owner.recv(65536).decode(), flush=True)
+fcntl.ioctl(tap, 0x400454d8, struct.pack('i', 1 << 20)) # TUNSETVNETHDRSZ: no buffer is as large
+subprocess.run(['ip', 'link', 'set', 'bad', 'up'], check=True)
+flood = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+flood.bind(('bad', 0))
+frame = b'\\xff' * 6 + bytes([2, 0, 0, 0, 0, 0x77]) + bytes(100)
+print('floods', flush=True)
+while True:
+    try: flood.send(frame)
+    except OSError: pass
+";
+    let Some(room) = Room::open(2, &[], &[]) else { return };
+    let mut port = room.json(&["show", &room.port_name(1), "--json"])["port"].clone();
+    (port["name"], port["mac"]) = ("bad".into(), "02:00:00:00:00:77".into());
+    let flood = room.start("1", &["python3", "-c", ATTACHES, &room.scratch.file("owner"), &port.to_string()]);
+    flood.output_with("floods", PATIENCE);
+    room.reaches(2, OUTSIDE_ADDRESS);
+    room.reaches(2, "10.80.0.1");
+    let since = Instant::now();
+    let malformed = || {
+        let status = room.json(&["show", "bad", "--json"]);
+        status["counters"]["refused"]["malformed"].as_u64().unwrap_or(0)
+    };
+    while malformed() < 1000 {
+        assert!(since.elapsed() < PATIENCE, "{}: {} {}", malformed(), flood.output(), flood.errors());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Ports of different virtual networks do not meet; a trunk, and the outside, see both with their tags.
 #[test]
 fn virtual_networks_are_apart() {
@@ -266,7 +307,9 @@ fn another_user_attaches_what_is_theirs_and_no_more() {
     let Some(mut room) = Room::prepare(1) else { return };
     let ports = room.scratch.file("ports");
     let list = |lines: &str| std::fs::write(&ports, lines).unwrap();
-    list("theirs from=user:65534 rate=50M weight=3 mac=02:00:00:00:00:41\nspare from=user:65534\n");
+    list(
+        "theirs from=user:65534 rate=50M weight=3 mac=02:00:00:00:00:41\nspare from=user:65534 mac=02:00:00:00:00:43\n",
+    );
     open_to_all(room.scratch.path());
     room.serve(&["--ports", &ports]);
     room.attach(1, &[]);
@@ -313,13 +356,20 @@ fn another_user_attaches_what_is_theirs_and_no_more() {
     // Nor an interface: they cannot open one as `attach` does, but can pass a socket that somebody else has opened.
     let socket = PacketSocket::open(&Interface::open("lo").unwrap()).unwrap();
     let mut port = status["port"].clone();
-    (port["name"], port["weight"]) = ("spare".into(), 1.into());
+    (port["name"], port["weight"], port["mac"]) = ("spare".into(), 1.into(), "02:00:00:00:00:43".into());
     let owner = room.scratch.file("owner");
     let answer = as_user(STRANGER, || {
         let client = SeqpacketSocket::connect(owner.as_ref()).unwrap();
         attach_with(&client, &port, socket.as_fd())
     });
     assert!(answer.contains("only the uplink's owner attaches interfaces"), "{answer}");
+    // Nor do they stay connected without a port.
+    let idle = as_user(STRANGER, || SeqpacketSocket::connect(owner.as_ref()).unwrap());
+    let since = Instant::now();
+    while idle.receive(&mut [0; 64]).is_err_and(|error| matches!(error, UnixError::WouldBlock)) {
+        assert!(since.elapsed() < PATIENCE, "it is connected still");
+        std::thread::sleep(Duration::from_millis(20));
+    }
     // They ask and change nothing.
     let user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", TOMBOLO, "net"];
     for words in [&["ls"][..], &["set", "theirs", "--weight", "1000"]] {
@@ -328,7 +378,7 @@ fn another_user_attaches_what_is_theirs_and_no_more() {
         assert!(!output.status.success() && complaint.contains("only the uplink's owner"), "{complaint}");
     }
     // What the file says now is what the port has when its owner is back.
-    list("theirs from=user:65534 weight=5\n");
+    list("theirs from=user:65534 weight=5 mac=02:00:00:00:00:41\n");
     room.owner().signal(rustix::process::Signal::KILL);
     room.owner.take().unwrap().wait(PATIENCE);
     room.serve(&["--ports", &ports]);
