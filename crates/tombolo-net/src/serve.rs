@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tombolo_client::{Domain, Embedded, Target};
 use tombolo_core::nic::session::{Greeting, Sessions, Standing, Unwelcome};
 use tombolo_core::nic::{Coalescing, Exchange, Limits, Mode, Turns};
+use tombolo_host::process;
 use tombolo_host::unix::{PeerIdentity, SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_node::identity::Permission;
 use tombolo_node::{Address, Peer, Security, harmless_reason};
@@ -112,6 +113,8 @@ impl Owner {
     /// # Errors
     /// Another process listens there, or this one may not have the uplink.
     pub fn open(options: &Options, paths: &[&Path], own: Option<&Path>) -> io::Result<Self> {
+        // Each connection has one, and each port one for each of its queues.
+        process::raise_descriptor_limit();
         let listed = options.allowances.as_deref().map(Listed::open).transpose().map_err(io::Error::other)?;
         let mut listeners = Vec::with_capacity(paths.len() + 1);
         for path in paths.iter().copied().chain(own) {
@@ -346,8 +349,13 @@ impl Owner {
     fn connect(&mut self, peer: Target, session: u64, there: Ring, version: u16) -> Result<(), String> {
         let far = self.far.as_mut().ok_or("no ports of other machines are served")?;
         let link = far::find_node(&far.embedded, peer.node).ok_or_else(|| Unwelcome::Gone.to_string())?;
-        let greeting =
-            Greeting { node: peer.node, version, ring_bytes: there.bytes, has_place: there.is_possible() };
+        let greeting = Greeting {
+            node: peer.node,
+            proved: link.key().map(|key| key.to_bytes()),
+            version,
+            ring_bytes: there.bytes,
+            has_place: there.is_possible(),
+        };
         let key = self.next_connection;
         self.next_connection += 1;
         far.sessions

@@ -386,8 +386,9 @@ impl Evictor {
     /// Finds pages that were moved although the kernel has reported an error: Linux 6.18 does that (decision 2). False: the
     /// page tables cannot be looked at now.
     fn correct(&self, batch: &Batch, done: &mut Done) -> bool {
-        // What is pinned, or in a mapping of a kind that does not allow it, is refused before anything is moved.
-        let is_doubtful = |status: u8| !matches!(status, 0 | EBUSY | EINVAL);
+        // A page that is pinned or shared is refused before anything is moved. And an agent that has begun nothing has not
+        // cleared the staging area, either.
+        let is_doubtful = |status: u8| !matches!(status, 0 | EBUSY) && batch.agent.begun() > 0;
         let doubtful: Vec<(usize, &Victim)> = (batch.victims.iter().enumerate().zip(&done.moved))
             .filter(|(_, status)| is_doubtful(**status))
             .map(|(victim, _)| victim)

@@ -6,8 +6,8 @@
 //!                  └─────► ended: has attached none in time
 //! ```
 //!
-//! One node has at most [`SESSIONS_MAX_OF_NODE`], so that the others are let in as long as there are any. A process that
-//! attaches a port is a node of its own: one machine, or one key, may have several.
+//! One node has at most [`SESSIONS_MAX_OF_NODE`], and all nodes of one key [`SESSIONS_MAX_OF_KEY`], so that the others are let
+//! in as long as there are any. A process that attaches a port is a node of its own: one machine, or one key, may have several.
 
 use std::collections::BTreeMap;
 
@@ -17,6 +17,8 @@ pub const VERSION: u16 = 1;
 pub const SESSIONS_MAX: usize = 256;
 /// Of those of one node.
 pub const SESSIONS_MAX_OF_NODE: usize = 16;
+/// Of those of one key.
+pub const SESSIONS_MAX_OF_KEY: usize = 64;
 /// How long one may take to say which port it is.
 pub const ATTACH_TIMEOUT_NS: u64 = 5_000_000_000;
 /// How often it is looked which nodes are still there.
@@ -27,6 +29,8 @@ pub const CHECK_INTERVAL_NS: u64 = 1_000_000_000;
 pub struct Greeting {
     /// Whose it is.
     pub node: u32,
+    /// The key that its node has proved.
+    pub proved: Option<[u8; 32]>,
     /// Of what it says.
     pub version: u16,
     /// Of its ring.
@@ -65,11 +69,15 @@ pub enum Unwelcome {
     /// It has too many.
     #[error("a node has at most {SESSIONS_MAX_OF_NODE} ports")]
     NodeFull,
+    /// All nodes of its key together do.
+    #[error("the nodes of one key have at most {SESSIONS_MAX_OF_KEY} ports")]
+    KeyFull,
 }
 
 #[derive(Debug)]
 struct Session {
     node: u32,
+    proved: Option<[u8; 32]>,
     since_ns: u64,
     has_attached: bool,
 }
@@ -99,7 +107,7 @@ impl Sessions {
         greeting: Greeting,
         standing: Standing,
     ) -> Result<(), Unwelcome> {
-        let Greeting { node, version, ring_bytes, has_place } = greeting;
+        let Greeting { node, proved, version, ring_bytes, has_place } = greeting;
         if version != VERSION {
             return Err(Unwelcome::Version(version));
         }
@@ -115,10 +123,14 @@ impl Sessions {
         if self.all.values().filter(|session| session.node == node).count() >= SESSIONS_MAX_OF_NODE {
             return Err(Unwelcome::NodeFull);
         }
+        let of_key = || self.all.values().filter(|session| session.proved == proved).count();
+        if proved.is_some() && of_key() >= SESSIONS_MAX_OF_KEY {
+            return Err(Unwelcome::KeyFull);
+        }
         if self.all.len() >= SESSIONS_MAX {
             return Err(Unwelcome::Full);
         }
-        self.all.insert(key, Session { node, since_ns: now_ns, has_attached: false });
+        self.all.insert(key, Session { node, proved, since_ns: now_ns, has_attached: false });
         Ok(())
     }
 

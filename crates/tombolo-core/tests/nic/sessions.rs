@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use tombolo_core::nic::pipe::RING_BYTES_MIN;
 use tombolo_core::nic::session::{
-    ATTACH_TIMEOUT_NS, CHECK_INTERVAL_NS, Greeting, SESSIONS_MAX, SESSIONS_MAX_OF_NODE, Sessions, Standing,
-    Unwelcome, VERSION,
+    ATTACH_TIMEOUT_NS, CHECK_INTERVAL_NS, Greeting, SESSIONS_MAX, SESSIONS_MAX_OF_KEY, SESSIONS_MAX_OF_NODE,
+    Sessions, Standing, Unwelcome, VERSION,
 };
 use tombolo_random::{Random, Seeds};
 
@@ -35,6 +35,8 @@ struct World {
     now_ns: u64,
     sessions: Sessions,
     nodes: Vec<Standing>,
+    /// The key of each.
+    keys: Vec<Option<[u8; 32]>>,
     ports: BTreeMap<u64, Port>,
     next: u64,
     planted: Planted,
@@ -47,17 +49,26 @@ impl World {
         let mut random = Random::new(seed);
         let count = 1 + random.below(30);
         let nodes = (0..count).map(|_| GOOD).collect();
+        let keys =
+            (0..count).map(|_| random.below(4) as u8).map(|key| (key > 0).then_some([key; 32])).collect();
         let sessions = Sessions::new(RING_BYTES_MIN);
-        Self { random, now_ns: 0, sessions, nodes, ports: BTreeMap::new(), next: 0, planted }
+        Self { random, now_ns: 0, sessions, nodes, keys, ports: BTreeMap::new(), next: 0, planted }
     }
 
     fn of_node(&self, node: u32) -> usize {
         self.ports.values().filter(|port| port.node == node).count()
     }
 
+    fn of_key(&self, key: Option<[u8; 32]>) -> usize {
+        let is_of_it = |port: &&Port| key.is_some() && self.keys[port.node as usize] == key;
+        self.ports.values().filter(is_of_it).count()
+    }
+
     fn greet(&mut self) {
         let node = self.random.below(self.nodes.len() as u64) as u32;
-        let mut greeting = Greeting { node, version: VERSION, ring_bytes: RING_BYTES_MIN, has_place: true };
+        let proved = self.keys[node as usize];
+        let mut greeting =
+            Greeting { node, proved, version: VERSION, ring_bytes: RING_BYTES_MIN, has_place: true };
         match self.random.below(20) {
             0 => greeting.version += 1,
             1 => greeting.ring_bytes *= 2,
@@ -67,11 +78,12 @@ impl World {
         let (key, standing) = (self.next, self.nodes[node as usize]);
         self.next += 1;
         let found = self.sessions.greet(self.now_ns, key, greeting, standing);
-        let (all, own) = (self.ports.len(), self.of_node(node));
+        let (all, own, of_key) = (self.ports.len(), self.of_node(node), self.of_key(proved));
         // Who is right and has room is let in, and nobody else.
         match found {
             Ok(()) => {
                 assert!(standing == GOOD && greeting.version == VERSION && greeting.has_place);
+                assert!(of_key < SESSIONS_MAX_OF_KEY, "{of_key} of a key");
                 assert!(
                     greeting.ring_bytes == RING_BYTES_MIN && all < SESSIONS_MAX && own < SESSIONS_MAX_OF_NODE
                 );
@@ -81,6 +93,9 @@ impl World {
             }
             Err(Unwelcome::Full) => assert!(all >= SESSIONS_MAX, "{all} are not all"),
             Err(Unwelcome::NodeFull) => assert!(own >= SESSIONS_MAX_OF_NODE, "{own} are not all of a node"),
+            Err(Unwelcome::KeyFull) => {
+                assert!(of_key >= SESSIONS_MAX_OF_KEY, "{of_key} are not all of a key")
+            }
             Err(Unwelcome::Gone) => assert!(!standing.is_there),
             Err(Unwelcome::NotPermitted) => assert!(!standing.is_permitted),
             Err(Unwelcome::Version(version)) => assert!(version != VERSION),
@@ -167,8 +182,9 @@ impl World {
         self.nodes.iter_mut().for_each(|standing| *standing = GOOD);
         for node in 0..self.nodes.len().min(SESSIONS_MAX / SESSIONS_MAX_OF_NODE) as u32 {
             for _ in 0..SESSIONS_MAX_OF_NODE {
-                let greeting =
-                    Greeting { node, version: VERSION, ring_bytes: RING_BYTES_MIN, has_place: true };
+                // Whoever has proved nothing is bounded by node only.
+                let (proved, ring_bytes) = (None, RING_BYTES_MIN);
+                let greeting = Greeting { node, proved, version: VERSION, ring_bytes, has_place: true };
                 self.next += 1;
                 assert_eq!(self.sessions.greet(self.now_ns, self.next, greeting, GOOD), Ok(()));
                 assert_eq!(self.sessions.node(self.next), Some(node));
