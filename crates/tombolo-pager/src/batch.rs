@@ -25,6 +25,7 @@ use tombolo_core::pager::{Attempt, Entry, Outcome as Ending, PAGE_BYTES, Page, P
 use tombolo_core::store::NoRoom;
 use tombolo_host::process;
 use tombolo_host::sparse::page_is_zero;
+use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::UffdError;
 
 use crate::copy_out::{read_kept, read_moved};
@@ -39,6 +40,8 @@ use crate::stats::Counters;
 /// Pages of one batch.
 pub const BATCH: usize = STAGING_PAGES;
 
+/// Where the page is cannot be told. Above every error number.
+const UNKNOWN: u8 = u8::MAX;
 const EBUSY: u8 = libc::EBUSY as u8;
 const EINVAL: u8 = libc::EINVAL as u8;
 const ENOENT: u8 = libc::ENOENT as u8;
@@ -56,7 +59,7 @@ pub(crate) enum Way {
     Keep,
     /// It has left the program, and its slot has the contents.
     Gone,
-    /// It was not there: what its slot has is its contents, and without one it reads as zero.
+    /// It was not there. A clean one's slot has its contents; any other reads as zero.
     Absent,
     /// It was moved, and cannot be read: rather no contents than wrong ones.
     Unread,
@@ -132,7 +135,9 @@ pub struct Batch {
 /// What a batch waits for.
 pub(crate) enum Awaits {
     Agent,
-    /// The agent has answered this; another batch has pages in the staging memory.
+    /// The agent has answered this, at that time; whether it is so cannot be looked at now.
+    Tables(Done, Instant),
+    /// It has done this; another batch has pages in the staging memory.
     Staging(Done),
     /// Pages are to be mapped again in an address space that is changing.
     Rest,
@@ -312,7 +317,7 @@ impl Evictor {
                 Ok(None) => index += 1,
                 Ok(Some(done)) if done.number == batch.command => {
                     let mut batch = self.batches.swap_remove(index);
-                    batch.awaits = Awaits::Staging(done);
+                    batch.awaits = Awaits::Tables(done, Instant::now());
                     self.resume(batch);
                 }
                 // An answer to another command: not what an agent of ours says.
@@ -328,8 +333,9 @@ impl Evictor {
 
     /// Goes on with a batch whose agent has answered. False: it has to wait, and stands last now.
     pub(crate) fn resume(&mut self, mut batch: Batch) -> bool {
-        let mut done = match std::mem::replace(&mut batch.awaits, Awaits::Agent) {
-            Awaits::Staging(done) => done,
+        let (mut done, answered) = match std::mem::replace(&mut batch.awaits, Awaits::Agent) {
+            Awaits::Tables(done, since) => (done, Some(since)),
+            Awaits::Staging(done) => (done, None),
             Awaits::End(since) => return self.agent_lost(batch, since),
             Awaits::Agent | Awaits::Rest => return self.settle(batch),
         };
@@ -338,7 +344,15 @@ impl Evictor {
             self.settle(batch);
             return true;
         }
-        if !self.correct(&batch, &mut done) || !self.stage(&mut batch.victims) {
+        if let Some(since) = answered
+            && !self.correct(&batch, &mut done, since)
+        {
+            self.eviction.returning(batch.command);
+            batch.awaits = Awaits::Tables(done, since);
+            self.batches.push(batch);
+            return false;
+        }
+        if !self.stage(&mut batch.victims) {
             self.eviction.returning(batch.command);
             batch.awaits = Awaits::Staging(done);
             self.batches.push(batch);
@@ -384,8 +398,8 @@ impl Evictor {
     }
 
     /// Finds pages that were moved although the kernel has reported an error: Linux 6.18 does that (decision 2). False: the
-    /// page tables cannot be looked at now.
-    fn correct(&self, batch: &Batch, done: &mut Done) -> bool {
+    /// page tables cannot be looked at now, and have not been for long.
+    fn correct(&self, batch: &Batch, done: &mut Done, since: Instant) -> bool {
         // A page that is pinned or shared is refused before anything is moved. And an agent that has begun nothing has not
         // cleared the staging area, either.
         let is_doubtful = |status: u8| !matches!(status, 0 | EBUSY) && batch.agent.begun() > 0;
@@ -396,7 +410,16 @@ impl Evictor {
         if doubtful.is_empty() {
             return true;
         }
-        let Ok(found) = found_moved(&self.pager, batch, &doubtful) else { return false };
+        let found = match found_moved(&self.pager, batch, &doubtful) {
+            Ok(found) => found,
+            Err(_) if since.elapsed() < timing::AGENT_GONE => return false,
+            Err(_) => {
+                for (index, _) in doubtful {
+                    done.moved.get_mut(index).into_iter().for_each(|status| *status = UNKNOWN);
+                }
+                return true;
+            }
+        };
         for ((index, _), is_moved) in doubtful.into_iter().zip(found) {
             if let Some(status) = done.moved.get_mut(index).filter(|_| is_moved) {
                 *status = 0;
@@ -420,8 +443,10 @@ impl Evictor {
                 _ => Way::Stay,
             };
             victim.way = match status {
-                0 if victim.clean => Way::Gone,
+                0 | UNKNOWN if victim.clean => Way::Gone,
                 0 => Way::Moved(index),
+                // Rather no contents than wrong ones.
+                UNKNOWN => Way::Unread,
                 _ => refused(),
             };
         }

@@ -84,8 +84,8 @@ enum Told {
     Never,
 }
 
-impl From<&io::Error> for Told {
-    fn from(error: &io::Error) -> Self {
+impl From<io::Error> for Told {
+    fn from(error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Self::NotYet,
             _ if error.kind() == io::ErrorKind::ResourceBusy => Self::NotYet,
@@ -105,9 +105,9 @@ fn what_was_done(pager: &Pager, batch: &Batch) -> Told {
         None => what_was_moved(pager, batch, thread),
     });
     match told {
-        Ok(Some(told)) => told.unwrap_or_else(|error| Told::from(&error)),
+        Ok(Some(told)) => told.unwrap_or_else(Told::from),
         Ok(None) => Told::Never,
-        Err(error) => Told::from(&error),
+        Err(error) => Told::from(error),
     }
 }
 
@@ -165,26 +165,43 @@ fn what_was_moved(pager: &Pager, batch: &Batch, thread: u32) -> io::Result<Told>
 }
 
 /// Which of these victims of a batch, each with its number there, lie in the staging area and not where they were. An error:
-/// that can be told later.
+/// that cannot be told, now or at all.
 pub(crate) fn found_moved(
     pager: &Pager,
     batch: &Batch,
     victims: &[(usize, &Victim)],
 ) -> io::Result<Vec<bool>> {
-    let told = batch.space.by_program(&batch.agent.program, |thread| {
-        let (_table, found, _) = pager.look(&batch.space, |table| {
-            let now = |(_, victim): &(usize, &Victim)| Space::address(table.states.operation(victim.page).0);
-            let staged = |(index, _): &(usize, &Victim)| batch.space.staging_address(*index as u32);
-            let stayed = process::hold_something(thread, victims.iter().map(now))?;
-            let moved = process::hold_something(thread, victims.iter().map(staged))?;
-            Ok(stayed.into_iter().zip(moved).map(|(stayed, moved)| moved && !stayed).collect())
-        })?;
-        Ok(found)
-    });
-    match told {
-        Ok(Some(Ok(found))) => Ok(found),
-        Ok(Some(Err(error))) | Err(error) if matches!(Told::from(&error), Told::NotYet) => Err(error),
-        // Its program has ended, or executed another one: nobody asks for its pages.
-        _ => Ok(vec![false; victims.len()]),
+    // Nobody changes what is there until the next command. Mostly nothing is.
+    let staged = by_memory(batch, |process| {
+        let address = |(index, _): &(usize, &Victim)| batch.space.staging_address(*index as u32);
+        process::hold_something(process, victims.iter().map(address))
+    })?;
+    if !staged.contains(&true) {
+        return Ok(staged);
     }
+    let found = by_memory(batch, |process| {
+        let (_table, stayed, is_changing) = pager.look(&batch.space, |table| {
+            let now = |(_, victim): &(usize, &Victim)| Space::address(table.states.operation(victim.page).0);
+            process::hold_something(process, victims.iter().map(now))
+        })?;
+        // Another page may stand in its place, of which nothing is known yet.
+        let is_unclear = stayed.iter().zip(&staged).any(|(stayed, staged)| *stayed && *staged);
+        if is_changing && is_unclear {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        Ok(stayed.into_iter().zip(&staged).map(|(stayed, staged)| *staged && !stayed).collect())
+    });
+    // Faults that were read on the way.
+    pager.serve_deferred();
+    found
+}
+
+/// Looks at a space's memory by the number of a process that has it: its agent, else its program.
+fn by_memory<T>(batch: &Batch, look: impl Fn(u32) -> io::Result<T>) -> io::Result<T> {
+    let looked = look(batch.agent.pid);
+    // Once it has ended, its number may be another process's.
+    if looked.is_ok() && !batch.agent.has_ended() {
+        return looked;
+    }
+    batch.space.by_program(&batch.agent.program, look)?.unwrap_or(Err(io::ErrorKind::NotFound.into()))
 }

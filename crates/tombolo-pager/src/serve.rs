@@ -293,14 +293,16 @@ impl Pager {
     /// A page that has room already, and is stored. Mostly it is here: then a copy is refused, and nothing is sent for.
     fn fetch_again(&self, space: &Arc<Space>, table: &mut Table, fault: Fault, slot: u32) -> Step {
         let page = fault.page;
-        if self.far.slots().direct(slot).is_none() && space.holds(page) != Some(false) {
+        if self.far.slots().direct(slot).is_none() && space.holds(page) == Some(true) {
             space.wake_later(table, page, 1);
             return Step::Done;
         }
         let protect = !fault.write && self.habit.protect();
         match self.bring(space, table, page, slot, protect, Some(fault.since)) {
             Ok(()) => {
-                Counters::add(&self.stats.counters.unseen_drops, 1);
+                // What was only sent for may be here.
+                let is_mapped = table.states.get(page).state() == State::Resident;
+                Counters::add(&self.stats.counters.unseen_drops, u64::from(is_mapped));
                 Step::Done
             }
             Err(NotBrought::Refused(UffdError::Again(_))) => Step::Again,
