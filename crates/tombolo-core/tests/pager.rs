@@ -31,7 +31,7 @@ struct Victim {
     done: Option<Option<u64>>,
     /// It was wanted before it was saved.
     taken: bool,
-    /// The agent says that it has not moved it, and may have.
+    /// The agent reports that it has not moved the page, although it may have.
     misreported: bool,
 }
 
@@ -652,7 +652,7 @@ fn a_kept_page_that_has_gone_unreported_reads_as_zero() {
     assert_eq!(table.decide(1, writer), Decision::Wait, "what is being copied is not written to");
 }
 
-/// Whoever is wrong about where it is.
+/// The table says that the page is resident, the kernel that it is not.
 #[test]
 fn a_clean_page_that_is_absent_is_fetched_from_its_slot() {
     let (mut slots, mut table) = (slots(4), Table::default());

@@ -180,7 +180,7 @@ impl Listed {
             && std::fs::metadata(&self.path).is_ok_and(|file| stamp(&file) == self.stamp);
         if !is_known {
             self.stamp = None;
-            // Whoever else has it open, if it is a pipe, is not waited for.
+            // Opening a named pipe must not wait for a process at its other end.
             let flags = OFlags::NONBLOCK.bits().cast_signed();
             let file = OpenOptions::new().read(true).custom_flags(flags).open(&self.path).map_err(named)?;
             let about = file.metadata().map_err(named)?;

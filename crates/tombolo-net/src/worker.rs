@@ -453,8 +453,8 @@ impl Worker {
                     return;
                 };
                 match self.buffer.read(&queues[queue]) {
-                    // A frame that the kernel cannot describe is gone, and takes its turn: whoever has passed the queue can
-                    // have all of its frames so.
+                    // The kernel has dropped a frame that it cannot describe. That frame takes the port's turn: the attacher can
+                    // make the kernel drop all of its frames so.
                     Ok(()) | Err(Errno::INVAL) => *next = queue + 1,
                     // Of a socket it is said once that its interface is down.
                     Err(Errno::INTR | Errno::NETDOWN) => return,

@@ -1,5 +1,7 @@
 //! An agent that ends while it has a command: somebody has killed it. What it had done by then, the page tables of its
 //! program tell: it moves a page, or drops it, wholly or not at all. So the batch goes on as if it had answered.
+//!
+//! [`found_moved`] asks the page tables the same of an agent that lives, where the kernel has reported an error of a move.
 
 use std::io;
 use std::time::Instant;

@@ -319,8 +319,8 @@ impl Pager {
         }
     }
 
-    /// A page that is here, by what the table says, and is lost if it is not: whoever touches it gets SIGBUS rather than
-    /// zeroes.
+    /// The table says that the page is resident. If it is absent, its contents are lost: a thread that touches it gets SIGBUS
+    /// rather than zeroes.
     fn poison_absent(&self, space: &Arc<Space>, table: &mut Table, page: Page) -> Step {
         match space.uffd.poison(Space::address(page), PAGE_BYTES as usize) {
             Ok(()) => {

@@ -182,7 +182,7 @@ impl World {
         self.nodes.iter_mut().for_each(|standing| *standing = GOOD);
         for node in 0..self.nodes.len().min(SESSIONS_MAX / SESSIONS_MAX_OF_NODE) as u32 {
             for _ in 0..SESSIONS_MAX_OF_NODE {
-                // Whoever has proved nothing is bounded by node only.
+                // A node without a key is bounded by its own limit only.
                 let (proved, ring_bytes) = (None, RING_BYTES_MIN);
                 let greeting = Greeting { node, proved, version: VERSION, ring_bytes, has_place: true };
                 self.next += 1;
