@@ -248,6 +248,13 @@ impl World {
         let want = self.random.below(4);
         let slots = &mut self.slots;
         let space = self.spaces.get_mut(&id).expect("a space");
+        let is_absent = |(page, entry): &(Page, Entry)| {
+            entry.state() == State::Resident && !space.memory.present.contains_key(page)
+        };
+        if space.table.all().iter().any(is_absent) {
+            // It would give up the slot of a misreported page.
+            return;
+        }
         let clean = |table: &Table| {
             let is_clean = |entry: Entry| entry.state() == State::Resident && entry.slot().is_some();
             table.all().iter().filter(|(_, entry)| is_clean(*entry)).count() as u64
@@ -310,18 +317,21 @@ impl World {
                 },
             };
             space.table.set(page, left);
-            let misreported = clean && self.random.below(8) == 0;
-            space.victims.push(Victim { page, slot, clean, done: None, taken: false, misreported });
+            space.victims.push(Victim { page, slot, clean, done: None, taken: false, misreported: false });
         }
     }
 
     /// The agent moves the next page out, by its address, unless the command is cancelled.
     fn agent_step(&mut self, id: u32) {
+        let misreports = self.random.below(8) == 0;
         let space = self.space(id);
         if space.cancelled {
             return;
         }
         if let Some(victim) = space.victims.iter_mut().find(|victim| victim.done.is_none()) {
+            // The table keeps the slot of such a page but for a write fault from before, which gives it up (decision 2).
+            let has_fault = space.unread.iter().any(|(page, _)| *page == victim.page);
+            victim.misreported = misreports && victim.clean && !has_fault;
             victim.done = Some(space.memory.present.remove(&victim.page).map(|present| present.contents));
         }
     }
