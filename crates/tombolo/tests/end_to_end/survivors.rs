@@ -123,6 +123,22 @@ fn three(link: Link) -> ([Lender; 3], String) {
     (lenders, from)
 }
 
+/// How often a program is run that is over before the first lender is killed: a quick machine is through with it in
+/// less than a second.
+const RUNS_MAX: usize = 10;
+
+/// Runs it, and once more where it was over before a lender was killed.
+fn until_one_is_killed(what: &str, mut run: impl FnMut() -> (Outcome, [u32; 3])) {
+    for _ in 0..RUNS_MAX {
+        let (outcome, events) = run();
+        check(what, &outcome, events);
+        if events[KILLED] > 0 {
+            return;
+        }
+    }
+    panic!("{what} was over before anything happened, {RUNS_MAX} times");
+}
+
 fn check(what: &str, outcome: &Outcome, events: [u32; 3]) {
     let report = outcome.report();
     let pause_ms = number(&report["pauses"]["longest_ns"]) / 1_000_000;
@@ -134,7 +150,6 @@ fn check(what: &str, outcome: &Outcome, events: [u32; 3]) {
         report["far"]["copies_restored"],
         report["far"]["copies_moved"],
     );
-    assert!(killed > 0, "{what} was over before anything happened: {report:#}");
     assert_eq!(report["counters"]["lost_pages"], 0, "{report:#}");
     assert_eq!(report["far"]["corrupt_pages"], 0, "{report:#}");
     assert!(pause_ms < PAUSE_MAX_MS, "a pause of {pause_ms} ms: {report:#}");
@@ -155,16 +170,18 @@ fn survives_on(
     (link, options): (Link, &[&str]),
 ) {
     let plain = is_compared.then(|| program.plain());
-    let (lenders, from) = three(link);
-    let run = program.clone().outage("6s").options(options).start_from(&from, local);
-    let disturber = Disturber::start(run.pid(), lenders);
-    let outcome = run.wait(Duration::from_secs(sized(300, 1800)));
-    let events = disturber.end();
-    assert_eq!(outcome.code(), 0, "{what}: {}{}", outcome.text(), outcome.stderr);
-    if let Some(plain) = &plain {
-        assert!(plain.stdout == outcome.stdout, "{what}: the output differs from a plain run");
-    }
-    check(what, &outcome, events);
+    until_one_is_killed(what, || {
+        let (lenders, from) = three(link);
+        let run = program.clone().outage("6s").options(options).start_from(&from, local);
+        let disturber = Disturber::start(run.pid(), lenders);
+        let outcome = run.wait(Duration::from_secs(sized(300, 1800)));
+        let events = disturber.end();
+        assert_eq!(outcome.code(), 0, "{what}: {}{}", outcome.text(), outcome.stderr);
+        if let Some(plain) = &plain {
+            assert!(plain.stdout == outcome.stdout, "{what}: the output differs from a plain run");
+        }
+        (outcome, events)
+    });
 }
 
 #[test]
@@ -210,11 +227,13 @@ fn java_survives_its_lenders() {
 fn redis_survives_its_lenders() {
     needs!("redis-server");
     for (link, options) in WAYS {
-        let (lenders, from) = three(link);
-        let mut disturber = None;
-        let outcome = databases::fill_and_dump(&from, options, |run| {
-            disturber = Some(Disturber::start(run, lenders));
+        until_one_is_killed("redis", || {
+            let (lenders, from) = three(link);
+            let mut disturber = None;
+            let outcome = databases::fill_and_dump(&from, options, |run| {
+                disturber = Some(Disturber::start(run, lenders));
+            });
+            (outcome, disturber.expect("the server has started").end())
         });
-        check("redis", &outcome, disturber.expect("the server has started").end());
     }
 }
