@@ -54,10 +54,22 @@ pub fn give_pages_back(memory: &crate::own::OwnMemory) {
     }
 }
 
-/// Makes a range one huge page where the kernel can, whatever it held.
-pub fn collapse(memory: &crate::own::OwnMemory) -> bool {
-    // SAFETY: to put pages together changes no contents.
-    unsafe { libc::madvise(memory.as_mut_ptr().cast(), memory.len(), libc::MADV_COLLAPSE) == 0 }
+/// Puts the pages of a range together to huge pages, whatever it held. The kernel does not while somebody else holds a page
+/// for a moment, nor while it has no memory in one piece: it is asked again for a minute.
+pub fn collapse(memory: &crate::own::OwnMemory) -> std::io::Result<()> {
+    let since = std::time::Instant::now();
+    loop {
+        // SAFETY: to put pages together changes no contents.
+        if unsafe { libc::madvise(memory.as_mut_ptr().cast(), memory.len(), libc::MADV_COLLAPSE) } == 0 {
+            return Ok(());
+        }
+        let error = std::io::Error::last_os_error();
+        let is_passing = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM));
+        if !is_passing || since.elapsed() > std::time::Duration::from_secs(60) {
+            return Err(error);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
 }
 
 /// Has the kernel swap a range out. It passes over pages that wait to be listed by another processor, and over
