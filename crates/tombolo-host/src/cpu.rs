@@ -1,5 +1,5 @@
 //! CPU time of the whole machine, so that nobody's share of a race is left out: not the kernel's
-//! threads', not that of processes which serve the measured one.
+//! threads', not that of processes which serve the measured one. And that of one thread.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -53,6 +53,12 @@ pub fn busy_processors(sleep: Duration) -> io::Result<f64> {
     std::thread::sleep(sleep);
     let (wall_s, cpu_s) = watch.elapsed()?;
     Ok(cpu_s / wall_s)
+}
+
+/// The processor time of the calling thread, in which that of interrupts is counted or not, as the kernel was built.
+pub fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 #[cfg(test)]

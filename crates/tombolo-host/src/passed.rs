@@ -10,16 +10,28 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::pool::{BlockingTask, Pool, PoolLimits, PoolOwner, Step, Urgency};
+use crate::unix::PeerIdentity;
 
 /// Threads that close descriptors. A process that passes descriptors which take long to close keeps one thread
 /// busy.
-const THREADS: usize = 16;
+const THREADS: usize = 128;
+/// Those that the processes of one user keep busy: each user may have any number of processes.
+const THREADS_OF_USER: usize = 16;
 /// The most descriptors of one sender that wait to be closed. A sender that passes more is hung up on.
 const MAX_WAITING: usize = 64;
+/// The most of all senders of one user.
+const MAX_WAITING_OF_USER: usize = 16 * MAX_WAITING;
 
 /// The sender of descriptors. What one sender passed does not delay the closing of what another passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Sender {
+pub(crate) struct Sender {
+    /// `None`: the kernel does not say.
+    user_id: Option<u32>,
+    who: Who,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Who {
     /// A process that the kernel names.
     Process(u32),
     /// The other end of a connection whose process the kernel does not name: it is in another pid namespace.
@@ -29,21 +41,30 @@ pub(crate) enum Sender {
 }
 
 impl Sender {
+    const ITSELF: Self = Self { user_id: None, who: Who::Itself };
+
     /// The sender at the other end of a connection; the process if the kernel names it.
-    pub(crate) fn of(process_id: Option<u32>) -> Self {
+    pub(crate) fn of(peer: Option<PeerIdentity>) -> Self {
         static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
-        process_id
-            .map_or_else(|| Self::Connection(CONNECTIONS.fetch_add(1, Ordering::Relaxed)), Self::Process)
+        let who = match peer.and_then(|peer| peer.process_id) {
+            Some(process_id) => Who::Process(process_id),
+            None => Who::Connection(CONNECTIONS.fetch_add(1, Ordering::Relaxed)),
+        };
+        Self { user_id: peer.map(|peer| peer.user_id), who }
     }
 }
 
-impl PoolOwner for Sender {}
+impl PoolOwner for Sender {
+    fn group(&self) -> Option<u32> {
+        self.user_id
+    }
+}
 
 static CLOSING: LazyLock<Pool<Sender>> = LazyLock::new(|| {
     // Closing is never refused: `is_overdue` bounds what waits.
     let limits = PoolLimits {
         threads: THREADS,
-        threads_of_group: THREADS,
+        threads_of_group: THREADS_OF_USER,
         tasks: usize::MAX,
         tasks_of_owner: MAX_WAITING,
     };
@@ -85,7 +106,7 @@ impl From<PassedDescriptor> for OwnedFd {
 /// A descriptor of this process itself.
 impl From<OwnedFd> for PassedDescriptor {
     fn from(descriptor: OwnedFd) -> Self {
-        Self::new(descriptor, Sender::Itself)
+        Self::new(descriptor, Sender::ITSELF)
     }
 }
 
@@ -108,9 +129,10 @@ pub(crate) fn close(descriptor: OwnedFd, sender: Sender) {
     CLOSING.give_back(sender, Box::new(Closing(Some(descriptor))));
 }
 
-/// Whether a sender has passed more than could be closed.
+/// Whether a sender has passed more than could be closed, or its user has by many.
 pub(crate) fn is_overdue(sender: Sender) -> bool {
     CLOSING.waiting_of(sender) >= MAX_WAITING
+        || sender.user_id.is_some_and(|user_id| CLOSING.waiting_of_group(user_id) >= MAX_WAITING_OF_USER)
 }
 
 #[cfg(test)]
@@ -119,8 +141,12 @@ mod tests {
 
     #[test]
     fn senders_that_the_kernel_does_not_name_are_told_apart_by_their_connections() {
-        assert_eq!(Sender::of(Some(7)), Sender::of(Some(7)), "two connections of one process");
+        let known = Some(PeerIdentity { process_id: Some(7), user_id: 1 });
+        assert_eq!(Sender::of(known), Sender::of(known), "two connections of one process");
+        let unnamed = Some(PeerIdentity { process_id: None, user_id: 1 });
+        assert_ne!(Sender::of(unnamed), Sender::of(unnamed));
+        assert_eq!(Sender::of(unnamed).group(), Some(1), "but they are one user's");
         assert_ne!(Sender::of(None), Sender::of(None));
-        assert_ne!(Sender::of(None), Sender::Itself);
+        assert_ne!(Sender::of(None), Sender::ITSELF);
     }
 }

@@ -291,6 +291,13 @@ impl<Owner: PoolOwner> Pool<Owner> {
         self.0.lock().owners.get(&owner).map_or(0, |tasks| tasks.waiting.len())
     }
 
+    /// How many tasks of a group's owners wait.
+    pub fn waiting_of_group(&self, group: u32) -> usize {
+        let state = self.0.lock();
+        let of_group = state.owners.iter().filter(|(owner, _)| owner.group() == Some(group));
+        of_group.map(|(_, tasks)| tasks.waiting.len()).sum()
+    }
+
     /// Starts or wakes a thread for an owner that waits for its turn.
     fn call_thread(&self, state: &mut State<Owner>) {
         if state.turns.len() > state.idle && state.threads < self.0.limits.threads {

@@ -6,6 +6,9 @@
 //! no descriptor leaks. Nor does any call wait for what is behind a descriptor that a peer passed: those
 //! are closed elsewhere ([`PassedDescriptor`]), also when they are still in a socket that is dropped.
 //!
+//! A listener for processes of all users takes no descriptors of them until it lets them in
+//! ([`SeqpacketSocket::let_in`]): what is behind those of somebody who is turned away would have to be closed.
+//!
 //! A listener that has no descriptor left for who connects uses one that it keeps in reserve to hang up on
 //! them: otherwise its socket would stay readable, and a thread that polls it would never sleep.
 
@@ -60,6 +63,9 @@ pub enum UnixError {
     /// The socket cannot take or give anything now.
     #[error("the socket would block")]
     WouldBlock,
+    /// The peer takes no descriptors, or not yet: nothing was sent.
+    #[error("the peer takes no file descriptors")]
+    TakesNone,
     /// The peer has closed, or is dead.
     #[error("the peer has hung up")]
     Closed,
@@ -109,6 +115,24 @@ pub struct PeerIdentity {
 /// Opens any file, to have a descriptor in reserve.
 fn reserve_descriptor() -> Option<OwnedFd> {
     rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()
+}
+
+/// `SO_PASSRIGHTS` of the kernel's `asm-generic/socket.h`. Accepted sockets have it as their listener has.
+const PASS_RIGHTS: libc::c_int = 83;
+
+/// Says whether descriptors can be passed to a socket. False: this kernel cannot be told.
+fn set_takes_descriptors(socket: BorrowedFd<'_>, takes: bool) -> Result<bool, UnixError> {
+    let value = libc::c_int::from(takes);
+    let length = size_of_val(&value) as libc::socklen_t;
+    let (socket, value) = (socket.as_raw_fd(), (&raw const value).cast());
+    // SAFETY: the kernel reads so many bytes of the value.
+    if unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, PASS_RIGHTS, value, length) } == 0 {
+        return Ok(true);
+    }
+    match Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL) {
+        Errno::NOPROTOOPT => Ok(false),
+        errno => Err(UnixError::System { operation: "keep descriptors away", errno }),
+    }
 }
 
 fn new_socket(kind: SocketType) -> Result<OwnedFd, Errno> {
@@ -198,10 +222,15 @@ impl SeqpacketListener {
         Listener::bind(path, SocketType::SEQPACKET).map(Self)
     }
 
-    /// Lets processes of all users connect: who they are is to be asked of each connection.
-    pub fn let_all_connect(&self) -> Result<(), UnixError> {
+    /// Lets processes of all users connect: who they are is to be asked of each connection. They pass no descriptors
+    /// before [`SeqpacketSocket::let_in`].
+    ///
+    /// False: this kernel has no way to say that (Linux 6.16 has); they may pass some at once.
+    pub fn let_all_connect(&self) -> Result<bool, UnixError> {
         let path = &self.0.path;
-        rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(at("cannot open to all", path))
+        let is_kept_away = set_takes_descriptors(self.as_fd(), false)?;
+        rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(at("cannot open to all", path))?;
+        Ok(is_kept_away)
     }
 
     /// The next connection, or None when nobody is waiting.
@@ -373,6 +402,7 @@ impl SeqpacketSocket {
                 Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
                     return Err(UnixError::Closed);
                 }
+                Err(Errno::PERM) if !descriptors.is_empty() => return Err(UnixError::TakesNone),
                 Err(errno) => {
                     return Err(UnixError::System { operation: "send", errno });
                 }
@@ -423,7 +453,7 @@ impl SeqpacketSocket {
         if message.flags.contains(ReturnFlags::CTRUNC) {
             return Err(UnixError::DescriptorsCut { length_bytes: message.bytes });
         }
-        if !descriptors.is_empty() && passed::is_overdue(self.sender()) {
+        if !descriptors.is_empty() && self.is_overdue() {
             return Err(UnixError::Overdue);
         }
         if message.bytes == 0 {
@@ -434,8 +464,17 @@ impl SeqpacketSocket {
 
     /// The sender of the descriptors that are received here.
     fn sender(&self) -> passed::Sender {
-        let ask = || passed::Sender::of(self.peer().ok().and_then(|peer| peer.process_id));
-        *self.sender.get_or_init(ask)
+        *self.sender.get_or_init(|| passed::Sender::of(self.peer().ok()))
+    }
+
+    /// Takes descriptors of who has connected to a listener for all ([`SeqpacketListener::let_all_connect`]).
+    pub fn let_in(&self) -> Result<(), UnixError> {
+        set_takes_descriptors(self.as_fd(), true).map(drop)
+    }
+
+    /// Whether the peer, or others of its user, have passed more descriptors than could be closed.
+    pub fn is_overdue(&self) -> bool {
+        passed::is_overdue(self.sender())
     }
 
     /// Whether the listener that this socket is connected to is to be believed: it runs as this process's own user, as
@@ -574,6 +613,27 @@ mod tests {
         drop((socket, one));
         within_reason("dropping the socket", move || drop(other));
         drain(peer);
+    }
+
+    #[test]
+    fn who_is_not_let_in_passes_no_descriptors() {
+        let path = scratch("let-in");
+        let listener = SeqpacketListener::bind(&path).unwrap();
+        let is_kept_away = listener.let_all_connect().unwrap();
+        let one = SeqpacketSocket::connect(&path).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let pass = || one.send(&[b"take this"], &[file.as_fd()]);
+        if !is_kept_away {
+            return crate::testing::left_out("needs SO_PASSRIGHTS (Linux 6.16)");
+        }
+        assert!(matches!(pass(), Err(UnixError::TakesNone)), "before it is accepted");
+        let other = listener.accept().unwrap().unwrap();
+        assert!(matches!(pass(), Err(UnixError::TakesNone)), "before it is let in");
+        one.send(&[b"words"], &[]).unwrap();
+        assert_eq!(other.receive(&mut [0; 16]).unwrap().descriptors.len(), 0);
+        other.let_in().unwrap();
+        pass().unwrap();
+        assert_eq!(other.receive(&mut [0; 16]).unwrap().descriptors.len(), 1);
     }
 
     #[test]

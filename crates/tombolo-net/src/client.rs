@@ -58,7 +58,18 @@ impl Client {
     /// [`AskError`].
     pub fn ask(&self, ask: Ask, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, AskError> {
         let request = serde_json::to_vec(&Request { version: VERSION, ask })?;
-        self.socket.send(&[&request], descriptors)?;
+        let since = Instant::now();
+        loop {
+            match self.socket.send(&[&request], descriptors) {
+                // It has not looked yet at who connects.
+                Err(UnixError::TakesNone) if since.elapsed() < TIMEOUT => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                // It may have said why before it hung up.
+                Ok(()) | Err(UnixError::Closed) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
         match self.next(Some(TIMEOUT))? {
             Some(Answer::Refused(reason)) => Err(AskError::Refused(reason)),
             Some(answer) => Ok(answer),

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
+use tombolo_core::nic::connection::Rank;
 use tombolo_core::nic::registers::MacState;
 use tombolo_core::nic::{self, Coalescing, Mac, Mode, PortConfig, PortId, Refusal, Rules, Share, Turns};
+use tombolo_host::net::BUFFER_BYTES as SOCKET_BYTES;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::unix::PeerIdentity;
 use tombolo_node::harmless_reason;
@@ -64,7 +66,19 @@ struct Attached {
     id: PortId,
     peer: Option<PeerIdentity>,
     node: Option<String>,
+    way: Way,
     connection: u64,
+}
+
+/// How frames come from a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// By the queues of its TAP device.
+    Tap,
+    /// By packet sockets of its interface, or of what a virtual machine is behind.
+    Sockets,
+    /// By pipes from another node.
+    Pipes,
 }
 
 /// The ports of an owner, by name, and the thread that moves their frames.
@@ -171,12 +185,18 @@ impl Control {
         }
     }
 
-    /// Whether processes of this user may ask anything here.
-    pub fn may_connect(&mut self, peer: PeerIdentity) -> bool {
+    /// Who the user of a process is here.
+    pub fn rank(&mut self, peer: PeerIdentity) -> Rank {
         // A file that cannot be read now lets in nobody.
         let is_listed =
             |listed: &mut Listed| listed.now().is_ok_and(|all| all.include(Whom::User(peer.user_id)));
-        self.is_owner(peer) || self.allowances.as_mut().is_some_and(is_listed)
+        if self.is_owner(peer) {
+            Rank::Owner
+        } else if self.allowances.as_mut().is_some_and(is_listed) {
+            Rank::Listed
+        } else {
+            Rank::Unlisted
+        }
     }
 
     /// Answers a request that came by this connection.
@@ -285,11 +305,15 @@ impl Control {
         let taken = |number: &u16| self.ports.values().any(|attached| attached.id.0 == *number);
         let free = (0..PORTS_MAX as u16).find(|number| !taken(number));
         let id = PortId(free.ok_or_else(|| format!("there are {PORTS_MAX} ports already"))?);
-        let is_far = node.is_some();
+        let way = match ends.first() {
+            None => Way::Pipes,
+            Some(End::Queue(_)) => Way::Tap,
+            Some(End::Socket(_)) => Way::Sockets,
+        };
         self.call(move |worker| {
             let now_ns = worker.now_ns();
             worker.exchange.set(now_ns, id, config).map_err(|error| error.to_string())?;
-            if is_far {
+            if way == Way::Pipes {
                 worker.add_pipes(id, connection);
                 return Ok(());
             }
@@ -300,7 +324,7 @@ impl Control {
         })??;
         let process = peer.and_then(|peer| peer.process_id);
         tracing::info!(port = port.name, mac = port.mac, process, node, "port attached");
-        self.ports.insert(port.name.clone(), Attached { port, id, peer, node, connection });
+        self.ports.insert(port.name.clone(), Attached { port, id, peer, node, way, connection });
         self.attached()
     }
 
@@ -383,36 +407,44 @@ impl Control {
     fn statuses(&self, all: &[&Attached]) -> Result<Vec<PortStatus>, String> {
         let ids: Vec<PortId> = all.iter().map(|attached| attached.id).collect();
         let found = self.call(move |worker| {
+            worker.count_overflows();
             let of = |id: &PortId| {
                 let counters = worker.exchange.counters(*id).copied().unwrap_or_default();
-                (worker.queues(*id), worker.exchange.is_waiting(*id), counters)
+                let is_written_aside = worker.is_written_aside(*id);
+                (worker.queues(*id), worker.exchange.is_waiting(*id), is_written_aside, counters)
             };
             ids.iter().map(of).collect::<Vec<_>>()
         })?;
-        let statuses = all.iter().zip(found).map(|(attached, (queues, is_waiting, counters))| PortStatus {
+        let statuses = all.iter().zip(found).map(|(attached, found)| PortStatus {
             port: attached.port.clone(),
             driver: self.driver_of(attached),
-            queues,
-            is_waiting,
+            queues: found.0,
+            is_waiting: found.1,
+            is_written_aside: found.2,
             process: attached.peer.and_then(|peer| peer.process_id),
             user: attached.peer.map(|peer| peer.user_id),
             node: attached.node.clone(),
-            counters: counters_of(&counters),
+            counters: counters_of(&found.3),
         });
         Ok(statuses.collect())
     }
 
     fn driver_of(&self, attached: &Attached) -> Driver {
         let Coalescing { frames, after_ns, is_adaptive } = self.coalescing;
-        let (rings, coalescing) = if attached.node.is_some() {
-            let adaptive = if is_adaptive { ", adaptive" } else { "" };
-            let coalescing = match frames {
-                1 => "rx-frames 1".to_owned(),
-                _ => format!("rx-frames {frames}, rx-usecs {}{adaptive}", after_ns / 1000),
-            };
-            (format!("{RING_BYTES} bytes each way"), coalescing)
-        } else {
-            ("the queue of the device (txqueuelen)".to_owned(), "by the kernel".to_owned())
+        let (rings, coalescing) = match attached.way {
+            Way::Pipes => {
+                let adaptive = if is_adaptive { ", adaptive" } else { "" };
+                let coalescing = match frames {
+                    1 => "rx-frames 1".to_owned(),
+                    _ => format!("rx-frames {frames}, rx-usecs {}{adaptive}", after_ns / 1000),
+                };
+                (format!("{RING_BYTES} bytes each way"), coalescing)
+            }
+            Way::Tap => ("the queue of the device (txqueuelen)".to_owned(), "by the kernel".to_owned()),
+            Way::Sockets => (
+                format!("{SOCKET_BYTES} bytes each way of a packet socket"),
+                "by the interface's own driver".to_owned(),
+            ),
         };
         let offloads =
             ["tx-checksumming", "rx-checksumming", "tcp-segmentation-offload", "tx-udp-segmentation"];
@@ -427,6 +459,7 @@ impl Control {
     fn show_uplink(&self) -> Result<Answer, String> {
         let has_carrier = self.has_carrier;
         let status = self.call(move |worker| {
+            worker.count_overflows();
             let limits = worker.exchange.limits();
             let number = |text: &str| text.parse().unwrap_or(0);
             let state = MacState {
@@ -503,5 +536,6 @@ fn counters_of(counters: &nic::Counters) -> Counters {
         received: traffic_of(&counters.received),
         refused: refused.collect(),
         undelivered: counters.undelivered,
+        overflowed: counters.overflowed,
     }
 }

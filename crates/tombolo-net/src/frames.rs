@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::io::{Errno, ReadWriteFlags};
 use tombolo_core::nic::offload::{OFFLOAD_BYTES, OffloadHeader, shifted};
 use tombolo_core::nic::{TAG_BYTES, Tag};
-use tombolo_host::net::{is_packet_socket, is_tap, receive_frame, send_frame};
+use tombolo_host::net::{is_packet_socket, is_tap, receive_frame, send_frame, take_overflows};
 
 /// Bytes of the addresses, behind which a tag stands.
 const ADDRESSES_BYTES: usize = 12;
@@ -32,6 +32,31 @@ impl<D: AsFd> End<D> {
             Some(Self::Socket(descriptor))
         } else {
             None
+        }
+    }
+}
+
+impl<D: AsFd> End<D> {
+    /// Writes a frame with its offload header, in parts.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn write(&self, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
+        match self {
+            Self::Queue(queue) => {
+                // A TAP has no positions: the one that is given is "here".
+                rustix::io::pwritev2(queue, parts, u64::MAX, ReadWriteFlags::NOWAIT).map(drop)
+            }
+            Self::Socket(socket) => send_frame(socket.as_fd(), parts),
+        }
+    }
+
+    /// Frames that came and were dropped before they were read, since the last call: there was no room for them. A TAP
+    /// device counts its own.
+    pub fn take_overflows(&self) -> u64 {
+        match self {
+            Self::Queue(_) => 0,
+            Self::Socket(socket) => take_overflows(socket.as_fd()),
         }
     }
 }
@@ -133,12 +158,7 @@ impl FrameBuffer {
     /// # Errors
     /// As the kernel says.
     pub fn write<D: AsFd>(&self, to: &End<D>, tag: Tag) -> Result<(), Errno> {
-        self.with_parts(tag, |parts| match to {
-            End::Queue(queue) => {
-                rustix::io::pwritev2(queue, parts, u64::MAX, ReadWriteFlags::NOWAIT).map(drop)
-            }
-            End::Socket(socket) => send_frame(socket.as_fd(), parts),
-        })
+        self.with_parts(tag, |parts| to.write(parts))
     }
 
     /// Hands out the frame as it is, or with another tag, with its offload header, in parts.

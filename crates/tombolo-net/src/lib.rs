@@ -26,6 +26,7 @@
 //! ```
 
 pub mod allowance;
+mod aside;
 pub mod attach;
 pub mod bits;
 pub mod client;

@@ -217,6 +217,9 @@ pub struct Counters {
     pub refused: BTreeMap<String, u64>,
     /// Frames for it that it could not take.
     pub undelivered: u64,
+    /// What came from it and was dropped before it was read, since there was no room for it. (A TAP device counts its own.)
+    #[serde(default)]
+    pub overflowed: u64,
 }
 
 /// What a device is driven by and how, in ethtool's words.
@@ -254,6 +257,9 @@ pub struct PortStatus {
     pub queues: usize,
     /// Whether a frame of it waits for the uplink.
     pub is_waiting: bool,
+    /// Whether frames are written to it by a thread of their own, since they take long there.
+    #[serde(default)]
+    pub is_written_aside: bool,
     /// The process that has attached it.
     pub process: Option<u32>,
     /// The user of that process.

@@ -1,6 +1,6 @@
 //! An owner: it listens, answers, and has its thread move frames.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tombolo_client::{Domain, Embedded, Target};
+use tombolo_core::nic::connection::{Caller, Connections};
 use tombolo_core::nic::session::{Greeting, Sessions, Standing, Unwelcome};
 use tombolo_core::nic::{Coalescing, Exchange, Limits, Mode, Turns};
 use tombolo_host::process;
@@ -49,22 +50,14 @@ pub struct Options {
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// How late the thread is woken, 99th percentile: 20 to 50 µs from halt, and as much again on a busy machine.
 const WAKE_NS: u64 = 100_000;
-/// The most connections.
-const CONNECTIONS_MAX: usize = 4096;
-/// The most connections of one user who is neither the owner's nor root, and of all such users.
-const CONNECTIONS_MAX_OF_USER: usize = 256;
-const CONNECTIONS_MAX_OF_OTHERS: usize = CONNECTIONS_MAX / 2;
 /// Connections that are accepted before the others have their turn.
 const ACCEPTED_AT_ONCE: usize = 16;
-/// How long such a user may take to attach a port: it is asked for with the first message.
-const ATTACH_TIME: Duration = Duration::from_secs(5);
 /// The node inside this process, for ports of other machines.
 struct Far {
     /// The link by which each session has begun.
     links: HashMap<u64, Arc<Peer>>,
     /// Decides which ports of other machines have pipes.
     sessions: Sessions,
-    begin: Instant,
     coalescing: Coalescing,
     security: Security,
     domain: Domain,
@@ -78,25 +71,13 @@ pub struct Owner {
     control: Control,
     interface: tombolo_host::net::Interface,
     index: u32,
-    connections: HashMap<u64, Connection>,
+    sockets: HashMap<u64, (SeqpacketSocket, PeerIdentity)>,
+    /// Decides who of this machine is connected.
+    connections: Connections,
+    begin: Instant,
     next_connection: u64,
     /// After the thread that uses it.
     far: Option<Far>,
-}
-
-/// A process of this machine.
-struct Connection {
-    socket: SeqpacketSocket,
-    peer: PeerIdentity,
-    /// Its user is neither the owner's nor root.
-    is_of_other: bool,
-    begin: Instant,
-}
-
-impl Far {
-    fn now_ns(&self) -> u64 {
-        u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
-    }
 }
 
 fn standing_of(link: Option<&Peer>) -> Standing {
@@ -120,8 +101,14 @@ impl Owner {
         for path in paths.iter().copied().chain(own) {
             let listener = SeqpacketListener::bind(path).map_err(io::Error::other)?;
             // `accept` looks at the user of each connection.
-            if options.allowances.is_some() && Some(path) != own {
-                listener.let_all_connect().map_err(io::Error::other)?;
+            if options.allowances.is_some()
+                && Some(path) != own
+                && !listener.let_all_connect().map_err(io::Error::other)?
+            {
+                tracing::warn!(
+                    "on this kernel (before 6.16) whoever connects may pass file descriptors, which take as long to close \
+                     as they like"
+                );
             }
             listeners.push(listener);
         }
@@ -144,7 +131,6 @@ impl Owner {
             far = Some(Far {
                 links: HashMap::new(),
                 sessions: Sessions::new(RING_BYTES),
-                begin: Instant::now(),
                 coalescing: options.coalescing,
                 security: security.clone(),
                 domain,
@@ -159,7 +145,9 @@ impl Owner {
             control,
             interface,
             index,
-            connections: HashMap::new(),
+            sockets: HashMap::new(),
+            connections: Connections::default(),
+            begin: Instant::now(),
             next_connection: 0,
             far,
         })
@@ -178,13 +166,13 @@ impl Owner {
         let timeout = Timespec { tv_sec: 0, tv_nsec: CHECK_INTERVAL.subsec_nanos().into() };
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         while !is_over() {
-            let numbers: Vec<u64> = self.connections.keys().copied().collect();
-            let sockets = numbers.iter().filter_map(|number| self.connections.get(number));
+            let numbers: Vec<u64> = self.sockets.keys().copied().collect();
+            let sockets = numbers.iter().filter_map(|number| self.sockets.get(number));
             let mut waits: Vec<_> =
                 self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
             let told = self.control.worker().told();
             waits.push(PollFd::from_borrowed_fd(told, PollFlags::IN));
-            waits.extend(sockets.map(|connection| PollFd::new(&connection.socket, PollFlags::IN)));
+            waits.extend(sockets.map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
             match poll(&mut waits, Some(&timeout)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
@@ -203,7 +191,9 @@ impl Owner {
                 self.hear(news);
             }
             self.check_nodes();
-            self.end_idle();
+            for number in self.connections.overdue(self.now_ns()) {
+                self.hang_up(number);
+            }
             for number in ready_numbers {
                 self.receive(number, &mut buffer);
             }
@@ -223,55 +213,44 @@ impl Owner {
         Ok(())
     }
 
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
     fn accept(&mut self) {
-        for listener in &self.listeners {
+        for index in 0..self.listeners.len() {
             for _ in 0..ACCEPTED_AT_ONCE {
-                let socket = match listener.accept() {
-                    Ok(Some(socket)) => socket,
+                match self.listeners[index].accept() {
+                    Ok(Some(socket)) => self.let_in(socket),
                     Ok(None) => break,
                     Err(error) => {
                         tracing::warn!(%error, "a connection is not accepted");
                         break;
                     }
-                };
-                // Who it is cannot be told: it is nobody's business then.
-                let Some(peer) = socket.peer().ok().filter(|peer| self.control.may_connect(*peer)) else {
-                    continue;
-                };
-                let is_of_other = !self.control.is_owner(peer);
-                let others = self.connections.values().filter(|connection| connection.is_of_other);
-                let of_user = others.clone().filter(|connection| connection.peer.user_id == peer.user_id);
-                let has_room = self.connections.len() < CONNECTIONS_MAX
-                    && (!is_of_other
-                        || (of_user.count() < CONNECTIONS_MAX_OF_USER
-                            && others.count() < CONNECTIONS_MAX_OF_OTHERS));
-                if has_room {
-                    let connection = Connection { socket, peer, is_of_other, begin: Instant::now() };
-                    self.connections.insert(self.next_connection, connection);
-                    self.next_connection += 1;
                 }
             }
         }
     }
 
-    /// Ends the connections of other users that attach nothing.
-    fn end_idle(&mut self) {
-        let late = self
-            .connections
-            .iter()
-            .filter(|(_, connection)| connection.is_of_other && connection.begin.elapsed() > ATTACH_TIME);
-        let mut late: Vec<u64> = late.map(|(number, _)| *number).collect();
-        if !late.is_empty() {
-            let attached: HashSet<u64> = self.control.connections().collect();
-            late.retain(|number| !attached.contains(number));
+    fn let_in(&mut self, socket: SeqpacketSocket) {
+        // Who it is cannot be told: it is nobody's business then.
+        let Ok(peer) = socket.peer() else { return };
+        let (user, rank, is_overdue) = (peer.user_id, self.control.rank(peer), socket.is_overdue());
+        let (now_ns, number) = (self.now_ns(), self.next_connection);
+        let entered = self.connections.enter(now_ns, number, Caller { user, rank, is_overdue });
+        let refused = entered.err().map(|refused| refused.to_string());
+        if let Some(reason) = refused.or_else(|| socket.let_in().err().map(|error| error.to_string())) {
+            self.connections.left(number);
+            tracing::info!(user, reason, "a connection is refused");
+            send(&socket, &Answer::Refused(reason));
+            return;
         }
-        for number in late {
-            self.hang_up(number);
-        }
+        self.sockets.insert(number, (socket, peer));
+        self.next_connection += 1;
     }
 
     fn receive(&mut self, number: u64, buffer: &mut [u8]) {
-        let Some(Connection { socket, peer, .. }) = self.connections.get(&number) else { return };
+        let Some((socket, peer)) = self.sockets.get(&number) else { return };
         let answer = match socket.receive(buffer) {
             Ok(received) => {
                 let message = buffer.get(..received.length_bytes).unwrap_or_default();
@@ -286,6 +265,9 @@ impl Owner {
                 return;
             }
         };
+        if matches!(answer, Answer::Attached { .. }) {
+            self.connections.attached(number);
+        }
         if !send(socket, &answer) {
             self.hang_up(number);
         }
@@ -293,7 +275,8 @@ impl Owner {
 
     fn hang_up(&mut self, number: u64) {
         self.control.hung_up(number);
-        self.connections.remove(&number);
+        self.sockets.remove(&number);
+        self.connections.left(number);
         if let Some(far) = &mut self.far
             && far.sessions.ended(number)
         {
@@ -347,6 +330,7 @@ impl Owner {
 
     /// Makes pipes to a port of another machine.
     fn connect(&mut self, peer: Target, session: u64, there: Ring, version: u16) -> Result<(), String> {
+        let now_ns = self.now_ns();
         let far = self.far.as_mut().ok_or("no ports of other machines are served")?;
         let link = far::find_node(&far.embedded, peer.node).ok_or_else(|| Unwelcome::Gone.to_string())?;
         let greeting = Greeting {
@@ -359,7 +343,7 @@ impl Owner {
         let key = self.next_connection;
         self.next_connection += 1;
         far.sessions
-            .greet(far.now_ns(), key, greeting, standing_of(Some(&link)))
+            .greet(now_ns, key, greeting, standing_of(Some(&link)))
             .map_err(|reason| reason.to_string())?;
         let memories = match far::memories(&far.domain, peer) {
             Ok(memories) => memories,
@@ -380,14 +364,13 @@ impl Owner {
 
     /// Ends the ports of nodes that have gone.
     fn check_nodes(&mut self) {
-        let Some(far) = self.far.as_mut().filter(|far| far.sessions.is_due(far.now_ns())) else {
-            return;
-        };
+        let now_ns = self.now_ns();
+        let Some(far) = self.far.as_mut().filter(|far| far.sessions.is_due(now_ns)) else { return };
         if let Err(error) = far.embedded.node().close_disallowed(&far.security) {
             tracing::warn!(%error, "the list of keys cannot be read: links stay as they are");
         }
         self.control.connections().for_each(|connection| far.sessions.attached(connection));
-        let (links, now_ns) = (&far.links, far.now_ns());
+        let links = &far.links;
         let gone = far.sessions.overdue(now_ns, |key| standing_of(links.get(&key).map(|link| &**link)));
         for key in gone {
             tracing::info!("a port of another machine has gone, or may not be any more");
@@ -397,8 +380,8 @@ impl Owner {
 
     /// Says something to a port. False: it has gone, or does not listen.
     fn say(&self, number: u64, answer: &Answer) -> bool {
-        if let Some(connection) = self.connections.get(&number) {
-            return send(&connection.socket, answer);
+        if let Some((socket, _)) = self.sockets.get(&number) {
+            return send(socket, answer);
         }
         let Ok(message) = serde_json::to_vec(answer) else { return false };
         let push = move |worker: &mut Worker| {

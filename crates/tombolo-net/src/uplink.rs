@@ -83,6 +83,11 @@ impl Uplink {
         buffer.read(&self.end)
     }
 
+    /// As [`End::take_overflows`].
+    pub fn take_overflows(&self) -> u64 {
+        self.end.take_overflows()
+    }
+
     /// Writes a frame.
     ///
     /// # Errors

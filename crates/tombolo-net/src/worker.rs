@@ -8,14 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
+use tombolo_core::nic::effort::Effort;
 use tombolo_core::nic::{Exchange, Outward, PortId, Step, Tag, Targets, Vlans};
+use tombolo_host::cpu;
 use tombolo_host::passed::PassedDescriptor;
 
+use crate::aside::Aside;
 use crate::frames::{End, FrameBuffer, is_gone};
 use crate::station::{Kind, News, Station};
 use crate::uplink::Uplink;
@@ -25,7 +28,7 @@ enum Way {
     /// By the queues of its device.
     Queues {
         /// Closed by others than this thread when they are dropped: closing the last one of a device takes long.
-        queues: Vec<End<PassedDescriptor>>,
+        queues: Vec<Arc<End<PassedDescriptor>>>,
         /// Whether each may have frames.
         ready: Vec<bool>,
         /// Which is read next.
@@ -60,6 +63,9 @@ pub struct Worker {
     begin: Instant,
     buffer: FrameBuffer,
     targets: Targets,
+    /// Decides which ports are written to aside.
+    effort: Effort,
+    aside: Aside,
     uplink_is_ready: bool,
     is_over: bool,
 }
@@ -70,7 +76,7 @@ type Call = Box<dyn FnOnce(&mut Worker) + Send>;
 struct Shared {
     /// `None`: the thread has ended.
     calls: Mutex<Option<VecDeque<Call>>>,
-    event: OwnedFd,
+    event: Arc<OwnedFd>,
     /// Ports whose devices were found gone.
     gone: Mutex<Vec<PortId>>,
     /// The uplink was found gone.
@@ -123,6 +129,10 @@ const STEPS_BETWEEN: u32 = 16;
 /// Of the thread.
 const NICENESS: i32 = -15;
 
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
 fn key(id: PortId, queue: usize) -> u64 {
     u64::from(id.0) << 16 | queue as u64
 }
@@ -134,7 +144,7 @@ impl Handle {
     /// No descriptors or threads are left.
     pub fn start(exchange: Exchange, uplink: Uplink, station: Option<Station>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         epoll::add(&epoll, &event, epoll::EventData::new_u64(CALLS), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &uplink, epoll::EventData::new_u64(UPLINK), WITHOUT_ROOM)?;
         if let Some(station) = &station {
@@ -159,6 +169,8 @@ impl Handle {
             begin: Instant::now(),
             buffer: FrameBuffer::new(),
             targets: Targets::default(),
+            effort: Effort::default(),
+            aside: Aside::new(shared.event.clone()),
             uplink_is_ready: true,
             is_over: false,
         };
@@ -227,7 +239,7 @@ impl Drop for Handle {
 impl Worker {
     /// Since the thread began.
     pub fn now_ns(&self) -> u64 {
-        u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        nanoseconds(self.begin.elapsed())
     }
 
     /// Gives a port its queues.
@@ -246,6 +258,7 @@ impl Worker {
             }
         }
         let ready = vec![true; queues.len()];
+        let queues = queues.into_iter().map(Arc::new).collect();
         self.enter(id, Way::Queues { queues, ready, next: 0 });
         Ok(())
     }
@@ -278,6 +291,24 @@ impl Worker {
             None => {}
         }
         self.exchange.remove(id);
+        self.effort.remove(id);
+        self.aside.remove(id);
+    }
+
+    /// Whether a port is written to aside.
+    pub fn is_written_aside(&self, id: PortId) -> bool {
+        self.aside.has(id) || self.effort.is_aside(self.now_ns(), id)
+    }
+
+    /// Counts what the kernel has dropped since there was no room.
+    pub fn count_overflows(&mut self) {
+        self.exchange.overflowed(None, self.uplink.take_overflows());
+        for (id, port) in (0..).map(PortId).zip(&self.ports) {
+            if let Some(Way::Queues { queues, .. }) = port.as_ref().map(|port| &port.way) {
+                let count = queues.iter().map(|queue| queue.take_overflows()).sum();
+                self.exchange.overflowed(Some(id), count);
+            }
+        }
     }
 
     /// How many queues a port has.
@@ -412,6 +443,10 @@ impl Worker {
                 call(self);
             }
         }
+        for written in self.aside.take_written() {
+            self.effort.spent(self.now_ns(), written.id, written.frame().len(), written.cost_ns);
+            self.exchange.delivered(written.id, written.frame(), &written.wire, written.was_taken);
+        }
     }
 
     fn read_uplink(&mut self, shared: &Shared) {
@@ -501,7 +536,7 @@ impl Worker {
     /// Writes the frame in the buffer to all ports that get it.
     fn deliver(&mut self, queue: usize) {
         let wire = self.targets.wire;
-        let now_ns = if self.station.is_some() { self.now_ns() } else { 0 };
+        let mut now_ns = self.now_ns();
         let targets = std::mem::take(&mut self.targets.ports);
         for id in &targets {
             let is_trunk =
@@ -509,9 +544,31 @@ impl Worker {
             let tag = self.targets.tag(is_trunk);
             let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
             let was_taken = match port.map(|port| &port.way) {
-                Some(Way::Queues { queues, .. }) => queues
-                    .get(queue % queues.len().max(1))
-                    .is_some_and(|target| self.buffer.write(target, tag).is_ok()),
+                Some(Way::Queues { queues, .. }) => match queues.get(queue % queues.len().max(1)) {
+                    Some(target) if self.aside.has(*id) || self.effort.is_aside(now_ns, *id) => {
+                        if self.aside.push(*id, target, &self.buffer, tag, wire) {
+                            // It is counted when it was written.
+                            continue;
+                        }
+                        false
+                    }
+                    Some(target) => {
+                        let begin = self.effort.is_watched(now_ns, *id).then(cpu::thread_time);
+                        let was_taken = self.buffer.write(target, tag).is_ok();
+                        let begin_ns = std::mem::replace(&mut now_ns, self.now_ns());
+                        let bytes = self.buffer.frame().len();
+                        if let Some(begin) = begin {
+                            let cost_ns = nanoseconds(cpu::thread_time().saturating_sub(begin));
+                            if self.effort.spent(now_ns, *id, bytes, cost_ns) {
+                                tracing::info!(port = id.0, "frames take long there: they are written aside");
+                            }
+                        } else {
+                            self.effort.took(now_ns, *id, bytes, now_ns.saturating_sub(begin_ns));
+                        }
+                        was_taken
+                    }
+                    None => false,
+                },
                 Some(Way::Pipes(key)) => self.station.as_mut().is_some_and(|station| {
                     // What is left of a full pipe is for messages.
                     let has_room = !station.is_full(*key);
@@ -522,6 +579,10 @@ impl Worker {
                 }),
                 None => false,
             };
+            // What a pipe takes is bounded, and no matter of the next one's.
+            if self.station.is_some() {
+                now_ns = self.now_ns();
+            }
             self.exchange.delivered(*id, self.buffer.frame(), &wire, was_taken);
         }
         self.targets.ports = targets;

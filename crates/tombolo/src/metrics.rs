@@ -124,6 +124,11 @@ pub fn of_net(uplink: &UplinkStatus, ports: &[PortStatus]) -> String {
             ),
             ("tombolo_net_port_guarantee_bits_per_second", "What it gets first", status.port.guaranteed_bits),
             ("tombolo_net_port_waiting", "Whether a frame of it waits", u64::from(status.is_waiting)),
+            (
+                "tombolo_net_port_written_aside",
+                "Whether frames take long there, and have a thread of their own",
+                u64::from(status.is_written_aside),
+            ),
         ] {
             metrics.gauge(name, help, &of, value as f64);
         }
@@ -148,6 +153,8 @@ pub fn of_net(uplink: &UplinkStatus, ports: &[PortStatus]) -> String {
         }
         let of = [interface[0], ("port", port)];
         metrics.counter("tombolo_net_undelivered", "What it could not take", &of, counters.undelivered);
+        let help = "What came from there and was dropped before it was read";
+        metrics.counter("tombolo_net_overflowed", help, &of, counters.overflowed);
     }
     metrics.text()
 }

@@ -57,6 +57,8 @@ pub struct Counters {
     pub refused: [u64; Refusal::ALL.len()],
     /// Frames and segments for it that it could not take.
     pub undelivered: u64,
+    /// What came from it and was dropped before it was read, since there was no room for it.
+    pub overflowed: u64,
 }
 
 impl Counters {

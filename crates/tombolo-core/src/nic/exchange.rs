@@ -322,6 +322,17 @@ impl Exchange {
         }
     }
 
+    /// So many frames of a port, or (`None`) of the uplink, were dropped before they could be read.
+    pub fn overflowed(&mut self, id: Option<PortId>, count: u64) {
+        let counters = match id {
+            None => Some(&mut self.uplink_counters),
+            Some(id) => self.port_mut(id).map(|port| &mut port.counters),
+        };
+        if let Some(counters) = counters {
+            counters.overflowed += count;
+        }
+    }
+
     /// A frame was sent to the uplink as soon as it was read ([`Outward::Now`]).
     pub fn sent_now(&mut self, frame: &[u8], wire: &Wire) {
         self.uplink_counters.sent.count(frame, wire);

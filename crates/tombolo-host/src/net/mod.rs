@@ -7,7 +7,9 @@ mod tap;
 
 pub use interface::Interface;
 pub use namespace::{in_namespace, in_new_namespace, path_of_namespace};
-pub use packet::{PacketSocket, ReceivedFrame, is_packet_socket, receive_frame, send_frame};
+pub use packet::{
+    BUFFER_BYTES, PacketSocket, ReceivedFrame, is_packet_socket, receive_frame, send_frame, take_overflows,
+};
 pub use tap::{TapQueues, is_tap, set_carrier};
 
 use std::io;

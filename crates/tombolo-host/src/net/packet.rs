@@ -23,7 +23,7 @@ pub struct ReceivedFrame {
 }
 
 /// What waits in the kernel, to be read or to be sent: some hundred segments.
-const BUFFER_BYTES: usize = 8 << 20;
+pub const BUFFER_BYTES: usize = 8 << 20;
 /// Of the kernel's `linux/if_packet.h`.
 const TAG_IS_VALID: u32 = 1 << 4;
 const TAG_TYPE_IS_VALID: u32 = 1 << 6;
@@ -109,6 +109,18 @@ pub fn is_packet_socket(descriptor: BorrowedFd<'_>) -> bool {
         && sockopt::socket_type(descriptor) == Ok(SocketType::RAW)
         && has_option(libc::PACKET_VNET_HDR)
         && has_option(libc::PACKET_AUXDATA)
+}
+
+/// How many frames the kernel has dropped since the last call, which had no room in the buffer of a [`PacketSocket`].
+pub fn take_overflows(socket: BorrowedFd<'_>) -> u64 {
+    let mut counts = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+    let mut length = size_of_val(&counts) as libc::socklen_t;
+    let place = (&raw mut counts).cast();
+    let option = libc::PACKET_STATISTICS;
+    // SAFETY: the kernel writes no more bytes of the value than the length says, all of whose values are valid.
+    let got =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_PACKET, option, place, &raw mut length) };
+    if got == 0 { u64::from(counts.tp_drops) } else { 0 }
 }
 
 /// Sends a frame, with its header before it, in parts.

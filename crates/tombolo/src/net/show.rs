@@ -113,7 +113,7 @@ pub fn list(arguments: &List) -> Result<u8, Failure> {
 }
 
 fn dropped(counters: &Counters) -> u64 {
-    counters.undelivered + counters.refused.values().sum::<u64>()
+    counters.undelivered + counters.overflowed + counters.refused.values().sum::<u64>()
 }
 
 fn guarantee(bits: u64) -> String {
@@ -152,7 +152,8 @@ pub fn show(arguments: &Show) -> Result<u8, Failure> {
         output::json(&status)?;
         return Ok(0);
     }
-    let PortStatus { port, driver, queues, is_waiting, process, user, node, counters } = &status;
+    let PortStatus { port, driver, queues, is_waiting, is_written_aside, process, user, node, counters } =
+        &status;
     pair("driver", "tombolo");
     pair("version", env!("CARGO_PKG_VERSION"));
     pair("link detected", if driver.link_detected { "yes" } else { "no" });
@@ -186,6 +187,8 @@ pub fn show(arguments: &Show) -> Result<u8, Failure> {
     );
     pair("promiscuous", if port.is_promiscuous { "on" } else { "off" });
     pair("has a frame waiting", if *is_waiting { "yes" } else { "no" });
+    let of_its_own = "by a thread of their own: its filters, or its firewall, take long over frames";
+    pair("frames are written", if *is_written_aside { of_its_own } else { "at once" });
     match (node, user) {
         (Some(node), _) => pair("node", node),
         (None, user) => {
@@ -247,4 +250,5 @@ fn print_counters(counters: &Counters, drops: [&str; 2]) {
         line(&format!("{}_dropped_{reason}", drops[1]), *count);
     }
     line(&format!("{}_dropped", drops[0]), counters.undelivered);
+    line(&format!("{}_missed", drops[1]), counters.overflowed);
 }

@@ -290,6 +290,51 @@ fn virtual_networks_are_apart() {
     }
 }
 
+/// Each frame for a port goes through the filters that its programs have made, while the owner writes it.
+#[test]
+fn a_port_whose_filters_take_long_keeps_no_other_waiting() {
+    needs!("ip", "ping", "tc", "iperf3");
+    let Some(room) = Room::open(3, &[], &[]) else { return };
+    room.reaches(2, "10.80.0.1");
+    room.ok("1", &["tc", "qdisc", "add", "dev", "eth0", "clsact"]);
+    // Some 8 ns each.
+    let filters: String = (0..40_000)
+        .map(|number| {
+            let (high, low) = (number / 250, number % 250);
+            format!(
+                "filter add dev eth0 ingress prio 1 protocol ip u32 match ip src 1.2.{high}.{low}/32 flowid 1:1\n"
+            )
+        })
+        .collect();
+    let file = room.scratch.file("filters");
+    std::fs::write(&file, filters).unwrap();
+    room.ok("1", &["tc", "-batch", &file]);
+    let is_aside = || room.json(&["show", &room.port_name(1), "--json"])["is_written_aside"] == true;
+    assert!(!is_aside(), "nothing was sent there yet");
+    let flood = ["ping", "-q", "-f", "-c", "2000", "10.80.0.1"];
+    let said = room.ok("2", &flood);
+    assert!(said.contains("2000 received"), "{said}");
+    assert!(is_aside(), "{:#}", room.json(&["show", &room.port_name(1), "--json"]));
+    // Segments go there, too, and others are served.
+    let bulk = room.start("1", &["iperf3", "-s", "-1", "--forceflush"]);
+    bulk.output_with("listening", PATIENCE);
+    room.ok("2", &["iperf3", "-c", "10.80.0.1", "-n", "4M"]);
+    room.reaches(2, "10.80.0.3");
+    room.reaches(2, OUTSIDE_ADDRESS);
+    assert!(is_aside());
+    let metered = room.json(&["show", &room.port_name(1), "--json"]);
+    assert!(metered["counters"]["received"]["bytes"].as_u64() > Some(4 << 20), "{metered:#}");
+    assert!(room.json(&["show", &room.port_name(2), "--json"])["is_written_aside"] == false);
+    // It is as the others once that is over.
+    room.ok("1", &["tc", "qdisc", "del", "dev", "eth0", "clsact"]);
+    let since = Instant::now();
+    while is_aside() {
+        assert!(since.elapsed() < PATIENCE, "it stays aside");
+        room.reaches(2, "10.80.0.1");
+    }
+    room.reaches(1, OUTSIDE_ADDRESS);
+}
+
 /// Ports that may reach the uplink only.
 #[test]
 fn private_ports_do_not_reach_each_other() {
@@ -370,6 +415,23 @@ fn another_user_attaches_what_is_theirs_and_no_more() {
         assert!(since.elapsed() < PATIENCE, "it is connected still");
         std::thread::sleep(Duration::from_millis(20));
     }
+    // One whom the file does not name is told so, and passes nothing before.
+    let answer = as_user(STRANGER - 1, || {
+        let client = SeqpacketSocket::connect(owner.as_ref()).unwrap();
+        let since = Instant::now();
+        loop {
+            match client.send(&[b"take this"], &[socket.as_fd()]) {
+                Err(UnixError::TakesNone) => {}
+                Err(UnixError::Closed) => break,
+                other => panic!("{other:?}"),
+            }
+            assert!(since.elapsed() < PATIENCE, "it is connected still");
+        }
+        let mut buffer = [0; 1024];
+        let received = client.receive(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..received.length_bytes]).into_owned()
+    });
+    assert!(answer.contains("user:65533 is none of them"), "{answer}");
     // They ask and change nothing.
     let user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", TOMBOLO, "net"];
     for words in [&["ls"][..], &["set", "theirs", "--weight", "1000"]] {
@@ -394,7 +456,8 @@ fn another_user_attaches_what_is_theirs_and_no_more() {
     }
     // A file that says nothing lets nobody in, and is no start.
     list("theirs weight\n");
-    attach(&format!("--tap eth0 --name theirs {mac}")).errors_with("no owner of an uplink answers", PATIENCE);
+    attach(&format!("--tap eth0 --name theirs {mac}"))
+        .errors_with("the owner lets in its own user", PATIENCE);
     let unused = format!("shm:{}", room.scratch.file("unused"));
     let again = room
         .at("owner", &[TOMBOLO, "net", "serve", "--uplink", "cable", "--listen", &unused, "--ports", &ports]);

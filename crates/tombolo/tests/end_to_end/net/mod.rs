@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 use tombolo_host::testing::left_out;
-use tombolo_host::unix::SeqpacketSocket;
+use tombolo_host::unix::{SeqpacketSocket, UnixError};
 
 use crate::common::{PATIENCE, Running, Scratch, TOMBOLO};
 
@@ -242,9 +242,13 @@ impl Drop for Room {
 /// Asks an owner to attach a port with this descriptor; what it answers.
 fn attach_with(client: &SeqpacketSocket, port: &Value, descriptor: BorrowedFd<'_>) -> String {
     let request = serde_json::json!({ "version": 1, "ask": { "attach": port } }).to_string();
-    client.send(&[request.as_bytes()], &[descriptor]).unwrap();
-    let mut buffer = vec![0; 65536];
     let since = Instant::now();
+    // It takes descriptors of those whom it has let in.
+    while let Err(error) = client.send(&[request.as_bytes()], &[descriptor]) {
+        assert!(matches!(error, UnixError::TakesNone) && since.elapsed() < PATIENCE, "{error}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut buffer = vec![0; 65536];
     loop {
         match client.receive(&mut buffer) {
             Ok(received) => return String::from_utf8_lossy(&buffer[..received.length_bytes]).into_owned(),

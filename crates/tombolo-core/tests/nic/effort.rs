@@ -1,0 +1,114 @@
+//! Ports whose frames take long, always, now and then, or never, in virtual time.
+
+use tombolo_core::nic::PortId;
+use tombolo_core::nic::effort::{ASIDE_MAX_NS, ASIDE_MIN_NS, EXCESS_MAX_NS, Effort, WATCH_NS, usual_ns};
+use tombolo_random::{Random, Seeds};
+
+const MS: u64 = 1_000_000;
+const S: u64 = 1_000 * MS;
+
+/// What a port's frames take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cost {
+    Usual,
+    /// Each of them.
+    Long(u64),
+    /// One of so many.
+    NowAndThen(u64, u64),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Planted {
+    Nothing,
+    /// What is written aside is not told of.
+    AsideForgotten,
+    /// It is said that all is usual.
+    CostsForgotten,
+}
+
+/// Ten seconds and more of one thread, whose frames go to ports in turn.
+fn run(seed: u64, planted: Planted) {
+    let mut random = Random::new(seed);
+    let mut effort = Effort::default();
+    let count = 1 + random.below(6) as u16;
+    let mut costs: Vec<Cost> = (0..count)
+        .map(|_| match random.below(3) {
+            0 => Cost::Usual,
+            1 => Cost::Long(100_000 + random.below(20 * MS)),
+            _ => Cost::NowAndThen(1 + random.below(200), random.below(30 * MS)),
+        })
+        .collect();
+    // Beyond the usual, in the thread itself; the longest; and when each port went aside first, and began to be quick.
+    let mut direct_ns = vec![0u64; count.into()];
+    let (mut longest_ns, mut now_ns) = (vec![0u64; count.into()], 0u64);
+    let (mut aside_since, mut quick_since) = (vec![None; count.into()], vec![None; count.into()]);
+    let end_ns = 10 * S + random.below(10 * S);
+    while now_ns < end_ns {
+        let index = random.below(count.into()) as usize;
+        let id = PortId(index as u16);
+        let bytes = 60 + random.below(65_000) as usize;
+        let usual = usual_ns(bytes);
+        let took_ns = match costs[index] {
+            Cost::Usual => random.below(usual),
+            Cost::Long(ns) => usual + ns,
+            Cost::NowAndThen(parts, ns) => usual + if random.below(parts) == 0 { ns } else { 0 },
+        };
+        let is_aside = effort.is_aside(now_ns, id);
+        let is_watched = effort.is_watched(now_ns, id);
+        // Others keep the processor busy, which is no matter of the port's.
+        let waited_ns = if random.one_in(50) { random.below(10 * MS) } else { 0 };
+        assert!(
+            costs[index] != Cost::Usual || quick_since[index].is_some() || !is_aside,
+            "a quick port is aside"
+        );
+        // What is written aside takes none of this thread's time.
+        now_ns += if is_aside { 50_000 } else { took_ns };
+        if is_aside {
+            aside_since[index].get_or_insert(now_ns);
+        } else {
+            direct_ns[index] += took_ns.saturating_sub(usual);
+            longest_ns[index] = longest_ns[index].max(took_ns);
+        }
+        let is_told = !(is_aside && planted == Planted::AsideForgotten || planted == Planted::CostsForgotten);
+        if is_told && (is_aside || is_watched) {
+            effort.spent(now_ns, id, bytes, took_ns);
+        } else if is_told {
+            effort.took(now_ns, id, bytes, took_ns + waited_ns);
+        }
+        // One that was slow has thrown its rules away.
+        if random.below(200_000) == 0 && costs[index] != Cost::Usual {
+            costs[index] = Cost::Usual;
+            quick_since[index] = Some(now_ns);
+        }
+    }
+    for index in 0..usize::from(count) {
+        // One that is always slow is tried once; others are tried less and less often. And there is the frame by which it is
+        // first seen, once a second.
+        let (tries, seen, counted_ns) = match costs[index] {
+            Cost::Long(_) => (1, 1, aside_since[index].unwrap_or(now_ns)),
+            _ => (2 + u64::from((now_ns / ASIDE_MIN_NS).ilog2()), 1 + now_ns / WATCH_NS, now_ns),
+        };
+        let most = counted_ns / 20 + (EXCESS_MAX_NS + longest_ns[index]) * tries + longest_ns[index] * seen;
+        assert!(direct_ns[index] <= most, "{:?} has cost {} ns, not {most}", costs[index], direct_ns[index]);
+        let id = PortId(index as u16);
+        // It comes back.
+        assert!(!effort.is_aside(now_ns + ASIDE_MAX_NS, id));
+        effort.remove(id);
+        assert!(!effort.is_aside(now_ns, id), "it is another one");
+    }
+}
+
+#[test]
+fn slow_ports_cost_others_little_and_quick_ones_stay() {
+    Seeds::from_environment(200).run("cargo test --release -p tombolo-core --test nic", |seed| {
+        run(seed, Planted::Nothing);
+    });
+}
+
+#[test]
+fn planted_mistakes_about_slow_ports_are_found() {
+    for planted in [Planted::AsideForgotten, Planted::CostsForgotten] {
+        let found = (1..=50).filter(|&seed| std::panic::catch_unwind(|| run(seed, planted)).is_err()).count();
+        assert!(found > 0, "{planted:?}");
+    }
+}
