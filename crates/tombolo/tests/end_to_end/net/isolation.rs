@@ -298,7 +298,7 @@ fn a_port_whose_filters_take_long_keeps_no_other_waiting() {
     room.reaches(2, "10.80.0.1");
     room.ok("1", &["tc", "qdisc", "add", "dev", "eth0", "clsact"]);
     // Some 8 ns each.
-    let filters: String = (0..40_000)
+    let filters: String = (0..20_000)
         .map(|number| {
             let (high, low) = (number / 250, number % 250);
             format!(
@@ -323,7 +323,8 @@ fn a_port_whose_filters_take_long_keeps_no_other_waiting() {
     room.reaches(2, OUTSIDE_ADDRESS);
     assert!(is_aside());
     let metered = room.json(&["show", &room.port_name(1), "--json"]);
-    assert!(metered["counters"]["received"]["bytes"].as_u64() > Some(4 << 20), "{metered:#}");
+    // The sender ends when all is on its way.
+    assert!(metered["counters"]["received"]["bytes"].as_u64() > Some(1 << 20), "{metered:#}");
     assert!(room.json(&["show", &room.port_name(2), "--json"])["is_written_aside"] == false);
     // It is as the others once that is over.
     room.ok("1", &["tc", "qdisc", "del", "dev", "eth0", "clsact"]);
