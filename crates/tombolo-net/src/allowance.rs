@@ -16,10 +16,11 @@ use std::fs::{Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use rustix::fs::OFlags;
 use tombolo_core::nic::{Mac, Mode, PortId, Switch};
+use tombolo_host::timing::net::FRESH_FILE;
 use tombolo_node::identity::PublicKey;
 
 use crate::bits::BitRate;
@@ -28,8 +29,6 @@ use crate::protocol::{Changes, Port, Vlans};
 
 /// The longest file: some 10,000 lines.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// What was written so shortly before it was read may have been written again since, without another time.
-const FRESH: Duration = Duration::from_millis(100);
 
 /// Who attaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,8 +150,9 @@ pub struct Listed {
 type Stamp = [i64; 7];
 
 fn stamp(file: &Metadata) -> Option<Stamp> {
-    let is_fresh =
-        file.modified().is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < FRESH));
+    let is_fresh = file
+        .modified()
+        .is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < FRESH_FILE));
     let place = [file.dev().cast_signed(), file.ino().cast_signed(), file.len().cast_signed()];
     let [device, inode, length] = place;
     (!is_fresh)

@@ -3,10 +3,11 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::io::Errno;
 use tombolo_core::nic::{Coalescing, Mac};
+use tombolo_host::timing::net::{CHECK_INTERVAL, NAME_TIMEOUT, RETRY_INTERVAL};
 use tombolo_host::unix::UnixError;
 use tombolo_node::{Address, Security};
 
@@ -15,13 +16,6 @@ use crate::device::{Device, DeviceName};
 use crate::far::{FarError, FarOwner};
 use crate::protocol::{Answer, Ask, NAME_TAKEN, Port};
 
-/// After an owner has gone, the next one is looked for so often.
-const RETRY_INTERVAL: Duration = Duration::from_millis(50);
-/// How often the caller's wish to end is looked at.
-const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// How long a port of the same name may take to go whose process at another machine was killed: until nothing was heard
-/// of its node for [`crate::far::OUTAGE`], and it was looked at.
-const NAME_TIMEOUT: Duration = Duration::from_secs(4);
 /// A port that is attached, or was and will be again.
 pub struct Attached {
     device: Device,

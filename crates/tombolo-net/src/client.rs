@@ -5,12 +5,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tombolo_host::timing::net::{LET_IN_PAUSE, OWNER_TIMEOUT};
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
 
 use crate::protocol::{Answer, Ask, MESSAGE_BYTES_MAX, Request, VERSION};
-
-/// How long an owner may take to answer. A bound, not a measurement: it answers at once.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why an owner gave no answer.
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +20,7 @@ pub enum AskError {
     #[error("the owner's answer cannot be read: {0}")]
     NoAnswer(#[from] serde_json::Error),
     /// It has said nothing for so long.
-    #[error("the owner has not answered within {} s", TIMEOUT.as_secs())]
+    #[error("the owner has not answered within {} s", OWNER_TIMEOUT.as_secs())]
     TimedOut,
     /// It does not do it.
     #[error("{0}")]
@@ -44,7 +42,7 @@ impl Client {
         let since = Instant::now();
         loop {
             match SeqpacketSocket::connect(path) {
-                Err(UnixError::WouldBlock) if since.elapsed() < TIMEOUT => {
+                Err(UnixError::WouldBlock) if since.elapsed() < OWNER_TIMEOUT => {
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 connected => return Ok(Self { socket: connected? }),
@@ -62,15 +60,15 @@ impl Client {
         loop {
             match self.socket.send(&[&request], descriptors) {
                 // It has not looked yet at who connects.
-                Err(UnixError::TakesNone) if since.elapsed() < TIMEOUT => {
-                    std::thread::sleep(Duration::from_millis(1));
+                Err(UnixError::TakesNone) if since.elapsed() < OWNER_TIMEOUT => {
+                    std::thread::sleep(LET_IN_PAUSE);
                 }
                 // It may have said why before it hung up.
                 Ok(()) | Err(UnixError::Closed) => break,
                 Err(error) => return Err(error.into()),
             }
         }
-        match self.next(Some(TIMEOUT))? {
+        match self.next(Some(OWNER_TIMEOUT))? {
             Some(Answer::Refused(reason)) => Err(AskError::Refused(reason)),
             Some(answer) => Ok(answer),
             None => Err(AskError::TimedOut),

@@ -4,10 +4,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tombolo_core::nic::Mac;
 use tombolo_host::net::{Interface, PacketSocket, TapQueues, in_namespace, is_tap, set_carrier};
+use tombolo_host::timing::net::{DEVICE_TIMEOUT, RETRY_INTERVAL};
 use tombolo_host::unix::MAX_DESCRIPTORS;
 
 use crate::frames::End;
@@ -15,10 +16,6 @@ use crate::machine::Machine;
 
 /// The most queues of a port: as many as one message passes.
 pub const QUEUES_MAX: usize = MAX_DESCRIPTORS;
-/// How long a device of the same name may take to go.
-const GOING_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often it is looked whether it has gone.
-const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What a port is to be made of.
 #[derive(Clone, Debug)]
@@ -151,7 +148,7 @@ fn make(name: &str, queues: usize) -> io::Result<TapQueues> {
     let since = Instant::now();
     loop {
         match TapQueues::new(name, queues) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && since.elapsed() < GOING_TIMEOUT => {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && since.elapsed() < DEVICE_TIMEOUT => {
                 std::thread::sleep(RETRY_INTERVAL);
             }
             made => return made,

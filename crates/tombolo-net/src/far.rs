@@ -11,28 +11,21 @@ use rustix::io::Errno;
 use tombolo_client::{Domain, EmbedError, Embedded, Embedding, Grant, OpenError, Target, Who};
 use tombolo_core::nic::session::VERSION;
 use tombolo_core::nic::{Coalescing, Tag};
+use tombolo_host::timing::net::{JOIN_TIMEOUT, NODE_CHECK_INTERVAL, OWNER_OUTAGE, OWNER_TIMEOUT};
 use tombolo_node::{Address, JoinError, Peer, Security, harmless_reason};
 
 use crate::frames::{End, FrameBuffer};
 use crate::letters::{Letter, Ring};
 use crate::protocol::{Answer, Ask, Port, Request};
 use crate::station::{Kind, Memories, News, Station};
+use crate::worker::nanoseconds;
 
 /// The domain of an owner, by which its ports know it.
 pub const OWNER_DOMAIN: u16 = 1;
 /// Bytes of each ring: some eight round trips of 100 µs at 10 Gb/s.
 pub const RING_BYTES: u32 = 1 << 20;
-/// How long an owner at another machine may take to answer.
-const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long nothing may be heard of the owner before the port waits for its next life: little more than a node takes to
-/// suspect that the other has gone (1.5 s). A restart is to be a short pause also for a port that sends nothing.
-pub const OUTAGE: Duration = Duration::from_secs(2);
-/// How long the owner's node may take to answer the first word. A bound, not a measurement.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Frames that are read from a device before what has come is looked at.
 const FRAMES_AT_ONCE: usize = 16;
-/// How often it is looked whether the owner's node is still there.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why a port cannot be attached to an owner at another machine, or is not any more.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +43,7 @@ pub enum FarError {
     #[error("{0}")]
     Refused(String),
     /// It does not answer.
-    #[error("the owner has not answered within {} s", TIMEOUT.as_secs())]
+    #[error("the owner has not answered within {} s", OWNER_TIMEOUT.as_secs())]
     TimedOut,
     /// It has gone, or speaks nonsense.
     #[error("{0}")]
@@ -92,7 +85,7 @@ pub fn free(domain: &Domain, memories: Memories) {
 /// It cannot listen, or has no memory.
 pub fn embed(name: &str, listen: Address, security: Security) -> Result<Embedded, EmbedError> {
     let embedded = Embedded::start(&Embedding { name: name.to_owned(), listen, security })?;
-    embedded.node().set_outage(OUTAGE);
+    embedded.node().set_outage(OWNER_OUTAGE);
     Ok(embedded)
 }
 
@@ -152,7 +145,7 @@ impl FarOwner {
         };
         let ring = Ring { address: memories.ring.address(), bytes: RING_BYTES };
         far.station.post(owner, Letter::Hello { version: VERSION, session, ring });
-        let until = Instant::now() + TIMEOUT;
+        let until = Instant::now() + OWNER_TIMEOUT;
         let answer = far.wait(until, |news| match news {
             News::Welcome { session: of, ring } if of == session => Some(Ok(ring)),
             News::Refused { session: of, reason } if of == session => Some(Err(reason)),
@@ -184,7 +177,7 @@ impl FarOwner {
     }
 
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        nanoseconds(self.begin.elapsed())
     }
 
     /// Waits for some news; others are forgotten. `None`: the time is over.
@@ -222,7 +215,7 @@ impl FarOwner {
 
     /// Whether the owner's node is still there.
     fn check(&mut self) -> Result<(), FarError> {
-        if self.checked.elapsed() >= CHECK_INTERVAL {
+        if self.checked.elapsed() >= NODE_CHECK_INTERVAL {
             self.checked = Instant::now();
             if find_node(&self.embedded, self.owner.node).is_none() {
                 return Err(FarError::Ended("its node has gone".into()));
@@ -240,7 +233,7 @@ impl FarOwner {
         let now_ns = self.now_ns();
         let left = self.station.next_deadline().map(|at_ns| at_ns.saturating_sub(now_ns));
         let posting = self.station.is_waiting().then_some(1_000_000);
-        let most_ns = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX);
+        let most_ns = nanoseconds(most);
         let ns = [left, posting].into_iter().flatten().fold(most_ns, u64::min);
         let timeout = Timespec::try_from(Duration::from_nanos(ns)).map_err(io::Error::other)?;
         let mut waits = vec![PollFd::new(&self.station, PollFlags::IN)];

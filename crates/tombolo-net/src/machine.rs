@@ -14,12 +14,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{Errno, ReadWriteFlags};
 use tombolo_core::nic::offload::OFFLOAD_BYTES;
 use tombolo_host::net::{Interface, PacketSocket, TapQueues, in_new_namespace, set_carrier};
+use tombolo_host::timing::net::ACCEPT_ERROR_PAUSE;
 use tombolo_host::unix::StreamListener;
 
 use crate::frames::{End, FRAME_BYTES_MAX};
@@ -28,8 +28,6 @@ use crate::frames::{End, FRAME_BYTES_MAX};
 const LENGTH_BYTES: usize = 4;
 /// Bytes that are read, or written, at once.
 const BUFFER_BYTES: usize = 4 * (FRAME_BYTES_MAX + LENGTH_BYTES);
-/// How long the thread rests when nobody can be accepted.
-const ERROR_PAUSE: Duration = Duration::from_millis(100);
 
 /// A place for one virtual machine at a time.
 #[derive(Debug)]
@@ -159,7 +157,7 @@ impl Pump {
             Ok(None) => {}
             Err(error) => {
                 tracing::warn!(%error, "a virtual machine is not accepted");
-                std::thread::sleep(ERROR_PAUSE);
+                std::thread::sleep(ACCEPT_ERROR_PAUSE);
             }
         }
     }

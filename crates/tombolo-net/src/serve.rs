@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tombolo_client::{Domain, Embedded, Target};
@@ -12,6 +12,7 @@ use tombolo_core::nic::connection::{Caller, Connections};
 use tombolo_core::nic::session::{Greeting, Sessions, Standing, Unwelcome};
 use tombolo_core::nic::{Coalescing, Exchange, Limits, Mode, Turns};
 use tombolo_host::process;
+use tombolo_host::timing::net::{CHECK_INTERVAL, WAKE};
 use tombolo_host::unix::{PeerIdentity, SeqpacketListener, SeqpacketSocket, UnixError};
 use tombolo_node::identity::Permission;
 use tombolo_node::{Address, Peer, Security, harmless_reason};
@@ -23,7 +24,7 @@ use crate::letters::{Letter, Ring};
 use crate::protocol::{Answer, MESSAGE_BYTES_MAX};
 use crate::station::{Kind, News, Station};
 use crate::uplink::{Uplink, UplinkName};
-use crate::worker::{Handle, Worker};
+use crate::worker::{Handle, Worker, nanoseconds};
 
 /// How an owner is to be.
 #[derive(Clone, Debug)]
@@ -46,10 +47,6 @@ pub struct Options {
     pub allowances: Option<PathBuf>,
 }
 
-/// How often the uplink's carrier and the caller's wish to end are looked at.
-const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// How late the thread is woken, 99th percentile: 20 to 50 µs from halt, and as much again on a busy machine.
-const WAKE_NS: u64 = 100_000;
 /// Connections that are accepted before the others have their turn.
 const ACCEPTED_AT_ONCE: usize = 16;
 /// The node inside this process, for ports of other machines.
@@ -117,7 +114,7 @@ impl Owner {
         let limits = Limits {
             turns: options.turns,
             rate: Some(options.rate_bits / 8).filter(|rate| *rate > 0),
-            wake_ns: WAKE_NS,
+            wake_ns: nanoseconds(WAKE),
             segment_bytes_max: u64::from(SEGMENT_BYTES_MAX),
             mtu: interface.mtu()?,
         };
@@ -214,7 +211,7 @@ impl Owner {
     }
 
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        nanoseconds(self.begin.elapsed())
     }
 
     fn accept(&mut self) {

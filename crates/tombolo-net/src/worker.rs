@@ -17,6 +17,7 @@ use tombolo_core::nic::effort::Effort;
 use tombolo_core::nic::{Exchange, Outward, PortId, Step, Tag, Targets, Vlans};
 use tombolo_host::cpu;
 use tombolo_host::passed::PassedDescriptor;
+use tombolo_host::timing::net::{POST_WAIT, SHAPED_WAIT_MIN};
 
 use crate::aside::Aside;
 use crate::frames::{End, FrameBuffer, is_gone};
@@ -118,11 +119,6 @@ const WITH_ROOM: epoll::EventFlags = WITHOUT_ROOM.union(epoll::EventFlags::OUT);
 const UPLINK: u64 = u64::MAX;
 const CALLS: u64 = u64::MAX - 1;
 const STATION: u64 = u64::MAX - 2;
-/// How long the station waits for room for what is to be posted.
-const POST_WAIT_NS: u64 = 1_000_000;
-/// The shortest wait for a shaped uplink: several frames are sent after it, and what could be sent meanwhile is not lost
-/// (the bucket saves up more). What a port sends ends it.
-const WAIT_NS_MIN: u64 = 100_000;
 /// After so many steps the kernel is asked what else is ready. A step takes 2 to 30 µs.
 const STEPS_BETWEEN: u32 = 16;
 
@@ -339,7 +335,7 @@ impl Worker {
                     self.send_kept(now_ns, id);
                     Some(0)
                 }
-                Step::Wait(at_ns) => Some(at_ns.saturating_sub(now_ns).max(WAIT_NS_MIN)),
+                Step::Wait(at_ns) => Some(at_ns.saturating_sub(now_ns).max(nanoseconds(SHAPED_WAIT_MIN))),
                 Step::Idle => None,
             };
             let timeout_ns = if self.uplink_is_ready { Some(0) } else { timeout_ns };
@@ -387,7 +383,7 @@ impl Worker {
         let now_ns = self.now_ns();
         let station = self.station.as_ref()?;
         let deadline = station.next_deadline().map(|at_ns| at_ns.saturating_sub(now_ns));
-        let posting = station.is_waiting().then_some(POST_WAIT_NS);
+        let posting = station.is_waiting().then_some(nanoseconds(POST_WAIT));
         [timeout_ns, deadline, posting].into_iter().flatten().min()
     }
 

@@ -11,5 +11,6 @@ pub mod client;
 pub mod command;
 pub mod host;
 pub mod link;
+pub mod net;
 pub mod node;
 pub mod pager;
