@@ -231,11 +231,8 @@ impl FarOwner {
             return Ok(());
         }
         let now_ns = self.now_ns();
-        let left = self.station.next_deadline().map(|at_ns| at_ns.saturating_sub(now_ns));
-        let posting = self.station.is_waiting().then_some(1_000_000);
-        let most_ns = nanoseconds(most);
-        let ns = [left, posting].into_iter().flatten().fold(most_ns, u64::min);
-        let timeout = Timespec::try_from(Duration::from_nanos(ns)).map_err(io::Error::other)?;
+        let most = self.station.longest_sleep(now_ns).map_or(most, |longest| longest.min(most));
+        let timeout = Timespec::try_from(most).map_err(io::Error::other)?;
         let mut waits = vec![PollFd::new(&self.station, PollFlags::IN)];
         waits.extend(others.iter().map(|other| PollFd::new(other, PollFlags::IN)));
         match poll(&mut waits, Some(&timeout)) {

@@ -4,11 +4,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use tombolo_client::{Domain, Mailbox, Memory, OpenError, Spec, Status, Target, Transfer, Who};
 use tombolo_core::nic::pipe::{Batch, Broken, Inlet, Outlet, RECORD_HEAD_BYTES};
 use tombolo_core::nic::{Coalescer, Coalescing};
+use tombolo_host::timing::net::POST_WAIT;
 
 use crate::frames::FrameBuffer;
 use crate::letters::{INLINE_BYTES_MAX, Letter, Ring};
@@ -591,14 +593,14 @@ impl Station {
         std::mem::take(&mut self.news)
     }
 
-    /// When [`Station::turn`] is to be called at the latest.
-    pub fn next_deadline(&self) -> Option<u64> {
-        self.ends.values().filter(|end| !end.has_ended).filter_map(|end| end.coalescer.next_deadline()).min()
-    }
-
-    /// Whether something is to be posted as soon as that is possible.
-    pub fn is_waiting(&self) -> bool {
-        !self.letters.is_empty()
+    /// How long to sleep at most, after [`Station::arm`] and another turn, so that nothing is sent late: until a coalescer's
+    /// time is over, or until there may be room for what is to be posted.
+    pub fn longest_sleep(&self, now_ns: u64) -> Option<Duration> {
+        let coalescers = self.ends.values().filter(|end| !end.has_ended).map(|end| &end.coalescer);
+        let deadline = coalescers.filter_map(Coalescer::next_deadline).min();
+        let until_deadline = deadline.map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns)));
+        let until_room = (!self.letters.is_empty()).then_some(POST_WAIT);
+        until_deadline.into_iter().chain(until_room).min()
     }
 
     /// A port that wanted to be connected was heeded.

@@ -17,7 +17,7 @@ use tombolo_core::nic::effort::Effort;
 use tombolo_core::nic::{Exchange, Outward, PortId, Step, Tag, Targets, Vlans};
 use tombolo_host::cpu;
 use tombolo_host::passed::PassedDescriptor;
-use tombolo_host::timing::net::{POST_WAIT, SHAPED_WAIT_MIN};
+use tombolo_host::timing::net::SHAPED_WAIT_MIN;
 
 use crate::aside::Aside;
 use crate::frames::{End, FrameBuffer, is_gone};
@@ -381,10 +381,8 @@ impl Worker {
             return Some(0);
         }
         let now_ns = self.now_ns();
-        let station = self.station.as_ref()?;
-        let deadline = station.next_deadline().map(|at_ns| at_ns.saturating_sub(now_ns));
-        let posting = station.is_waiting().then_some(nanoseconds(POST_WAIT));
-        [timeout_ns, deadline, posting].into_iter().flatten().min()
+        let longest = self.station.as_ref()?.longest_sleep(now_ns).map(nanoseconds);
+        timeout_ns.into_iter().chain(longest).min()
     }
 
     /// Sees what is ready, and waits for that at most so long.
