@@ -182,6 +182,9 @@ fn lenders_are_added_and_drained_while_a_program_runs() {
         let (first, second) = (Lender::start(link, "512M"), Lender::start(Link::Udp, "512M"));
         let verifying = Verifying::start(64, "16M", &[&first], &[]);
         verifying.lenders(&["add", second.address()]);
+        // Both have that name.
+        let either = tombolo(&["lenders", "drain", &verifying.run.pid().to_string(), "lender"]);
+        assert!(either.code() == 125 && either.stderr.contains("several lenders"), "{}", either.stderr);
         verifying.lenders(&["drain", first.address()]);
         verifying.wait_until("drained", PATIENCE, |status| lender(status, 0)["state"] == "gone");
         first.wait_until_free(PATIENCE);
