@@ -4,7 +4,8 @@
 //! those, macvlan, a bare relay between two TAP devices, `tombolo net`: a TCP stream (iperf3) by two congestion controls,
 //! small UDP packets there and back, and as many small UDP packets as go through. Two namespaces as two
 //! machines, joined by VXLAN and by a port of another machine, are measured in the same way. Two more measurements are latency
-//! beside a flood, and four greedy ports at a shaped uplink, beside HTB on a bridge.
+//! beside a flood, and four greedy ports at a shaped uplink, beside HTB on a bridge, and by themselves with frames of different
+//! sizes and with weights.
 
 use std::path::PathBuf;
 
@@ -42,7 +43,13 @@ pub struct Arguments {
 
 fn ways() -> Vec<&'static str> {
     let far = pair::FAR.iter().map(|(name, _)| *name);
-    pair::NEAR.into_iter().chain(far).chain(share::FLOODED).chain(share::SHARED).collect()
+    pair::NEAR
+        .into_iter()
+        .chain(far)
+        .chain(share::FLOODED)
+        .chain(share::SHARED)
+        .chain(share::COUNTED)
+        .collect()
 }
 
 fn measure(way: &str, arguments: &Arguments) -> Result<Value, Failure> {
@@ -51,6 +58,8 @@ fn measure(way: &str, arguments: &Arguments) -> Result<Value, Failure> {
         share::flooded(way, binary)
     } else if share::SHARED.contains(&way) {
         share::shared(way, binary, *seconds)
+    } else if share::COUNTED.contains(&way) {
+        share::counted(way, binary, *seconds)
     } else {
         pair::measure(way, binary, *seconds)
     }

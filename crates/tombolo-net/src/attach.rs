@@ -98,8 +98,12 @@ impl Attached {
         Ok(())
     }
 
-    /// Follows what the owner says of the uplink.
-    fn heed(&self, answer: &Answer) {
+    /// Follows what the owner says of the uplink and of this port.
+    fn heed(&mut self, answer: &Answer) {
+        if let Answer::Changed(port) = answer {
+            let Port { name, tap, namespace, mac, mtu, .. } = self.port.clone();
+            self.port = Port { name, tap, namespace, mac, mtu, ..(**port).clone() };
+        }
         if let Answer::Attached { has_carrier, segment_bytes_max, mtu } = answer {
             if *mtu < self.port.mtu {
                 tracing::warn!(

@@ -90,6 +90,8 @@ pub struct Control {
     mtu: u32,
     /// Ports are to be told what has changed of the uplink.
     has_news: bool,
+    /// Connections that are to be told what has changed of their ports.
+    changed: BTreeSet<u64>,
     /// Of frames to ports of other machines.
     coalescing: Coalescing,
     /// The file that says what ports have, and who attaches them.
@@ -180,6 +182,7 @@ impl Control {
             has_carrier,
             mtu,
             has_news: false,
+            changed: BTreeSet::new(),
             coalescing,
             allowances,
         }
@@ -381,6 +384,13 @@ impl Control {
         std::mem::take(&mut self.has_news).then(|| self.attached().ok()).flatten()
     }
 
+    /// What ports are told that have been changed.
+    pub fn take_changed(&mut self) -> Vec<(u64, Answer)> {
+        let changed = std::mem::take(&mut self.changed);
+        let all = self.ports.values().filter(|attached| changed.contains(&attached.connection));
+        all.map(|attached| (attached.connection, Answer::Changed(Box::new(attached.port.clone())))).collect()
+    }
+
     fn find(&self, name: &str) -> Result<&Attached, String> {
         self.ports.get(name).ok_or_else(|| match self.ports.len() {
             0 => format!("there is no port {name}: none is attached"),
@@ -504,8 +514,13 @@ impl Control {
             let now_ns = worker.now_ns();
             worker.exchange.set(now_ns, id, config).map_err(|error| error.to_string())
         })??;
+        let own_user = self.own_user;
         if let Some(attached) = self.ports.get_mut(name) {
             attached.port = port;
+            // Others may not claim what they were given: what is to stay with them stands in the file of ports.
+            if attached.peer.is_some_and(|peer| peer.user_id == own_user || peer.user_id == 0) {
+                self.changed.insert(attached.connection);
+            }
         }
         Ok(Answer::Done)
     }

@@ -177,6 +177,8 @@ pub enum Answer {
         /// The most bytes behind an Ethernet header that the uplink takes.
         mtu: u32,
     },
+    /// This port was changed: it is to be attached so when there is another owner.
+    Changed(Box<Port>),
     /// Some ports, by name; none: there are no more.
     Ports(Vec<PortStatus>),
     /// One port.

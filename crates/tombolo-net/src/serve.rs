@@ -390,11 +390,13 @@ impl Owner {
         self.control.call(push).unwrap_or(false)
     }
 
-    /// Tells ports what has changed of the uplink.
+    /// Tells ports what has changed of the uplink, and of them.
     fn tell_ports(&mut self) {
-        let Some(answer) = self.control.take_news() else { return };
-        let numbers: Vec<u64> = self.control.connections().collect();
-        for number in numbers {
+        let mut news = self.control.take_changed();
+        if let Some(answer) = self.control.take_news() {
+            news.extend(self.control.connections().map(|number| (number, answer.clone())));
+        }
+        for (number, answer) in news {
             if !self.say(number, &answer) {
                 self.hang_up(number);
             }

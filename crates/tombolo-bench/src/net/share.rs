@@ -2,10 +2,10 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tombolo_app::child;
+use tombolo_app::child::{self, Guard};
 use tombolo_host::cpu::Stopwatch;
 
 use super::pair::{add_outward, attach, serve};
@@ -16,7 +16,12 @@ use crate::{Failure, this_binary};
 pub const FLOODED: [&str; 2] = ["flood-relay", "flood-tombolo"];
 /// Four greedy ones at a shaped uplink.
 pub const SHARED: [&str; 2] = ["share-htb", "share-tombolo"];
+/// Four greedy ones of `tombolo net` alone, by what the owner has counted on the wire: frames of different sizes, by bytes
+/// and by frames, and weights of 1 to 4.
+pub const COUNTED: [&str; 3] = ["share-bytes", "share-frames", "share-weights"];
 const RATE_MBIT: u64 = 2000;
+/// Bytes of a segment of each greedy port, where they differ.
+const SEGMENTS: [&str; 4] = ["1400", "500", "900", "1200"];
 const PORTS: [&str; 5] = ["p1", "p2", "p3", "p4", "p5"];
 /// Flows of each greedy port; the last port asks.
 const FLOWS: [&str; 4] = ["1", "2", "4", "8"];
@@ -85,12 +90,115 @@ fn limit_by_htb(room: &Room) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Four greedy ports with different numbers of flows, and one that asks: shares, use of the uplink, latency.
-pub fn shared(way: &str, tombolo: &Path, seconds: u32) -> Result<Value, Failure> {
-    let mut room = Room::new(&["p1", "p2", "p3", "p4", "p5", "out", "m"])?;
+/// Namespaces for ports and a host outside, with an uplink for the owner.
+fn prepare() -> Result<Room, Failure> {
+    let room = Room::new(&["p1", "p2", "p3", "p4", "p5", "out", "m"])?;
     room.ip("link add eth0 netns {out} type veth peer name outward netns {m}")?;
     room.ip("-n {m} link set outward up")?;
     room.address("out", 100)?;
+    Ok(room)
+}
+
+/// Gives ports their addresses.
+fn await_ports(room: &Room) -> Result<(), Failure> {
+    for (number, port) in (1..).zip(PORTS) {
+        room.address(port, number)?;
+        room.await_reach(port, "10.81.0.100")?;
+    }
+    Ok(())
+}
+
+/// A server outside for each greedy port.
+fn servers(room: &Room) -> Result<Vec<Guard>, Failure> {
+    let start = |number| {
+        let mut server = room.command("out", None, "iperf3");
+        server.args(["-s", "-1", "--forceflush", "-p", &format!("600{number}")]);
+        Ok(child::serve(&mut server)?.0)
+    };
+    let servers: Result<Vec<_>, Failure> = (0..FLOWS.len()).map(start).collect();
+    std::thread::sleep(Duration::from_millis(200));
+    servers
+}
+
+/// The client of a greedy port.
+fn client(room: &Room, number: usize, seconds: u32) -> Command {
+    let mut client = room.command(PORTS[number], None, "iperf3");
+    client.args(["-C", "cubic", "-t", &seconds.to_string(), "-P", FLOWS[number], "-c", "10.81.0.100"]);
+    client.args(["-p", &format!("600{number}")]).stdin(Stdio::null());
+    client
+}
+
+/// What each greedy port has sent: frames, and what they took of the wire, with preambles and gaps.
+fn sent(room: &Room, tombolo: &Path, address: &str) -> Result<Vec<(f64, f64)>, Failure> {
+    let output = Command::new(tombolo).args(["net", "ls", "--json", "--from", address]).output()?;
+    let found: Value = serde_json::from_slice(&output.stdout)?;
+    let ports = found["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let of = |name: &&str| {
+        let namespace = room.namespace(name);
+        let port = ports.iter().find(|port| port["port"]["namespace"] == namespace.as_str());
+        let sent = port.map(|port| &port["counters"]["sent"]);
+        let number = |name: &str| sent.and_then(|sent| sent[name].as_f64());
+        let figures = number("frames").zip(number("bytes"));
+        let (frames, bytes) = figures.ok_or_else(|| Failure::new("a port has no counters"))?;
+        Ok((frames, bytes + 20.0 * frames))
+    };
+    PORTS[..FLOWS.len()].iter().map(of).collect()
+}
+
+/// Four greedy ports with different numbers of flows, counted on the wire.
+pub fn counted(way: &str, tombolo: &Path, seconds: u32) -> Result<Value, Failure> {
+    let mut room = prepare()?;
+    let rate = format!("{RATE_MBIT}M");
+    let scheduler = if way == "share-frames" { "rr" } else { "drr" };
+    let address = serve(&mut room, tombolo, None, &["--rate", &rate, "--scheduler", scheduler])?;
+    for port in PORTS {
+        attach(&mut room, tombolo, None, &address, port)?;
+    }
+    await_ports(&room)?;
+    let weights = [1.0, 2.0, 3.0, 4.0];
+    if way == "share-weights" {
+        for (port, weight) in PORTS.iter().zip(weights) {
+            let name = format!("eth0@{}", room.namespace(port));
+            let words = ["net", "set", &name, "--weight", &weight.to_string(), "--from", &address];
+            let output = Command::new(tombolo).args(words).output()?;
+            if !output.status.success() {
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                return Err(Failure::new(format!("`tombolo net set`: {said}")));
+            }
+        }
+    }
+    let _servers = servers(&room)?;
+    let clients: Result<Vec<Guard>, Failure> = (0..FLOWS.len())
+        .map(|number| {
+            let mut client = client(&room, number, seconds + 60);
+            if way != "share-weights" {
+                client.args(["-M", SEGMENTS[number]]);
+            }
+            child::spawn(client.stdout(Stdio::null())).map_err(Failure::from)
+        })
+        .collect();
+    let _clients = clients?;
+    // While flows grow, nothing counts.
+    std::thread::sleep(Duration::from_secs(3));
+    let (before, begin) = (sent(&room, tombolo, &address)?, Instant::now());
+    std::thread::sleep(Duration::from_secs((seconds + 2).into()));
+    let (after, took) = (sent(&room, tombolo, &address)?, begin.elapsed());
+    let raced = before.iter().zip(&after).map(|(before, after)| (after.0 - before.0, after.1 - before.1));
+    let (frames, bytes): (Vec<f64>, Vec<f64>) = raced.unzip();
+    let all: f64 = bytes.iter().sum();
+    let right = weights.map(|weight| all * weight / weights.iter().sum::<f64>());
+    let off = bytes.iter().zip(right).map(|(bytes, right)| (bytes / right - 1.0).abs());
+    Ok(json!({
+        "jain_bytes": jain(&bytes),
+        "jain_frames": jain(&frames),
+        "off_by": off.fold(0.0, f64::max),
+        "used": all * 8.0 / took.as_secs_f64() / (RATE_MBIT as f64 * 1e6),
+    }))
+}
+
+/// Four greedy ports with different numbers of flows, and one that asks: shares, use of the uplink, latency.
+pub fn shared(way: &str, tombolo: &Path, seconds: u32) -> Result<Value, Failure> {
+    let mut room = prepare()?;
     if way == "share-htb" {
         room.ip("-n {m} link add joint type bridge")?;
         room.ip("-n {m} link set joint up")?;
@@ -106,28 +214,14 @@ pub fn shared(way: &str, tombolo: &Path, seconds: u32) -> Result<Value, Failure>
             attach(&mut room, tombolo, None, &address, port)?;
         }
     }
-    for (number, port) in (1..).zip(PORTS) {
-        room.address(port, number)?;
-        room.await_reach(port, "10.81.0.100")?;
-    }
+    await_ports(&room)?;
     let mut running = Vec::new();
-    let servers: Result<Vec<_>, Failure> = (0..FLOWS.len())
-        .map(|number| {
-            let mut server = room.command("out", None, "iperf3");
-            server.args(["-s", "-1", "--forceflush", "-p", &format!("600{number}")]);
-            Ok(child::serve(&mut server)?.0)
-        })
-        .collect();
-    let _servers = servers?;
-    std::thread::sleep(Duration::from_millis(200));
+    let _servers = servers(&room)?;
     let watch = Stopwatch::start()?;
     // The first two seconds, while flows grow, do not count.
-    let seconds = (seconds + 4).to_string();
-    for (number, flows) in FLOWS.into_iter().enumerate() {
-        let mut client = room.command(PORTS[number], None, "iperf3");
-        client.args(["-J", "-C", "cubic", "-O", "2", "-t", &seconds, "-P", flows, "-c", "10.81.0.100"]);
-        client.args(["-p", &format!("600{number}")]).stdin(Stdio::null()).stdout(Stdio::piped());
-        running.push(client.spawn()?);
+    for number in 0..FLOWS.len() {
+        let mut client = client(&room, number, seconds + 4);
+        running.push(client.args(["-J", "-O", "2"]).stdout(Stdio::piped()).spawn()?);
     }
     std::thread::sleep(Duration::from_secs(3));
     let (median_ns, p99_ns) = room.latency(["p5", "out"], "10.81.0.100", None)?;

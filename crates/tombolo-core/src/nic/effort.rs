@@ -9,7 +9,7 @@
 //!   direct ─► watched: a frame has taken longer than is usual
 //!          ◄─ none has for WATCH_NS
 //!   watched ─► aside: it has cost EXCESS_MAX_NS of processor time beyond what frames usually cost, and what it may go on
-//!                     costing
+//!                     costing; or all ports together have cost EXCESS_OF_ALL_MAX_NS, and it no less than the others
 //!           ◄─ nothing of it has taken long for its time, which doubles each time it comes back soon
 //! ```
 //!
@@ -26,6 +26,10 @@ const BYTES_PER_NS: u64 = 1;
 const EXCESS_PARTS: u64 = 20;
 /// How much of that may come at once.
 pub const EXCESS_MAX_NS: u64 = 10_000_000;
+/// All ports together may cost a part of it: one of so many.
+const EXCESS_OF_ALL_PARTS: u64 = 10;
+/// How much of that may come at once.
+pub const EXCESS_OF_ALL_MAX_NS: u64 = 2 * EXCESS_MAX_NS;
 /// How long a port is watched after a frame has taken long.
 pub const WATCH_NS: u64 = 1_000_000_000;
 /// How long a port is written to aside, the first time.
@@ -38,12 +42,29 @@ pub fn usual_ns(bytes: usize) -> u64 {
     USUAL_NS + bytes as u64 / BYTES_PER_NS
 }
 
+/// What was spent beyond the usual, less what may go on being spent, at a time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Excess {
+    ns: u64,
+    at_ns: u64,
+}
+
+impl Excess {
+    /// More was spent; one of so many parts of the time may be.
+    fn add(&mut self, now_ns: u64, ns: u64, parts: u64) {
+        self.ns = self.left(now_ns, parts) + ns;
+        self.at_ns = now_ns;
+    }
+
+    fn left(self, now_ns: u64, parts: u64) -> u64 {
+        self.ns.saturating_sub(now_ns.saturating_sub(self.at_ns) / parts)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Port {
     watched_until_ns: u64,
-    /// What it has cost beyond the usual, less what it may go on costing, at this time.
-    excess_ns: u64,
-    at_ns: u64,
+    excess: Excess,
     /// It is written to aside until then.
     aside_until_ns: u64,
     /// For how long it is the next time.
@@ -52,28 +73,31 @@ struct Port {
 
 /// What all ports cost.
 #[derive(Debug, Default)]
-pub struct Effort(Vec<Option<Port>>);
+pub struct Effort {
+    ports: Vec<Option<Port>>,
+    /// Of all together.
+    excess: Excess,
+}
 
 impl Effort {
     fn port(&mut self, now_ns: u64, id: PortId) -> Option<&mut Port> {
         let index = usize::from(id.0);
-        if self.0.len() <= index {
-            self.0.resize(index + 1, None);
+        if self.ports.len() <= index {
+            self.ports.resize(index + 1, None);
         }
         let new = Port {
             watched_until_ns: 0,
-            excess_ns: 0,
-            at_ns: now_ns,
+            excess: Excess { ns: 0, at_ns: now_ns },
             aside_until_ns: 0,
             aside_ns: ASIDE_MIN_NS,
         };
-        self.0.get_mut(index).map(|place| place.get_or_insert(new))
+        self.ports.get_mut(index).map(|place| place.get_or_insert(new))
     }
 
     /// Whether [`Effort::spent`] is to be told the processor time of what is written to a port now; else
     /// [`Effort::took`] is told the time.
     pub fn is_watched(&self, now_ns: u64, id: PortId) -> bool {
-        let port = self.0.get(usize::from(id.0)).and_then(Option::as_ref);
+        let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
         port.is_some_and(|port| now_ns < port.watched_until_ns)
     }
 
@@ -95,16 +119,20 @@ impl Effort {
         }
         let Some(port) = self.port(now_ns, id) else { return false };
         port.watched_until_ns = now_ns + WATCH_NS;
-        let passed_ns = now_ns.saturating_sub(port.at_ns);
-        port.at_ns = now_ns;
-        port.excess_ns = port.excess_ns.saturating_sub(passed_ns / EXCESS_PARTS) + excess_ns;
         if now_ns < port.aside_until_ns {
             port.aside_until_ns = now_ns + port.aside_ns;
             return false;
         }
-        if port.excess_ns <= EXCESS_MAX_NS {
+        port.excess.add(now_ns, excess_ns, EXCESS_PARTS);
+        let of_port_ns = port.excess.ns;
+        self.excess.add(now_ns, excess_ns, EXCESS_OF_ALL_PARTS);
+        let is_one_of_the_worst =
+            self.excess.ns > EXCESS_OF_ALL_MAX_NS && of_port_ns >= self.mean_excess_ns(now_ns);
+        if of_port_ns <= EXCESS_MAX_NS && !is_one_of_the_worst {
             return false;
         }
+        self.excess.ns = self.excess.ns.saturating_sub(of_port_ns);
+        let Some(port) = self.port(now_ns, id) else { return false };
         // One that was quick for as long as the longest pause is as a new one.
         let was_long_ago = now_ns.saturating_sub(port.aside_until_ns) > ASIDE_MAX_NS;
         port.aside_ns = if port.aside_until_ns == 0 || was_long_ago {
@@ -112,20 +140,28 @@ impl Effort {
         } else {
             (2 * port.aside_ns).min(ASIDE_MAX_NS)
         };
-        port.excess_ns = 0;
+        port.excess.ns = 0;
         port.aside_until_ns = now_ns + port.aside_ns;
         true
     }
 
+    /// What a port has cost in the mean, of those that have cost too much.
+    fn mean_excess_ns(&self, now_ns: u64) -> u64 {
+        let of_ports = self.ports.iter().flatten().map(|port| port.excess.left(now_ns, EXCESS_PARTS));
+        let (sum, count) =
+            of_ports.filter(|ns| *ns > 0).fold((0, 0), |(sum, count), ns| (sum + ns, count + 1));
+        sum / u64::max(count, 1)
+    }
+
     /// Whether a port is to be written to aside.
     pub fn is_aside(&self, now_ns: u64, id: PortId) -> bool {
-        let port = self.0.get(usize::from(id.0)).and_then(Option::as_ref);
+        let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
         port.is_some_and(|port| now_ns < port.aside_until_ns)
     }
 
     /// A port has gone: the next of its number is another one.
     pub fn remove(&mut self, id: PortId) {
-        if let Some(place) = self.0.get_mut(usize::from(id.0)) {
+        if let Some(place) = self.ports.get_mut(usize::from(id.0)) {
             *place = None;
         }
     }

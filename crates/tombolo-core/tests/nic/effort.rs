@@ -1,7 +1,9 @@
 //! Ports whose frames take long, always, now and then, or never, in virtual time.
 
 use tombolo_core::nic::PortId;
-use tombolo_core::nic::effort::{ASIDE_MAX_NS, ASIDE_MIN_NS, EXCESS_MAX_NS, Effort, WATCH_NS, usual_ns};
+use tombolo_core::nic::effort::{
+    ASIDE_MAX_NS, ASIDE_MIN_NS, EXCESS_MAX_NS, EXCESS_OF_ALL_MAX_NS, Effort, WATCH_NS, usual_ns,
+};
 use tombolo_random::{Random, Seeds};
 
 const MS: u64 = 1_000_000;
@@ -103,6 +105,33 @@ fn slow_ports_cost_others_little_and_quick_ones_stay() {
     Seeds::from_environment(200).run("cargo test --release -p tombolo-core --test nic", |seed| {
         run(seed, Planted::Nothing);
     });
+}
+
+/// Ports none of which costs more than it may: together they do, and a quick one among them is left alone.
+#[test]
+fn many_ports_that_are_a_little_slow_cost_others_little() {
+    const COUNT: u16 = 40;
+    let (mut effort, mut now_ns, mut direct_ns) = (Effort::default(), 0, 0);
+    let usual = usual_ns(60);
+    while now_ns < 20 * S {
+        for id in (0..COUNT).map(PortId) {
+            let excess_ns = if id.0 == 0 { 0 } else { 90_000 };
+            if effort.is_aside(now_ns, id) {
+                assert!(id.0 != 0, "a quick port is aside");
+                now_ns += usual;
+            } else {
+                now_ns += usual + excess_ns;
+                direct_ns += excess_ns;
+            }
+            if effort.is_aside(now_ns, id) || effort.is_watched(now_ns, id) {
+                effort.spent(now_ns, id, 60, usual + excess_ns);
+            } else {
+                effort.took(now_ns, id, 60, usual + excess_ns);
+            }
+        }
+    }
+    let most = now_ns / 10 + 2 * EXCESS_OF_ALL_MAX_NS;
+    assert!(direct_ns <= most, "they have cost {direct_ns} ns, not {most}");
 }
 
 #[test]

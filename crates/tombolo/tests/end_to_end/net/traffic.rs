@@ -338,6 +338,12 @@ for n in range(1000000):
             std::thread::sleep(Duration::from_millis(10));
         }
     };
+    // What was changed while it ran is not forgotten.
+    let set = ["--weight", "7", "--rate", "900M", "--guarantee", "1M", "--address", "10.80.0.1,fd80::1"];
+    let changed = room.net(&[&["set", &room.port_name(1)], &set[..]].concat());
+    assert!(changed.status.success(), "{changed:?}");
+    let port = room.json(&["show", &room.port_name(1), "--json"])["port"].clone();
+    assert!(port["weight"] == 7 && port["rate_bits"] == 900_000_000, "{port:#}");
     for signal in [Signal::KILL, Signal::TERM] {
         room.owner().signal(signal);
         room.owner().await_end(PATIENCE);
@@ -349,6 +355,7 @@ for n in range(1000000):
         }
         room.serve(&[]);
         goes_on();
+        assert_eq!(room.json(&["show", &room.port_name(1), "--json"])["port"], port);
     }
     // The uplink's cable is out: ports see that.
     room.ip(OUTSIDE, "link set cable down").unwrap();
