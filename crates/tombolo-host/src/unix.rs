@@ -16,6 +16,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -149,7 +150,12 @@ struct Listener {
     /// A descriptor in reserve: closed for a moment when none are left, so that a connection can be accepted and
     /// hung up on.
     reserve: Mutex<Option<OwnedFd>>,
+    /// Who connects passes no descriptors before they are let in.
+    keeps_descriptors_away: AtomicBool,
 }
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
 
 impl Listener {
     fn bind(path: &Path, kind: SocketType) -> Result<Self, UnixError> {
@@ -168,9 +174,10 @@ impl Listener {
         // Nobody can connect before `listen`, so the mode is right from the first connection on.
         rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(at("cannot restrict", path))?;
         let status = rustix::fs::lstat(path).map_err(at("cannot inspect", path))?;
-        rustix::net::listen(&descriptor, 64).map_err(at("cannot listen at", path))?;
+        rustix::net::listen(&descriptor, BACKLOG).map_err(at("cannot listen at", path))?;
         let reserve = Mutex::new(reserve_descriptor());
-        Ok(Self { descriptor, path: path.to_owned(), file: (status.st_dev, status.st_ino), reserve })
+        let (file, keeps_descriptors_away) = ((status.st_dev, status.st_ino), AtomicBool::new(false));
+        Ok(Self { descriptor, path: path.to_owned(), file, reserve, keeps_descriptors_away })
     }
 
     /// The next connection, or None when nobody is waiting. `close` closes one that is hung up on.
@@ -225,18 +232,22 @@ impl SeqpacketListener {
     /// Lets processes of all users connect: who they are is to be asked of each connection. They pass no descriptors
     /// before [`SeqpacketSocket::let_in`].
     ///
-    /// False: this kernel has no way to say that (Linux 6.16 has); they may pass some at once.
+    /// False: this kernel has no way to say that (Linux 6.16 has), and only the same user connects, as before.
     pub fn let_all_connect(&self) -> Result<bool, UnixError> {
         let path = &self.0.path;
-        let is_kept_away = set_takes_descriptors(self.as_fd(), false)?;
+        if !set_takes_descriptors(self.as_fd(), false)? {
+            return Ok(false);
+        }
+        self.0.keeps_descriptors_away.store(true, Ordering::Relaxed);
         rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(at("cannot open to all", path))?;
-        Ok(is_kept_away)
+        Ok(true)
     }
 
     /// The next connection, or None when nobody is waiting.
     pub fn accept(&self) -> Result<Option<SeqpacketSocket>, UnixError> {
-        let accepted = self.0.accept(|descriptor| drop(SeqpacketSocket::accepted(descriptor)))?;
-        Ok(accepted.map(SeqpacketSocket::accepted))
+        let may_hold_descriptors = !self.0.keeps_descriptors_away.load(Ordering::Relaxed);
+        let accepted = |descriptor| SeqpacketSocket::new(descriptor, may_hold_descriptors);
+        Ok(self.0.accept(|descriptor| drop(accepted(descriptor)))?.map(accepted))
     }
 
     /// Where it listens.
@@ -323,8 +334,9 @@ pub struct Received {
 #[derive(Debug)]
 pub struct SeqpacketSocket {
     descriptor: ManuallyDrop<OwnedFd>,
-    /// It was accepted: the process at the other end may be any that the socket's file lets in.
-    is_accepted: bool,
+    /// It was accepted, so the process at the other end may be any that the socket's file lets in; and that process may
+    /// have passed descriptors here which nobody has taken out.
+    may_hold_descriptors: AtomicBool,
     /// The sender of the descriptors that are received here, once it was asked for.
     sender: OnceLock<passed::Sender>,
 }
@@ -369,12 +381,9 @@ impl SeqpacketSocket {
         Self::new(descriptor, false)
     }
 
-    fn accepted(descriptor: OwnedFd) -> Self {
-        Self::new(descriptor, true)
-    }
-
-    fn new(descriptor: OwnedFd, is_accepted: bool) -> Self {
-        Self { descriptor: ManuallyDrop::new(descriptor), is_accepted, sender: OnceLock::new() }
+    fn new(descriptor: OwnedFd, may_hold_descriptors: bool) -> Self {
+        let (descriptor, may_hold) = (ManuallyDrop::new(descriptor), AtomicBool::new(may_hold_descriptors));
+        Self { descriptor, may_hold_descriptors: may_hold, sender: OnceLock::new() }
     }
 
     /// Sends one whole message, gathered from parts, or nothing at all.
@@ -446,15 +455,15 @@ impl SeqpacketSocket {
             .flatten()
             .map(|descriptor| PassedDescriptor::new(descriptor, self.sender()))
             .collect();
+        if !descriptors.is_empty() && self.is_overdue() {
+            return Err(UnixError::Overdue);
+        }
         if message.flags.contains(ReturnFlags::TRUNC) || descriptors.len() > MAX_DESCRIPTORS {
             return Err(UnixError::Truncated);
         }
         // There was room for as many as the kernel lets a message carry.
         if message.flags.contains(ReturnFlags::CTRUNC) {
             return Err(UnixError::DescriptorsCut { length_bytes: message.bytes });
-        }
-        if !descriptors.is_empty() && self.is_overdue() {
-            return Err(UnixError::Overdue);
         }
         if message.bytes == 0 {
             return Err(UnixError::Closed);
@@ -469,6 +478,7 @@ impl SeqpacketSocket {
 
     /// Takes descriptors of who has connected to a listener for all ([`SeqpacketListener::let_all_connect`]).
     pub fn let_in(&self) -> Result<(), UnixError> {
+        self.may_hold_descriptors.store(true, Ordering::Relaxed);
         set_takes_descriptors(self.as_fd(), true).map(drop)
     }
 
@@ -522,13 +532,13 @@ impl SeqpacketSocket {
 
 impl Drop for SeqpacketSocket {
     fn drop(&mut self) {
-        // What nobody has taken out may have descriptors with it, which are closed with the socket.
-        let has_more = self.is_accepted && {
+        // What nobody has taken out may have descriptors with it, which are closed with the socket. (Whether there is
+        // anything cannot be asked: a message may be empty, and the end of a connection looks the same.)
+        let may_hold = *self.may_hold_descriptors.get_mut();
+        let sender = may_hold.then(|| {
             self.hang_up();
-            let peek = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-            rustix::net::recv(&*self.descriptor, &mut [0_u8; 1], peek).is_ok_and(|(_, bytes)| bytes > 0)
-        };
-        let sender = has_more.then(|| self.sender());
+            self.sender()
+        });
         // SAFETY: nobody uses it after this.
         let descriptor = unsafe { ManuallyDrop::take(&mut self.descriptor) };
         if let Some(sender) = sender {
@@ -612,6 +622,19 @@ mod tests {
         one.send(&[b"take this"], &[socket.as_fd()]).unwrap();
         drop((socket, one));
         within_reason("dropping the socket", move || drop(other));
+        drain(peer);
+        // The first of two empty messages looks like the end of the connection.
+        let one = SeqpacketSocket::connect(&path).unwrap();
+        let other = listener.accept().unwrap().unwrap();
+        let (socket, peer) = lingering();
+        for descriptors in [&[][..], &[socket.as_fd()]] {
+            one.send(&[], descriptors).unwrap();
+        }
+        drop((socket, one));
+        within_reason("dropping the socket", move || {
+            assert!(matches!(other.receive(&mut [0; 16]), Err(UnixError::Closed)));
+            drop(other);
+        });
         drain(peer);
     }
 

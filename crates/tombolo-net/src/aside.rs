@@ -1,10 +1,15 @@
-//! Writes frames to ports that take long over them ([`tombolo_core::nic::effort`]), beside the thread that moves frames.
+//! Writes frames to ports beside the thread that moves frames: to those of other users, and to those of the owner's user and
+//! root that take long over them ([`tombolo_core::nic::effort`]).
+//!
+//! To write a frame to a TAP device is to take it through whatever its user has the kernel do with frames, in the thread that
+//! writes. So the ports of each other user have a thread of their own, and those of the owner's user that are slow have one
+//! together.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 use tombolo_core::nic::offload::{OFFLOAD_BYTES, Wire};
@@ -18,8 +23,8 @@ use crate::worker::nanoseconds;
 /// What waits for one port at most, in frames and bytes: as much as a TAP device's own queue, or some segments.
 const FRAMES_OF_PORT_MAX: usize = 512;
 const BYTES_OF_PORT_MAX: usize = 1 << 20;
-/// What waits for all ports.
-const BYTES_MAX: usize = 64 << 20;
+/// What waits for all ports of a user.
+const BYTES_MAX: usize = 16 << 20;
 
 /// A frame that is to be written.
 struct Job {
@@ -75,19 +80,26 @@ struct Shared {
     event: Arc<OwnedFd>,
 }
 
-/// What waits to be written aside, and the thread that does it.
-pub struct Aside {
+/// What waits for the ports of one user, whose thread ends with this: after the frame that it is about to write, for which
+/// nobody waits.
+struct Lane {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    ports: BTreeSet<PortId>,
+}
+
+/// What waits to be written aside.
+pub struct Aside {
+    event: Arc<OwnedFd>,
+    /// By user; `None`: the owner's user, and root.
+    lanes: BTreeMap<Option<u32>, Lane>,
     /// Frames of each port that were not heard of since.
     under_way: BTreeMap<PortId, usize>,
 }
 
 impl Aside {
-    /// Without a thread, until there is something to write. `event` is written to when frames were written.
+    /// Without threads, until there is something to write. `event` is written to when frames were written.
     pub fn new(event: Arc<OwnedFd>) -> Self {
-        let shared = Shared { state: Mutex::default(), work: Condvar::new(), event };
-        Self { shared: Arc::new(shared), thread: None, under_way: BTreeMap::new() }
+        Self { event, lanes: BTreeMap::new(), under_way: BTreeMap::new() }
     }
 
     /// Whether frames of this port are under way: what comes later must not overtake them.
@@ -95,9 +107,10 @@ impl Aside {
         self.under_way.contains_key(&id)
     }
 
-    /// Takes a frame on. False: there is no room.
+    /// Takes a frame on, for a port of this user (`None`: the owner's, or root). False: there is no room.
     pub fn push(
         &mut self,
+        user: Option<u32>,
         id: PortId,
         to: &Arc<End<PassedDescriptor>>,
         frame: &FrameBuffer,
@@ -111,10 +124,18 @@ impl Aside {
         });
         let Ok(bytes) = joined else { return false };
         let job = Job { to: to.clone(), bytes, wire };
-        if self.thread.is_none() && self.start().is_err() {
-            return false;
-        }
-        let mut state = self.shared.state.lock();
+        let lane = match self.lanes.entry(user) {
+            Entry::Occupied(lane) => lane.into_mut(),
+            Entry::Vacant(place) => match Lane::start(self.event.clone()) {
+                Ok(lane) => place.insert(lane),
+                Err(error) => {
+                    tracing::warn!(%error, "no thread can be had for a port that is written to aside");
+                    return false;
+                }
+            },
+        };
+        lane.ports.insert(id);
+        let mut state = lane.shared.state.lock();
         let State { waiting, turns, bytes, .. } = &mut *state;
         let length = job.bytes.len();
         let of_port = waiting.entry(id).or_default();
@@ -132,15 +153,8 @@ impl Aside {
         *bytes += length;
         drop(state);
         *self.under_way.entry(id).or_default() += 1;
-        self.shared.work.notify_one();
+        lane.shared.work.notify_one();
         true
-    }
-
-    fn start(&mut self) -> io::Result<()> {
-        let shared = self.shared.clone();
-        let thread = std::thread::Builder::new().name("frames aside".into()).spawn(move || shared.run())?;
-        self.thread = Some(thread);
-        Ok(())
     }
 
     /// What was written since the last call.
@@ -148,7 +162,8 @@ impl Aside {
         if self.under_way.is_empty() {
             return Vec::new();
         }
-        let written = std::mem::take(&mut self.shared.state.lock().written);
+        let taken = |lane: &Lane| std::mem::take(&mut lane.shared.state.lock().written);
+        let written: Vec<Written> = self.lanes.values().flat_map(taken).collect();
         for Written { id, .. } in &written {
             if let Some(count) = self.under_way.get_mut(id) {
                 *count -= 1;
@@ -162,10 +177,17 @@ impl Aside {
 
     /// A port has gone, and what waits for it.
     pub fn remove(&mut self, id: PortId) {
-        if self.under_way.remove(&id).is_none() {
+        let Some((user, lane)) = self.lanes.iter_mut().find(|(_, lane)| lane.ports.contains(&id)) else {
+            return;
+        };
+        lane.ports.remove(&id);
+        self.under_way.remove(&id);
+        if lane.ports.is_empty() {
+            let user = *user;
+            self.lanes.remove(&user);
             return;
         }
-        let mut state = self.shared.state.lock();
+        let mut state = lane.shared.state.lock();
         if let Some(gone) = state.waiting.remove(&id) {
             state.bytes -= gone.bytes;
         }
@@ -177,18 +199,26 @@ impl Aside {
     }
 }
 
-impl Drop for Aside {
+impl Lane {
+    fn start(event: Arc<OwnedFd>) -> io::Result<Self> {
+        let shared = Arc::new(Shared { state: Mutex::default(), work: Condvar::new(), event });
+        let of_thread = shared.clone();
+        std::thread::Builder::new().name("frames aside".into()).spawn(move || of_thread.run())?;
+        Ok(Self { shared, ports: BTreeSet::new() })
+    }
+}
+
+impl Drop for Lane {
     fn drop(&mut self) {
         self.shared.state.lock().is_over = true;
         self.shared.work.notify_one();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
 impl Shared {
     fn run(&self) {
+        // It has been started by a thread that goes before programs.
+        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 0);
         let mut state = self.state.lock();
         while !state.is_over {
             let Some((id, job)) = next(&mut state) else {

@@ -63,6 +63,8 @@ impl Client {
                 Err(UnixError::TakesNone) if since.elapsed() < OWNER_TIMEOUT => {
                     std::thread::sleep(LET_IN_PAUSE);
                 }
+                // It has looked at nobody for so long.
+                Err(UnixError::TakesNone) => return Err(AskError::TimedOut),
                 // It may have said why before it hung up.
                 Ok(()) | Err(UnixError::Closed) => break,
                 Err(error) => return Err(error.into()),

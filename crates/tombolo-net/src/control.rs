@@ -313,6 +313,7 @@ impl Control {
             Some(End::Queue(_)) => Way::Tap,
             Some(End::Socket(_)) => Way::Sockets,
         };
+        let other_user = peer.filter(|_| is_stranger).map(|peer| peer.user_id);
         self.call(move |worker| {
             let now_ns = worker.now_ns();
             worker.exchange.set(now_ns, id, config).map_err(|error| error.to_string())?;
@@ -320,7 +321,7 @@ impl Control {
                 worker.add_pipes(id, connection);
                 return Ok(());
             }
-            worker.add(id, ends).map_err(|error| {
+            worker.add(id, ends, other_user).map_err(|error| {
                 worker.remove(id);
                 format!("cannot watch the queues: {error}")
             })

@@ -103,8 +103,9 @@ impl Owner {
                 && !listener.let_all_connect().map_err(io::Error::other)?
             {
                 tracing::warn!(
-                    "on this kernel (before 6.16) whoever connects may pass file descriptors, which take as long to close \
-                     as they like"
+                    at = %path.display(),
+                    "other users are not let in here: this kernel (before Linux 6.16) would let them pass file descriptors \
+                     that take as long to close as they like"
                 );
             }
             listeners.push(listener);
@@ -180,11 +181,13 @@ impl Owner {
             let listeners = &listeners[..self.listeners.len()];
             let ready_numbers: Vec<u64> =
                 numbers.iter().zip(sockets).filter(|(_, ready)| **ready).map(|(number, _)| *number).collect();
+            // First, since it makes `told` unreadable.
+            let news = self.control.worker().take_news();
             // Before a port of the same number may come.
             for number in self.control.take_gone() {
                 self.hang_up(number);
             }
-            for news in self.control.worker().take_news() {
+            for news in news {
                 self.hear(news);
             }
             self.check_nodes();
@@ -238,7 +241,8 @@ impl Owner {
         let refused = entered.err().map(|refused| refused.to_string());
         if let Some(reason) = refused.or_else(|| socket.let_in().err().map(|error| error.to_string())) {
             self.connections.left(number);
-            tracing::info!(user, reason, "a connection is refused");
+            // Anybody can do that as often as they like.
+            tracing::debug!(user, reason, "a connection is refused");
             send(&socket, &Answer::Refused(reason));
             return;
         }
@@ -254,10 +258,10 @@ impl Owner {
                 self.control.answer(number, Asker::Near(*peer, received.descriptors), message)
             }
             Err(UnixError::WouldBlock) => return,
-            Err(error @ (UnixError::Truncated | UnixError::DescriptorsCut { .. })) => {
-                Answer::Refused(error.to_string())
-            }
-            Err(_) => {
+            Err(error) => {
+                if matches!(error, UnixError::Truncated | UnixError::DescriptorsCut { .. }) {
+                    send(socket, &Answer::Refused(error.to_string()));
+                }
                 self.hang_up(number);
                 return;
             }

@@ -30,6 +30,8 @@ enum Way {
     Queues {
         /// Closed by others than this thread when they are dropped: closing the last one of a device takes long.
         queues: Vec<Arc<End<PassedDescriptor>>>,
+        /// The user who attached it, unless that is the owner's user or root.
+        other_user: Option<u32>,
         /// Whether each may have frames.
         ready: Vec<bool>,
         /// Which is read next.
@@ -42,7 +44,8 @@ enum Way {
 /// A port.
 struct Queues {
     way: Way,
-    /// What waits for the uplink, and its tag there.
+    /// Its frames are read into this, and wait for the uplink here, with this tag. (It has its own, since the kernel may
+    /// leave bytes between header and frame as they were: who attaches a TAP device says how long headers are there.)
     kept: FrameBuffer,
     kept_tag: Tag,
 }
@@ -242,7 +245,12 @@ impl Worker {
     ///
     /// # Errors
     /// The kernel cannot watch them.
-    pub fn add(&mut self, id: PortId, queues: Vec<End<PassedDescriptor>>) -> io::Result<()> {
+    pub fn add(
+        &mut self,
+        id: PortId,
+        queues: Vec<End<PassedDescriptor>>,
+        other_user: Option<u32>,
+    ) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         for (index, queue) in queues.iter().enumerate() {
             let data = epoll::EventData::new_u64(key(id, index));
@@ -255,7 +263,7 @@ impl Worker {
         }
         let ready = vec![true; queues.len()];
         let queues = queues.into_iter().map(Arc::new).collect();
-        self.enter(id, Way::Queues { queues, ready, next: 0 });
+        self.enter(id, Way::Queues { queues, other_user, ready, next: 0 });
         Ok(())
     }
 
@@ -293,7 +301,10 @@ impl Worker {
 
     /// Whether a port is written to aside.
     pub fn is_written_aside(&self, id: PortId) -> bool {
-        self.aside.has(id) || self.effort.is_aside(self.now_ns(), id)
+        let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
+        let is_of_another = port
+            .is_some_and(|port| matches!(port.way, Way::Queues { other_user, .. } if other_user.is_some()));
+        is_of_another || self.aside.has(id) || self.effort.is_aside(self.now_ns(), id)
     }
 
     /// Counts what the kernel has dropped since there was no room.
@@ -438,7 +449,7 @@ impl Worker {
             }
         }
         for written in self.aside.take_written() {
-            self.effort.spent(self.now_ns(), written.id, written.frame().len(), written.cost_ns);
+            self.effort.spent_aside(self.now_ns(), written.id, written.frame().len(), written.cost_ns);
             self.exchange.delivered(written.id, written.frame(), &written.wire, written.was_taken);
         }
     }
@@ -468,25 +479,41 @@ impl Worker {
     }
 
     fn read_port(&mut self, now_ns: u64, id: PortId, shared: &Shared) {
+        self.swap_buffer(id);
+        let is_kept = self.read_into_buffer(now_ns, id, shared);
+        if !is_kept {
+            self.swap_buffer(id);
+        }
+    }
+
+    /// Takes a port's buffer for that of this thread, or gives it back.
+    fn swap_buffer(&mut self, id: PortId) {
+        if let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) {
+            std::mem::swap(&mut port.kept, &mut self.buffer);
+        }
+    }
+
+    /// Reads a frame of a port and sends it where it is to go. Returns whether it is kept at the port.
+    fn read_into_buffer(&mut self, now_ns: u64, id: PortId, shared: &Shared) -> bool {
         let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) else {
             self.exchange.was_empty(id);
-            return;
+            return false;
         };
         let queue = match &mut port.way {
-            Way::Queues { queues, ready, next } => {
+            Way::Queues { queues, ready, next, .. } => {
                 // Queues take turns.
                 let count = queues.len();
                 let queue = (0..count).map(|step| (*next + step) % count.max(1)).find(|queue| ready[*queue]);
                 let Some(queue) = queue else {
                     self.exchange.was_empty(id);
-                    return;
+                    return false;
                 };
                 match self.buffer.read(&queues[queue]) {
                     // The kernel has dropped a frame that it cannot describe. That frame takes the port's turn: the attacher can
                     // make the kernel drop all of its frames so.
                     Ok(()) | Err(Errno::INVAL) => *next = queue + 1,
                     // Of a socket it is said once that its interface is down.
-                    Err(Errno::INTR | Errno::NETDOWN) => return,
+                    Err(Errno::INTR | Errno::NETDOWN) => return false,
                     Err(errno) => {
                         // Empty or down: the kernel says when there is something again. Or gone.
                         ready[queue] = false;
@@ -497,7 +524,7 @@ impl Worker {
                         if !ready.contains(&true) {
                             self.exchange.was_empty(id);
                         }
-                        return;
+                        return false;
                     }
                 }
                 queue
@@ -509,21 +536,24 @@ impl Worker {
                     Ok(()) | Err(Errno::INVAL) => 0,
                     Err(_) => {
                         self.exchange.was_empty(id);
-                        return;
+                        return false;
                     }
                 }
             }
         };
         let header = self.buffer.header();
         let outward = self.exchange.from_port(now_ns, id, &header, self.buffer.frame(), &mut self.targets);
-        let Ok(outward) = outward else { return };
+        let Ok(outward) = outward else { return false };
         if !self.targets.ports.is_empty() {
             self.deliver(queue);
         }
         match outward {
-            Outward::No => {}
+            Outward::No => false,
             Outward::Now => self.send_now(id),
-            Outward::Later => self.keep(id),
+            Outward::Later => {
+                self.keep(id);
+                true
+            }
         }
     }
 
@@ -538,9 +568,17 @@ impl Worker {
             let tag = self.targets.tag(is_trunk);
             let port = self.ports.get(usize::from(id.0)).and_then(Option::as_ref);
             let was_taken = match port.map(|port| &port.way) {
-                Some(Way::Queues { queues, .. }) => match queues.get(queue % queues.len().max(1)) {
-                    Some(target) if self.aside.has(*id) || self.effort.is_aside(now_ns, *id) => {
-                        if self.aside.push(*id, target, &self.buffer, tag, wire) {
+                // What another user's kernel settings make of a frame is that user's: also the first one.
+                Some(Way::Queues { queues, other_user, .. }) => match queues.get(queue % queues.len().max(1))
+                {
+                    Some(target)
+                        if other_user.is_some()
+                            || self.aside.has(*id)
+                            || self.effort.is_aside(now_ns, *id) =>
+                    {
+                        let was_pushed = self.aside.push(*other_user, *id, target, &self.buffer, tag, wire);
+                        now_ns = self.now_ns();
+                        if was_pushed {
                             // It is counted when it was written.
                             continue;
                         }
@@ -590,23 +628,26 @@ impl Worker {
         }
     }
 
-    fn send_now(&mut self, id: PortId) {
+    /// Sends the frame in the buffer. Returns whether it is kept instead.
+    fn send_now(&mut self, id: PortId) -> bool {
         match self.uplink.write(&self.buffer, self.targets.tag(true)) {
             Ok(()) => self.exchange.sent_now(self.buffer.frame(), &self.targets.wire),
             Err(Errno::AGAIN) => {
                 self.watch_uplink(WITH_ROOM);
                 self.exchange.keep(id, self.targets.wire);
                 self.keep(id);
+                return true;
             }
             Err(_) => self.exchange.lost_at_uplink(),
         }
+        false
     }
 
     /// Keeps the frame in the buffer until it is its turn at the uplink.
     fn keep(&mut self, id: PortId) {
         let tag = self.targets.tag(true);
+        self.swap_buffer(id);
         if let Some(port) = self.ports.get_mut(usize::from(id.0)).and_then(Option::as_mut) {
-            std::mem::swap(&mut port.kept, &mut self.buffer);
             port.kept_tag = tag;
         }
     }

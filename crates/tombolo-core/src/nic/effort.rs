@@ -1,7 +1,7 @@
 //! What a port costs the thread that writes frames to it.
 //!
 //! A kernel takes a frame through the filters and the firewall of its receiver while it is written, in the thread that writes.
-//! Whoever has a port makes those as long as they like: ten thousand rules take a millisecond a frame, during which no other
+//! Whoever has a port makes those as long as they like: ten thousand filters take 80 µs a frame, during which no other
 //! port is served. So a port whose frames take too much of the thread's time is written to by another thread, until that
 //! was quick for some time.
 //!
@@ -119,10 +119,6 @@ impl Effort {
         }
         let Some(port) = self.port(now_ns, id) else { return false };
         port.watched_until_ns = now_ns + WATCH_NS;
-        if now_ns < port.aside_until_ns {
-            port.aside_until_ns = now_ns + port.aside_ns;
-            return false;
-        }
         port.excess.add(now_ns, excess_ns, EXCESS_PARTS);
         let of_port_ns = port.excess.ns;
         self.excess.add(now_ns, excess_ns, EXCESS_OF_ALL_PARTS);
@@ -143,6 +139,16 @@ impl Effort {
         port.excess.ns = 0;
         port.aside_until_ns = now_ns + port.aside_ns;
         true
+    }
+
+    /// A frame of so many bytes was written to a port aside, which has cost so much of that thread's processor time: if that
+    /// was much, the port's time begins anew.
+    pub fn spent_aside(&mut self, now_ns: u64, id: PortId, bytes: usize, cost_ns: u64) {
+        if cost_ns > usual_ns(bytes)
+            && let Some(port) = self.port(now_ns, id)
+        {
+            port.aside_until_ns = now_ns + port.aside_ns;
+        }
     }
 
     /// What a port has cost in the mean, of those that have cost too much.

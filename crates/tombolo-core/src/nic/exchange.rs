@@ -17,7 +17,7 @@
 use super::counters::Counters;
 use super::frame::TAG_BYTES;
 use super::offload::{self, OffloadHeader, Wire};
-use super::scheduler::{Next, PortId, Scheduler, Sent, Share, Turns};
+use super::scheduler::{Next, PortId, QUANTUM_BYTES, Scheduler, Sent, Share, Turns};
 use super::switch::{BadRules, Mode, Origin, Refusal, Rules, Switch, Tag, Targets};
 
 /// What a port is, may do, and may have.
@@ -95,6 +95,13 @@ pub struct Exchange {
     has_sent_last: bool,
     /// This port is read since it is its turn at the uplink.
     is_read_for_uplink: Option<PortId>,
+}
+
+/// What a frame counts in the turn of the port from which it was read, where it goes to so many ports: a short one takes the
+/// thread as long as one of [`QUANTUM_BYTES`], and so does each copy.
+fn turn_of(sent: Sent, ports: usize) -> Sent {
+    let copies = u64::max(ports as u64, 1);
+    Sent { frames: sent.frames * copies, bytes: sent.bytes.max(QUANTUM_BYTES.unsigned_abs()) * copies }
 }
 
 impl Exchange {
@@ -242,17 +249,17 @@ impl Exchange {
         let mut wire = wire;
         let charged = wire.unwrap_or_else(|_| offload::one(frame.len()));
         let charged = Sent { frames: charged.frames, bytes: charged.bytes };
+        let turn = turn_of(charged, if wire.is_ok() { targets.ports.len() } else { 0 });
         // What was read in a turn of the uplink's is no turn here.
         if self.is_read_for_uplink.take() == Some(id) {
-            if wire.is_ok() && targets.uplink {
-                self.reads.charge_cap(now_ns, id, charged);
-            } else {
-                self.reads.charge(now_ns, id, charged);
+            if wire.is_err() || !targets.uplink {
+                self.reads.charge_turn(id, turn);
                 self.uplink.charge_turn(id, charged);
             }
         } else {
-            self.reads.charge(now_ns, id, charged);
+            self.reads.charge_turn(id, turn);
         }
+        self.reads.charge_cap(now_ns, id, charged);
         if let (Ok(wire), Tag::Insert(_), true) = (&mut wire, targets.tag(true), targets.uplink) {
             wire.bytes += TAG_BYTES as u64 * wire.frames;
         }

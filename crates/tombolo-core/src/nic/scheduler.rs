@@ -158,7 +158,7 @@ impl Port {
 
 /// Credit of a round for weight 1: a frame of the usual size, so that a port waits for as few frames of the others as
 /// possible.
-const QUANTUM_BYTES: i64 = 1538;
+pub(super) const QUANTUM_BYTES: i64 = 1538;
 
 /// How late the driver comes back, of late: a bucket that saves up less loses what it could have sent meanwhile.
 #[derive(Debug)]

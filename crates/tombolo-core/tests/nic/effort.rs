@@ -72,7 +72,9 @@ fn run(seed: u64, planted: Planted) {
             longest_ns[index] = longest_ns[index].max(took_ns);
         }
         let is_told = !(is_aside && planted == Planted::AsideForgotten || planted == Planted::CostsForgotten);
-        if is_told && (is_aside || is_watched) {
+        if is_told && is_aside {
+            effort.spent_aside(now_ns, id, bytes, took_ns);
+        } else if is_told && is_watched {
             effort.spent(now_ns, id, bytes, took_ns);
         } else if is_told {
             effort.took(now_ns, id, bytes, took_ns + waited_ns);
@@ -123,7 +125,9 @@ fn many_ports_that_are_a_little_slow_cost_others_little() {
                 now_ns += usual + excess_ns;
                 direct_ns += excess_ns;
             }
-            if effort.is_aside(now_ns, id) || effort.is_watched(now_ns, id) {
+            if effort.is_aside(now_ns, id) {
+                effort.spent_aside(now_ns, id, 60, usual + excess_ns);
+            } else if effort.is_watched(now_ns, id) {
                 effort.spent(now_ns, id, 60, usual + excess_ns);
             } else {
                 effort.took(now_ns, id, 60, usual + excess_ns);
@@ -132,6 +136,29 @@ fn many_ports_that_are_a_little_slow_cost_others_little() {
     }
     let most = now_ns / 10 + 2 * EXCESS_OF_ALL_MAX_NS;
     assert!(direct_ns <= most, "they have cost {direct_ns} ns, not {most}");
+}
+
+/// However long a port was slow, once it is quick it comes back, and a little now and then does not send it away again.
+#[test]
+fn a_port_that_is_quick_again_is_as_others() {
+    let (mut effort, id, usual, mut now_ns) = (Effort::default(), PortId(0), usual_ns(60), 0);
+    effort.took(now_ns, id, 60, 20 * MS);
+    assert!(effort.spent(now_ns, id, 60, 20 * MS));
+    while now_ns < 60 * S {
+        assert!(effort.is_aside(now_ns, id));
+        effort.spent_aside(now_ns, id, 60, 8 * MS);
+        now_ns += 10 * MS;
+    }
+    let since_ns = now_ns;
+    while effort.is_aside(now_ns, id) {
+        effort.spent_aside(now_ns, id, 60, usual);
+        now_ns += MS;
+    }
+    assert!(now_ns - since_ns <= ASIDE_MIN_NS, "it was slow once");
+    for _ in 0..10_000 {
+        assert!(!effort.spent(now_ns, id, 60, usual + 1_000) && !effort.is_aside(now_ns, id));
+        now_ns += MS;
+    }
 }
 
 #[test]

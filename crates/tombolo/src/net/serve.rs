@@ -113,7 +113,8 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let near: Vec<&Path> = near.iter().map(PathBuf::as_path).collect();
     let mut owner = Owner::open(&options, &near, own.as_deref().ok())?;
     if let Some(address) = arguments.metrics {
-        let path = near.first().copied().or(own.as_deref().ok());
+        // Nobody else fills the queue of the one that is its own.
+        let path = own.as_deref().ok().or(near.first().copied());
         let path = path.ok_or_else(|| Failure::new("metrics need a socket: --listen shm:PATH, too"))?;
         let path = path.to_path_buf();
         let at = metrics::serve(address, move || {
