@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use tombolo_core::nic::{Coalescing, Mac};
-use tombolo_host::timing::net::{CHECK_INTERVAL, NAME_TIMEOUT, RETRY_INTERVAL};
+use tombolo_host::timing::net::{CHECK_INTERVAL, NAME_TIMEOUT, RETRY_INTERVAL, RETRY_INTERVAL_MAX};
 use tombolo_host::unix::UnixError;
 use tombolo_node::{Address, Security};
 
@@ -136,6 +136,7 @@ impl Attached {
         mut says: impl FnMut(&str),
     ) -> Result<(), AttachError> {
         let mut refused = String::new();
+        let mut pause = RETRY_INTERVAL;
         while !is_over() {
             if !self.device.is_there() {
                 return Err(io::Error::other(format!("the device {} is gone", self.port.tap)).into());
@@ -144,6 +145,7 @@ impl Attached {
                 match self.connect() {
                     Ok(()) => {
                         refused.clear();
+                        pause = RETRY_INTERVAL;
                         says("attached again");
                     }
                     // Nobody listens yet.
@@ -157,7 +159,9 @@ impl Attached {
                             says(&format!("cannot attach again: {reason}"));
                             refused = reason;
                         }
-                        std::thread::sleep(RETRY_INTERVAL);
+                        // An owner that refuses it is asked less and less often.
+                        std::thread::sleep(pause);
+                        pause = (2 * pause).min(RETRY_INTERVAL_MAX);
                     }
                 }
                 continue;

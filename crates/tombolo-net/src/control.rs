@@ -96,6 +96,8 @@ pub struct Control {
     coalescing: Coalescing,
     /// The file that says what ports have, and who attaches them.
     allowances: Option<Listed>,
+    /// Why it could not be read the last time.
+    file_trouble: Option<String>,
 }
 
 /// Bits a second as bytes a second.
@@ -185,21 +187,23 @@ impl Control {
             changed: BTreeSet::new(),
             coalescing,
             allowances,
+            file_trouble: None,
         }
     }
 
     /// Who the user of a process is here.
     pub fn rank(&mut self, peer: PeerIdentity) -> Rank {
-        // A file that cannot be read now lets in nobody.
-        let is_listed =
-            |listed: &mut Listed| listed.now().is_ok_and(|all| all.include(Whom::User(peer.user_id)));
         if self.is_owner(peer) {
-            Rank::Owner
-        } else if self.allowances.as_mut().is_some_and(is_listed) {
-            Rank::Listed
-        } else {
-            Rank::Unlisted
+            return Rank::Owner;
         }
+        let Some(listed) = &mut self.allowances else { return Rank::Unlisted };
+        let found = listed.now().map(|all| all.include(Whom::User(peer.user_id)));
+        let trouble = found.as_ref().err().cloned();
+        if let Some(reason) = trouble.as_ref().filter(|_| trouble != self.file_trouble) {
+            tracing::warn!(reason, "the file of ports lets in no other user until it can be read");
+        }
+        self.file_trouble = trouble;
+        if found == Ok(true) { Rank::Listed } else { Rank::Unlisted }
     }
 
     /// Answers a request that came by this connection.

@@ -18,8 +18,9 @@
 
 use super::scheduler::PortId;
 
-/// What any frame may take. (A short one takes 1 to 4 µs here, and one that wakes a program 10.)
-const USUAL_NS: u64 = 20_000;
+/// What any frame may take. Measured with iperf3, eight flows of TCP: of 960,000 short frames, 65 % take 1 to 2 µs, 1.8 % more
+/// than 16 µs (an acknowledgement has its receiver send) and 0.08 % more than 64; of 400,000 segments, 0.4 % more than 64.
+const USUAL_NS: u64 = 100_000;
 /// Bytes that take a nanosecond more each: copying a segment takes less than half of that.
 const BYTES_PER_NS: u64 = 1;
 /// A port may cost a part of the thread's time beyond what is usual: one of so many. The thread itself is interrupted, too.

@@ -14,6 +14,9 @@ pub const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// attempt takes 50 µs.
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
+/// How often an owner is asked that has refused a port again and again.
+pub const RETRY_INTERVAL_MAX: Duration = Duration::from_secs(1);
+
 /// The pause before descriptors are passed again to an owner that has not let this process in yet, which takes it 0.1 ms
 /// unless it is busy.
 pub const LET_IN_PAUSE: Duration = Duration::from_millis(1);

@@ -187,8 +187,8 @@ pub fn show(arguments: &Show) -> Result<u8, Failure> {
     );
     pair("promiscuous", if port.is_promiscuous { "on" } else { "off" });
     pair("has a frame waiting", if *is_waiting { "yes" } else { "no" });
-    let of_its_own = "by a thread of their own: its filters, or its firewall, take long over frames";
-    pair("frames are written", if *is_written_aside { of_its_own } else { "at once" });
+    let aside = "aside, by another thread: the port is another user's, or its filters or firewall take long over frames";
+    pair("frames are written", if *is_written_aside { aside } else { "at once" });
     match (node, user) {
         (Some(node), _) => pair("node", node),
         (None, user) => {

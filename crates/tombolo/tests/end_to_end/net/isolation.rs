@@ -4,8 +4,8 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use tombolo_host::net::{Interface, PacketSocket};
-use tombolo_host::testing::{STRANGER, as_user};
-use tombolo_host::unix::{SeqpacketSocket, UnixError};
+use tombolo_host::testing::{STRANGER, as_user, left_out};
+use tombolo_host::unix::{SeqpacketListener, SeqpacketSocket, UnixError};
 
 use super::{OUTSIDE, OUTSIDE_ADDRESS, Room, SILENCE, TOMBOLO, attach_with, open_to_all};
 use crate::common::{PATIENCE, Running, needs};
@@ -290,6 +290,21 @@ fn virtual_networks_are_apart() {
     }
 }
 
+/// The processor time of a process's threads that move frames, and that write aside.
+fn spent_ns(pid: u32) -> [u64; 2] {
+    let mut spent = [0; 2];
+    for task in std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {
+        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let time = read("schedstat").split_whitespace().next().and_then(|time| time.parse::<u64>().ok());
+        for (spent, name) in spent.iter_mut().zip(["frames", "frames aside"]) {
+            if read("comm").trim() == name {
+                *spent += time.unwrap_or(0);
+            }
+        }
+    }
+    spent
+}
+
 /// Each frame for a port goes through the filters that its programs have made, while the owner writes it.
 #[test]
 fn a_port_whose_filters_take_long_keeps_no_other_waiting() {
@@ -311,10 +326,15 @@ fn a_port_whose_filters_take_long_keeps_no_other_waiting() {
     room.ok("1", &["tc", "-batch", &file]);
     let is_aside = || room.json(&["show", &room.port_name(1), "--json"])["is_written_aside"] == true;
     assert!(!is_aside(), "nothing was sent there yet");
+    let before = spent_ns(room.owner.as_ref().unwrap().pid());
     let flood = ["ping", "-q", "-f", "-c", "2000", "10.80.0.1"];
     let said = room.ok("2", &flood);
     assert!(said.contains("2000 received"), "{said}");
     assert!(is_aside(), "{:#}", room.json(&["show", &room.port_name(1), "--json"]));
+    // That has taken the time of a thread of its own, and not of the one that serves all.
+    let after = spent_ns(room.owner.as_ref().unwrap().pid());
+    let [frames, aside] = [0, 1].map(|thread: usize| after[thread] - before[thread]);
+    assert!(aside > frames, "{aside} ns aside, {frames} ns for all frames");
     // Segments go there, too, and others are served.
     let bulk = room.start("1", &["iperf3", "-s", "-1", "--forceflush"]);
     bulk.output_with("listening", PATIENCE);
@@ -351,6 +371,10 @@ fn private_ports_do_not_reach_each_other() {
 fn another_user_attaches_what_is_theirs_and_no_more() {
     needs!("ip", "ping", "setpriv", "unshare");
     let Some(mut room) = Room::prepare(1) else { return };
+    let probe = SeqpacketListener::bind(room.scratch.file("probe").as_ref()).unwrap();
+    if !probe.let_all_connect().unwrap() {
+        return left_out("ports of other users need SO_PASSRIGHTS (Linux 6.16)");
+    }
     let ports = room.scratch.file("ports");
     let list = |lines: &str| std::fs::write(&ports, lines).unwrap();
     list(
@@ -394,6 +418,7 @@ fn another_user_attaches_what_is_theirs_and_no_more() {
     theirs.output_with("reached", PATIENCE);
     let status = room.json(&["show", "theirs", "--json"]);
     assert_eq!(status["user"], 65534, "{status:#}");
+    assert_eq!(status["is_written_aside"], true, "{status:#}");
     assert_eq!(
         (&status["port"]["weight"], &status["port"]["rate_bits"]),
         (&3.into(), &50_000_000.into()),

@@ -12,6 +12,7 @@ use tombolo_host::unix::{SeqpacketSocket, UnixError};
 
 use crate::common::{PATIENCE, Running, Scratch, TOMBOLO};
 
+mod devices;
 mod guests;
 mod isolation;
 mod machines;

@@ -20,7 +20,8 @@ fn ports_and_a_host_outside_reach_each_other() {
     assert!(room.pings(2, OUTSIDE_ADDRESS, &jumbo) && room.pings(3, "10.80.0.4", &jumbo), "jumbo frames");
     // Both ways, between ports and with outside, TCP and UDP, one flow and several.
     for (server, address) in [("2", "10.80.0.2"), (OUTSIDE, OUTSIDE_ADDRESS), (OUTSIDE, "fd80::100")] {
-        for more in [&[][..], &["-R"], &["-P", "4"], &["-u", "-b", "200M", "-l", "1400"]] {
+        let udp = ["-u", "-b", "200M", "-l", "1400"];
+        for more in [&[][..], &["-R"], &["-P", "4"], &udp, &[&["-R"], &udp[..]].concat()] {
             let serving = room.start(server, &["iperf3", "-s", "-1", "--forceflush"]);
             serving.output_with("listening", PATIENCE);
             let words = [&["iperf3", "-J", "-t", "1", "-c", address], more].concat();
