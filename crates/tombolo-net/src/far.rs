@@ -327,3 +327,6 @@ impl Drop for FarOwner {
         }
     }
 }
+
+#[cfg(test)]
+mod hostile;

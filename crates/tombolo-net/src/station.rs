@@ -401,6 +401,18 @@ impl Station {
         self.letters.push_back((to, letter.to_bytes()));
     }
 
+    /// Sends a letter that may be any.
+    #[cfg(test)]
+    pub fn post_any(&mut self, to: Target, letter: Vec<u8>) {
+        self.letters.push_back((to, letter));
+    }
+
+    /// What a pipe's letters are known by.
+    #[cfg(test)]
+    pub fn session(&self, key: u64) -> u64 {
+        self.ends[&key].session
+    }
+
     /// Puts a record into a pipe. False: it is full.
     pub fn push(&mut self, now_ns: u64, key: u64, kind: Kind, parts: &[IoSlice<'_>]) -> bool {
         let Some(end) = self.ends.get_mut(&key).filter(|end| !end.has_ended) else { return false };
