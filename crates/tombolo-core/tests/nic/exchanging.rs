@@ -64,21 +64,49 @@ struct Port {
     outside: Vec<u64>,
 }
 
-/// Runs to the end: each frame comes once, in order, to where it is to; the uplink is not exceeded, and nothing stands
-/// still.
+/// What was counted, also of ports and owners that have gone.
+#[derive(Default)]
+struct Totals {
+    sent: u64,
+    received: u64,
+    refused: u64,
+    undelivered: u64,
+}
+
+impl Totals {
+    fn add(&mut self, counters: &Counters) {
+        self.sent += counters.sent.segments;
+        self.received += counters.received.segments;
+        self.refused += counters.refused_for(Refusal::Unknown);
+        self.undelivered += counters.undelivered;
+    }
+}
+
+/// Runs to the end: each frame comes once, in order, to where it is to, or is counted as lost; the uplink is not exceeded, and
+/// nothing stands still. Ports do not take frames, nor does the uplink; frames come from outside; ports leave and come; the
+/// owner dies, and another one finds what is left in the ports' queues.
 fn run(seed: u64) {
     let mut random = Random::new(seed);
     let rate = random.one_in(2).then_some(RATE);
     let count = 2 + random.below(5) as u8;
     let mut exchange = Exchange::new(Mode::Bridge, limits(rate));
     let mut ports: Vec<Port> = (0..count).map(|_| Port::default()).collect();
+    let shares: Vec<Share> = (0..count)
+        .map(|_| {
+            let share = Share { weight: 1 + random.below(3) as u32, ..Share::default() };
+            if random.one_in(3) { Share { most: Some(RATE / 4), ..share } } else { share }
+        })
+        .collect();
     for id in 0..count {
-        let share = Share { weight: 1 + random.below(3) as u32, ..Share::default() };
-        let share = if random.one_in(3) { Share { most: Some(RATE / 4), ..share } } else { share };
-        exchange.set(0, PortId(id.into()), config(id, share)).unwrap();
+        exchange.set(0, PortId(id.into()), config(id, shares[usize::from(id)])).unwrap();
     }
     let mut targets = Targets::default();
     let (mut now_ns, mut is_full, mut refused, mut outside_bytes) = (0, false, 0, 0);
+    // Of ports, and of the uplink, that have gone; what was kept when they went, or waited in a queue that went with its port;
+    // from outside to ports, and to nobody; what was not taken.
+    let (mut of_ports, mut of_uplink) = (Totals::default(), Totals::default());
+    let (mut kept_lost, mut queue_lost, mut inward, mut unknown) = (0, 0, 0, 0);
+    let (mut not_taken, mut not_taken_outside, mut lives) = (0, 0, 1u64);
     let mut steps = 0u64;
     loop {
         steps += 1;
@@ -92,6 +120,44 @@ fn run(seed: u64) {
                 let sample = Sample { number: ports[id].sent, to, length };
                 ports[id].sent += 1;
                 ports[id].queue.push_back(sample);
+            }
+        }
+        // From outside, to a port or to nobody.
+        if steps < 3000 && random.one_in(10) {
+            let to = random.below(u64::from(count) + 1) as u8;
+            let sample = Sample { number: steps, to, length: [60, 1514, 30_000][random.index(3)] };
+            let (header, bytes) = bytes_of(OUTSIDE, &sample);
+            let found = exchange.from_uplink(&header, &bytes, &mut targets);
+            if to == count {
+                assert_eq!(found, Err(Refusal::Unknown));
+                unknown += 1;
+            } else {
+                assert!(found.is_ok() && targets.ports == [PortId(to.into())] && !targets.uplink);
+                let was_taken = !random.one_in(20);
+                exchange.delivered(PortId(to.into()), &bytes, &targets.wire, was_taken);
+                inward += u64::from(was_taken);
+                not_taken += u64::from(!was_taken);
+            }
+        }
+        // A port goes, with its queue, and another one comes in its place.
+        if steps < 3000 && random.one_in(300) {
+            let id = random.index(count.into());
+            of_ports.add(exchange.counters(PortId(id as u16)).unwrap());
+            exchange.remove(PortId(id as u16));
+            kept_lost += u64::from(ports[id].kept.take().is_some());
+            queue_lost += ports[id].queue.drain(..).count() as u64;
+            exchange.set(now_ns, PortId(id as u16), config(id as u8, shares[id])).unwrap();
+        }
+        // The owner dies; the next one has the ports' queues, with what is in them.
+        if steps < 3000 && random.one_in(500) {
+            for id in 0..count {
+                of_ports.add(exchange.counters(PortId(id.into())).unwrap());
+                kept_lost += u64::from(ports[usize::from(id)].kept.take().is_some());
+            }
+            of_uplink.add(exchange.uplink_counters());
+            (exchange, is_full, lives) = (Exchange::new(Mode::Bridge, limits(rate)), false, lives + 1);
+            for id in 0..count {
+                exchange.set(now_ns, PortId(id.into()), config(id, shares[usize::from(id)])).unwrap();
             }
         }
         if random.one_in(50) && is_full {
@@ -125,6 +191,9 @@ fn run(seed: u64) {
                                 is_full = true;
                                 exchange.keep(id, targets.wire);
                                 ports[usize::from(id.0)].kept = Some(sample);
+                            } else if random.one_in(20) {
+                                exchange.lost_at_uplink();
+                                not_taken_outside += 1;
                             } else {
                                 exchange.sent_now(&bytes, &targets.wire);
                                 ports[usize::from(id.0)].outside.push(sample.number);
@@ -136,8 +205,13 @@ fn run(seed: u64) {
                 } else {
                     assert_eq!(result, Ok(Outward::No));
                     assert_eq!(targets.ports, [PortId(sample.to.into())]);
-                    exchange.delivered(PortId(sample.to.into()), &bytes, &targets.wire, true);
-                    ports[usize::from(sample.to)].came.push(u64::from(id.0) << 32 | sample.number);
+                    let was_taken = !random.one_in(20);
+                    exchange.delivered(PortId(sample.to.into()), &bytes, &targets.wire, was_taken);
+                    if was_taken {
+                        ports[usize::from(sample.to)].came.push(u64::from(id.0) << 32 | sample.number);
+                    } else {
+                        not_taken += 1;
+                    }
                 }
             }
             Step::Send(id) => {
@@ -149,10 +223,14 @@ fn run(seed: u64) {
                 }
                 let port = &mut ports[usize::from(id.0)];
                 let sample = port.kept.take().expect("it waits");
-                port.outside.push(sample.number);
+                let was_taken = !random.one_in(20);
+                if was_taken {
+                    port.outside.push(sample.number);
+                }
                 let (header, bytes) = bytes_of(id.0 as u8, &sample);
                 outside_bytes += on_wire(&header, &bytes, 1500).unwrap().bytes;
-                exchange.sent(now_ns, id, &bytes, true);
+                exchange.sent(now_ns, id, &bytes, was_taken);
+                not_taken_outside += u64::from(!was_taken);
             }
             Step::Wait(at_ns) => {
                 assert!(at_ns > now_ns);
@@ -170,17 +248,21 @@ fn run(seed: u64) {
         now_ns += random.below(500);
     }
     if let Some(rate) = rate {
-        let burst = u128::from(rate) * u128::from(WAKE_NS) / u128::from(S) + 2 * 70_000;
+        // Each owner begins with what may be saved up.
+        let burst = (u128::from(rate) * u128::from(WAKE_NS) / u128::from(S) + 2 * 70_000) * u128::from(lives);
         assert!(u128::from(outside_bytes) <= u128::from(rate) * u128::from(now_ns) / u128::from(S) + burst);
     }
-    let counters: Vec<&Counters> =
-        (0..count).map(|id| exchange.counters(PortId(id.into())).unwrap()).collect();
-    let refusals: u64 = counters.iter().map(|counters| counters.refused_for(Refusal::Unknown)).sum();
-    assert_eq!(refusals, refused);
-    let sent: u64 = counters.iter().map(|counters| counters.sent.segments).sum();
-    let came: u64 = counters.iter().map(|counters| counters.received.segments).sum();
-    assert_eq!(sent, came + exchange.uplink_counters().sent.segments);
-    assert_eq!(sent + refused, ports.iter().map(|port| port.sent).sum());
+    (0..count).for_each(|id| of_ports.add(exchange.counters(PortId(id.into())).unwrap()));
+    of_uplink.add(exchange.uplink_counters());
+    assert_eq!((of_ports.refused, of_uplink.refused), (refused, unknown));
+    assert_eq!((of_ports.undelivered, of_uplink.undelivered), (not_taken, not_taken_outside));
+    let came: usize = ports.iter().map(|port| port.came.len()).sum();
+    let outside: usize = ports.iter().map(|port| port.outside.len()).sum();
+    assert_eq!((of_ports.received, of_uplink.sent), (came as u64 + inward, outside as u64));
+    // What was read came somewhere, or is known to be lost; what was not read was refused, or went with its port.
+    let lost_within = of_ports.undelivered - (of_uplink.received - inward);
+    assert_eq!(of_ports.sent, came as u64 + lost_within + outside as u64 + not_taken_outside + kept_lost);
+    assert_eq!(of_ports.sent + refused + queue_lost, ports.iter().map(|port| port.sent).sum());
     for port in &ports {
         assert!(port.outside.is_sorted(), "out of order");
         for from in 0..u64::from(count) {

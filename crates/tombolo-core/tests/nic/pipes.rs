@@ -1,4 +1,5 @@
-//! Frames between nodes: transfers and messages that overtake each other, and a sender that lies.
+//! Frames between nodes: transfers and messages that overtake each other and are made again, and a sender that lies. (A
+//! message that is lost for good ends its pipe, and none comes twice: the engine sees to that.)
 
 use std::collections::BTreeMap;
 
@@ -96,10 +97,16 @@ impl World {
                 let begin = Self::unit(batch.start);
                 let end = begin + (batch.length / RECORD_HEAD_BYTES) as usize;
                 self.ring[begin..end].copy_from_slice(&self.mirror[begin..end]);
+                // The transfer paused when a part was there, and is made again.
+                if self.random.one_in(8) && self.planted != Planted::AnnouncedEarly {
+                    return self.at(Event::Placed(batch));
+                }
                 if self.planted != Planted::AnnouncedEarly {
                     self.at(Event::Announced(batch));
                 }
             }
+            // The message paused, and is sent again.
+            Event::Announced(batch) if self.random.one_in(8) => self.at(Event::Announced(batch)),
             Event::Announced(batch) => {
                 self.inlet.came(batch, ()).expect("it is honest");
                 self.outlet.arrived();
