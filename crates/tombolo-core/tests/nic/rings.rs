@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use tombolo_core::nic::Fifo;
 use tombolo_core::nic::ring::{
     Bounds, Descriptor, Device, Fragment, RX_DESCRIPTORS, RingError, Software, TX_DESCRIPTORS, control,
     status,
@@ -228,6 +229,96 @@ fn frames_that_come_fill_buffers_and_none_is_lost_but_for_want_of_those() {
         }
         assert_eq!(device.frames(), frames);
         assert!(frames > 0 && dropped > 0, "{frames} frames, {dropped} dropped");
+    });
+}
+
+/// Buffers that are wrong stop the ring of frames that come, and so does memory that cannot be written; afterwards it begins
+/// anew.
+#[test]
+fn what_is_wrong_stops_the_ring_of_frames_that_come() {
+    let good = Fragment { address: BOUNDS.start, length_bytes: 1500 };
+    let mut memory = vec![Descriptor::default(); RX_DESCRIPTORS as usize];
+    let mut software = Software::new(&mut memory[..], BASE);
+    let mut device = Device::default();
+    let mut fragments = Vec::new();
+    let outside = Fragment { address: BOUNDS.start - 1, ..good };
+    let over_the_end = Fragment { address: BOUNDS.start + BOUNDS.length_bytes - 1499, ..good };
+    let empty = Fragment { length_bytes: 0, ..good };
+    for (wrong, expected) in
+        [(outside, RingError::Address), (over_the_end, RingError::Address), (empty, RingError::Length)]
+    {
+        software.offer(&mut memory[..], good, 1).unwrap();
+        software.offer(&mut memory[..], good, 2).unwrap();
+        // Software, or whoever writes into its ring, changes it afterwards.
+        let descriptor = &mut memory[1];
+        descriptor.buffer = wrong.address;
+        descriptor.control = descriptor.control & !control::LENGTH | wrong.length_bytes;
+        for _ in 0..2 {
+            let found = device.buffers(&mut memory[..], software.tail(), &BOUNDS, 3000, &mut fragments);
+            assert_eq!((found, fragments.len()), (Err(expected), 0), "{wrong:?}");
+        }
+        assert_eq!(device.error(), Some(expected));
+        while software.take_back(&memory[..]).is_some() {}
+        software.reset(&mut memory[..], BASE);
+        device.reset();
+        assert_eq!((device.error(), device.current(), software.tail()), (None, 0, 0));
+    }
+    software.offer(&mut memory[..], good, 1).unwrap();
+    assert_eq!(device.buffers(&mut memory[..], software.tail(), &BOUNDS, 60, &mut fragments), Ok(true));
+    assert_eq!(device.received(&mut memory[..], &fragments, false), Err(RingError::Memory));
+    while software.take_back(&memory[..]).is_some() {}
+    software.reset(&mut memory[..], BASE);
+    device.reset();
+    software.offer(&mut memory[..], good, 7).unwrap();
+    assert_eq!(device.buffers(&mut memory[..], software.tail(), &BOUNDS, 60, &mut fragments), Ok(true));
+    device.received(&mut memory[..], &fragments, true).unwrap();
+    assert_eq!(software.take_back(&memory[..]).map(|done| done.software), Some(7));
+    assert_eq!(device.frames(), 1);
+}
+
+/// A frame that fills the ring and does not end there is not waited for.
+#[test]
+fn a_frame_without_an_end_stops_the_ring() {
+    let mut memory = vec![Descriptor::default(); TX_DESCRIPTORS as usize];
+    let mut software = Software::new(&mut memory[..], BASE);
+    let mut device = Device::default();
+    let all = vec![Fragment { address: BOUNDS.start, length_bytes: 10 }; TX_DESCRIPTORS as usize];
+    software.send(&mut memory[..], &all, 1).unwrap();
+    memory.iter_mut().for_each(|descriptor| descriptor.control &= !control::END);
+    let mut fragments = Vec::new();
+    let found = device.next_frame(&mut memory[..], software.tail(), &BOUNDS, &mut fragments);
+    assert_eq!((found, fragments.len()), (Err(RingError::NoEnd), 0));
+}
+
+/// A queue keeps its bound, its order, and count of what it has dropped.
+#[test]
+fn a_queue_with_a_bound_drops_what_does_not_fit() {
+    Seeds::from_environment(20).run("cargo test --release -p tombolo-core --test nic", |seed| {
+        let mut random = Random::new(seed);
+        let bytes_max = random.below(20_000);
+        let mut fifo = Fifo::new(bytes_max);
+        let (mut expected, mut bytes, mut dropped) = (VecDeque::new(), 0, 0);
+        for number in 0..2000 {
+            if random.one_in(2) {
+                let length = random.below(2000) as u32;
+                if bytes + u64::from(length) <= bytes_max {
+                    fifo.push(length, number).unwrap();
+                    expected.push_back((length, number));
+                    bytes += u64::from(length);
+                } else {
+                    assert_eq!(fifo.push(length, number), Err(number));
+                    dropped += 1;
+                }
+            } else {
+                let oldest = expected.pop_front();
+                bytes -= oldest.map_or(0, |(length, _)| u64::from(length));
+                assert_eq!(fifo.pop(), oldest);
+            }
+            assert_eq!(
+                (fifo.bytes(), fifo.dropped(), fifo.is_empty()),
+                (bytes, dropped, expected.is_empty())
+            );
+        }
     });
 }
 
