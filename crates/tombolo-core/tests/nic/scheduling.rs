@@ -153,6 +153,37 @@ fn what_is_guaranteed_is_had_and_caps_hold() {
     });
 }
 
+/// A driver that comes back milliseconds late sends nearly as much as one that does not: the bucket learns how late it is.
+#[test]
+fn what_a_late_driver_could_have_sent_is_made_up_for() {
+    Seeds::from_environment(10).run("cargo test --release -p tombolo-core --test nic", |seed| {
+        let mut random = Random::new(seed);
+        let late_ns = 1_000_000 + random.below(5_000_000);
+        let mut scheduler = Scheduler::new(Turns::Bytes, WAKE_NS, MOST);
+        scheduler.shape(0, Some(RATE));
+        scheduler.set(0, PortId(0), Share::default());
+        let (mut now_ns, mut bytes) = (0, 0);
+        while now_ns < 2 * S {
+            scheduler.has_frames(PortId(0));
+            match scheduler.next(now_ns) {
+                Next::Read(id) => {
+                    let sent = on_the_wire(1500);
+                    scheduler.charge(now_ns, id, sent);
+                    // At first it learns.
+                    bytes += if now_ns > S { sent.bytes } else { 0 };
+                    now_ns += 200;
+                }
+                // Not always, and not always as much.
+                Next::Wait(at_ns) if random.one_in(20) => now_ns = at_ns + random.below(late_ns),
+                Next::Wait(at_ns) => now_ns = at_ns,
+                Next::Idle => panic!("it has frames"),
+            }
+        }
+        let used = bytes as f64 / RATE as f64;
+        assert!((0.98..1.01).contains(&used), "{used}, up to {late_ns} ns late");
+    });
+}
+
 /// One with little to send does not wait for those with much.
 #[test]
 fn a_quiet_port_is_read_within_a_frame_of_each_other() {
