@@ -126,7 +126,7 @@ pub fn of_net(uplink: &UplinkStatus, ports: &[PortStatus]) -> String {
             ("tombolo_net_port_waiting", "Whether a frame of it waits", u64::from(status.is_waiting)),
             (
                 "tombolo_net_port_written_aside",
-                "Whether frames take long there, and have a thread of their own",
+                "Whether another thread writes to it: it is slow, or another user's",
                 u64::from(status.is_written_aside),
             ),
         ] {

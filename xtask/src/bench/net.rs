@@ -32,22 +32,40 @@ const FAR: [(&str, &str); 5] = [
 const FLOODED: [(&str, &str); 2] = [("flood-relay", "bare relay"), ("flood-tombolo", "tombolo net")];
 /// What the ways of a shaped uplink are called.
 const SHARED: [(&str, &str); 2] = [("share-htb", "HTB on a bridge"), ("share-tombolo", "tombolo net")];
+/// What the ways of four greedy ports alone are called.
+const COUNTED: [(&str, &str); 3] = [
+    ("share-bytes", "frames of four sizes, drr"),
+    ("share-frames", "frames of four sizes, rr"),
+    ("share-weights", "weights 1, 2, 3, 4, drr"),
+];
 
-/// A figure that is compared.
+/// A figure that has a bound.
 struct Target {
     title: &'static str,
     name: &'static str,
-    /// Ours, and what it is compared with.
-    ways: [&'static str; 2],
+    way: &'static str,
+    /// It is a multiple of what this way has.
+    of: Option<&'static str>,
     bound: f64,
     more_is_better: bool,
+    digits: usize,
 }
 
 const fn beside_relay(title: &'static str, name: &'static str, bound: f64, more_is_better: bool) -> Target {
-    Target { title, name, ways: ["tombolo", "relay"], bound, more_is_better }
+    Target { title, name, way: "tombolo", of: Some("relay"), bound, more_is_better, digits: 2 }
 }
 
-const TARGETS: [Target; 5] = [
+const fn counted(
+    way: &'static str,
+    title: &'static str,
+    name: &'static str,
+    bound: f64,
+    more_is_better: bool,
+) -> Target {
+    Target { title, name, way, of: None, bound, more_is_better, digits: 4 }
+}
+
+const TARGETS: [Target; 9] = [
     beside_relay("a TCP stream (cubic), as a multiple of the bare relay's", "cubic_bytes_per_s", 0.9, true),
     beside_relay("a TCP stream (bbr), as a multiple of the bare relay's", "bbr_bytes_per_s", 0.9, true),
     beside_relay("64 bytes one way, as a multiple of the bare relay's", "one_way_ns", 1.2, false),
@@ -60,10 +78,34 @@ const TARGETS: [Target; 5] = [
     Target {
         title: "64 bytes one way beside a flood, 99 %, as a multiple of the bare relay's",
         name: "one_way_p99_ns",
-        ways: ["flood-tombolo", "flood-relay"],
+        way: "flood-tombolo",
+        of: Some("flood-relay"),
         bound: 1.5,
         more_is_better: false,
+        digits: 2,
     },
+    counted(
+        "share-bytes",
+        "fairness of bytes at 2 Gb/s, frames of four sizes, drr (Jain's index)",
+        "jain_bytes",
+        0.999,
+        true,
+    ),
+    counted("share-bytes", "use of 2 Gb/s by these", "used", 0.98, true),
+    counted(
+        "share-frames",
+        "fairness of frames at 2 Gb/s, frames of four sizes, rr",
+        "jain_frames",
+        0.999,
+        true,
+    ),
+    counted(
+        "share-weights",
+        "weights 1, 2, 3, 4 at 2 Gb/s: how far off a share is, at most",
+        "off_by",
+        0.02,
+        false,
+    ),
 ];
 const NEEDED: [(&str, &str); 4] =
     [("ip", "iproute2"), ("taskset", "util-linux"), ("iperf3", "iperf3"), ("ping", "iputils-ping")];
@@ -94,14 +136,16 @@ fn figure(found: &Value, way: &str, name: &str) -> Option<f64> {
     median(&rounds.iter().filter_map(|round| round[name].as_f64()).collect::<Vec<_>>())
 }
 
-/// Each target: title, ratio, bound, whether it is reached.
-fn targets(found: &Value) -> Vec<(&'static str, Option<f64>, String, bool)> {
+/// Each target: title, figure, bound, whether it is reached.
+fn targets(found: &Value) -> Vec<(&'static str, Option<String>, String, bool)> {
     let of = |target: &Target| {
-        let Target { title, name, ways: [ours, bare], bound, more_is_better } = *target;
-        let ratio = figure(found, ours, name).zip(figure(found, bare, name)).map(|(ours, bare)| ours / bare);
+        let Target { title, name, way, of, bound, more_is_better, digits } = *target;
+        let base = of.map_or(Some(1.0), |other| figure(found, other, name));
+        let found = figure(found, way, name).zip(base).map(|(ours, base)| ours / base);
         let is_reached =
-            ratio.is_some_and(|ratio| if more_is_better { ratio >= bound } else { ratio <= bound });
-        (title, ratio, format!("{} {bound}", if more_is_better { "≥" } else { "≤" }), is_reached)
+            found.is_some_and(|found| if more_is_better { found >= bound } else { found <= bound });
+        let found = found.map(|found| format!("{found:.digits$}"));
+        (title, found, format!("{} {bound}", if more_is_better { "≥" } else { "≤" }), is_reached)
     };
     TARGETS.iter().map(of).collect()
 }
@@ -110,11 +154,11 @@ fn text(found: &Value) -> Result<String, std::fmt::Error> {
     let mut page = String::new();
     writeln!(page, "## One interface for many namespaces\n\nWritten by `cargo xtask bench net`.\n")?;
     writeln!(page, "| compared | measured | target | |\n| --- | ---: | ---: | --- |")?;
-    for (title, ratio, bound, is_reached) in targets(found) {
-        let ratio = ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
+    for (title, figure, bound, is_reached) in targets(found) {
+        let figure = figure.as_deref().unwrap_or("-");
         writeln!(
             page,
-            "| {title} | {ratio} | {bound} | {} |",
+            "| {title} | {figure} | {bound} | {} |",
             if is_reached { "reached" } else { "**not reached**" }
         )?;
     }
@@ -168,6 +212,26 @@ fn text(found: &Value) -> Result<String, std::fmt::Error> {
             cell("one_way_ns", 1e-3, 1),
             cell("one_way_p99_ns", 1e-3, 1),
             cell("cpu_s", 1.0, 1),
+        )?;
+    }
+    writeln!(
+        page,
+        "\nFour such ports alone, by what the owner has counted on the wire in some seconds: headers, preambles and gaps are in the\n\
+         use. TCP's segments are 1400, 500, 900 and 1200 bytes, or as long as they may be where there are weights.\n"
+    )?;
+    writeln!(
+        page,
+        "| way | fairness of bytes | of frames | off its weight, at most | use |\n| --- | ---: | ---: | ---: | ---: |"
+    )?;
+    for (way, title) in COUNTED {
+        let cell = |name, factor, digits| cell(found, way, name, factor, digits);
+        writeln!(
+            page,
+            "| {title} | {} | {} | {} % | {} % |",
+            cell("jain_bytes", 1.0, 4),
+            cell("jain_frames", 1.0, 4),
+            cell("off_by", 100.0, 1),
+            cell("used", 100.0, 1),
         )?;
     }
     Ok(page)
@@ -275,6 +339,7 @@ mod tests {
             "flood-tombolo": [{ "one_way_p99_ns": 1.25e5 }],
             "far": [{ "cubic_cpu_s_per_gb": 3.0 }],
             "share-htb": [{ "jain": 0.999, "used": 0.935 }],
+            "share-bytes": [{ "jain_bytes": 0.99951, "used": 0.97 }],
         });
         let path = std::env::temp_dir().join(format!("tombolo-coalescing-{}.svg", std::process::id()));
         draw(&found, &path).unwrap();
@@ -290,6 +355,9 @@ mod tests {
             "| 64 bytes one way beside a flood, 99 %, as a multiple of the bare relay's | 1.25 | ≤ 1.5 | reached |",
             "| port of another machine | - | 3.00 | - | - | - | - | - |",
             "| HTB on a bridge | 0.9990 | 93.5 % | - | - | - |",
+            "| fairness of bytes at 2 Gb/s, frames of four sizes, drr (Jain's index) | 0.9995 | ≥ 0.999 | reached |",
+            "| use of 2 Gb/s by these | 0.9700 | ≥ 0.98 | **not reached** |",
+            "| frames of four sizes, drr | 0.9995 | - | - % | 97.0 % |",
         ] {
             assert!(page.contains(line), "no {line} in:\n{page}");
         }
