@@ -201,7 +201,7 @@ impl Listed {
 }
 
 impl Allowances {
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut all = BTreeMap::new();
         let mut macs = BTreeMap::new();
         for (line, number) in text.lines().zip(1..) {

@@ -34,6 +34,7 @@ pub mod control;
 pub mod device;
 pub mod far;
 mod frames;
+pub mod fuzzing;
 mod letters;
 mod machine;
 pub mod protocol;
