@@ -60,7 +60,8 @@ fn a_port_speaks_for_itself_only() {
     room.reaches(1, "10.80.0.2");
     let [one, two] = [room.mac(1), room.mac(2)];
     let watching = room.watch("1", "eth0");
-    // Another source, the other's, that of a group; too short; too long; for nobody.
+    // Another source, the other's, that of a group; for nobody; of another virtual network; longer than its port sends,
+    // though its device lets it.
     let rest = format!("88b5{}", "00".repeat(46));
     room.send(2, 5, &format!("{one}020000000099{rest}"));
     room.send(2, 5, &format!("ffffffffffff{one}{rest}"));
@@ -72,6 +73,10 @@ fn a_port_speaks_for_itself_only() {
     room.await_refused(2, "unknown_destination", 5);
     room.send(2, 5, &format!("{one}{two}81000005{rest}"));
     room.await_refused(2, "wrong_vlan", 5);
+    room.ip("2", "link set eth0 mtu 9000").unwrap();
+    room.send(2, 5, &format!("{one}{two}88b5{}", "00".repeat(4000)));
+    room.await_refused(2, "too_long", 5);
+    room.ip("2", "link set eth0 mtu 1500").unwrap();
     // ARP for an address that it does not have, and with another's hardware address.
     let arp = |mac: &str, ip: &str| {
         format!("ffffffffffff{two}080600010800060400 02{mac}{ip}{one}0a500001").replace(' ', "")
