@@ -61,7 +61,7 @@ impl PoolOwner for Sender {
 }
 
 static CLOSING: LazyLock<Pool<Sender>> = LazyLock::new(|| {
-    // Closing is never refused: `is_overdue` bounds what waits, since nothing more is taken of such a sender.
+    // Closing is never refused: `is_overdue` bounds what waits of passed descriptors, since none are taken of such a sender.
     let limits = PoolLimits {
         threads: THREADS,
         threads_of_group: THREADS_OF_USER,

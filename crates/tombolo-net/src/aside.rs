@@ -10,12 +10,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 use tombolo_core::nic::offload::{OFFLOAD_BYTES, Wire};
 use tombolo_core::nic::{PortId, Tag};
 use tombolo_host::cpu;
 use tombolo_host::passed::PassedDescriptor;
+use tombolo_host::timing::net::START_PAUSE;
 
 use crate::frames::{End, FrameBuffer};
 use crate::worker::nanoseconds;
@@ -94,12 +96,14 @@ pub struct Aside {
     lanes: BTreeMap<Option<u32>, Lane>,
     /// Frames of each port that were not heard of since.
     under_way: BTreeMap<PortId, usize>,
+    /// When no thread could be had.
+    failed: Option<Instant>,
 }
 
 impl Aside {
     /// Without threads, until there is something to write. `event` is written to when frames were written.
     pub fn new(event: Arc<OwnedFd>) -> Self {
-        Self { event, lanes: BTreeMap::new(), under_way: BTreeMap::new() }
+        Self { event, lanes: BTreeMap::new(), under_way: BTreeMap::new(), failed: None }
     }
 
     /// Whether frames of this port are under way: what comes later must not overtake them.
@@ -117,6 +121,9 @@ impl Aside {
         tag: Tag,
         wire: Wire,
     ) -> bool {
+        if !self.lanes.contains_key(&user) && self.failed.is_some_and(|at| at.elapsed() < START_PAUSE) {
+            return false;
+        }
         let joined = frame.with_parts(tag, |parts| {
             let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
             parts.iter().for_each(|part| bytes.extend_from_slice(part));
@@ -129,6 +136,7 @@ impl Aside {
             Entry::Vacant(place) => match Lane::start(self.event.clone()) {
                 Ok(lane) => place.insert(lane),
                 Err(error) => {
+                    self.failed = Some(Instant::now());
                     tracing::warn!(%error, "no thread can be had for a port that is written to aside");
                     return false;
                 }

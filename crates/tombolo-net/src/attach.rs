@@ -100,9 +100,8 @@ impl Attached {
 
     /// Follows what the owner says of the uplink and of this port.
     fn heed(&mut self, answer: &Answer) {
-        if let Answer::Changed(port) = answer {
-            let Port { name, tap, namespace, mac, mtu, .. } = self.port.clone();
-            self.port = Port { name, tap, namespace, mac, mtu, ..(**port).clone() };
+        if let Answer::Changed(changes) = answer {
+            (**changes).clone().apply(&mut self.port);
         }
         if let Answer::Attached { has_carrier, segment_bytes_max, mtu } = answer {
             if *mtu < self.port.mtu {
@@ -152,7 +151,10 @@ impl Attached {
                     Err(AttachError::Ask(AskError::Socket(UnixError::Path {
                         errno: Errno::CONNREFUSED | Errno::NOENT,
                         ..
-                    }))) => std::thread::sleep(RETRY_INTERVAL),
+                    }))) => {
+                        pause = RETRY_INTERVAL;
+                        std::thread::sleep(RETRY_INTERVAL);
+                    }
                     Err(error) => {
                         let reason = error.to_string();
                         if reason != refused {
@@ -160,14 +162,25 @@ impl Attached {
                             refused = reason;
                         }
                         // An owner that refuses it is asked less and less often.
-                        std::thread::sleep(pause);
-                        pause = (2 * pause).min(RETRY_INTERVAL_MAX);
+                        let is_refused = matches!(
+                            error,
+                            AttachError::Ask(AskError::Refused(_)) | AttachError::Far(FarError::Refused(_))
+                        );
+                        pause = if is_refused { (2 * pause).min(RETRY_INTERVAL_MAX) } else { RETRY_INTERVAL };
+                        let since = Instant::now();
+                        while !is_over() && since.elapsed() < pause {
+                            std::thread::sleep(pause.min(CHECK_INTERVAL));
+                        }
                     }
                 }
                 continue;
             };
             let said = match owner {
-                Owner::Here(client) => client.next(Some(CHECK_INTERVAL)).map_err(|error| error.to_string()),
+                Owner::Here(client) => match client.next(Some(CHECK_INTERVAL)) {
+                    // A later version says what this one does not know.
+                    Err(AskError::NoAnswer(_)) => Ok(None),
+                    said => said.map_err(|error| error.to_string()),
+                },
                 Owner::There(far) => {
                     far.carry(&self.device.ends(), CHECK_INTERVAL).map_err(|error| error.to_string())
                 }

@@ -90,8 +90,8 @@ pub struct Control {
     mtu: u32,
     /// Ports are to be told what has changed of the uplink.
     has_news: bool,
-    /// Connections that are to be told what has changed of their ports.
-    changed: BTreeSet<u64>,
+    /// What has changed of ports, which are to be told.
+    changed: Vec<(u64, Changes)>,
     /// Of frames to ports of other machines.
     coalescing: Coalescing,
     /// The file that says what ports have, and who attaches them.
@@ -184,7 +184,7 @@ impl Control {
             has_carrier,
             mtu,
             has_news: false,
-            changed: BTreeSet::new(),
+            changed: Vec::new(),
             coalescing,
             allowances,
             file_trouble: None,
@@ -392,8 +392,7 @@ impl Control {
     /// What ports are told that have been changed.
     pub fn take_changed(&mut self) -> Vec<(u64, Answer)> {
         let changed = std::mem::take(&mut self.changed);
-        let all = self.ports.values().filter(|attached| changed.contains(&attached.connection));
-        all.map(|attached| (attached.connection, Answer::Changed(Box::new(attached.port.clone())))).collect()
+        changed.into_iter().map(|(to, changes)| (to, Answer::Changed(Box::new(changes)))).collect()
     }
 
     fn find(&self, name: &str) -> Result<&Attached, String> {
@@ -513,7 +512,7 @@ impl Control {
     fn set(&mut self, name: &str, changes: Changes) -> Result<Answer, String> {
         let attached = self.find(name)?;
         let mut port = attached.port.clone();
-        changes.apply(&mut port);
+        changes.clone().apply(&mut port);
         let (config, id) = (config_of(&port)?, attached.id);
         self.call(move |worker| {
             let now_ns = worker.now_ns();
@@ -524,7 +523,7 @@ impl Control {
             attached.port = port;
             // Others may not claim what they were given: what is to stay with them stands in the file of ports.
             if attached.peer.is_some_and(|peer| peer.user_id == own_user || peer.user_id == 0) {
-                self.changed.insert(attached.connection);
+                self.changed.push((attached.connection, changes));
             }
         }
         Ok(Answer::Done)

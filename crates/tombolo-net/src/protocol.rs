@@ -178,7 +178,7 @@ pub enum Answer {
         mtu: u32,
     },
     /// This port was changed: it is to be attached so when there is another owner.
-    Changed(Box<Port>),
+    Changed(Box<Changes>),
     /// Some ports, by name; none: there are no more.
     Ports(Vec<PortStatus>),
     /// One port.

@@ -1,7 +1,7 @@
 //! What a port costs the thread that writes frames to it.
 //!
 //! A kernel takes a frame through the filters and the firewall of its receiver while it is written, in the thread that writes.
-//! Whoever has a port makes those as long as they like: ten thousand filters take 80 µs a frame, during which no other
+//! Whoever has a port makes those as long as they like: twenty thousand filters take 160 µs a frame, during which no other
 //! port is served. So a port whose frames take too much of the thread's time is written to by another thread, until that
 //! was quick for some time.
 //!
@@ -142,12 +142,17 @@ impl Effort {
         true
     }
 
-    /// A frame of so many bytes was written to a port aside, which has cost so much of that thread's processor time: if that
-    /// was much, the port's time begins anew.
+    /// A frame of so many bytes was written to a port aside, which has cost so much of that thread's processor time: when it
+    /// would have been sent aside for that, its time begins anew.
     pub fn spent_aside(&mut self, now_ns: u64, id: PortId, bytes: usize, cost_ns: u64) {
-        if cost_ns > usual_ns(bytes)
-            && let Some(port) = self.port(now_ns, id)
-        {
+        let excess_ns = cost_ns.saturating_sub(usual_ns(bytes));
+        if excess_ns == 0 {
+            return;
+        }
+        let Some(port) = self.port(now_ns, id) else { return };
+        port.excess.add(now_ns, excess_ns, EXCESS_PARTS);
+        if port.excess.ns > EXCESS_MAX_NS {
+            port.excess.ns = 0;
             port.aside_until_ns = now_ns + port.aside_ns;
         }
     }
@@ -168,8 +173,7 @@ impl Effort {
 
     /// A port has gone: the next of its number is another one.
     pub fn remove(&mut self, id: PortId) {
-        if let Some(place) = self.ports.get_mut(usize::from(id.0)) {
-            *place = None;
-        }
+        let gone = self.ports.get_mut(usize::from(id.0)).and_then(Option::take);
+        self.excess.ns = self.excess.ns.saturating_sub(gone.map_or(0, |port| port.excess.ns));
     }
 }

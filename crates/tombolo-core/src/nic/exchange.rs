@@ -11,6 +11,9 @@
 //!                                                                  not read meanwhile: turns by weight, guarantees
 //! ```
 //!
+//! Shares of bytes (or frames) are those of the uplink. Where ports are read, turns are about the time of the thread that reads
+//! and writes: a short frame counts as a full one, and each copy counts.
+//!
 //! A port holds one frame or segment at most for the uplink. So traffic between ports does not wait for the uplink, a
 //! flood stays in the queue of the port that makes it, and the frame that waits is known by its length.
 
@@ -97,10 +100,13 @@ pub struct Exchange {
     is_read_for_uplink: Option<PortId>,
 }
 
+/// The most copies of a frame that count: a port that says something to all now and then does not wait for long afterwards.
+const COPIES_MAX: u64 = 16;
+
 /// What a frame counts in the turn of the port from which it was read, where it goes to so many ports: a short one takes the
 /// thread as long as one of [`QUANTUM_BYTES`], and so does each copy.
 fn turn_of(sent: Sent, ports: usize) -> Sent {
-    let copies = u64::max(ports as u64, 1);
+    let copies = (ports as u64).clamp(1, COPIES_MAX);
     Sent { frames: sent.frames * copies, bytes: sent.bytes.max(QUANTUM_BYTES.unsigned_abs()) * copies }
 }
 
@@ -255,6 +261,8 @@ impl Exchange {
             if wire.is_err() || !targets.uplink {
                 self.reads.charge_turn(id, turn);
                 self.uplink.charge_turn(id, charged);
+            } else if !targets.ports.is_empty() {
+                self.reads.charge_turn(id, turn);
             }
         } else {
             self.reads.charge_turn(id, turn);
@@ -393,7 +401,7 @@ impl Exchange {
             match self.uplink.next(now_ns) {
                 Next::Read(id) if self.is_waiting(id) => return Step::Send(id),
                 // It has sent and was not read since.
-                Next::Read(id) if self.reads.may_read(now_ns, id) => {
+                Next::Read(id) if self.reads.may_read(now_ns, id) && !self.reads.owes_much(id) => {
                     self.is_read_for_uplink = Some(id);
                     return Step::Read(id);
                 }

@@ -295,6 +295,15 @@ impl Scheduler {
         })
     }
 
+    /// Whether a port has had much more than its turns: many of the longest segments.
+    pub fn owes_much(&mut self, id: PortId) -> bool {
+        let most = match self.turns {
+            Turns::Frames => 1024,
+            Turns::Bytes => 1 << 20,
+        };
+        self.port(id).is_some_and(|port| port.credit < -most)
+    }
+
     /// A frame or segment of a port was sent: this many frames and bytes on the wire.
     pub fn charge(&mut self, now_ns: u64, id: PortId, sent: Sent) {
         let turns = self.turns;

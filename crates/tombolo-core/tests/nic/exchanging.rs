@@ -39,7 +39,8 @@ struct Sample {
 
 /// A segment of TCP over IPv4 that is cut into frames of 1500 bytes, or a short frame.
 fn bytes_of(from: u8, sample: &Sample) -> (OffloadHeader, Vec<u8>) {
-    let mut bytes = frame_of(mac(sample.to), mac(from), None, sample.length);
+    let to = if sample.to == 0xff { Mac([0xff; 6]) } else { mac(sample.to) };
+    let mut bytes = frame_of(to, mac(from), None, sample.length);
     let mut header = [0; OFFLOAD_BYTES];
     if sample.length > 1514 {
         bytes[12..14].copy_from_slice(&[8, 0]);
@@ -460,6 +461,31 @@ fn a_port_that_was_busy_at_the_uplink_is_read_at_once_after_a_pause() {
     flood.run(1000, |id, _| if id == 1 { sample(2, 60) } else { None });
     let outward = flood.run(10_000, both);
     assert!(outward[0] > 1_000_000, "{outward:?}");
+}
+
+/// A port that has sent to the uplink once, and then floods another one, is read no more often than others that flood; nor is
+/// one that also says all to everybody.
+#[test]
+fn turns_at_the_uplink_are_no_more_turns_at_reading() {
+    let mut flood = Flood::new(Some(RATE));
+    flood.run(200_000, |id, number| match id {
+        0 if number == 0 => sample(OUTSIDE, 60),
+        0 => sample(2, 60),
+        1 => sample(3, 60),
+        3 => sample(1, 60),
+        _ => None,
+    });
+    let [one, other, _, third] = flood.sent;
+    assert!(one.abs_diff(other) < 3000 && one.abs_diff(third) < 3000, "{:?} frames", flood.sent);
+    let mut flood = Flood::new(Some(RATE));
+    flood.run(200_000, |id, _| match id {
+        // To three ports, and to the uplink.
+        0 => sample(0xff, 60),
+        1 => sample(3, 60),
+        _ => None,
+    });
+    let [loud, other, ..] = flood.sent;
+    assert!(3 * loud < other + 6000, "{loud} broadcasts and {other} frames");
 }
 
 /// Weights hold for a port that also sends to others; guarantees hold for several, and leave the others what is left.

@@ -38,6 +38,9 @@ pub const NAME_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long a device of the same name may take to go: the owner has it until it sees that its port has ended.
 pub const DEVICE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long it takes until a thread is asked for again that could not be had.
+pub const START_PAUSE: Duration = Duration::from_secs(1);
+
 /// How long a thread rests when nobody can be accepted, since no descriptors are left.
 pub const ACCEPT_ERROR_PAUSE: Duration = Duration::from_millis(100);
 
