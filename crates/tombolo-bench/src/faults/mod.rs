@@ -2,7 +2,7 @@
 //! that are pinned for each transfer, or touched before it.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
@@ -14,12 +14,14 @@ use tombolo_client::{Domain, Faults, Grant, Memory, OwnMemory, Registered, Spec,
 use tombolo_host::process;
 
 use crate::rdma::Route;
-use crate::rdma::floor::{cache_line, serve_ball};
+use crate::rdma::floor::serve_ball;
 use crate::rdma::pair::{FarProgram, await_neighbour, number, start_node};
 use crate::summary::{Samples, Summary};
 use crate::{Failure, name, print_json};
+use floor::{Floor, LARGE};
 
 pub mod far;
+mod floor;
 
 /// Arguments of `tombolo-bench faults`.
 #[derive(Args)]
@@ -192,17 +194,6 @@ struct Sparse {
     brought_in_bytes: u64,
     /// That has to be there where all of it is pinned.
     pinned_bytes: u64,
-}
-
-/// What the kernel takes at best.
-#[derive(Debug, Serialize)]
-struct Floor {
-    /// A cache line to another processor and back, both polling.
-    cache_line_round_trip_ns: f64,
-    /// To wake a thread that sleeps.
-    wake_ns: f64,
-    /// To touch the pages of each size for the first time, in one call.
-    first_touch: Vec<(u64, f64)>,
 }
 
 #[derive(Debug, Serialize)]
@@ -420,63 +411,6 @@ fn resident_bytes() -> Result<u64, Failure> {
     pages.map(|pages| pages * 4096).ok_or_else(|| Failure::new("/proc/self/statm says something else"))
 }
 
-/// From waking a thread that sleeps on another processor until it runs: half of there and back. Both are pinned: on
-/// one processor a wake is a switch, and takes a microsecond, and that is where two threads alone may be put.
-fn wake_ns(first: usize, last: usize) -> Result<f64, Failure> {
-    const ROUNDS: u32 = 2000;
-    let turn = AtomicU32::new(0);
-    let wait = |wanted: u32| {
-        while turn.load(Ordering::Acquire) != wanted {
-            std::thread::park();
-        }
-    };
-    let pass = |to: &std::thread::Thread, next: u32| {
-        turn.store(next, Ordering::Release);
-        to.unpark();
-    };
-    let measured = std::thread::scope(|scope| {
-        let asker = scope.spawn(|| {
-            process::pin_thread(first)?;
-            let asker = std::thread::current();
-            let other = scope.spawn(move || {
-                let pinned = process::pin_thread(last);
-                for round in 0..ROUNDS {
-                    wait(round * 2 + 1);
-                    pass(&asker, round * 2 + 2);
-                }
-                pinned
-            });
-            let mut samples = Samples::new(ROUNDS as usize)?;
-            for round in 0..ROUNDS {
-                let since = Instant::now();
-                pass(other.thread(), round * 2 + 1);
-                wait(round * 2 + 2);
-                samples.note(since.elapsed().as_nanos() as u64 / 2);
-            }
-            other.join().map_err(|_| Failure::new("a thread failed"))??;
-            Ok::<_, Failure>(samples.summary()?.median_ns)
-        });
-        asker.join()
-    });
-    measured.map_err(|_| Failure::new("a thread failed"))?
-}
-
-fn first_touch_ns(size: usize) -> Result<f64, Failure> {
-    let memory = OwnMemory::map(size.max(4096))?;
-    let mut samples = Samples::new(SAMPLES)?;
-    let since = Instant::now();
-    for number in 0..SAMPLES {
-        memory.give_back(0, size)?;
-        let one = Instant::now();
-        memory.bring_in(0, size)?;
-        samples.note(one.elapsed().as_nanos() as u64);
-        if number > LEAST_SAMPLES && since.elapsed() > LONG {
-            break;
-        }
-    }
-    Ok(samples.summary()?.median_ns)
-}
-
 fn is_wanted<T: PartialEq>(wanted: &[T], one: &T) -> bool {
     wanted.is_empty() || wanted.contains(one)
 }
@@ -488,14 +422,9 @@ fn measure(arguments: &Arguments) -> Result<Outcome, Failure> {
             Size(AREA as u64)
         )));
     }
-    let first_touch = arguments.sizes.iter().map(|size| Ok((size.0, first_touch_ns(size.0 as usize)?)));
     let processors = process::processors();
     let ends = [processors.first(), processors.last()].map(|end| end.copied().unwrap_or(0));
-    let floor = Floor {
-        cache_line_round_trip_ns: cache_line(ends[0], ends[1])?,
-        wake_ns: wake_ns(ends[0], ends[1])?,
-        first_touch: first_touch.collect::<Result<_, Failure>>()?,
-    };
+    let floor = Floor::measure(&arguments.sizes, ends)?;
     let scratch = Scratch::new("bench-faults")?;
     let (mut rows, mut beside, mut windows, mut sparse) = (Vec::new(), Vec::new(), Vec::new(), None);
     for link in [Route::Loopback, Route::Shm, Route::Udp] {
@@ -542,7 +471,7 @@ fn ratios(floor: &Floor, rows: &[Row], beside: &[Beside]) -> Vec<(String, f64, f
         for &(size, touch_ns) in &floor.first_touch {
             let present = median(link, Way::Present, Ends::None, size);
             let node = median(link, Way::Node, Ends::None, size);
-            if let Some((present, node)) = present.zip(node).filter(|_| size >= 64 << 10) {
+            if let Some((present, node)) = present.zip(node).filter(|_| size >= LARGE) {
                 ratios.push((
                     format!("{}, {}: own memory / the node's", name(&link), Size(size)),
                     present / node,
@@ -586,6 +515,9 @@ pub fn main(arguments: &Arguments) -> Result<(), Failure> {
     println!("a wake of a thread: {:.1} µs", outcome.floor.wake_ns / 1000.0);
     for (size, touch_ns) in &outcome.floor.first_touch {
         println!("first touch of {:>6}: {:.1} µs", Size(*size).to_string(), touch_ns / 1000.0);
+    }
+    for (size, ns) in &outcome.floor.two_copies {
+        println!("two copies of {:>6}: {:.1} µs", Size(*size).to_string(), ns / 1000.0);
     }
     println!();
     println!("link        way       absent at        size      median         99 %");

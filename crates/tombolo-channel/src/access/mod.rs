@@ -16,6 +16,7 @@
 //! its own memory and transfers. The program makes accesses only to ranges that it has registered.
 
 mod area;
+mod look;
 mod order;
 mod server;
 mod threads;

@@ -9,6 +9,7 @@ use tombolo_host::own::{Absent, Denied, PAGE_BYTES, ProcessMemory, Reason, Right
 use tombolo_host::timing::client as timing;
 
 use super::area::AccessArea;
+use super::look::{Look, Present};
 use super::order::{Order, OrderKind, Outcome, RING_ORDERS};
 
 /// Threads of an area, at most: while four bring in pages that take long, one is left for orders, and a fifth page waits.
@@ -28,9 +29,6 @@ enum For {
     /// The program itself.
     Program,
 }
-
-/// What an access looks at, and to do what.
-type Look = ((u64, u32), Right);
 
 /// Pages to bring in.
 #[derive(Clone, Copy, Debug)]
@@ -371,18 +369,30 @@ impl AccessServer {
             // A thread of the program has something else to wait for.
             self.copying.try_lock()?
         };
-        // The packets of a block come together: it is looked at once. Nothing is remembered for longer.
-        let mut present = None;
-        for index in first..first + served.count as u64 {
+        let orders: [_; AT_ONCE] = std::array::from_fn(|place| match place < served.count {
+            true => self.area.order(first + place as u64),
+            false => Err(0),
+        });
+        let orders = &orders[..served.count];
+        self.memory.in_one_go(&mut || self.carry_out(first, orders, leads, &mut served.touch));
+        Some(served)
+    }
+
+    /// Carries out orders that came together, the first of which has that place among all.
+    fn carry_out(&self, first: u64, orders: &[Result<Order, u64>], leads: bool, begun: &mut Option<Touch>) {
+        let (mut present, mut looked) = (Present::default(), 0);
+        for (place, index) in (first..).take(orders.len()).enumerate() {
             if self.is_closed() {
                 break;
             }
-            let order = self.area.order(index);
             self.taken.store(index + 1, Ordering::SeqCst);
-            match order {
+            if place >= looked {
+                looked = place + present.look_ahead(&orders[place..], &*self.memory);
+            }
+            match orders[place] {
                 Ok(Order { id, address, length_bytes, kind: OrderKind::Touch(right), .. }) => {
                     let touch = Touch { whose: For::Touch(id), address, length_bytes, right };
-                    if !self.begin(touch, leads, &mut served) {
+                    if !self.begin(touch, leads, begun) {
                         self.answer(id, Outcome::Denied(Denied { address, reason: Reason::Unavailable }));
                     }
                 }
@@ -392,18 +402,17 @@ impl AccessServer {
                     if let Some(freed) = withdrawn {
                         self.answer(order, Outcome::Impossible);
                         for waiting in freed {
-                            self.begin_access(waiting, &mut present, leads, &mut served);
+                            self.begin_access(waiting, &mut present, leads, begun);
                         }
                     }
                 }
                 Ok(order) => {
                     let waiting = Waiting { order, place: index, met: None };
-                    self.begin_access(waiting, &mut present, leads, &mut served);
+                    self.begin_access(waiting, &mut present, leads, begun);
                 }
                 Err(id) => self.answer(id, Outcome::Impossible),
             }
         }
-        Some(served)
     }
 
     /// An access that overlaps with one that waits for pages is made after that one, if its own pages are there or may be brought in
@@ -426,7 +435,7 @@ impl AccessServer {
     }
 
     /// Makes an access, or has its pages brought in.
-    fn begin_access(&self, waiting: Waiting, present: &mut Option<Look>, leads: bool, served: &mut Served) {
+    fn begin_access(&self, waiting: Waiting, present: &mut Present, leads: bool, begun: &mut Option<Touch>) {
         let order = &waiting.order;
         if self.is_closed() || self.waits_for_earlier(waiting) {
             return;
@@ -440,7 +449,7 @@ impl AccessServer {
         let look = (order.look, order.right());
         match bring {
             Bring::Joined => {}
-            Bring::First if self.begin(Touch::of_accesses(look, absent), leads, served) => {}
+            Bring::First if self.begin(Touch::of_accesses(look, absent), leads, begun) => {}
             Bring::First => {
                 let refused = self.crew.lock().brought(look);
                 refused.iter().for_each(|refused| self.answer(refused.order.id, refused.tells(absent)));
@@ -450,9 +459,9 @@ impl AccessServer {
     }
 
     /// Pages are brought in by the thread that leads, if it does not need to any more, or by others. False: too many wait.
-    fn begin(&self, touch: Touch, leads: bool, served: &mut Served) -> bool {
-        if leads && served.touch.is_none() && self.may_step_down() {
-            served.touch = Some(touch);
+    fn begin(&self, touch: Touch, leads: bool, begun: &mut Option<Touch>) -> bool {
+        if leads && begun.is_none() && self.may_step_down() {
+            *begun = Some(touch);
             return true;
         }
         self.queue_touch(touch)
@@ -515,10 +524,10 @@ impl AccessServer {
         (self.notify)();
     }
 
-    fn access(&self, order: &Order, present: &mut Option<Look>) -> Outcome {
+    fn access(&self, order: &Order, present: &mut Present) -> Outcome {
         let &Order { address, length_bytes, look, .. } = order;
         let right = order.right();
-        if !order.is_forced && *present != Some((look, right)) {
+        if !order.is_forced && !present.covers((look, right)) {
             let absent = self.memory.absent(look.0, look.1, right);
             if absent.pages != 0 {
                 return match self.memory.check(look.0, look.1, right) {
@@ -526,7 +535,7 @@ impl AccessServer {
                     Err(denied) => Outcome::Denied(denied),
                 };
             }
-            *present = Some((look, right));
+            present.note((look, right));
         }
         let nothing = Denied { address, reason: Reason::NotMapped };
         let outcome = match order.kind {
@@ -697,7 +706,7 @@ impl AccessServer {
         touched: Result<(), Denied>,
         begun_at: u64,
     ) {
-        let (mut present, mut has_said) = (None, false);
+        let (mut present, mut has_said) = (Present::default(), false);
         for waiting in orders {
             if self.is_closed() {
                 return;
@@ -710,7 +719,7 @@ impl AccessServer {
             }
             let looks_there = (order.look, order.right()) == look;
             if touched.is_err() && looks_there && waiting.place >= begun_at {
-                self.begin_access(*waiting, &mut present, false, &mut Served { count: 0, touch: None });
+                self.begin_access(*waiting, &mut present, false, &mut None);
                 continue;
             }
             let outcome = match touched {
@@ -723,12 +732,7 @@ impl AccessServer {
                     }
                     Outcome::Absent(_) if order.brings => {
                         // Those that overlap with it and came later wait for it still.
-                        self.begin_access(
-                            *waiting,
-                            &mut present,
-                            false,
-                            &mut Served { count: 0, touch: None },
-                        );
+                        self.begin_access(*waiting, &mut present, false, &mut None);
                         continue;
                     }
                     outcome => outcome,

@@ -268,6 +268,10 @@ mod tests {
             Absent { pages: kind.is_some().into(), kind }
         }
 
+        fn is_there(&self, address: u64, length_bytes: u32, right: Right) -> bool {
+            self.absent(address, length_bytes, right).pages == 0
+        }
+
         fn check(&self, _: u64, _: u32, _: Right) -> Result<(), Denied> {
             Ok(())
         }

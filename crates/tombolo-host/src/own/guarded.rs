@@ -7,11 +7,43 @@
 //! put a handler of its own in front ([`is_guarded`] is false), or on other processors than x86-64, there are no
 //! such accesses, and the caller uses system calls.
 
+use std::cell::Cell;
+
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86_64::{compare_swap, copy, fetch_add, is_guarded, store};
+pub(super) use x86_64::{compare_swap, copy, fetch_add, store};
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) use other::{compare_swap, copy, fetch_add, is_guarded, store};
+pub(super) use other::{compare_swap, copy, fetch_add, store};
+
+#[cfg(not(target_arch = "x86_64"))]
+use other as here;
+#[cfg(target_arch = "x86_64")]
+use x86_64 as here;
+
+thread_local! {
+    /// What this thread has found, while it makes several accesses.
+    static FOUND: Cell<Option<bool>> = const { Cell::new(None) };
+}
+
+/// Whether a fault at one of the accesses comes to our handler. The first call puts the handler there. The kernel is asked, by
+/// two calls, as the program may put another handler in front at any moment.
+pub(super) fn is_guarded() -> bool {
+    FOUND.get().unwrap_or_else(here::is_guarded)
+}
+
+/// Asks for several accesses at once.
+pub(super) fn looking_once(accesses: &mut dyn FnMut()) {
+    /// Whatever ends the accesses.
+    struct Ended;
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            FOUND.set(None);
+        }
+    }
+    FOUND.set(Some(here::is_guarded()));
+    let _ended = Ended;
+    accesses();
+}
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
@@ -149,7 +181,6 @@ mod x86_64 {
         }
     }
 
-    /// Whether a fault at one of the accesses comes to our handler. The first call puts the handler there.
     pub(crate) fn is_guarded() -> bool {
         BEFORE.get_or_init(|| {
             SIGNALS.map(|signal| {

@@ -13,7 +13,7 @@ mod signals;
 mod this_process;
 
 pub use memory::OwnMemory;
-pub use pages::{Absence, Absent, MAX_ACCESS_BYTES, MAX_ACCESS_PAGES, PAGE_BYTES, pages_of};
+pub use pages::{Absence, Absent, MAX_ACCESS_BYTES, MAX_ACCESS_PAGES, MAX_LOOK_BYTES, PAGE_BYTES, pages_of};
 pub use process_memory::{Denied, ProcessMemory, Reason, Right, WordChange};
 pub use program::{DescriptorError, ProgramMemory, descriptors};
 pub use signals::{serving_faults_alone, takes_faults};

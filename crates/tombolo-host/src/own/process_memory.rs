@@ -43,11 +43,19 @@ pub struct Denied {
 }
 
 /// The memory of a program, to a thread that copies for it. No range is longer than
-/// [`super::MAX_ACCESS_BYTES`]. An access ends with an error where a page cannot be had, whatever the program
+/// [`super::MAX_ACCESS_BYTES`], but for [`Self::is_there`]. An access ends with an error where a page cannot be had, whatever the program
 /// does to its mappings meanwhile; it may have been carried out in part then.
 pub trait ProcessMemory: Send + Sync {
     /// The pages of a range at which an access would fault, a moment ago.
     fn absent(&self, address: u64, length_bytes: u32, right: Right) -> Absent;
+
+    /// Whether an access to no page of a range would have faulted a moment ago; up to [`super::MAX_LOOK_BYTES`].
+    fn is_there(&self, address: u64, length_bytes: u32, right: Right) -> bool;
+
+    /// Makes several accesses, one after the other. What is the same for all of them is found out once.
+    fn in_one_go(&self, accesses: &mut dyn FnMut()) {
+        accesses();
+    }
 
     /// The first byte of a range that the program itself could not access so, as its mappings say.
     fn check(&self, address: u64, length_bytes: u32, right: Right) -> Result<(), Denied>;

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{OFlags, PROC_SUPER_MAGIC};
 
-use super::pages::{Absent, PAGE_BYTES, absent};
+use super::pages::{Absent, PAGE_BYTES, absent, is_there};
 use super::process_memory::{Denied, ProcessMemory, Reason, Right, WordChange};
 use super::this_process::check;
 use crate::passed::PassedDescriptor;
@@ -107,6 +107,11 @@ impl ProcessMemory for ProgramMemory {
         // The kernel makes the copy that a fork has put off when bytes are written from here.
         let page_map = self.page_map.as_ref();
         page_map.map_or_else(Absent::default, |page_map| absent(page_map, address, length_bytes, Right::Read))
+    }
+
+    fn is_there(&self, address: u64, length_bytes: u32, _right: Right) -> bool {
+        let page_map = self.page_map.as_ref();
+        page_map.is_none_or(|page_map| is_there(page_map, address, length_bytes, Right::Read))
     }
 
     fn check(&self, address: u64, length_bytes: u32, right: Right) -> Result<(), Denied> {

@@ -6,7 +6,7 @@ use std::io;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::pages::{Absent, PAGE_BYTES, absent};
+use super::pages::{Absent, PAGE_BYTES, absent, is_there};
 use super::process_memory::{Denied, ProcessMemory, Reason, Right, WordChange};
 use super::{OwnMemory, guarded};
 use crate::copying::Words;
@@ -86,6 +86,14 @@ fn count(outcome: isize) -> usize {
 impl ProcessMemory for ThisProcess {
     fn absent(&self, address: u64, length_bytes: u32, right: Right) -> Absent {
         absent(&self.page_map, address, length_bytes, right)
+    }
+
+    fn is_there(&self, address: u64, length_bytes: u32, right: Right) -> bool {
+        is_there(&self.page_map, address, length_bytes, right)
+    }
+
+    fn in_one_go(&self, accesses: &mut dyn FnMut()) {
+        guarded::looking_once(accesses);
     }
 
     fn check(&self, address: u64, length_bytes: u32, right: Right) -> Result<(), Denied> {

@@ -15,13 +15,14 @@ use std::sync::Arc;
 use tombolo_channel::access::{Order, OrderKind, Outcome as Answer};
 use tombolo_core::iommu::{Absence, AccessId, ContextId, End, Outcome, Reason, Right, TouchId, Unreached};
 use tombolo_core::own::{OwnMemory, Purpose, Request, Step};
-use tombolo_core::rdma::Engine;
+use tombolo_core::rdma::{Engine, Time};
 use tombolo_host::own::{self, WordChange};
 use tombolo_host::shared::SharedSpan;
 use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, NackCode, Refusal};
 
 use crate::driver::loopback::{NOTIFICATION_BYTES, failure};
 use crate::driver::node::Node;
+use crate::driver::pump::CachedClock;
 use crate::programs::access::{Ordered, OwnAccess, Staged};
 use crate::programs::own::OwnPlace;
 use crate::programs::user::Poster;
@@ -181,14 +182,14 @@ impl Node {
         if !has_steps && !self.programs.answers_waiting() {
             return 0;
         }
-        let mut count = usize::from(has_steps);
+        let (mut count, now) = (usize::from(has_steps), self.now());
         for own in self.programs.accesses().iter().filter(|own| own.has_answers()) {
             loop {
                 match own.next_answer() {
                     Ok(None) => break,
                     Ok(Some((id, answer))) => {
                         count += 1;
-                        self.answered(own, id, answer);
+                        self.answered(now, own, id, answer);
                     }
                     Err(_) => {
                         tracing::warn!(
@@ -206,8 +207,7 @@ impl Node {
         count
     }
 
-    fn answered(&self, own: &Arc<OwnAccess>, id: u64, answer: Answer) {
-        let now = self.now();
+    fn answered(&self, now: Time, own: &Arc<OwnAccess>, id: u64, answer: Answer) {
         let mut own_memory = self.programs.own_memory.lock();
         if id & OF_A_TOUCH != 0 {
             let outcome = match answer {
@@ -241,8 +241,13 @@ impl Node {
     pub(crate) fn carry_out_accesses(&self) {
         // What is done about one access is done in order, though a program and the thread that stands by for it may both be here.
         let _in_order = self.accesses_in_order.lock();
-        while let Some(step) = self.with_own_memory(|own_memory, engine| own_memory.poll(self.now(), engine))
+        let mut clock = CachedClock::new(self);
+        while let Some(step) = self.with_own_memory(|own_memory, engine| own_memory.poll(clock.now(), engine))
         {
+            clock.passed_for(match &step {
+                Step::Send(block, _) | Step::Go(_, block, _) => block.length_bytes,
+                _ => 0,
+            });
             match step {
                 Step::Attempt { access, is_forced } => {
                     let mut own_memory = self.programs.own_memory.lock();

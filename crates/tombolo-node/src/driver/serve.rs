@@ -117,15 +117,17 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
             std::thread::sleep(timing::STAND_BY_PAUSE);
             continue;
         }
-        busy += node.serve_doorbells() + node.take_accesses() + usize::from(node.finish());
+        let mut found = node.serve_doorbells() + node.take_accesses() + usize::from(node.finish());
         for connection in &connections {
-            busy += node.drive(connection);
+            found += node.drive(connection);
         }
+        busy += found;
         round = (round + 1) % TIMER_CHECK_ROUNDS;
         // While packets may come at any moment, everything else waits for a few rounds.
         if round != 0 && polling {
-            if busy == 0 && round.is_multiple_of(YIELD_ROUNDS) {
-                // Whoever is waited for may need this processor.
+            // Whoever is waited for may need this processor, and who makes accesses is on this machine.
+            let is_idle = busy == 0 && round.is_multiple_of(YIELD_ROUNDS);
+            if is_idle || (found == 0 && node.programs.awaits_answers()) {
                 std::thread::yield_now();
             }
             continue;
