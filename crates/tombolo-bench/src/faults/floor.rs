@@ -16,8 +16,8 @@ use crate::summary::Samples;
 
 /// Transfers from here on are compared with those between memory of the node.
 pub(super) const LARGE: u64 = 64 << 10;
-/// One of the pieces in which [`two_copies_ns`] hands bytes over, and how many there are. Of pieces from 4 to 64 KiB, these took the least
-/// time for 64 KiB (8.0 µs), and no more than any for 1 and 16 MiB.
+/// One of the pieces in which [`two_copies_ns`] hands bytes over (a block between two nodes), and how many may be on their way (as
+/// many as of one transfer).
 const PIECE: usize = 16 << 10;
 const PIECES: usize = 16;
 

@@ -12,6 +12,7 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use tombolo_channel::access::{Order, OrderKind, Outcome as Answer};
 use tombolo_core::iommu::{Absence, AccessId, ContextId, End, Outcome, Reason, Right, TouchId, Unreached};
 use tombolo_core::own::{OwnMemory, Purpose, Request, Step};
@@ -241,7 +242,7 @@ impl Node {
     pub(crate) fn carry_out_accesses(&self) {
         // What is done about one access is done in order, though a program and the thread that stands by for it may both be here.
         let _in_order = self.accesses_in_order.lock();
-        let mut clock = CachedClock::new(self);
+        let (mut clock, mut touched) = (CachedClock::new(self), SmallVec::new());
         while let Some(step) = self.with_own_memory(|own_memory, engine| own_memory.poll(clock.now(), engine))
         {
             clock.passed_for(match &step {
@@ -275,7 +276,7 @@ impl Node {
                     // If it is not taken, the attempt is given up in time.
                     self.order_of(context, &order(id, (0, 0), (0, 0), kind));
                 }
-                Step::Send(block, ordered) => self.send_copied(&block, ordered.staged.as_ref()),
+                Step::Send(block, ordered) => self.send_copied(&block, ordered.staged.as_ref(), &mut touched),
                 Step::Go(id, block, part) => self.go_on_here(id, block, part),
                 Step::Changed(user, before) => drop(self.ended(user, Ok(before))),
                 Step::NotBegun(user) => self.programs.not_begun(user),
@@ -285,6 +286,7 @@ impl Node {
                 }
             }
         }
+        touched.iter().for_each(|connection| self.flush(connection));
     }
 
     /// Puts an order into the access area of a domain. False: the area has no room, or is closed.

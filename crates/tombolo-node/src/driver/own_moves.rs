@@ -1,6 +1,9 @@
 //! Blocks from and to programs' own memory: where their ends are, and their bytes. What comes after what is decided by the machine
 //! ([`tombolo_core::own`]).
 
+use std::sync::Arc;
+
+use smallvec::SmallVec;
 use tombolo_core::iommu;
 use tombolo_core::own::{MoveId, Part, Purpose, Refused, Went, Words};
 use tombolo_core::rdma::{Block, BlockNotification, NotificationWrite, Placement};
@@ -11,6 +14,7 @@ use crate::driver::address_space::{Access, Place, Range};
 use crate::driver::loopback::{NOTIFICATION_BYTES, asker_of, write_words};
 use crate::driver::node::Node;
 use crate::driver::own_accesses::Work;
+use crate::fabric::connection::Connection;
 use crate::fabric::table::ITSELF;
 use crate::programs::access::{Ordered, Staged};
 use crate::programs::own::{OwnPlace, is_own};
@@ -71,13 +75,18 @@ impl Node {
         self.with_own_memory(|own_memory, engine| own_memory.is_underway(self.now(), engine, block))
     }
 
-    /// The bytes of a block to a peer have been read.
-    pub(crate) fn send_copied(&self, block: &Block, staged: Option<&Staged>) {
-        let peer = self.fabric.connection(block.peer);
-        let Some(connection) = peer.and_then(|peer| peer.by(block.path)) else { return };
+    /// The bytes of a block to a peer have been read. The caller flushes the links in `touched` afterwards: blocks that were read together
+    /// go together.
+    pub(crate) fn send_copied(
+        &self,
+        block: &Block,
+        staged: Option<&Staged>,
+        touched: &mut SmallVec<[Arc<Connection>; 4]>,
+    ) {
         let Some(staged) = staged else { return };
-        self.send_packets(&connection, block, staged.bytes(), None);
-        self.flush(&connection);
+        if let Some(connection) = self.among(touched, (block.peer, block.path)) {
+            self.send_packets(connection, block, staged.bytes(), None);
+        }
     }
 
     /// Begins the access for a part of a block.

@@ -209,7 +209,7 @@ impl Node {
     }
 
     /// The link to a peer, and it is among those that have been used.
-    fn among<'a>(
+    pub(crate) fn among<'a>(
         &self,
         touched: &'a mut SmallVec<[Arc<Connection>; 4]>,
         place: (PeerId, PathId),
