@@ -74,6 +74,7 @@ impl Evictor {
         let (mut calm, mut waits) = (0, 0);
         while !self.pager.stopping.load(Ordering::Relaxed) {
             self.collect();
+            self.pager.keeper.send_waiting();
             // What this thread puts off, no handler may look at.
             let put_off = self.pager.serve_deferred();
             let view = self.view(put_off);

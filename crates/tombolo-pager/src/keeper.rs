@@ -6,13 +6,14 @@
 //! not know by name touches. It starts before the program, decides nothing else, and is
 //! ended by the supervisor.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -41,7 +42,12 @@ pub struct Keeper {
     /// A pidfd, not a process id: the supervisor waits for all its children, so a keeper that has ended may be reaped already, and
     /// another process have its id.
     process: OwnedFd,
+    /// What its socket has not taken yet.
+    waiting: Mutex<VecDeque<Outgoing>>,
 }
+
+/// Of which kind, about which space, and what goes along.
+type Outgoing = (u8, u32, Option<OwnedFd>);
 
 impl Keeper {
     /// Starts a keeper: `command` is a program that calls [`keep`] with its standard input.
@@ -53,10 +59,39 @@ impl Keeper {
             None,
         )?;
         let child = command.stdin(theirs).stdout(Stdio::null()).spawn()?;
-        Ok(Self { socket: ours, process: process::pidfd(child.id())? })
+        Ok(Self { socket: ours, process: process::pidfd(child.id())?, waiting: Mutex::default() })
     }
 
+    /// Tells it something, in order; what it does not take now (it may have no processor while many processes are made) is told later.
     fn send(&self, kind: u8, space: u32, descriptor: Option<BorrowedFd<'_>>) {
+        let mut waiting = self.waiting.lock();
+        self.send_those(&mut waiting);
+        if kind == REMOVE && waiting.iter().any(|(kind, of, _)| (*kind, *of) == (ADD, space)) {
+            // It has not heard of that space.
+            waiting.retain(|(_, of, _)| *of != space);
+        } else if !waiting.is_empty() || !self.try_send(kind, space, descriptor) {
+            // Without a descriptor for a twin, nothing of this space can be told.
+            let twin = descriptor.map(|descriptor| descriptor.try_clone_to_owned()).transpose();
+            waiting.extend(twin.ok().map(|twin| (kind, space, twin)));
+        }
+    }
+
+    /// Tells it what it has not taken before.
+    pub fn send_waiting(&self) {
+        self.send_those(&mut self.waiting.lock());
+    }
+
+    fn send_those(&self, waiting: &mut VecDeque<Outgoing>) {
+        while let Some((kind, space, descriptor)) = waiting.front() {
+            if !self.try_send(*kind, *space, descriptor.as_ref().map(AsFd::as_fd)) {
+                return;
+            }
+            waiting.pop_front();
+        }
+    }
+
+    /// False: its socket is full.
+    fn try_send(&self, kind: u8, space: u32, descriptor: Option<BorrowedFd<'_>>) -> bool {
         let [a, b, c, d] = space.to_ne_bytes();
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut room);
@@ -64,13 +99,15 @@ impl Keeper {
         if !descriptors.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&descriptors));
         }
-        // A keeper that was ended, or stopped, is missed only if the supervisor is, too; its agents remain.
-        let _ = net::sendmsg(
+        // A keeper that was ended is missed only if the supervisor is, too; its agents remain.
+        let sent = net::sendmsg(
             &self.socket,
             &[io::IoSlice::new(&[kind, a, b, c, d])],
             &mut control,
             SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
         );
+        // As many descriptors are under way as may be: these are in sockets that nobody has read.
+        !matches!(sent, Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS | Errno::INTR))
     }
 
     /// A space begins.
@@ -196,5 +233,47 @@ fn end_programs(mut kept: Vec<Kept>) {
         let mut descriptors: Vec<PollFd<'_>> =
             kept.iter().map(|space| PollFd::from_borrowed_fd(space.uffd.as_fd(), PollFlags::IN)).collect();
         let _ = poll(&mut descriptors, Some(&pause));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tombolo_host::event::EventFd;
+
+    #[test]
+    fn a_keeper_that_is_slow_hears_of_every_space_in_order() {
+        let (ours, theirs) = net::socketpair(
+            net::AddressFamily::UNIX,
+            net::SocketType::SEQPACKET,
+            net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        let process = process::pidfd(std::process::id()).unwrap();
+        let keeper = Keeper { socket: ours, process, waiting: Mutex::default() };
+        let descriptor = EventFd::new().unwrap();
+        for space in 0..2000 {
+            keeper.send(ADD, space, Some(descriptor.as_fd()));
+        }
+        let left = keeper.waiting.lock().len();
+        assert!((1..1999).contains(&left), "the socket has taken all but {left}");
+        // The first has been told, the last has not.
+        keeper.send(REMOVE, 0, None);
+        keeper.send(REMOVE, 1999, None);
+        let mut heard = Vec::new();
+        while heard.len() < 2000 {
+            let (kind, space, with) = receive(&theirs).unwrap().unwrap();
+            assert_eq!(with.is_some(), kind == ADD);
+            heard.push((kind, space));
+            keeper.send_waiting();
+        }
+        let expected: Vec<_> = (0..1999).map(|space| (ADD, space)).chain([(REMOVE, 0)]).collect();
+        assert_eq!(heard, expected);
+        assert!(keeper.waiting.lock().is_empty());
+        // When it is gone, nothing waits for it.
+        drop(theirs);
+        keeper.send(ADD, 5, Some(descriptor.as_fd()));
+        assert!(keeper.waiting.lock().is_empty());
     }
 }

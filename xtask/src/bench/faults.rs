@@ -132,23 +132,31 @@ fn text(runs: &[Value]) -> Result<String, std::fmt::Error> {
         }
     }
     let floor = |name: &str| over(runs, |run| run["floor"][name].as_f64());
-    let touches: Vec<String> = sizes(runs)
-        .into_iter()
-        .map(|size| {
-            let touch = over(runs, |run| {
-                let touches = run["floor"]["first_touch"].as_array()?;
-                touches.iter().find(|touch| touch[0].as_u64() == Some(size))?[1].as_f64()
-            });
-            format!("{} {} µs", named(size), cell(touch.map(|ns| ns / 1000.0)))
-        })
-        .collect();
+    let by_size = |name: &str| {
+        let of = |size: u64| {
+            over(runs, |run| {
+                let found = run["floor"][name].as_array()?;
+                found.iter().find(|one| one[0].as_u64() == Some(size))?[1].as_f64()
+            })
+        };
+        let text = |size| of(size).map(|ns| format!("{} {} µs", named(size), cell(Some(ns / 1000.0))));
+        sizes(runs).into_iter().filter_map(text).collect::<Vec<_>>().join(", ")
+    };
     writeln!(
         page,
         "\nA wake of a thread takes {} µs, a cache line to the other processor and back {} ns; the kernel's first touch: {}.",
         cell(floor("wake_ns").map(|ns| ns / 1000.0)),
         cell(floor("cache_line_round_trip_ns")),
-        touches.join(", ")
+        by_size("first_touch")
     )?;
+    let two_copies = by_size("two_copies");
+    if !two_copies.is_empty() {
+        writeln!(
+            page,
+            "Two threads, each on a processor of its own, of which one copies into a ring and the other out of it, and which \
+             poll, take: {two_copies}."
+        )?;
+    }
     if let Some(sparse) = runs.first().map(|run| &run["sparse"]).filter(|sparse| sparse.is_object()) {
         let mib = |name: &str| {
             sparse[name].as_f64().map_or("-".into(), |bytes| format!("{:.1}", bytes / 1048576.0))
@@ -221,7 +229,8 @@ mod tests {
     fn a_page_shows_medians_verdicts_and_what_was_not_measured() {
         let run = |us: f64, ratio: f64| {
             json!({
-                "floor": { "wake_ns": 2000.0, "cache_line_round_trip_ns": 70.0, "first_touch": [[16384, 5000.0]] },
+                "floor": { "wake_ns": 2000.0, "cache_line_round_trip_ns": 70.0, "first_touch": [[16384, 5000.0]],
+                           "two_copies": [[16384, 3000.0]] },
                 "rows": [
                     { "link": "shm", "way": "page", "absent": "source", "size_bytes": 16384,
                       "latency": { "median_ns": us * 1000.0 } },
@@ -240,6 +249,7 @@ mod tests {
             "| shm, 16 KiB | - | - | source | - | - | 20.0 | 10.0 | - |",
             "2.0 at the source",
             "16 KiB 5.0 µs",
+            "which poll, take: 16 KiB 3.0 µs.",
             "Of 1.0 MiB that are registered",
         ] {
             assert!(page.contains(line), "no {line} in:\n{page}");

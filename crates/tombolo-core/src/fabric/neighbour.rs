@@ -77,6 +77,9 @@ struct Neighbour {
     path_back_off: BackOff,
 }
 
+/// Nodes that are remembered for having come lately, at most. A bound, not a measurement.
+const MAX_CALLERS: usize = 64;
+
 /// The neighbours of one node.
 #[derive(Debug)]
 pub struct Neighbours {
@@ -85,6 +88,8 @@ pub struct Neighbours {
     jitter: Jitter,
     neighbours: Vec<Neighbour>,
     links: BTreeMap<LinkId, KnownLink>,
+    /// Who came lately, so that absent neighbours were dialed at once, and when: the oldest first.
+    callers: VecDeque<(Proof, Time)>,
     next_dial: u64,
     actions: VecDeque<Action>,
 }
@@ -109,6 +114,7 @@ impl Neighbours {
             jitter: Jitter::new(seed),
             neighbours: neighbours.collect(),
             links: BTreeMap::new(),
+            callers: VecDeque::new(),
             next_dial: 0,
             actions: VecDeque::new(),
         }
@@ -379,11 +385,20 @@ impl Neighbours {
     }
 
     /// A node that connected may be a neighbour that was away, or the next life of one. Its address tells:
-    /// those are dialed or probed at once.
+    /// those are dialed or probed at once. But who comes again and again does not keep the absent ones dialed.
     fn expect_neighbour(&mut self, now: Time, identity: Identity) {
+        let longest_ns = self.pauses.longest_ns;
+        self.callers.retain(|(_, came)| now < came.after_ns(longest_ns));
+        let comes_again = self.callers.iter().any(|(known, _)| *known == identity.proof);
+        if !comes_again {
+            self.callers.push_back((identity.proof, now));
+            if self.callers.len() > MAX_CALLERS {
+                self.callers.pop_front();
+            }
+        }
         for neighbour in &mut self.neighbours {
             match (&mut neighbour.state, &neighbour.probe) {
-                (State::Waiting { until, .. }, _) if !neighbour.is_itself => *until = now,
+                (State::Waiting { until, .. }, _) if !neighbour.is_itself && !comes_again => *until = now,
                 (State::Joined { .. }, ProbeState::Idle | ProbeState::Waiting(_))
                     if neighbour.found.is_some_and(|found| found.proof == identity.proof)
                         && neighbour.found != Some(identity) =>

@@ -97,3 +97,30 @@ fn what_nothing_proves_counts_for_nobody() {
     assert_eq!(actions(&mut machine), [Action::Answer(LinkId(2), true)]);
     assert_eq!(machine.link_of(NeighbourId(0)), Some(LinkId(1)));
 }
+
+/// A node that is let in comes and goes a hundred times a second: the neighbour that is away is dialed at once for its first visit, and now
+/// and then afterwards.
+#[test]
+fn who_comes_again_and_again_does_not_keep_the_absent_dialed() {
+    let mut machine = Neighbours::new([5; 16], &[1], Pauses::default(), 1, Time(0));
+    let mut dials = Vec::new();
+    for visit in 0..6000_u32 {
+        let now = Time(u64::from(visit) * SECOND / 100);
+        // The neighbour's pause is the longest by then.
+        if visit >= 3000 {
+            let (link, identity) = (LinkId(visit), key(9, (visit % 250) as u8));
+            machine.handle(now, Event::Came { link, identity, insists: true });
+            machine.handle(now, Event::Lost(link));
+        }
+        machine.handle(now, Event::Elapsed);
+        for action in actions(&mut machine) {
+            if let Action::Dial { dial, .. } = action {
+                dials.push(visit);
+                machine.handle(now, Event::Dialed(dial, DialOutcome::Failed));
+            }
+        }
+    }
+    assert!(dials.contains(&3000), "{dials:?}");
+    let later = dials.iter().filter(|visit| **visit >= 3000).count();
+    assert!((6..=20).contains(&later), "{dials:?}");
+}

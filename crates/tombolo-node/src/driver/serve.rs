@@ -21,6 +21,9 @@ use crate::programs::callers;
 /// Rounds without work between two calls that offer the processor to other threads, while polling. Such a call
 /// is a system call and costs as much as several rounds. A bound, not a measurement.
 const YIELD_ROUNDS: u32 = 4;
+/// Rounds after an access to a program's own memory was ordered or answered in which each round without work offers the processor to
+/// who makes the next: most are made by then. A bound, not a measurement.
+const ACCESS_ROUNDS: u32 = 32;
 /// Links accepted in one turn.
 const MAX_ACCEPTED: usize = 16;
 
@@ -103,6 +106,8 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
     let mut last_packet = Instant::now();
     let (mut next_tick, mut next_accept) = (Instant::now(), Instant::now());
     let (mut round, mut polling, mut busy, mut driven) = (0, false, 0, 0);
+    // Accesses that are not answered, and for how many rounds there have been as many.
+    let (mut accesses, mut same_rounds) = (0, 0_u32);
     while !stop.load(Ordering::Relaxed) {
         let arrivals_now = node.fabric.arrivals.load(Ordering::Acquire);
         if std::mem::replace(&mut arrivals, arrivals_now) != arrivals_now {
@@ -126,8 +131,11 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         // While packets may come at any moment, everything else waits for a few rounds.
         if round != 0 && polling {
             // Whoever is waited for may need this processor, and who makes accesses is on this machine.
-            let is_idle = busy == 0 && round.is_multiple_of(YIELD_ROUNDS);
-            if is_idle || (found == 0 && node.programs.awaits_answers()) {
+            let accesses_now = node.programs.accesses_underway();
+            let is_same = std::mem::replace(&mut accesses, accesses_now) == accesses_now;
+            same_rounds = if is_same { same_rounds.saturating_add(1) } else { 0 };
+            let awaits_access = found == 0 && accesses > 0 && same_rounds < ACCESS_ROUNDS;
+            if awaits_access || (busy == 0 && round.is_multiple_of(YIELD_ROUNDS)) {
                 std::thread::yield_now();
             }
             continue;

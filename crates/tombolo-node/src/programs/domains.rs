@@ -318,14 +318,14 @@ impl Programs {
         has_rung || self.has_steps.load(Ordering::SeqCst) || self.answers_waiting()
     }
 
-    /// Whether programs have accesses to make to their own memory, and have not answered.
-    pub(crate) fn awaits_answers(&self) -> bool {
-        self.open_orders.load(Ordering::Relaxed) > 0
+    /// Accesses to their own memory that programs were told to make, and have not answered.
+    pub(crate) fn accesses_underway(&self) -> u32 {
+        self.open_orders.load(Ordering::Relaxed)
     }
 
     /// Whether answers of programs about accesses to their own memory wait.
     pub(crate) fn answers_waiting(&self) -> bool {
-        self.awaits_answers() && self.accesses.read().iter().any(|access| access.has_answers())
+        self.accesses_underway() > 0 && self.accesses.read().iter().any(|access| access.has_answers())
     }
 
     /// The areas by which programs' own memory is reached.
