@@ -25,8 +25,10 @@ use crate::Failure;
 
 /// The longest that one run of `tombolo ping` or `tombolo status` may take.
 const RUN_LIMIT: Duration = Duration::from_secs(60);
-/// The longest that borrowing may take: a gigabyte takes some tenths of a second.
-const BORROW_LIMIT: Duration = Duration::from_secs(120);
+/// The longest that borrowing may take: a page that leaves takes 6 to 12 µs, so 12 GiB half a minute.
+const BORROW_LIMIT: Duration = Duration::from_secs(300);
+/// How long a borrower stays, if nobody ends it.
+const BORROWER_STAYS: Duration = Duration::from_secs(600);
 /// After this long the flood sends what is due by then.
 const FLOOD_PAUSE: Duration = Duration::from_micros(500);
 /// Newcomers that are let in during each flood.
@@ -47,8 +49,7 @@ pub struct HelloArguments {
 pub struct FreeingArguments {
     #[command(flatten)]
     common: CommonArguments,
-    /// How much memory is lent and freed, once a round. The lender touches all of it first, which takes some tenths
-    /// of a second for each gigabyte.
+    /// How much memory a program fills, and how much of it is freed but for 64 MiB, once a round. That takes 2 to 3 s for each gigabyte.
     #[arg(long, value_parser = size::bytes, default_value = "4G")]
     size: usize,
 }
@@ -254,13 +255,36 @@ pub fn hellos(arguments: &HelloArguments) -> Result<(), Failure> {
     )
 }
 
-/// Starts a program that has borrowed `--size` bytes when this returns: it makes a file first. Dropping the guard
+/// Arguments of `tombolo-bench borrower`.
+#[derive(Args)]
+pub struct BorrowerArguments {
+    /// How much memory it fills.
+    size: usize,
+    /// A file that it makes then.
+    began: PathBuf,
+}
+
+/// Fills memory, which is far but for what is local, and stays.
+pub fn borrow(arguments: &BorrowerArguments) -> Result<(), Failure> {
+    const PAGE_WORDS: usize = 512;
+    let mut memory = vec![0_u64; arguments.size / 8];
+    for (number, page) in (1..).zip(memory.chunks_mut(PAGE_WORDS)) {
+        // Pages of zeros are not kept anywhere.
+        page[0] = number;
+    }
+    std::hint::black_box(&mut memory);
+    std::fs::write(&arguments.began, "")?;
+    std::thread::sleep(BORROWER_STAYS);
+    Ok(())
+}
+
+/// Starts a program that has filled `--size` bytes of far memory when this returns: it makes a file then. Dropping the guard
 /// ends it.
 fn borrower(arguments: &FreeingArguments, address: &str, began: &Path) -> Result<Guard, Failure> {
     let (common, size) = (&arguments.common, arguments.size.to_string());
     let words = ["run", "--insecure", "--from", address, "--local", "64M", "--remote", &size, "--"];
     let mut command = common.command(&words);
-    command.args(["sh", "-c", "echo >\"$0\" && exec sleep 600"]).arg(began);
+    command.arg(crate::this_binary()?).args(["borrower", &size]).arg(began);
     let group = child::spawn(command.stdout(Stdio::null()))?;
     let since = Instant::now();
     while !began.exists() {
@@ -279,7 +303,8 @@ pub fn freeing(arguments: &FreeingArguments) -> Result<(), Failure> {
     process::stop_on_signals(&child::STOP);
     let scratch = Scratch::new("freeing")?;
     let listen = format!("shm:{}", scratch.file("lender").display());
-    let (_node, address) = common.node(&listen, arguments.size + (64 << 20))?;
+    // More than the borrower may have: the small writes need a page, too.
+    let (_node, address) = common.node(&listen, arguments.size + (1 << 30))?;
     let (mut quiet, mut freeing) = (Runs::default(), Runs::default());
     let (mut left_bytes, mut freed_ms) = (Vec::new(), Vec::new());
     for round in 1..=common.rounds {
@@ -312,7 +337,7 @@ pub fn freeing(arguments: &FreeingArguments) -> Result<(), Failure> {
     print(
         common,
         &json!({
-            "freed_bytes": arguments.size,
+            "filled_bytes": arguments.size,
             "freed_median_ms": median(&freed_ms),
             "left_after_the_writes_bytes": left_bytes,
             "quiet": quiet,

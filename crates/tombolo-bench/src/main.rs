@@ -86,6 +86,9 @@ enum Bench {
     /// The measured program of `reads`.
     #[command(hide = true)]
     Reader(reads::reader::Arguments),
+    /// Whose memory is freed in `freeing`.
+    #[command(hide = true)]
+    Borrower(crowd::BorrowerArguments),
     /// The process with the fault handlers of the bare pager of `reads`.
     #[command(hide = true)]
     BareHandlers(reads::bare::HandlerArguments),
@@ -152,6 +155,7 @@ fn main() -> ExitCode {
         Bench::Time(arguments) => time::main(&arguments),
         Bench::Hellos(arguments) => crowd::hellos(&arguments),
         Bench::Freeing(arguments) => crowd::freeing(&arguments),
+        Bench::Borrower(arguments) => crowd::borrow(&arguments),
         Bench::Probe(arguments) => paging::probe::main(&arguments),
         Bench::Handlers { socket } => paging::floor::handlers(&socket),
         Bench::Echo => paging::echo::respond(),

@@ -437,11 +437,11 @@ typedef struct tombolo_faults {
  */
 typedef struct tombolo_fault_registers {
   /*
-   FSR.TF: a page was not present.
+   FSR.TF: a page was not present, nothing is mapped there, or its page cannot be had.
    */
   bool translation_fault;
   /*
-   FSR.PF: an access was not permitted, or its page cannot be had.
+   FSR.PF: an access was not permitted.
    */
   bool permission_fault;
   /*

@@ -189,9 +189,9 @@ pub struct Faults {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FaultRegisters {
-    /// FSR.TF: a page was not present.
+    /// FSR.TF: a page was not present, nothing is mapped there, or its page cannot be had.
     pub translation_fault: bool,
-    /// FSR.PF: an access was not permitted, or its page cannot be had.
+    /// FSR.PF: an access was not permitted.
     pub permission_fault: bool,
     /// FSR.MULTI: there was another fault after the one that the others tell of.
     pub multiple: bool,

@@ -193,9 +193,9 @@ pub enum Request {
 /// The fault registers of a domain, named as those of FAULT §3.2.1. They hold the first fault since they were taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultRegisters {
-    /// FSR.TF: a page was not present.
+    /// FSR.TF: a page was not present, nothing is mapped there, or its page cannot be had.
     pub translation_fault: bool,
-    /// FSR.PF: an access was not permitted, or its page cannot be had.
+    /// FSR.PF: an access was not permitted.
     pub permission_fault: bool,
     /// FSR.MULTI: there was another fault after the one that the others tell of.
     pub multiple: bool,

@@ -1,7 +1,8 @@
 //! The accesses to this program's own memory that its node asks for, made by threads of this process.
 //!
-//! They are started with the first registration. Where they cannot be (no thread may be started, `/proc` is not
-//! there), a helper of the node makes the accesses, by descriptors that this program passes.
+//! They are started with the first registration. Where they cannot be (no thread may be started), a helper of the node makes the
+//! accesses, by descriptors of `/proc` that this program passes. A program that may not open its own files there, as after
+//! `setuid`, has threads.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};

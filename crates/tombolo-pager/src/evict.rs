@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tombolo_core::pager::{Attempt, Bounds, Cause, Eviction, Page, PageName, State, Step, View};
+use tombolo_core::pager::{Attempt, Bounds, Cause, Eviction, PAGE_BYTES, Page, PageName, State, Step, View};
 use tombolo_host::event;
 use tombolo_host::timing::pager as timing;
 
@@ -146,11 +146,13 @@ impl Evictor {
         if cause == Cause::Immovable {
             // Nothing here can be evicted: the limit gives way.
             self.pager.room.allow(faults as u64);
-            self.pager.say_once(
-                "overdraft",
-                "the program exceeds --local: what is here cannot be evicted now (locked or pinned pages, or a \
-                 frozen program)",
-            );
+            self.pager.say_once_with("overdraft", || {
+                format!(
+                    "the program exceeds --local, by {} KiB now: what is here cannot be evicted (locked or pinned pages, or a frozen \
+                     program); the report says how far it went",
+                    faults as u64 * PAGE_BYTES / 1024
+                )
+            });
             return self.serve_waiting(faults);
         }
         let hopeless: Vec<Fault> = {

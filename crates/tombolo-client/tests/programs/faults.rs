@@ -529,8 +529,12 @@ fn protected_and_unmapped_pages_are_refused_and_harm_nobody() {
             assert!(theirs.read(0, BYTES as usize) == mine.holds[..BYTES as usize]);
             // What is not mapped is no permission fault.
             unmap_page(&theirs.memory, 3);
+            far.take_fault_registers().unwrap();
             let (code, page) = (NackCode::DecodeError, Some((theirs.memory.address() & !4095) + 3 * 4096));
             assert_eq!(write(), Err(WaitError::Failed(Failure::Refused { code, page })));
+            let registers = far.take_fault_registers().unwrap();
+            assert!(registers.translation_fault && !registers.permission_fault, "{registers:?}");
+            assert_eq!(Some(registers.address & !4095), page);
             map_page(&theirs.memory, 3);
             assert_eq!(write(), Ok(()));
             assert!(theirs.read(0, BYTES as usize) == mine.holds[..BYTES as usize]);

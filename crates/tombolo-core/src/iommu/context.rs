@@ -15,7 +15,7 @@ const MAX_DENIED: usize = 64;
 /// The fault registers of a context, named as those of FAULT §3.2.1. They hold the first fault since they were cleared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultRegisters {
-    /// FSR.TF: a page was not present.
+    /// FSR.TF: a page was not present, nothing is mapped there, or its page cannot be had.
     pub translation_fault: bool,
     /// FSR.PF: an access was not permitted.
     pub permission_fault: bool,

@@ -320,7 +320,11 @@ impl Iommu {
                 if refusal.reason == Reason::TimedOut {
                     self.counters.timed_out += 1;
                 } else if refusal.reason != Reason::Gone {
-                    context.registers.note(refusal.address, access.right, true);
+                    context.registers.note(
+                        refusal.address,
+                        access.right,
+                        refusal.reason == Reason::Protected,
+                    );
                     self.counters.denied += 1;
                 }
                 self.finish(id, Action::Refuse(id, refusal));
@@ -637,7 +641,8 @@ impl Iommu {
                 (false, Some(refusal)) => {
                     self.counters.denied += 1;
                     if let Some(context) = self.contexts.get_mut(&context_id) {
-                        context.registers.note(refusal.address, access.right, true);
+                        let is_permission = refusal.reason == Reason::Protected;
+                        context.registers.note(refusal.address, access.right, is_permission);
                     }
                     self.finish(waiting, Action::Refuse(waiting, refusal));
                 }

@@ -108,7 +108,7 @@ fn a_block_refused_for_ever_is_given_up() {
 }
 
 #[test]
-fn a_resume_is_obeyed_only_for_the_blocks_own_domain() {
+fn a_resume_is_obeyed_only_for_the_blocks_own_domain_and_generation() {
     let mut engine = engine(Config::default());
     engine.post(Time(0), OTHER, transfer(Direction::Write, 100)).expect("room");
     let block = next_block(&mut engine, Time(0)).expect("a block");
@@ -121,6 +121,10 @@ fn a_resume_is_obeyed_only_for_the_blocks_own_domain() {
     let _ = engine.handle(Time(2), OTHER, &Packet::Resume(resume));
     assert_eq!(next_block(&mut engine, Time(2)), None);
     resume.domain = DOMAIN;
+    resume.generation = Generation(block.generation.0.wrapping_add(1));
+    let _ = engine.handle(Time(2), OTHER, &Packet::Resume(resume));
+    assert_eq!(next_block(&mut engine, Time(2)), None);
+    resume.generation = block.generation;
     let _ = engine.handle(Time(3), OTHER, &Packet::Resume(resume));
     assert!(next_block(&mut engine, Time(3)).is_some());
 }

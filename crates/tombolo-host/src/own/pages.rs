@@ -14,7 +14,7 @@ pub const MAX_ACCESS_PAGES: usize = (MAX_ACCESS_BYTES as u64 / PAGE_BYTES) as us
 /// Bytes of accesses side by side that are looked at with one call, at most ([`super::ProcessMemory::is_there`]). The kernel takes 1 µs for a
 /// call, and some 20 ns for a page.
 pub const MAX_LOOK_BYTES: u32 = 256 * 1024;
-const MAX_LOOK_PAGES: usize = (MAX_LOOK_BYTES as u64 / PAGE_BYTES) as usize + 1;
+pub(super) const MAX_LOOK_PAGES: usize = (MAX_LOOK_BYTES as u64 / PAGE_BYTES) as usize + 1;
 
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;

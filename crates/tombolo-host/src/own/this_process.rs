@@ -6,7 +6,7 @@ use std::io;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::pages::{Absent, PAGE_BYTES, absent, is_there};
+use super::pages::{Absence, Absent, MAX_LOOK_PAGES, PAGE_BYTES, absent, is_there, pages_of};
 use super::process_memory::{Denied, ProcessMemory, Reason, Right, WordChange};
 use super::{OwnMemory, guarded};
 use crate::copying::Words;
@@ -16,8 +16,9 @@ use crate::shared::{SharedSpan, SharedSpanMut};
 /// The memory of this process, as far as it is permitted. Clones share that.
 #[derive(Clone, Debug)]
 pub struct ThisProcess {
-    page_map: Arc<File>,
-    maps: Arc<File>,
+    /// `None`: this process may not look at its own `/proc` any more, as after `setuid`.
+    page_map: Option<Arc<File>>,
+    maps: Option<Arc<File>>,
     /// Where what may be reached begins, and the ends: several, while one more is asked for and not refused yet. Not locked
     /// while bytes are copied, which may take for ever.
     ranges: Ranges,
@@ -26,11 +27,21 @@ pub struct ThisProcess {
 type Ranges = Arc<RwLock<BTreeMap<u64, Vec<u64>>>>;
 
 impl ThisProcess {
-    /// Nothing of it may be reached yet.
+    /// Nothing of it may be reached yet. A process that has given its user up may not open its own page map: then the kernel is asked
+    /// by `mincore`, which tells what is there, and no more.
     pub fn new() -> io::Result<Self> {
-        let open = |path| File::open(path).map(Arc::new);
+        let open = |path| match File::open(path) {
+            Ok(file) => Ok(Some(Arc::new(file))),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+            Err(error) => Err(error),
+        };
         let (page_map, maps) = (open("/proc/self/pagemap")?, open("/proc/self/maps")?);
         Ok(Self { page_map, maps, ranges: Arc::default() })
+    }
+
+    fn check_maps(&self, address: u64, length_bytes: u32, right: Right) -> Result<(), Denied> {
+        // Where it cannot be asked, the access finds out.
+        self.maps.as_ref().map_or(Ok(()), |maps| check(maps, address, length_bytes, right))
     }
 
     /// This range may be reached until the permit is dropped.
@@ -85,11 +96,17 @@ fn count(outcome: isize) -> usize {
 
 impl ProcessMemory for ThisProcess {
     fn absent(&self, address: u64, length_bytes: u32, right: Right) -> Absent {
-        absent(&self.page_map, address, length_bytes, right)
+        match &self.page_map {
+            Some(page_map) => absent(page_map, address, length_bytes, right),
+            None => not_in_core(address, length_bytes),
+        }
     }
 
     fn is_there(&self, address: u64, length_bytes: u32, right: Right) -> bool {
-        is_there(&self.page_map, address, length_bytes, right)
+        match &self.page_map {
+            Some(page_map) => is_there(page_map, address, length_bytes, right),
+            None => not_in_core(address, length_bytes).pages == 0,
+        }
     }
 
     fn in_one_go(&self, accesses: &mut dyn FnMut()) {
@@ -99,7 +116,7 @@ impl ProcessMemory for ThisProcess {
     fn check(&self, address: u64, length_bytes: u32, right: Right) -> Result<(), Denied> {
         self.reaching(address, length_bytes as usize, |_| ())
             .map_err(|address| Denied { address, reason: Reason::NotMapped })?;
-        check(&self.maps, address, length_bytes, right)
+        self.check_maps(address, length_bytes, right)
     }
 
     fn read(&self, address: u64, into: SharedSpanMut<'_>) -> Result<(), u64> {
@@ -179,7 +196,7 @@ impl ProcessMemory for ThisProcess {
         if populate(start, bytes, advice) {
             return Ok(());
         }
-        check(&self.maps, address, length_bytes, right)?;
+        self.check_maps(address, length_bytes, right)?;
         // Others may need only those before it.
         let mut pages = (start..start + bytes).step_by(PAGE_BYTES as usize);
         match pages.find(|page| !populate(*page, PAGE_BYTES, advice) && !touch_page(*page, right)) {
@@ -187,6 +204,22 @@ impl ProcessMemory for ThisProcess {
             None => Ok(()),
         }
     }
+}
+
+/// The pages of a range that are not in memory, as `mincore` says. What it does not say is taken to be there.
+fn not_in_core(address: u64, length_bytes: u32) -> Absent {
+    let count = pages_of(address, length_bytes).min(MAX_LOOK_PAGES);
+    let mut found = [0_u8; MAX_LOOK_PAGES];
+    let start = with_exposed_provenance_mut::<libc::c_void>((address / PAGE_BYTES * PAGE_BYTES) as usize);
+    // SAFETY: the call writes one byte for each page, for which there is room, and touches no page.
+    let asked = unsafe { libc::mincore(start, count * PAGE_BYTES as usize, found.as_mut_ptr()) };
+    let mut absent = Absent::default();
+    for page in (0..count).filter(|page| asked == 0 && found[*page] & 1 == 0) {
+        // Of a longer range than an access, it counts only whether there is one.
+        absent.pages |= 1_u32.checked_shl(page as u32).unwrap_or(1 << 31);
+        absent.kind = Some(Absence::Missing);
+    }
+    absent
 }
 
 /// Brings whole pages in; false if one cannot be had.
@@ -256,6 +289,33 @@ pub(super) fn check(maps: &File, address: u64, length_bytes: u32, right: Right) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As in a process that has given its user up.
+    #[test]
+    fn absent_pages_are_seen_without_proc() {
+        let (process, memory) = (ThisProcess::new().unwrap(), OwnMemory::map(80 * 4096).unwrap());
+        let process = ThisProcess { page_map: None, maps: None, ..process };
+        let (address, _permit) = (memory.address(), process.permit(&memory));
+        memory.write(4096, &[1; 4096]).unwrap();
+        let missing = Absent { pages: 0b101, kind: Some(Absence::Missing) };
+        assert_eq!(process.absent(address + 100, 2 * 4096 + 1, Right::Write), missing);
+        assert_eq!(process.touch(address, 3 * 4096, Right::Write), Ok(()));
+        assert_eq!(process.absent(address + 100, 2 * 4096 + 1, Right::Write), Absent::default());
+        assert_eq!(process.write(address + 8000, SharedSpan::from([5; 300].as_slice())), Ok(()));
+        // Beyond the pages that an access has.
+        memory.write(0, &[1; 79 * 4096]).unwrap();
+        assert!(process.is_there(address, 64 * 4096, Right::Write));
+        memory.give_back(60 * 4096, 4096).unwrap();
+        assert!(!process.is_there(address, 64 * 4096, Right::Write));
+        // SAFETY: a page of a mapping that nobody else uses.
+        unsafe {
+            let first = memory.as_mut_ptr().cast();
+            rustix::mm::mprotect(first, 4096, rustix::mm::MprotectFlags::READ).unwrap();
+        }
+        assert_eq!(process.write(address, SharedSpan::from([5; 8].as_slice())), Err(address));
+        let denied = process.touch(address, 4096, Right::Write).unwrap_err();
+        assert_eq!((denied.address, denied.reason), (address, Reason::Unavailable));
+    }
 
     #[test]
     fn what_is_permitted_is_reached_and_nothing_else() {

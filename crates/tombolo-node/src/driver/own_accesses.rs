@@ -24,9 +24,13 @@ use tombolo_wire::{ATOMIC_BYTES, AtomicOperation, NackCode, Refusal};
 use crate::driver::loopback::{NOTIFICATION_BYTES, failure};
 use crate::driver::node::Node;
 use crate::driver::pump::CachedClock;
+use crate::fabric::connection::Connection;
 use crate::programs::access::{Ordered, OwnAccess, Staged};
 use crate::programs::own::OwnPlace;
 use crate::programs::user::Poster;
+
+/// Bytes of blocks that leave together, at most: what one call of the kernel takes over UDP.
+const TOGETHER_BYTES: u32 = 64 * 1024;
 
 /// Marks the orders to bring pages in, among the numbers of orders.
 const OF_A_TOUCH: u64 = 1 << 63;
@@ -242,13 +246,16 @@ impl Node {
     pub(crate) fn carry_out_accesses(&self) {
         // What is done about one access is done in order, though a program and the thread that stands by for it may both be here.
         let _in_order = self.accesses_in_order.lock();
-        let (mut clock, mut touched) = (CachedClock::new(self), SmallVec::new());
+        let (mut clock, mut touched) = (CachedClock::new(self), SmallVec::<[_; 4]>::new());
+        let mut unflushed_bytes = 0;
         while let Some(step) = self.with_own_memory(|own_memory, engine| own_memory.poll(clock.now(), engine))
         {
-            clock.passed_for(match &step {
+            let bytes = match &step {
                 Step::Send(block, _) | Step::Go(_, block, _) => block.length_bytes,
                 _ => 0,
-            });
+            };
+            clock.passed_for(bytes);
+            unflushed_bytes += bytes;
             match step {
                 Step::Attempt { access, is_forced } => {
                     let mut own_memory = self.programs.own_memory.lock();
@@ -284,6 +291,11 @@ impl Node {
                 Step::Released(context, start, has_ended) => {
                     self.programs.released(context, start, has_ended);
                 }
+            }
+            // What is on its way, and acknowledgements behind it, wait for no more than a link takes at once.
+            if unflushed_bytes >= TOGETHER_BYTES {
+                unflushed_bytes = 0;
+                touched.drain(..).for_each(|connection: Arc<Connection>| self.flush(&connection));
             }
         }
         touched.iter().for_each(|connection| self.flush(connection));
@@ -359,6 +371,8 @@ impl Node {
     #[doc(hidden)]
     pub fn is_at_rest(&self) -> bool {
         let engine = self.fabric.engine.lock().is_idle();
-        engine && self.programs.own_memory.lock().is_idle()
+        let areas = self.programs.accesses_underway() == 0
+            && self.programs.accesses().iter().all(|access| access.is_at_rest());
+        engine && areas && self.programs.own_memory.lock().is_idle()
     }
 }

@@ -186,6 +186,11 @@ impl OwnAccess {
         matches!(self.maker, Maker::Program)
     }
 
+    /// Whether nothing is ordered, and no byte of the staging is in use.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.open.load(Ordering::Relaxed) == 0 && self.books.lock().pieces.0.iter().all(|used| *used == 0)
+    }
+
     /// Whether a helper was to make the accesses, and has ended.
     pub(crate) fn has_lost_its_helper(&self) -> bool {
         matches!(&self.maker, Maker::Helper(helper) if helper.has_ended())

@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use tombolo_host::testing::left_out;
 use tombolo_random::Seeds;
 
 use crate::common::{Lender, Link, Outcome, Program, Scratch, compiled, needs};
@@ -136,6 +137,30 @@ fn a_program_without_threads_has_a_helper_that_ends_with_its_domain() {
         outcome.stderr
     );
     assert_eq!(node.status()["counters"]["programs_helpers_started"], 2);
+}
+
+/// A program that gives its user up has threads that make the accesses, though it may not look at its own page map: absent pages are
+/// found all the same.
+#[test]
+fn a_program_that_gives_its_user_up_registers_memory_afterwards() {
+    if !rustix::process::geteuid().is_root() {
+        return left_out("giving a user up needs root");
+    }
+    let scratch = Scratch::new("given_up");
+    let socket = scratch.file("programs");
+    let mut node = Lender::start_with(Link::Shm, "0", &["--programs", &socket]);
+    let outcome = Program::new(&[&program("given_up"), &socket]).plain();
+    assert_eq!(
+        (outcome.code(), outcome.text().as_str()),
+        (0, "as well as another user\n"),
+        "{}",
+        outcome.stderr
+    );
+    let counters = &node.status()["counters"];
+    for met in ["faults_destination_missing", "faults_source_missing"] {
+        assert!(counters[met].as_u64() > Some(0), "no {met}: {counters:#}");
+    }
+    assert_eq!(counters["programs_helpers_started"], 0);
 }
 
 /// The same, unchanged, with most of the memory at a lender: its pages come back for the transfers.

@@ -1,7 +1,7 @@
 //! Two machines in network namespaces, with keys, and a cable between them: they want each other, are started in
 //! any order, restarted, and the cable is pulled out under a running program.
 //!
-//! `TOMBOLO_RESTARTS=50` restarts them more often.
+//! `TOMBOLO_FULL=1` restarts them 50 times, `TOMBOLO_RESTARTS=n` n times.
 
 use std::fs;
 use std::path::Path;
@@ -162,7 +162,8 @@ fn nodes_that_name_each_other_are_joined_in_any_order_and_after_every_restart() 
     }
     let mut nodes = [0, 1].map(|which| Some(machines.node(which)));
     let mut joined = [1, 1];
-    let restarts = std::env::var("TOMBOLO_RESTARTS").ok().and_then(|text| text.parse().ok()).unwrap_or(5);
+    let restarts =
+        std::env::var("TOMBOLO_RESTARTS").ok().and_then(|text| text.parse().ok()).unwrap_or(sized(5, 50));
     for round in 0..restarts {
         for (node, times) in nodes.iter().flatten().zip(joined) {
             joined_times(node, times);

@@ -34,6 +34,7 @@ fn output_that_cannot_be_written_is_a_failure() {
         &["keygen", "--out", &key],
         &["doctor"],
         &["node", "--listen", &node, "--lend", "1M"],
+        &["ps", "--json"],
         &["--help"],
         &["--version"],
         &["help", "node"],

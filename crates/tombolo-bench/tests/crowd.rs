@@ -1,0 +1,35 @@
+//! `tombolo-bench freeing` and `hellos` at a small size: there is something to measure, and each finds it. Nothing here is about speed.
+
+use std::process::Command;
+
+use serde_json::Value;
+use tombolo_host::testing::left_out;
+
+fn found(arguments: &[&str]) -> Option<Value> {
+    let Ok(binary) = std::env::var("TOMBOLO_BINARY") else {
+        left_out(&format!("{arguments:?}: TOMBOLO_BINARY names no `tombolo` (`cargo xtask test` does)"));
+        return None;
+    };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tombolo-bench"));
+    let output =
+        command.args(arguments).args(["--rounds", "1", "--json", "--binary", &binary]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+#[test]
+fn memory_is_freed_while_others_write() {
+    let Some(found) = found(&["freeing", "--size", "1G", "--count", "200"]) else { return };
+    assert_eq!(found["freeing"]["unanswered"], 0, "{found:#}");
+    // Less than all of it was lent: a part is local.
+    assert!(found["left_after_the_writes_bytes"][0].as_u64() < Some(2 << 30), "{found:#}");
+    assert!(found["freed_median_ms"].as_f64() > Some(0.0), "{found:#}");
+}
+
+#[test]
+fn others_write_and_come_beside_a_flood() {
+    let Some(found) = found(&["hellos", "--rate", "5000", "--count", "500"]) else { return };
+    assert_eq!(found["flooded"]["unanswered"], 0, "{found:#}");
+    assert!(found["hellos_per_s"].as_f64() > Some(1000.0), "{found:#}");
+    assert_eq!(found["newcomers"], 5, "{found:#}");
+}
