@@ -148,7 +148,7 @@ fn a_program_that_gives_its_user_up_registers_memory_afterwards() {
     }
     let scratch = Scratch::new("given_up");
     let socket = scratch.file("programs");
-    let mut node = Lender::start_with(Link::Shm, "0", &["--programs", &socket]);
+    let node = Lender::start_with(Link::Shm, "0", &["--programs", &socket]);
     let outcome = Program::new(&[&program("given_up"), &socket]).plain();
     assert_eq!(
         (outcome.code(), outcome.text().as_str()),
