@@ -121,7 +121,7 @@ fn a_resume_is_obeyed_only_for_the_blocks_own_domain_and_generation() {
     let _ = engine.handle(Time(2), OTHER, &Packet::Resume(resume));
     assert_eq!(next_block(&mut engine, Time(2)), None);
     resume.domain = DOMAIN;
-    resume.generation = Generation(block.generation.0.wrapping_add(1));
+    resume.generation = tombolo_wire::Generation(block.generation.0.wrapping_add(1));
     let _ = engine.handle(Time(2), OTHER, &Packet::Resume(resume));
     assert_eq!(next_block(&mut engine, Time(2)), None);
     resume.generation = block.generation;
