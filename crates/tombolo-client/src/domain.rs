@@ -14,7 +14,7 @@ use tombolo_channel::{
     PeerStatus, READ_SLOTS, Reply, Request, SLOTS, Target, WRITE_SLOTS, Waiting, Who, Work, process_base,
 };
 use tombolo_host::life::ProcessLife;
-use tombolo_host::own::{OwnMemory, Right};
+use tombolo_host::own::{OwnMemory, Right, ThisProcess};
 use tombolo_host::shared::SharedMemory;
 use tombolo_host::timing::client::{BUSY_PAUSE, DEFAULT_REQUEST_TIMEOUT};
 use tombolo_host::unix::{SeqpacketSocket, UnixError, UntrustedUser};
@@ -136,6 +136,7 @@ impl Domain {
             next_check_ms: AtomicU64::new(0),
             outgoing: OnceLock::new(),
             progress,
+            this_process: ThisProcess::new().ok(),
             own_access: OnceLock::new(),
             held_by_helper: Mutex::default(),
             process: ProcessLife::now(),

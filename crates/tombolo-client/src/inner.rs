@@ -9,6 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tombolo_channel::{ChannelPage, Failure, Message, Request, Status, encode};
 use tombolo_host::event;
 use tombolo_host::life::ProcessLife;
+use tombolo_host::own::ThisProcess;
 use tombolo_host::timing::client::{ACCESS_CLOSE_WAIT, NODE_CHECK_INTERVAL};
 use tombolo_host::unix::SeqpacketSocket;
 
@@ -46,6 +47,8 @@ pub(crate) struct Inner {
     /// What makes the node go on, if it is in this process.
     pub(crate) progress: Option<Progress>,
     /// Makes the accesses to this program's own memory; `None` in it: the node does.
+    /// This process, as it could be looked at when the domain was opened: it may not be later, as after `setuid`.
+    pub(crate) this_process: Option<ThisProcess>,
     pub(crate) own_access: OnceLock<Option<OwnAccess>>,
     /// Where others make the accesses: hung up when they cannot make any more.
     pub(crate) held_by_helper: Mutex<Option<SeqpacketSocket>>,

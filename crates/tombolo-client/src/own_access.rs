@@ -1,8 +1,8 @@
 //! The accesses to this program's own memory that its node asks for, made by threads of this process.
 //!
 //! They are started with the first registration. Where they cannot be (no thread may be started), a helper of the node makes the
-//! accesses, by descriptors of `/proc` that this program passes. A program that may not open its own files there, as after
-//! `setuid`, has threads.
+//! accesses, by descriptors of `/proc` that this program passes. A program that may not open its own files there any more, as after
+//! `setuid`, has threads: what is needed is opened with the domain.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -87,9 +87,9 @@ pub(crate) fn open<'a>(
     if let Some(known) = inner.own_access.get() {
         return Ok(known.as_ref());
     }
-    let opened = match ThisProcess::new() {
-        Err(_) => None,
-        Ok(process) => {
+    let opened = match &inner.this_process {
+        None => None,
+        Some(process) => {
             match inner.ask_with(asking, Request::OpenAccess, &[], &mut || GivenUp::Nothing, limit) {
                 Ok(answer) if answer.reply == Reply::Access => {
                     let area = answer.descriptor().and_then(|area| Ok(AccessArea::open(area)?));
@@ -97,7 +97,7 @@ pub(crate) fn open<'a>(
                         let weak = Arc::downgrade(inner);
                         let memory = Box::new(process.clone());
                         let threads = AccessThreads::start(area, memory, Box::new(move || notify(&weak)));
-                        threads.ok().map(|threads| OwnAccess { process, threads })
+                        threads.ok().map(|threads| OwnAccess { process: process.clone(), threads })
                     })
                 }
                 Ok(_) => return Err(OpenError::UnexpectedMessage),

@@ -212,7 +212,13 @@ impl Pager {
                 std::io::Error::other("this run has had 268 million processes, which is all it can name")
             })?;
         let space = Arc::new(make(index)?);
-        self.keeper.add(&space);
+        if !self.keeper.add(&space) {
+            self.say_once(
+                "keeper",
+                "no descriptor is left for the keeper of a process: should this supervisor be killed, that process may go on with \
+                 zeroes (raise `ulimit -n`)",
+            );
+        }
         self.spaces.write().insert(index, space.clone());
         Counters::add(&self.stats.counters.spaces, 1);
         Ok(space)

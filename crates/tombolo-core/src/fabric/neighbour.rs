@@ -71,14 +71,13 @@ struct Neighbour {
     found: Option<Identity>,
     was_joined: bool,
     is_itself: bool,
+    /// When it was dialed at once, as somebody came.
+    hurried_at: Option<Time>,
     back_off: BackOff,
     probe: ProbeState,
     routes: Vec<Route>,
     path_back_off: BackOff,
 }
-
-/// Nodes that are remembered for having come lately, at most. A bound, not a measurement.
-const MAX_CALLERS: usize = 64;
 
 /// The neighbours of one node.
 #[derive(Debug)]
@@ -88,8 +87,6 @@ pub struct Neighbours {
     jitter: Jitter,
     neighbours: Vec<Neighbour>,
     links: BTreeMap<LinkId, KnownLink>,
-    /// Who came lately, so that absent neighbours were dialed at once, and when: the oldest first.
-    callers: VecDeque<(Proof, Time)>,
     next_dial: u64,
     actions: VecDeque<Action>,
 }
@@ -103,6 +100,7 @@ impl Neighbours {
             found: None,
             was_joined: false,
             is_itself: false,
+            hurried_at: None,
             back_off: BackOff::new(&pauses),
             probe: ProbeState::Idle,
             routes: (0..(*addresses).max(1)).map(|_| Route::Waiting(now)).collect(),
@@ -114,7 +112,6 @@ impl Neighbours {
             jitter: Jitter::new(seed),
             neighbours: neighbours.collect(),
             links: BTreeMap::new(),
-            callers: VecDeque::new(),
             next_dial: 0,
             actions: VecDeque::new(),
         }
@@ -385,20 +382,18 @@ impl Neighbours {
     }
 
     /// A node that connected may be a neighbour that was away, or the next life of one. Its address tells:
-    /// those are dialed or probed at once. But who comes again and again does not keep the absent ones dialed.
+    /// those are dialed or probed at once. But those who come again and again do not keep the absent ones dialed: one is
+    /// hurried once in the longest pause, unless it is known to be the one that comes.
     fn expect_neighbour(&mut self, now: Time, identity: Identity) {
         let longest_ns = self.pauses.longest_ns;
-        self.callers.retain(|(_, came)| now < came.after_ns(longest_ns));
-        let comes_again = self.callers.iter().any(|(known, _)| *known == identity.proof);
-        if !comes_again {
-            self.callers.push_back((identity.proof, now));
-            if self.callers.len() > MAX_CALLERS {
-                self.callers.pop_front();
-            }
-        }
         for neighbour in &mut self.neighbours {
+            let is_it = neighbour.found.is_some_and(|found| found.proof == identity.proof);
+            let was_hurried = neighbour.hurried_at.is_some_and(|at| now < at.after_ns(longest_ns));
             match (&mut neighbour.state, &neighbour.probe) {
-                (State::Waiting { until, .. }, _) if !neighbour.is_itself && !comes_again => *until = now,
+                (State::Waiting { until, .. }, _) if !neighbour.is_itself && (is_it || !was_hurried) => {
+                    *until = now;
+                    neighbour.hurried_at = Some(now);
+                }
                 (State::Joined { .. }, ProbeState::Idle | ProbeState::Waiting(_))
                     if neighbour.found.is_some_and(|found| found.proof == identity.proof)
                         && neighbour.found != Some(identity) =>

@@ -98,17 +98,17 @@ fn what_nothing_proves_counts_for_nobody() {
     assert_eq!(machine.link_of(NeighbourId(0)), Some(LinkId(1)));
 }
 
-/// A node that is let in comes and goes a hundred times a second: the neighbour that is away is dialed at once for its first visit, and now
-/// and then afterwards.
+/// Nodes that are let in come and go a hundred times a second: the neighbour that is away is dialed at once for the first visit, and now
+/// and then afterwards; when it comes itself, at once.
 #[test]
-fn who_comes_again_and_again_does_not_keep_the_absent_dialed() {
+fn those_who_come_again_and_again_do_not_keep_the_absent_dialed() {
     let mut machine = Neighbours::new([5; 16], &[1], Pauses::default(), 1, Time(0));
     let mut dials = Vec::new();
     for visit in 0..6000_u32 {
         let now = Time(u64::from(visit) * SECOND / 100);
         // The neighbour's pause is the longest by then.
         if visit >= 3000 {
-            let (link, identity) = (LinkId(visit), key(9, (visit % 250) as u8));
+            let (link, identity) = (LinkId(visit), key(100 + (visit % 100) as u8, 1));
             machine.handle(now, Event::Came { link, identity, insists: true });
             machine.handle(now, Event::Lost(link));
         }
@@ -123,4 +123,30 @@ fn who_comes_again_and_again_does_not_keep_the_absent_dialed() {
     assert!(dials.contains(&3000), "{dials:?}");
     let later = dials.iter().filter(|visit| **visit >= 3000).count();
     assert!((6..=20).contains(&later), "{dials:?}");
+
+    let mut machine = Neighbours::new([5; 16], &[1], Pauses::default(), 1, Time(0));
+    machine.handle(Time(0), Event::Elapsed);
+    let Some(Action::Dial { dial, .. }) = machine.poll() else { panic!("no dial") };
+    machine.handle(Time(0), Event::Dialed(dial, DialOutcome::Joined(LinkId(1), key(1, 1))));
+    machine.handle(Time(1), Event::Lost(LinkId(1)));
+    let _ = actions(&mut machine);
+    // Two others come, and then itself, which was started again: both its visits count.
+    for (after, who, counts) in
+        [(2, key(7, 1), true), (3, key(8, 1), false), (4, key(1, 2), true), (5, key(1, 3), true)]
+    {
+        machine.handle(
+            Time(after),
+            Event::Came { link: LinkId(10 + after as u32), identity: who, insists: false },
+        );
+        machine.handle(Time(after), Event::Lost(LinkId(10 + after as u32)));
+        machine.handle(Time(after), Event::Elapsed);
+        let mut is_dialed = false;
+        for action in actions(&mut machine) {
+            if let Action::Dial { dial, .. } = action {
+                is_dialed = true;
+                machine.handle(Time(after), Event::Dialed(dial, DialOutcome::Failed));
+            }
+        }
+        assert_eq!(is_dialed, counts, "{who:?}");
+    }
 }

@@ -6,7 +6,9 @@ use std::io;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::pages::{Absence, Absent, MAX_LOOK_PAGES, PAGE_BYTES, absent, is_there, pages_of};
+use super::pages::{
+    Absence, Absent, MAX_ACCESS_PAGES, MAX_LOOK_PAGES, PAGE_BYTES, absent, is_there, pages_of,
+};
 use super::process_memory::{Denied, ProcessMemory, Reason, Right, WordChange};
 use super::{OwnMemory, guarded};
 use crate::copying::Words;
@@ -16,7 +18,7 @@ use crate::shared::{SharedSpan, SharedSpanMut};
 /// The memory of this process, as far as it is permitted. Clones share that.
 #[derive(Clone, Debug)]
 pub struct ThisProcess {
-    /// `None`: this process may not look at its own `/proc` any more, as after `setuid`.
+    /// `None`: this process may not look at its page map, as after `setuid`.
     page_map: Option<Arc<File>>,
     maps: Option<Arc<File>>,
     /// Where what may be reached begins, and the ends: several, while one more is asked for and not refused yet. Not locked
@@ -27,12 +29,16 @@ pub struct ThisProcess {
 type Ranges = Arc<RwLock<BTreeMap<u64, Vec<u64>>>>;
 
 impl ThisProcess {
-    /// Nothing of it may be reached yet. A process that has given its user up may not open its own page map: then the kernel is asked
-    /// by `mincore`, which tells what is there, and no more.
+    /// Nothing of it may be reached yet. A process that has given its user up may not open its own page map (one that is open already
+    /// serves): then the kernel is asked by `mincore`, which tells what is there, and no more.
     pub fn new() -> io::Result<Self> {
         let open = |path| match File::open(path) {
             Ok(file) => Ok(Some(Arc::new(file))),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound) =>
+            {
+                Ok(None)
+            }
             Err(error) => Err(error),
         };
         let (page_map, maps) = (open("/proc/self/pagemap")?, open("/proc/self/maps")?);
@@ -105,7 +111,7 @@ impl ProcessMemory for ThisProcess {
     fn is_there(&self, address: u64, length_bytes: u32, right: Right) -> bool {
         match &self.page_map {
             Some(page_map) => is_there(page_map, address, length_bytes, right),
-            None => not_in_core(address, length_bytes).pages == 0,
+            None => in_core(address, length_bytes).is_some_and(|absent| absent.pages == 0),
         }
     }
 
@@ -206,20 +212,33 @@ impl ProcessMemory for ThisProcess {
     }
 }
 
-/// The pages of a range that are not in memory, as `mincore` says. What it does not say is taken to be there.
+/// The pages of a range that are not in memory, as `mincore` says. What is not mapped is not in memory.
 fn not_in_core(address: u64, length_bytes: u32) -> Absent {
+    let first = address / PAGE_BYTES * PAGE_BYTES;
+    in_core(address, length_bytes).unwrap_or_else(|| {
+        let mut absent = Absent { pages: 0, kind: Some(Absence::Missing) };
+        for page in 0..pages_of(address, length_bytes).min(MAX_ACCESS_PAGES) {
+            let is_there = in_core(first + page as u64 * PAGE_BYTES, 1).is_some_and(|found| found.pages == 0);
+            absent.pages |= u32::from(!is_there) << page;
+        }
+        absent
+    })
+}
+
+/// The same; `None`: a part of the range is not mapped, and nothing is said of any.
+fn in_core(address: u64, length_bytes: u32) -> Option<Absent> {
     let count = pages_of(address, length_bytes).min(MAX_LOOK_PAGES);
     let mut found = [0_u8; MAX_LOOK_PAGES];
     let start = with_exposed_provenance_mut::<libc::c_void>((address / PAGE_BYTES * PAGE_BYTES) as usize);
     // SAFETY: the call writes one byte for each page, for which there is room, and touches no page.
     let asked = unsafe { libc::mincore(start, count * PAGE_BYTES as usize, found.as_mut_ptr()) };
     let mut absent = Absent::default();
-    for page in (0..count).filter(|page| asked == 0 && found[*page] & 1 == 0) {
+    for page in (0..count).filter(|page| found[*page] & 1 == 0) {
         // Of a longer range than an access, it counts only whether there is one.
         absent.pages |= 1_u32.checked_shl(page as u32).unwrap_or(1 << 31);
         absent.kind = Some(Absence::Missing);
     }
-    absent
+    (asked == 0).then_some(absent)
 }
 
 /// Brings whole pages in; false if one cannot be had.
@@ -307,6 +326,12 @@ mod tests {
         assert!(process.is_there(address, 64 * 4096, Right::Write));
         memory.give_back(60 * 4096, 4096).unwrap();
         assert!(!process.is_there(address, 64 * 4096, Right::Write));
+        // A hole hides nothing.
+        // SAFETY: pages of a mapping that nobody else uses.
+        unsafe { rustix::mm::munmap(memory.as_mut_ptr().add(62 * 4096).cast(), 4096).unwrap() };
+        assert!(!process.is_there(address + 61 * 4096, 2 * 4096, Right::Write));
+        let missing = Absent { pages: 0b101, kind: Some(Absence::Missing) };
+        assert_eq!(process.absent(address + 60 * 4096, 3 * 4096, Right::Write), missing);
         // SAFETY: a page of a mapping that nobody else uses.
         unsafe {
             let first = memory.as_mut_ptr().cast();

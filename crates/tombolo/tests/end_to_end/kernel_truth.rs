@@ -241,6 +241,7 @@ fn freeze(with_agent: bool) {
     }
     group.set("freezer.state", "FROZEN");
     while group.read("freezer.state").trim() != "FROZEN" {
+        assert!(since.elapsed() < PATIENCE, "it is not frozen");
         std::thread::sleep(Duration::from_millis(1));
     }
     fs::write(&go, "\n").expect("the script goes on");
