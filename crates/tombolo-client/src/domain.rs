@@ -368,8 +368,8 @@ impl Domain {
     }
 
     /// The fault registers of this domain (FAULT §3.2.1), which are clear then: they tell of the first access to memory that
-    /// this program has registered whose page was absent, or that was not permitted, whoever made it. A fault is nothing bad;
-    /// what was not permitted has failed a transfer.
+    /// this program has registered whose page was absent, or that was not permitted, whoever made it. An absent page that comes is nothing bad;
+    /// one that cannot be had, and what was not permitted, has failed a transfer.
     pub fn take_fault_registers(&self) -> Result<FaultRegisters, OpenError> {
         match self.ask(Request::TakeFaultRegisters)? {
             Reply::FaultRegisters(registers) => Ok(registers),

@@ -145,12 +145,12 @@ impl Evictor {
     fn give_up(&self, faults: usize, cause: Cause) {
         if cause == Cause::Immovable {
             // Nothing here can be evicted: the limit gives way.
-            self.pager.room.allow(faults as u64);
+            let allowed_pages = self.pager.room.allow(faults as u64);
             self.pager.say_once_with("overdraft", || {
                 format!(
-                    "the program exceeds --local, by {} KiB now: what is here cannot be evicted (locked or pinned pages, or a frozen \
+                    "the program exceeds --local, by up to {} KiB for now: what is here cannot be evicted (locked or pinned pages, or a frozen \
                      program); the report says how far it went",
-                    faults as u64 * PAGE_BYTES / 1024
+                    allowed_pages * PAGE_BYTES / 1024
                 )
             });
             return self.serve_waiting(faults);

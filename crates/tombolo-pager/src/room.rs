@@ -126,11 +126,12 @@ impl Room {
         }
     }
 
-    /// Nothing can be evicted: the limit gives way by at least `pages`.
-    pub fn allow(&self, pages: u64) {
+    /// Nothing can be evicted: the limit gives way by at least `pages`. Returns by how much it has, altogether.
+    pub fn allow(&self, pages: u64) -> u64 {
         // More at a time, the longer it lasts.
         let step = (self.allowance.load(Ordering::Relaxed) / 2).max(ALLOWANCE_STEP);
-        self.allowance.fetch_add(pages.max(step), Ordering::Relaxed);
+        let more = pages.max(step);
+        self.allowance.fetch_add(more, Ordering::Relaxed) + more
     }
 
     /// Pages were evicted: the limit comes back.
@@ -175,7 +176,7 @@ mod tests {
         let account = Account::default();
         room.set_limited(&account, true);
         assert_eq!((room.reserve(&account, 1), room.reserve(&account, 1)), (1, 0));
-        room.allow(1);
+        assert_eq!(room.allow(1), ALLOWANCE_STEP);
         assert_eq!(room.reserve(&account, 100), ALLOWANCE_STEP);
         room.evicted(4 * ALLOWANCE_STEP);
         assert_eq!(room.free(), -(ALLOWANCE_STEP as i64));

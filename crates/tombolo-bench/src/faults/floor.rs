@@ -106,9 +106,9 @@ fn first_touch_ns(size: usize) -> Result<f64, Failure> {
     Ok(samples.summary()?.median_ns)
 }
 
-/// The same bytes from one thread's memory to the other's, through a ring that they share: one thread copies into it, and one out
-/// of it, each on a processor of its own, and both poll. So much takes whatever copies by threads of both programs: no page is looked at,
-/// nothing is ordered, and nobody waits for a processor.
+/// Time to move bytes from one thread's memory to another's through a ring that both have: the first copies into it, the second out of
+/// it, each on a processor of its own, and both poll. No design in which threads of both programs copy takes less: here no page is looked
+/// at, nothing is ordered, and neither thread waits for a processor.
 fn two_copies_ns(size: usize, first: usize, last: usize) -> Result<f64, Failure> {
     let memory = |bytes| -> Result<SharedMemory, Failure> {
         let memory = SharedMemory::create("tombolo-bench", bytes)?;

@@ -225,7 +225,7 @@ fn not_in_core(address: u64, length_bytes: u32) -> Absent {
     })
 }
 
-/// The same; `None`: a part of the range is not mapped, and nothing is said of any.
+/// The pages of a mapped range that are not in memory. `None`: a part of the range is not mapped, and the kernel tells nothing of the rest.
 fn in_core(address: u64, length_bytes: u32) -> Option<Absent> {
     let count = pages_of(address, length_bytes).min(MAX_LOOK_PAGES);
     let mut found = [0_u8; MAX_LOOK_PAGES];

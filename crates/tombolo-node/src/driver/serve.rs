@@ -130,7 +130,8 @@ pub fn serve(node: &Arc<Node>, listener: &dyn Listener, stop: &AtomicBool, told:
         round = (round + 1) % TIMER_CHECK_ROUNDS;
         // While packets may come at any moment, everything else waits for a few rounds.
         if round != 0 && polling {
-            // Whoever is waited for may need this processor, and who makes accesses is on this machine.
+            // The thread that sends the next packet may need this processor, if it is on this machine; the access threads of
+            // programs always are.
             let accesses_now = node.programs.accesses_underway();
             let is_same = std::mem::replace(&mut accesses, accesses_now) == accesses_now;
             same_rounds = if is_same { same_rounds.saturating_add(1) } else { 0 };

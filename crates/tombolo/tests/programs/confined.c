@@ -10,19 +10,12 @@
 #include <signal.h>
 #include <stddef.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 
-#include "example.h"
-
-enum { BYTES = 1 << 16 };
-
-static int fail(const char *what)
-{
-    return fprintf(stderr, "%s (%s)\n", what, tombolo_error()), 1;
-}
+enum { BYTES = 1 << 16, TRANSFER_BYTES = 50000 };
+#include "own_transfers.h"
 
 /* Neither threads nor processes from now on. */
 static void confine(void)
@@ -74,24 +67,6 @@ static int helpers(const char *node)
     }
     closedir(all);
     return count;
-}
-
-static unsigned char *map(size_t bytes)
-{
-    unsigned char *start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return start == MAP_FAILED ? (perror("mmap"), exit(1), NULL) : start;
-}
-
-static enum tombolo_result transfer(enum tombolo_result (*start)(const tombolo_domain *, tombolo_target, const tombolo_spec *,
-                                                                 tombolo_transfer **),
-                                    const tombolo_domain *from, uint16_t to, uint64_t source, uint64_t destination)
-{
-    tombolo_transfer *under_way;
-    tombolo_spec spec = { .source_address = source, .destination_address = destination, .size_bytes = 50000 };
-    CHECK(start(from, (tombolo_target) { .domain = to }, &spec, &under_way));
-    enum tombolo_result ended = tombolo_wait(under_way, 30000);
-    tombolo_release(under_way);
-    return ended;
 }
 
 int main(int argc, char **argv)

@@ -1,37 +1,12 @@
-/* A program that gives its user up when its domains are open, and registers memory then: it may not look at its own files in /proc any
+/* A program that gives its user up when its domains are open, and registers memory then: it may not open its own page map any
  * more, and its threads make the accesses all the same.
  *
  * given_up SOCKET */
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include "example.h"
-
-enum { BYTES = 1 << 20, NOBODY = 65534 };
-
-static int fail(const char *what)
-{
-    return fprintf(stderr, "%s (%s)\n", what, tombolo_error()), 1;
-}
-
-static unsigned char *map(size_t bytes)
-{
-    unsigned char *start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return start == MAP_FAILED ? (perror("mmap"), exit(1), NULL) : start;
-}
-
-static enum tombolo_result transfer(enum tombolo_result (*start)(const tombolo_domain *, tombolo_target, const tombolo_spec *,
-                                                                 tombolo_transfer **),
-                                    const tombolo_domain *from, uint16_t to, uint64_t source, uint64_t destination)
-{
-    tombolo_transfer *under_way;
-    tombolo_spec spec = { .source_address = source, .destination_address = destination, .size_bytes = BYTES };
-    CHECK(start(from, (tombolo_target) { .domain = to }, &spec, &under_way));
-    enum tombolo_result ended = tombolo_wait(under_way, 30000);
-    tombolo_release(under_way);
-    return ended;
-}
+enum { BYTES = 1 << 20, TRANSFER_BYTES = BYTES, NOBODY = 65534 };
+#include "own_transfers.h"
 
 int main(int argc, char **argv)
 {

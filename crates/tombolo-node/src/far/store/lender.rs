@@ -20,7 +20,7 @@ use crate::fabric::messages::{Reply, Request};
 use crate::far::asking::{BorrowError, ask, ask_status, refused};
 use crate::far::front::FarEvent;
 
-/// Microseconds of a round trip that are assumed of a lender over UDP before any was measured; a read is late after
+/// The round trip that is assumed of a lender over UDP before any was measured; a read is late after
 /// four of them, or 50 ms, if that is more.
 const ROUND_TRIP_NS: u64 = 1_000_000;
 
