@@ -6,9 +6,9 @@
 //! all; these are the calls of which the kernel reports nothing, and those that must
 //! not pass the agent while it drops pages ([`change`]).
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
-use libc::{c_int, c_void, off_t, size_t};
+use libc::{c_int, c_uint, c_void, off_t, size_t, ssize_t};
 
 use crate::protocol::{CHANGES_OFFSET, CONTROL_PAGES, LOCALISE, PAGE_BYTES, REGISTER};
 use crate::sys::{self, set_errno, with_errno};
@@ -212,13 +212,9 @@ pub extern "C" fn mremap(
     let start = address as usize;
     let remap = || change(|| sys::remap(start, old_length, new_length, flags, target as usize));
     let mut remapped = remap();
-    // The kernel takes a range for several mappings of which a part is local, and refuses to let that grow, before anything has
-    // happened. What was to go to a given place may have gone there in part.
-    if remapped == Err(libc::EFAULT)
-        && flags == libc::MREMAP_MAYMOVE
-        && new_length > old_length
-        && unite(start, old_length)
-    {
+    // The kernel takes a range for several mappings of which a part is local, and refuses to let that grow or move, before
+    // anything has happened. What was to go to a given place may have gone there in part.
+    if remapped == Err(libc::EFAULT) && flags & libc::MREMAP_FIXED == 0 && unite(start, old_length) {
         remapped = remap();
     }
     as_pointer(remapped)
@@ -256,10 +252,35 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
     with_errno(advised) as c_int
 }
 
-/// Something was made local.
-static IS_SOMETHING_LOCAL: AtomicBool = AtomicBool::new(false);
+/// As [`madvise`] for pieces of this process; for another one, nothing that is reported here can be advised.
+#[unsafe(no_mangle)]
+pub extern "C" fn process_madvise(
+    process: c_int,
+    pieces: *const libc::iovec,
+    count: size_t,
+    advice: c_int,
+    flags: c_uint,
+) -> ssize_t {
+    if start::far() && matches!(advice, GUARD_INSTALL | libc::MADV_WIPEONFORK) {
+        for index in 0..count.min(libc::UIO_MAXIOV as usize) {
+            let mut piece = [0usize; 2];
+            let at = (pieces as usize).wrapping_add(index * size_of::<libc::iovec>());
+            // What cannot be read, the kernel refuses, too.
+            if sys::read_own(at, &mut piece).is_err() {
+                break;
+            }
+            if let Err(error) = localise(piece[0], piece[1]) {
+                set_errno(error);
+                return -1;
+            }
+        }
+    }
+    let arguments = [process as usize, pieces as usize, count, advice as usize, flags as usize, 0];
+    // SAFETY: what a program may pass to process_madvise(2) is the program's business.
+    with_errno(unsafe { sys::call(libc::SYS_process_madvise, arguments) })
+}
 
-/// Makes a range of whole pages one mapping again, if it may be several because a part of it was made local: all of it is then.
+/// Makes a range of whole pages one mapping again, if it may be several because a part of it is local: all of it is then.
 fn unite(start: usize, length: usize) -> bool {
     let Some(length) = length.checked_next_multiple_of(PAGE_BYTES).filter(|length| *length > 0) else {
         return false;
@@ -267,7 +288,6 @@ fn unite(start: usize, length: usize) -> bool {
     let own = control::base()..control::base() + CONTROL_PAGES * PAGE_BYTES;
     let Some(end) = start.checked_add(length) else { return false };
     start::far()
-        && IS_SOMETHING_LOCAL.load(Ordering::Relaxed)
         && (end <= own.start || own.end <= start)
         && sys::is_mapped(start, length)
         && localise(start, length).is_ok()
@@ -283,7 +303,6 @@ pub fn localise(start: usize, length: usize) -> Result<(), i32> {
     if !start.is_multiple_of(PAGE_BYTES) {
         return Ok(());
     }
-    IS_SOMETHING_LOCAL.store(true, Ordering::Relaxed);
     forking::attach_if_forked();
     let (mut next, mut tries) = (start, 0);
     while next < end {
