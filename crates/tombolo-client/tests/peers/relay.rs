@@ -34,6 +34,10 @@ struct Shared {
     /// So many of the first datagrams, with the handshakes, and of the latest.
     kept: usize,
     carried_bytes: AtomicU64,
+    /// One of so many datagrams does not pass; 0: all pass.
+    loses: AtomicU64,
+    seen_count: AtomicU64,
+    lost: AtomicU64,
     cut: AtomicBool,
     stop: AtomicBool,
 }
@@ -62,6 +66,9 @@ impl Relay {
             seen: Mutex::default(),
             kept,
             carried_bytes: AtomicU64::new(0),
+            loses: AtomicU64::new(0),
+            seen_count: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
             cut: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
@@ -73,6 +80,16 @@ impl Relay {
     /// Nothing passes any more, or everything again.
     pub fn cut(&self, cut: bool) {
         self.shared.cut.store(cut, Ordering::SeqCst);
+    }
+
+    /// One of so many datagrams is lost from now on.
+    pub fn lose(&self, one_of: u64) {
+        self.shared.loses.store(one_of, Ordering::SeqCst);
+    }
+
+    /// How many datagrams were lost.
+    pub fn lost(&self) -> u64 {
+        self.shared.lost.load(Ordering::SeqCst)
     }
 
     /// How many bytes have passed.
@@ -112,6 +129,12 @@ impl Drop for Relay {
 impl Shared {
     fn pass(&self, forward: bool, connection: usize, bytes: &[u8], send: impl FnOnce()) {
         if self.cut.load(Ordering::SeqCst) {
+            return;
+        }
+        let count = self.seen_count.fetch_add(1, Ordering::SeqCst) + 1;
+        let loses = self.loses.load(Ordering::SeqCst);
+        if loses != 0 && count.is_multiple_of(loses) {
+            self.lost.fetch_add(1, Ordering::SeqCst);
             return;
         }
         send();

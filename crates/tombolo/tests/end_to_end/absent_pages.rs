@@ -10,6 +10,7 @@ use tombolo_host::testing::left_out;
 use tombolo_random::Seeds;
 
 use crate::common::{Lender, Link, Outcome, Program, Scratch, compiled, needs};
+use crate::paths::relay::Relay;
 
 /// How long one run disturbs itself.
 const SECONDS: &str = "2";
@@ -37,10 +38,18 @@ struct Nodes {
     nodes: Vec<Lender>,
     _scratch: Scratch,
     arguments: [String; 3],
+    /// On the way from one to the other, where datagrams are lost.
+    relay: Option<Relay>,
 }
 
 impl Nodes {
     fn start(link: Option<Link>) -> Self {
+        Self::start_with(link, None)
+    }
+
+    /// One of so many datagrams is lost between them.
+    fn start_with(link: Option<Link>, loses: Option<u64>) -> Self {
+        let mut relay = None;
         let scratch = Scratch::new("absent-pages");
         let [near, far] = ["near", "far"].map(|name| scratch.file(name));
         let (nodes, arguments) = match link {
@@ -50,13 +59,20 @@ impl Nodes {
             }
             Some(link) => {
                 let lender = Lender::start_with(link, "0", &["--programs", &far]);
-                let peer = ["--programs", &near, "--peer", lender.address()];
+                let mut address = lender.address().to_owned();
+                if let Some(one_of) = loses {
+                    let way = Relay::to(&address.parse().unwrap(), 0);
+                    way.lose(one_of);
+                    address = way.address.to_string();
+                    relay = Some(way);
+                }
+                let peer = ["--programs", &near, "--peer", &address];
                 let other = Lender::start_with(Link::Shm, "0", &peer);
                 other.errors_with("joined", Duration::from_secs(30));
                 (vec![lender, other], [near, far, "1".into()])
             }
         };
-        Self { nodes, _scratch: scratch, arguments }
+        Self { nodes, _scratch: scratch, arguments, relay }
     }
 
     /// Runs the program with these seeds: one, or as many as there is time for.
@@ -91,9 +107,9 @@ fn memory_changes_under_transfers_over_udp() {
 }
 
 /// The matrix of absent pages whose pages are at another node, where the pager of their program has moved them.
-fn evicted(link: Option<Link>) {
+fn evicted(link: Option<Link>, loses: Option<u64>) {
     needs!();
-    let (nodes, lender) = (Nodes::start(link), Lender::start(Link::Shm, "1G"));
+    let (nodes, lender) = (Nodes::start_with(link, loses), Lender::start(Link::Shm, "1G"));
     let [near, far, node] = &nodes.arguments;
     let program = Program::new(&[&program("evicted"), near, far, node, "48"]);
     let outcome = program.patience(Duration::from_secs(180)).remote("256M").run_on(&[&lender], "16M");
@@ -105,21 +121,27 @@ fn evicted(link: Option<Link>) {
             "threads of the program bring pages"
         );
     }
+    assert!(nodes.relay.as_ref().is_none_or(|relay| relay.lost() > 20), "too little was lost");
 }
 
 #[test]
 fn evicted_pages_come_back_for_transfers_of_one_node() {
-    evicted(None);
+    evicted(None, None);
 }
 
 #[test]
 fn evicted_pages_come_back_for_transfers_over_shared_memory() {
-    evicted(Some(Link::Shm));
+    evicted(Some(Link::Shm), None);
 }
 
 #[test]
 fn evicted_pages_come_back_for_transfers_over_udp() {
-    evicted(Some(Link::Udp));
+    evicted(Some(Link::Udp), None);
+}
+
+#[test]
+fn evicted_pages_come_back_for_transfers_over_udp_with_losses() {
+    evicted(Some(Link::Udp), Some(29));
 }
 
 /// A program that may start no thread has a process that makes the accesses to its memory.
