@@ -267,7 +267,7 @@ impl Failure {
     }
 
     /// The page that could not be reached, if that is known: of the other side's memory or of own memory, as the
-    /// variant says; of a read from another node that is refused, either, since the memory that it goes to may refuse, too.
+    /// variant says.
     pub fn page(self) -> Option<u64> {
         match self {
             Self::Refused { page, .. } | Self::Local { page, .. } => page,

@@ -70,6 +70,9 @@ impl TryFrom<u8> for NackCode {
     }
 }
 
+/// What an address is rounded to.
+const PAGE_BYTES: u64 = 4096;
+
 /// Why an access was refused, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -87,6 +90,14 @@ impl Refusal {
     #[must_use]
     pub fn at(code: NackCode, address: u64) -> Self {
         Self { code, address: Some(address), missing: 0 }
+    }
+
+    /// Whether its page may be one of a range. An unknown one may be.
+    #[must_use]
+    pub fn may_lie_in(self, start: u64, length_bytes: u64) -> bool {
+        let page = |address: u64| address / PAGE_BYTES;
+        let last = start.saturating_add(length_bytes.saturating_sub(1));
+        self.address.is_none_or(|address| (page(start)..=page(last)).contains(&page(address)))
     }
 
     pub(crate) fn flags(self) -> u8 {

@@ -39,19 +39,45 @@ enum Kind {
     Served,
     /// The kernel has swapped them out.
     Swapped,
+    /// Put together by the kernel to a huge page, which a child shares.
+    Collapsed,
+    /// Served, too, but when the first is asked for, nobody may use any of them any more.
+    Forbidden,
+    /// Likewise, and every second one is not mapped any more.
+    Unmapped,
 }
 
 impl Kind {
-    /// But for the last, which needs swap.
-    const ALL: [Self; 5] = [Self::Untouched, Self::GivenBack, Self::ZeroPage, Self::Forked, Self::Served];
+    /// But for those that are swapped out, which needs swap.
+    const ALL: [Self; 8] = [
+        Self::Untouched,
+        Self::GivenBack,
+        Self::ZeroPage,
+        Self::Forked,
+        Self::Served,
+        Self::Collapsed,
+        Self::Forbidden,
+        Self::Unmapped,
+    ];
 
     /// The end of the name of the counter that must move, for an access of that kind.
     fn counted_as(self, writes: bool) -> Option<&'static str> {
         match self {
-            Self::Untouched | Self::GivenBack | Self::Served => Some("missing"),
+            Self::Untouched | Self::GivenBack | Self::Served | Self::Forbidden | Self::Unmapped => {
+                Some("missing")
+            }
             // Reading what is shared is no fault.
-            Self::ZeroPage | Self::Forked => writes.then_some("copy_on_write"),
+            Self::ZeroPage | Self::Forked | Self::Collapsed => writes.then_some("copy_on_write"),
             Self::Swapped => Some("swapped"),
+        }
+    }
+
+    /// How a transfer that meets it in the middle is refused.
+    fn refused(self) -> Option<NackCode> {
+        match self {
+            Self::Forbidden => Some(NackCode::DomainMismatch),
+            Self::Unmapped => Some(NackCode::DecodeError),
+            _ => None,
         }
     }
 }
@@ -63,13 +89,13 @@ struct Server {
 }
 
 impl Server {
-    /// Serves a range with these bytes.
-    fn start(memory: &OwnMemory, bytes: Vec<u8>, late: Duration) -> Self {
+    /// Serves a range with these bytes, and does something to it when its first page is asked for.
+    fn start(memory: &OwnMemory, bytes: Vec<u8>, late: Duration, mut before: Option<fn(u64, usize)>) -> Self {
         let faults = Userfaultfd::for_this_process().unwrap();
         faults.enable(0).unwrap();
         faults.register_missing(memory.address(), memory.len() as u64).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, start) = (stop.clone(), memory.address());
+        let (stopped, start, length) = (stop.clone(), memory.address(), memory.len());
         let thread = std::thread::spawn(move || {
             let source = OwnMemory::map(bytes.len()).unwrap();
             source.write(0, &bytes).unwrap();
@@ -78,6 +104,12 @@ impl Server {
                     Ok(Some(Event::Fault { address, .. })) => {
                         std::thread::sleep(late);
                         let page = address & !4095;
+                        if let Some(change) = before.take() {
+                            change(start, length);
+                            // Whoever waits looks again.
+                            let _ = faults.wake(start, length);
+                            continue;
+                        }
                         let _ = faults.copy(page, source.address() + (page - start), 4096, false);
                     }
                     _ => std::thread::yield_now(),
@@ -106,7 +138,9 @@ struct Area {
 
 impl Area {
     fn new(domain: &Domain, kind: Option<Kind>, faults: Faults, seed: u64) -> Self {
-        let memory = OwnMemory::map(AREA).unwrap();
+        // Large enough for a huge page, and then the kernel has it begin where one can.
+        let length = if kind == Some(Kind::Collapsed) { 2 << 20 } else { AREA };
+        let memory = OwnMemory::map(length).unwrap();
         let (mut holds, mut fork, mut server) = (vec![0; AREA], None, None);
         let fill = || {
             let bytes = pattern(seed, AREA);
@@ -129,9 +163,20 @@ impl Area {
                 holds = fill();
                 swap_out(&memory);
             }
-            Some(Kind::Served) => {
+            Some(Kind::Collapsed) => {
+                assert!(memory.address().is_multiple_of(2 << 20), "where huge pages begin");
+                holds = fill();
+                collapse(&memory).expect("the kernel makes a huge page");
+                fork = Some(Fork::new());
+            }
+            Some(Kind::Served | Kind::Forbidden | Kind::Unmapped) => {
                 holds = pattern(seed, AREA);
-                server = Some(Server::start(&memory, holds.clone(), Duration::from_micros(50)));
+                let before: Option<fn(u64, usize)> = match kind {
+                    Some(Kind::Forbidden) => Some(forbid_all),
+                    Some(Kind::Unmapped) => Some(unmap_half),
+                    _ => None,
+                };
+                server = Some(Server::start(&memory, holds.clone(), Duration::from_micros(50), before));
             }
         }
         let memory = domain.register_with(memory, &ANYONE, faults).unwrap();
@@ -241,6 +286,38 @@ impl Scene<'_> {
         }
         let (from, to) = (FROM, TO);
         let (mine, theirs) = (near.memory.address(), far.memory.address());
+        if let Some(code) = kind.refused() {
+            let denied =
+                || [self.near.0, self.far.0].iter().map(|host| host.counter("faults_denied")).sum::<u64>();
+            let denied_before = denied();
+            let ended = self.end_of(operation, (&near.memory, &far.memory), PATIENCE);
+            let is_of = |end, area: &Area, page: u64| {
+                kind_at(end).is_some()
+                    && page.checked_sub(area.memory.address()).is_some_and(|at| at < AREA as u64)
+            };
+            // The error says at which end, and where.
+            let is_right = match ended {
+                Err(WaitError::Failed(Failure::Local { code: found, page: Some(page) })) => {
+                    found == code && is_of(near_end, &near, page)
+                }
+                Err(WaitError::Failed(Failure::Refused { code: found, page: Some(page) })) => {
+                    found == code && is_of(far_end, &far, page)
+                }
+                _ => false,
+            };
+            assert!(is_right, "{ended:?}: {what}");
+            for area in [&near, &far].into_iter().filter(|_| kind == Kind::Unmapped) {
+                fill_holes(&area.memory);
+            }
+            assert!(denied() > denied_before, "nothing was denied: {what}");
+            // Of both ends, one may have to do without: the other was first. What is copied at once, and its pages brought by that,
+            // meets no fault that could be told from the refusal.
+            let has_moved =
+                counted.iter().any(|(host, name, counted, before)| faults_at(host, name, counted) > *before);
+            assert!(has_moved || faults == Faults::default(), "no fault: {what}");
+            self.put_away(near, far, &what);
+            return;
+        }
         match operation {
             Operation::Write | Operation::Notified | Operation::Read | Operation::NotifiedRead => {
                 self.begin(operation, (mine, theirs)).wait(PATIENCE).expect(&what);
@@ -274,6 +351,11 @@ impl Scene<'_> {
         for (host, name, counted, before) in counted {
             assert!(faults_at(host, name, counted) > before, "no fault at the {name}: {what}");
         }
+        self.put_away(near, far, &what);
+    }
+
+    /// Nothing is left in any table when nobody uses the areas any more.
+    fn put_away(&self, near: Area, far: Area, what: &str) {
         let ends = [(&self.near, near), (&self.far, far)];
         for ((_, domain), area) in ends {
             domain.deregister(area.memory).unwrap();
@@ -319,16 +401,25 @@ impl Scene<'_> {
         }
     }
 
-    /// It does not get through, and goes again and again, for half a minute: as long as its domain is open.
-    fn check_stuck(&self, operation: Operation, (near, far): (&Registered, &Registered), what: &str) {
-        let mine = near.address();
-        let ended = match operation {
+    /// How an operation on these areas ends.
+    fn end_of(
+        &self,
+        operation: Operation,
+        (near, far): (&Registered, &Registered),
+        patience: Duration,
+    ) -> Result<(), WaitError> {
+        match operation {
             Operation::Atomic => {
-                self.near.1.fetch_add(self.there, far.address() + 8, 5).unwrap().wait(LOOK).map(drop)
+                self.near.1.fetch_add(self.there, far.address() + 8, 5).unwrap().wait(patience).map(drop)
             }
-            _ => self.begin(operation, (mine, far.address())).wait(LOOK),
-        };
-        assert!(ended.is_err(), "it got through: {what}");
+            _ => self.begin(operation, (near.address(), far.address())).wait(patience),
+        }
+    }
+
+    /// It does not get through, and goes again and again, for half a minute: as long as its domain is open.
+    fn check_stuck(&self, operation: Operation, areas: (&Registered, &Registered), what: &str) {
+        let ended = self.end_of(operation, areas, LOOK);
+        assert!(matches!(ended, Err(WaitError::TimedOut(_) | WaitError::Paused)), "{ended:?}: {what}");
     }
 
     /// All cells of these kinds.
@@ -548,6 +639,31 @@ fn protected_and_unmapped_pages_are_refused_and_harm_nobody() {
     }
 }
 
+fn forbid_all(start: u64, length: usize) {
+    let at = std::ptr::with_exposed_provenance_mut(start as usize);
+    // SAFETY: memory that is only reached through spans, which survive it.
+    unsafe { rustix::mm::mprotect(at, length, rustix::mm::MprotectFlags::empty()) }.expect("mprotect");
+}
+
+/// Every second page: nothing else that is mapped meanwhile fits into so small a hole.
+fn unmap_half(start: u64, length: usize) {
+    for offset in (0..length).step_by(2 * 4096) {
+        let at = std::ptr::with_exposed_provenance_mut(start as usize + offset);
+        // SAFETY: memory that is only reached through spans, which survive it.
+        unsafe { rustix::mm::munmap(at, 4096) }.expect("munmap");
+    }
+}
+
+/// For its owner, who unmaps it.
+fn fill_holes(memory: &Registered) {
+    for page in (0..memory.len() / 4096).step_by(2) {
+        match try_map_page(memory, page) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => panic!("mmap: {error}"),
+        }
+    }
+}
+
 /// Unmaps a page of registered memory, which nobody may use then.
 fn unmap_page(memory: &Registered, page: usize) {
     // SAFETY: a page of a mapping that is reached through spans alone, which nobody uses until it is mapped again.
@@ -555,15 +671,19 @@ fn unmap_page(memory: &Registered, page: usize) {
 }
 
 fn map_page(memory: &Registered, page: usize) {
+    try_map_page(memory, page).unwrap();
+}
+
+fn try_map_page(memory: &Registered, page: usize) -> rustix::io::Result<()> {
     let (protection, flags) = (
         rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
-        rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED,
+        rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED_NOREPLACE,
     );
-    // SAFETY: where `unmap_page` has left a hole.
-    let mapped = unsafe {
+    // SAFETY: only where there is a hole.
+    unsafe {
         rustix::mm::mmap_anonymous(memory.as_mut_ptr().add(page * 4096).cast(), 4096, protection, flags)
-    };
-    mapped.unwrap();
+    }
+    .map(drop)
 }
 
 fn raw_of(memory: &Registered) -> OwnMemory {

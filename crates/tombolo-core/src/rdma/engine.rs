@@ -265,9 +265,11 @@ impl Engine {
     /// [`NackCode::DomainMismatch`]; for an unknown domain
     /// [`NackCode::NoContext`]. Poll afterwards.
     pub fn refused(&mut self, placement: Placement, refusal: impl Into<Refusal>) {
-        let end = self.responder.refused(&placement, refusal.into());
+        let refusal = refusal.into();
+        let end = self.responder.refused(&placement, refusal);
         self.block_end(end);
         if let Some(read) = placement.read {
+            self.initiator.read_refused_here(read, refusal);
             self.initiator.read_placed(read);
         }
     }
@@ -305,8 +307,10 @@ impl Engine {
     /// The memory refused a notification; codes as for [`Self::refused`]. An
     /// absent page is tried again when the sender's pause is over.
     pub fn notification_refused(&mut self, write: NotificationWrite, refusal: impl Into<Refusal>) {
-        self.responder.notification_refused(&write, refusal.into());
+        let refusal = refusal.into();
+        self.responder.notification_refused(&write, refusal);
         if let Some(read) = write.read {
+            self.initiator.read_refused_here(read, refusal);
             self.initiator.read_placed(read);
         }
     }

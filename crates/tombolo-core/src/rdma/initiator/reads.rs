@@ -164,6 +164,13 @@ impl Initiator {
         self.tell_if_untouched(read.index);
     }
 
+    /// This side's own memory has refused bytes or words of a read for good. Its end comes when the peer has heard of it.
+    pub(crate) fn read_refused_here(&mut self, read: TransferId, refusal: Refusal) {
+        if let Some(transfer) = self.transfers.find(read).filter(|_| !refusal.code.is_transient()) {
+            transfer.own_refusal.get_or_insert(refusal);
+        }
+    }
+
     /// A sign of life: the timer starts again, unless there were only signs for too long.
     fn read_heard(&mut self, now: Time, index: u32) {
         let transfer = &mut self.transfers.entries[index as usize];
@@ -258,7 +265,9 @@ impl Initiator {
         let too_long =
             self.attended.at(now).since_ns(transfer.first_asked_at) >= self.config.refused_give_up_ns;
         if !refusal.code.is_transient() || too_long {
-            self.end(index, Err(TransferError::Refused(refusal)));
+            let is_own = transfer.is_refused_here(&refusal);
+            let why = if is_own { TransferError::Local } else { TransferError::Refused };
+            self.end(index, Err(why(refusal)));
         } else if transfer.queue == Queue::Asked {
             self.leave_queue(index);
             let transfer = &mut self.transfers.entries[index as usize];

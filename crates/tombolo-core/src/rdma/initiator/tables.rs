@@ -9,7 +9,7 @@ use crate::rdma::time::Time;
 use crate::rdma::transaction::State;
 use crate::rdma::transfer::{Class, PeerId, Transfer, TransferError, TransferId};
 use std::collections::VecDeque;
-use tombolo_wire::{Attempt, Generation, READ_WINDOW, RequestId};
+use tombolo_wire::{Attempt, Generation, READ_WINDOW, Refusal, RequestId};
 
 /// The list a transfer is in. It is in one at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +75,8 @@ pub(super) struct TransferState {
     /// By the attended clock.
     pub first_asked_at: Time,
     pub unanswered: u32,
+    /// Why this side's own memory has refused the answer, first.
+    pub own_refusal: Option<Refusal>,
 }
 
 impl TransferState {
@@ -117,7 +119,17 @@ impl TransferState {
             ask_order: 0,
             first_asked_at: Time(0),
             unanswered: 0,
+            own_refusal: None,
         }
+    }
+
+    /// Whether a read was turned away because this side's own memory refused its answer. Who answers says only that it was refused,
+    /// and where; that may have been the memory that it reads from.
+    pub fn is_refused_here(&self, refusal: &Refusal) -> bool {
+        let Transfer { destination_address, size_bytes, notification, .. } = self.spec;
+        self.own_refusal.is_some_and(|own| own.code == refusal.code)
+            && (refusal.may_lie_in(destination_address, size_bytes.into())
+                || notification.is_some_and(|words| refusal.may_lie_in(words.address, 16)))
     }
 
     /// Whether the last block has a notification. A write-back always has one, because its end completes
