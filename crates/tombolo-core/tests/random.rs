@@ -381,11 +381,23 @@ fn run(seed: u64, options: &Options) {
                     && refusal.code == NackCode::BufferFull
                     && bench.now.0 > options.config.refused_give_up_ns => {}
             // Memory that was not there in time, or not at all, or whose program was gone: it is said where.
-            Some(Err(TransferError::Refused(refusal) | TransferError::Local(refusal)))
-                if is_of_own_memory(options, (stops, bench.now), &watched.spec, &refusal) => {}
+            Some(Err(error @ (TransferError::Refused(refusal) | TransferError::Local(refusal))))
+                if is_of_own_memory(options, (stops, bench.now), &watched.spec, &refusal)
+                    && (watched.stays || is_of_that_side(&watched.spec, error, &refusal)) => {}
             other => panic!("transfer {which} ended as {other:?}: {:?}", watched.spec),
         }
     }
+}
+
+/// Whether a transfer to another node was refused by memory of the side of which the error says so.
+fn is_of_that_side(spec: &Transfer, error: TransferError, refusal: &Refusal) -> bool {
+    let source = (spec.source_address, u64::from(spec.size_bytes));
+    let destination = (spec.destination_address, u64::from(spec.size_bytes));
+    let words = spec.notification.map(|words| (words.address, 16));
+    let is_own_source = spec.direction != Direction::Read;
+    let is_source = matches!(error, TransferError::Local(_)) == is_own_source;
+    let lies_in = |(start, length_bytes)| refusal.may_lie_in(start, length_bytes);
+    if is_source { lies_in(source) } else { lies_in(destination) || words.is_some_and(lies_in) }
 }
 
 /// Whether programs that do not bring their memory explain that a transfer was refused.
