@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use tombolo_core::iommu::{
-    Absence, Access, AccessId, Action, BeginError, Config, ContextId, End, FaultMode, FaultPolicy,
-    FaultSource, Iommu, Outcome, PAGE_BYTES, Reason, Released, Right, TouchId, TouchPolicy, Unreached,
+    Absence, Access, AccessId, Action, BeginError, Config, ContextId, End, FAULT_RECORDS, FaultMode,
+    FaultPolicy, FaultSource, Iommu, Outcome, PAGE_BYTES, Reason, Released, Right, TouchId, TouchPolicy,
+    Unreached,
 };
 use tombolo_core::rdma::Time;
 use tombolo_random::{Random, Seeds};
@@ -911,4 +912,41 @@ fn a_withdrawal_makes_nobody_impatient() {
     iommu.withdrawn(later, context, id, true);
     let refused = Unreached { address: 1 << 20, reason: Reason::Gone };
     assert_eq!(told(&mut iommu, later), [Action::Refuse(id, refused)]);
+}
+
+/// A block that is refused until its page is there and comes again meanwhile: one record is enough. Where the queue is full, the sender
+/// comes again by itself, and what stalls is sent away.
+#[test]
+fn repeats_are_dropped_and_what_does_not_fit_the_queue_comes_again() {
+    let (mut iommu, now) = (Iommu::new(Config::default()), Time::default());
+    // No program has so many accesses alone.
+    let context_of = |page: u64| ContextId(page / 32);
+    (0..=700 / 32).for_each(|number| iommu.open(ContextId(number)));
+    let terminate = FaultPolicy { mode: FaultMode::Terminate, ..FaultPolicy::default() };
+    let fault = |iommu: &mut Iommu, sequence: u32, page: u64, policy| {
+        let by = FaultSource { sequence, ..FaultSource::default() };
+        let address = (1 << 20) + page * PAGE_BYTES;
+        let access = Access { by, policy, address, range_end: 1 << 32, ..bringing(context_of(page)) };
+        let id = iommu.begin(now, access).unwrap();
+        iommu.attempted(now, access.context, id, Outcome::Absent(1, Absence::Missing));
+        id
+    };
+    let first = fault(&mut iommu, 1, 0, terminate);
+    let again = fault(&mut iommu, 1, 0, terminate);
+    assert_eq!(iommu.counters().repeats_dropped, 1);
+    let asked = told(&mut iommu, now);
+    let is_paused =
+        |id| asked.iter().any(|action| matches!(action, Action::Pause { access, .. } if *access == id));
+    assert!(is_paused(first) && is_paused(again) && asked.contains(&Action::Forget(again)), "{asked:?}");
+    assert_eq!(asked.iter().filter(|action| matches!(action, Action::Touch { .. })).count(), 1);
+    // Nobody takes records out meanwhile.
+    for page in 1..=FAULT_RECORDS as u64 {
+        fault(&mut iommu, page as u32, page, terminate);
+    }
+    assert_eq!(iommu.counters().records_lost, 0);
+    let lost = fault(&mut iommu, 2, 600, terminate);
+    let stalled = fault(&mut iommu, 3, 601, FaultPolicy { mode: FaultMode::Stall, ..terminate });
+    assert_eq!((iommu.counters().records_lost, iommu.counters().repeats_dropped), (2, 1));
+    let asked = told(&mut iommu, now);
+    assert!(asked.contains(&Action::Forget(lost)) && asked.contains(&Action::Busy(stalled)), "{asked:?}");
 }
