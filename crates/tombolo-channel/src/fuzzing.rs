@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use tombolo_host::shared::{SharedMemory, SharedSpan};
 
 use crate::mailbox::{MAX_MAIL_BYTES, Mailbox};
-use crate::slot::{Descriptor, Failure, Fate, Target};
+use crate::slot::{Descriptor, Failure, Target, TransferStatus};
 
 /// A message of the socket.
 pub fn message(bytes: &[u8]) {
@@ -15,7 +15,7 @@ pub fn message(bytes: &[u8]) {
     }
 }
 
-/// A channel, and its fate.
+/// A channel, and its status.
 pub fn descriptor(bytes: &[u8]) {
     let mut words = [0; 8];
     for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
@@ -28,8 +28,8 @@ pub fn descriptor(bytes: &[u8]) {
     }
     for read in [false, true] {
         let done = (words[5] >> 32) as u32;
-        if let Some(fate) = Fate::from_word(done, read) {
-            assert_eq!(fate.word(read), done);
+        if let Some(status) = TransferStatus::from_word(done, read) {
+            assert_eq!(status.word(read), done);
         }
     }
     assert_eq!(Failure::from_code(words[7]).code(), words[7]);

@@ -34,7 +34,8 @@ pub use message::{
 };
 pub use page::{ChannelPage, SHARED_BYTES, Waiting};
 pub use slot::{
-    Descriptor, Failure, Fate, READ_SLOTS, SLOTS, SlotError, Status, Target, WRITE_SLOTS, Work, is_read,
+    Descriptor, Failure, READ_SLOTS, SLOTS, SlotError, Status, Target, TransferStatus, WRITE_SLOTS, Work,
+    is_read,
 };
 
 /// The largest message of the socket.

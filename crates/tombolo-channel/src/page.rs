@@ -13,7 +13,7 @@ use tombolo_host::event;
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::shared::{SharedMemory, SharedMemoryError};
 
-use crate::slot::{Descriptor, Failure, Fate, SLOTS, SlotError, Status, is_read};
+use crate::slot::{Descriptor, Failure, SLOTS, SlotError, Status, TransferStatus, is_read};
 
 /// Both pages.
 pub const SHARED_BYTES: usize = 2 * PAGE_BYTES;
@@ -77,7 +77,7 @@ impl ChannelPage {
         for (word, value) in words[..SIZE_WORD].iter().enumerate() {
             self.word(slot, word).store(*value, Ordering::Relaxed);
         }
-        let done = u64::from(Fate::Initialised.word(is_read(slot)));
+        let done = u64::from(TransferStatus::Initialised.word(is_read(slot)));
         self.word(slot, SIZE_WORD).store(words[SIZE_WORD] | done << 32, Ordering::Relaxed);
         for word in [TARGET_WORD, RESULT_WORD] {
             self.word(slot, word).store(words[word], Ordering::Relaxed);
@@ -106,10 +106,10 @@ impl ChannelPage {
 
     /// The program's: how far a transfer is.
     pub fn status(&self, slot: usize) -> Status {
-        match Fate::from_word(self.done(slot).load(Ordering::SeqCst), is_read(slot)) {
-            Some(Fate::Complete) => Status::Finished,
-            Some(Fate::Failed) => Status::FinishedWithError(Failure::from_code(self.result(slot))),
-            Some(Fate::Paused) => Status::Paused,
+        match TransferStatus::from_word(self.done(slot).load(Ordering::SeqCst), is_read(slot)) {
+            Some(TransferStatus::Complete) => Status::Finished,
+            Some(TransferStatus::Failed) => Status::FinishedWithError(Failure::from_code(self.result(slot))),
+            Some(TransferStatus::Paused) => Status::Paused,
             _ => Status::Ongoing,
         }
     }
@@ -168,20 +168,20 @@ impl ChannelPage {
     /// The node's: a transfer has ended, well (with the word before an atomic operation) or not. True:
     /// the program asks for a message.
     #[must_use]
-    pub fn tell_end(&self, slot: usize, result: Result<u64, Failure>) -> bool {
-        let (fate, word) = match result {
-            Ok(before) => (Fate::Complete, before),
-            Err(failure) => (Fate::Failed, failure.code()),
+    pub fn notify_end(&self, slot: usize, result: Result<u64, Failure>) -> bool {
+        let (status, word) = match result {
+            Ok(before) => (TransferStatus::Complete, before),
+            Err(failure) => (TransferStatus::Failed, failure.code()),
         };
         self.word(slot, RESULT_WORD).store(word, Ordering::Relaxed);
-        self.tell(slot, fate)
+        self.notify(slot, status)
     }
 
     /// The node's: how far a transfer is. True: it has ended, and the program asks for a message.
     #[must_use]
-    pub fn tell(&self, slot: usize, fate: Fate) -> bool {
-        let word = fate.word(is_read(slot));
-        if fate == Fate::Ongoing || fate == Fate::Initialised {
+    pub fn notify(&self, slot: usize, status: TransferStatus) -> bool {
+        let word = status.word(is_read(slot));
+        if status == TransferStatus::Ongoing || status == TransferStatus::Initialised {
             // Nothing waits for a transfer that only began.
             self.done(slot).store(word, Ordering::Release);
             return false;
@@ -235,20 +235,20 @@ mod tests {
             assert!(!theirs.ring(1 << slot));
             assert_eq!((ours.take_rung(), ours.take_rung()), (1 << slot, 0));
             assert_eq!(ours.descriptor(slot), Ok(descriptor));
-            assert!(!ours.tell(slot, Fate::Ongoing));
+            assert!(!ours.notify(slot, TransferStatus::Ongoing));
             assert_eq!(theirs.status(slot), Status::Ongoing);
             let ended = theirs.ended();
-            assert!(!ours.tell_end(slot, Ok(77)));
+            assert!(!ours.notify_end(slot, Ok(77)));
             assert_eq!((theirs.status(slot), theirs.ended()), (Status::Finished, ended));
             assert_eq!(theirs.result(slot), 77);
             theirs.wait_by(Waiting::Message);
-            assert!(ours.tell_end(slot, Err(Failure::Gone)));
+            assert!(ours.notify_end(slot, Err(Failure::Gone)));
             assert_eq!(
                 (theirs.status(slot), theirs.ended()),
                 (Status::FinishedWithError(Failure::Gone), ended + 1)
             );
             theirs.wait_by(Waiting::Futex);
-            assert!(!ours.tell_end(slot, Ok(0)), "one message for each time it was asked for");
+            assert!(!ours.notify_end(slot, Ok(0)), "one message for each time it was asked for");
             assert_eq!(theirs.ended(), ended + 2);
             theirs.wait_no_more_by(Waiting::Futex);
         }

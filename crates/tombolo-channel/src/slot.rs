@@ -310,7 +310,7 @@ impl Failure {
 
 /// The values of `done`. A page that nobody has used yet is all ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum TransferStatus {
     /// Posted, and not seen by the node yet.
     Initialised,
     /// On its way.
@@ -323,7 +323,7 @@ pub enum Fate {
     Paused,
 }
 
-impl Fate {
+impl TransferStatus {
     /// As it is written: writes and reads have the first two the other way round (QOS Table 2.2, 3.4).
     pub fn word(self, read: bool) -> u32 {
         match (self, read) {
@@ -339,7 +339,7 @@ impl Fate {
     pub fn from_word(word: u32, read: bool) -> Option<Self> {
         [Self::Initialised, Self::Ongoing, Self::Complete, Self::Failed, Self::Paused]
             .into_iter()
-            .find(|fate| fate.word(read) == word)
+            .find(|status| status.word(read) == word)
     }
 }
 
@@ -397,10 +397,10 @@ mod tests {
 
     #[test]
     fn done_has_the_values_of_the_document() {
-        use Fate::{Complete, Initialised, Ongoing};
-        assert_eq!([Initialised, Ongoing, Complete].map(|fate| fate.word(false)), [0, 2, 1]);
-        assert_eq!([Initialised, Ongoing, Complete].map(|fate| fate.word(true)), [2, 0, 1]);
-        assert_eq!(Fate::from_word(u32::MAX, false), None);
+        use TransferStatus::{Complete, Initialised, Ongoing};
+        assert_eq!([Initialised, Ongoing, Complete].map(|status| status.word(false)), [0, 2, 1]);
+        assert_eq!([Initialised, Ongoing, Complete].map(|status| status.word(true)), [2, 0, 1]);
+        assert_eq!(TransferStatus::from_word(u32::MAX, false), None);
         for code in NackCode::ALL {
             for page in [None, Some(0), Some(0x7fff_ffff_f000), Some(!WHY_BITS)] {
                 for failure in [Failure::Refused { code, page }, Failure::Local { code, page }] {

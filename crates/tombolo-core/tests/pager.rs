@@ -406,10 +406,10 @@ impl World {
             space.resident += u64::from(finished.gained);
             told.extend(finished.followers);
         }
-        self.tell(told);
+        self.deliver(told);
     }
 
-    fn tell(&mut self, mut told: Vec<(tombolo_core::pager::Follower, Outcome)>) {
+    fn deliver(&mut self, mut told: Vec<(tombolo_core::pager::Follower, Outcome)>) {
         while let Some((follower, outcome)) = told.pop() {
             let Some(space) = self.spaces.get_mut(&follower.space) else {
                 if let Outcome::Saved(slot) = outcome {

@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use tombolo_core::store::{Errand, LenderId, MemberId, Roster, Who};
+use tombolo_core::store::{LenderId, MemberId, Roster, RosterAction, Who};
 use tombolo_random::{Random, Seeds};
 
 const MS: u64 = 1_000_000;
@@ -19,7 +19,7 @@ const OUTAGE_NS: u64 = 6 * S;
 /// Between two questions, and between two dials.
 const PAUSE_NS: u64 = S;
 
-/// A mistake in what carries errands out, which the checks must find.
+/// A mistake in what carries actions out, which the checks must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Planted {
     Nothing,
@@ -84,8 +84,8 @@ struct World {
     /// When dials ended.
     dialed_ns: BTreeMap<MemberId, u64>,
     /// Errands that must follow from an answer at once.
-    expected: Vec<Errand>,
-    errands: u64,
+    expected: Vec<RosterAction>,
+    actions: u64,
     planted: Planted,
 }
 
@@ -114,7 +114,7 @@ impl World {
             asked: BTreeSet::new(),
             dialed_ns: BTreeMap::new(),
             expected: Vec::new(),
-            errands: 0,
+            actions: 0,
             planted,
         }
     }
@@ -186,12 +186,12 @@ impl World {
         }
     }
 
-    fn carry_out(&mut self, errand: Errand) {
-        self.errands += 1;
+    fn carry_out(&mut self, action: RosterAction) {
+        self.actions += 1;
         let delay =
             if self.random.one_in(10) { self.random.below(4 * S) } else { self.random.below(10 * MS) };
-        match errand {
-            Errand::Dial(member) => {
+        match action {
+            RosterAction::Dial(member) => {
                 let node = self.node_of(member);
                 assert!(self.nodes[node].is_wanted, "one is dialed that nobody wants");
                 assert!(self.dialing.insert(member), "one is dialed twice at once");
@@ -202,24 +202,24 @@ impl World {
                     self.at(delay, Event::Dialed(member));
                 }
             }
-            Errand::AskWho(_, id) => {
+            RosterAction::AskWho(_, id) => {
                 let lender = &self.lenders[usize::from(id.0)];
                 assert!(!lender.is_lost && lender.silent_since_ns.is_some(), "{lender:?} is not silent");
                 assert!(self.asked.insert((0, id)), "two questions at once");
                 self.at(delay, Event::Who(id));
             }
-            Errand::AskWhetherEnding(member, id) => {
+            RosterAction::AskWhetherEnding(member, id) => {
                 assert!(self.nodes[self.node_of(member)].is_wanted);
                 assert!(!self.lenders[usize::from(id.0)].is_lost);
                 assert!(self.asked.insert((1, id)), "two questions at once");
                 self.at(delay, Event::Ending(id));
             }
-            Errand::Close(id) => {
+            RosterAction::Close(id) => {
                 let lender = &self.lenders[usize::from(id.0)];
                 assert!(lender.life < self.nodes[lender.node].life, "the link to a living one is ended");
                 self.at(delay, Event::Lost(id));
             }
-            Errand::Drain(id) => {
+            RosterAction::Drain(id) => {
                 assert!(!self.nodes[self.lenders[usize::from(id.0)].node].is_wanted);
                 assert!(!self.lenders[usize::from(id.0)].is_draining, "it is drained twice");
                 let has_begun = self.random.one_in(2);
@@ -227,7 +227,7 @@ impl World {
                 self.lenders[usize::from(id.0)].to_drain_since_ns = (!has_begun).then_some(self.now_ns);
                 self.roster.drains(self.now_ns, id, has_begun);
             }
-            Errand::Leave(id) => {
+            RosterAction::Leave(id) => {
                 if self.random.one_in(2) {
                     self.lenders[usize::from(id.0)].is_draining = true;
                     self.roster.leaves(id);
@@ -259,7 +259,7 @@ impl World {
                 };
                 self.lenders[usize::from(id.0)].answered_ns[0] = self.now_ns;
                 if who == Who::NextLife && self.is_current(id) {
-                    self.expected.push(Errand::Close(id));
+                    self.expected.push(RosterAction::Close(id));
                 }
                 self.roster.answered(self.now_ns, id, who);
             }
@@ -271,7 +271,7 @@ impl World {
                     self.answers(node) && self.nodes[node].life == life && self.nodes[node].is_ending;
                 self.lenders[usize::from(id.0)].answered_ns[1] = self.now_ns;
                 if is_ending && self.is_current(id) {
-                    self.expected.push(Errand::Leave(id));
+                    self.expected.push(RosterAction::Leave(id));
                 }
                 self.roster.said_whether_ending(self.now_ns, id, is_ending);
             }
@@ -308,9 +308,9 @@ impl World {
                 }
             }
         }
-        while let Some(errand) = self.roster.poll(self.now_ns) {
-            self.expected.retain(|expected| *expected != errand);
-            self.carry_out(errand);
+        while let Some(action) = self.roster.poll(self.now_ns) {
+            self.expected.retain(|expected| *expected != action);
+            self.carry_out(action);
         }
         assert!(self.expected.is_empty(), "nothing follows from an answer: {:?}", self.expected);
         if let Some(at_ns) = self.roster.next_deadline() {
@@ -393,7 +393,7 @@ impl World {
         }
         self.run_until(100 * S);
         let questions = 100 * 2 * self.nodes.len() as u64;
-        assert!(self.errands < questions, "{} errands in 100 s", self.errands);
+        assert!(self.actions < questions, "{} actions in 100 s", self.actions);
         for (index, node) in self.nodes.iter().enumerate() {
             let alive: Vec<_> =
                 self.lenders.iter().filter(|lender| lender.node == index && !lender.is_lost).collect();
@@ -410,13 +410,13 @@ impl World {
 
 #[test]
 fn every_node_that_is_wanted_is_a_lender_in_its_present_life() {
-    let (mut errands, mut lives) = (0, 0);
+    let (mut actions, mut lives) = (0, 0);
     Seeds::from_environment(400).run("cargo test --release -p tombolo-core --test roster", |seed| {
         let world = World::new(seed, Planted::Nothing).run();
-        errands += world.errands;
+        actions += world.actions;
         lives += world.lenders.len();
     });
-    println!("{errands} errands, {lives} lives of lenders");
+    println!("{actions} actions, {lives} lives of lenders");
 }
 
 #[test]

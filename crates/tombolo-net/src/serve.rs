@@ -208,7 +208,7 @@ impl Owner {
                 return Err(io::Error::other(format!("the uplink {} is gone", self.interface.name())));
             }
             self.control.set_uplink_state(self.interface.is_running()?, self.interface.mtu()?);
-            self.tell_ports();
+            self.report_ports();
         }
         Ok(())
     }
@@ -395,7 +395,7 @@ impl Owner {
     }
 
     /// Tells ports what has changed of the uplink, and of them.
-    fn tell_ports(&mut self) {
+    fn report_ports(&mut self) {
         let mut news = self.control.take_changed();
         if let Some(answer) = self.control.take_news() {
             news.extend(self.control.connections().map(|number| (number, answer.clone())));

@@ -288,7 +288,7 @@ impl End {
             let batch = *batch;
             let next = match sending {
                 Sending::ToWrite => self.write(domain, batch).map(Sending::Writing),
-                Sending::ToTell => self.tell(domain, batch).map(Sending::Telling),
+                Sending::ToTell => self.notify(domain, batch).map(Sending::Telling),
                 _ => continue,
             };
             let Some(next) = next else { break };
@@ -306,7 +306,7 @@ impl End {
         domain.write(self.peer, spec).ok()
     }
 
-    fn tell(&mut self, domain: &Domain, batch: Batch) -> Option<Transfer> {
+    fn notify(&mut self, domain: &Domain, batch: Batch) -> Option<Transfer> {
         let mut inline = vec![0; batch.length as usize];
         let is_inline = inline.len() <= INLINE_BYTES_MAX
             && self.memories.mirror.read(self.offset(batch.start), &mut inline).is_ok();

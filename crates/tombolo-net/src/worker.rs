@@ -93,7 +93,7 @@ struct Shared {
 
 impl Shared {
     /// Wakes who asks for news.
-    fn tell(&self) {
+    fn notify(&self) {
         // Full means that there is some already.
         let _ = rustix::io::write(&self.told, &1u64.to_ne_bytes());
     }
@@ -367,7 +367,7 @@ impl Worker {
         if !news.is_empty() {
             is_busy = true;
             shared.news.lock().extend(news);
-            shared.tell();
+            shared.notify();
         }
         for key in self.came.drain(..) {
             match self.pipes.get(&key) {
@@ -467,7 +467,7 @@ impl Worker {
                 self.uplink_is_ready = matches!(errno, Errno::INTR | Errno::INVAL | Errno::NETDOWN);
                 if is_gone(errno) {
                     shared.is_uplink_gone.store(true, Ordering::Relaxed);
-                    shared.tell();
+                    shared.notify();
                 }
                 return;
             }
@@ -519,7 +519,7 @@ impl Worker {
                         ready[queue] = false;
                         if is_gone(errno) {
                             shared.gone.lock().push(id);
-                            shared.tell();
+                            shared.notify();
                         }
                         if !ready.contains(&true) {
                             self.exchange.was_empty(id);

@@ -115,7 +115,7 @@ impl Failure {
     }
 
     /// Tells the user, and returns the exit code.
-    fn tell(&self) -> ExitCode {
+    fn print(&self) -> ExitCode {
         if !self.text.is_empty() {
             output::say(&self.text);
         }
@@ -145,7 +145,7 @@ fn parse() -> Result<Cli, ExitCode> {
         let printed = error.print().and_then(|()| std::io::stdout().flush());
         match printed {
             // What was asked for could not be printed.
-            Err(reason) if !error.use_stderr() => output::failure(&reason).tell(),
+            Err(reason) if !error.use_stderr() => output::failure(&reason).print(),
             _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
         }
     })
@@ -157,7 +157,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     if let Some(Err(failure)) = cli.end_with.map(end_with) {
-        return failure.tell();
+        return failure.print();
     }
     let done = match cli.command {
         Command::Demo(arguments) => demo::main(&arguments),
@@ -179,7 +179,7 @@ fn main() -> ExitCode {
         Command::DemoScan => demo::scan_array(),
     };
     match (done, output::finish()) {
-        (Err(failure), _) | (Ok(_), Err(failure)) => failure.tell(),
+        (Err(failure), _) | (Ok(_), Err(failure)) => failure.print(),
         (Ok(code), Ok(())) => ExitCode::from(code),
     }
 }

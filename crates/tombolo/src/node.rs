@@ -171,7 +171,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     output::line(&format!("node {name} lends {} at {}", arguments.lend, addresses.join(", ")));
     // The process that started the node waits for that line.
     output::finish()?;
-    let neighbourhood = std::thread::spawn(move || neighbourhood.keep(&STOP, &tell_of_neighbour));
+    let neighbourhood = std::thread::spawn(move || neighbourhood.keep(&STOP, &report_neighbour));
     tombolo_node::serve(&node, &listener, &STOP, &say);
     if programs.is_some_and(|thread| thread.join().is_err()) {
         return Err(Failure::new("the thread that receives programs failed"));
@@ -201,7 +201,7 @@ pub fn help_accesses() -> Result<u8, Failure> {
 }
 
 /// Logs what has happened to a neighbour.
-fn tell_of_neighbour(event: NeighbourEvent<'_>) {
+fn report_neighbour(event: NeighbourEvent<'_>) {
     match event {
         NeighbourEvent::Joined { address, name, again } => {
             info!("joined {address} (`{name}`){}", if again { " again" } else { "" });

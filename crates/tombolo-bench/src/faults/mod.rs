@@ -369,7 +369,7 @@ impl Pair {
     /// A word is stored, and seen by the other program, and back.
     fn window(&mut self, link: Route, first: usize) -> Result<Window, Failure> {
         let window = self.domain.map_window(self.there, self.far_window)?;
-        self.far.tell("window 0 0")?;
+        self.far.send("window 0 0")?;
         let played = std::thread::scope(|scope| {
             let ours = scope.spawn(|| {
                 process::pin_thread(first)?;

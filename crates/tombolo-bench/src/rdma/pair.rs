@@ -50,7 +50,7 @@ impl FarProgram {
     }
 
     /// Tells it to do something, of which it says later that it is done.
-    pub fn tell(&mut self, words: &str) -> Result<(), Failure> {
+    pub fn send(&mut self, words: &str) -> Result<(), Failure> {
         Ok(writeln!(self.commands, "{words}")?)
     }
 

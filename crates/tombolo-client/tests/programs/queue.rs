@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tombolo_channel::{Fate, SLOTS};
+use tombolo_channel::{SLOTS, TransferStatus};
 use tombolo_client::{
     Completion, Domain, Failure, Grant, List, Memory, Notification, Order, Piece, PostError, Queue, Remote,
     Spec, Target, WaitError, Who,
@@ -142,12 +142,12 @@ fn what_the_node_has_no_room_for_is_posted_again() {
             for slot in (0..SLOTS).filter(|slot| rung & 1 << slot != 0) {
                 let index = node.page.descriptor(slot).unwrap().destination_address;
                 if refused.insert(index) {
-                    let _ = node.page.tell(slot, Fate::Paused);
+                    let _ = node.page.notify(slot, TransferStatus::Paused);
                     continue;
                 }
                 assert!(index != 50 || open.first() == Some(&50), "{open:?} are before the fence");
                 assert!(open.remove(&index), "{index} began twice");
-                let _ = node.page.tell_end(slot, Ok(0));
+                let _ = node.page.notify_end(slot, Ok(0));
             }
         }
         assert!(open.is_empty());
@@ -176,8 +176,8 @@ fn a_program_that_waits_for_its_descriptor_learns_that_there_is_room_again() {
             let rung = node.page.take_rung();
             for slot in (0..SLOTS).filter(|slot| rung & 1 << slot != 0) {
                 let waits = match refusals {
-                    0 => node.page.tell_end(slot, Ok(0)),
-                    _ => node.page.tell(slot, Fate::Paused),
+                    0 => node.page.notify_end(slot, Ok(0)),
+                    _ => node.page.notify(slot, TransferStatus::Paused),
                 };
                 refusals = refusals.saturating_sub(1);
                 if waits {

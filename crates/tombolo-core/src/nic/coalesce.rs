@@ -45,7 +45,7 @@ impl Coalescer {
     #[must_use]
     pub fn set(&mut self, how: Coalescing) -> bool {
         self.how = how;
-        self.tell_if(self.waiting > 0)
+        self.interrupt_if(self.waiting > 0)
     }
 
     /// A frame has come. True: the port is notified of it and of waiting frames now.
@@ -60,7 +60,7 @@ impl Coalescer {
         let due_ns = *self.due_ns.get_or_insert(now_ns.saturating_add(self.how.after_ns));
         let is_seldom =
             self.how.is_adaptive && self.apart_ns.is_none_or(|apart_ns| apart_ns >= self.how.after_ns);
-        self.tell_if(is_seldom || self.waiting >= self.how.frames || now_ns >= due_ns)
+        self.interrupt_if(is_seldom || self.waiting >= self.how.frames || now_ns >= due_ns)
     }
 
     /// When to call [`Coalescer::elapsed`].
@@ -71,7 +71,7 @@ impl Coalescer {
     /// Time has passed. True: what waits is told now.
     #[must_use]
     pub fn elapsed(&mut self, now_ns: u64) -> bool {
-        self.tell_if(self.due_ns.is_some_and(|due_ns| now_ns >= due_ns))
+        self.interrupt_if(self.due_ns.is_some_and(|due_ns| now_ns >= due_ns))
     }
 
     /// How often was told.
@@ -79,7 +79,7 @@ impl Coalescer {
         self.told
     }
 
-    fn tell_if(&mut self, tells: bool) -> bool {
+    fn interrupt_if(&mut self, tells: bool) -> bool {
         if tells {
             (self.waiting, self.due_ns) = (0, None);
             self.told += 1;
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn adaptive_tells_seldom_frames_at_once_and_gathers_others() {
+    fn adaptive_reports_seldom_frames_at_once_and_gathers_others() {
         let how = Coalescing { frames: 32, after_ns: 50_000, is_adaptive: true };
         let mut coalescer = Coalescer::new(how);
         let seldom = (0..100u64).filter(|n| coalescer.came(n * 1_000_000)).count();

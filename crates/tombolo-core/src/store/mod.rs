@@ -36,7 +36,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 pub use growth::{Lent, Refused};
 pub use lenders::{LenderId, LenderState, Newcomer, Place, Traffic};
 pub use reads::Ticket;
-pub use roster::{Errand, MemberId, Roster, Who};
+pub use roster::{MemberId, Roster, RosterAction, Who};
 pub use work::Io;
 pub use writes::Piece;
 

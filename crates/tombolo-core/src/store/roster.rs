@@ -13,7 +13,7 @@
 //!
 //! A member that was told to go is not dialed when it is lost, until it comes again.
 //!
-//! The caller carries out each [`Errand`] of [`Roster::poll`], answers a dial and a question to a lender that is not lost
+//! The caller carries out each [`RosterAction`] of [`Roster::poll`], answers a dial and a question to a lender that is not lost
 //! once, whatever became of it, and comes back at [`Roster::next_deadline`].
 
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ pub struct MemberId(pub u32);
 
 /// What the caller is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Errand {
+pub enum RosterAction {
     /// Connect to a member; report it with [`Roster::dialed`].
     Dial(MemberId),
     /// Find out who answers at a member's address; report it with [`Roster::answered`].
@@ -96,7 +96,7 @@ struct Member {
 pub struct Roster {
     members: Vec<Member>,
     /// What follows from answers.
-    ready: VecDeque<Errand>,
+    ready: VecDeque<RosterAction>,
 }
 
 impl Roster {
@@ -126,7 +126,7 @@ impl Roster {
         }
     }
 
-    /// A dial of [`Errand::Dial`] has ended.
+    /// A dial of [`RosterAction::Dial`] has ended.
     pub fn dialed(&mut self, now_ns: u64, member: MemberId, reached: Option<LenderId>) {
         let Some(known) = self.members.get_mut(member.0 as usize) else { return };
         known.answered(Question::Dial, now_ns);
@@ -173,7 +173,7 @@ impl Roster {
         self.members.get(member.0 as usize).is_some_and(|known| known.is_wanted && known.lender.is_none())
     }
 
-    /// The answer to [`Errand::Drain`]. Where there is no other lender at present, it comes again.
+    /// The answer to [`RosterAction::Drain`]. Where there is no other lender at present, it comes again.
     pub fn drains(&mut self, now_ns: u64, lender: LenderId, has_begun: bool) {
         let Some(member) = self.of(lender) else { return };
         member.answered(Question::Drain, now_ns);
@@ -187,21 +187,21 @@ impl Roster {
         }
     }
 
-    /// The answer to [`Errand::AskWho`].
+    /// The answer to [`RosterAction::AskWho`].
     pub fn answered(&mut self, now_ns: u64, lender: LenderId, who: Who) {
         let Some(member) = self.of(lender) else { return };
         member.answered(Question::Who, now_ns);
         if who == Who::NextLife {
-            self.ready.push_back(Errand::Close(lender));
+            self.ready.push_back(RosterAction::Close(lender));
         }
     }
 
-    /// The answer to [`Errand::AskWhetherEnding`]; that there was none counts as "no".
+    /// The answer to [`RosterAction::AskWhetherEnding`]; that there was none counts as "no".
     pub fn said_whether_ending(&mut self, now_ns: u64, lender: LenderId, is_ending: bool) {
         let Some(member) = self.of(lender) else { return };
         member.answered(Question::Ending, now_ns);
         if is_ending {
-            self.ready.push_back(Errand::Leave(lender));
+            self.ready.push_back(RosterAction::Leave(lender));
         }
     }
 
@@ -210,8 +210,8 @@ impl Roster {
         self.members.get(member.0 as usize).is_some_and(|known| known.is_wanted && known.lender.is_some())
     }
 
-    /// The next errand, if there is one. To be called until there is none.
-    pub fn poll(&mut self, now_ns: u64) -> Option<Errand> {
+    /// The next action, if there is one. To be called until there is none.
+    pub fn poll(&mut self, now_ns: u64) -> Option<RosterAction> {
         let asks = |(number, member): (u32, &mut Member)| member.poll(MemberId(number), now_ns);
         self.ready.pop_front().or_else(|| (0..).zip(&mut self.members).find_map(asks))
     }
@@ -260,7 +260,7 @@ impl Member {
         }
     }
 
-    fn poll(&mut self, id: MemberId, now_ns: u64) -> Option<Errand> {
+    fn poll(&mut self, id: MemberId, now_ns: u64) -> Option<RosterAction> {
         let question = self.question()?;
         let asked = &mut self.asked[question as usize];
         if !matches!(*asked, Asked::At(at_ns) if at_ns <= now_ns) {
@@ -268,10 +268,10 @@ impl Member {
         }
         *asked = Asked::Open;
         match (question, self.lender) {
-            (Question::Dial, _) | (_, None) => Some(Errand::Dial(id)),
-            (Question::Who, Some(lender)) => Some(Errand::AskWho(id, lender)),
-            (Question::Ending, Some(lender)) => Some(Errand::AskWhetherEnding(id, lender)),
-            (Question::Drain, Some(lender)) => Some(Errand::Drain(lender)),
+            (Question::Dial, _) | (_, None) => Some(RosterAction::Dial(id)),
+            (Question::Who, Some(lender)) => Some(RosterAction::AskWho(id, lender)),
+            (Question::Ending, Some(lender)) => Some(RosterAction::AskWhetherEnding(id, lender)),
+            (Question::Drain, Some(lender)) => Some(RosterAction::Drain(lender)),
         }
     }
 }

@@ -57,7 +57,7 @@ impl Node {
         let count = self.take(connection, budget, flush);
         if let LinkState::Lost(reason) = connection.link.state() {
             self.take_last(connection, reason);
-            self.lose(connection, reason);
+            self.link_lost(connection, reason);
         }
         count
     }

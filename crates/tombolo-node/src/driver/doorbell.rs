@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use tombolo_channel::{
-    Descriptor, Failure, Fate, MAX_MAIL_BYTES, NODE_ADDRESSES, Target, Work, is_read, mail_address,
+    Descriptor, Failure, MAX_MAIL_BYTES, NODE_ADDRESSES, Target, TransferStatus, Work, is_read, mail_address,
     on_the_wire, reaches_mail,
 };
 use tombolo_core::rdma::{Class, Direction, PeerId, PostError, Transfer};
@@ -208,7 +208,7 @@ impl Node {
         if matches!(transfer.direction, Direction::Atomic(_)) && transfer.destination_address < NODE_ADDRESSES
         {
             domain.busy.fetch_or(1 << slot, Ordering::Relaxed);
-            let _ = domain.page.tell(slot, Fate::Ongoing);
+            let _ = domain.page.notify(slot, TransferStatus::Ongoing);
         }
         let Some(outcome) = self.at_once(transfer, budget) else { return false };
         let counts = &self.programs.counts;
@@ -279,7 +279,7 @@ impl Node {
         }
         counts.transfers.fetch_add(1, Ordering::Relaxed);
         domain.busy.fetch_or(1 << slot, Ordering::Relaxed);
-        let _ = domain.page.tell(slot, Fate::Ongoing);
+        let _ = domain.page.notify(slot, TransferStatus::Ongoing);
         let posted = plan.and_then(|plan| match plan {
             Plan::Ask(peer, wanted) => self.ask_third_party(peer, &wanted),
             Plan::Post(peer, transfer) => match self.fabric.post_at(clock.now(), peer, transfer) {

@@ -31,7 +31,7 @@ impl LinkDriver for Node {
     }
 
     fn mark_lost(&self, connection: &Arc<Connection>, reason: LossReason) {
-        self.lose(connection, reason);
+        self.link_lost(connection, reason);
     }
 
     fn forget_lost(&self, connection: &Connection) {
@@ -67,7 +67,7 @@ impl Node {
                 // A lost connection stays in the list until it is forgotten; from then on nothing of it is taken.
                 if connection.has_link() {
                     self.take_last(&connection, reason);
-                    self.lose(&connection, reason);
+                    self.link_lost(&connection, reason);
                 }
             } else if connection.link.is_suspect() != connection.is_paused.load(Ordering::Relaxed)
                 && self.fabric.pause_or_resume(&connection)
@@ -83,7 +83,7 @@ impl Node {
     }
 
     /// A link is gone, and if it was the last, the peer: its transfers fail, what it borrowed comes back.
-    pub(crate) fn lose(&self, connection: &Arc<Connection>, reason: LossReason) {
+    pub(crate) fn link_lost(&self, connection: &Arc<Connection>, reason: LossReason) {
         match self.fabric.leave(connection, reason) {
             Left::Nothing => return,
             Left::Path => {}
@@ -133,7 +133,7 @@ impl Node {
                 continue;
             }
             connection.link.close(LossReason::KeyRemoved);
-            self.lose(&connection, LossReason::KeyRemoved);
+            self.link_lost(&connection, LossReason::KeyRemoved);
             let name = connection.neighbour().name();
             closed.push(if name.is_empty() { key.to_string() } else { format!("`{name}`, {key}") });
         }

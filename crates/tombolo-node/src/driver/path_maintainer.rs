@@ -45,7 +45,7 @@ impl PathMaintainer {
             let (node, stop) = (node.clone(), maintainer.stop.clone());
             let (security, told) = (security.clone(), told.clone());
             maintainer.spawn("mend", move || {
-                paths.keep_and_tell(&*node, &security, timing::PATH_TIMEOUT, &stop, &*told)
+                paths.maintain(&*node, &security, timing::PATH_TIMEOUT, &stop, &*told)
             })?;
         }
         Ok(maintainer)

@@ -261,7 +261,7 @@ mod tests {
         peer.neighbour().is_wanted.store(true, Ordering::Relaxed);
         let mut served = node.peers();
         // As the neighbourhood closes one of two links to a neighbour.
-        node.lose(&peer, LossReason::Restarted);
+        node.link_lost(&peer, LossReason::Restarted);
         assert_eq!(node.forget(&peer), 4096);
         let told = RefCell::new(Vec::new());
         retire(&node, &mut served, &|event| told.borrow_mut().push(event));

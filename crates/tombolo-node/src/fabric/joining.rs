@@ -143,11 +143,11 @@ impl Paths {
         timeout: Duration,
         stop: &AtomicBool,
     ) {
-        self.keep_and_tell(node, security, timeout, stop, &|_, _| {});
+        self.maintain(node, security, timeout, stop, &|_, _| {});
     }
 
     /// As [`Self::keep`]. `told` is called with each link that is lost while others are left.
-    pub(crate) fn keep_and_tell(
+    pub(crate) fn maintain(
         &mut self,
         driver: &dyn LinkDriver,
         security: &Security,

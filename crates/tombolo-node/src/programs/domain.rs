@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use tombolo_channel::{ChannelPage, Failure, Fate, Mailbox, Message, Reply, Secret, Who, encode};
+use tombolo_channel::{ChannelPage, Failure, Mailbox, Message, Reply, Secret, TransferStatus, Who, encode};
 use tombolo_core::iommu::ContextId;
 use tombolo_core::rdma::TransferError;
 use tombolo_host::unix::{SeqpacketSocket, UnixError};
@@ -116,7 +116,7 @@ impl ProgramDomain {
     /// Tells the program that a transfer is over.
     pub(crate) fn end(&self, slot: usize, result: Result<u64, Failure>) {
         self.busy.fetch_and(!(1 << slot), Ordering::Relaxed);
-        if self.page.tell_end(slot, result) {
+        if self.page.notify_end(slot, result) {
             self.send_ended();
         }
     }
@@ -124,7 +124,7 @@ impl ProgramDomain {
     /// Tells the program that a transfer was not begun.
     pub(crate) fn pause(&self, slot: usize) {
         self.busy.fetch_and(!(1 << slot), Ordering::Relaxed);
-        if self.page.tell(slot, Fate::Paused) {
+        if self.page.notify(slot, TransferStatus::Paused) {
             self.send_ended();
         }
     }

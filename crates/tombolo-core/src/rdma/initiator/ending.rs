@@ -60,7 +60,7 @@ impl Initiator {
         {
             peer.ending.push_back(&mut self.transfers.open_chain, index);
         }
-        self.tell_if_untouched(index);
+        self.report_if_untouched(index);
         self.refresh(id);
     }
 
@@ -76,7 +76,7 @@ impl Initiator {
             self.counters.closed_in_vain += 1;
         }
         self.leave_ending(index);
-        self.tell_if_untouched(index);
+        self.report_if_untouched(index);
         self.refresh(transfer_peer(&self.transfers, index));
     }
 
@@ -189,7 +189,7 @@ impl Initiator {
         }
         self.release(slot);
         self.leave_ending(index);
-        self.tell_if_untouched(index);
+        self.report_if_untouched(index);
         self.refresh(transfer_peer(&self.transfers, index));
         true
     }
@@ -205,14 +205,14 @@ impl Initiator {
     }
 
     /// Tells the end of a transfer whose memory nobody touches any more.
-    pub(super) fn tell_if_untouched(&mut self, index: u32) {
+    pub(super) fn report_if_untouched(&mut self, index: u32) {
         let transfer = &self.transfers.entries[index as usize];
         if transfer.queue == Queue::Ending && transfer.placing == 0 && transfer.slots.is_empty() {
-            self.tell(index);
+            self.report_end(index);
         }
     }
 
-    fn tell(&mut self, index: u32) {
+    fn report_end(&mut self, index: u32) {
         let transfer = &mut self.transfers.entries[index as usize];
         transfer.queue = Queue::Done;
         let list = match transfer.served {

@@ -161,7 +161,7 @@ impl Initiator {
             return;
         };
         transfer.placing = transfer.placing.saturating_sub(1);
-        self.tell_if_untouched(read.index);
+        self.report_if_untouched(read.index);
     }
 
     /// This side's own memory has refused bytes or words of a read for good. Its end comes when the peer has heard of it.

@@ -65,7 +65,7 @@ impl FarStore {
                 let base = self.node.buffers().as_mut_ptr() as u64;
                 let address = buffer.ok().map(|buffer| base + offset_of(Source::Buffer(buffer)));
                 let since = ticket.waited_since_ns.map(|ns| self.epoch + Duration::from_nanos(ns));
-                self.tell(FarEvent::Arrived { ticket: ticket.name, address, since });
+                self.notify(FarEvent::Arrived { ticket: ticket.name, address, since });
                 if let Ok(buffer) = buffer {
                     self.store.lock().buffer_done(self.now_ns(), buffer);
                 }
@@ -74,7 +74,7 @@ impl FarStore {
             Action::Drained { lender } => {
                 let Some(lender) = self.lender(lender) else { return };
                 let address = lender.address().to_string();
-                self.tell(FarEvent::LenderDrained { lender: address });
+                self.notify(FarEvent::LenderDrained { lender: address });
             }
         }
     }

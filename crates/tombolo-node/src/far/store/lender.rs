@@ -158,7 +158,7 @@ impl FarStore {
         if added.is_err() {
             // It is dialed again and again, perhaps.
             peer.link.close(LossReason::ClosedByPeer);
-            self.node.lose(&peer, LossReason::ClosedByPeer);
+            self.node.link_lost(&peer, LossReason::ClosedByPeer);
             self.node.forget(&peer);
         }
         added
@@ -194,7 +194,7 @@ impl FarStore {
                 let told: PathLossSink = Arc::new(move |address, reason| {
                     if let Some(store) = weak.upgrade() {
                         let (address, reason) = (address.to_string(), reason.to_string());
-                        store.tell(FarEvent::PathLost { address, reason });
+                        store.notify(FarEvent::PathLost { address, reason });
                     }
                 });
                 PathMaintainer::start(node, vec![paths], security, &told).map_err(no_thread)?
@@ -249,7 +249,7 @@ impl FarStore {
         if let Some(reason) = lender.peer.loss() {
             self.peer_lost(lender.peer.id, reason);
         }
-        self.tell(FarEvent::LenderAdded { lender: address.to_string() });
+        self.notify(FarEvent::LenderAdded { lender: address.to_string() });
         self.warn_of_one_host();
         Ok(lender.id)
     }

@@ -4,7 +4,7 @@
 //!   front end ──► FarMemory (pages) ──► core::store::Store ──► actions ──► carry ──► transfers of the engine
 //!                                            ▲                              └─────► copies to and from windows
 //!                     lender: borrows, gives back, is suspect, dies ────────────────► questions to lenders
-//!   core::store::Roster ──► errands ──► service: dials lenders, asks them, closes links, drains those that end
+//!   core::store::Roster ──► actions ──► service: dials lenders, asks them, closes links, drains those that end
 //! ```
 //!
 //! The store's lock is held for single decisions only. Actions are carried out by whichever thread polls: those of the
@@ -278,7 +278,7 @@ impl FarStore {
         let _ = rustix::io::write(&self.work, &1u64.to_ne_bytes());
     }
 
-    fn tell(&self, event: FarEvent) {
+    fn notify(&self, event: FarEvent) {
         match self.sink.get() {
             Some(sink) => sink(event),
             None if matches!(event, FarEvent::Notice(_)) => self.early.lock().push(event),
@@ -289,7 +289,7 @@ impl FarStore {
     /// Tells the user something, once.
     fn say_once(&self, text: String) {
         if self.said.lock().insert(text.clone()) {
-            self.tell(FarEvent::Notice(text));
+            self.notify(FarEvent::Notice(text));
         }
     }
 
@@ -327,12 +327,12 @@ impl FarStore {
         self.carry_out();
         // A drained lender may go.
         if before.is_none_or(|before| before.borrowed_pages > 0 || !before.is_drained) {
-            self.tell(FarEvent::LenderLost {
+            self.notify(FarEvent::LenderLost {
                 lender: lender.address().to_string(),
                 reason: reason.to_string(),
             });
         } else {
-            self.tell(FarEvent::LinksChanged);
+            self.notify(FarEvent::LinksChanged);
         }
         lender.end_threads();
     }

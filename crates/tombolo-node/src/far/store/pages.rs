@@ -36,7 +36,7 @@ impl FarMemory for FarStore {
     fn start(&self, sink: FarSink) {
         let _ = self.sink.set(sink);
         for event in std::mem::take(&mut *self.early.lock()) {
-            self.tell(event);
+            self.notify(event);
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tombolo_core::store::{Errand, LenderId, LenderState, MemberId, NoOtherLender, Roster, Who};
+use tombolo_core::store::{LenderId, LenderState, MemberId, NoOtherLender, Roster, RosterAction, Who};
 use tombolo_host::event;
 use tombolo_host::timing::node as timing;
 use tombolo_link::{Address, LossReason};
@@ -162,7 +162,7 @@ impl FarStore {
         self.members.lock().roster.leaves(lender);
         self.carry_out();
         if let Some(lender) = self.lender(lender) {
-            self.tell(FarEvent::Notice(format!(
+            self.notify(FarEvent::Notice(format!(
                 "lender {} is about to end: what it has is moved to others",
                 lender.address()
             )));
@@ -172,36 +172,36 @@ impl FarStore {
     /// Carries out what the roster wants.
     fn run_errands(self: &Arc<Self>) {
         loop {
-            let errand = self.members.lock().roster.poll(self.now_ns());
-            match errand {
+            let action = self.members.lock().roster.poll(self.now_ns());
+            match action {
                 None => return,
-                Some(Errand::AskWhetherEnding(_, lender)) => {
+                Some(RosterAction::AskWhetherEnding(_, lender)) => {
                     if let Some(lender) = self.lender(lender) {
                         lender.give(Job::AskWhetherEnding);
                     }
                 }
-                Some(Errand::Leave(lender)) => self.leave(lender),
-                Some(Errand::Drain(lender)) => {
+                Some(RosterAction::Leave(lender)) => self.leave(lender),
+                Some(RosterAction::Drain(lender)) => {
                     // Where no other is there for what it has, it stays until one is.
                     let has_begun = self.store.lock().drain(lender).is_ok();
                     self.members.lock().roster.drains(self.now_ns(), lender, has_begun);
                     self.carry_out();
                 }
-                Some(Errand::Close(lender)) => {
+                Some(RosterAction::Close(lender)) => {
                     if let Some(lender) = self.lender(lender) {
                         neighbourhood::close(&*self.node, &lender.peer, LossReason::Restarted);
                     }
                 }
                 // These take long.
-                Some(errand @ (Errand::Dial(_) | Errand::AskWho(..))) => {
+                Some(action @ (RosterAction::Dial(_) | RosterAction::AskWho(..))) => {
                     let weak = Arc::downgrade(self);
                     let started = std::thread::Builder::new().name("probe".into()).spawn(move || {
                         if let Some(store) = weak.upgrade() {
-                            store.probe(errand);
+                            store.probe(action);
                         }
                     });
                     if started.is_err() {
-                        self.answer(errand, None, Who::Unknown);
+                        self.answer(action, None, Who::Unknown);
                     }
                 }
             }
@@ -209,35 +209,35 @@ impl FarStore {
     }
 
     /// Looks who is at a member's address.
-    fn probe(self: &Arc<Self>, errand: Errand) {
+    fn probe(self: &Arc<Self>, action: RosterAction) {
         let (mut reached, mut who) = (None, Who::Unknown);
         let is_stopping = self.stop.load(Ordering::Relaxed);
-        match errand {
-            Errand::Dial(member) if !is_stopping => {
+        match action {
+            RosterAction::Dial(member) if !is_stopping => {
                 let ways = self.members.lock().ways.get(member.0 as usize).cloned();
                 reached = ways.and_then(|ways| self.dial(&ways).ok());
             }
-            Errand::AskWho(_, lender) if !is_stopping => {
+            RosterAction::AskWho(_, lender) if !is_stopping => {
                 if let (Some(lender), Some(security)) = (self.lender(lender), self.security.get()) {
                     who = neighbourhood::who_answers(&*self.node, &lender.peer, lender.address(), security);
                 }
             }
             _ => {}
         }
-        self.answer(errand, reached, who);
+        self.answer(action, reached, who);
         self.ring();
     }
 
-    fn answer(&self, errand: Errand, reached: Option<LenderId>, who: Who) {
+    fn answer(&self, action: RosterAction, reached: Option<LenderId>, who: Who) {
         let now_ns = self.now_ns();
-        match errand {
-            Errand::Dial(member) => {
+        match action {
+            RosterAction::Dial(member) => {
                 self.members.lock().roster.dialed(now_ns, member, reached);
                 if let Some(lender) = reached {
                     self.note_if_lost(lender);
                 }
             }
-            Errand::AskWho(_, lender) => self.members.lock().roster.answered(now_ns, lender, who),
+            RosterAction::AskWho(_, lender) => self.members.lock().roster.answered(now_ns, lender, who),
             _ => {}
         }
     }
