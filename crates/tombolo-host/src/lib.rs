@@ -4,6 +4,7 @@ pub mod cgroup;
 mod copying;
 pub mod cpu;
 pub mod event;
+pub mod event_queue;
 pub mod life;
 mod maps;
 pub mod net;

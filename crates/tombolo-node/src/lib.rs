@@ -26,7 +26,7 @@ mod lending;
 mod memory;
 mod programs;
 
-pub use driver::node::{Node, Owner};
+pub use driver::node::{Node, NodeEvent, NodeEvents, Owner};
 pub use driver::serve::{PeerEvent, Turn, receive_programs, serve};
 pub use fabric::connection::Connection as Peer;
 pub use fabric::joining::Paths;
@@ -37,7 +37,7 @@ pub use fabric::messages::{Borrower, Checksum, NamedSegment, NodeStatus};
 pub use fabric::neighbourhood::{NeighbourEvent, Neighbourhood};
 pub use far::asking::{BorrowError, status_of};
 pub use far::copy::{CopyError, Opened, Progress, Store};
-pub use far::front::{FarEvent, FarLender, FarLink, FarMemory, FarSink, FarStatus, Staging};
+pub use far::front::{Arrived, FarEvent, FarLender, FarLink, FarMemory, FarStatus, Staging, Written};
 pub use far::ping::{MAX_PING_BYTES, PingError, Pinger};
 pub use far::store::{DeadWindows, FAR_BUFFER_BYTES, FarOptions, FarStore, LenderError};
 pub use lending::ledger::LendError;

@@ -1,17 +1,18 @@
 //! A link that takes nothing for a while stops what goes by it, and nothing else; and nothing is lost by it.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tombolo_core::rdma::{Direction, Transfer, TransferError};
+use tombolo_core::rdma::{Direction, Transfer};
 use tombolo_host::passed::PassedDescriptor;
 use tombolo_host::shared::SharedSpan;
 use tombolo_link::Address;
 use tombolo_link::testing::{Admission, Alteration, Altered};
 use tombolo_node::fuzzing::{Reply, Request};
-use tombolo_node::{Node, Peer, Security, listen, serve};
+use tombolo_node::{Node, NodeEvent, Peer, Security, listen, serve};
 use tombolo_wire::Domain;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -33,8 +34,6 @@ impl Alteration for Stop {
         Admission::Send
     }
 }
-
-type Ended = Arc<Mutex<HashMap<u64, Result<(), TransferError>>>>;
 
 /// A segment of a lender.
 struct Lent {
@@ -98,13 +97,19 @@ fn full_links_stop_nobody_else(kind: fn() -> Address) {
             scope.spawn(|| serve(node, &**listener, &stop, &|_| {}));
         }
         let node = Node::new("borrower", 0, 4 * BYTES as usize).unwrap();
-        let ended = Ended::default();
-        let sink = ended.clone();
-        node.on_completion(Box::new(move |user, result| _ = sink.lock().unwrap().insert(user, result)));
+        let (_, events) = node.add_owner().unwrap();
+        let ended = RefCell::new(HashMap::new());
         let [slow, fast] = [0, 1].map(|index| borrow(&node, &lenders[index].1.address()));
         let bytes: Vec<u8> = (0..BYTES).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
         node.buffers().span_mut(0, bytes.len()).unwrap().copy_from(SharedSpan::from(bytes.as_slice()));
-        let outcome = |user| ended.lock().unwrap().get(&user).copied();
+        let outcome = |user| {
+            while let Some(event) = events.take() {
+                if let NodeEvent::Completed { user, result } = event {
+                    ended.borrow_mut().insert(user, result);
+                }
+            }
+            ended.borrow().get(&user).copied()
+        };
 
         slow.link.alteration().is_stopped.store(true, Ordering::Relaxed);
         post(&node, &slow, Direction::Write, 0, 1);

@@ -1,22 +1,19 @@
 //! A node that goes answers first, and its answers are taken though its goodbye has come, too.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tombolo_core::rdma::{Direction, Transfer, TransferError};
+use tombolo_core::rdma::{Direction, Transfer};
 use tombolo_link::Address;
 use tombolo_node::fuzzing::{Reply, Request};
-use tombolo_node::{Node, Security, listen, serve};
+use tombolo_node::{Node, NodeEvent, Security, listen, serve};
 use tombolo_wire::Domain;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// As many as may be on their way at once.
 const WRITES: u64 = 16;
-
-/// How transfers ended, by their users.
-type Ended = Arc<Mutex<HashMap<u64, Result<(), TransferError>>>>;
 
 fn answers_are_taken_before_the_goodbye(address: &Address) {
     let far = Arc::new(Node::new("far", 1 << 20, 0).unwrap());
@@ -32,9 +29,8 @@ fn answers_are_taken_before_the_goodbye(address: &Address) {
         let (Reply::Lent { segment }, memory) = lent.unwrap() else { panic!("nothing is lent") };
         (peer, segment, memory)
     });
-    let ended = Ended::default();
-    let sink = ended.clone();
-    near.on_completion(Box::new(move |user, result| _ = sink.lock().unwrap().insert(user, result)));
+    // How transfers ended, by their users.
+    let (mut ended, (_, events)) = (HashMap::new(), near.add_owner().unwrap());
     for user in 0..WRITES {
         let transfer = Transfer {
             direction: Direction::Write,
@@ -56,15 +52,19 @@ fn answers_are_taken_before_the_goodbye(address: &Address) {
     }
     far.leave();
     let since = Instant::now();
-    while ended.lock().unwrap().len() < WRITES as usize {
+    while ended.len() < WRITES as usize {
         near.expire();
         near.tick();
         for connection in near.peers() {
             near.drive(&connection);
         }
+        while let Some(event) = events.take() {
+            if let NodeEvent::Completed { user, result } = event {
+                ended.insert(user, result);
+            }
+        }
         assert!(since.elapsed() < TIMEOUT, "neither answers nor an end");
     }
-    let ended = ended.lock().unwrap();
     let failed: Vec<_> = ended.iter().filter(|(_, result)| result.is_err()).collect();
     assert!(failed.is_empty(), "{address}: of {WRITES} answered writes failed: {failed:?}");
 }

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tombolo_core::store::{Action, Config, Lent, Newcomer, Refused, SlotId, Store};
+use tombolo_host::event_queue::EventQueue;
 use tombolo_host::sparse::Pages;
-use tombolo_node::{FarLink, FarMemory, FarSink, FarStatus, Staging};
+use tombolo_node::{Arrived, FarEvent, FarLink, FarMemory, FarStatus, Staging, Written};
 use tombolo_pager::{Options, run};
 
 /// This process as a lender of its own memory.
@@ -16,18 +17,30 @@ struct Own {
     memory: Pages,
     store: Mutex<Store>,
     lent_pages: AtomicU64,
+    events: EventQueue<FarEvent>,
+    /// There is no way to write but by the window.
+    failed: Mutex<Vec<SlotId>>,
 }
 
 impl Own {
-    fn new(memory: Pages) -> Self {
+    fn new(memory: Pages, events: EventQueue<FarEvent>) -> Self {
         let mut store = Store::new(Config { unused_ns: u64::MAX, ..Config::default() });
         store.add_lender(Newcomer { host: 0, distance: 0, round_trip_ns: 0 });
-        Self { memory, store: Mutex::new(store), lent_pages: AtomicU64::new(0) }
+        Self {
+            memory,
+            store: Mutex::new(store),
+            lent_pages: AtomicU64::new(0),
+            events,
+            failed: Mutex::default(),
+        }
     }
 }
 
 impl FarMemory for Own {
-    fn start(&self, _sink: FarSink) {}
+    fn events(&self) -> &EventQueue<FarEvent> {
+        &self.events
+    }
+    fn done(&self, _arrived: Arrived) {}
     fn slots(&self) -> MutexGuard<'_, Store> {
         self.store.lock()
     }
@@ -42,9 +55,13 @@ impl FarMemory for Own {
     fn staging(&self) -> Staging {
         Staging { address: 0, pages: 0 }
     }
-    fn write(&self, slots: &[(SlotId, u32)]) -> Vec<SlotId> {
-        slots.iter().map(|(slot, _)| *slot).collect()
+    fn write(&self, slots: &[(SlotId, u32)]) {
+        self.failed.lock().extend(slots.iter().map(|(slot, _)| *slot));
     }
+    fn write_on(&self) -> Written {
+        Written::All(std::mem::take(&mut self.failed.lock()))
+    }
+    fn wait_written(&self, _timeout: Duration) {}
     fn read(&self, _slot: SlotId, _ticket: u64, _since: Option<std::time::Instant>) {}
     fn flush(&self) {
         let mut store = self.store.lock();
@@ -88,7 +105,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("usage: alone LIBRARY LOCAL_MIB FAR_MIB PROGRAM [ARGUMENT...]".into());
     };
     let library: &'static [u8] = std::fs::read(library)?.leak();
-    let far = Own::new(Pages::new(far.parse::<usize>()? << 20)?);
+    let far = Own::new(Pages::new(far.parse::<usize>()? << 20)?, EventQueue::new()?);
     let options = Options {
         program: program.into(),
         arguments: rest.iter().map(Into::into).collect(),

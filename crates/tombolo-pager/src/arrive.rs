@@ -6,7 +6,7 @@ use std::time::Instant;
 use tombolo_core::pager::{Outcome, PAGE_BYTES, Page, PageName, State};
 use tombolo_host::process;
 use tombolo_host::uffd::UffdError;
-use tombolo_node::FarEvent;
+use tombolo_node::{FarEvent, FarMemory};
 
 use crate::events::{Deferred, PageBuffer};
 use crate::pager::Pager;
@@ -23,10 +23,38 @@ pub(crate) fn ticket(space: &Space, operation: Page) -> u64 {
 }
 
 impl Pager {
-    /// Far memory has something to say.
-    pub fn far_event(&self, event: FarEvent) {
+    /// Does something with far memory, and deals with what that has to say then.
+    pub(crate) fn attend_far(&self, work: impl FnOnce(&dyn FarMemory)) {
+        let far = &*self.far;
+        far.events().attend(
+            || work(far),
+            |events| {
+                if events.is_empty() {
+                    return;
+                }
+                while let Some(event) = events.take() {
+                    self.far_event(event);
+                }
+            },
+        );
+    }
+
+    /// Sends what waits to be sent.
+    pub(crate) fn flush_far(&self) {
+        self.attend_far(|far| far.flush());
+    }
+
+    /// Moves transfers along.
+    pub(crate) fn progress_far(&self) {
+        self.attend_far(|far| far.progress());
+    }
+
+    fn far_event(&self, event: FarEvent) {
         match event {
-            FarEvent::Arrived { ticket, address, since } => self.arrived(ticket, address, since),
+            FarEvent::Arrived(arrived) => {
+                self.arrived(arrived.ticket, arrived.address, arrived.since);
+                self.far.done(arrived);
+            }
             FarEvent::PathLost { address, reason } => self.path_gone(&address, &reason),
             FarEvent::LenderLost { lender, reason } => self.lender_gone(&lender, &reason),
             FarEvent::LenderAdded { lender } => {

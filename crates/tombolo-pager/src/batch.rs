@@ -27,6 +27,7 @@ use tombolo_host::process;
 use tombolo_host::sparse::page_is_zero;
 use tombolo_host::timing::pager as timing;
 use tombolo_host::uffd::UffdError;
+use tombolo_node::Written;
 
 use crate::copy_out::{read_kept, read_moved};
 use crate::evict::Evictor;
@@ -168,7 +169,7 @@ impl Evictor {
         let command = self.next_command();
         let Claimed { victims, refused } = self.claim(space, pages, command);
         if self.pager.far.slots().has_actions() {
-            self.pager.far.flush();
+            self.pager.flush_far();
         }
         if victims.is_empty() {
             return match refused {
@@ -516,7 +517,7 @@ impl Evictor {
         let is_taken =
             |slot: u32| victims.iter().any(|victim| victim.slot == Some(slot) && victim.way == Way::Taken);
         let left: Vec<_> = to_save.iter().copied().filter(|(slot, _)| !is_taken(*slot)).collect();
-        let failed = if left.is_empty() { Vec::new() } else { self.pager.far.write(&left) };
+        let failed = if left.is_empty() { Vec::new() } else { self.write_far(&left) };
         self.withdraw(space, victims);
         for victim in victims.iter_mut().filter(|victim| victim.staged.is_some()) {
             if victim.slot.is_some_and(|slot| failed.contains(&slot)) {
@@ -525,6 +526,21 @@ impl Evictor {
                     Way::Keep => Way::Stay,
                     way => way,
                 };
+            }
+        }
+    }
+
+    /// Has slots written. Returns those that are not safe.
+    fn write_far(&self, slots: &[(u32, u32)]) -> Vec<u32> {
+        let mut written = Written::Soon;
+        self.pager.attend_far(|far| far.write(slots));
+        loop {
+            // Pages that others wait for arrive meanwhile.
+            self.pager.attend_far(|far| written = far.write_on());
+            match written {
+                Written::All(failed) => return failed,
+                Written::Soon => {}
+                Written::Later(timeout) => self.pager.far.wait_written(timeout),
             }
         }
     }

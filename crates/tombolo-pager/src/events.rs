@@ -92,7 +92,7 @@ impl Pager {
         }
         drop(table);
         if to_send {
-            self.far.flush();
+            self.flush_far();
         }
         served
     }
@@ -255,7 +255,7 @@ impl Pager {
         if let Some(space) = self.space(fault.space) {
             let sent = self.serve(&space, &mut space.lock(), fault);
             if sent {
-                self.far.flush();
+                self.flush_far();
             }
         }
     }

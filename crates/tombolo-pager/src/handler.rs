@@ -59,9 +59,12 @@ impl PollSet {
     /// Polls far memory's descriptors, and no longer those of lenders that are
     /// lost: they stay ready for ever.
     pub fn set_far(&self, far: &dyn FarMemory) {
+        let data = epoll::EventData::new_u64(FAR);
+        // Present already is fine, here and below.
+        let _ = epoll::add(&self.epoll, far.events(), data, epoll::EventFlags::IN);
         for link in far.links() {
             let descriptor = link.peer.link.descriptor();
-            // Present or absent already is fine.
+            // As is absent.
             if link.is_alive {
                 let data = epoll::EventData::new_u64(FAR);
                 let _ = epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN);
@@ -154,7 +157,7 @@ pub fn run(pager: &Arc<Pager>, number: usize, processor: Option<usize>) {
         }
         helps &= served;
         if far {
-            pager.far.progress();
+            pager.progress_far();
         }
         put_off = pager.serve_deferred();
         if put_off {
@@ -253,7 +256,7 @@ impl Handler<'_> {
     fn spin(&mut self) -> bool {
         for _ in 0..SPIN_ROUNDS {
             let Some(end) = self.spin_until else { return false };
-            self.pager.far.progress();
+            self.pager.progress_far();
             if self.pager.far.in_flight() == 0 {
                 self.spin_until = None;
                 // The thread that waited is most likely on this processor: it goes

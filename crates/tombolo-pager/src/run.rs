@@ -251,12 +251,6 @@ pub fn run(mut options: Options, far: Arc<dyn FarMemory>) -> Result<Finished, Ru
     let reception = set_up("its socket", Reception::new(&directory.socket(), pager.clone()))?;
     let stopper = reception.stopper();
     let evictor = Evictor::new(pager.clone());
-    let weak = Arc::downgrade(&pager);
-    pager.far.start(Box::new(move |event| {
-        if let Some(pager) = weak.upgrade() {
-            pager.far_event(event);
-        }
-    }));
 
     let mut threads = Vec::new();
     let mut start = |name: &str, work: Box<dyn FnOnce() + Send>| -> Result<(), RunError> {

@@ -4,6 +4,7 @@
 //! a thread of its own: whoever waits for something drives the engine
 //! ([`Node::drive`]), under one lock, and copies bytes outside of it where it can.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use tombolo_channel::SLOTS;
 use tombolo_core::rdma::{Config, Engine, PeerId, PostError, Retransmission, Time, Transfer, TransferError};
+use tombolo_host::event_queue::EventQueue;
 use tombolo_host::shared::SharedMemory;
 use tombolo_link::{Address, Link, LossReason, Security};
 use tombolo_wire::MAX_EARLIER_BLOCKS;
@@ -31,11 +33,28 @@ use crate::programs::domains::{Programs, SetUpError};
 use crate::programs::helper::HelperCommand;
 use crate::programs::{Limits, MAX_TRANSACTIONS};
 
-/// Called with the user number and result of each completed transfer.
-pub type CompletionSink = Box<dyn Fn(u64, Result<(), TransferError>) + Send + Sync>;
+/// What a node tells the owners of its own transfers. Each has a queue of its own, and takes the events after it has driven
+/// the node, or where the queue's descriptor is readable.
+#[derive(Clone, Copy, Debug)]
+pub enum NodeEvent {
+    /// A transfer of this owner's is over.
+    Completed {
+        /// Its user number.
+        user: u64,
+        /// How it ended.
+        result: Result<(), TransferError>,
+    },
+    /// A peer is gone. Its transfers end afterwards.
+    Lost {
+        /// Which.
+        peer: PeerId,
+        /// Why.
+        reason: LossReason,
+    },
+}
 
-/// Called with a peer that is gone and the reason, before its transfers fail.
-pub type LossSink = Box<dyn Fn(PeerId, LossReason) + Send + Sync>;
+/// The events of one owner.
+pub type NodeEvents = Arc<EventQueue<NodeEvent>>;
 
 /// A node.
 pub struct Node {
@@ -46,8 +65,7 @@ pub struct Node {
     pub(crate) listener_stats: ListenerStats,
     /// Where our own writes come from and the answers to our reads go.
     buffers: SharedMemory,
-    completions: RwLock<Vec<CompletionSink>>,
-    losses: RwLock<Vec<LossSink>>,
+    owners: RwLock<Vec<NodeEvents>>,
     pub(crate) packets_dropped: AtomicU64,
     /// Held by the thread that carries out what the machine of programs' own memory wants.
     pub(crate) accesses_in_order: Mutex<()>,
@@ -151,8 +169,7 @@ impl Node {
             gone_links: GoneLinks::default(),
             listener_stats: ListenerStats::default(),
             buffers,
-            completions: RwLock::default(),
-            losses: RwLock::default(),
+            owners: RwLock::default(),
             packets_dropped: AtomicU64::new(0),
             accesses_in_order: Mutex::default(),
             driven: AtomicU32::new(0),
@@ -202,19 +219,21 @@ impl Node {
         self.fabric.now()
     }
 
-    /// Adds an owner of transfers, which is told of the completions of its own. The first one's user numbers are
+    /// Adds an owner of transfers, and the events of its own. The first one's user numbers are
     /// those of its transfers; those of others come from [`Owner::user`].
-    pub fn on_completion(&self, sink: CompletionSink) -> Owner {
-        let mut sinks = self.completions.write();
-        sinks.push(sink);
-        Owner(sinks.len() as u64 - 1)
+    pub fn add_owner(&self) -> io::Result<(Owner, NodeEvents)> {
+        let events = Arc::new(EventQueue::new()?);
+        let mut owners = self.owners.write();
+        owners.push(events.clone());
+        Ok((Owner(owners.len() as u64 - 1), events))
     }
 
     /// A transfer of this node's own has completed.
     pub(crate) fn completed(&self, user: u64, result: Result<(), TransferError>) -> bool {
-        let sinks = self.completions.read_recursive();
-        let sink = sinks.get((user >> OWNER_SHIFT) as usize);
-        sink.map(|sink| sink(user & ((1 << OWNER_SHIFT) - 1), result)).is_some()
+        let owners = self.owners.read_recursive();
+        let events = owners.get((user >> OWNER_SHIFT) as usize);
+        let user = user & ((1 << OWNER_SHIFT) - 1);
+        events.map(|events| events.push(NodeEvent::Completed { user, result })).is_some()
     }
 
     /// How to start processes that make the accesses to memory of programs that cannot have threads; said once. Without it,
@@ -223,14 +242,9 @@ impl Node {
         let _ = self.programs.helper.set(command);
     }
 
-    /// Where lost peers are told.
-    pub fn on_loss(&self, sink: LossSink) {
-        self.losses.write().push(sink);
-    }
-
     pub(crate) fn lost(&self, peer: PeerId, reason: LossReason) {
-        for sink in self.losses.read_recursive().iter() {
-            sink(peer, reason);
+        for events in self.owners.read_recursive().iter() {
+            events.push(NodeEvent::Lost { peer, reason });
         }
     }
 

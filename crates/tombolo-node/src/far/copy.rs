@@ -7,7 +7,6 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ use tombolo_link::{Address, LossReason, Security};
 use tombolo_wire::Domain;
 
 use crate::driver::address_space::BUFFERS;
-use crate::driver::node::Node;
+use crate::driver::node::{Node, NodeEvent, NodeEvents};
 use crate::driver::path_maintainer::{PathLossSink, PathMaintainer};
 use crate::fabric::connection::Connection;
 use crate::fabric::link_driver::{AskError, JoinError};
@@ -142,7 +141,7 @@ pub struct Store {
     address: Address,
     node: Arc<Node>,
     peer: Arc<Connection>,
-    ended: Receiver<(u64, Result<(), TransferError>)>,
+    events: NodeEvents,
     stop: Arc<AtomicBool>,
     service: Option<JoinHandle<()>>,
     is_interrupted: fn() -> bool,
@@ -220,11 +219,7 @@ impl Store {
         let address = addresses.first().ok_or(CopyError::NoAddress)?;
         let node = Arc::new(Node::new(name, 0, PIECES * PIECE_BYTES)?);
         node.set_outage(outage);
-        let (told, ended) = channel();
-        node.on_completion(Box::new(move |user, result| {
-            // Nobody waits any more when the receiver is gone.
-            let _ = told.send((user, result));
-        }));
+        let (_, events) = node.add_owner().map_err(CopyError::Thread)?;
         let peer = node.join(address, security, timing::STORE_TIMEOUT)?;
         let mut paths = Vec::new();
         if addresses.len() > 1 {
@@ -243,7 +238,7 @@ impl Store {
             address: address.clone(),
             node,
             peer,
-            ended,
+            events,
             stop,
             service,
             is_interrupted: || false,
@@ -330,15 +325,15 @@ impl Store {
                 Some(reason) => CopyError::Lost { address: self.address.clone(), reason },
                 None => otherwise,
             };
-            match self.ended.recv_timeout(timing::STORE_PAUSE) {
-                Ok((index, Ok(()))) => return Ok(index),
-                Ok((_, Err(source))) => {
+            match self.events.wait(timing::STORE_PAUSE) {
+                Some(NodeEvent::Completed { user, result: Ok(()) }) => return Ok(user),
+                Some(NodeEvent::Completed { result: Err(source), .. }) => {
                     return Err(lost(CopyError::Transfer { address: self.address.clone(), source }));
                 }
-                Err(RecvTimeoutError::Disconnected) => return Err(lost(CopyError::Interrupted)),
-                // Whoever is told of a loss fails the transfers too.
-                Err(RecvTimeoutError::Timeout) if progress(done_bytes) => {}
-                Err(RecvTimeoutError::Timeout) => return Err(CopyError::Interrupted),
+                // The transfers fail, too.
+                Some(NodeEvent::Lost { .. }) => {}
+                None if progress(done_bytes) => {}
+                None => return Err(CopyError::Interrupted),
             }
         }
     }

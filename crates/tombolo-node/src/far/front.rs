@@ -6,21 +6,39 @@ use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 use tombolo_core::store::{Counters, SlotId, Store, Traffic};
+use tombolo_host::event_queue::EventQueue;
 
 use crate::fabric::connection::Connection;
 
+/// A read that has ended.
+#[derive(Debug)]
+pub struct Arrived {
+    /// As given to [`FarMemory::read`].
+    pub ticket: u64,
+    /// Where the page's contents are, until [`FarMemory::done`]; `None`: no lender has it any more.
+    pub address: Option<u64>,
+    /// As given.
+    pub since: Option<Instant>,
+    /// The buffer that they are in.
+    pub(crate) buffer: Option<u32>,
+}
+
+/// How far a write is.
+#[derive(Debug)]
+pub enum Written {
+    /// All is safe, but for these slots.
+    All(Vec<SlotId>),
+    /// Not yet; soon.
+    Soon,
+    /// Not yet: [`FarMemory::wait_written`], for so long at most.
+    Later(Duration),
+}
+
 /// What far memory tells its front end.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum FarEvent {
     /// A read has ended.
-    Arrived {
-        /// As given to [`FarMemory::read`].
-        ticket: u64,
-        /// Where the page's contents are, during the call; `None`: no lender has it any more.
-        address: Option<u64>,
-        /// As given.
-        since: Option<Instant>,
-    },
+    Arrived(Arrived),
     /// One of several links to a lender is gone: [`FarMemory::links`] may say otherwise now.
     PathLost {
         /// Where it led.
@@ -50,9 +68,6 @@ pub enum FarEvent {
     /// Something that the user should know.
     Notice(String),
 }
-
-/// Gets the events, on whichever thread notices them.
-pub type FarSink = Box<dyn Fn(FarEvent) + Send + Sync>;
 
 /// Local memory from which slots are written.
 #[derive(Clone, Copy, Debug)]
@@ -114,11 +129,15 @@ pub struct FarLender {
 
 /// Far memory of one front end.
 ///
-/// All methods may be called from several threads at once, with any lock held that [`FarSink`] does not take, except
-/// for [`FarMemory::write`], [`FarMemory::flush`] and [`FarMemory::progress`], which call that.
+/// All methods may be called from several threads at once, with any lock held.
 pub trait FarMemory: Send + Sync {
-    /// Says where events go; before anything is read.
-    fn start(&self, sink: FarSink);
+    /// What it has to say. Whoever calls [`FarMemory::flush`], [`FarMemory::progress`], [`FarMemory::write`] or
+    /// [`FarMemory::write_on`] attends to it and takes what is there afterwards. Its descriptor is readable when something came
+    /// while nobody did.
+    fn events(&self) -> &EventQueue<FarEvent>;
+
+    /// The contents of what has arrived are not needed any more.
+    fn done(&self, arrived: Arrived);
 
     /// The slots. To be held for microseconds; [`FarMemory::flush`] carries out what follows, or else a thread does
     /// within a tenth of a second.
@@ -137,10 +156,17 @@ pub trait FarMemory: Send + Sync {
     /// Where pages to be written without a window are put first; one writer at a time.
     fn staging(&self) -> Staging;
 
-    /// Saves slots: each with its page of the staging memory. Returns when all are safe, but for those returned.
-    fn write(&self, slots: &[(SlotId, u32)]) -> Vec<SlotId>;
+    /// Begins to save slots: each with its page of the staging memory. One write at a time: [`FarMemory::write_on`] says when it is
+    /// over.
+    fn write(&self, slots: &[(SlotId, u32)]);
 
-    /// Starts reading a slot that has no window. The answer comes as an event, with the ticket, and since when
+    /// Goes on with a write.
+    fn write_on(&self) -> Written;
+
+    /// Sleeps until a write may have gone on, or for that long.
+    fn wait_written(&self, timeout: Duration);
+
+    /// Starts reading a slot that has no window. It ends with an event, with the ticket, and since when
     /// somebody has been waiting. The caller holds the slot until then.
     fn read(&self, slot: SlotId, ticket: u64, since: Option<Instant>);
 

@@ -1,7 +1,6 @@
 //! Round trips of the engine: a small write to a lent page, and its acknowledgement.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tombolo_core::rdma::{Direction, PostError, Transfer, TransferError};
@@ -11,7 +10,7 @@ use tombolo_link::{Address, Security};
 use tombolo_wire::Domain;
 
 use crate::driver::address_space::BUFFERS;
-use crate::driver::node::Node;
+use crate::driver::node::{Node, NodeEvent, NodeEvents};
 use crate::fabric::connection::Connection;
 use crate::fabric::link_driver::{AskError, JoinError};
 use crate::fabric::messages::{Reply, Request};
@@ -55,8 +54,7 @@ pub struct Pinger {
     node: Arc<Node>,
     peer: Arc<Connection>,
     segment: u16,
-    ended: Arc<AtomicU64>,
-    failure: Arc<parking_lot::Mutex<Option<TransferError>>>,
+    events: NodeEvents,
     pings: u64,
     yielder: Yielder,
 }
@@ -65,12 +63,8 @@ impl Pinger {
     /// Connects to a node and borrows a page of it.
     pub fn new(address: &Address, security: &Security, timeout: Duration) -> Result<Self, PingError> {
         let node = Arc::new(Node::new("ping", 0, MAX_PING_BYTES as usize)?);
-        let (ended, failure) = (Arc::new(AtomicU64::new(0)), Arc::new(parking_lot::Mutex::new(None)));
-        let (told, why) = (ended.clone(), failure.clone());
-        node.on_completion(Box::new(move |user, result| {
-            *why.lock() = result.err();
-            told.store(user, Ordering::Release);
-        }));
+        let (_, events) = node.add_owner().map_err(|error| LendError::System(error.to_string()))?;
+        events.attend_always();
         let peer = node.join(address, security, timeout)?;
         let page = Request::Lend { bytes: MAX_PING_BYTES.into() };
         let segment = match node.ask(&peer, page, timeout)?.0 {
@@ -81,7 +75,7 @@ impl Pinger {
             Reply::Failed(reason) => return Err(PingError::Refused(reason)),
             other => return Err(PingError::Refused(format!("its answer does not fit: {other:?}"))),
         };
-        Ok(Self { node, peer, segment, ended, failure, pings: 0, yielder: Yielder::default() })
+        Ok(Self { node, peer, segment, events, pings: 0, yielder: Yielder::default() })
     }
 
     /// Writes `size_bytes` (at most [`MAX_PING_BYTES`]) and waits for the acknowledgement.
@@ -103,9 +97,13 @@ impl Pinger {
         self.node.pump();
         loop {
             self.node.drive(&self.peer);
-            if self.ended.load(Ordering::Acquire) == self.pings {
-                let failure = self.failure.lock().take();
-                return failure.map_or_else(|| Ok(since.elapsed()), |error| Err(PingError::Failed(error)));
+            match self.events.take() {
+                Some(NodeEvent::Completed { user, result }) if user == self.pings => {
+                    return result.map(|()| since.elapsed()).map_err(PingError::Failed);
+                }
+                // Of one that came too late, or its peer's end, which is seen below.
+                Some(_) => continue,
+                None => {}
             }
             if let Some(reason) = self.peer.loss() {
                 return Err(AskError::Lost(reason).into());

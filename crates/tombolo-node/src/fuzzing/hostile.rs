@@ -10,7 +10,7 @@
 //! not granted to it, must serve the honest one, and must keep nothing of the hostile one when its links are gone.
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ use tombolo_wire::{Checksums, Domain, Packet};
 
 use super::{Message, MessageV1, Reply, Request};
 use crate::driver::address_space::BUFFERS;
-use crate::driver::node::Node;
+use crate::driver::node::{Node, NodeEvent, NodeEvents};
 use crate::driver::serve::receive_programs;
 use crate::fabric::connection::Connection;
 use crate::fabric::messages::Checksum;
@@ -159,7 +159,7 @@ struct Victim {
     at_honest: Arc<Connection>,
     /// Memory of the honest neighbour that the node borrowed.
     borrowed: Arc<SharedMemory>,
-    ended: Arc<AtomicU64>,
+    events: NodeEvents,
     reads: u64,
 }
 
@@ -187,14 +187,9 @@ impl Victim {
                 Segment::new(borrowed.clone(), room, honest.lending.reclaimer(Owner::Peer(at_honest.id)));
             assert_eq!(ledger.enter(at_honest.id, segment).expect("a number"), SEGMENT);
         }
-        let ended = Arc::new(AtomicU64::new(0));
-        let told = ended.clone();
-        honest.on_completion(Box::new(move |user, result| {
-            assert_eq!(result, Ok(()), "the honest neighbour reads what it has borrowed");
-            told.store(user, Ordering::Release);
-        }));
+        let (_, events) = honest.add_owner().expect("a descriptor");
         let program = Program::new(&node, node.fabric.numbers.number(neighbour.id));
-        Self { node, program, neighbour, honest, at_honest, borrowed, ended, reads: 0 }
+        Self { node, program, neighbour, honest, at_honest, borrowed, events, reads: 0 }
     }
 
     fn lend(&self) -> Lent {
@@ -247,7 +242,13 @@ impl Victim {
                 node.expire();
                 node.tick();
             }
-            self.ended.load(Ordering::Acquire) == self.reads
+            match self.events.take() {
+                Some(NodeEvent::Completed { user, result }) => {
+                    assert_eq!(result, Ok(()), "the honest neighbour reads what it has borrowed");
+                    user == self.reads
+                }
+                _ => false,
+            }
         });
         let read = self.honest.buffers().span(0, bytes as usize).expect("a span").to_vec();
         assert!(read == SECRET.repeat(bytes as usize / 8), "the honest neighbour read something else");

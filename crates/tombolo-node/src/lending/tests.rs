@@ -11,7 +11,7 @@ use tombolo_wire::Domain;
 use super::ledger::Published;
 use super::named::Hasher;
 use crate::driver::address_space::BUFFERS;
-use crate::driver::node::Node;
+use crate::driver::node::{Node, NodeEvent, NodeEvents};
 use crate::fabric::connection::Connection;
 use crate::fabric::messages::{Checksum, Reply, Request};
 use crate::memory::allocation::allocate;
@@ -64,18 +64,15 @@ impl Drop for Lender {
 struct Borrower {
     node: Arc<Node>,
     peer: Arc<Connection>,
-    ended: std::sync::mpsc::Receiver<Result<(), String>>,
+    events: NodeEvents,
 }
 
 impl Borrower {
     fn new(lender: &Lender) -> Self {
         let node = Arc::new(Node::new("borrower", 0, 8192).unwrap());
-        let (told, ended) = std::sync::mpsc::channel();
-        node.on_completion(Box::new(move |_, result| {
-            let _ = told.send(result.map_err(|error| error.to_string()));
-        }));
+        let (_, events) = node.add_owner().unwrap();
         let peer = node.join(&lender.address, &Security::Insecure, TIMEOUT).unwrap();
-        Self { node, peer, ended }
+        Self { node, peer, events }
     }
 
     fn ask(&self, request: Request) -> Reply {
@@ -118,8 +115,8 @@ impl Borrower {
         let since = Instant::now();
         loop {
             self.node.drive(&self.peer);
-            if let Ok(result) = self.ended.try_recv() {
-                return result;
+            if let Some(NodeEvent::Completed { result, .. }) = self.events.take() {
+                return result.map_err(|error| error.to_string());
             }
             assert!(since.elapsed() < TIMEOUT, "a transfer does not end");
             self.node.expire();

@@ -2,12 +2,11 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use tombolo_core::store::{NoRoom, SlotId};
 use tombolo_host::process::{Span, read_memory};
-use tombolo_node::{Address, FarEvent, FarMemory, FarStore, Listener, Security, listen};
+use tombolo_node::{Address, FarEvent, FarMemory, FarStore, Listener, Security, Written, listen};
 use tombolo_random::Random;
 
 /// No progress for so long is a lock-up.
@@ -39,23 +38,26 @@ const SLOTS_MAX: usize = 1000;
 
 /// Stores, reads and releases pages of far memory in random order, checking every byte.
 pub fn work(far: &FarStore, seed: u64, goes_on: impl Fn() -> bool) -> u64 {
-    let (sender, arrivals) = mpsc::channel();
-    let sender = Mutex::new(sender);
-    // What comes after the work is over is nobody's concern here.
-    let lost: Arc<Mutex<Option<String>>> = Arc::default();
-    let told = lost.clone();
-    far.start(Box::new(move |event| match event {
-        FarEvent::Arrived { ticket, address, .. } => {
-            let mut page = vec![0u8; 4096];
-            let address = address.expect("no lender is lost here");
-            copy_page(page.as_mut_ptr() as u64, address);
-            let _ = sender.lock().unwrap().send((ticket, page));
-        }
-        FarEvent::LenderLost { lender, reason } => {
-            *told.lock().unwrap() = Some(format!("{lender}: {reason}"))
-        }
-        _ => {}
-    }));
+    // Whether a page that has arrived is the right one, and how many have.
+    let arrived = std::cell::Cell::new(0);
+    let attend = |work: &mut dyn FnMut()| {
+        far.events().attend(work, |events| {
+            while let Some(event) = events.take() {
+                match event {
+                    FarEvent::Arrived(page) => {
+                        let mut bytes = vec![0u8; 4096];
+                        copy_page(bytes.as_mut_ptr() as u64, page.address.expect("no lender is lost here"));
+                        assert!(bytes == contents(page.ticket), "page {}", page.ticket);
+                        far.done(page);
+                        arrived.set(arrived.get() + 1);
+                    }
+                    // What comes after the work is over is nobody's concern here.
+                    FarEvent::LenderLost { lender, reason } => panic!("a lender is lost: {lender}: {reason}"),
+                    _ => {}
+                }
+            }
+        });
+    };
     // What each slot holds.
     let mut stored: Vec<(SlotId, u64)> = Vec::new();
     let mut numbers = Random::for_test(seed);
@@ -70,10 +72,10 @@ pub fn work(far: &FarStore, seed: u64, goes_on: impl Fn() -> bool) -> u64 {
                 let taken = far.slots().take();
                 match taken {
                     Ok(taken) => break taken,
-                    Err(NoRoom::NotYet) => far.flush(),
+                    Err(NoRoom::NotYet) => attend(&mut || far.flush()),
                     Err(NoRoom::Full) => panic!("far memory is full with {} slots", stored.len()),
                 }
-                far.progress();
+                attend(&mut || far.progress());
                 assert!(since.elapsed() < PATIENCE, "nothing is borrowed");
             };
             next += 1;
@@ -94,7 +96,17 @@ pub fn work(far: &FarStore, seed: u64, goes_on: impl Fn() -> bool) -> u64 {
         for slot in directly {
             far.slots().commit(slot, None).expect("its lender is alive");
         }
-        assert_eq!(far.write(&batch), [] as [SlotId; 0]);
+        attend(&mut || far.write(&batch));
+        let mut written = Written::Soon;
+        let failed = loop {
+            attend(&mut || written = far.write_on());
+            match written {
+                Written::All(failed) => break failed,
+                Written::Soon => {}
+                Written::Later(timeout) => far.wait_written(timeout),
+            }
+        };
+        assert_eq!(failed, [] as [SlotId; 0]);
         let wanted: Vec<(SlotId, u64)> = (0..32).map(|_| stored[numbers.index(stored.len())]).collect();
         let mut open = 0;
         for &(slot, number) in &wanted {
@@ -112,17 +124,13 @@ pub fn work(far: &FarStore, seed: u64, goes_on: impl Fn() -> bool) -> u64 {
                 }
             }
         }
-        far.flush();
+        attend(&mut || far.flush());
         let since = Instant::now();
-        while open > 0 {
-            far.progress();
-            while let Ok((ticket, bytes)) = arrivals.try_recv() {
-                assert!(bytes == contents(ticket), "page {ticket}");
-                open -= 1;
-            }
-            assert_eq!(*lost.lock().unwrap(), None, "a lender is lost");
-            assert!(since.elapsed() < PATIENCE, "locked up with {open} reads open");
+        while arrived.get() < open {
+            attend(&mut || far.progress());
+            assert!(since.elapsed() < PATIENCE, "locked up: {} of {open} reads have arrived", arrived.get());
         }
+        arrived.set(0);
         while stored.len() > SLOTS_MAX {
             let (slot, _) = stored.swap_remove(numbers.index(stored.len()));
             far.slots().release(slot);

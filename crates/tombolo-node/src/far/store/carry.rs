@@ -10,7 +10,7 @@ use tombolo_wire::Domain;
 use super::lender::Job;
 use super::{FarStore, PAGE_BYTES, READ_PAGES};
 use crate::driver::address_space::BUFFERS;
-use crate::far::front::FarEvent;
+use crate::far::front::{Arrived, FarEvent};
 
 /// Where in the node's buffer memory that page is.
 fn offset_of(page: Source) -> u64 {
@@ -27,7 +27,7 @@ const BUFFER_SHIFT: u32 = 44;
 const NO_BUFFER: u64 = 0xfff;
 
 impl FarStore {
-    /// Carries out what the store wants done, and what follows from that. It calls the front end's sink.
+    /// Carries out what the store wants done, and what follows from that.
     pub(super) fn carry_out(&self) {
         loop {
             let action = self.store.lock().poll(self.now_ns());
@@ -65,11 +65,8 @@ impl FarStore {
                 let base = self.node.buffers().as_mut_ptr() as u64;
                 let address = buffer.ok().map(|buffer| base + offset_of(Source::Buffer(buffer)));
                 let since = ticket.waited_since_ns.map(|ns| self.epoch + Duration::from_nanos(ns));
-                self.notify(FarEvent::Arrived { ticket: ticket.name, address, since });
-                if let Ok(buffer) = buffer {
-                    self.store.lock().buffer_done(self.now_ns(), buffer);
-                }
-                self.in_flight.fetch_sub(1, Ordering::Release);
+                let buffer = buffer.ok();
+                self.notify(FarEvent::Arrived(Arrived { ticket: ticket.name, address, since, buffer }));
             }
             Action::Drained { lender } => {
                 let Some(lender) = self.lender(lender) else { return };
@@ -151,8 +148,7 @@ impl FarStore {
     }
 
     fn user(&self, io: u64, buffer: u64) -> u64 {
-        let word = buffer << BUFFER_SHIFT | io;
-        self.owner.get().map_or(word, |owner| owner.user(word))
+        self.owner.user(buffer << BUFFER_SHIFT | io)
     }
 
     /// The read or write of a transfer's number, and the checksum of what was read.

@@ -23,15 +23,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use tombolo_core::rdma::{PeerId, TransferError};
+use tombolo_core::rdma::PeerId;
 use tombolo_core::store::{Config, LenderId, SlotId, Store};
+use tombolo_host::event_queue::EventQueue;
 use tombolo_host::timing::node as timing;
 use tombolo_link::{Address, Link, LossReason, Security};
 
-use crate::driver::node::{Node, Owner};
+use crate::driver::node::{Node, NodeEvent, NodeEvents, Owner};
 use crate::fabric::connection::Connection;
 use crate::far::asking::BorrowError;
-use crate::far::front::{FarEvent, FarSink};
+use crate::far::front::FarEvent;
 use crate::lending::ledger::LendError;
 
 use lender::{Lender, Window};
@@ -83,12 +84,18 @@ pub struct FarOptions<'a> {
 struct Writing {
     open: HashSet<SlotId>,
     failed: Vec<SlotId>,
+    /// How many were open when something last went on, and until when the writer looks again and again.
+    before: usize,
+    polled_until: Option<Instant>,
 }
 
 /// Memory of other nodes, as slots.
 pub struct FarStore {
     node: Arc<Node>,
-    owner: OnceLock<Owner>,
+    owner: Owner,
+    node_events: NodeEvents,
+    /// Events of the node are dealt with in their order.
+    in_order: Mutex<()>,
     store: Mutex<Store>,
     /// By their number in the store.
     lenders: RwLock<Arc<Vec<Arc<Lender>>>>,
@@ -100,7 +107,6 @@ pub struct FarStore {
     /// The origin of the store's times.
     epoch: Instant,
     writing: Mutex<Writing>,
-    writer: Mutex<()>,
     /// The writer sleeps, and wants to be told by `written` when all is written.
     writer_sleeps: AtomicBool,
     written: OwnedFd,
@@ -108,9 +114,8 @@ pub struct FarStore {
     borrowed_peak_pages: AtomicU64,
     /// Rounds of progress, for what need not be done in each.
     rounds: AtomicU32,
-    sink: OnceLock<FarSink>,
-    /// Notices from before there was a sink.
-    early: Mutex<Vec<FarEvent>>,
+    /// For the front end.
+    events: EventQueue<FarEvent>,
     stop: AtomicBool,
     /// The service thread is to look at the store.
     work: OwnedFd,
@@ -143,6 +148,7 @@ impl FarStore {
             store.came(ways, lender);
         }
         store.require_memory()?;
+        store.forget_lenders_said();
         Ok(store)
     }
 
@@ -172,7 +178,13 @@ impl FarStore {
             store.came(&ways, lender);
         }
         store.require_memory()?;
+        store.forget_lenders_said();
         Ok(store)
+    }
+
+    /// The lenders that are there from the beginning are no news.
+    fn forget_lenders_said(&self) {
+        self.events.retain(|event| !matches!(event, FarEvent::LenderAdded { .. }));
     }
 
     fn at(
@@ -190,9 +202,13 @@ impl FarStore {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let eventfd = || rustix::event::eventfd(0, flags).map_err(|errno| no_thread(errno.into()));
         let (work, written) = (eventfd()?, eventfd()?);
+        let (owner, node_events) = node.add_owner().map_err(no_thread)?;
+        let events = EventQueue::new().map_err(|errno| no_thread(errno.into()))?;
         let store = Arc::new(Self {
             node,
-            owner: OnceLock::new(),
+            owner,
+            node_events,
+            in_order: Mutex::new(()),
             store: Mutex::new(Store::new(config)),
             lenders: RwLock::default(),
             windows: RwLock::default(),
@@ -201,14 +217,12 @@ impl FarStore {
             dead_windows,
             epoch: Instant::now(),
             writing: Mutex::default(),
-            writer: Mutex::new(()),
             writer_sleeps: AtomicBool::new(false),
             written,
             in_flight: AtomicU64::new(0),
             borrowed_peak_pages: AtomicU64::new(0),
             rounds: AtomicU32::new(0),
-            sink: OnceLock::new(),
-            early: Mutex::default(),
+            events,
             stop: AtomicBool::new(false),
             work,
             service: Mutex::new(None),
@@ -216,19 +230,6 @@ impl FarStore {
             members: Mutex::default(),
             said: Mutex::default(),
         });
-        let weak = Arc::downgrade(&store);
-        let owner = store.node.on_completion(Box::new(move |word, result| {
-            if let Some(store) = weak.upgrade() {
-                store.transferred(word, result);
-            }
-        }));
-        let _ = store.owner.set(owner);
-        let weak = Arc::downgrade(&store);
-        store.node.on_loss(Box::new(move |peer, reason| {
-            if let Some(store) = weak.upgrade() {
-                store.peer_lost(peer, reason);
-            }
-        }));
         let weak = Arc::downgrade(&store);
         let service = std::thread::Builder::new()
             .name("far".into())
@@ -279,11 +280,7 @@ impl FarStore {
     }
 
     fn notify(&self, event: FarEvent) {
-        match self.sink.get() {
-            Some(sink) => sink(event),
-            None if matches!(event, FarEvent::Notice(_)) => self.early.lock().push(event),
-            None => {}
-        }
+        self.events.push(event);
     }
 
     /// Tells the user something, once.
@@ -297,10 +294,27 @@ impl FarStore {
         self.lenders().get(usize::from(id.0)).cloned()
     }
 
-    /// A transfer of the store's has ended.
-    fn transferred(&self, word: u64, result: Result<(), TransferError>) {
-        let (io, ended) = self.of_transfer(word, result);
-        self.store.lock().completed(self.now_ns(), io, ended);
+    /// Drives the node, and deals with what came of it.
+    fn drive(&self, work: impl FnOnce(&Node)) {
+        self.node_events.attend(|| work(&self.node), |_| self.take_node_events());
+    }
+
+    fn take_node_events(&self) {
+        if self.node_events.is_empty() {
+            return;
+        }
+        {
+            let _in_order = self.in_order.lock();
+            while let Some(event) = self.node_events.take() {
+                match event {
+                    NodeEvent::Completed { user, result } => {
+                        let (io, ended) = self.of_transfer(user, result);
+                        self.store.lock().completed(self.now_ns(), io, ended);
+                    }
+                    NodeEvent::Lost { peer, reason } => self.peer_lost(peer, reason),
+                }
+            }
+        }
         self.carry_out();
     }
 

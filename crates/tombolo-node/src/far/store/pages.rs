@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use parking_lot::MutexGuard;
 use tombolo_core::store::{LenderState, Piece, SlotId, Store, Ticket};
 use tombolo_host::event;
+use tombolo_host::event_queue::EventQueue;
 use tombolo_host::timing::node as timing;
 
 use super::{FarStore, Lender, PAGE_BYTES, READ_PAGES, STAGING_PAGES};
-use crate::far::front::{FarLender, FarLink, FarMemory, FarSink, FarStatus, Staging};
+use crate::driver::node::Node;
+use crate::far::front::{Arrived, FarEvent, FarLender, FarLink, FarMemory, FarStatus, Staging, Written};
 
 impl FarStore {
     /// Lenders whose links carry packets, if they are there.
@@ -33,11 +35,15 @@ impl FarStore {
 }
 
 impl FarMemory for FarStore {
-    fn start(&self, sink: FarSink) {
-        let _ = self.sink.set(sink);
-        for event in std::mem::take(&mut *self.early.lock()) {
-            self.notify(event);
+    fn events(&self) -> &EventQueue<FarEvent> {
+        &self.events
+    }
+
+    fn done(&self, arrived: Arrived) {
+        if let Some(buffer) = arrived.buffer {
+            self.store.lock().buffer_done(self.now_ns(), buffer);
         }
+        self.in_flight.fetch_sub(1, Ordering::Release);
     }
 
     fn slots(&self) -> MutexGuard<'_, Store> {
@@ -65,53 +71,64 @@ impl FarMemory for FarStore {
         Staging { address, pages: STAGING_PAGES }
     }
 
-    fn write(&self, slots: &[(SlotId, u32)]) -> Vec<SlotId> {
-        let _one_at_a_time = self.writer.lock();
+    fn write(&self, slots: &[(SlotId, u32)]) {
         let piece = |&(slot, staged): &(SlotId, u32)| Piece { slot, staged, checksum: None };
         let pieces: Vec<Piece> = slots.iter().map(piece).collect();
         self.writing.lock().open.extend(slots.iter().map(|(slot, _)| *slot));
         self.store.lock().write(&pieces);
         self.carry_out();
-        self.node.pump();
+        self.drive(Node::pump);
         // Where all is copied by the kernel, no link can damage it.
         if !self.is_windowed() {
             self.sum_up(slots);
         }
-        let mut polled_until = Instant::now() + timing::WRITE_POLL;
-        let mut before = slots.len();
-        loop {
-            let open = self.writing.lock().open.len();
-            if open == 0 {
-                return std::mem::take(&mut self.writing.lock().failed);
-            }
+        let mut writing = self.writing.lock();
+        writing.before = slots.len();
+        writing.polled_until = Some(Instant::now() + timing::WRITE_POLL);
+    }
+
+    fn write_on(&self) -> Written {
+        if !self.writing.lock().open.is_empty() {
             self.progress();
-            let now = Instant::now();
-            if open < before {
-                before = open;
-                polled_until = now + timing::WRITE_POLL;
-            } else if now > polled_until {
-                // Before sleeping: what drives lazily leaves answers behind.
-                let remote = self.remote();
-                for lender in &remote {
-                    self.node.flush(&lender.peer);
-                }
-                let sleep =
-                    self.node.expire().unwrap_or(timing::WRITE_MAX_SLEEP).min(timing::WRITE_MAX_SLEEP);
-                let alive: Vec<_> = remote
-                    .iter()
-                    .filter(|lender| !lender.is_lost() && lender.peer.has_link())
-                    .map(|lender| lender.peer.link.descriptor())
-                    .collect();
-                self.writer_sleeps.store(true, Ordering::SeqCst);
-                // Another thread may have taken the last answer.
-                if !self.writing.lock().open.is_empty() {
-                    let alive: Vec<_> = alive.into_iter().chain([self.written.as_fd()]).collect();
-                    let _ = event::wait_readable(&alive, Some(sleep));
-                }
-                self.writer_sleeps.store(false, Ordering::SeqCst);
-                let _ = rustix::io::read(&self.written, &mut [0u8; 8]);
-            }
         }
+        let mut writing = self.writing.lock();
+        let open = writing.open.len();
+        if open == 0 {
+            return Written::All(std::mem::take(&mut writing.failed));
+        }
+        let now = Instant::now();
+        if open < writing.before {
+            writing.before = open;
+            writing.polled_until = Some(now + timing::WRITE_POLL);
+        }
+        if writing.polled_until.is_some_and(|until| now <= until) {
+            return Written::Soon;
+        }
+        drop(writing);
+        let sleep = self.node.expire().unwrap_or(timing::WRITE_MAX_SLEEP).min(timing::WRITE_MAX_SLEEP);
+        Written::Later(sleep)
+    }
+
+    fn wait_written(&self, timeout: Duration) {
+        // Before sleeping: what drives lazily leaves answers behind.
+        let remote = self.remote();
+        for lender in &remote {
+            self.node.flush(&lender.peer);
+        }
+        let alive: Vec<_> = remote
+            .iter()
+            .filter(|lender| !lender.is_lost() && lender.peer.has_link())
+            .map(|lender| lender.peer.link.descriptor())
+            .collect();
+        self.writer_sleeps.store(true, Ordering::SeqCst);
+        // Another thread may have taken the last answer.
+        if !self.writing.lock().open.is_empty() {
+            let own = [self.written.as_fd(), self.node_events.as_fd()];
+            let alive: Vec<_> = alive.into_iter().chain(own).collect();
+            let _ = event::wait_readable(&alive, Some(timeout));
+        }
+        self.writer_sleeps.store(false, Ordering::SeqCst);
+        let _ = rustix::io::read(&self.written, &mut [0u8; 8]);
     }
 
     fn read(&self, slot: SlotId, ticket: u64, since: Option<Instant>) {
@@ -123,18 +140,23 @@ impl FarMemory for FarStore {
 
     fn flush(&self) {
         self.carry_out();
-        self.node.pump();
+        self.drive(Node::pump);
     }
 
     fn progress(&self) {
-        for lender in self.lenders().iter().filter(|lender| !lender.is_windowed) {
-            if lender.peer.has_link() {
-                self.node.drive_lazily(&lender.peer);
-            }
-        }
         // Timers count milliseconds, and a thread that waits for a page calls this every microsecond.
-        if self.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(timing::TIMER_CHECK_ROUNDS) {
-            self.node.expire();
+        let expires = self.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(timing::TIMER_CHECK_ROUNDS);
+        self.drive(|node| {
+            for lender in self.lenders().iter().filter(|lender| !lender.is_windowed) {
+                if lender.peer.has_link() {
+                    node.drive_lazily(&lender.peer);
+                }
+            }
+            if expires {
+                node.expire();
+            }
+        });
+        if expires {
             self.carry_out();
         }
     }

@@ -13,6 +13,7 @@ use tombolo_link::{Address, LossReason};
 
 use super::lender::Job;
 use super::{FarStore, Lender};
+use crate::driver::node::Node;
 use crate::fabric::neighbourhood;
 use crate::far::asking::BorrowError;
 use crate::far::front::FarEvent;
@@ -247,7 +248,7 @@ impl FarStore {
         if self.stop.load(Ordering::Relaxed) {
             return false;
         }
-        self.node.tick();
+        self.drive(|node| _ = node.tick());
         self.note_suspects();
         self.run_errands();
         // Nobody polls the links with windows for packets: there are none.
@@ -256,11 +257,11 @@ impl FarStore {
             lenders.iter().filter(|lender| lender.is_windowed && !lender.is_lost()).collect();
         for lender in &windowed {
             if self.node.arm(&lender.peer).unwrap_or(true) {
-                self.node.drive(&lender.peer);
+                self.drive(|node| _ = node.drive(&lender.peer));
             }
         }
         self.carry_out();
-        self.node.pump();
+        self.drive(Node::pump);
         // Errands are done within `WINDOWS_MAX_SLEEP` of their time.
         let deadline = self.store.lock().next_deadline();
         let sleep = deadline.map_or(timing::WINDOWS_MAX_SLEEP, |at_ns| {
@@ -268,7 +269,8 @@ impl FarStore {
                 .clamp(timing::FAR_STORE_MIN_SLEEP, timing::WINDOWS_MAX_SLEEP)
         });
         let links = windowed.iter().map(|lender| lender.peer.link.descriptor());
-        let descriptors: Vec<_> = links.chain([self.work.as_fd()]).collect();
+        // Threads that ask lenders drive links, too.
+        let descriptors: Vec<_> = links.chain([self.work.as_fd(), self.node_events.as_fd()]).collect();
         let _ = event::wait_readable(&descriptors, Some(sleep));
         let _ = rustix::io::read(&self.work, &mut [0u8; 8]);
         true
