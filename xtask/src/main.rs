@@ -1,9 +1,10 @@
-//! What developers and CI run: `cargo xtask test | lint | ci | headers | bench`.
+//! What developers and CI run: `cargo xtask test | lint | ci | headers | fuzz | bench`.
 
 use std::process::ExitCode;
 
 mod bench;
 mod command;
+mod fuzz;
 mod guest;
 mod headers;
 mod lint;
@@ -20,7 +21,9 @@ usage: cargo xtask <task>
   lint                 formatting, clippy, documentation, licences and advisories
   ci                   both, and nothing may be left out
   headers              write the header for programs in C from the code
-  bench paging|rdma|faults
+  fuzz [SECONDS] [TARGET...]
+                       run every fuzz target, or these, for a minute each, or that long
+  bench paging|rdma|faults|net
                        measure, and write a part of bench/RESULTS.md";
 
 fn main() -> ExitCode {
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
         Some("lint") => lint::main(),
         Some("ci") => test::main(rest, true).and_then(|()| lint::main()),
         Some("headers") => headers::write(),
+        Some("fuzz") => fuzz::main(rest),
         Some("bench") => bench::main(rest),
         _ => Err(USAGE.to_owned()),
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::common::{Lender, Link, PATIENCE, Running, Scratch, TOMBOLO, compiled, needs, tombolo};
+use crate::common::{Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, tombolo};
 
 fn with_stdout(arguments: &[&str], stdout: impl Into<Stdio>) -> Output {
     let mut command = Command::new(TOMBOLO);
@@ -24,6 +24,8 @@ fn output_that_cannot_be_written_is_a_failure() {
     let address = lender.address();
     for arguments in [
         &["ls", address][..],
+        &["top", "--count", "1"],
+        &["top", "--count", "1", "--json"],
         &["ls", address, "--json"],
         &["status", address],
         &["status", address, "--json"],
@@ -39,11 +41,26 @@ fn output_that_cannot_be_written_is_a_failure() {
         &["--version"],
         &["help", "node"],
     ] {
-        let full = File::options().write(true).open("/dev/full").unwrap();
-        let outcome = with_stdout(arguments, full);
-        let said = String::from_utf8_lossy(&outcome.stderr);
-        assert_eq!(outcome.status.code(), Some(125), "{arguments:?}: {said}");
-        assert!(said.contains("standard output"), "{arguments:?}: {said}");
+        assert_cannot_be_written(arguments);
+    }
+}
+
+fn assert_cannot_be_written(arguments: &[&str]) {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let outcome = with_stdout(arguments, full);
+    let said = String::from_utf8_lossy(&outcome.stderr);
+    assert_eq!(outcome.status.code(), Some(125), "{arguments:?}: {said}");
+    assert!(said.contains("standard output"), "{arguments:?}: {said}");
+}
+
+#[test]
+fn lenders_that_cannot_be_listed_are_a_failure() {
+    needs!();
+    let lender = Lender::start(Link::Shm, "64M");
+    let run = Program::new(&["sleep", "600"]).start_on(&[&lender], "16M");
+    let program = run.program_pid().to_string();
+    for arguments in [&["lenders", "ls", &program][..], &["lenders", "ls", &program, "--json"], &["ps"]] {
+        assert_cannot_be_written(arguments);
     }
 }
 

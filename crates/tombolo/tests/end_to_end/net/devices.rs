@@ -105,6 +105,14 @@ fn a_port_is_described_in_ethtools_words_and_ours() {
     // Nothing was said of where the owner is: there is one.
     let found = room.at("owner", &[TOMBOLO, "net", "ls", "--from", &room.address(), "--json"]);
     assert!(found.status.success());
+    for words in [&["ls"][..], &["show", "uplink"], &["show", &name, "--json"], &["stats"]] {
+        let address = room.address();
+        let words =
+            [&["-c", "exec \"$@\" > /dev/full", "sh", TOMBOLO, "net"], words, &["--from", &address]].concat();
+        let output = run("sh", &words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(125) && said.contains("standard output"), "{words:?}: {said}");
+    }
     let uplink = room.said(&["show", "uplink"]);
     assert!(uplink.contains("rate: 2Gbit/s") && uplink.contains("registers"), "{uplink}");
 }
