@@ -1,12 +1,17 @@
 //! Two machines in network namespaces, with keys, and a cable between them: they want each other, are started in
-//! any order, restarted, and the cable is pulled out under a running program.
+//! any order, restarted, the cable is pulled out under a running program, and strangers say hello in crowds.
 //!
 //! `TOMBOLO_FULL=1` restarts them 50 times, `TOMBOLO_RESTARTS=n` n times.
 
-use std::fs;
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -262,6 +267,117 @@ fn a_lender_that_was_started_again_is_known_by_its_life() {
     let outcome = run.wait(PATIENCE);
     assert_eq!(outcome.code(), 135, "SIGBUS; stderr: {}", outcome.stderr);
     assert!(outcome.stderr.contains("started again"), "{}", outcome.stderr);
+}
+
+/// Strangers at the second machine that say hello from ever other addresses, until this is dropped.
+struct Strangers {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<u64>>,
+}
+
+impl Strangers {
+    /// So many addresses, from each of which a hello comes again and again, some thousands a second in all.
+    const ADDRESSES: u32 = 2048;
+
+    fn start(machines: &Machines) -> Self {
+        // The network of the thread alone.
+        let network = File::open(format!("/var/run/netns/{}", machines.place(1))).unwrap();
+        let (said, port) = (Arc::new(Mutex::new(None::<Vec<u8>>)), Arc::new(AtomicU32::new(0)));
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::spawn({
+            let (said, port, stop) = (said.clone(), port.clone(), stop.clone());
+            move || {
+                let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+                rustix::thread::move_into_link_name_space(network.as_fd(), kind).unwrap();
+                let heard = UdpSocket::bind("127.0.0.1:0").unwrap();
+                port.store(heard.local_addr().unwrap().port().into(), Ordering::SeqCst);
+                let mut hello = vec![0; 2048];
+                let length = heard.recv(&mut hello).unwrap();
+                hello.truncate(length);
+                *said.lock().unwrap() = Some(hello.clone());
+                Self::flood(&hello, &stop)
+            }
+        });
+        while port.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        // What a stranger says first, to a port that never answers.
+        let address = format!("udp:127.0.0.1:{}", port.load(Ordering::SeqCst));
+        let stranger = machines.start(1, &["ping", &address, "--count", "1"]);
+        let since = Instant::now();
+        while said.lock().unwrap().is_none() {
+            assert!(since.elapsed() < PATIENCE, "it says nothing: {}", stranger.errors());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Self { stop, thread: Some(thread) }
+    }
+
+    /// Says it from all addresses; how often.
+    fn flood(hello: &[u8], stop: &AtomicBool) -> u64 {
+        let (mut count, mut sockets) = (0_u64, VecDeque::new());
+        let mut hello = hello.to_vec();
+        while !stop.load(Ordering::Relaxed) {
+            let number = (count % u64::from(Self::ADDRESSES)) as u32;
+            let from = std::net::Ipv4Addr::from(0x0A50_0000 + 1 + number);
+            let socket = UdpSocket::bind((from, 0)).unwrap();
+            // Another one each time, so that none is a repetition.
+            hello[16..24].copy_from_slice(&(count + 1).to_le_bytes());
+            let _ = socket.send_to(&hello, "10.79.0.1:7000");
+            count += 1;
+            sockets.push_back(socket);
+            // Answers come to somebody for a while.
+            if sockets.len() > 256 {
+                sockets.pop_front();
+            }
+            if count.is_multiple_of(16) {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        count
+    }
+
+    fn end(mut self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map_or(0, |thread| thread.join().unwrap())
+    }
+}
+
+/// A neighbour, a program on the node's memory and newcomers, beside strangers that never go on after their hello.
+#[test]
+fn strangers_that_say_hello_keep_nobody_out() {
+    needs!("sort");
+    let Some(machines) = machines() else { return };
+    machines.at(1, "route add local 10.80.0.0/16 dev lo").unwrap();
+    machines.at(0, "route add 10.80.0.0/16 via 10.79.0.2 dev cable").unwrap();
+    let nodes = [0, 1].map(|which| machines.node(which));
+    nodes.iter().for_each(|node| joined_times(node, 1));
+    let input = machines.homes[1].file("input");
+    fs::write(&input, lines(70_000)).unwrap();
+    let words = [&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input];
+    let mut plain = Command::new(words[0]);
+    plain.args(&words[1..]).env("LC_ALL", "C");
+    let plain = Running::start(plain, Vec::new()).wait(PATIENCE);
+    let strangers = Strangers::start(&machines);
+    let mut arguments =
+        vec!["run", "--from", "udp:10.79.0.1:7000", "--local", "8M", "--remote", "128M", "--"];
+    arguments.extend(words);
+    let run = machines.start(1, &arguments);
+    for _ in 0..10 {
+        let newcomer = machines.start(1, &["ping", "udp:10.79.0.1:7000", "--count", "3", "--interval", "1"]);
+        let outcome = newcomer.wait(PATIENCE);
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        assert!(outcome.text().contains("3 sent, 3 answered"), "{}", outcome.text());
+    }
+    let outcome = run.wait(PATIENCE);
+    assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+    assert!(outcome.stdout == plain.stdout, "the output differs");
+    let said = strangers.end();
+    assert!(said > 1000, "{said} hellos");
+    // The strangers were heard: each got an answer that it did not go on from.
+    one_link(&machines);
+    for node in &nodes {
+        assert_eq!((count(node, " lost "), count(node, " joined ")), (0, 1), "{}", node.errors());
+    }
 }
 
 /// Waits until that much has gone out by the cable.

@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::common::{Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, tombolo};
+use crate::common::{
+    Lender, Link, PATIENCE, Program, Running, Scratch, TOMBOLO, compiled, needs, runtime_directory, tombolo,
+};
 
 fn with_stdout(arguments: &[&str], stdout: impl Into<Stdio>) -> Output {
     let mut command = Command::new(TOMBOLO);
-    command.args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
+    command.args(arguments).env("TOMBOLO_RUNTIME_DIR", runtime_directory());
+    command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
     command.spawn().unwrap().wait_with_output().unwrap()
 }
 
@@ -58,7 +61,12 @@ fn lenders_that_cannot_be_listed_are_a_failure() {
     needs!();
     let lender = Lender::start(Link::Shm, "64M");
     let run = Program::new(&["sleep", "600"]).start_on(&[&lender], "16M");
-    let program = run.program_pid().to_string();
+    let program = run.pid().to_string();
+    let since = std::time::Instant::now();
+    while tombolo(&["lenders", "ls", &program]).code() != 0 {
+        assert!(since.elapsed() < PATIENCE, "it is not listed: {}", run.errors());
+        std::thread::sleep(Duration::from_millis(10));
+    }
     for arguments in [&["lenders", "ls", &program][..], &["lenders", "ls", &program, "--json"], &["ps"]] {
         assert_cannot_be_written(arguments);
     }

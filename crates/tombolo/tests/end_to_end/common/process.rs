@@ -59,14 +59,17 @@ pub struct Running {
     ended: Option<ExitStatus>,
 }
 
+/// Away from the nodes that people run here.
+pub fn runtime_directory() -> PathBuf {
+    std::env::temp_dir().join(format!("tombolo-test-nodes-{}", rustix::process::geteuid().as_raw()))
+}
+
 impl Running {
     /// Starts it and feeds it `input`.
     pub fn start(mut command: Command, input: Vec<u8>) -> Self {
         let name = format!("{command:?}");
         if command.get_envs().all(|(variable, _)| variable != "TOMBOLO_RUNTIME_DIR") {
-            // Away from the nodes that people run here.
-            let name = format!("tombolo-test-nodes-{}", rustix::process::geteuid().as_raw());
-            command.env("TOMBOLO_RUNTIME_DIR", std::env::temp_dir().join(name));
+            command.env("TOMBOLO_RUNTIME_DIR", runtime_directory());
         }
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let since = Instant::now();
