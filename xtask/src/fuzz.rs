@@ -1,4 +1,4 @@
-//! Fuzzing: every target of `fuzz/`, so long each, several at once.
+//! Fuzzing: every target of `fuzz/` runs for a given time, as many at once as there are processors.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,23 +11,31 @@ const SECONDS: u32 = 60;
 
 /// Runs all targets, or those that are named, for `SECONDS` each (or for as long as the first argument says, if that is a number).
 pub fn main(arguments: &[String]) -> Result<(), String> {
+    /// Pinned, as every tool is.
+    const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
     let (seconds, named) = match arguments.split_first() {
         Some((first, rest)) if first.parse::<u32>().is_ok() => (first.parse().unwrap_or(SECONDS), rest),
         _ => (SECONDS, arguments),
     };
+    if seconds == 0 {
+        return Err("for how many seconds? 0 would be for ever".to_owned());
+    }
     let tools = root().join("target/tools");
     let program = tools.join("bin/cargo-fuzz");
     if !program.is_file() {
-        run(cargo().args(["install", "cargo-fuzz", "--locked", "--root"]).arg(&tools))?;
+        run(cargo().args(["install", CARGO_FUZZ, "--locked", "--root"]).arg(&tools))?;
     }
-    run(fuzz(&program, "build").args(["--sanitizer", "none"]))?;
     let listed = fuzz(&program, "list").stderr(Stdio::inherit()).output();
     let listed = listed.map_err(|error| format!("cargo fuzz list: {error}"))?;
+    if !listed.status.success() || listed.stdout.is_empty() {
+        return Err(format!("cargo fuzz list: {}", listed.status));
+    }
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     let known: Vec<&str> = listed.lines().collect();
     if let Some(unknown) = named.iter().find(|name| !known.contains(&name.as_str())) {
         return Err(format!("no fuzz target is called {unknown}; there are {}", known.join(", ")));
     }
+    run(fuzz(&program, "build").args(["--sanitizer", "none"]))?;
     let is_named = |target: &&&str| named.is_empty() || named.iter().any(|name| name == **target);
     let targets: Vec<&str> = known.iter().filter(is_named).copied().collect();
     let (next, failed) = (Mutex::new(targets.iter()), Mutex::new(Vec::new()));

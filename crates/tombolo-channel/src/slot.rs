@@ -308,7 +308,7 @@ impl Failure {
     }
 }
 
-/// The values of `done`. A page that nobody has used yet is all ones.
+/// What the word `done` of a slot says; [`Status`] is what the library makes of it. A page that nobody has used yet is all ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferStatus {
     /// Posted, and not seen by the node yet.

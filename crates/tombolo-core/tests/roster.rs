@@ -83,7 +83,7 @@ struct World {
     asked: BTreeSet<(u8, LenderId)>,
     /// When dials ended.
     dialed_ns: BTreeMap<MemberId, u64>,
-    /// Errands that must follow from an answer at once.
+    /// Actions that must follow from an answer at once.
     expected: Vec<RosterAction>,
     actions: u64,
     planted: Planted,

@@ -1,7 +1,7 @@
 //! A queue of events between threads, most of which look for events anyway.
 //!
-//! Who drives a link takes what came of that itself. So an event costs a system call only where nobody attends to the queue:
-//! then its descriptor becomes readable.
+//! A thread that drives a link takes what came of that itself. So an event costs a system call only if no thread attends to the
+//! queue: then the queue's descriptor becomes readable.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -56,23 +56,28 @@ impl<T> EventQueue<T> {
     pub fn take(&self) -> Option<T> {
         let mut list = self.list.lock();
         let event = list.events.pop_front();
-        self.length.store(list.events.len(), Ordering::SeqCst);
-        if event.is_none() && std::mem::take(&mut list.is_signalled) {
-            let _ = self.ready.drain();
-        }
+        self.note_length(&mut list);
         event
     }
 
-    /// Whether there is no event, and the descriptor is not readable for one that was taken.
+    /// The list has become shorter.
+    fn note_length(&self, list: &mut List<T>) {
+        self.length.store(list.events.len(), Ordering::SeqCst);
+        if list.events.is_empty() && std::mem::take(&mut list.is_signalled) {
+            let _ = self.ready.drain();
+        }
+    }
+
+    /// Whether there is no event. The descriptor is not readable then.
     pub fn is_empty(&self) -> bool {
         self.length.load(Ordering::SeqCst) == 0
     }
 
-    /// Keeps those that are so.
+    /// Keeps the events for which this is true, and drops the others.
     pub fn retain(&self, is_kept: impl FnMut(&T) -> bool) {
         let mut list = self.list.lock();
         list.events.retain(is_kept);
-        self.length.store(list.events.len(), Ordering::SeqCst);
+        self.note_length(&mut list);
     }
 
     /// Does some work that may add events, and has `take_all` take those that are there when it is done. The work must not
@@ -104,7 +109,7 @@ impl<T> EventQueue<T> {
     }
 }
 
-/// Readable while there are events that came when no thread attended.
+/// Readable from the moment an event comes while no thread attends until the last event is taken.
 impl<T> AsFd for EventQueue<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()
@@ -138,14 +143,19 @@ mod tests {
         queue.push(3);
         queue.push(4);
         assert!(is_readable(&queue) && !queue.is_empty());
-        assert_eq!([queue.take(), queue.take()], [Some(3), Some(4)]);
-        // It is noticed with the look that finds nothing.
-        assert_eq!(queue.take(), None);
+        assert_eq!(queue.take(), Some(3));
+        assert!(is_readable(&queue));
+        assert_eq!(queue.take(), Some(4));
+        assert!(!is_readable(&queue) && queue.is_empty());
+        queue.push(5);
+        queue.push(6);
+        queue.retain(|event| *event == 6);
+        assert!(is_readable(&queue));
+        queue.retain(|_| false);
         assert!(!is_readable(&queue) && queue.is_empty());
         queue.push(5);
         assert_eq!(queue.wait(Duration::from_secs(60)), Some(5));
         queue.attend_always();
-        assert_eq!(queue.take(), None);
         queue.push(6);
         assert!(!is_readable(&queue));
     }

@@ -29,11 +29,14 @@ impl Pager {
         far.events().attend(
             || work(far),
             |events| {
-                if events.is_empty() {
-                    return;
-                }
-                while let Some(event) = events.take() {
-                    self.far_event(event);
+                while !events.is_empty() {
+                    while let Some(event) = events.take() {
+                        self.far_event(event);
+                    }
+                    // Reads that have waited for a buffer.
+                    if far.slots().has_actions() {
+                        far.flush();
+                    }
                 }
             },
         );

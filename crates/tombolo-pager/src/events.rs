@@ -55,6 +55,8 @@ pub struct Served {
     pub faults: u32,
     /// The thread of the last fault.
     pub thread: u32,
+    /// A page was sent for.
+    pub has_sent: bool,
 }
 
 /// What waits for an address space that is changing.
@@ -94,6 +96,7 @@ impl Pager {
         if to_send {
             self.flush_far();
         }
+        served.has_sent = to_send;
         served
     }
 

@@ -42,14 +42,15 @@ pub struct PollSet {
 }
 
 impl PollSet {
-    /// An empty set.
-    pub fn new() -> io::Result<Self> {
+    /// A set that holds what far memory has to say.
+    pub fn new(far: &dyn FarMemory) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         let resting = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for set in [&epoll, &resting] {
             epoll::add(set, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
         }
+        epoll::add(&epoll, far.events(), epoll::EventData::new_u64(FAR), epoll::EventFlags::IN)?;
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let wake = rustix::event::eventfd(0, flags)?;
         epoll::add(&resting, &wake, epoll::EventData::new_u64(FAR), epoll::EventFlags::IN)?;
@@ -59,12 +60,9 @@ impl PollSet {
     /// Polls far memory's descriptors, and no longer those of lenders that are
     /// lost: they stay ready for ever.
     pub fn set_far(&self, far: &dyn FarMemory) {
-        let data = epoll::EventData::new_u64(FAR);
-        // Present already is fine, here and below.
-        let _ = epoll::add(&self.epoll, far.events(), data, epoll::EventFlags::IN);
         for link in far.links() {
             let descriptor = link.peer.link.descriptor();
-            // As is absent.
+            // Present or absent already is fine.
             if link.is_alive {
                 let data = epoll::EventData::new_u64(FAR);
                 let _ = epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN);
@@ -236,7 +234,6 @@ impl Handler<'_> {
         let pager = self.pager;
         let known = self.latest.take().filter(|space| space.index == index);
         let Some(space) = known.or_else(|| pager.space(index)) else { return false };
-        let in_flight = pager.far.in_flight();
         let served = pager.serve_next(&space, if self.alone { EVENTS_IN_A_CALL } else { 1 });
         self.misses = if served.events == 0 { self.misses + 1 } else { 0 };
         if served.faults > 0 {
@@ -246,7 +243,7 @@ impl Handler<'_> {
                 self.faults_to_sample = self.sample(served.thread);
             }
         }
-        if pager.far.in_flight() > in_flight {
+        if served.has_sent && pager.far.in_flight() > 0 {
             self.spin_until = Some(Instant::now() + timing::PAGE_POLL);
         }
         served.events > 0

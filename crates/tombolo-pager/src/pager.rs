@@ -159,7 +159,7 @@ impl Pager {
         let limit_pages = (limit_bytes / PAGE_BYTES).saturating_sub(STAGING_PAGES as u64);
         let mut polls = Vec::with_capacity(handlers);
         for _ in 0..handlers {
-            let poll = PollSet::new()?;
+            let poll = PollSet::new(&*far)?;
             poll.set_far(&*far);
             polls.push(poll);
         }

@@ -9,7 +9,9 @@ use tombolo_core::pager::{PAGE_BYTES, Page, PageName, State};
 use tombolo_host::uffd::UffdError;
 
 use crate::pager::Pager;
-use crate::protocol::{ATTACH_PAGE, Answer, LOCALISE, NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request};
+use crate::protocol::{
+    ATTACH_PAGE, Answer, IS_MIXED, LOCALISE, NO_REQUEST, REGISTER, REQUEST_PAGE, REQUESTS, Request,
+};
 use crate::serve::{NotBrought, Step};
 use crate::space::{Space, Table};
 use crate::stats::Counters;
@@ -22,6 +24,13 @@ const LOOKED_AT_ONCE: u64 = 1 << 14;
 /// A page on a page boundary.
 #[repr(C, align(4096))]
 struct PageBuffer([u8; PAGE_BYTES as usize]);
+
+/// Whether a part of a range is far memory and another part is not.
+fn is_mixed(table: &Table, start: u64, length: u64) -> bool {
+    let (first, end) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
+    let far: u64 = table.states.ranges_within(first, end).into_iter().map(|(first, end)| end - first).sum();
+    far > 0 && far < end - first
+}
 
 impl Pager {
     /// A thread of the program touched a page of the control area, or the evictor one that it was to read.
@@ -95,6 +104,9 @@ impl Pager {
         let answer = match (operation, end) {
             (REGISTER, Some(_)) => self.register(space, table, start, length),
             (LOCALISE, Some(_)) => self.localise(space, table, start, length),
+            (IS_MIXED, Some(_)) => {
+                Answer { served: 1, value: is_mixed(table, start, length).into(), number: 0 }
+            }
             _ => Answer::default(),
         };
         let answer = Answer { number, ..answer };
@@ -169,7 +181,11 @@ impl Pager {
     /// are here at the same time before they are local. The value says how far: see [`LOCALISE`].
     fn localise(&self, space: &Arc<Space>, table: &mut Table, start: u64, length: u64) -> Answer {
         let (first, whole) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
-        let looked_at = whole.min(first + LOOKED_AT_ONCE);
+        // What lies before it is ordinary memory, or nothing.
+        let Some(&(far, _)) = table.states.ranges_within(first, whole).first() else {
+            return Answer { served: 1, ..Answer::default() };
+        };
+        let looked_at = whole.min(far + LOOKED_AT_ONCE);
         let entries = table.states.entries(first, looked_at).into_iter();
         let mut used: Vec<Page> = entries.map(|(page, _)| page).collect();
         used.sort_unstable();

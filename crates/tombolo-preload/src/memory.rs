@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{c_int, c_uint, c_void, off_t, size_t, ssize_t};
 
-use crate::protocol::{CHANGES_OFFSET, CONTROL_PAGES, LOCALISE, PAGE_BYTES, REGISTER};
+use crate::protocol::{CHANGES_OFFSET, CONTROL_PAGES, IS_MIXED, LOCALISE, PAGE_BYTES, REGISTER};
 use crate::sys::{self, set_errno, with_errno};
 use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_TRIES, RECHECK_MS};
 use crate::{agent, control, forking, start};
@@ -220,29 +220,27 @@ pub extern "C" fn mremap(
     as_pointer(remapped)
 }
 
+/// Far memory becomes local before advice of which the kernel reports nothing.
+fn prepare(start: usize, length: usize, advice: c_int) -> Result<(), i32> {
+    match advice {
+        // The kernel drops the pages with a guard and reports nothing, and a page that is mapped ahead
+        // would take the guard away.
+        GUARD_INSTALL if start::far() => {
+            let _ = sys::advise(start, length, libc::MADV_DONTNEED);
+            localise(start, length)
+        }
+        // A forked child finds zeroes there: the kernel alone knows, so the range is local from now on.
+        libc::MADV_WIPEONFORK if start::far() => localise(start, length),
+        _ => Ok(()),
+    }
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -> c_int {
     let start = address as usize;
-    if start::far() {
-        match advice {
-            // The kernel drops the pages with a guard and reports nothing, and a page that is mapped ahead
-            // would take the guard away.
-            GUARD_INSTALL => {
-                let _ = sys::advise(start, length, libc::MADV_DONTNEED);
-                if let Err(error) = localise(start, length) {
-                    set_errno(error);
-                    return -1;
-                }
-            }
-            // A forked child finds zeroes there: the kernel alone knows, so the range is local from now on.
-            libc::MADV_WIPEONFORK => {
-                if let Err(error) = localise(start, length) {
-                    set_errno(error);
-                    return -1;
-                }
-            }
-            _ => {}
-        }
+    if let Err(error) = prepare(start, length, advice) {
+        set_errno(error);
+        return -1;
     }
     let advised = sys::advise(start, length, advice);
     if advice == libc::MADV_FREE && advised.is_ok() && start::far() {
@@ -252,7 +250,7 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
     with_errno(advised) as c_int
 }
 
-/// As [`madvise`] for pieces of this process; for another one, nothing that is reported here can be advised.
+/// As [`madvise`] for pieces of this process. Of another process's memory the kernel takes no advice that [`prepare`] is for.
 #[unsafe(no_mangle)]
 pub extern "C" fn process_madvise(
     process: c_int,
@@ -261,26 +259,55 @@ pub extern "C" fn process_madvise(
     advice: c_int,
     flags: c_uint,
 ) -> ssize_t {
+    let call = |pieces: usize, count| {
+        let arguments = [process as usize, pieces, count, advice as usize, flags as usize, 0];
+        // SAFETY: what a program may pass to process_madvise(2) is the program's business.
+        unsafe { sys::call(libc::SYS_process_madvise, arguments) }
+    };
+    let pieces = pieces as usize;
     if start::far() && matches!(advice, GUARD_INSTALL | libc::MADV_WIPEONFORK) {
-        for index in 0..count.min(libc::UIO_MAXIOV as usize) {
-            let mut piece = [0usize; 2];
-            let at = (pieces as usize).wrapping_add(index * size_of::<libc::iovec>());
-            // What cannot be read, the kernel refuses, too.
-            if sys::read_own(at, &mut piece).is_err() {
-                break;
-            }
-            if let Err(error) = localise(piece[0], piece[1]) {
-                set_errno(error);
-                return -1;
-            }
+        // Without pieces it does nothing, and is refused if it is not for this process.
+        let prepared = call(0, 0).and_then(|_| prepare_pieces(pieces, count, advice));
+        if let Err(error) = prepared {
+            set_errno(error);
+            return -1;
         }
     }
-    let arguments = [process as usize, pieces as usize, count, advice as usize, flags as usize, 0];
-    // SAFETY: what a program may pass to process_madvise(2) is the program's business.
-    with_errno(unsafe { sys::call(libc::SYS_process_madvise, arguments) })
+    with_errno(call(pieces, count))
 }
 
-/// Makes a range of whole pages one mapping again, if it may be several because a part of it is local: all of it is then.
+/// As [`prepare`] for each piece, unless the kernel refuses them all.
+fn prepare_pieces(pieces: usize, count: usize, advice: c_int) -> Result<(), i32> {
+    /// What the kernel takes in one call.
+    const MOST_BYTES: usize = (i32::MAX as usize) & !(PAGE_BYTES - 1);
+    if count > libc::UIO_MAXIOV as usize {
+        return Ok(());
+    }
+    let read = |index: usize| {
+        let mut piece = [0usize; 2];
+        match sys::read_own(pieces.wrapping_add(index * size_of::<libc::iovec>()), &mut piece) {
+            Ok(()) => Ok(Some(piece).filter(|piece| isize::try_from(piece[1]).is_ok())),
+            Err(libc::EFAULT) => Ok(None),
+            // It cannot be looked at.
+            Err(error) => Err(error),
+        }
+    };
+    for index in 0..count {
+        if read(index)?.is_none() {
+            return Ok(());
+        }
+    }
+    let mut left = MOST_BYTES;
+    for index in 0..count {
+        let Some([start, length]) = read(index)? else { return Ok(()) };
+        prepare(start, length.min(left), advice)?;
+        left -= length.min(left);
+    }
+    Ok(())
+}
+
+/// Makes a range of whole pages one mapping again, if it may be several because a part of it is local, and a part is not: all of it
+/// is local then.
 fn unite(start: usize, length: usize) -> bool {
     let Some(length) = length.checked_next_multiple_of(PAGE_BYTES).filter(|length| *length > 0) else {
         return false;
@@ -290,6 +317,7 @@ fn unite(start: usize, length: usize) -> bool {
     start::far()
         && (end <= own.start || own.end <= start)
         && sys::is_mapped(start, length)
+        && control::ask(IS_MIXED, start, length) == Some(1)
         && localise(start, length).is_ok()
 }
 

@@ -76,7 +76,7 @@ pub struct Request {
     /// Different for each request of an address space, never 0: a fault that is
     /// interrupted by a signal is reported twice, and its request carried out once.
     pub number: u64,
-    /// [`REGISTER`] or [`LOCALISE`].
+    /// [`REGISTER`], [`LOCALISE`] or [`IS_MIXED`].
     pub operation: u64,
     /// First address concerned.
     pub start: u64,
@@ -89,6 +89,8 @@ pub const REGISTER: u64 = 1;
 /// A range is to be ordinary memory from now on. The answer's value: 0, all of it is ordinary; 1, pages at its beginning are still on
 /// their way here, so ask again; n > 1, its first n - 1 pages are ordinary, so ask for the rest.
 pub const LOCALISE: u64 = 2;
+/// Whether a part of a range is far memory and another part is not. The answer's value: 1, it is so.
+pub const IS_MIXED: u64 = 3;
 
 /// The answer, at the start of a page of the control area.
 #[repr(C)]

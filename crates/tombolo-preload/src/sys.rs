@@ -120,14 +120,17 @@ pub fn is_mapped(address: usize, length: usize) -> bool {
 }
 
 /// Reads words of this process, at an address that may be anything.
-pub fn read_own(address: usize, words: &mut [usize]) -> Result {
+pub fn read_own(address: usize, words: &mut [usize]) -> core::result::Result<(), i32> {
     let bytes = size_of_val(words);
     let (to, from) = ([words.as_mut_ptr() as usize, bytes], [address, bytes]);
     // SAFETY: getpid takes nothing, and the other call writes as many bytes as the slice has.
     unsafe {
         let own = call(libc::SYS_getpid, [0; 6])?;
         let arguments = [own, to.as_ptr() as usize, 1, from.as_ptr() as usize, 1, 0];
-        call(libc::SYS_process_vm_readv, arguments)
+        match call(libc::SYS_process_vm_readv, arguments)? {
+            read if read == bytes => Ok(()),
+            _ => Err(libc::EFAULT),
+        }
     }
 }
 

@@ -70,7 +70,7 @@ impl TryFrom<u8> for NackCode {
     }
 }
 
-/// What an address is rounded to.
+/// Refusals name pages of this size.
 const PAGE_BYTES: u64 = 4096;
 
 /// Why an access was refused, and where.
@@ -92,7 +92,7 @@ impl Refusal {
         Self { code, address: Some(address), missing: 0 }
     }
 
-    /// Whether its page may be one of a range. An unknown one may be.
+    /// Whether the page that was refused overlaps a range. Where the page is not known: true.
     #[must_use]
     pub fn may_lie_in(self, start: u64, length_bytes: u64) -> bool {
         let page = |address: u64| address / PAGE_BYTES;

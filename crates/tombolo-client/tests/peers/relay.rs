@@ -34,7 +34,7 @@ struct Shared {
     /// So many of the first datagrams, with the handshakes, and of the latest.
     kept: usize,
     carried_bytes: AtomicU64,
-    /// One of so many datagrams does not pass; 0: all pass.
+    /// Drops every n-th datagram; 0: none.
     loses: AtomicU64,
     seen_count: AtomicU64,
     lost: AtomicU64,
@@ -82,7 +82,7 @@ impl Relay {
         self.shared.cut.store(cut, Ordering::SeqCst);
     }
 
-    /// One of so many datagrams is lost from now on.
+    /// Drops every n-th datagram from now on.
     pub fn lose(&self, one_of: u64) {
         self.shared.loses.store(one_of, Ordering::SeqCst);
     }

@@ -85,6 +85,8 @@ impl Kind {
 /// Pages that are served by a thread of this test, late.
 struct Server {
     stop: Arc<AtomicBool>,
+    /// What was to be done at the first fault has been.
+    has_changed: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -94,8 +96,9 @@ impl Server {
         let faults = Userfaultfd::for_this_process().unwrap();
         faults.enable(0).unwrap();
         faults.register_missing(memory.address(), memory.len() as u64).unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, start, length) = (stop.clone(), memory.address(), memory.len());
+        let [stop, has_changed] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let (stopped, changed) = (stop.clone(), has_changed.clone());
+        let (start, length) = (memory.address(), memory.len());
         let thread = std::thread::spawn(move || {
             let source = OwnMemory::map(bytes.len()).unwrap();
             source.write(0, &bytes).unwrap();
@@ -106,6 +109,7 @@ impl Server {
                         let page = address & !4095;
                         if let Some(change) = before.take() {
                             change(start, length);
+                            changed.store(true, Ordering::SeqCst);
                             // Whoever waits looks again.
                             let _ = faults.wake(start, length);
                             continue;
@@ -116,7 +120,7 @@ impl Server {
                 }
             }
         });
-        Self { stop, thread: Some(thread) }
+        Self { stop, has_changed, thread: Some(thread) }
     }
 }
 
@@ -133,7 +137,7 @@ struct Area {
     /// What it holds, as its program sees it.
     holds: Vec<u8>,
     _fork: Option<Fork>,
-    _server: Option<Server>,
+    server: Option<Server>,
 }
 
 impl Area {
@@ -164,9 +168,12 @@ impl Area {
                 swap_out(&memory);
             }
             Some(Kind::Collapsed) => {
-                assert!(memory.address().is_multiple_of(2 << 20), "where huge pages begin");
                 holds = fill();
-                collapse(&memory).expect("the kernel makes a huge page");
+                if memory.address().is_multiple_of(2 << 20) {
+                    collapse(&memory).expect("the kernel makes a huge page");
+                } else {
+                    left_out("the kernel has large mappings begin where huge pages do from Linux 6.7 on");
+                }
                 fork = Some(Fork::new());
             }
             Some(Kind::Served | Kind::Forbidden | Kind::Unmapped) => {
@@ -180,7 +187,7 @@ impl Area {
             }
         }
         let memory = domain.register_with(memory, &ANYONE, faults).unwrap();
-        Self { memory, holds, _fork: fork, _server: server }
+        Self { memory, holds, _fork: fork, server }
     }
 
     fn read(&self, offset: usize, length: usize) -> Vec<u8> {
@@ -306,8 +313,12 @@ impl Scene<'_> {
                 _ => false,
             };
             assert!(is_right, "{ended:?}: {what}");
-            for area in [&near, &far].into_iter().filter(|_| kind == Kind::Unmapped) {
-                fill_holes(&area.memory);
+            for area in [&near, &far] {
+                // Of both ends, one may not have been asked.
+                let has_changed = |server: &&Server| server.has_changed.load(Ordering::SeqCst);
+                if kind == Kind::Unmapped && area.server.as_ref().is_some_and(|server| has_changed(&server)) {
+                    fill_holes(&area.memory);
+                }
             }
             assert!(denied() > denied_before, "nothing was denied: {what}");
             // Of both ends, one may have to do without: the other was first. What is copied at once, and its pages brought by that,
@@ -350,6 +361,12 @@ impl Scene<'_> {
         }
         for (host, name, counted, before) in counted {
             assert!(faults_at(host, name, counted) > before, "no fault at the {name}: {what}");
+            // How long such faults took is known, too.
+            let since = Instant::now();
+            while host.counter(&format!("faults_stall_{name}_{counted}_p99_us")) == 0 {
+                assert!(since.elapsed() < PATIENCE, "no time of a fault at the {name}: {what}");
+                std::thread::yield_now();
+            }
         }
         self.put_away(near, far, &what);
     }
@@ -645,8 +662,15 @@ fn forbid_all(start: u64, length: usize) {
     unsafe { rustix::mm::mprotect(at, length, rustix::mm::MprotectFlags::empty()) }.expect("mprotect");
 }
 
-/// Every second page: nothing else that is mapped meanwhile fits into so small a hole.
+/// Every second page, and below the first one something is mapped: nothing else that is mapped meanwhile fits into so small a hole.
 fn unmap_half(start: u64, length: usize) {
+    let below = std::ptr::with_exposed_provenance_mut(start as usize - 4096);
+    let (none, flags) = (
+        rustix::mm::ProtFlags::empty(),
+        rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED_NOREPLACE,
+    );
+    // SAFETY: only where there is a hole. It stays. Where something is mapped already, that is as good.
+    let _ = unsafe { rustix::mm::mmap_anonymous(below, 4096, none, flags) };
     for offset in (0..length).step_by(2 * 4096) {
         let at = std::ptr::with_exposed_provenance_mut(start as usize + offset);
         // SAFETY: memory that is only reached through spans, which survive it.
@@ -657,10 +681,7 @@ fn unmap_half(start: u64, length: usize) {
 /// For its owner, who unmaps it.
 fn fill_holes(memory: &Registered) {
     for page in (0..memory.len() / 4096).step_by(2) {
-        match try_map_page(memory, page) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(error) => panic!("mmap: {error}"),
-        }
+        map_page(memory, page);
     }
 }
 
@@ -671,10 +692,6 @@ fn unmap_page(memory: &Registered, page: usize) {
 }
 
 fn map_page(memory: &Registered, page: usize) {
-    try_map_page(memory, page).unwrap();
-}
-
-fn try_map_page(memory: &Registered, page: usize) -> rustix::io::Result<()> {
     let (protection, flags) = (
         rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
         rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED_NOREPLACE,
@@ -683,7 +700,7 @@ fn try_map_page(memory: &Registered, page: usize) -> rustix::io::Result<()> {
     unsafe {
         rustix::mm::mmap_anonymous(memory.as_mut_ptr().add(page * 4096).cast(), 4096, protection, flags)
     }
-    .map(drop)
+    .unwrap();
 }
 
 fn raw_of(memory: &Registered) -> OwnMemory {

@@ -67,13 +67,26 @@ pub struct Counters {
     pub withdrawn: u64,
     /// Accesses made without looking for absent pages, which kept going away.
     pub forced: u64,
-    /// From a fault to the end of the access, of those that stalled; by [`End`].
-    pub stall_times: [Times; End::COUNT],
+    /// From a fault to the end of the access, or, if its sender was refused meanwhile, until that was told to come again; by [`End`] and
+    /// [`Absence`].
+    pub stall_times: [[Times; Absence::COUNT]; End::COUNT],
     /// From the beginning to the end of bringing pages in.
     pub touch_times: Times,
 }
 
 impl Counters {
+    /// How long faults at an end took, of all kinds.
+    #[must_use]
+    pub fn stall_times_at(&self, end: End) -> Times {
+        let mut sum = Times::default();
+        for times in &self.stall_times[end as usize] {
+            for (sum, count) in sum.0.iter_mut().zip(times.0) {
+                *sum += count;
+            }
+        }
+        sum
+    }
+
     /// Faults at an end, of all kinds.
     #[must_use]
     pub fn faults_at(&self, end: End) -> u64 {

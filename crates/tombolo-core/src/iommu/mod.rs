@@ -134,7 +134,8 @@ struct Job {
     state: State,
     absent: u32,
     attempts: u32,
-    faulted_at: Option<Time>,
+    /// When it first met absent pages, and of which kind.
+    faulted_at: Option<(Time, Absence)>,
     held_bytes: u64,
     begun_at: Time,
     /// Those of its bytes that count as [`Context::bringing_bytes`]: its attempt may bring pages in.
@@ -311,8 +312,8 @@ impl Iommu {
                 self.finish(id, Action::Done(id, before));
             }
             Outcome::Done(before) | Outcome::Brought { before, .. } => {
-                if let Some(since) = job.faulted_at {
-                    self.counters.stall_times[access.end as usize].note(now.since_ns(since));
+                if let Some((since, kind)) = job.faulted_at {
+                    self.counters.stall_times[access.end as usize][kind as usize].note(now.since_ns(since));
                 }
                 self.finish(id, Action::Done(id, before));
             }
@@ -344,7 +345,9 @@ impl Iommu {
         self.counters.pages_touched += u64::from(pages.count_ones());
         context.registers.note(page * PAGE_BYTES, access.right, false);
         if let Some(job) = self.jobs.get(&id) {
-            self.counters.stall_times[access.end as usize].note(now.since_ns(job.begun_at));
+            let took_ns = now.since_ns(job.begun_at);
+            self.counters.stall_times[access.end as usize][kind as usize].note(took_ns);
+            self.counters.touch_times.note(took_ns);
         }
         let (_, ahead) = context.chosen(access, pages);
         if let Some(ahead) = ahead.filter(|_| !context.is_full(&self.config) && !context.is_releasing(access))
@@ -375,7 +378,7 @@ impl Iommu {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.absent = pages;
         job.attempts += 1;
-        job.faulted_at.get_or_insert(now);
+        job.faulted_at.get_or_insert((now, kind));
         if job.attempts > self.config.max_attempts + 1 {
             // A forced one does not look.
             let refusal = Unreached { address: page * PAGE_BYTES, reason: Reason::Unavailable };
@@ -648,6 +651,10 @@ impl Iommu {
                 }
                 (true, refusal) => {
                     let until = now.after_ns(self.config.denied_ns);
+                    if let Some((since, kind)) = job.faulted_at.filter(|_| refusal.is_none()) {
+                        self.counters.stall_times[access.end as usize][kind as usize]
+                            .note(now.since_ns(since));
+                    }
                     if let Some((context, refusal)) = self.contexts.get_mut(&context_id).zip(refusal) {
                         context.deny(&access, refusal, until);
                     }

@@ -68,23 +68,23 @@ impl Coalescer {
         self.due_ns
     }
 
-    /// Time has passed. True: what waits is told now.
+    /// Time has passed. True: interrupt now.
     #[must_use]
     pub fn elapsed(&mut self, now_ns: u64) -> bool {
         self.interrupt_if(self.due_ns.is_some_and(|due_ns| now_ns >= due_ns))
     }
 
-    /// How often was told.
+    /// Number of interrupts.
     pub fn told(&self) -> u64 {
         self.told
     }
 
-    fn interrupt_if(&mut self, tells: bool) -> bool {
-        if tells {
+    fn interrupt_if(&mut self, is_due: bool) -> bool {
+        if is_due {
             (self.waiting, self.due_ns) = (0, None);
             self.told += 1;
         }
-        tells
+        is_due
     }
 }
 

@@ -263,7 +263,7 @@ impl Engine {
     /// before the sender's pause is over; for
     /// no memory at all [`NackCode::DecodeError`]; for another's memory
     /// [`NackCode::DomainMismatch`]; for an unknown domain
-    /// [`NackCode::NoContext`]. Poll afterwards.
+    /// [`NackCode::NoContext`]. A read whose answer is refused so ends with [`TransferError::Local`]. Poll afterwards.
     pub fn refused(&mut self, placement: Placement, refusal: impl Into<Refusal>) {
         let refusal = refusal.into();
         let end = self.responder.refused(&placement, refusal);

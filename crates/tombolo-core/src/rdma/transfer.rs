@@ -158,10 +158,10 @@ pub enum TransferError {
     /// The caller said that the peer is gone.
     #[error("the peer is gone")]
     PeerLost,
-    /// The peer refused: for a write its destination, for a read its source.
+    /// The peer's memory refused: the destination of a write or its notification, the source of a read.
     #[error("the peer refused the access: {0:?}")]
     Refused(Refusal),
-    /// This node's own side refused: the source of a write.
+    /// This node's own memory refused: the source of a write, the destination of a read or its notification.
     #[error("the local memory refused the access: {0:?}")]
     Local(Refusal),
     /// The peer says a read is complete, but not all bytes came.

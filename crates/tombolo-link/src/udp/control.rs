@@ -151,9 +151,9 @@ mod tests {
     use proptest::prelude::*;
 
     /// Two channels and a network that loses and repeats as told, on a virtual clock.
-    fn exchange(messages: &[Vec<u8>], fates: &[u8]) -> Vec<Vec<u8>> {
+    fn exchange(messages: &[Vec<u8>], losses: &[u8]) -> Vec<Vec<u8>> {
         let (mut sender, mut receiver) = (ControlChannel::new(100), ControlChannel::new(100));
-        let mut fates = fates.iter().copied().chain(std::iter::repeat(0));
+        let mut losses = losses.iter().copied().chain(std::iter::repeat(0));
         let mut now = Instant::now();
         let mut waiting = messages.iter();
         let mut next = waiting.next();
@@ -166,13 +166,13 @@ mod tests {
             }
             if let Some(sent) = sender.poll(now) {
                 let (sequence, text, more) = (sent.sequence, sent.text.to_vec(), sent.more);
-                let copies = match fates.next() {
+                let copies = match losses.next() {
                     Some(1) => 0,
                     Some(2) => 2,
                     _ => 1,
                 };
                 for _ in 0..copies {
-                    if receiver.arrived(sequence, &text, more).unwrap() && fates.next() != Some(1) {
+                    if receiver.arrived(sequence, &text, more).unwrap() && losses.next() != Some(1) {
                         sender.acknowledged(sequence);
                     }
                 }
@@ -190,9 +190,9 @@ mod tests {
         #[test]
         fn arrives_once_and_in_order(
             messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..500), 0..100),
-            fates in prop::collection::vec(0..4_u8, 0..400),
+            losses in prop::collection::vec(0..4_u8, 0..400),
         ) {
-            prop_assert_eq!(exchange(&messages, &fates), messages);
+            prop_assert_eq!(exchange(&messages, &losses), messages);
         }
     }
 

@@ -18,12 +18,12 @@ pub fn socket_address(address: &Address) -> SocketAddr {
 pub type Route = Box<dyn FnMut(bool, &[u8]) -> Vec<Vec<u8>> + Send>;
 
 #[derive(Clone, Copy)]
-pub struct TransferStatus {
+pub struct Impairment {
     pub loss_per_mille: u32,
     pub duplication_per_mille: u32,
 }
 
-impl TransferStatus {
+impl Impairment {
     pub const GOOD: Self = Self { loss_per_mille: 0, duplication_per_mille: 0 };
 
     pub fn route(self) -> Route {

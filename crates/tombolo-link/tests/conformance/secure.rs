@@ -11,7 +11,7 @@ use crate::harness::{
     many_connect_to, node_with, receive_until, send,
 };
 use crate::liveness::{a_link_outlives_an_outage, agree_on_outage, await_loss};
-use crate::relay::{Relay, Route, TransferStatus, socket_address};
+use crate::relay::{Impairment, Relay, Route, socket_address};
 use crate::udp::{hello, stranger};
 use tombolo_link::testing::Random;
 use tombolo_link::{
@@ -180,15 +180,15 @@ fn hundreds_connect_at_once() {
 fn a_lossy_handshake_succeeds() {
     for _ in 0..5 {
         let (ours, theirs) = friends();
-        let status = TransferStatus { loss_per_mille: 400, duplication_per_mille: 300 };
-        Relay::new(&ours, status.route()).connect(&theirs);
+        let impairment = Impairment { loss_per_mille: 400, duplication_per_mille: 300 };
+        Relay::new(&ours, impairment.route()).connect(&theirs);
     }
 }
 
 #[test]
 fn a_silent_peer_is_lost_after_the_outage() {
     let (ours, theirs) = friends();
-    let relay = Relay::new(&ours, TransferStatus::GOOD.route());
+    let relay = Relay::new(&ours, Impairment::GOOD.route());
     let (one, other) = relay.connect(&theirs);
     agree_on_outage([&*one, &*other], Duration::from_millis(1500));
     relay.cut();
@@ -504,7 +504,7 @@ fn refusals_of_the_network_are_not_believed() {
     let (one, other) = connected_as(&*listener, &theirs);
     // The kernel says that nobody is there, which anyone on the way could have said.
     let gone = {
-        let relay = Relay::new(&ours, TransferStatus::GOOD.route());
+        let relay = Relay::new(&ours, Impairment::GOOD.route());
         let (accepted, connected) = relay.connect(&theirs);
         drop((relay, accepted));
         connected
@@ -559,7 +559,7 @@ fn nothing_is_readable_on_the_way() {
 #[test]
 fn a_session_lives_on_when_the_network_was_down() {
     let (ours, theirs) = friends();
-    let relay = Relay::new(&ours, TransferStatus::GOOD.route());
+    let relay = Relay::new(&ours, Impairment::GOOD.route());
     let (one, other) = relay.connect(&theirs);
     a_link_outlives_an_outage([&*one, &*other], &|cut| if cut { relay.cut() } else { relay.heal() });
 }

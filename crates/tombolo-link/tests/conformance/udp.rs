@@ -11,7 +11,7 @@ use crate::harness::{
 use crate::liveness::{
     SOONER_THAN_SILENCE, a_link_outlives_an_outage, agree_on_outage, await_loss, run_until,
 };
-use crate::relay::{Relay, TransferStatus, socket_address};
+use crate::relay::{Impairment, Relay, socket_address};
 use tombolo_link::testing::Random;
 use tombolo_link::{AcceptError, Address, LinkState, LossReason, OpenError, PROTOCOL_VERSION, Security};
 
@@ -200,7 +200,7 @@ fn many_connect_at_once() {
 
 #[test]
 fn a_silent_peer_is_lost_after_the_outage() {
-    let relay = Relay::new(&Security::Insecure, TransferStatus::GOOD.route());
+    let relay = Relay::new(&Security::Insecure, Impairment::GOOD.route());
     let (one, other) = relay.connect(&Security::Insecure);
     agree_on_outage([&*one, &*other], Duration::from_millis(1500));
     relay.cut();
@@ -241,7 +241,7 @@ fn a_refused_datagram_is_noticed_at_once() {
 fn control_messages_survive_a_network_that_loses_and_repeats() {
     let relay = Relay::new(
         &Security::Insecure,
-        TransferStatus { loss_per_mille: 200, duplication_per_mille: 200 }.route(),
+        Impairment { loss_per_mille: 200, duplication_per_mille: 200 }.route(),
     );
     let (one, other) = relay.connect(&Security::Insecure);
     // Until both have all: what one has sent last, it may have to send again.
@@ -278,8 +278,8 @@ fn control_messages_survive_a_network_that_loses_and_repeats() {
 #[test]
 fn a_lossy_handshake_succeeds() {
     for _ in 0..5 {
-        let status = TransferStatus { loss_per_mille: 400, duplication_per_mille: 300 };
-        Relay::new(&Security::Insecure, status.route()).connect(&Security::Insecure);
+        let impairment = Impairment { loss_per_mille: 400, duplication_per_mille: 300 };
+        Relay::new(&Security::Insecure, impairment.route()).connect(&Security::Insecure);
     }
 }
 
@@ -357,7 +357,7 @@ fn probes_are_answered_with_no_more_than_they_are_and_answers_that_were_not_aske
 
 #[test]
 fn a_link_lives_on_when_the_network_was_down() {
-    let relay = Relay::new(&Security::Insecure, TransferStatus::GOOD.route());
+    let relay = Relay::new(&Security::Insecure, Impairment::GOOD.route());
     let (one, other) = relay.connect(&Security::Insecure);
     a_link_outlives_an_outage([&*one, &*other], &|cut| if cut { relay.cut() } else { relay.heal() });
 }

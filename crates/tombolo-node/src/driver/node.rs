@@ -5,8 +5,8 @@
 //! ([`Node::drive`]), under one lock, and copies bytes outside of it where it can.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -65,7 +65,8 @@ pub struct Node {
     pub(crate) listener_stats: ListenerStats,
     /// Where our own writes come from and the answers to our reads go.
     buffers: SharedMemory,
-    owners: RwLock<Vec<NodeEvents>>,
+    /// Those that are gone have left their places.
+    owners: RwLock<Vec<Weak<EventQueue<NodeEvent>>>>,
     pub(crate) packets_dropped: AtomicU64,
     /// Held by the thread that carries out what the machine of programs' own memory wants.
     pub(crate) accesses_in_order: Mutex<()>,
@@ -224,14 +225,14 @@ impl Node {
     pub fn add_owner(&self) -> io::Result<(Owner, NodeEvents)> {
         let events = Arc::new(EventQueue::new()?);
         let mut owners = self.owners.write();
-        owners.push(events.clone());
+        owners.push(Arc::downgrade(&events));
         Ok((Owner(owners.len() as u64 - 1), events))
     }
 
     /// A transfer of this node's own has completed.
     pub(crate) fn completed(&self, user: u64, result: Result<(), TransferError>) -> bool {
         let owners = self.owners.read_recursive();
-        let events = owners.get((user >> OWNER_SHIFT) as usize);
+        let events = owners.get((user >> OWNER_SHIFT) as usize).and_then(Weak::upgrade);
         let user = user & ((1 << OWNER_SHIFT) - 1);
         events.map(|events| events.push(NodeEvent::Completed { user, result })).is_some()
     }
@@ -243,7 +244,7 @@ impl Node {
     }
 
     pub(crate) fn lost(&self, peer: PeerId, reason: LossReason) {
-        for events in self.owners.read_recursive().iter() {
+        for events in self.owners.read_recursive().iter().filter_map(Weak::upgrade) {
             events.push(NodeEvent::Lost { peer, reason });
         }
     }

@@ -360,8 +360,15 @@ impl Node {
                 |times: &tombolo_core::iommu::Times| times.quantile_us(f64::from(part) / 100.0).unwrap_or(0);
             named.push((format!("faults_touch_p{part}_us"), of(&counters.touch_times)));
             for end in End::ALL {
-                let us = of(&counters.stall_times[end as usize]);
+                let us = of(&counters.stall_times_at(end));
                 named.push((format!("faults_stall_{}_p{part}_us", end.name()), us));
+                for kind in Absence::ALL {
+                    let times = &counters.stall_times[end as usize][kind as usize];
+                    if times.count() > 0 {
+                        let name = format!("faults_stall_{}_{}_p{part}_us", end.name(), kind.name());
+                        named.push((name, of(times)));
+                    }
+                }
             }
         }
         named

@@ -129,7 +129,8 @@ pub struct FarLender {
 
 /// Far memory of one front end.
 ///
-/// All methods may be called from several threads at once, with any lock held.
+/// All methods may be called from several threads at once, with any lock held; but [`FarMemory::events`] says which are called while
+/// attending, and whoever attends takes events afterwards, for which it may need locks of its own.
 pub trait FarMemory: Send + Sync {
     /// What it has to say. Whoever calls [`FarMemory::flush`], [`FarMemory::progress`], [`FarMemory::write`] or
     /// [`FarMemory::write_on`] attends to it and takes what is there afterwards. Its descriptor is readable when something came

@@ -47,7 +47,7 @@ impl Nodes {
         Self::start_with(link, None)
     }
 
-    /// One of so many datagrams is lost between them.
+    /// Every n-th datagram between them is lost.
     fn start_with(link: Option<Link>, loses: Option<u64>) -> Self {
         let mut relay = None;
         let scratch = Scratch::new("absent-pages");
@@ -121,6 +121,12 @@ fn evicted(link: Option<Link>, loses: Option<u64>) {
             "threads of the program bring pages"
         );
     }
+    // Those that the pager has protected were met as such, wherever their program's node is.
+    let met = |node: &Lender, end| {
+        node.status()["counters"][format!("faults_{end}_write_protected")].as_u64().unwrap_or(0)
+    };
+    let protected: u64 = nodes.nodes.iter().map(|node| met(node, "destination") + met(node, "atomic")).sum();
+    assert!(protected > 10, "of 30 cells with protected pages, {protected} met one");
     assert!(nodes.relay.as_ref().is_none_or(|relay| relay.lost() > 20), "too little was lost");
 }
 

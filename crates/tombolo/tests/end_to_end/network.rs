@@ -9,8 +9,9 @@ use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -135,12 +136,17 @@ fn joined_times(node: &Running, times: usize) {
     }
 }
 
-/// The links of a node, as it says itself, without the one by which it is asked.
-fn links(machines: &Machines, which: usize) -> u64 {
+/// A counter of a node, as it says itself.
+fn counter(machines: &Machines, which: usize, name: &str) -> u64 {
     let asked = machines.start(1 - which, &["status", "--json", &Machines::address(which)]).wait(PATIENCE);
     assert_eq!(asked.code(), 0, "{}", asked.stderr);
     let status: serde_json::Value = serde_json::from_slice(&asked.stdout).expect("JSON");
-    status["counters"]["links_up"].as_u64().expect("a number") - 1
+    status["counters"][name].as_u64().unwrap_or_else(|| panic!("{name}: {status:#}"))
+}
+
+/// The links of a node, without the one by which it is asked.
+fn links(machines: &Machines, which: usize) -> u64 {
+    counter(machines, which, "links_up") - 1
 }
 
 fn one_link(machines: &Machines) {
@@ -273,6 +279,17 @@ fn a_lender_that_was_started_again_is_known_by_its_life() {
 struct Strangers {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<u64>>,
+    /// Who has shown the others how to say it.
+    _first: Running,
+}
+
+impl Drop for Strangers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Strangers {
@@ -282,34 +299,26 @@ impl Strangers {
     fn start(machines: &Machines) -> Self {
         // The network of the thread alone.
         let network = File::open(format!("/var/run/netns/{}", machines.place(1))).unwrap();
-        let (said, port) = (Arc::new(Mutex::new(None::<Vec<u8>>)), Arc::new(AtomicU32::new(0)));
         let stop = Arc::new(AtomicBool::new(false));
+        let (found, find) = channel();
         let thread = std::thread::spawn({
-            let (said, port, stop) = (said.clone(), port.clone(), stop.clone());
+            let stop = stop.clone();
             move || {
                 let kind = Some(rustix::thread::LinkNameSpaceType::Network);
                 rustix::thread::move_into_link_name_space(network.as_fd(), kind).unwrap();
                 let heard = UdpSocket::bind("127.0.0.1:0").unwrap();
-                port.store(heard.local_addr().unwrap().port().into(), Ordering::SeqCst);
+                heard.set_read_timeout(Some(PATIENCE)).unwrap();
+                found.send(heard.local_addr().unwrap()).unwrap();
                 let mut hello = vec![0; 2048];
                 let length = heard.recv(&mut hello).unwrap();
                 hello.truncate(length);
-                *said.lock().unwrap() = Some(hello.clone());
                 Self::flood(&hello, &stop)
             }
         });
-        while port.load(Ordering::SeqCst) == 0 {
-            std::thread::yield_now();
-        }
         // What a stranger says first, to a port that never answers.
-        let address = format!("udp:127.0.0.1:{}", port.load(Ordering::SeqCst));
+        let address = format!("udp:{}", find.recv_timeout(PATIENCE).unwrap());
         let stranger = machines.start(1, &["ping", &address, "--count", "1"]);
-        let since = Instant::now();
-        while said.lock().unwrap().is_none() {
-            assert!(since.elapsed() < PATIENCE, "it says nothing: {}", stranger.errors());
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Self { stop, thread: Some(thread) }
+        Self { stop, thread: Some(thread), _first: stranger }
     }
 
     /// Says it from all addresses; how often.
@@ -372,8 +381,8 @@ fn strangers_that_say_hello_keep_nobody_out() {
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
     assert!(outcome.stdout == plain.stdout, "the output differs");
     let said = strangers.end();
-    assert!(said > 1000, "{said} hellos");
-    // The strangers were heard: each got an answer that it did not go on from.
+    let heard = counter(&machines, 0, "strangers_hellos");
+    assert!(said > 1000 && heard > 1000, "{said} hellos, of which {heard} were heard");
     one_link(&machines);
     for node in &nodes {
         assert_eq!((count(node, " lost "), count(node, " joined ")), (0, 1), "{}", node.errors());

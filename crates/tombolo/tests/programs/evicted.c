@@ -48,8 +48,8 @@ static bool most_have(const unsigned char *area, int bit, bool set)
 
 static bool is_away(const unsigned char *area) { return most_have(area, 63, false); }
 
-/* By userfaultfd. */
-static bool is_protected(const unsigned char *area) { return most_have(area, 57, true); }
+/* By userfaultfd, and there. */
+static bool is_protected(const unsigned char *area) { return most_have(area, 57, true) && most_have(area, 63, true); }
 
 /* Other memory is written, or read only, until these areas have left. */
 static void evict(const char *cell, unsigned char *areas[2], const bool wanted[2], bool write)

@@ -204,7 +204,7 @@ impl Initiator {
         }
     }
 
-    /// Tells the end of a transfer whose memory nobody touches any more.
+    /// Reports the end of a transfer once no copy to or from its memory is left.
     pub(super) fn report_if_untouched(&mut self, index: u32) {
         let transfer = &self.transfers.entries[index as usize];
         if transfer.queue == Queue::Ending && transfer.placing == 0 && transfer.slots.is_empty() {

@@ -123,13 +123,17 @@ impl TransferState {
         }
     }
 
-    /// Whether a read was turned away because this side's own memory refused its answer. Who answers says only that it was refused,
-    /// and where; that may have been the memory that it reads from.
+    /// Whether a read was turned away because this side's own memory refused its answer. The peer's answer has a code and an address,
+    /// but does not say in which node's memory.
     pub fn is_refused_here(&self, refusal: &Refusal) -> bool {
         let Transfer { destination_address, size_bytes, notification, .. } = self.spec;
-        self.own_refusal.is_some_and(|own| own.code == refusal.code)
-            && (refusal.may_lie_in(destination_address, size_bytes.into())
-                || notification.is_some_and(|words| refusal.may_lie_in(words.address, 16)))
+        let Some(own) = self.own_refusal else { return false };
+        // Several blocks may have been refused, for several reasons: the peer reports the first that it hears of.
+        let lies_here = || {
+            refusal.may_lie_in(destination_address, size_bytes.into())
+                || notification.is_some_and(|words| refusal.may_lie_in(words.address, 16))
+        };
+        if refusal.address.is_some() { lies_here() } else { own.code == refusal.code }
     }
 
     /// Whether the last block has a notification. A write-back always has one, because its end completes

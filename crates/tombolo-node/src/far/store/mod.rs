@@ -316,6 +316,8 @@ impl FarStore {
             }
         }
         self.carry_out();
+        // What was posted goes now: nobody may drive the node again soon.
+        self.node.pump();
     }
 
     /// A peer is lost for good.
