@@ -43,6 +43,7 @@ impl Client {
         loop {
             match SeqpacketSocket::connect(path) {
                 Err(UnixError::WouldBlock) if since.elapsed() < OWNER_TIMEOUT => {
+                    // Its queue of connections is full: it takes one in far less.
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 connected => return Ok(Self { socket: connected? }),

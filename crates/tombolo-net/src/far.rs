@@ -203,7 +203,7 @@ impl FarOwner {
                 return Ok(None);
             }
             self.check()?;
-            self.sleep(&[], Duration::from_millis(100))?;
+            self.sleep(&[], CHECK_INTERVAL)?;
         }
     }
 
@@ -316,14 +316,21 @@ impl FarOwner {
     }
 }
 
+/// How often a thread that waits for the owner checks whether it is to end: a user does not notice a tenth of a second.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// How long the end of a port may take to be sent. A bound, not a measurement: an owner that does not hear of it sees the link end.
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(200);
+/// How often that is checked.
+const GOODBYE_INTERVAL: Duration = Duration::from_millis(10);
+
 impl Drop for FarOwner {
     fn drop(&mut self) {
         self.station.remove(self.key);
         // The owner hears of the end by a letter, if there is still somebody.
-        let until = Instant::now() + Duration::from_millis(200);
+        let until = Instant::now() + GOODBYE_TIMEOUT;
         while self.station.is_waiting_for_end() && Instant::now() < until {
             self.turn();
-            let _ = self.sleep(&[], Duration::from_millis(10));
+            let _ = self.sleep(&[], GOODBYE_INTERVAL);
         }
     }
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tombolo_host::timing::command as timing;
 
 use crate::{Failure, local};
 
@@ -22,10 +23,6 @@ use crate::{Failure, local};
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// As [`TIMEOUT`], where nobody is dialed: a run that takes longer is stopped, or answers somebody else.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
-/// As [`TIMEOUT`], of the run: a client sends its line at once.
-const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// After a client could not be taken, before the next one is. A bound, not a measurement.
-const ERROR_PAUSE: Duration = Duration::from_millis(50);
 /// The longest line.
 const LINE_BYTES: u64 = 1 << 20;
 const SUFFIX: &str = ".run";
@@ -82,7 +79,7 @@ impl Served {
                         let _ = serve(&stream, &answer);
                     }
                     // No descriptor is left, for instance.
-                    Err(_) => std::thread::sleep(ERROR_PAUSE),
+                    Err(_) => std::thread::sleep(timing::CLIENT_ERROR_PAUSE),
                 }
             }
         });
@@ -102,8 +99,8 @@ impl Drop for Served {
 }
 
 fn serve(stream: &UnixStream, answer: &impl Fn(Question) -> Answer) -> io::Result<()> {
-    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
-    stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+    stream.set_read_timeout(Some(timing::CLIENT_TIMEOUT))?;
+    stream.set_write_timeout(Some(timing::CLIENT_TIMEOUT))?;
     let mut line = String::new();
     BufReader::new(stream.take(LINE_BYTES)).read_line(&mut line)?;
     let answer = match serde_json::from_str(&line) {

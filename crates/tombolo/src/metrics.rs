@@ -13,6 +13,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use tombolo_host::timing::command as timing;
 use tombolo_net::protocol::{PortStatus, UPLINK, UplinkStatus};
 use tombolo_node::{FarStatus, NodeStatus};
 use tombolo_pager::{Monitor, PauseSummary};
@@ -285,10 +286,6 @@ fn split_numbers(counter: &str) -> (String, Labels) {
 
 /// The longest head of a request.
 const HEAD_BYTES: usize = 8192;
-/// How long a client may take for its request, and for the answer. A bound, not a measurement.
-const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// After a client could not be taken, before the next one is. A bound, not a measurement.
-const ERROR_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves what `text` gives, at this address, as long as the process lives. Returns where that is.
 ///
@@ -304,7 +301,7 @@ pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + 'static) ->
                 // Whoever asked has gone, if it does not get the answer.
                 Ok(stream) => drop(answer(&stream, &text)),
                 // No descriptor is left, for instance.
-                Err(_) => std::thread::sleep(ERROR_PAUSE),
+                Err(_) => std::thread::sleep(timing::CLIENT_ERROR_PAUSE),
             }
         }
     });
@@ -314,7 +311,7 @@ pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + 'static) ->
 
 /// Reads the head of a request and answers it. What follows the head is not read.
 fn answer(stream: &TcpStream, text: &impl Fn() -> String) -> io::Result<()> {
-    let deadline = Instant::now() + CLIENT_TIMEOUT;
+    let deadline = Instant::now() + timing::CLIENT_TIMEOUT;
     let head = read_head(stream, deadline)?;
     let request = head.lines().next().unwrap_or_default();
     let words: Vec<&str> = request.split_whitespace().collect();
@@ -329,7 +326,7 @@ fn answer(stream: &TcpStream, text: &impl Fn() -> String) -> io::Result<()> {
     let answer = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
     );
-    send(stream, answer.as_bytes(), Instant::now() + CLIENT_TIMEOUT)
+    send(stream, answer.as_bytes(), Instant::now() + timing::CLIENT_TIMEOUT)
 }
 
 /// The time that is left.

@@ -9,6 +9,12 @@ pub const LOG_END_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a process that ends checks whether its log's queue has room.
 pub const LOG_END_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
+/// How long a client of a run's or a node's own socket may take for its request, which it sends at once. A bound, not a measurement.
+pub const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// After a client could not be taken, before the next one is. A bound, not a measurement.
+pub const CLIENT_ERROR_PAUSE: Duration = Duration::from_millis(50);
+
 /// How often a node that drains checks who still borrows: users do not notice a tenth of a second.
 pub const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
