@@ -3,7 +3,7 @@
 
 use std::net::UdpSocket;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tombolo_client::{
@@ -131,6 +131,22 @@ impl Drop for Server {
     }
 }
 
+/// New memory, where a huge page may begin, below all that the kernel places by itself: it puts nothing else into a hole there as long as it
+/// has room above. For [`unmap_all`].
+fn map_low(length: usize) -> OwnMemory {
+    static NEXT: AtomicUsize = AtomicUsize::new(0x2000_0000_0000);
+    let at = std::ptr::with_exposed_provenance_mut(NEXT.fetch_add(4 << 20, Ordering::Relaxed));
+    // SAFETY: only where there is a hole; nobody else uses it.
+    unsafe {
+        let mapped = rustix::mm::mmap_anonymous(at, length, RIGHTS, FIXED).unwrap();
+        OwnMemory::from_raw(std::ptr::NonNull::new(mapped.cast()).unwrap(), length)
+    }
+}
+
+const RIGHTS: rustix::mm::ProtFlags = rustix::mm::ProtFlags::READ.union(rustix::mm::ProtFlags::WRITE);
+const FIXED: rustix::mm::MapFlags =
+    rustix::mm::MapFlags::PRIVATE.union(rustix::mm::MapFlags::FIXED_NOREPLACE);
+
 /// One end of a transfer, whose pages may be absent.
 struct Area {
     memory: Registered,
@@ -142,9 +158,9 @@ struct Area {
 
 impl Area {
     fn new(domain: &Domain, kind: Option<Kind>, faults: Faults, seed: u64) -> Self {
-        // Large enough for a huge page, and then the kernel has it begin where one can.
+        // Large enough for a huge page.
         let length = if kind == Some(Kind::Collapsed) { 2 << 20 } else { AREA };
-        let memory = OwnMemory::map(length).unwrap();
+        let memory = map_low(length);
         let (mut holds, mut fork, mut server) = (vec![0; AREA], None, None);
         let fill = || {
             let bytes = pattern(seed, AREA);
@@ -169,11 +185,7 @@ impl Area {
             }
             Some(Kind::Collapsed) => {
                 holds = fill();
-                if memory.address().is_multiple_of(2 << 20) {
-                    collapse(&memory).expect("the kernel makes a huge page");
-                } else {
-                    left_out("the kernel has large mappings begin where huge pages do from Linux 6.7 on");
-                }
+                collapse(&memory).expect("the kernel makes a huge page");
                 fork = Some(Fork::new());
             }
             Some(Kind::Served | Kind::Forbidden | Kind::Unmapped) => {
@@ -375,7 +387,9 @@ impl Scene<'_> {
     fn put_away(&self, near: Area, far: Area, what: &str) {
         let ends = [(&self.near, near), (&self.far, far)];
         for ((_, domain), area) in ends {
+            let (start, length) = (area.memory.address(), area.memory.len());
             domain.deregister(area.memory).unwrap();
+            unmap_all(start, length);
         }
         for host in [self.near.0, self.far.0] {
             let since = Instant::now();
@@ -401,7 +415,9 @@ impl Scene<'_> {
         assert!(mailbox.receive(PATIENCE).unwrap().bytes == bytes, "{kind:?}");
         assert_eq!(counted(), before, "{kind:?}");
         for (domain, area) in [&self.near.1, &self.far.1].into_iter().zip(areas) {
+            let (start, length) = (area.memory.address(), area.memory.len());
             domain.deregister(area.memory).unwrap();
+            unmap_all(start, length);
         }
     }
 
@@ -662,15 +678,15 @@ fn forbid_all(start: u64, length: usize) {
     unsafe { rustix::mm::mprotect(at, length, rustix::mm::MprotectFlags::empty()) }.expect("mprotect");
 }
 
-/// Every second page, and below the first one something is mapped: nothing else that is mapped meanwhile fits into so small a hole.
+/// What [`map_low`] has mapped, when nobody uses it any more.
+fn unmap_all(start: u64, length: usize) {
+    let at = std::ptr::with_exposed_provenance_mut(start as usize);
+    // SAFETY: nobody uses it any more.
+    unsafe { rustix::mm::munmap(at, length) }.expect("munmap");
+}
+
+/// Every second page.
 fn unmap_half(start: u64, length: usize) {
-    let below = std::ptr::with_exposed_provenance_mut(start as usize - 4096);
-    let (none, flags) = (
-        rustix::mm::ProtFlags::empty(),
-        rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED_NOREPLACE,
-    );
-    // SAFETY: only where there is a hole. It stays. Where something is mapped already, that is as good.
-    let _ = unsafe { rustix::mm::mmap_anonymous(below, 4096, none, flags) };
     for offset in (0..length).step_by(2 * 4096) {
         let at = std::ptr::with_exposed_provenance_mut(start as usize + offset);
         // SAFETY: memory that is only reached through spans, which survive it.
@@ -692,15 +708,9 @@ fn unmap_page(memory: &Registered, page: usize) {
 }
 
 fn map_page(memory: &Registered, page: usize) {
-    let (protection, flags) = (
-        rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
-        rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED_NOREPLACE,
-    );
     // SAFETY: only where there is a hole.
-    unsafe {
-        rustix::mm::mmap_anonymous(memory.as_mut_ptr().add(page * 4096).cast(), 4096, protection, flags)
-    }
-    .unwrap();
+    unsafe { rustix::mm::mmap_anonymous(memory.as_mut_ptr().add(page * 4096).cast(), 4096, RIGHTS, FIXED) }
+        .unwrap();
 }
 
 fn raw_of(memory: &Registered) -> OwnMemory {
