@@ -919,7 +919,7 @@ fn a_withdrawal_makes_nobody_impatient() {
 #[test]
 fn repeats_are_dropped_and_what_does_not_fit_the_queue_comes_again() {
     let (mut iommu, now) = (Iommu::new(Config::default()), Time::default());
-    // No program has so many accesses alone.
+    // One context may not have as many accesses as the queue has room for.
     let context_of = |page: u64| ContextId(page / 32);
     (0..=700 / 32).for_each(|number| iommu.open(ContextId(number)));
     let terminate = FaultPolicy { mode: FaultMode::Terminate, ..FaultPolicy::default() };

@@ -675,3 +675,14 @@ fn a_clean_page_that_is_absent_is_fetched_from_its_slot() {
     assert_eq!(table.decide(1, Access { write: true, ..absent }), Decision::FetchAgain(slot));
     assert_eq!(table.decide(1, Access { write: true, protected: true, agent: false }), Decision::Unprotect);
 }
+
+/// What is asked for again and again goes from one far range to the next.
+#[test]
+fn the_first_far_page_of_a_range_is_found() {
+    let (mut slots, mut table) = (slots(4), Table::default());
+    let _ = table.register(10, 20, &mut slots);
+    let _ = table.register(30, 40, &mut slots);
+    let found = [(0, 10), (0, 11), (15, 16), (19, 50), (20, 30), (20, 31), (40, 99), (15, 15)];
+    let found = found.map(|(first, end)| table.first_far(first, end));
+    assert_eq!(found, [None, Some(10), Some(15), Some(19), None, Some(30), None, None]);
+}

@@ -182,7 +182,7 @@ impl Pager {
     fn localise(&self, space: &Arc<Space>, table: &mut Table, start: u64, length: u64) -> Answer {
         let (first, whole) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
         // What lies before it is ordinary memory, or nothing.
-        let Some(&(far, _)) = table.states.ranges_within(first, whole).first() else {
+        let Some(far) = table.states.first_far(first, whole) else {
             return Answer { served: 1, ..Answer::default() };
         };
         let looked_at = whole.min(far + LOOKED_AT_ONCE);

@@ -110,7 +110,7 @@ impl Server {
                         if let Some(change) = before.take() {
                             change(start, length);
                             changed.store(true, Ordering::SeqCst);
-                            // Whoever waits looks again.
+                            // The threads that have faulted access the pages again.
                             let _ = faults.wake(start, length);
                             continue;
                         }

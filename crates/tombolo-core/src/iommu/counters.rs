@@ -75,6 +75,10 @@ pub struct Counters {
 }
 
 impl Counters {
+    pub(super) fn note_stall(&mut self, end: End, kind: Absence, ns: u64) {
+        self.stall_times[end as usize][kind as usize].note(ns);
+    }
+
     /// How long faults at an end took, of all kinds.
     #[must_use]
     pub fn stall_times_at(&self, end: End) -> Times {

@@ -313,7 +313,7 @@ impl Iommu {
             }
             Outcome::Done(before) | Outcome::Brought { before, .. } => {
                 if let Some((since, kind)) = job.faulted_at {
-                    self.counters.stall_times[access.end as usize][kind as usize].note(now.since_ns(since));
+                    self.counters.note_stall(access.end, kind, now.since_ns(since));
                 }
                 self.finish(id, Action::Done(id, before));
             }
@@ -346,7 +346,7 @@ impl Iommu {
         context.registers.note(page * PAGE_BYTES, access.right, false);
         if let Some(job) = self.jobs.get(&id) {
             let took_ns = now.since_ns(job.begun_at);
-            self.counters.stall_times[access.end as usize][kind as usize].note(took_ns);
+            self.counters.note_stall(access.end, kind, took_ns);
             self.counters.touch_times.note(took_ns);
         }
         let (_, ahead) = context.chosen(access, pages);
@@ -652,8 +652,7 @@ impl Iommu {
                 (true, refusal) => {
                     let until = now.after_ns(self.config.denied_ns);
                     if let Some((since, kind)) = job.faulted_at.filter(|_| refusal.is_none()) {
-                        self.counters.stall_times[access.end as usize][kind as usize]
-                            .note(now.since_ns(since));
+                        self.counters.note_stall(access.end, kind, now.since_ns(since));
                     }
                     if let Some((context, refusal)) = self.contexts.get_mut(&context_id).zip(refusal) {
                         context.deny(&access, refusal, until);

@@ -295,6 +295,12 @@ impl Table {
         (page < end).then_some((first, end))
     }
 
+    /// The first page of `[first, end)` that is known to be far.
+    pub fn first_far(&self, first: Page, end: Page) -> Option<Page> {
+        let next = || self.ranges.range(first..end).next().map(|(&from, _)| from);
+        if self.range(first).is_some() { Some(first).filter(|first| *first < end) } else { next() }
+    }
+
     /// The parts of `[first, end)` that are known to be far.
     pub fn ranges_within(&self, first: Page, end: Page) -> Vec<(Page, Page)> {
         self.ranges

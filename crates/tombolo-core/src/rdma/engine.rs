@@ -269,7 +269,7 @@ impl Engine {
         let end = self.responder.refused(&placement, refusal);
         self.block_end(end);
         if let Some(read) = placement.read {
-            self.initiator.read_refused_here(read, refusal);
+            self.initiator.read_refused_here(read, refusal.code);
             self.initiator.read_placed(read);
         }
     }
@@ -310,7 +310,7 @@ impl Engine {
         let refusal = refusal.into();
         self.responder.notification_refused(&write, refusal);
         if let Some(read) = write.read {
-            self.initiator.read_refused_here(read, refusal);
+            self.initiator.read_refused_here(read, refusal.code);
             self.initiator.read_placed(read);
         }
     }

@@ -129,12 +129,12 @@ pub struct FarLender {
 
 /// Far memory of one front end.
 ///
-/// All methods may be called from several threads at once, with any lock held; but [`FarMemory::events`] says which are called while
-/// attending, and whoever attends takes events afterwards, for which it may need locks of its own.
+/// All methods may be called from several threads at once, and take no lock of the front end's. Four of them are called while attending
+/// ([`FarMemory::events`]): the calling thread takes events afterwards, and must not hold locks that it needs for that.
 pub trait FarMemory: Send + Sync {
-    /// What it has to say. Whoever calls [`FarMemory::flush`], [`FarMemory::progress`], [`FarMemory::write`] or
-    /// [`FarMemory::write_on`] attends to it and takes what is there afterwards. Its descriptor is readable when something came
-    /// while nobody did.
+    /// Events for the front end. A thread calls [`FarMemory::flush`], [`FarMemory::progress`], [`FarMemory::write`] and
+    /// [`FarMemory::write_on`] while attending to this queue, and takes its events afterwards. The queue's descriptor is readable for
+    /// events that came while no thread attended.
     fn events(&self) -> &EventQueue<FarEvent>;
 
     /// The contents of what has arrived are not needed any more.

@@ -209,20 +209,34 @@ fn a_cable_that_was_out_for_seconds_costs_nothing_but_time() {
     }
 }
 
+/// A program that pages, and what it prints plainly.
+struct Sort {
+    words: [String; 4],
+    output: Vec<u8>,
+}
+
+impl Sort {
+    /// One for that machine.
+    fn new(machines: &Machines, which: usize) -> Self {
+        let input = machines.homes[which].file("input");
+        fs::write(&input, lines(70_000)).unwrap();
+        let words = [path_of("sort"), "--buffer-size=400M".into(), "--parallel=2".into(), input];
+        let mut plain = Command::new(&words[0]);
+        plain.args(&words[1..]).env("LC_ALL", "C");
+        let output = Running::start(plain, Vec::new()).wait(PATIENCE).stdout;
+        Self { words, output }
+    }
+}
+
 fn out_for(time: Duration) {
     let Some(machines) = machines() else { return };
-    let input = machines.homes[0].file("input");
-    fs::write(&input, lines(70_000)).unwrap();
-    let words = [&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input];
-    let mut plain = Command::new(words[0]);
-    plain.args(&words[1..]).env("LC_ALL", "C");
-    let plain = Running::start(plain, Vec::new()).wait(PATIENCE);
+    let sort = Sort::new(&machines, 0);
     let nodes = [0, 1].map(|which| machines.node(which));
     nodes.iter().for_each(|node| joined_times(node, 1));
     let report = machines.homes[0].file("report.json");
     let mut arguments = vec!["run", "--from", "udp:10.79.0.2:7000", "--local", "8M", "--remote", "128M"];
     arguments.extend(["--report", &report, "--"]);
-    arguments.extend(words);
+    arguments.extend(sort.words.iter().map(String::as_str));
     let run = machines.start(0, &arguments);
     // It has begun to page.
     wait_for_traffic(&machines, 4 << 20);
@@ -231,7 +245,7 @@ fn out_for(time: Duration) {
     machines.cable("up");
     let outcome = run.wait(PATIENCE);
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
-    assert!(outcome.stdout == plain.stdout, "the output differs");
+    assert!(outcome.stdout == sort.output, "the output differs");
     assert!(!outcome.stderr.contains("gone") && !outcome.stderr.contains("SIGBUS"), "{}", outcome.stderr);
     assert!(Path::new(&report).exists());
     for node in &nodes {
@@ -293,7 +307,7 @@ impl Drop for Strangers {
 }
 
 impl Strangers {
-    /// So many addresses, from each of which a hello comes again and again, some thousands a second in all.
+    /// Number of source addresses. Together they send some thousands of hellos a second.
     const ADDRESSES: u32 = 2048;
 
     fn start(machines: &Machines) -> Self {
@@ -360,16 +374,11 @@ fn strangers_that_say_hello_keep_nobody_out() {
     machines.at(0, "route add 10.80.0.0/16 via 10.79.0.2 dev cable").unwrap();
     let nodes = [0, 1].map(|which| machines.node(which));
     nodes.iter().for_each(|node| joined_times(node, 1));
-    let input = machines.homes[1].file("input");
-    fs::write(&input, lines(70_000)).unwrap();
-    let words = [&path_of("sort"), "--buffer-size=400M", "--parallel=2", &input];
-    let mut plain = Command::new(words[0]);
-    plain.args(&words[1..]).env("LC_ALL", "C");
-    let plain = Running::start(plain, Vec::new()).wait(PATIENCE);
+    let sort = Sort::new(&machines, 1);
     let strangers = Strangers::start(&machines);
     let mut arguments =
         vec!["run", "--from", "udp:10.79.0.1:7000", "--local", "8M", "--remote", "128M", "--"];
-    arguments.extend(words);
+    arguments.extend(sort.words.iter().map(String::as_str));
     let run = machines.start(1, &arguments);
     for _ in 0..10 {
         let newcomer = machines.start(1, &["ping", "udp:10.79.0.1:7000", "--count", "3", "--interval", "1"]);
@@ -379,7 +388,7 @@ fn strangers_that_say_hello_keep_nobody_out() {
     }
     let outcome = run.wait(PATIENCE);
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
-    assert!(outcome.stdout == plain.stdout, "the output differs");
+    assert!(outcome.stdout == sort.output, "the output differs");
     let said = strangers.end();
     let heard = counter(&machines, 0, "strangers_hellos");
     assert!(said > 1000 && heard > 1000, "{said} hellos, of which {heard} were heard");

@@ -165,9 +165,9 @@ impl Initiator {
     }
 
     /// This side's own memory has refused bytes or words of a read for good. The read ends when the peer answers that.
-    pub(crate) fn read_refused_here(&mut self, read: TransferId, refusal: Refusal) {
-        if let Some(transfer) = self.transfers.find(read).filter(|_| !refusal.code.is_transient()) {
-            transfer.own_refusal.get_or_insert(refusal);
+    pub(crate) fn read_refused_here(&mut self, read: TransferId, code: NackCode) {
+        if let Some(transfer) = self.transfers.find(read).filter(|_| !code.is_transient()) {
+            transfer.own_refusal.get_or_insert(code);
         }
     }
 

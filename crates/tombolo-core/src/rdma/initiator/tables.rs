@@ -9,7 +9,7 @@ use crate::rdma::time::Time;
 use crate::rdma::transaction::State;
 use crate::rdma::transfer::{Class, PeerId, Transfer, TransferError, TransferId};
 use std::collections::VecDeque;
-use tombolo_wire::{Attempt, Generation, READ_WINDOW, Refusal, RequestId};
+use tombolo_wire::{Attempt, Generation, NackCode, READ_WINDOW, Refusal, RequestId};
 
 /// The list a transfer is in. It is in one at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +75,8 @@ pub(super) struct TransferState {
     /// By the attended clock.
     pub first_asked_at: Time,
     pub unanswered: u32,
-    /// Why this side's own memory has refused the answer, first.
-    pub own_refusal: Option<Refusal>,
+    /// Why this side's own memory has first refused a block of the answer for good.
+    pub own_refusal: Option<NackCode>,
 }
 
 impl TransferState {
@@ -133,7 +133,7 @@ impl TransferState {
             refusal.may_lie_in(destination_address, size_bytes.into())
                 || notification.is_some_and(|words| refusal.may_lie_in(words.address, 16))
         };
-        if refusal.address.is_some() { lies_here() } else { own.code == refusal.code }
+        if refusal.address.is_some() { lies_here() } else { own == refusal.code }
     }
 
     /// Whether the last block has a notification. A write-back always has one, because its end completes

@@ -171,7 +171,7 @@ impl FarStore {
     }
 
     /// Carries out what the roster wants.
-    fn run_errands(self: &Arc<Self>) {
+    fn run_roster(self: &Arc<Self>) {
         loop {
             let action = self.members.lock().roster.poll(self.now_ns());
             match action {
@@ -250,7 +250,7 @@ impl FarStore {
         }
         self.drive(|node| _ = node.tick());
         self.note_suspects();
-        self.run_errands();
+        self.run_roster();
         // Nobody polls the links with windows for packets: there are none.
         let lenders = self.lenders();
         let windowed: Vec<&Arc<Lender>> =
@@ -262,7 +262,7 @@ impl FarStore {
         }
         self.carry_out();
         self.drive(Node::pump);
-        // Errands are done within `WINDOWS_MAX_SLEEP` of their time.
+        // What the roster wants is done within `WINDOWS_MAX_SLEEP` of their time.
         let deadline = self.store.lock().next_deadline();
         let sleep = deadline.map_or(timing::WINDOWS_MAX_SLEEP, |at_ns| {
             Duration::from_nanos(at_ns.saturating_sub(self.now_ns()))
