@@ -878,6 +878,37 @@ fn a_page_that_cannot_be_had_is_asked_for_once_for_all_that_fault_at_once() {
     assert_eq!(told(&mut iommu, now), expected);
 }
 
+/// Of two pages of a block one is always away, since a pager has room for few. Who copies brings them in then, one after the other.
+#[test]
+fn a_block_whose_pages_go_as_fast_as_they_come_is_forced() {
+    let config = Config { max_bringing_bytes: 0, ..Config::default() };
+    let (mut iommu, context, now) = (Iommu::new(config), ContextId(1), Time::default());
+    iommu.open(context);
+    let policy = FaultPolicy { mode: FaultMode::Terminate, touch: TouchPolicy::Page };
+    let block = Access { policy, length_bytes: 8192, copied_bytes: 8192, ..bringing(context) };
+    let mut rounds = 0;
+    let forced = loop {
+        let id = iommu.begin(now, block).unwrap();
+        iommu.attempted(now, context, id, Outcome::Absent(1 << (rounds % 2), Absence::Missing));
+        match told(&mut iommu, now)[..] {
+            [Action::Pause { .. }, Action::Touch { touch, .. }] => iommu.touched(now, context, touch, Ok(())),
+            [Action::Attempt { access, is_forced: true }] if access == id => break id,
+            ref asked => panic!("{asked:?}"),
+        }
+        assert_eq!(told(&mut iommu, now), [Action::Ready(id)]);
+        rounds += 1;
+    };
+    // As many pages as a block has may be asked for one after the other.
+    assert_eq!(rounds, 2 * config.max_attempts + 1);
+    iommu.attempted(now, context, forced, Outcome::Done(0));
+    assert_eq!(told(&mut iommu, now), [Action::Done(forced, 0)]);
+    // The next one of that number is another block.
+    let id = iommu.begin(now, block).unwrap();
+    iommu.attempted(now, context, id, Outcome::Absent(1, Absence::Missing));
+    let asked = told(&mut iommu, now);
+    assert!(matches!(asked[..], [Action::Pause { .. }, Action::Touch { .. }]), "{asked:?}");
+}
+
 /// A block that comes and one that goes may have the same numbers.
 #[test]
 fn what_was_refused_at_one_end_is_not_at_the_other() {

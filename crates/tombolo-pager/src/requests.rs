@@ -2,10 +2,12 @@
 //!
 //! A request is a page fault, and its answer the contents of the page.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
 use tombolo_core::pager::{PAGE_BYTES, Page, PageName, State};
+use tombolo_host::process;
 use tombolo_host::uffd::UffdError;
 
 use crate::pager::Pager;
@@ -30,6 +32,28 @@ fn is_mixed(table: &Table, start: u64, length: u64) -> bool {
     let (first, end) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
     let far: u64 = table.states.ranges_within(first, end).into_iter().map(|(first, end)| end - first).sum();
     far > 0 && far < end - first
+}
+
+/// Nothing of a range is reported any more. The kernel refuses that as a whole where nothing is mapped, and where one mapping is
+/// of a kind that can never be far; which there are, it says.
+fn unregister(space: &Space, table: &Table, start: u64, length: u64) -> io::Result<()> {
+    let unregister = |start, end| match space.uffd.unregister(start, end - start) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        ended => ended,
+    };
+    let end = start + length;
+    if space.uffd.unregister(start, length).is_ok() {
+        return Ok(());
+    }
+    let program = space.program();
+    let Some(Ok(mapped)) = program.map(|program| process::mappings(process::thread_with_memory(program.pid)))
+    else {
+        // Those that are known to be far, then.
+        let mut far = table.states.ranges_within(start / PAGE_BYTES, end.div_ceil(PAGE_BYTES)).into_iter();
+        return far.try_for_each(|(first, end)| unregister(Space::address(first), Space::address(end)));
+    };
+    let mut within = mapped.into_iter().map(|(from, to)| (from.max(start), to.min(end)));
+    within.try_for_each(|(from, to)| if from < to { unregister(from, to) } else { Ok(()) })
 }
 
 impl Pager {
@@ -181,11 +205,9 @@ impl Pager {
     /// are here at the same time before they are local. The value says how far: see [`LOCALISE`].
     fn localise(&self, space: &Arc<Space>, table: &mut Table, start: u64, length: u64) -> Answer {
         let (first, whole) = (start / PAGE_BYTES, (start + length).div_ceil(PAGE_BYTES));
-        // What lies before it is ordinary memory, or nothing.
-        let Some(far) = table.states.first_far(first, whole) else {
-            return Answer { served: 1, ..Answer::default() };
-        };
-        let looked_at = whole.min(far + LOOKED_AT_ONCE);
+        // What lies before it has no pages. Parts of it may be far all the same: where a mapping grew, nobody has said so.
+        let looked_at =
+            table.states.first_far(first, whole).map_or(whole, |far| whole.min(far + LOOKED_AT_ONCE));
         let entries = table.states.entries(first, looked_at).into_iter();
         let mut used: Vec<Page> = entries.map(|(page, _)| page).collect();
         used.sort_unstable();
@@ -194,14 +216,9 @@ impl Pager {
         if !self.bring_all(space, table, first, end) {
             return Answer { served: 1, value: 1, ..Answer::default() };
         }
-        // A range with holes, or with other mappings in it, is not unregistered at once.
-        if space.uffd.unregister(start, length).is_err() {
-            for (first, end) in table.states.ranges_within(first, end) {
-                if let Err(error) = space.uffd.unregister(Space::address(first), (end - first) * PAGE_BYTES) {
-                    self.say_once("localise", &format!("far memory could not be made local ({error})"));
-                    return Answer::default();
-                }
-            }
+        if let Err(error) = unregister(space, table, start, length) {
+            self.say_once("localise", &format!("far memory could not be made local ({error})"));
+            return Answer::default();
         }
         let discarded = table.states.unregister(first, end, &mut self.far.slots());
         Counters::add(&self.stats.counters.localised_pages, discarded.resident);

@@ -16,6 +16,8 @@ use super::order::{Order, OrderKind, Outcome, RING_ORDERS};
 const MAX_THREADS: u32 = 5;
 /// Bytes of prefetched pages that a thread brings in with one call. Between two calls the thread serves the node's orders.
 const AHEAD_BYTES: u64 = 1 << 20;
+/// How often pages are brought in for an access that finds them gone again, before the copying itself brings them in, one after the other.
+pub(super) const MAX_BRINGS: u32 = 8;
 /// Orders carried out before the others that wait for the same thread get their turn.
 const AT_ONCE: usize = 16;
 
@@ -72,13 +74,15 @@ struct Waiting {
     /// Absent pages that it has met. Of what kind the first was is told, also where other kinds follow: a fork shares
     /// pages that were just brought in.
     met: Option<Absent>,
+    /// How often it has met some.
+    times: u32,
 }
 
 impl Waiting {
     /// It meets absent pages.
     fn meets(self, absent: Absent) -> Self {
         let met = self.met.map_or(absent, |met| Absent { pages: met.pages | absent.pages, ..met });
-        Self { met: Some(met), ..self }
+        Self { met: Some(met), times: self.times + 1, ..self }
     }
 
     /// What is told where pages stay absent: those, and what was met first.
@@ -407,7 +411,7 @@ impl AccessServer {
                     }
                 }
                 Ok(order) => {
-                    let waiting = Waiting { order, place: index, met: None };
+                    let waiting = Waiting { order, place: index, met: None, times: 0 };
                     self.begin_access(waiting, &mut present, leads, begun);
                 }
                 Err(id) => self.answer(id, Outcome::Impossible),
@@ -445,6 +449,13 @@ impl AccessServer {
             outcome => return self.answer(order.id, outcome),
         };
         let waiting = waiting.meets(absent);
+        if waiting.times > MAX_BRINGS {
+            let outcome = match self.access(&Order { is_forced: true, ..*order }, present) {
+                Outcome::Done(before) => Outcome::Brought(before, waiting.met.unwrap_or(absent)),
+                outcome => outcome,
+            };
+            return self.answer(waiting.order.id, outcome);
+        }
         let bring = self.crew.lock().bring(waiting);
         let look = (order.look, order.right());
         match bring {

@@ -251,6 +251,8 @@ mod tests {
         has_come: AtomicBool,
         /// A fork shares the page when it has come.
         is_shared: AtomicBool,
+        /// It is away again when it has been touched, until bytes are copied.
+        is_fickle: AtomicBool,
         /// A touch that is under way ends without the page.
         is_denied: AtomicBool,
         touches: AtomicU32,
@@ -264,6 +266,7 @@ mod tests {
                 true if self.0.is_shared.load(Ordering::SeqCst) => Some(Absence::CopyOnWrite),
                 true => None,
             };
+            let kind = kind.or(self.0.is_fickle.load(Ordering::SeqCst).then_some(Absence::Missing));
             let kind = kind.filter(|_| address < 4096);
             Absent { pages: kind.is_some().into(), kind }
         }
@@ -409,5 +412,17 @@ mod tests {
         let absent = Absent { pages: 1, kind: Some(Absence::Missing) };
         assert_eq!(node.answer(&threads), (1, Outcome::Brought(0, absent)));
         assert_eq!(memory.0.touches.load(Ordering::SeqCst), 2);
+    }
+
+    /// A page that goes as fast as it comes is brought in by the copying itself.
+    #[test]
+    fn an_access_whose_page_goes_again_is_made_all_the_same() {
+        let (memory, threads, mut node) = touching();
+        memory.0.is_fickle.store(true, Ordering::SeqCst);
+        memory.0.has_come.store(true, Ordering::SeqCst);
+        let absent = Absent { pages: 1, kind: Some(Absence::Missing) };
+        assert_eq!(node.answer(&threads), (1, Outcome::Brought(0, absent)));
+        let touches = memory.0.touches.load(Ordering::SeqCst);
+        assert_eq!((&*memory.0.written.lock(), touches), (&vec![0], crate::access::server::MAX_BRINGS));
     }
 }

@@ -1,6 +1,6 @@
 //! What is known of one domain's memory.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::job::{Access, AccessId, End, FaultSource, Right, TouchId, TouchPolicy, Unreached};
 use super::patience::Patience;
@@ -11,6 +11,8 @@ use crate::rdma::Time;
 const MAX_AHEAD_PAGES: u64 = 64;
 /// Refusals that are remembered, at most. Beyond, a page is touched once more.
 const MAX_DENIED: usize = 64;
+/// Blocks whose pauses are counted, at most. Beyond, counting begins anew.
+const MAX_PAUSED: usize = 1024;
 
 /// The fault registers of a context, named as those of FAULT §3.2.1. They hold the first fault since they were cleared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,6 +94,9 @@ pub(super) struct Context {
     /// Blocks whose pages could not be brought while their senders were refused, until when that is remembered. Others find
     /// out for themselves: the memory may have changed.
     denied: VecDeque<(FaultSource, End, Unreached, Time)>,
+    /// Blocks whose senders were refused because a page was absent: which page that was, and how often it was none behind the one
+    /// before: then pages go away again before the block has come.
+    paused: HashMap<(FaultSource, End), (u64, u32)>,
     /// Where the last run of faults goes on, and how many pages it brings in.
     run: (u64, u64),
 }
@@ -147,8 +152,28 @@ impl Context {
     }
 
     /// An access of this block went well: its pages can be had.
-    pub(super) fn forget_denials(&mut self, access: &Access) {
+    pub(super) fn went_well(&mut self, access: &Access) {
         self.denied.retain(|(by, end, ..)| (*by, *end) != (access.by, access.end));
+        // Of a block that comes in packets, others may meet absent pages still.
+        if access.copied_bytes >= access.length_bytes {
+            self.paused.remove(&(access.by, access.end));
+        }
+    }
+
+    /// A block is paused until this page has been brought in.
+    pub(super) fn note_paused(&mut self, access: &Access, page: u64) {
+        let block = (access.by, access.end);
+        if self.paused.len() >= MAX_PAUSED && !self.paused.contains_key(&block) {
+            self.paused.clear();
+        }
+        let (before, gone) = self.paused.entry(block).or_insert((0, 0));
+        *gone += u32::from(page <= *before);
+        *before = page;
+    }
+
+    /// How often pages that this block was paused for had gone again.
+    pub(super) fn pages_gone(&self, access: &Access) -> u32 {
+        self.paused.get(&(access.by, access.end)).map_or(0, |(_, gone)| *gone)
     }
 
     /// Whether the context has as many touches as it may: then further accesses are sent away.

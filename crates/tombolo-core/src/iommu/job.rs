@@ -22,7 +22,7 @@ pub enum Right {
 }
 
 /// What an access is part of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
     /// The source of a block (FAULT §3.2.2).
     Source,
@@ -85,7 +85,7 @@ impl Absence {
 }
 
 /// Whose block faults: the first fields of a fault record (FAULT Table 3.2), as wide as this engine has them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FaultSource {
     /// The node that sends it.
     pub node: u32,

@@ -69,7 +69,8 @@ pub struct Config {
     pub attempt_timeout_ns: u64,
     /// Pages that take longer are given up, after one more chance of a quarter of that.
     pub touch_timeout_ns: u64,
-    /// Attempts that meet absent pages, after which one is forced.
+    /// Attempts that meet absent pages, after which one is forced; and how often pages that a block was paused for may have gone again
+    /// when it comes.
     pub max_attempts: u32,
     /// How long it is remembered for a block that comes again that its page cannot be brought.
     pub denied_ns: u64,
@@ -304,7 +305,7 @@ impl Iommu {
         let may_have_brought = job.bringing_bytes > 0;
         context.bringing_bytes -= std::mem::take(&mut job.bringing_bytes);
         if matches!(outcome, Outcome::Done(_) | Outcome::Brought { .. }) {
-            context.forget_denials(&access);
+            context.went_well(&access);
         }
         match outcome {
             Outcome::Brought { before, pages, kind } if may_have_brought => {
@@ -384,12 +385,6 @@ impl Iommu {
             let refusal = Unreached { address: page * PAGE_BYTES, reason: Reason::Unavailable };
             return self.finish(id, Action::Refuse(id, refusal));
         }
-        if job.attempts > self.config.max_attempts {
-            job.state = State::Attempting(Patience::since(now));
-            self.counters.forced += 1;
-            self.actions.push_back(Action::Attempt { access: id, is_forced: true });
-            return;
-        }
         // An access that stalls goes on stalling: its bytes are held already.
         let stalls = match access.end {
             End::Notification | End::Atomic => true,
@@ -400,6 +395,16 @@ impl Iommu {
                         && context.held_bytes + bytes <= self.config.max_held_bytes
             }
         };
+        // Where pages go away as fast as they come, the copying itself brings them in, one after the other.
+        if job.attempts > self.config.max_attempts
+            || !stalls && context.pages_gone(access) >= self.config.max_attempts
+        {
+            job.attempts = self.config.max_attempts + 1;
+            job.state = State::Attempting(Patience::since(now));
+            self.counters.forced += 1;
+            self.actions.push_back(Action::Attempt { access: id, is_forced: true });
+            return;
+        }
         if stalls {
             if job.held_bytes == 0 {
                 self.counters.stalled += 1;
@@ -518,22 +523,27 @@ impl Iommu {
             match known.and_then(|id| Some((id, context.touches.get_mut(&id)?))) {
                 Some((id, known)) if !known.is_overdue => {
                     *touch = Some(id);
-                    let by = job.access.by;
+                    let access = job.access;
                     let is_of_block = |other: &AccessId| {
-                        self.jobs.get(other).is_some_and(|other| other.access.by == by && other.is_paused())
+                        self.jobs
+                            .get(other)
+                            .is_some_and(|other| other.access.by == access.by && other.is_paused())
                     };
                     // Its sender comes again and again: one of these is enough.
                     if is_paused && known.waiting.iter().any(is_of_block) {
                         self.finish(record.access, Action::Forget(record.access));
-                    } else {
-                        known.waiting.push(record.access);
-                        // Once: what fails twice fails.
-                        if is_running
-                            && let Some(job) = self.jobs.get_mut(&record.access)
-                            && !std::mem::replace(&mut job.has_looked_again, true)
-                        {
-                            known.late.push(record.access);
-                        }
+                        continue;
+                    }
+                    known.waiting.push(record.access);
+                    // Once: what fails twice fails.
+                    if is_running
+                        && let Some(job) = self.jobs.get_mut(&record.access)
+                        && !std::mem::replace(&mut job.has_looked_again, true)
+                    {
+                        known.late.push(record.access);
+                    }
+                    if is_paused {
+                        context.note_paused(&access, record.page);
                     }
                     continue;
                 }
@@ -551,6 +561,9 @@ impl Iommu {
                 continue;
             }
             let access = job.access;
+            if is_paused {
+                context.note_paused(&access, record.page);
+            }
             let (needed, ahead) = context.chosen(&access, job.absent);
             let begun = self.begin_touch(now, &access, needed, vec![record.access]);
             if let Some(Job { state: State::Waiting { touch, .. }, .. }) = self.jobs.get_mut(&record.access) {

@@ -303,11 +303,9 @@ impl Table {
 
     /// The parts of `[first, end)` that are known to be far.
     pub fn ranges_within(&self, first: Page, end: Page) -> Vec<(Page, Page)> {
-        self.ranges
-            .range(..end)
-            .map(|(&from, &to)| (from.max(first), to.min(end)))
-            .filter(|(from, to)| from < to)
-            .collect()
+        let around = self.range(first).map_or(first, |(from, _)| from);
+        let within = self.ranges.range(around.min(end)..end);
+        within.map(|(&from, &to)| (from.max(first), to.min(end))).collect()
     }
 
     /// Pages of `[first, end)` turned out to be far: a mapping has grown.
@@ -559,12 +557,9 @@ impl Table {
                 remapped.unqueued.push(target);
             }
         }
-        let moved = self.ranges_within(from, from + count);
-        self.cut(from, from + count);
-        self.cut(to, to + count);
-        for (first, end) in moved {
-            self.ranges.insert(to + (first - from), to + (end - from));
-        }
+        // It is far, or nobody would have said so; also where it was, unless that is said to be unmapped.
+        self.grow(from, from + count);
+        self.grow(to, to + count);
         remapped
     }
 

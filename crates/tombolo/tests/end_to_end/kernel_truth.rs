@@ -81,6 +81,13 @@ fn what_a_child_finds_wiped_is_local() {
     }
 }
 
+/// Also where memory has become far unsaid: where a mapping has grown, or has moved and left an empty one behind.
+#[test]
+fn what_grew_or_was_left_behind_takes_guards_and_is_wiped() {
+    needs!("cc");
+    assert!(far(Link::Shm, "grown", "8M", &[]).counter("pages_out") > 0);
+}
+
 #[test]
 fn programs_in_other_namespaces_run_as_they_would() {
     needs!("cc", "unshare");

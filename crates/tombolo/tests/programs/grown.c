@@ -1,0 +1,79 @@
+/* Advice that the pager must hear of, for memory that became far without a call that says so: where a mapping has grown, and
+ * where one was that has moved and left an empty one behind; beside a file that can never be far. */
+#define _GNU_SOURCE
+#include "pattern.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+enum { SIDE = 64, GUARD_INSTALL = 102 };
+
+static sigjmp_buf back;
+
+static void caught(int number) { siglongjmp(back, number); }
+
+static int is_guarded(volatile char *page) {
+    if (sigsetjmp(back, 1)) return 1;
+    *page;
+    return 0;
+}
+
+/* Pages before guards are touched one after the other, as whoever fills memory does: nothing is mapped over a guard. */
+static void guarded(char *before, const char *what) {
+    char *guards = before + SIDE * PAGE;
+    int result = madvise(guards, SIDE * PAGE, GUARD_INSTALL);
+    CHECK(!result || errno == ENOMEM || errno == EINVAL, "%s: madvise: %d", what, errno);
+    for (uint64_t page = 0; page < SIDE; page++) ((volatile char *)before)[page * PAGE] = 1;
+    CHECK(is_guarded(guards), "%s: the first page has no guard", what);
+    CHECK(is_guarded(guards + PAGE), "%s: the second page has no guard", what);
+}
+
+/* Of twice as many pages as that, the second half has grown in place. */
+static char *grown(uint64_t pages) {
+    char *at = map(2 * pages);
+    CHECK(!munmap(at + pages * PAGE, pages * PAGE), "munmap: %d", errno);
+    CHECK(mremap(at, pages * PAGE, 2 * pages * PAGE, 0) == at, "mremap: %d", errno);
+    return at;
+}
+
+int main(int count, char **arguments) {
+    uint64_t pages = pages_of(count, arguments);
+    struct sigaction action = {.sa_handler = caught};
+    sigaction(SIGSEGV, &action, NULL);
+
+    guarded(grown(SIDE), "a mapping that grew");
+
+    /* The whole mapping moves, and an empty one stays. */
+    char *from = map(2 * SIDE);
+    char *moved = mremap(from, 2 * SIDE * PAGE, 2 * SIDE * PAGE, MREMAP_MAYMOVE | 4 /* MREMAP_DONTUNMAP */, NULL);
+    CHECK(moved != MAP_FAILED, "mremap: %d", errno);
+    guarded(from, "a mapping that was left behind");
+
+    /* And with a file in the middle of the guards, for which the kernel refuses the range as a whole. */
+    char *with_file = grown(SIDE);
+    int file = open("/proc/self/exe", O_RDONLY);
+    char *at = with_file + (SIDE + SIDE / 2) * PAGE;
+    CHECK(mmap(at, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED, file, 0) == at, "mmap: %d", errno);
+    guarded(with_file, "a mapping that grew around a file");
+
+    /* Nobody has touched it when it is to be wiped; most of it leaves before the child comes. */
+    char *wiped = grown(pages) + pages * PAGE;
+    CHECK(!madvise(wiped, pages * PAGE, MADV_WIPEONFORK), "madvise: %d", errno);
+    fill(wiped, pages, 0, 1);
+    char *pressure = map(2 * pages);
+    fill(pressure, 2 * pages, 0, 2);
+    pid_t pid = fork();
+    CHECK(pid >= 0, "fork");
+    if (pid == 0) {
+        for (uint64_t page = 0; page < pages; page++) check_zero(wiped + page * PAGE, "in the child");
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0, "status %x", status);
+    check(wiped, pages, 0, 1, "after the fork");
+    puts("grown");
+    return 0;
+}
