@@ -1,6 +1,7 @@
 //! What far memory reports: pages that arrive, and lenders that are lost.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use tombolo_core::pager::{Outcome, PAGE_BYTES, Page, PageName, State};
@@ -177,6 +178,7 @@ impl Pager {
             }
             table.states.finish(began, Outcome::Lost, 0, &mut slots)
         };
+        self.lost_on_the_way.fetch_add(1, Ordering::Relaxed);
         self.unreserve(space, u64::from(finished.freed));
         // A thread that waits faults again, and finds the page lost.
         for page in finished.wake {
@@ -187,6 +189,8 @@ impl Pager {
 
     /// Links have come or gone.
     fn poll_links(&self) {
+        // Each takes the links as they are, and none that were before over those.
+        let _in_order = self.polling.lock();
         for poll in &self.polls {
             poll.set_far(&*self.far);
         }
@@ -220,9 +224,16 @@ impl Pager {
                 hurt.push((space, lost));
             }
         }
+        // Whoever waited for those faults again, and gets its SIGBUS then.
+        let on_the_way = self.lost_on_the_way.swap(0, Ordering::Relaxed);
         let total: u64 = hurt.iter().map(|(_, lost)| lost).sum();
-        Counters::add(&self.stats.counters.lost_pages, total);
-        if hurt.is_empty() {
+        Counters::add(&self.stats.counters.lost_pages, total + on_the_way);
+        if on_the_way > 0 {
+            let kib = on_the_way * PAGE_BYTES / 1024;
+            (self.notify)(&format!(
+                "lender {who} is gone ({why}), and with it {kib} KiB that were on their way from it"
+            ));
+        } else if hurt.is_empty() {
             (self.notify)(&format!("lender {who} is gone ({why}); nothing of the program is lost"));
             return;
         }

@@ -537,6 +537,8 @@ impl Evictor {
         loop {
             // Pages that others wait for arrive meanwhile.
             self.pager.attend_far(|far| written = far.write_on());
+            // What this thread has put off, nobody else looks at while no fault comes.
+            self.pager.serve_deferred();
             match written {
                 Written::All(failed) => return failed,
                 Written::Soon => {}

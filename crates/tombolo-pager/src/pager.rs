@@ -87,6 +87,10 @@ pub struct Pager {
     pub habit: WriteHabit,
     /// What the handlers poll, one set each.
     pub polls: Vec<PollSet>,
+    /// Held while the links in them change.
+    pub polling: Mutex<()>,
+    /// Pages that were lost while they were being fetched, since a lender was last said to be gone.
+    pub lost_on_the_way: AtomicU64,
     /// Of children that cannot be served: a page fault there waits.
     pub unserved: Mutex<Vec<Userfaultfd>>,
     /// Descriptors to give up where no other is left: a fork that cannot be followed would hang.
@@ -187,6 +191,8 @@ impl Pager {
             awake: AtomicUsize::new(handlers),
             habit: WriteHabit::default(),
             polls,
+            polling: Mutex::new(()),
+            lost_on_the_way: AtomicU64::new(0),
             unserved: Mutex::new(Vec::new()),
             spare: Mutex::new((0..SPARE).map_while(|_| std::fs::File::open("/dev/null").ok()).collect()),
             keeper,

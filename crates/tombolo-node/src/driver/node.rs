@@ -31,6 +31,7 @@ use crate::memory::blocking::Pools;
 use crate::programs::domain::ProgramAtWork;
 use crate::programs::domains::{Programs, SetUpError};
 use crate::programs::helper::HelperCommand;
+use crate::programs::user::NODE_BITS;
 use crate::programs::{Limits, MAX_TRANSACTIONS};
 
 /// What a node tells the owners of its own transfers. Each has a queue of its own, and takes the events after it has driven
@@ -65,7 +66,7 @@ pub struct Node {
     pub(crate) listener_stats: ListenerStats,
     /// Where our own writes come from and the answers to our reads go.
     buffers: SharedMemory,
-    /// Those that are gone have left their places.
+    /// Those that are gone keep their places.
     owners: RwLock<Vec<Weak<EventQueue<NodeEvent>>>>,
     pub(crate) packets_dropped: AtomicU64,
     /// Held by the thread that carries out what the machine of programs' own memory wants.
@@ -93,6 +94,8 @@ impl std::fmt::Debug for Node {
 
 /// Where the owner stands in the user number of a node's own transfer: below the marks of programs and peers.
 const OWNER_SHIFT: u32 = 56;
+/// Owners that a node has in its life, at most: the number of one that is gone is not given again, since a transfer of its may end late.
+const MAX_OWNERS: usize = 1 << (NODE_BITS - OWNER_SHIFT);
 
 /// One of those who post transfers of a node's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,6 +228,11 @@ impl Node {
     pub fn add_owner(&self) -> io::Result<(Owner, NodeEvents)> {
         let events = Arc::new(EventQueue::new()?);
         let mut owners = self.owners.write();
+        if owners.len() >= MAX_OWNERS {
+            return Err(io::Error::other(format!(
+                "a node has {MAX_OWNERS} owners of transfers in its life, and no more"
+            )));
+        }
         owners.push(Arc::downgrade(&events));
         Ok((Owner(owners.len() as u64 - 1), events))
     }

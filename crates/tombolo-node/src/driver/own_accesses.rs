@@ -364,10 +364,8 @@ impl Node {
                 named.push((format!("faults_stall_{}_p{part}_us", end.name()), us));
                 for kind in Absence::ALL {
                     let times = &counters.stall_times[end as usize][kind as usize];
-                    if times.count() > 0 {
-                        let name = format!("faults_stall_{}_{}_p{part}_us", end.name(), kind.name());
-                        named.push((name, of(times)));
-                    }
+                    named
+                        .push((format!("faults_stall_{}_{}_p{part}_us", end.name(), kind.name()), of(times)));
                 }
             }
         }

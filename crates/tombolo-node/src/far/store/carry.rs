@@ -10,6 +10,7 @@ use tombolo_wire::Domain;
 use super::lender::Job;
 use super::{FarStore, PAGE_BYTES, READ_PAGES};
 use crate::driver::address_space::BUFFERS;
+use crate::driver::node::Node;
 use crate::far::front::{Arrived, FarEvent};
 
 /// Where in the node's buffer memory that page is.
@@ -27,14 +28,22 @@ const BUFFER_SHIFT: u32 = 44;
 const NO_BUFFER: u64 = 0xfff;
 
 impl FarStore {
-    /// Carries out what the store wants done, and what follows from that.
-    pub(super) fn carry_out(&self) {
+    /// Carries out what the store wants done, and what follows from that. Returns whether transfers were posted: they are sent by whoever
+    /// drives the node next.
+    pub(super) fn carry_out(&self) -> bool {
+        let mut has_posted = false;
         loop {
             let action = self.store.lock().poll(self.now_ns());
-            match action {
-                None => return,
-                Some(action) => self.carry_out_one(action),
-            }
+            let Some(action) = action else { return has_posted };
+            has_posted |= matches!(action, Action::Write { .. } | Action::Read { .. });
+            self.carry_out_one(action);
+        }
+    }
+
+    /// As [`Self::carry_out`], and sends what was posted: it may be long until somebody drives the node.
+    pub(super) fn carry_out_and_send(&self) {
+        if self.carry_out() {
+            self.drive(Node::pump);
         }
     }
 

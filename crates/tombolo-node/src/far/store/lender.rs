@@ -280,7 +280,7 @@ impl FarStore {
                     store.lent(self.now_ns(), lender.id, answer);
                     self.borrowed_peak_pages.fetch_max(store.borrowed_pages(), Ordering::Relaxed);
                 }
-                self.carry_out();
+                self.carry_out_and_send();
             }
             Job::AskWhetherEnding => {
                 let answer = self.node.ask(&lender.peer, Request::IsEnding, timing::BORROW_TIMEOUT);

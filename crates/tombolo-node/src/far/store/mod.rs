@@ -316,7 +316,7 @@ impl FarStore {
             }
         }
         self.carry_out();
-        // What was posted goes now: nobody may drive the node again soon.
+        // What was posted goes now: it may be long until somebody drives the node.
         self.node.pump();
     }
 

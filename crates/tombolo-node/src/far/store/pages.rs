@@ -157,7 +157,7 @@ impl FarMemory for FarStore {
             }
         });
         if expires {
-            self.carry_out();
+            self.carry_out_and_send();
         }
     }
 

@@ -66,7 +66,7 @@ impl FarStore {
         }
         let lender = self.dial(ways)?;
         self.came(ways, lender);
-        self.carry_out();
+        self.carry_out_and_send();
         Ok(())
     }
 
@@ -127,7 +127,7 @@ impl FarStore {
             let member = members.find(&lender.ways);
             members.roster.dismiss_lender(lender.id, member);
         }
-        self.carry_out();
+        self.carry_out_and_send();
         self.ring();
         Ok(())
     }
@@ -262,7 +262,7 @@ impl FarStore {
         }
         self.carry_out();
         self.drive(Node::pump);
-        // What the roster wants is done within `WINDOWS_MAX_SLEEP` of their time.
+        // What the roster wants is done within `WINDOWS_MAX_SLEEP` of its time.
         let deadline = self.store.lock().next_deadline();
         let sleep = deadline.map_or(timing::WINDOWS_MAX_SLEEP, |at_ns| {
             Duration::from_nanos(at_ns.saturating_sub(self.now_ns()))
