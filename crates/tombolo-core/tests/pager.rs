@@ -206,6 +206,16 @@ impl World {
         true
     }
 
+    /// The agent unshares pages, when no eviction of its space is under way: it touches whatever has come to stand there.
+    fn unshare(&mut self, id: u32) {
+        let page = self.random.below(PAGES);
+        let space = self.space(id);
+        let is_mapped = space.memory.expected.contains_key(&page);
+        if space.victims.is_empty() && is_mapped && !space.memory.present.contains_key(&page) {
+            self.serve(id, page, Access { write: true, protected: false, agent: true });
+        }
+    }
+
     /// A thread meets a page that it cannot have; nobody reads of it yet.
     fn meet(&mut self, id: u32, page: Page, write: bool) {
         let space = self.space(id);
@@ -556,7 +566,8 @@ impl World {
                 let value = 1 + self.random.next() % 1_000_000;
                 self.access(id, page, Some(value));
             }
-            27..=39 => self.access(id, page, None),
+            27..=37 => self.access(id, page, None),
+            38..=39 => self.unshare(id),
             40..=49 => self.begin_eviction(id),
             50..=65 => self.agent_step(id),
             66..=69 => self.begin_saving(id),

@@ -580,40 +580,44 @@ impl Evictor {
 
     /// Has the kept victims dropped, whose contents are safe now, and others unshared.
     fn drop_kept(&mut self, mut batch: Batch) {
-        let mut order = Order::default();
         let any = batch.victims.iter().any(|victim| matches!(victim.way, Way::Keep | Way::Unshare));
         if !any {
             self.settle(batch);
             return;
         }
-        let command = self.next_command();
+        let (mut order, command) = (Order::default(), self.next_command());
         {
             let mut guard = batch.space.lock();
             let table = &mut *guard;
             for victim in &mut batch.victims {
-                if victim.way == Way::Keep {
-                    let (now, entry) = table.states.operation(victim.page);
-                    let is_seen = !batch.space.changes_unseen();
-                    if now != victim.page || entry.is_discarded() || table.closed || !is_seen {
-                        victim.way = Way::Stay;
-                        continue;
+                let (now, entry) = table.states.operation(victim.page);
+                let is_there = now == victim.page && !entry.is_discarded() && !table.closed;
+                match victim.way {
+                    Way::Unshare if !is_there => victim.way = Way::Stay,
+                    Way::Keep if !is_there || batch.space.changes_unseen() => victim.way = Way::Stay,
+                    Way::Keep => {
+                        if !victim.clean {
+                            // A fork from now on finds the contents in the slot, or the page present.
+                            let saved = entry.with_state(State::EvictDrop).with_slot(victim.slot);
+                            table.states.set(victim.page, saved);
+                        }
+                        // One by one: of a range over several mappings, the kernel reports each part.
+                        order.drop.push((victim.page, 1));
                     }
-                    if !victim.clean {
-                        // A fork from now on finds the contents in the slot, or the page present.
-                        let saved = entry.with_state(State::EvictDrop).with_slot(victim.slot);
-                        table.states.set(victim.page, saved);
-                    }
-                    // One by one: of a range over several mappings, the kernel reports each part.
-                    order.drop.push((victim.page, 1));
+                    _ => {}
                 }
             }
-            // Not beside drops: a page that is to be dropped may come to stand where the agent touches one.
-            for victim in batch.victims.iter().filter(|victim| victim.way == Way::Unshare) {
-                if order.drop.is_empty() {
+            // Beside others that are not over, a page could come to stand where the agent touches one: one that is to be dropped, or
+            // that is not there. The agent would find zeroes there.
+            let is_last = |victim: &Victim| victim.way != Way::Keep && !victim.way.goes_back();
+            if batch.victims.iter().all(is_last) {
+                for victim in batch.victims.iter().filter(|victim| victim.way == Way::Unshare) {
                     extend(&mut order.unshare, victim.page);
                 }
             }
-            table.command = command;
+            if !(order.drop.is_empty() && order.unshare.is_empty()) {
+                table.command = command;
+            }
             table.touching = !order.unshare.is_empty();
             table.own_drops = order
                 .drop
@@ -621,12 +625,18 @@ impl Evictor {
                 .map(|&(first, count)| (Space::address(first), Space::address(first + u64::from(count))))
                 .collect();
         }
-        // Victims to be unshared are resident again before the agent touches them.
-        let (unshare, rest) = batch.victims.iter().partition(|victim: &&Victim| victim.way == Way::Unshare);
-        batch.victims = rest;
-        self.end(&batch.space, unshare);
-        batch.drops = Some(std::mem::take(&mut order.drop));
-        order.drop.clone_from(batch.drops.as_ref().unwrap_or(&Vec::new()));
+        // All others are over before the agent touches anything.
+        let (left, over): (Vec<_>, Vec<_>) =
+            batch.victims.drain(..).partition(|victim| victim.way == Way::Keep || victim.way.goes_back());
+        batch.victims = left;
+        let stay = over.iter().filter(|victim| matches!(victim.way, Way::Stay | Way::Unshare)).count();
+        self.evicted((over.len() - stay) as u64);
+        self.end(&batch.space, over);
+        if order.drop.is_empty() && order.unshare.is_empty() {
+            self.settle(batch);
+            return;
+        }
+        batch.drops = Some(order.drop.clone());
         self.eviction.ended(std::mem::replace(&mut batch.command, command));
         match batch.space.send(&batch.agent, command, &order, &mut self.message) {
             Ok(()) => {

@@ -17,11 +17,10 @@ use std::time::Instant;
 
 use tombolo_core::pager::{PAGE_BYTES, Page, State};
 use tombolo_host::timing::pager as timing;
-use tombolo_host::uffd::{Event, UffdError, Userfaultfd};
+use tombolo_host::uffd::{Event, Userfaultfd};
 
 use crate::locked::Locked;
 use crate::pager::Pager;
-use crate::protocol::ATTACH_PAGE;
 use crate::serve::CHANGES_MAX;
 use crate::space::{Agent, Gate, Space, Table};
 use crate::stats::Counters;
@@ -233,9 +232,7 @@ impl Pager {
         }
         let seen = look(&table);
         // The kernel says that an address space is changing before it changes anything.
-        let page = space.control_address(ATTACH_PAGE);
-        let is_changing =
-            matches!(space.uffd.write_protect(page, PAGE_BYTES as usize, false), Err(UffdError::Again(_)));
+        let is_changing = space.is_changing();
         if !self.deferred.lock().is_empty() {
             // Faults that were read on the way; the evictor serves them.
             self.evictor.ring();

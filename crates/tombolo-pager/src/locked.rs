@@ -88,7 +88,8 @@ impl Space {
         protect: bool,
     ) -> Result<usize, UffdError> {
         let length = count as usize * PAGE_BYTES as usize;
-        let mapped = self.uffd.copy_without_wake(Space::address(first), source, length, protect);
+        let mapped =
+            self.at_rest(self.uffd.copy_without_wake(Space::address(first), source, length, protect));
         let bytes = match mapped {
             Ok(bytes) | Err(UffdError::Again(bytes) | UffdError::Exists(bytes)) => bytes,
             Err(_) => 0,

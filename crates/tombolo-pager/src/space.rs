@@ -19,8 +19,8 @@ use tombolo_host::{event, process};
 use crate::events::Fault;
 use crate::locked::{Locked, Wakes};
 use crate::protocol::{
-    Answer, BEGUN_OFFSET, CANCELLED_OFFSET, CHANGES_OFFSET, CONTROL_PAGES, Command, Done, GATE_FREE,
-    GATE_OFFSET, GATE_SUPERVISOR, GATE_WAITED_FOR, Hello, REQUESTS, STAGING_PAGE, STAGING_PAGES,
+    ATTACH_PAGE, Answer, BEGUN_OFFSET, CANCELLED_OFFSET, CHANGES_OFFSET, CONTROL_PAGES, Command, Done,
+    GATE_FREE, GATE_OFFSET, GATE_SUPERVISOR, GATE_WAITED_FOR, Hello, REQUESTS, STAGING_PAGE, STAGING_PAGES,
 };
 use crate::room::Account;
 
@@ -299,6 +299,21 @@ impl Space {
     /// nothing: they do not wait for the agent's.
     pub fn changes_unseen(&self) -> bool {
         self.changes_unseen.load(Ordering::Relaxed)
+    }
+
+    /// Whether the kernel is about to change mappings, or has changed some and has not said so in an event that was read.
+    pub fn is_changing(&self) -> bool {
+        let page = self.control_address(ATTACH_PAGE);
+        matches!(self.uffd.write_protect(page, PAGE_BYTES as usize, false), Err(UffdError::Again(_)))
+    }
+
+    /// What came of mapping a page, where the table is locked. The kernel may say that nothing is mapped there before it says that a
+    /// change is under way: the page may be somewhere else now, and events tell where.
+    pub fn at_rest<T>(&self, mapped: Result<T, UffdError>) -> Result<T, UffdError> {
+        match mapped {
+            Err(UffdError::NotMapped) if self.is_changing() => Err(UffdError::Again(0)),
+            other => other,
+        }
     }
 
     /// The page table, locked.

@@ -359,7 +359,12 @@ impl Table {
             // The program gave the page up while its eviction was about to copy it from where it is, or before, in a
             // way that the kernel does not report: that copy must not wait for its own end.
             State::EvictCopy if entry.is_kept() && !access.protected => Decision::ZeroAgain,
-            State::EvictCopy | State::EvictDrop if access.agent && !access.protected => Decision::ZeroAgain,
+            // Its own command is the only eviction here that may wait for the agent; a page that follows another space's does not.
+            State::EvictCopy | State::EvictDrop
+                if access.agent && !access.protected && !entry.is_follower() =>
+            {
+                Decision::ZeroAgain
+            }
             State::EvictCopy | State::EvictDrop => match self.offered_for(page, entry) {
                 Some(began) => Decision::TakeBack(began),
                 None => {
