@@ -81,6 +81,18 @@ fn what_a_child_finds_wiped_is_local() {
     }
 }
 
+/// A page that comes to stand where the agent unshares another one is not taken for one that reads as zero.
+#[test]
+fn pages_that_move_beside_forks_keep_what_they_hold() {
+    needs!("cc");
+    let lender = Lender::start(Link::Shm, "1G");
+    let words = [compiled("moving", &["-pthread"]), "16".into(), "500".into()];
+    let outcome = same(&lender, &Program::new(&words).remote("512M").minimum("4K"), "4M");
+    assert!(outcome.counter("forks") >= 500 && outcome.counter("pages_out") > 0, "{:#}", outcome.report());
+    // Nothing is dropped that the kernel does not report.
+    assert_eq!(outcome.counter("unseen_drops"), 0, "{:#}", outcome.report());
+}
+
 /// Also where memory has become far unsaid: where a mapping has grown, or has moved and left an empty one behind.
 #[test]
 fn what_grew_or_was_left_behind_takes_guards_and_is_wiped() {
