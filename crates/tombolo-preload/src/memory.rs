@@ -220,29 +220,38 @@ pub extern "C" fn mremap(
     as_pointer(remapped)
 }
 
-/// Far memory becomes local before advice of which the kernel reports nothing.
-fn prepare(start: usize, length: usize, advice: c_int) -> Result<(), i32> {
+/// Gives advice. Of some, the kernel reports nothing: far memory becomes local before.
+fn advise(start: usize, length: usize, advice: c_int) -> sys::Result {
     match advice {
-        // The kernel drops the pages with a guard and reports nothing, and a page that is mapped ahead
-        // would take the guard away.
-        GUARD_INSTALL if start::far() => {
-            let _ = sys::advise(start, length, libc::MADV_DONTNEED);
-            localise(start, length)
-        }
+        GUARD_INSTALL if start::far() => guard(start, length),
         // A forked child finds zeroes there: the kernel alone knows, so the range is local from now on.
-        libc::MADV_WIPEONFORK if start::far() => localise(start, length),
-        _ => Ok(()),
+        libc::MADV_WIPEONFORK if start::far() => {
+            localise(start, length)?;
+            sys::advise(start, length, advice)
+        }
+        _ => sys::advise(start, length, advice),
     }
+}
+
+/// Installs guards: the kernel drops the pages and reports nothing, and a page that is mapped ahead would take a guard away. Part by
+/// part, as the kernel goes: where it refuses one, the pages behind that stay.
+fn guard(start: usize, length: usize) -> sys::Result {
+    let mut ended = Ok(0);
+    localise_each(start, length, |from, bytes| match sys::advise(from, bytes, GUARD_INSTALL) {
+        // It goes on behind a hole.
+        Err(libc::ENOMEM) => {
+            ended = Err(libc::ENOMEM);
+            Ok(())
+        }
+        other => other.map(drop),
+    })?;
+    ended
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -> c_int {
     let start = address as usize;
-    if let Err(error) = prepare(start, length, advice) {
-        set_errno(error);
-        return -1;
-    }
-    let advised = sys::advise(start, length, advice);
+    let advised = advise(start, length, advice);
     if advice == libc::MADV_FREE && advised.is_ok() && start::far() {
         // Pages may be dropped at any time; at once is one of them, and counts as free at once.
         let _ = sys::advise(start, length, libc::MADV_DONTNEED);
@@ -250,7 +259,7 @@ pub extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -
     with_errno(advised) as c_int
 }
 
-/// As [`madvise`] for pieces of this process. Of another process's memory the kernel takes no advice that [`prepare`] is for.
+/// As [`madvise`] for pieces of this process. Of another process's memory the kernel takes no advice that [`advise`] prepares.
 #[unsafe(no_mangle)]
 pub extern "C" fn process_madvise(
     process: c_int,
@@ -265,45 +274,46 @@ pub extern "C" fn process_madvise(
         unsafe { sys::call(libc::SYS_process_madvise, arguments) }
     };
     let pieces = pieces as usize;
-    if start::far() && matches!(advice, GUARD_INSTALL | libc::MADV_WIPEONFORK) {
-        // Without pieces it does nothing, and is refused if it is not for this process.
-        let prepared = call(0, 0).and_then(|_| prepare_pieces(pieces, count, advice));
-        if let Err(error) = prepared {
-            set_errno(error);
-            return -1;
-        }
-    }
-    with_errno(call(pieces, count))
+    let is_prepared = start::far() && matches!(advice, GUARD_INSTALL | libc::MADV_WIPEONFORK);
+    // Without pieces it does nothing, and is refused if it is not for this process.
+    let advised = if is_prepared && call(0, 0).is_ok() && are_readable(pieces, count) {
+        advise_pieces(pieces, count, advice)
+    } else {
+        call(pieces, count)
+    };
+    with_errno(advised) as ssize_t
 }
 
-/// As [`prepare`] for each piece, unless the kernel refuses them all.
-fn prepare_pieces(pieces: usize, count: usize, advice: c_int) -> Result<(), i32> {
+/// Where a piece begins, and its length. An error: what the kernel has for the whole vector.
+fn piece(pieces: usize, index: usize) -> Result<[usize; 2], i32> {
+    let mut piece = [0usize; 2];
+    sys::read_own(pieces.wrapping_add(index * size_of::<libc::iovec>()), &mut piece)?;
+    isize::try_from(piece[1]).map_or(Err(libc::EINVAL), |_| Ok(piece))
+}
+
+/// Whether the kernel takes a vector, of which it does nothing otherwise.
+fn are_readable(pieces: usize, count: usize) -> bool {
+    count <= libc::UIO_MAXIOV as usize && (0..count).all(|index| piece(pieces, index).is_ok())
+}
+
+/// Gives advice on one piece after the other, as the kernel does: it stops at the first that it refuses, and tells how many bytes lie
+/// before.
+fn advise_pieces(pieces: usize, count: usize, advice: c_int) -> sys::Result {
     /// What the kernel takes in one call.
     const MOST_BYTES: usize = (i32::MAX as usize) & !(PAGE_BYTES - 1);
-    if count > libc::UIO_MAXIOV as usize {
-        return Ok(());
-    }
-    let read = |index: usize| {
-        let mut piece = [0usize; 2];
-        match sys::read_own(pieces.wrapping_add(index * size_of::<libc::iovec>()), &mut piece) {
-            Ok(()) => Ok(Some(piece).filter(|piece| isize::try_from(piece[1]).is_ok())),
-            Err(libc::EFAULT) => Ok(None),
-            // It cannot be looked at.
-            Err(error) => Err(error),
-        }
-    };
+    let mut done = 0;
     for index in 0..count {
-        if read(index)?.is_none() {
-            return Ok(());
+        let advised = piece(pieces, index).and_then(|[start, length]| {
+            let length = length.min(MOST_BYTES - done);
+            advise(start, length, advice).map(|_| length)
+        });
+        match advised {
+            Ok(length) => done += length,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
         }
     }
-    let mut left = MOST_BYTES;
-    for index in 0..count {
-        let Some([start, length]) = read(index)? else { return Ok(()) };
-        prepare(start, length.min(left), advice)?;
-        left -= length.min(left);
-    }
-    Ok(())
+    Ok(done)
 }
 
 /// Makes a range of whole pages one mapping again, if it may be several because a part of it is local, and a part is not: all of it
@@ -323,28 +333,37 @@ fn unite(start: usize, length: usize) -> bool {
 
 /// Makes a range of whole pages ordinary memory.
 pub fn localise(start: usize, length: usize) -> Result<(), i32> {
-    let Some(end) = length.checked_next_multiple_of(PAGE_BYTES).and_then(|length| start.checked_add(length))
-    else {
-        // The kernel says what is wrong with it, here and below.
-        return Ok(());
+    localise_each(start, length, |_, _| Ok(()))
+}
+
+/// As [`localise`], and does something with each part that has become so: few pages with something in them are made local at once.
+fn localise_each(
+    start: usize,
+    length: usize,
+    mut each: impl FnMut(usize, usize) -> Result<(), i32>,
+) -> Result<(), i32> {
+    let end = length.checked_next_multiple_of(PAGE_BYTES).and_then(|length| start.checked_add(length));
+    let Some(end) = end.filter(|end| start.is_multiple_of(PAGE_BYTES) && start < *end) else {
+        // The kernel says what is wrong with it.
+        return each(start, length);
     };
-    if !start.is_multiple_of(PAGE_BYTES) {
-        return Ok(());
-    }
     forking::attach_if_forked();
     let (mut next, mut tries) = (start, 0);
     while next < end {
-        match control::ask(LOCALISE, next, end - next) {
-            Some(0) => return Ok(()),
+        let until = match control::ask(LOCALISE, next, end - next) {
+            Some(0) => end,
             // Not all of it is here.
             Some(1) if tries < LOCALISE_TRIES => {
                 tries += 1;
                 sys::sleep_us(LOCALISE_RETRY_US);
+                continue;
             }
             Some(1) => return Err(libc::EAGAIN),
-            Some(done) => (next, tries) = (next + (done as usize - 1) * PAGE_BYTES, 0),
+            Some(done) => next + (done as usize - 1) * PAGE_BYTES,
             None => return Err(libc::ENOMEM),
-        }
+        };
+        each(next, until - next)?;
+        (next, tries) = (until, 0);
     }
     Ok(())
 }
