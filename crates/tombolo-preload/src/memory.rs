@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use libc::{c_int, c_uint, c_void, off_t, size_t, ssize_t};
 
 use crate::protocol::{CHANGES_OFFSET, CONTROL_PAGES, IS_MIXED, LOCALISE, PAGE_BYTES, REGISTER};
-use crate::sys::{self, set_errno, with_errno};
+use crate::sys::{self, with_errno};
 use crate::timing::{FORK_IDLE_LOOKS, FORK_LOOK_MS, LOCALISE_RETRY_US, LOCALISE_TRIES, RECHECK_MS};
 use crate::{agent, control, forking, start};
 
